@@ -33,7 +33,7 @@ use crate::http::places::{PeerClass, Places};
 use crate::http::tls::Tls;
 use crate::http::{Admin, Main, Requests};
 use crate::jobs::{self, Jobs, Recurring};
-use crate::mirror::{Counters, Gauges, Limits, Mirror, Outcome, RuntimeConfig, SealedFor};
+use crate::mirror::{Counters, Gauges, Limits, Mirror, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, ClientRoute};
@@ -98,7 +98,7 @@ pub fn mirror(
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
     let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
-    let sealed_for = SealedFor::from(config.network.sealed_platforms.as_slice());
+    let sealed_for = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
     let terms = RuntimeConfig::new(upstreams, outbound, config.store.max_size, sealed_for);
     let counters = metrics.counters.clone();
     let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, counters, &metrics.supervisor)?;

@@ -8,7 +8,7 @@ use tokio::task;
 
 use super::{RunningApp, start_problems};
 use crate::config::Config;
-use crate::mirror::SealedFor;
+use crate::mirror::RequiredPlatforms;
 use crate::upstream::Upstreams;
 
 /// Result of a reload.
@@ -57,7 +57,7 @@ impl RunningApp {
         let outbound = before.outbound.renewed(&config.network, &config.upstreams);
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
-        let sealed_for = SealedFor::from(config.network.sealed_platforms.as_slice());
+        let sealed_for = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
         let terms = before.followed_by(upstreams, outbound, config.store.max_size, sealed_for);
         let terms = Arc::new(terms);
         let front = self

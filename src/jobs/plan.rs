@@ -20,7 +20,7 @@ use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelect
 use crate::clock::Clock;
 use crate::closure::{self, Cannot, Closure, Given, Order, RequiredArchive};
 use crate::error::Error;
-use crate::mirror::{HeldArchive, Mirror, Resolved};
+use crate::mirror::{Mirror, Resolved, StoredArchive};
 
 /// How many upstreams are asked something at one time, for one plan.
 const TURNS: usize = 8;
@@ -300,7 +300,7 @@ impl Planning<'_> {
     }
 
     /// What is held of something, where its archive is what was proven.
-    async fn sound(&self, of: Artifact, held: Option<HeldArchive>) -> Result<Option<HeldArchive>, Error> {
+    async fn sound(&self, of: Artifact, held: Option<StoredArchive>) -> Result<Option<StoredArchive>, Error> {
         let Some(held) = held else { return Ok(None) };
         Ok(self.mirror.is_sound(of, &held, self.clock.now()).await?.then_some(held))
     }
@@ -308,11 +308,11 @@ impl Planning<'_> {
     /// Looks for a module. What was fetched to see what it calls is held like any other.
     async fn module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
         let look = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.module_as_held(package, self.patience.haste(), self.clock.now()))
+            Box::pin(self.mirror.warmed_module(package, self.patience.haste(), self.clock.now()))
         };
         let Resolved { value: held, unconfirmed } = self.patience.take(look, || {}).await?;
         let held = match held {
-            Some(held) if self.mirror.still_holds_module(package, held.digest).await? => Some(held),
+            Some(held) if self.mirror.is_module_installable(package, held.digest).await? => Some(held),
             Some(_) | None => None,
         };
         let held = self.sound(self.mirror.artifact_of(package), held).await?;

@@ -85,12 +85,12 @@ impl Registries for MirrorRegistries<'_> {
     }
 
     async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<Beyond>, Error> {
-        let beyond = self.beyond(of, self.mirror.versions_beyond(of).await)?;
+        let beyond = self.beyond(of, self.mirror.listed_versions_offline(of).await)?;
         Ok(beyond.map(|(versions, platforms)| Beyond { versions, platforms }))
     }
 
     async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<Beyond>, Error> {
-        let beyond = self.beyond(of, self.mirror.module_versions_beyond(of).await)?;
+        let beyond = self.beyond(of, self.mirror.listed_module_versions_offline(of).await)?;
         Ok(beyond.map(|versions| Beyond { versions, platforms: Vec::new() }))
     }
 

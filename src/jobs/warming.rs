@@ -124,7 +124,7 @@ impl Run<'_> {
             self.under.is_unconfirmed(item, why);
         }
         self.pin_if_told(self.mirror.artifact_of(package)).await?;
-        self.mirror.settle_module(package, held.digest).await?;
+        self.mirror.sync_module(package, held.digest).await?;
         Ok((came, held.digest, held.size_bytes))
     }
 
@@ -251,7 +251,7 @@ impl Run<'_> {
         let look = async |(item, of, digest)| {
             let holds = match &of {
                 Artifact::Provider(package) => self.mirror.still_holds(package, digest).await,
-                Artifact::Module(package) => self.mirror.still_holds_module(package, digest).await,
+                Artifact::Module(package) => self.mirror.is_module_installable(package, digest).await,
             };
             match holds {
                 Ok(true) => {}

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::discovery::DiscoveryTrust;
 use super::documents::RETRIES;
-use super::library::{AcceptedFinding, AcceptedFor, AlarmEvent, AlarmPart, Change, Subject, observation};
+use super::library::{AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation};
 use super::proof_set::ProofSet;
 use super::sets::{self, NoSet, Unlisted};
 use super::{AlarmKind, Mirror, Outcome, RequestContext};
@@ -31,11 +31,11 @@ pub struct ChangedFile {
 }
 
 impl ChangedFile {
-    fn of(change: Change, set: &ProofSet) -> Self {
+    fn of(change: HistoryChange, set: &ProofSet) -> Self {
         match change {
-            Change::OtherBytes { of, before, now } => Self { file: of, before, now },
-            Change::Added { file, now } => Self { file, before: Vec::new(), now },
-            Change::DropsEveryLine => {
+            HistoryChange::OtherBytes { of, before, now } => Self { file: of, before, now },
+            HistoryChange::Added { file, now } => Self { file, before: Vec::new(), now },
+            HistoryChange::DropsEveryLine => {
                 let file = set.document.filename.as_str().to_owned();
                 Self { file, before: Vec::new(), now: set.document.shasum }
             }
@@ -145,7 +145,7 @@ impl Mirror {
             let found = found.entry(version).or_default();
             match fetched {
                 Ok(set) => {
-                    found.taken.insert(platform, set.proof().how.fingerprint().map(str::to_owned));
+                    found.accepted.insert(platform, set.proof().how.fingerprint().map(str::to_owned));
                     proven.push((package, set));
                 }
                 Err(no_set) => {
@@ -162,7 +162,7 @@ impl Mirror {
         let withdrawn: BTreeSet<Version> =
             found.iter().filter(|(_, found)| found.is_withdrawn()).map(|(version, _)| version.clone()).collect();
         let (provider, now) = (what.of.clone(), self.inner(call).now);
-        let of = if matches!(what.versions, Versions::All) { AcceptedFor::Provider } else { AcceptedFor::Version };
+        let of = if matches!(what.versions, Versions::All) { AcceptScope::Provider } else { AcceptScope::Version };
         let recording = self.on_disk(move |mirror| {
             let sums: Vec<_> = proven.iter().map(|(_, set)| set.checksums().unwrap_or_default()).collect();
             let observations = proven.iter().zip(&sums);
@@ -211,7 +211,8 @@ impl Mirror {
     ) -> Result<ToAccept, Error> {
         let held = self.held_packages(what).await?;
         // What an alarm is about may be stored nowhere, because it is refused.
-        let is_meant = |subject: &Subject| subject.is_to_accept() && what.versions.include(&subject.version);
+        let is_meant =
+            |subject: &AlarmSubject| subject.is_resolved_by_accept() && what.versions.include(&subject.version);
         let alarmed = self.alarms.subjects(&(&what.of).into(), is_meant);
         let mut versions: BTreeSet<Version> = alarmed.iter().map(|subject| subject.version.clone()).collect();
         if let Versions::Exactly(version) = &what.versions {
@@ -220,7 +221,7 @@ impl Mirror {
         let package =
             |version: &Version, platform| Package { provider: what.of.clone(), version: version.clone(), platform };
         let mut packages: BTreeSet<Package> = held.iter().cloned().collect();
-        for Subject { version, part, .. } in &alarmed {
+        for AlarmSubject { version, part, .. } in &alarmed {
             if let AlarmPart::Platform(platform) = part {
                 packages.insert(package(version, platform.clone()));
             }
@@ -303,11 +304,11 @@ fn withdrawn_or_failed(
     others: Vec<(Package, NoSet)>,
     mut unlisted: BTreeMap<Version, Error>,
     withdrawn: &BTreeSet<Version>,
-    resolved: &[Subject],
+    resolved: &[AlarmSubject],
 ) -> Result<Vec<Accepted>, Error> {
     let mut accepted = Vec::new();
     for (package, no_set) in others {
-        let is_about = |subject: &Subject| {
+        let is_about = |subject: &AlarmSubject| {
             subject.version == package.version
                 && (subject.part == AlarmPart::Platform(package.platform.clone())
                     || withdrawn.contains(&package.version))

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Mirror;
-use super::library::{Alarm, AlarmEvent, AlarmKind, AlarmPart, Raised, Subject};
+use super::library::{Alarm, AlarmEvent, AlarmKind, AlarmPart, AlarmSubject, RaiseOutcome};
 use crate::address::{Address, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -32,12 +32,12 @@ impl Mirror {
         detail: impl Into<String>,
         at: Timestamp,
     ) {
-        let (address, subject) = (address.into(), Subject { kind, version: version.clone(), part });
+        let (address, subject) = (address.into(), AlarmSubject { kind, version: version.clone(), part });
         match self.alarms.raise(subject, &address, detail.into(), at, self.link()) {
-            Raised::New => self.counters.alarm(kind),
-            Raised::Stands => {}
-            Raised::TooMany => {
-                tracing::error!(%address, %version, kind = kind.word(), "there are too many alarms of this kind about it: this one is only logged");
+            RaiseOutcome::New => self.counters.alarm(kind),
+            RaiseOutcome::Unchanged => {}
+            RaiseOutcome::TooMany => {
+                tracing::error!(%address, %version, kind = kind.name(), "there are too many alarms of this kind about it: this one is only logged");
             }
         }
     }
@@ -85,7 +85,7 @@ impl Mirror {
             return Ok(());
         }
         self.on_disk(move |mirror| {
-            mirror.alarms.resolve(&address, &AlarmEvent::Listed { dropped: &dropped });
+            mirror.alarms.resolve(&address, &AlarmEvent::ListRead { dropped: &dropped });
             for version in &dropped {
                 let detail = "upstream lists it no more; it is stored, and stays listed here (keep_gone)";
                 mirror.alarm(AlarmKind::Dropped, address.clone(), version, detail, at);

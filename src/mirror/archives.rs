@@ -11,7 +11,7 @@ use super::call::CallerKind;
 use super::fill::{Fill, FillKey};
 use super::follow::{Follow, Progress};
 use super::freshness::Age;
-use super::library::HeldArchive;
+use super::library::StoredArchive;
 use super::opened::Opened;
 use super::passing::Passing;
 use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
@@ -272,7 +272,7 @@ impl Mirror {
             return Err(wanted.is_absent());
         }
         if self.link() == Link::Offline {
-            return Err(self.lacks(package, format!("{} of {package}", wanted.name), call).await);
+            return Err(self.missing_error(package, format!("{} of {package}", wanted.name), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the download document of {package}")))?;
         let asked = tokio::time::timeout_at(call.deadline, self.ask_again(package, seen, call)).await;
@@ -325,7 +325,7 @@ impl Mirror {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
         }
         if self.link() == Link::Offline && !self.holds(digest).await? {
-            return Err(self.lacks(package, format!("the archive of {package}"), call).await);
+            return Err(self.missing_error(package, format!("the archive of {package}"), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let progress = self.fill_of(package, kept, set, call)?;
@@ -425,7 +425,7 @@ impl Mirror {
     }
 
     /// What a name lists of what a URL of ours names.
-    pub(super) async fn held(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<HeldArchive>, Error> {
+    pub(super) async fn held(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<StoredArchive>, Error> {
         let wanted = wanted.clone();
         self.on_disk(move |mirror| {
             let name = unless_gone(mirror.catalog.name(&wanted.package))?;
@@ -435,7 +435,11 @@ impl Mirror {
     }
 
     /// What is known of a held archive.
-    pub async fn name_entry(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<HeldArchive>, Error> {
+    pub async fn name_entry(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+    ) -> Result<Option<StoredArchive>, Error> {
         let package = package.clone();
         self.on_disk(move |mirror| Ok(unless_gone(mirror.catalog.name(&package))?.get(&digest).cloned())).await
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::library::HeldArchive;
+use super::library::StoredArchive;
 use super::opened::unless_damaged;
 use super::{Archive, ArchiveRef, Mirror, RequestContext};
 use crate::address::Artifact;
@@ -171,7 +171,7 @@ impl Mirror {
         &self,
         digest: Digest,
         opened: Option<&Blob>,
-    ) -> Result<Option<Vec<(Artifact, HeldArchive)>>, StoreError> {
+    ) -> Result<Option<Vec<(Artifact, StoredArchive)>>, StoreError> {
         self.store.index.needs_to_be_whole()?;
         let _lock = self.catalog.digest_lock(&digest).lock();
         match opened {
@@ -195,7 +195,7 @@ impl Mirror {
     }
 
     /// Fetches an archive for everybody who named it, as a request that nobody waits for would.
-    async fn fetch_again(self: &Arc<Self>, names: Vec<(Artifact, HeldArchive)>, call: &RequestContext) -> Healed {
+    async fn fetch_again(self: &Arc<Self>, names: Vec<(Artifact, StoredArchive)>, call: &RequestContext) -> Healed {
         let mut healed = Healed::NobodyNeedsIt;
         for (of, held) in names {
             let brought = match of {
@@ -203,7 +203,7 @@ impl Mirror {
                     let wanted = ArchiveRef { package, digest: held.digest.prefix(), filename: held.filename };
                     self.bring(&wanted, &self.inner(call)).await
                 }
-                Artifact::Module(package) => self.bring_module(&package, &self.inner(call)).await.map(drop),
+                Artifact::Module(package) => self.ensure_module_stored(&package, &self.inner(call)).await.map(drop),
             };
             healed = match brought {
                 Ok(()) if matches!(healed, Healed::NobodyNeedsIt | Healed::FetchedAgain) => Healed::FetchedAgain,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Mirror;
 use super::fill::Filled;
-use super::library::{HeldArchive, PackageHashesKnown, Zip};
+use super::library::{PackageHashState, StoredArchive, ZipOrigin};
 use super::opened::unless_damaged;
 use super::proof_set::{KeptSet, ProofSet};
 use crate::address::{Artifact, Package};
@@ -24,9 +24,9 @@ impl Mirror {
         &self,
         package: &Package,
         kept: &KeptSet,
-        held: HeldArchive,
+        held: StoredArchive,
         verified: Verified<Staged>,
-    ) -> Result<HeldArchive, StoreError> {
+    ) -> Result<StoredArchive, StoreError> {
         let (digest, size_bytes, now) = (verified.digest(), held.size_bytes, held.kept);
         let _lock = self.catalog.digest_lock(&digest).lock();
         self.store.blobs.publish(verified)?;
@@ -58,10 +58,10 @@ impl Mirror {
                 return Ok(None);
             };
             let size_bytes = blob.size_bytes();
-            let mut held = HeldArchive::of_set(&set, fast, size_bytes, now);
+            let mut held = StoredArchive::of_set(&set, fast, size_bytes, now);
             if held.proof.how == How::Imported {
                 // Nobody knows any more whether it was imported as a zip: only its `h1:` is sure to be its publisher's.
-                held.zip = Zip::PackedAnew;
+                held.zip = ZipOrigin::PackedAnew;
             }
             Ok(Some(match mirror.name_it(&package, &kept, held) {
                 Ok(held) => Filled::Held { bytes: None, held: Box::new(held) },
@@ -75,8 +75,8 @@ impl Mirror {
         &self,
         package: &Package,
         kept: &KeptSet,
-        held: HeldArchive,
-    ) -> Result<HeldArchive, StoreError> {
+        held: StoredArchive,
+    ) -> Result<StoredArchive, StoreError> {
         let key = Key::ProofSet(package.clone());
         if !self.store.records.sync(&key)? {
             // Without evicting: this runs under the lock of a digest.
@@ -108,7 +108,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         let (mirror, of) = (Arc::clone(self), package.clone());
         let computed = self.hashing.run(&self.tasks, move || {
-            let is_known = |held: &HeldArchive| held.digest == digest && held.hashes != PackageHashesKnown::NotYet;
+            let is_known = |held: &StoredArchive| held.digest == digest && held.hashes != PackageHashState::NotYet;
             if mirror.catalog.name(&of)?.archives.iter().any(is_known) {
                 return Ok(());
             }
@@ -124,10 +124,10 @@ impl Mirror {
     pub(super) fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
         let Some(blob) = self.store.blobs.get(digest)? else { return Ok(()) };
         let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {
-            Ok(hashes) => PackageHashesKnown::Known { zip: hashes.zip, directory: hashes.directory },
-            Err(bad) => PackageHashesKnown::Impossible { why: bad.to_string() },
+            Ok(hashes) => PackageHashState::Known { zip: hashes.zip, directory: hashes.directory },
+            Err(bad) => PackageHashState::Impossible { why: bad.to_string() },
         };
-        if let PackageHashesKnown::Impossible { why } = &hashes {
+        if let PackageHashState::Impossible { why } = &hashes {
             tracing::error!(%package, why, "a proven archive is no zip that a client could install; it has no h1");
         }
         self.catalog.change_name(package, |name| {

@@ -135,7 +135,7 @@ impl Counters {
             self.not_kept.get_or_create_owned(&OfKind { kind: kind.word() });
         }
         for kind in AlarmKind::ALL {
-            self.alarms.get_or_create_owned(&OfKind { kind: kind.word() });
+            self.alarms.get_or_create_owned(&OfKind { kind: kind.name() });
         }
         for found in [DamageFinding::Damaged, DamageFinding::Missing] {
             self.damaged.get_or_create_owned(&HowFound { found: found.word() });
@@ -168,7 +168,7 @@ impl Counters {
 
     /// Something came up that an operator should look at.
     pub(super) fn alarm(&self, kind: AlarmKind) {
-        self.alarms.get_or_create(&OfKind { kind: kind.word() }).inc();
+        self.alarms.get_or_create(&OfKind { kind: kind.name() }).inc();
     }
 
     /// Something was evicted.

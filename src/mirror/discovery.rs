@@ -103,7 +103,7 @@ impl Mirror {
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| self.fly_for_discovery(upstream, asked, seen, errand, call);
         let pulled = self.pull(&what(host), host, call, &rule, held, fly).await;
-        pulled.inspect_err(|error| self.note_words_if_refused(error, call))
+        pulled.inspect_err(|error| self.record_text_if_offline(error, call))
     }
 
     /// Asks for the discovery document of an upstream again, however fresh it is.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Mirror;
 use super::counters::{Because, Stored};
 use super::library::{Evictor, Reservation};
-use super::modules::note_before_it_goes;
+use super::modules::record_module_before_removal;
 use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -105,13 +105,13 @@ impl Mirror {
     /// Waits until what must go for everything that is stored by now is evicted, for a minute at most.
     pub async fn eviction_is_at_rest(&self) {
         // Whoever looks then sees what is stored, and that is all that it promises.
-        let _ = tokio::time::timeout(ROOM_WITHIN, self.evictor.at_rest()).await;
+        let _ = tokio::time::timeout(ROOM_WITHIN, self.evictor.wait_idle()).await;
     }
 
     /// Evicts whenever that is asked for, until the mirror is gone.
     pub(super) async fn evict_when_asked(mirror: Weak<Self>, evictor: Arc<Evictor>) {
         loop {
-            let asked = evictor.asked().await;
+            let asked = evictor.next_request().await;
             let Some(mirror) = mirror.upgrade() else { return };
             let of = Arc::clone(&mirror);
             // Until then what has no name yet would seem to be nobody's. Where it fails, the pass says so.
@@ -126,7 +126,7 @@ impl Mirror {
                 Err(_) => Some(StoreError::Index("eviction panicked".to_owned())),
             };
             // Before it panics itself: those who wait go on.
-            evictor.ended(asked, failed);
+            evictor.finish_pass(asked, failed);
             if let Err(panicked) = passed
                 && let Ok(panic) = panicked.try_into_panic()
             {
@@ -144,7 +144,7 @@ impl Mirror {
     /// Has what is too much evicted, after whoever brought the last bytes.
     pub(super) fn keep_to_the_limit(&self) {
         if self.is_over(self.store_bytes()) || self.pages_are_over() {
-            self.evictor.notify();
+            self.evictor.request_pass();
         }
     }
 
@@ -180,7 +180,7 @@ impl Mirror {
             if enough() || self.tasks.are_stopped() {
                 break;
             }
-            let _alone = self.evictor.held_back();
+            let _alone = self.evictor.block_evictions();
             match self.remove_document(&key, Durability::Lazy) {
                 Ok(()) => self.was_evicted(Stored::Document, Because::SizeLimit, size_bytes),
                 Err(error) => tracing::error!(?key, %error, "a page could not be evicted; it stays"),
@@ -191,7 +191,7 @@ impl Mirror {
 
     fn was_evicted(&self, what: Stored, because: Because, size_bytes: u64) {
         self.counters.evicted(what, because, size_bytes);
-        self.evictor.goes_on();
+        self.evictor.wake_waiters();
     }
 
     /// What may be stored, in bytes; of a share of the disk, as it was reckoned last.
@@ -259,7 +259,7 @@ impl Mirror {
                 break;
             }
             // Which documents are of what is pinned is looked up once for all of these: nothing is pinned meanwhile.
-            let _alone = self.evictor.held_back();
+            let _alone = self.evictor.block_evictions();
             let pinned = self.documents_of_what_is_pinned()?;
             for (key, size_bytes) in some {
                 if enough() {
@@ -340,7 +340,7 @@ impl Mirror {
                     break;
                 }
                 let oldest = self.store.index.archives_by_age()?;
-                all_are_seen = self.evictor.look_at(oldest, looks == 0);
+                all_are_seen = self.evictor.set_candidates(oldest, looks == 0);
                 (looks, freed.passed_over) = (looks + 1, 0);
                 continue;
             };
@@ -370,7 +370,7 @@ impl Mirror {
     /// Evicts one archive, unless it stays, or was used since the look at the index.
     fn evict(&self, archive: &IndexedArchive, because: Because) -> Result<Evicted, StoreError> {
         let digest = &archive.digest;
-        let _alone = self.evictor.held_back();
+        let _alone = self.evictor.block_evictions();
         let _lock = self.catalog.digest_lock(digest).lock();
         let index = &self.store.index;
         index.needs_to_be_whole()?;
@@ -387,7 +387,7 @@ impl Mirror {
                 return Ok(Evicted::Stays);
             }
             if let Artifact::Module(package) = of {
-                note_before_it_goes(self, package)?;
+                record_module_before_removal(self, package)?;
             }
             self.catalog.change_name(of, |name| name.archives.retain(|held| held.digest != *digest))?;
             self.artifact_changed(of);

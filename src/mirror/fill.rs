@@ -12,8 +12,8 @@ use super::call::CameBy;
 use super::counters::Stored;
 use super::download::{Pump, TransferEnd};
 use super::follow::Progress;
-use super::library::HeldArchive;
 use super::library::Reservation;
+use super::library::StoredArchive;
 use super::proof_set::{KeptSet, ProofSet};
 use super::unattended::StartedFill;
 use super::{Mirror, RequestContext};
@@ -255,7 +255,7 @@ impl Fill {
         let now = self.mirror.inner(call).now;
         self.mirror
             .on_disk(move |mirror| {
-                let held = HeldArchive::of_set(&set, fast, size_bytes, now);
+                let held = StoredArchive::of_set(&set, fast, size_bytes, now);
                 let held = mirror.commit(&package, &kept, held, verified);
                 drop(room);
                 // Where upstream gave no length, nothing was evicted for it yet.
@@ -305,7 +305,7 @@ impl Mirror {
 /// What a fill came to.
 pub(super) enum Filled {
     /// It is held. Where it arrived just now, the file it arrived in.
-    Held { bytes: Option<FileBytes>, held: Box<HeldArchive> },
+    Held { bytes: Option<FileBytes>, held: Box<StoredArchive> },
     /// Proven, and the disk would not keep it.
     Unkept { bytes: FileBytes, size_bytes: u64, why: StoreError },
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::sync::watch;
 
-use super::library::HeldArchive;
+use super::library::StoredArchive;
 use crate::error::Error;
 use crate::store::{FileBytes, READ_AT_ONCE, ReadShare, StoreError};
 
@@ -22,7 +22,7 @@ pub(super) enum Progress {
     /// Bytes arrive.
     Streaming { bytes: FileBytes, written: u64, length: Option<u64> },
     /// Proven and kept.
-    Committed { bytes: Option<FileBytes>, held: Box<HeldArchive> },
+    Committed { bytes: Option<FileBytes>, held: Box<StoredArchive> },
     /// Proven, but the disk would not keep it: it lives as long as its file is open.
     Unkept { bytes: FileBytes, size_bytes: u64, why: StoreError },
     /// The disk would not take it: whoever has nothing of it yet gets it straight from upstream.

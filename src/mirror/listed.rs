@@ -129,7 +129,7 @@ impl Mirror {
         if let ListingState::Not { checked, age } = listed
             && checked.after(believed) < call.now
         {
-            let list = self.ask_module_versions_again(&package.module, Some(age), call).await;
+            let list = self.fetch_module_versions_now(&package.module, Some(age), call).await;
             listed = self.module_listed_in(package, list.map(|list| (list.value, list.age.checked))).await;
         }
         self.refuse_unlisted(&listed, wanted.key.clone(), &package.module, &package.version, believed, call)?;

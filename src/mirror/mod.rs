@@ -67,12 +67,12 @@ use tokio::sync::{Semaphore, watch};
 pub use self::accept::{Accepted, ChangedFile, Ruling};
 pub use self::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, References};
 pub use self::call::{Answer, Outcome, RequestContext, Urgency};
-pub use self::carry::{Gathered, NotApplied, NotGathered, TakingIn};
+pub use self::carry::{ApplyError, ApplyOptions, GatherError, GatheredBundle};
 pub use self::check::{DamageFinding, Healed, Wrong};
 pub use self::counters::Counters;
 pub use self::documents::KeptDocument;
 pub use self::gauges::Gauges;
-pub use self::library::{Alarm, AlarmKind, HeldArchive, PackageHashesKnown, Zip};
+pub use self::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use self::limits::Limits;
 pub use self::modules::{ModuleArchiveRef, ModuleLocation};
 pub use self::pages::{FromStore, PageFound, StoredDetails, StoredEntry, StoredList, StoredThing, UpstreamPage};
@@ -81,27 +81,29 @@ pub use self::pin::{Pin, PinOutcome, Pinned};
 pub use self::proof_set::ProofSet;
 pub use self::purge::Purged;
 pub use self::refresh::{News, Refreshed};
-pub use self::sealed::{Missing, SealedFor};
+pub use self::sealed::{MissingPackage, RequiredPlatforms};
 pub use self::status::{LastBundle, LeftAlone, Status, StoreState, UpstreamState};
 pub use self::store_trouble::Trouble;
 pub use self::terms::RuntimeConfig;
 pub use self::transfer::Transfer;
-pub use self::trees::{Export, FileVerdict, ImportCounts, ImportStep, ImportedFile, NotExported, ProvenBy, Unsigned};
+pub use self::trees::{
+    Export, FileVerdict, ImportCounts, ImportStep, ImportedFile, NotExported, ProvenBy, UnsignedPolicy,
+};
 pub use self::unattended::ClientAddress;
 pub use self::verify::Step;
 pub use self::warm::{Came, Resolved};
 
 use self::call::{CameBy, Company, FetchReason};
-use self::carry::Staying;
+use self::carry::EvictionHolds;
 use self::commit::MOST_HASHING;
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
 use self::follow::Progress;
 use self::library::{Alarms, Catalog, Evictor, ProviderHistories};
-use self::modules::{StageNames, UNPACKING};
+use self::modules::{StageNames, UNPACK_LIMITS};
 use self::passing::MOST_PASSING;
 use self::remembered::Remembered;
-use self::sealed::Sealed;
+use self::sealed::OfflineState;
 use self::sets::{ProofSetRefresh, SetFlight};
 use self::single_flight::{Awaited, Flights};
 use self::small_copies::SmallCopies;
@@ -161,7 +163,7 @@ pub struct Mirror {
     stored_pages: Flights<PageRef, Awaited<Result<Option<FromStore>, Error>>>,
     sets: Flights<(Package, ProofSetRefresh, Company), Awaited<SetFlight>>,
     fills: Flights<(FillKey, CameBy), watch::Receiver<Progress>>,
-    module_fills: Flights<(ModulePackage, Company), Awaited<Result<HeldArchive, Error>>>,
+    module_fills: Flights<(ModulePackage, Company), Awaited<Result<StoredArchive, Error>>>,
     started_fills: StartedFills,
     looks: Flights<(ModulePackage, Generation), Awaited<()>>,
     checks: Flights<Digest, Awaited<Result<bool, Error>>>,
@@ -176,8 +178,8 @@ pub struct Mirror {
     importing: Arc<tokio::sync::Mutex<()>>,
     /// Held by whoever takes in what was carried here: one at a time.
     taking_in: tokio::sync::Mutex<()>,
-    staying: Staying,
-    sealed: Sealed,
+    staying: EvictionHolds,
+    sealed: OfflineState,
     alarms: Alarms,
     histories: ProviderHistories,
     troubles: Mutex<StoreErrors>,
@@ -207,8 +209,8 @@ impl Mirror {
         supervisor: &Supervisor,
     ) -> Result<Arc<Self>, StoreError> {
         terms.upstreams.hosts().into_iter().for_each(|host| counters.expect(host));
-        let sealed = Sealed::over(&store);
-        let alarms = Alarms::over(Arc::clone(&store))?;
+        let sealed = OfflineState::load(&store);
+        let alarms = Alarms::load(Arc::clone(&store))?;
         let histories = ProviderHistories::new(Arc::clone(&store));
         let catalog = Catalog::new(Arc::clone(&store));
         let mirror = Arc::new(Self {
@@ -235,14 +237,14 @@ impl Mirror {
             verifying: Arc::default(),
             importing: Arc::default(),
             taking_in: tokio::sync::Mutex::default(),
-            staying: Staying::default(),
+            staying: EvictionHolds::default(),
             sealed,
             alarms,
             histories,
             troubles: Mutex::default(),
             places: Arc::new(Semaphore::new(limits.waiting)),
             passing: Arc::new(Semaphore::new(MOST_PASSING)),
-            unpacking: Permits::new(UNPACKING),
+            unpacking: Permits::new(UNPACK_LIMITS),
             judging: Turns::of(MOST_JUDGING),
             hashing: Turns::of(MOST_HASHING),
             transfers: Arc::new(Semaphore::new(MOST_TRANSFERS)),

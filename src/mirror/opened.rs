@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::archives::Archive;
 use super::check::DamageFinding;
-use super::library::HeldArchive;
+use super::library::StoredArchive;
 use super::{Mirror, RequestContext, SMALL_ARCHIVE_BYTES, unless_gone};
 use crate::address::Artifact;
 use crate::digest::FastHash;
@@ -19,7 +19,7 @@ impl Mirror {
     pub(super) async fn open_held(
         self: &Arc<Self>,
         of: impl Into<Artifact>,
-        held: &HeldArchive,
+        held: &StoredArchive,
         call: &RequestContext,
     ) -> Result<Opened, Error> {
         let (of, digest, stored) = (of.into(), held.digest, held.first_stored());
@@ -49,7 +49,7 @@ impl Mirror {
 
     /// Reads and checks a small archive, unless a copy that was is being sent just now: readers share one, however
     /// slow they are.
-    async fn read_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<SmallArchiveRead, Error> {
+    async fn read_once(self: &Arc<Self>, blob: &Blob, held: &StoredArchive) -> Result<SmallArchiveRead, Error> {
         if let Some(bytes) = self.small.shared(&held.digest) {
             return Ok(SmallArchiveRead::Right(bytes));
         }
@@ -64,7 +64,7 @@ impl Mirror {
 
     /// Checks an archive on the disk: a large one before its first answer after a start, a small one each time. The answer
     /// is shared.
-    async fn check_once(self: &Arc<Self>, blob: &Blob, held: &HeldArchive) -> Result<bool, Error> {
+    async fn check_once(self: &Arc<Self>, blob: &Blob, held: &StoredArchive) -> Result<bool, Error> {
         if blob.size_bytes() != held.size_bytes {
             return Ok(false);
         }
@@ -88,7 +88,7 @@ impl Mirror {
     }
 
     /// That it cannot be taken off costs nobody the answer: it is fetched again, or passed through.
-    async fn try_to_take_off(self: &Arc<Self>, of: &Artifact, held: &HeldArchive, because: DamageFinding) {
+    async fn try_to_take_off(self: &Arc<Self>, of: &Artifact, held: &StoredArchive, because: DamageFinding) {
         if let Err(error) = self.take_off(of, held, because).await {
             tracing::error!(package = %of, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
         }
@@ -97,7 +97,7 @@ impl Mirror {
     async fn take_off(
         self: &Arc<Self>,
         of: &Artifact,
-        held: &HeldArchive,
+        held: &StoredArchive,
         because: DamageFinding,
     ) -> Result<(), Error> {
         let (of, digest, fast) = (of.clone(), held.digest, held.fast);

@@ -108,7 +108,7 @@ impl Mirror {
     }
 
     fn pin_each(&self, packages: &[Artifact], pin: Pin) -> Result<Vec<Pinned>, StoreError> {
-        let _nothing_is_evicted = self.evictor.held_back();
+        let _nothing_is_evicted = self.evictor.block_evictions();
         let mut pinned = Vec::with_capacity(packages.len());
         for package in packages {
             let is_held = self.is_held(package)?;

@@ -8,7 +8,7 @@ use url::Url;
 
 use super::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
 use super::library::{
-    AlarmEvent, AlarmKind, AlarmPart, Change, HistoryRefusal, HistoryVerdict, Observation, Signer, observation,
+    AlarmEvent, AlarmKind, AlarmPart, HistoryChange, HistoryRefusal, HistoryVerdict, Observation, Signer, observation,
 };
 use super::proof_set::{KeptSet, ProofSet, ProofSetSubject};
 use super::{Mirror, RequestContext};
@@ -200,7 +200,7 @@ impl Mirror {
             None => "signed by nobody".to_owned(),
         };
         let judged = self.histories.judge(seen, |judgement| {
-            let known = judgement.stranger_to.as_ref().map(|known| listed(known));
+            let known = judgement.known_keys_without_signer.as_ref().map(|known| listed(known));
             let is_refused = matches!(judgement.verdict, HistoryVerdict::Refused(_));
             if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
                 tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
@@ -210,15 +210,15 @@ impl Mirror {
             match &judgement.verdict {
                 HistoryVerdict::Consistent => {}
                 HistoryVerdict::Republished(change) => {
-                    let change = change.words();
+                    let change = change.describe();
                     tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
                     self.alarm(AlarmKind::Republished, provider, version, format!("its proof set {change}; {signer}"), now);
                 }
                 HistoryVerdict::Refused(refusal) => {
                     let kind = NotAdmitted::kind(refusal);
                     let words = match refusal {
-                        HistoryRefusal::Changed(change) => {
-                            format!("its proof set for {} {}", package.platform, change.words())
+                        HistoryRefusal::ChangedByUntrustedKey(change) => {
+                            format!("its proof set for {} {}", package.platform, change.describe())
                         }
                         refusal => NotAdmitted::words(refusal),
                     };
@@ -232,7 +232,7 @@ impl Mirror {
                     self.alarm_of_part(kind, provider, version, part, detail, now);
                 }
             }
-            self.alarms.are_saved(&provider.into())
+            self.alarms.ensure_saved(&provider.into())
         })?;
         let Some(judgement) = judged else { return Ok(Ok(Admitted::Unjudged)) };
         match judgement.verdict {
@@ -267,7 +267,7 @@ pub(super) enum Admitted {
     /// It changes nothing that was verified before.
     Consistent,
     /// It changes the version, and may.
-    Changed(Change),
+    Changed(HistoryChange),
     /// The store is gone, so nobody can tell: it is served, and never kept.
     Unjudged,
 }
@@ -282,7 +282,7 @@ pub(super) struct NotAdmitted {
 impl NotAdmitted {
     fn kind(refusal: &HistoryRefusal) -> AlarmKind {
         match refusal {
-            HistoryRefusal::Changed(_) | HistoryRefusal::Full => AlarmKind::WaitsForAccept,
+            HistoryRefusal::ChangedByUntrustedKey(_) | HistoryRefusal::Full => AlarmKind::WaitsForAccept,
             HistoryRefusal::SignatureLost => AlarmKind::SignatureLost,
             HistoryRefusal::RecordLost => AlarmKind::DamagedRecord,
         }
@@ -291,7 +291,7 @@ impl NotAdmitted {
     /// The word for it in metrics.
     fn word(refusal: &HistoryRefusal) -> &'static str {
         match refusal {
-            HistoryRefusal::Changed(_) | HistoryRefusal::Full => REPUBLISHED,
+            HistoryRefusal::ChangedByUntrustedKey(_) | HistoryRefusal::Full => REPUBLISHED,
             HistoryRefusal::SignatureLost => SIGNATURE_LOST,
             HistoryRefusal::RecordLost => SEEN_DAMAGED,
         }
@@ -299,10 +299,10 @@ impl NotAdmitted {
 
     fn words(refusal: &HistoryRefusal) -> String {
         match refusal {
-            HistoryRefusal::Changed(change) => {
+            HistoryRefusal::ChangedByUntrustedKey(change) => {
                 format!(
                     "it was published anew: its proof set {}, and no key that may vouch for that signed it",
-                    change.words()
+                    change.describe()
                 )
             }
             HistoryRefusal::SignatureLost => {

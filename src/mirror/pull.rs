@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::call::CallerKind;
 use super::freshness::{Age, FreshnessDecision, RevalidationOrder, Rule, decide};
-use super::sealed::STORED_IS_FRESH;
+use super::sealed::STORED_ANSWER_LIFETIME;
 use super::single_flight::Awaited;
 use super::{Answer, FetchReason, Mirror, Outcome, RequestContext};
 use crate::address::Hostname;
@@ -72,7 +72,7 @@ impl Mirror {
             (FreshnessDecision::Serve, Some(held)) => Ok(answer(held, Outcome::Hit)),
             // Nobody can be asked: for a moment it need not even be looked for.
             (FreshnessDecision::ServeStale, Some(held)) => {
-                Ok(Answer { fresh_until: call.now.after(STORED_IS_FRESH), ..stale(held) })
+                Ok(Answer { fresh_until: call.now.after(STORED_ANSWER_LIFETIME), ..stale(held) })
             }
             (FreshnessDecision::Revalidate, Some(held)) => {
                 let origins = match rule.place {
@@ -110,7 +110,7 @@ impl Mirror {
                     }
                 }
             }
-            (FreshnessDecision::Refuse, _) => Err(self.not_held(what.to_owned()).await),
+            (FreshnessDecision::Refuse, _) => Err(self.offline_error(what.to_owned()).await),
             (_, None) | (FreshnessDecision::Fetch, _) => {
                 let _place = self.place(call).ok_or_else(|| nobody_may_wait(what))?;
                 match awaited(call, call.deadline, flight(FetchReason::Fetch, call)).await {

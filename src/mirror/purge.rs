@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::documents::KeptDocument;
-use super::library::Unrecorded;
+use super::library::UnrecordedSet;
 use super::proof_set::HeldSet;
 use super::{Mirror, RequestContext};
 use crate::address::{Package, PackageRef, PackageSelector, ProviderAddress, Selection, Versions};
@@ -95,10 +95,10 @@ impl Mirror {
     ) -> Result<(), StoreError> {
         let of = &what.of;
         // Nothing is pinned meanwhile: what looks unpinned here is so until it is gone.
-        let _nothing_is_pinned = self.evictor.held_back();
+        let _nothing_is_pinned = self.evictor.block_evictions();
         // Before anything goes: what was proven must be put down, or it all stays.
         let mut spared = BTreeSet::new();
-        for Unrecorded { package, why } in self.histories.record_stored(of)? {
+        for UnrecordedSet { package, why } in self.histories.record_stored(of)? {
             if what.versions.include(&package.version) {
                 let left = "its proof set alone tells what was proven, and cannot be read";
                 purged.left.push(format!("{package}: {left}: {why}"));
@@ -139,7 +139,7 @@ impl Mirror {
             return Err(unreadable);
         }
         // Nothing is taken in or removed meanwhile.
-        let _locks = self.catalog.all_digests_locked();
+        let _locks = self.catalog.lock_all_digests();
         let records = &self.store.records;
         let mut packages: BTreeSet<Package> = records.packages_with_names(&what.of)?.into_iter().collect();
         packages.extend(records.packages_with_sets(&what.of)?);

@@ -5,10 +5,10 @@ use serde::de::DeserializeOwned;
 
 use super::documents::KeptDocument;
 use super::library::NameRecord;
-use super::library::{AlarmsRecord, FirstListed, KeyLog, VersionHistory, WholeRecord};
-use super::modules::SeenRecord;
+use super::library::{AlarmsRecord, FirstListed, KeyLog, ProviderRecordV0, VersionHistory};
+use super::modules::ModuleFirstSeenRecord;
 use super::proof_set::KeptSet;
-use super::sealed::Wants;
+use super::sealed::MissingRequests;
 use crate::store::Key;
 
 /// The record that would be written to say what this one says; `None` where it cannot be read, and would be
@@ -22,15 +22,15 @@ pub fn written_anew(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         | Key::Page(..) => KeptDocument::read(record).map(|kept| kept.write()),
         Key::ProofSet(package) => KeptSet::read(record, package).map(|kept| kept.write()),
         Key::Name(_) => as_json::<NameRecord>(&record),
-        Key::Seen(_) => as_json::<WholeRecord>(&record),
+        Key::Seen(_) => as_json::<ProviderRecordV0>(&record),
         Key::FirstSeen(..) => as_json::<VersionHistory>(&record),
         Key::KeyLog(_) => as_json::<KeyLog>(&record),
         Key::FirstListed(_) => as_json::<FirstListed>(&record),
         Key::Alarms(_) => as_json::<AlarmsRecord>(&record),
-        Key::SeenModule(_) => as_json::<SeenRecord>(&record),
+        Key::SeenModule(_) => as_json::<ModuleFirstSeenRecord>(&record),
         // No business of a mirror's: whoever runs jobs reads them.
         Key::Job(_) | Key::RecurringJobs => as_json::<serde_json::Value>(&record),
-        Key::Missing => Wants::read(&record).map(|wants| wants.write()),
+        Key::Missing => MissingRequests::read(&record).map(|wants| wants.write()),
     }
 }
 

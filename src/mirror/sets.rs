@@ -110,7 +110,7 @@ impl Mirror {
         let fly =
             |errand, call: &RequestContext| self.fly(package, upstream, seen, ProofSetRefresh::IfChanged(errand), call);
         let answer = self.pull(&what, &package.provider.host, call, &rule, landed, fly).await;
-        let answer = answer.inspect_err(|error| self.note_if_refused(error, call, || package.into()))?;
+        let answer = answer.inspect_err(|error| self.record_if_offline(error, call, || package.into()))?;
         Ok(match (answer.outcome, fallback) {
             (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
                 let checked = seen.map_or(answer.checked, |age| age.checked);
@@ -127,7 +127,7 @@ impl Mirror {
 
     /// The error for a package that is not held while sealed.
     async fn lacks_package(self: &Arc<Self>, package: &Package, what: String, call: &RequestContext) -> Error {
-        let missing = self.lacks(package, what, call).await;
+        let missing = self.missing_error(package, what, call).await;
         match (&missing, self.is_known(package).await) {
             // To a client, 404 says that other platforms may be there; it is missing all the same.
             (Error::Offline(_), Ok(true)) if !call.is_a_step() => Error::NotFound(missing.to_string()),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::remembered::Remembered;
-use super::sealed::SealedFor;
+use super::sealed::RequiredPlatforms;
 use super::{Mirror, RequestContext, StoreError};
 use crate::address::{Hostname, ModulePackage, Package};
 use crate::error::Error;
@@ -22,7 +22,7 @@ pub struct RuntimeConfig {
     /// What may be stored.
     pub size_limit: SizeLimit,
     /// What a version must be held for to be listed while sealed.
-    pub sealed_for: SealedFor,
+    pub sealed_for: RequiredPlatforms,
     pub(super) generation: Generation,
     /// What upstreams say that they have not. Another place, or another credential, may have it: so what was said on
     /// other terms says nothing on these.
@@ -44,7 +44,7 @@ pub(super) struct Generation(u64);
 
 impl RuntimeConfig {
     /// The first terms of a mirror.
-    pub fn new(upstreams: Upstreams, outbound: Outbound, size_limit: SizeLimit, sealed_for: SealedFor) -> Self {
+    pub fn new(upstreams: Upstreams, outbound: Outbound, size_limit: SizeLimit, sealed_for: RequiredPlatforms) -> Self {
         Self {
             upstreams,
             outbound,
@@ -65,7 +65,7 @@ impl RuntimeConfig {
         upstreams: Upstreams,
         outbound: Outbound,
         size_limit: SizeLimit,
-        sealed_for: SealedFor,
+        sealed_for: RequiredPlatforms,
     ) -> Self {
         let generation = Generation(self.generation.0 + 1);
         Self { generation, ..Self::new(upstreams, outbound, size_limit, sealed_for) }

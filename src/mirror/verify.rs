@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use super::check::{Checked, ReadRate, Wrong};
-use super::modules::seen_again;
+use super::modules::restore_first_seen;
 use super::{AlarmKind, ArchiveRef, Mirror, RequestContext};
 use crate::address::{Artifact, ModulePackage, Package, ProviderAddress};
 use crate::clock::{CLOCK_SLACK, Timestamp};
@@ -201,7 +201,7 @@ impl VerifyWalk {
                         // Whoever runs it writes it again; of one that has ended, what it fetched is held.
                         Key::Job(_) | Key::RecurringJobs => {}
                         // What this run was asked for is in memory, and is written again.
-                        Key::Missing => self.mirror.missing_must_be_saved(),
+                        Key::Missing => self.mirror.mark_missing_unsaved(),
                         Key::Discovery(_)
                         | Key::ProviderVersions(_)
                         | Key::ProofSet(_)
@@ -243,7 +243,7 @@ impl VerifyWalk {
     /// What was seen of a version of a module is written again from its name, before that may go.
     async fn see_module_again(&mut self, package: ModulePackage) {
         let (of, now) = (package.clone(), self.mirror.inner(&self.call).now);
-        let noted = self.mirror.on_disk(move |mirror| seen_again(mirror, &of, now)).await;
+        let noted = self.mirror.on_disk(move |mirror| restore_first_seen(mirror, &of, now)).await;
         let unknown = match noted {
             Ok(true) => return,
             Ok(false) => {

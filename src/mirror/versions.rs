@@ -36,7 +36,7 @@ impl Mirror {
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| self.fly_for_versions(&wanted, address, seen, errand, call);
         let pulled = self.pull(&wanted.what, &address.host, call, &rule, held, fly).await;
-        pulled.inspect_err(|error| self.note_if_refused(error, call, || address.into()))
+        pulled.inspect_err(|error| self.record_if_offline(error, call, || address.into()))
     }
 
     /// Asks upstream for a version list, however fresh what is held, unless another has since the caller saw it.
@@ -163,7 +163,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
         let (of, now) = (address.clone(), call.now);
-        let noted = self.on_disk(move |mirror| mirror.histories.note_listed(&of, &versions, now)).await;
+        let noted = self.on_disk(move |mirror| mirror.histories.record_listed(&of, &versions, now)).await;
         if let Err(error) = noted {
             tracing::error!(provider = %address, %error, "could not record when versions were first listed");
         }

@@ -10,7 +10,7 @@ use super::archives::Archive;
 use super::asking::Asking;
 use super::call::CallerKind;
 use super::follow::Progress;
-use super::library::{HeldArchive, PackageHashesKnown};
+use super::library::{PackageHashState, StoredArchive};
 use super::opened::Opened;
 use super::proof_set::ProofSet;
 use super::pull::AskedAgain;
@@ -74,7 +74,7 @@ impl Mirror {
             if self.link() == Link::Online {
                 self.discovery(host, &call).await?;
             }
-            self.shown_versions(address, &call).await
+            self.client_versions(address, &call).await
         };
         let list = asked.await.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&what, host, &origins, &list, &call)?;
@@ -137,7 +137,7 @@ impl Mirror {
         digest: Digest,
         now: Timestamp,
         tell: impl Fn(u64, Option<u64>) + Send + Sync,
-    ) -> Result<(Came, HeldArchive), Error> {
+    ) -> Result<(Came, StoredArchive), Error> {
         let what = format!("the archive of {package}");
         let call = self.step(now);
         if let Some(held) = self.name_entry(package, digest).await?
@@ -154,7 +154,7 @@ impl Mirror {
         let origin = Origin::of(&set.document.archive_url);
         if !self.holds(digest).await? {
             if self.link() == Link::Offline {
-                return Err(self.lacks(package, what, &call).await);
+                return Err(self.missing_error(package, what, &call).await);
             }
             self.may_fetch(&what, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
         }
@@ -188,14 +188,14 @@ impl Mirror {
     /// The disk failed, or it is not held any more.
     pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
         let mut held = self.name_entry(package, digest).await?;
-        if held.as_ref().is_some_and(|held| held.hashes == PackageHashesKnown::NotYet) {
+        if held.as_ref().is_some_and(|held| held.hashes == PackageHashState::NotYet) {
             self.compute_hashes_in_turn(package, digest).await?;
             held = self.name_entry(package, digest).await?;
         }
         match held.map(|held| held.hashes) {
-            Some(PackageHashesKnown::Known { zip, .. }) => Ok(Some(zip)),
-            Some(PackageHashesKnown::Impossible { .. }) => Ok(None),
-            Some(PackageHashesKnown::NotYet) | None => Err(self.not_kept(&format!("the archive of {package}")).await),
+            Some(PackageHashState::Known { zip, .. }) => Ok(Some(zip)),
+            Some(PackageHashState::Impossible { .. }) => Ok(None),
+            Some(PackageHashState::NotYet) | None => Err(self.not_kept(&format!("the archive of {package}")).await),
         }
     }
 
@@ -225,7 +225,7 @@ impl Mirror {
     pub async fn is_sound(
         self: &Arc<Self>,
         of: impl Into<Artifact>,
-        held: &HeldArchive,
+        held: &StoredArchive,
         now: Timestamp,
     ) -> Result<bool, Error> {
         // A name keeps what is not there just now.

@@ -34,7 +34,7 @@ pub(super) async fn versions(
     address: &ModuleAddress,
     call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: list, outcome, fresh_until, checked } = mirror.shown_module_versions(address, call).await?;
+    let Answer { value: list, outcome, fresh_until, checked } = mirror.client_module_versions(address, call).await?;
     let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
     let body = list_of(&list).map_err(unwritable)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
@@ -70,8 +70,8 @@ pub(super) async fn location(
 ) -> Result<Answer<LocationHeader>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.module_location(package, call).await?;
     let told = match value {
-        ModuleLocation::Elsewhere(text) => LocationHeader { text, is_lasting: true },
-        ModuleLocation::Here { archive, checksum, subdir } => {
+        ModuleLocation::External(text) => LocationHeader { text, is_lasting: true },
+        ModuleLocation::Local { archive, checksum, subdir } => {
             let mut text = links.to(&Route::ModuleArchive(archive).path());
             if let Some(subdir) = subdir {
                 text.push_str("//");

@@ -15,7 +15,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::{
-    Answer, ArchiveRef, KeptDocument, Link, Mirror, Outcome, PackageHashesKnown, ProofSet, RequestContext, Zip,
+    Answer, ArchiveRef, KeptDocument, Link, Mirror, Outcome, PackageHashState, ProofSet, RequestContext, ZipOrigin,
 };
 use crate::upstream::providers::{ListedVersion, VersionList};
 use crate::verify::platform_of;
@@ -50,7 +50,7 @@ pub(super) async fn index(
     address: &ProviderAddress,
     call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: list, outcome, fresh_until, checked } = mirror.shown_versions(address, call).await?;
+    let Answer { value: list, outcome, fresh_until, checked } = mirror.client_versions(address, call).await?;
     let body = index_of(address, &list)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
@@ -84,11 +84,11 @@ pub(super) async fn version(
         let held = mirror.name_entry(&package, archive.digest).await?;
         // No other mirror has the `zh:` of what was packed here: in a lock file it would stand in the way of them all.
         // Nor does anybody know who packed what was imported while its name is lost.
-        let is_published = held.as_ref().map_or(!archive.is_imported, |held| held.zip == Zip::Published);
+        let is_published = held.as_ref().map_or(!archive.is_imported, |held| held.zip == ZipOrigin::Published);
         let zh = is_published.then(|| archive.digest.zh());
         let h1 = match held.map(|held| held.hashes) {
-            Some(PackageHashesKnown::Known { zip, .. }) => Some(zip),
-            Some(PackageHashesKnown::NotYet | PackageHashesKnown::Impossible { .. }) | None => None,
+            Some(PackageHashState::Known { zip, .. }) => Some(zip),
+            Some(PackageHashState::NotYet | PackageHashState::Impossible { .. }) | None => None,
         };
         let hashes = zh.into_iter().chain(h1).collect();
         let key = package.platform.to_string();
@@ -123,7 +123,7 @@ async fn of_what_is_held(
     version: &Version,
     call: &RequestContext,
 ) -> Result<(NamedArchives, Answered), Error> {
-    let held = mirror.held_platforms(address, version, call).await?;
+    let held = mirror.stored_platforms(address, version, call).await?;
     let mut answer = Answered::of(&held);
     let mut archives = NamedArchives::new();
     for platform in held.value {

@@ -26,7 +26,7 @@ pub(super) async fn versions(
     address: &ProviderAddress,
     call: &RequestContext,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let Answer { value: list, outcome, fresh_until, checked } = mirror.shown_versions(address, call).await?;
+    let Answer { value: list, outcome, fresh_until, checked } = mirror.client_versions(address, call).await?;
     let unwritable = |e| Error::Interrupted(format!("the version list of {address} cannot be written: {e}"));
     let body = list_of(&list).map_err(unwritable)?;
     Ok(Answer { value: body, outcome, fresh_until, checked })

@@ -4,7 +4,7 @@ use std::io::{Cursor, Read, Write};
 
 use larder::bundle::{ApplyEvent, ApplyOutcome, EntryOutcome, Manifest, PartList, PartsReader, PartsWriter, Receipt};
 use larder::clock::Timestamp;
-use larder::mirror::NotApplied;
+use larder::mirror::ApplyError;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 
@@ -80,7 +80,7 @@ fn first_refused(receipt: &Receipt) -> &EntryOutcome {
 }
 
 /// What somebody is told of a bundle that was not taken whole.
-fn told(applied: &Result<Receipt, NotApplied>) -> String {
+fn told(applied: &Result<Receipt, ApplyError>) -> String {
     match applied {
         Err(error) => error.to_string(),
         Ok(receipt) => serde_json::to_string(receipt).unwrap(),

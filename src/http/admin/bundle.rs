@@ -13,7 +13,7 @@ use super::{Admin, NDJSON, bodies};
 use crate::bundle::BundleWriter;
 use crate::jobs::JobId;
 use crate::jobs::report::JobState;
-use crate::mirror::{Gathered, NotApplied, NotGathered, Transfer};
+use crate::mirror::{ApplyError, GatherError, GatheredBundle, Transfer};
 use crate::protocol::admin::bundle::{TAR, ToldBundle, taking_in};
 use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
@@ -52,7 +52,7 @@ impl Admin {
         id: JobId,
         told: ToldBundle,
         place: Transfer,
-    ) -> Result<(Gathered, Transfer), (StatusCode, Vec<String>)> {
+    ) -> Result<(GatheredBundle, Transfer), (StatusCode, Vec<String>)> {
         let conflict = |why: String| (StatusCode::CONFLICT, vec![why]);
         let (job, held) =
             self.jobs.report(id).zip(self.jobs.held(id)).ok_or_else(|| (StatusCode::NOT_FOUND, vec![no_job(id)]))?;
@@ -73,13 +73,13 @@ impl Admin {
         });
         match gathering.await {
             Ok(Ok(gathered)) => Ok(gathered),
-            Ok(Err(NotGathered::Missing(missing))) => Err((StatusCode::CONFLICT, missing)),
-            Ok(Err(NotGathered::Mirror(error))) => Err((StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()])),
+            Ok(Err(GatherError::Missing(missing))) => Err((StatusCode::CONFLICT, missing)),
+            Ok(Err(GatherError::Mirror(error))) => Err((StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()])),
             Err(_) => Err((StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".to_owned()])),
         }
     }
 
-    fn give(&self, gathered: Gathered, place: Transfer) -> Response<Body> {
+    fn give(&self, gathered: GatheredBundle, place: Transfer) -> Response<Body> {
         for missing in &gathered.missing {
             tracing::warn!(missing, "a bundle is made without it");
         }
@@ -89,7 +89,7 @@ impl Admin {
         drop(self.mirror.blocking(move || {
             let _place = place;
             let mut writer = entry.writer();
-            let given = mirror.give(&gathered, key.as_ref(), &mut writer).map(drop);
+            let given = mirror.write_bundle(&gathered, key.as_ref(), &mut writer).map(drop);
             if let Err(error) = &given {
                 tracing::error!(%error, "a bundle was not written to its end");
             }
@@ -113,7 +113,7 @@ impl Admin {
             Ok(reader) => reader,
             Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
         };
-        let (mut steps, applied) = self.mirror.applying(reader, taking, self.clock.clone());
+        let (mut steps, applied) = self.mirror.spawn_apply(reader, taking, self.clock.clone());
         // What is refused before it begins has a status of its own.
         let Some(first) = steps.recv().await else {
             return match applied.await {
@@ -139,13 +139,13 @@ impl Admin {
     }
 }
 
-fn status_of(not_applied: &NotApplied) -> StatusCode {
+fn status_of(not_applied: &ApplyError) -> StatusCode {
     match not_applied {
-        NotApplied::Busy => StatusCode::SERVICE_UNAVAILABLE,
-        NotApplied::Bundle(_) => StatusCode::BAD_REQUEST,
-        NotApplied::UnknownHosts(_) | NotApplied::TooOld { .. } => StatusCode::CONFLICT,
-        NotApplied::NoRoom { .. } => StatusCode::INSUFFICIENT_STORAGE,
-        NotApplied::Store(StoreError::Gone) => StatusCode::SERVICE_UNAVAILABLE,
-        NotApplied::Store(_) | NotApplied::Mirror(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        ApplyError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        ApplyError::Bundle(_) => StatusCode::BAD_REQUEST,
+        ApplyError::UnknownHosts(_) | ApplyError::TooOld { .. } => StatusCode::CONFLICT,
+        ApplyError::NoRoom { .. } => StatusCode::INSUFFICIENT_STORAGE,
+        ApplyError::Store(StoreError::Gone) => StatusCode::SERVICE_UNAVAILABLE,
+        ApplyError::Store(_) | ApplyError::Mirror(_) => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

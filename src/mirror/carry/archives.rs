@@ -3,35 +3,35 @@
 use std::sync::Arc;
 
 use super::super::Mirror;
-use super::super::modules::CarriedModule;
+use super::super::modules::BundledModule;
 use super::intake::{EntryVerdict, store_failed};
-use super::sets::CarriedSet;
+use super::sets::BundledSet;
 use crate::bundle::{ApplyOutcome, BundledFile};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::store::{Blob, Staged, StagedNote, StoreError};
 use crate::verify::Verified;
 
-enum For {
-    Provider(Box<CarriedSet>),
-    Module(Box<CarriedModule>),
+enum EntryToCommit {
+    Provider(Box<BundledSet>),
+    Module(Box<BundledModule>),
 }
 
-pub(super) enum Incoming {
+pub(super) enum IncomingArchive {
     /// The entry is stored already.
-    Held,
-    Staged(Box<Arriving>),
+    AlreadyStored,
+    Staged(Box<StagingArchive>),
 }
 
-pub(super) struct Arriving {
-    of: For,
+pub(super) struct StagingArchive {
+    of: EntryToCommit,
     staged: Staged,
     file: BundledFile,
 }
 
 pub(in crate::mirror) enum ArchiveBytesSource {
     Staged(Box<Verified<Staged>>),
-    Held(Blob),
+    Stored(Blob),
 }
 
 pub(in crate::mirror) struct StagedBundleArchive {
@@ -42,12 +42,12 @@ pub(in crate::mirror) struct StagedBundleArchive {
 
 impl EntryVerdict {
     /// Prepares staging for the archive, which follows next in the bundle.
-    pub(super) fn incoming(self, mirror: &Arc<Mirror>, file: &BundledFile) -> Result<Incoming, String> {
+    pub(super) fn into_incoming(self, mirror: &Arc<Mirror>, file: &BundledFile) -> Result<IncomingArchive, String> {
         let of = match self {
-            Self::Held => return Ok(Incoming::Held),
+            Self::AlreadyStored => return Ok(IncomingArchive::AlreadyStored),
             Self::Document(_) => return Err("it has an archive, and is a document".to_owned()),
-            Self::Provider(set) => For::Provider(set),
-            Self::Module(module) => For::Module(module),
+            Self::Provider(set) => EntryToCommit::Provider(set),
+            Self::Module(module) => EntryToCommit::Module(module),
         };
         let name = format!("carried~{}", file.sha256);
         let staged = || {
@@ -70,36 +70,36 @@ impl EntryVerdict {
             }
         };
         let staged = staged().map_err(store_failed)?;
-        Ok(Incoming::Staged(Box::new(Arriving { of, staged, file: *file })))
+        Ok(IncomingArchive::Staged(Box::new(StagingArchive { of, staged, file: *file })))
     }
 
     /// Commits an entry that has no archive.
-    pub(super) fn without_archive(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
+    pub(super) fn commit_without_archive(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
         match self {
-            Self::Held => Ok(ApplyOutcome::Held),
-            Self::Document(document) => document.taken(mirror, now),
+            Self::AlreadyStored => Ok(ApplyOutcome::Held),
+            Self::Document(document) => document.commit(mirror, now),
             Self::Provider(_) | Self::Module(_) => Err("its manifest names no archive of it".to_owned()),
         }
     }
 
     /// Commits an entry whose archive is in the store, under another name or since before a crash. `missing` explains
     /// an absent archive.
-    pub(super) fn with_what_is_stored(
+    pub(super) fn commit_with_stored_archive(
         self,
         mirror: &Mirror,
         missing: impl FnOnce() -> String,
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
         let (of, digest) = match self {
-            Self::Held => return Ok(ApplyOutcome::Held),
+            Self::AlreadyStored => return Ok(ApplyOutcome::Held),
             Self::Document(_) => return Err("it has an archive, and is a document".to_owned()),
             Self::Provider(set) => {
                 let digest = set.digest();
-                (For::Provider(set), digest)
+                (EntryToCommit::Provider(set), digest)
             }
             Self::Module(module) => {
                 let digest = module.digest();
-                (For::Module(module), digest)
+                (EntryToCommit::Module(module), digest)
             }
         };
         let Some(blob) = mirror.store.blobs.get(&digest).map_err(store_failed)? else {
@@ -112,11 +112,11 @@ impl EntryVerdict {
             ));
         }
         let size_bytes = blob.size_bytes();
-        of.taken(mirror, StagedBundleArchive { source: ArchiveBytesSource::Held(blob), fast, size_bytes }, now)
+        of.commit(mirror, StagedBundleArchive { source: ArchiveBytesSource::Stored(blob), fast, size_bytes }, now)
     }
 }
 
-impl Arriving {
+impl StagingArchive {
     pub(super) fn append(&mut self, piece: &[u8]) -> Result<(), String> {
         self.staged.append(piece).map_err(store_failed)
     }
@@ -128,15 +128,15 @@ impl Arriving {
     }
 }
 
-impl Incoming {
+impl IncomingArchive {
     /// Verifies the staged archive and commits its entry.
-    pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
+    pub(super) fn commit(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self::Staged(arriving) = self else { return Ok(ApplyOutcome::Held) };
-        let Arriving { of, staged, file } = *arriving;
+        let StagingArchive { of, staged, file } = *arriving;
         let (actual, fast) = staged.hashes();
         let size_bytes = staged.written();
         let verified = Verified::by_digest(staged, actual, file.sha256).map_err(|verdict| verdict.to_string())?;
-        of.taken(
+        of.commit(
             mirror,
             StagedBundleArchive { source: ArchiveBytesSource::Staged(Box::new(verified)), fast, size_bytes },
             now,
@@ -144,18 +144,18 @@ impl Incoming {
     }
 }
 
-impl For {
-    fn taken(self, mirror: &Mirror, arrived: StagedBundleArchive, now: Timestamp) -> Result<ApplyOutcome, String> {
+impl EntryToCommit {
+    fn commit(self, mirror: &Mirror, arrived: StagedBundleArchive, now: Timestamp) -> Result<ApplyOutcome, String> {
         match self {
-            Self::Provider(set) => set.taken(mirror, arrived, now),
-            Self::Module(module) => module.taken(mirror, arrived, now),
+            Self::Provider(set) => set.commit(mirror, arrived, now),
+            Self::Module(module) => module.commit(mirror, arrived, now),
         }
     }
 }
 
 impl StagedBundleArchive {
     /// Discards the staged bytes and returns the reason.
-    pub(in crate::mirror) fn refused(self, why: String) -> String {
+    pub(in crate::mirror) fn discard_with(self, why: String) -> String {
         if let ArchiveBytesSource::Staged(staged) = self.source
             && let Err(error) = staged.into_inner().discard()
         {

@@ -12,14 +12,14 @@ use crate::store::{Durability, Key};
 use crate::upstream::ask::Validators;
 use crate::upstream::room::Room;
 
-pub(super) struct CarriedDocument {
+pub(super) struct BundledDocumentUpdate {
     key: Key,
     kept: KeptDocument,
     /// The provider versions that it lists.
     versions: Vec<Version>,
 }
 
-impl CarriedDocument {
+impl BundledDocumentUpdate {
     /// Parses the document of an entry. `None` if it, or a newer one, is stored already.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl CarriedDocument {
         small: &SmallFiles,
         now: Timestamp,
     ) -> Result<Option<Self>, String> {
-        let (key, kept) = (mirror.key_of_carried(entry), document_of(document, small, now)?);
+        let (key, kept) = (mirror.entry_key(entry), document_of(document, small, now)?);
         let versions = match &key {
             Key::ProviderVersions(_) => {
                 kept.as_versions().map(|list| list.versions.into_iter().map(|listed| listed.version).collect())
@@ -40,7 +40,7 @@ impl CarriedDocument {
             _ => kept.discovery_for_clients().map(|_| Vec::new()),
         };
         let versions = versions.map_err(|why| format!("its document cannot be read: {why}"))?;
-        let is_held = mirror.held_as_new(&key, &kept, now).map_err(store_failed)?
+        let is_held = mirror.has_document_or_newer(&key, &kept, now).map_err(store_failed)?
             || mirror.holds_discovery_of_its_own(&key, &kept).map_err(store_failed)?;
         if is_held {
             return Ok(None);
@@ -49,12 +49,12 @@ impl CarriedDocument {
     }
 
     /// Replaces the stored document, unless a newer one was stored since.
-    pub(super) fn taken(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
+    pub(super) fn commit(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self { key, kept, versions } = self;
         if let Key::ProviderVersions(address) = &key {
-            mirror.histories.note_listed(address, &versions, kept.about.checked).map_err(store_failed)?;
+            mirror.histories.record_listed(address, &versions, kept.about.checked).map_err(store_failed)?;
         }
-        let made = |held: Option<&KeptDocument>, coming| mirror.with_what_is_held(&key, held, coming);
+        let made = |held: Option<&KeptDocument>, coming| mirror.merge_stored_entries(&key, held, coming);
         let placed = mirror.place_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;
         if matches!(placed, Placed::OutlastedBy(_)) {
             return Ok(ApplyOutcome::Held);
@@ -79,7 +79,12 @@ impl CarriedDocument {
 }
 
 fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -> Result<KeptDocument, String> {
-    let kept = kept_of(&document.said, small.get(FileRole::Document)?, small.get_or_empty(FileRole::Dropped), now);
+    let kept = document_from_bundle(
+        &document.said,
+        small.get(FileRole::Document)?,
+        small.get_or_empty(FileRole::Dropped),
+        now,
+    );
     if !kept.dropped.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&kept.dropped).is_err() {
         return Err("its list of what was dropped is no JSON".to_owned());
     }
@@ -87,7 +92,7 @@ fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -
 }
 
 /// Builds the stored form of a document from its manifest entry.
-pub(super) fn kept_of(said: &FetchOrigin, body: Bytes, dropped: Bytes, now: Timestamp) -> KeptDocument {
+pub(super) fn document_from_bundle(said: &FetchOrigin, body: Bytes, dropped: Bytes, now: Timestamp) -> KeptDocument {
     let about = DocumentSubject {
         asked: said.asked.clone(),
         url: said.url.clone(),

@@ -3,19 +3,19 @@
 use std::collections::HashSet;
 
 use super::super::{Link, Mirror};
-use super::take::NotApplied;
+use super::take::ApplyError;
 use crate::address::Artifact;
 use crate::bundle::{BundleEntry, EntryFile, FileRole, Manifest};
 
 /// Maximum disk overhead per file: the rest of its last block, its name and its record.
-const BESIDE: u64 = 8 << 10;
+const FILE_OVERHEAD_BYTES: u64 = 8 << 10;
 
 impl Mirror {
     /// Refuses a bundle that does not fit or contains unknown registries.
     ///
     /// # Errors
-    /// [`NotApplied`]. Nothing was changed.
-    pub(super) fn takes(&self, manifest: &Manifest) -> Result<(), NotApplied> {
+    /// [`ApplyError`]. Nothing was changed.
+    pub(super) fn check_capacity(&self, manifest: &Manifest) -> Result<(), ApplyError> {
         let terms = self.terms();
         let foreign: Vec<String> = {
             let mut hosts: Vec<_> = manifest.entries.iter().map(BundleEntry::host).collect();
@@ -24,17 +24,17 @@ impl Mirror {
             hosts.into_iter().filter(|host| terms.upstreams.get(host).is_none()).map(ToString::to_string).collect()
         };
         if !foreign.is_empty() {
-            return Err(NotApplied::UnknownHosts(foreign.join(", ")));
+            return Err(ApplyError::UnknownHosts(foreign.join(", ")));
         }
         let (mut seen, mut needed, mut on_disk) = (HashSet::new(), 0u64, 0u64);
         for entry in &manifest.entries {
-            if self.is_there(entry)? {
+            if self.needs_no_space(entry)? {
                 continue;
             }
             for EntryFile { role, file, left_out } in entry.files() {
                 let largest = self.limits.archive_bytes;
                 if role == FileRole::Archive && file.bytes > largest {
-                    return Err(NotApplied::NoRoom {
+                    return Err(ApplyError::NoRoom {
                         needed: file.bytes,
                         room: largest,
                         why: "no archive may be larger",
@@ -43,7 +43,7 @@ impl Mirror {
                 let is_held = role == FileRole::Archive && self.store.blobs.holds(&file.sha256)?;
                 if !left_out && !is_held && seen.insert(file.sha256) {
                     needed = needed.saturating_add(file.bytes);
-                    on_disk = on_disk.saturating_add(file.bytes).saturating_add(BESIDE);
+                    on_disk = on_disk.saturating_add(file.bytes).saturating_add(FILE_OVERHEAD_BYTES);
                 }
             }
         }
@@ -60,23 +60,23 @@ impl Mirror {
         };
         let room = self.store.free_bytes()?.saturating_add(evictable);
         if on_disk > room {
-            return Err(NotApplied::NoRoom { needed: on_disk, room, why: "the disk of the store has no more" });
+            return Err(ApplyError::NoRoom { needed: on_disk, room, why: "the disk of the store has no more" });
         }
         // Checked after the disk: the limit may be a share of it, so freeing disk space can satisfy both.
         let room = self.store_bytes_now().saturating_sub(stays);
         if needed > room {
-            return Err(NotApplied::NoRoom { needed, room, why });
+            return Err(ApplyError::NoRoom { needed, room, why });
         }
         Ok(())
     }
 
     /// True if an entry needs no space, because it is stored or replaces a stored document.
-    fn is_there(&self, entry: &BundleEntry) -> Result<bool, NotApplied> {
+    fn needs_no_space(&self, entry: &BundleEntry) -> Result<bool, ApplyError> {
         let (of, archive) = match entry {
             BundleEntry::Discovery { .. }
             | BundleEntry::ProviderVersions { .. }
             | BundleEntry::ModuleVersions { .. } => {
-                return Ok(self.store.records.get(&self.key_of_carried(entry))?.is_some());
+                return Ok(self.store.records.get(&self.entry_key(entry))?.is_some());
             }
             BundleEntry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
             BundleEntry::Module(entry) => (self.artifact_of(&entry.package()), entry.archive),

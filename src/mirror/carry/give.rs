@@ -23,7 +23,7 @@ use crate::verify::How;
 
 /// Reasons that a bundle could not be gathered.
 #[derive(Debug, thiserror::Error)]
-pub enum NotGathered {
+pub enum GatherError {
     /// Some packages cannot be exported.
     #[error("{}", .0.join("; "))]
     Missing(Vec<String>),
@@ -32,7 +32,7 @@ pub enum NotGathered {
     Mirror(#[from] Error),
 }
 
-impl From<StoreError> for NotGathered {
+impl From<StoreError> for GatherError {
     fn from(error: StoreError) -> Self {
         Self::Mirror(error.into())
     }
@@ -40,28 +40,28 @@ impl From<StoreError> for NotGathered {
 
 /// The contents of a bundle: its manifest, and its small files as of the moment of gathering.
 #[derive(Debug)]
-pub struct Gathered {
+pub struct GatheredBundle {
     /// The manifest.
     pub manifest: Manifest,
     /// The requested packages that cannot be exported, each with the reason.
     pub missing: Vec<String>,
-    small: Small,
+    small: GatheredFiles,
 }
 
 /// Small files by digest, concatenated in an unnamed file. A copy, because a list may be replaced and a set evicted
 /// before the bundle is written.
 #[derive(Debug)]
-struct Small {
-    places: HashMap<Digest, (u64, u64)>,
+struct GatheredFiles {
+    offsets: HashMap<Digest, (u64, u64)>,
     file: fs::File,
     written: u64,
     _scratch: Scratch,
 }
 
-impl Small {
+impl GatheredFiles {
     fn put(&mut self, bytes: &[u8]) -> io::Result<BundledFile> {
         let (sha256, size) = (Digest::of(bytes), bytes.len() as u64);
-        if let std::collections::hash_map::Entry::Vacant(place) = self.places.entry(sha256) {
+        if let std::collections::hash_map::Entry::Vacant(place) = self.offsets.entry(sha256) {
             self.file.write_all_at(bytes, self.written)?;
             place.insert((self.written, size));
             self.written += size;
@@ -71,7 +71,7 @@ impl Small {
 
     fn get(&self, digest: &Digest) -> io::Result<Vec<u8>> {
         let missing = || io::Error::other(format!("the file {digest} was not gathered"));
-        let (at, size) = *self.places.get(digest).ok_or_else(missing)?;
+        let (at, size) = *self.offsets.get(digest).ok_or_else(missing)?;
         let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
         self.file.read_exact_at(&mut bytes, at)?;
         Ok(bytes)
@@ -89,7 +89,7 @@ impl DeltaBase<'_> {
         self.inventory.is_some_and(|inventory| inventory.has(of, archive, proof))
     }
 
-    fn archive(&self, sha256: Digest, bytes: u64) -> BundledArchive {
+    fn bundled_archive(&self, sha256: Digest, bytes: u64) -> BundledArchive {
         BundledArchive { sha256, bytes, left_out: self.archives.contains(&sha256.prefix()) }
     }
 }
@@ -99,16 +99,16 @@ impl Mirror {
     /// The order is sorted, so the same store gives the same manifest.
     ///
     /// # Errors
-    /// [`NotGathered::Missing`] if a package cannot be exported, unless `may_be_partial`.
+    /// [`GatherError::Missing`] if a package cannot be exported, unless `may_be_partial`.
     pub fn gather(
         &self,
         wanted: impl IntoIterator<Item = (Artifact, Digest)>,
         since: Option<&Inventory>,
         may_be_partial: bool,
         created: Timestamp,
-    ) -> Result<Gathered, NotGathered> {
+    ) -> Result<GatheredBundle, GatherError> {
         let scratch = self.store.blobs.scratch()?;
-        let mut small = Small { places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch };
+        let mut small = GatheredFiles { offsets: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch };
         let archives = since.map(Inventory::archives).unwrap_or_default();
         let known = DeltaBase { inventory: since, archives };
         let (mut entries, mut missing, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -130,7 +130,7 @@ impl Mirror {
                     });
                     entries.push(entry);
                 }
-                Err(NotGathered::Missing(why)) => missing.extend(why),
+                Err(GatherError::Missing(why)) => missing.extend(why),
                 Err(failed) => return Err(failed),
             }
         }
@@ -138,23 +138,23 @@ impl Mirror {
         for key in keys {
             match self.document_entry(&key, &mut small) {
                 Ok(entry) => all.extend(entry),
-                Err(NotGathered::Missing(why)) => missing.extend(why),
+                Err(GatherError::Missing(why)) => missing.extend(why),
                 Err(failed) => return Err(failed),
             }
         }
         all.append(&mut entries);
         if !missing.is_empty() && !may_be_partial {
-            return Err(NotGathered::Missing(missing));
+            return Err(GatherError::Missing(missing));
         }
-        Ok(Gathered { manifest: Manifest::new(created, since.map(Inventory::digest), all), missing, small })
+        Ok(GatheredBundle { manifest: Manifest::new(created, since.map(Inventory::digest), all), missing, small })
     }
 
     /// Writes the gathered contents as a bundle.
     ///
     /// # Errors
     /// Those of the writer, and of an archive that was evicted meanwhile or whose bytes are damaged.
-    pub fn give<W: Write>(&self, gathered: &Gathered, key: Option<&SigningKey>, out: W) -> io::Result<W> {
-        let Gathered { manifest, small, .. } = gathered;
+    pub fn write_bundle<W: Write>(&self, gathered: &GatheredBundle, key: Option<&SigningKey>, out: W) -> io::Result<W> {
+        let GatheredBundle { manifest, small, .. } = gathered;
         let mut writer = BundleWriter::begin(out, manifest, key)?;
         for (number, file) in manifest.files() {
             let of = || manifest.entries.get(number).map(|entry| entry.package_ref().to_string()).unwrap_or_default();
@@ -188,11 +188,11 @@ impl Mirror {
                     let sets = [Some(&held.kept.current), held.fallback.as_ref()];
                     let name = self.catalog.name(package)?;
                     let held = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
-                    let Some(set) = held.filter(|set| self.is_blob_held(&set.document.shasum)) else { continue };
+                    let Some(set) = held.filter(|set| self.is_blob_stored(&set.document.shasum)) else { continue };
                     inventory.add(&named, set.document.shasum, proof_of(set));
                 }
                 Artifact::Module(package) => {
-                    let Some(carried) = self.carried_module(package, None)? else { continue };
+                    let Some(carried) = self.exportable_module(package, None)? else { continue };
                     let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
                     let Some(location) = record.and_then(KeptDocument::read) else { continue };
                     inventory.add(&named, carried.held.digest, Digest::of(&location.body));
@@ -202,7 +202,7 @@ impl Mirror {
         Ok(inventory)
     }
 
-    fn is_blob_held(&self, digest: &Digest) -> bool {
+    fn is_blob_stored(&self, digest: &Digest) -> bool {
         self.store.blobs.holds(digest).unwrap_or(false)
     }
 
@@ -211,8 +211,8 @@ impl Mirror {
         package: &Package,
         digest: Digest,
         known: &DeltaBase<'_>,
-        small: &mut Small,
-    ) -> Result<Option<BundleEntry>, NotGathered> {
+        small: &mut GatheredFiles,
+    ) -> Result<Option<BundleEntry>, GatherError> {
         let held = self.read_set(package)?;
         let kept = held.as_ref().map(|held| &*held.kept);
         let Some((set, kept)) = kept.and_then(|kept| Some((set_of(kept, digest)?, kept))) else {
@@ -220,7 +220,7 @@ impl Mirror {
         };
         if set.proof().how == How::Imported {
             let why = "was imported without signatures, so nobody could check it there: `larder import` it there";
-            return Err(NotGathered::Missing(vec![format!("{package} {why}")]));
+            return Err(GatherError::Missing(vec![format!("{package} {why}")]));
         }
         let Some(blob) = self.store.blobs.get(&digest)? else {
             return Err(not_held(&format!("the archive of {package}")));
@@ -246,7 +246,7 @@ impl Mirror {
             document: small.put(&set.body).map_err(spool)?,
             sums: small.put(&set.sums).map_err(spool)?,
             signature,
-            archive: known.archive(digest, blob.size_bytes()),
+            archive: known.bundled_archive(digest, blob.size_bytes()),
         }))))
     }
 
@@ -255,10 +255,10 @@ impl Mirror {
         package: &ModulePackage,
         digest: Digest,
         known: &DeltaBase<'_>,
-        small: &mut Small,
-    ) -> Result<Option<BundleEntry>, NotGathered> {
+        small: &mut GatheredFiles,
+    ) -> Result<Option<BundleEntry>, GatherError> {
         let not_kept = |what: &str| not_held(&format!("{what} of {package}"));
-        let carried = self.carried_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
+        let carried = self.exportable_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
         let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
         let kept = record.and_then(KeptDocument::read).ok_or_else(|| not_kept("the location"))?;
         if known.has(&Artifact::from(package), digest, Digest::of(&kept.body)) {
@@ -275,13 +275,13 @@ impl Mirror {
             source: carried.packed.source,
             origin: carried.held.origin,
             first_seen: carried.first_seen,
-            said: said_of(&kept),
+            said: fetch_origin(&kept),
             location: small.put(&kept.body).map_err(spool)?,
-            archive: known.archive(digest, carried.size_bytes),
+            archive: known.bundled_archive(digest, carried.size_bytes),
         }))))
     }
 
-    fn document_entry(&self, key: &Key, small: &mut Small) -> Result<Option<BundleEntry>, NotGathered> {
+    fn document_entry(&self, key: &Key, small: &mut GatheredFiles) -> Result<Option<BundleEntry>, GatherError> {
         let what = match key {
             Key::Discovery(host) => format!("the discovery document of {host}"),
             Key::ProviderVersions(provider) => format!("the version list of {provider}"),
@@ -291,7 +291,7 @@ impl Mirror {
         let kept = self.store.records.get(key)?.and_then(KeptDocument::read).ok_or_else(|| not_held(&what))?;
         let dropped = if kept.dropped.is_empty() { None } else { Some(small.put(&kept.dropped).map_err(spool)?) };
         let document =
-            BundledDocument { said: said_of(&kept), document: small.put(&kept.body).map_err(spool)?, dropped };
+            BundledDocument { said: fetch_origin(&kept), document: small.put(&kept.body).map_err(spool)?, dropped };
         Ok(match key.clone() {
             Key::Discovery(host) => Some(BundleEntry::Discovery { host, document }),
             Key::ProviderVersions(provider) => Some(BundleEntry::ProviderVersions { provider, document }),
@@ -301,8 +301,8 @@ impl Mirror {
     }
 }
 
-fn not_held(what: &str) -> NotGathered {
-    NotGathered::Missing(vec![format!("{what} is not held")])
+fn not_held(what: &str) -> GatherError {
+    GatherError::Missing(vec![format!("{what} is not held")])
 }
 
 /// The current or previous set that names this archive.
@@ -317,7 +317,7 @@ fn proof_of(set: &ProofSet) -> Digest {
     Digest::of(&digests.map(|digest| *digest.as_bytes()).concat())
 }
 
-fn said_of(kept: &KeptDocument) -> FetchOrigin {
+fn fetch_origin(kept: &KeptDocument) -> FetchOrigin {
     let about = &kept.about;
     let (asked, url) = (without_query(&about.asked), without_query(&about.url));
     FetchOrigin { asked, url, fetched: about.fetched, checked: about.checked, gone: about.gone }

@@ -11,7 +11,7 @@ use crate::store::{Key, StoreError};
 
 impl Mirror {
     /// True if this set or a newer one is stored, with its archive.
-    pub(super) fn holds_as_new(
+    pub(super) fn has_set_or_newer(
         &self,
         package: &Package,
         set: &ProofSet,
@@ -21,16 +21,16 @@ impl Mirror {
         let Some(held) = self.read_set(package)? else { return Ok(false) };
         let current = &held.kept.current;
         let is_it = current.names_the_same_files_as(set) && current.body == set.body;
-        Ok((is_it || held.kept.age.outlasts(age, now)) && self.is_named(package, current.document.shasum)?)
+        Ok((is_it || held.kept.age.outlasts(age, now)) && self.is_stored_under(package, current.document.shasum)?)
     }
 
     /// True if an archive is stored under this name.
-    fn is_named(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
+    fn is_stored_under(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
         Ok(self.catalog.name(package)?.get(&digest).is_some() && unless_gone(self.store.blobs.holds(&digest))?)
     }
 
     /// True if this document or a newer one is stored.
-    pub(in crate::mirror) fn held_as_new(
+    pub(in crate::mirror) fn has_document_or_newer(
         &self,
         key: &Key,
         coming: &KeptDocument,
@@ -40,7 +40,7 @@ impl Mirror {
         if held.age().outlasts(coming.age(), now) {
             return Ok(true);
         }
-        let made = self.with_what_is_held(key, Some(&held), coming.clone())?;
+        let made = self.merge_stored_entries(key, Some(&held), coming.clone())?;
         Ok(held.says_the_same_as(&made) && held.age() == made.age())
     }
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::super::Mirror;
-use super::super::modules::CarriedModule;
-use super::documents::{CarriedDocument, kept_of};
-use super::sets::CarriedSet;
+use super::super::modules::BundledModule;
+use super::documents::{BundledDocumentUpdate, document_from_bundle};
+use super::sets::BundledSet;
 use crate::address::{Artifact, PackageSelector};
 use crate::bundle::{BundleEntry, FileRole, SignatureStatus};
 use crate::clock::Timestamp;
@@ -30,14 +30,14 @@ impl SmallFiles {
 
 /// The criteria for judging an entry, besides its files.
 #[derive(Clone, Copy)]
-pub(in crate::mirror) struct Judging<'a> {
+pub(in crate::mirror) struct EntryCriteria<'a> {
     /// Packages that an operator accepts whatever was seen before.
     pub(super) accept: &'a [PackageSelector],
-    pub(super) standing: &'a SignatureStatus,
+    pub(super) signature_status: &'a SignatureStatus,
     pub(in crate::mirror) now: Timestamp,
 }
 
-impl Judging<'_> {
+impl EntryCriteria<'_> {
     pub(in crate::mirror) fn is_accepted(&self, mirror: &Mirror, of: &Artifact) -> bool {
         self.accept.iter().any(|what| match (what, of) {
             (PackageSelector::Provider(meant), Artifact::Provider(package)) => {
@@ -53,13 +53,13 @@ impl Judging<'_> {
 
 pub(super) enum EntryVerdict {
     /// It, or a newer one, is stored already.
-    Held,
+    AlreadyStored,
     /// A valid document that may replace the stored one.
-    Document(Box<CarriedDocument>),
+    Document(Box<BundledDocumentUpdate>),
     /// A verified proof set. Its archive follows.
-    Provider(Box<CarriedSet>),
+    Provider(Box<BundledSet>),
     /// A valid location. Its archive follows.
-    Module(Box<CarriedModule>),
+    Module(Box<BundledModule>),
 }
 
 /// The refusal text for a store failure.
@@ -72,27 +72,28 @@ impl EntryVerdict {
     ///
     /// # Errors
     /// The reason that it is refused.
-    pub(super) fn of(
+    pub(super) fn judge(
         mirror: &Arc<Mirror>,
         entry: &BundleEntry,
         small: &SmallFiles,
-        judging: &Judging<'_>,
+        judging: &EntryCriteria<'_>,
     ) -> Result<Self, String> {
         match entry {
             BundleEntry::Discovery { document, .. }
             | BundleEntry::ProviderVersions { document, .. }
             | BundleEntry::ModuleVersions { document, .. } => {
-                let carried = CarriedDocument::judge(mirror, entry, document, small, judging.now)?;
-                Ok(carried.map_or(Self::Held, |carried| Self::Document(Box::new(carried))))
+                let carried = BundledDocumentUpdate::judge(mirror, entry, document, small, judging.now)?;
+                Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Document(Box::new(carried))))
             }
             BundleEntry::Provider(entry) => {
-                let carried = CarriedSet::judge(mirror, entry, small, judging)?;
-                Ok(carried.map_or(Self::Held, |carried| Self::Provider(Box::new(carried))))
+                let carried = BundledSet::judge(mirror, entry, small, judging)?;
+                Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Provider(Box::new(carried))))
             }
             BundleEntry::Module(entry) => {
-                let location = kept_of(&entry.said, small.get(FileRole::Location)?, Bytes::new(), judging.now);
-                let carried = CarriedModule::judge(mirror, entry, location, judging)?;
-                Ok(carried.map_or(Self::Held, |carried| Self::Module(Box::new(carried))))
+                let location =
+                    document_from_bundle(&entry.said, small.get(FileRole::Location)?, Bytes::new(), judging.now);
+                let carried = BundledModule::judge(mirror, entry, location, judging)?;
+                Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Module(Box::new(carried))))
             }
         }
     }

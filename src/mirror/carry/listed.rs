@@ -19,7 +19,7 @@ type ListEntries = BTreeMap<Version, Box<RawValue>>;
 impl Mirror {
     /// Merges a bundle's document with the stored one that it replaces: versions with stored archives, and services,
     /// stay listed.
-    pub(super) fn with_what_is_held(
+    pub(super) fn merge_stored_entries(
         &self,
         key: &Key,
         held: Option<&KeptDocument>,
@@ -105,7 +105,7 @@ impl Mirror {
     ///
     /// # Errors
     /// The disk failed. Some versions may be listed then.
-    pub(super) fn list_what_came(&self, manifest: &Manifest) -> Result<(), StoreError> {
+    pub(super) fn list_imported_entries(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let lists: BTreeSet<Key> = manifest
             .entries
             .iter()
@@ -120,7 +120,7 @@ impl Mirror {
         for key in lists {
             let _lock = self.catalog.record_lock(&key).lock();
             let Some(held) = self.store.records.get(&key)?.and_then(KeptDocument::read) else { continue };
-            let listing = self.with_what_is_held(&key, Some(&held), held.clone())?;
+            let listing = self.merge_stored_entries(&key, Some(&held), held.clone())?;
             if listing.says_the_same_as(&held) {
                 continue;
             }

@@ -14,7 +14,7 @@ mod staying;
 mod take;
 
 pub(super) use self::archives::{ArchiveBytesSource, StagedBundleArchive};
-pub use self::give::{Gathered, NotGathered};
-pub(super) use self::intake::{Judging, store_failed};
-pub(super) use self::staying::Staying;
-pub use self::take::{NotApplied, TakingIn};
+pub use self::give::{GatherError, GatheredBundle};
+pub(super) use self::intake::{EntryCriteria, store_failed};
+pub(super) use self::staying::EvictionHolds;
+pub use self::take::{ApplyError, ApplyOptions};

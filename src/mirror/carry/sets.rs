@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use super::super::freshness::Age;
-use super::super::library::HeldArchive;
+use super::super::library::StoredArchive;
 use super::super::library::{
-    AcceptedFinding, AcceptedFor, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, observation,
+    AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, observation,
 };
 use super::super::proof_set::{KeptSet, ProofSet, ProofSetSubject};
 use super::super::proving::Admitted;
 use super::super::trees::imported_differs;
 use super::super::{Mirror, unless_gone};
 use super::archives::StagedBundleArchive;
-use super::intake::{Judging, SmallFiles, store_failed};
+use super::intake::{EntryCriteria, SmallFiles, store_failed};
 use crate::address::{Artifact, Package, Version};
 use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ProviderEntry, SignatureStatus};
 use crate::clock::Timestamp;
@@ -23,7 +23,7 @@ use crate::upstream::error::relayed;
 use crate::upstream::providers::DownloadDocument;
 use crate::verify::{How, judge};
 
-pub(super) struct CarriedSet {
+pub(super) struct BundledSet {
     package: Package,
     set: Arc<ProofSet>,
     age: Age,
@@ -33,7 +33,7 @@ pub(super) struct CarriedSet {
     is_vouched_for: bool,
 }
 
-impl CarriedSet {
+impl BundledSet {
     /// Verifies a set by its files. `None` if it, or a newer one, is stored already.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl CarriedSet {
         mirror: &Mirror,
         entry: &ProviderEntry,
         small: &SmallFiles,
-        judging: &Judging<'_>,
+        judging: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
         let (package, said, now) = (entry.package(), &entry.said, judging.now);
         let terms = mirror.terms();
@@ -57,7 +57,7 @@ impl CarriedSet {
                 "its download document names an archive with SHA-256 {named}, and the bundle has {carried}"
             ));
         }
-        if !is_of(said, &package) {
+        if !is_document_url_of(said, &package) {
             return Err(format!(
                 "its download document came from {}, which is not where that of {package} is",
                 said.asked
@@ -88,11 +88,11 @@ impl CarriedSet {
         };
         let set = ProofSet::new(about, body, sums, signature, &package).map_err(unreadable)?;
         let age = Age { checked: said.checked.min(now), gone: said.gone };
-        if mirror.holds_as_new(&package, &set, age, now).map_err(store_failed)? {
+        if mirror.has_set_or_newer(&package, &set, age, now).map_err(store_failed)? {
             return Ok(None);
         }
         let is_accepted = judging.is_accepted(mirror, &Artifact::from(&package));
-        let is_vouched_for = matches!(judging.standing, SignatureStatus::SignedBy(_));
+        let is_vouched_for = matches!(judging.signature_status, SignatureStatus::SignedBy(_));
         Ok(Some(Self { package, set: Arc::new(set), age, is_accepted, is_vouched_for }))
     }
 
@@ -104,15 +104,15 @@ impl CarriedSet {
     ///
     /// # Errors
     /// The reason that it is refused.
-    pub(super) fn taken(
+    pub(super) fn commit(
         self,
         mirror: &Mirror,
         arrived: StagedBundleArchive,
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
-        let note = match self.admitted(mirror, now) {
+        let note = match self.check_history(mirror, now) {
             Ok(note) => note,
-            Err(why) => return Err(arrived.refused(why)),
+            Err(why) => return Err(arrived.discard_with(why)),
         };
         let digest = self.digest();
         let Self { package, set, age, .. } = self;
@@ -121,7 +121,7 @@ impl CarriedSet {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;
             let Some(kept) = mirror.put_carried_set(&package, &set, age, now)? else { return Ok(ApplyOutcome::Held) };
-            mirror.name_it(&package, &kept, HeldArchive::of_set(&set, fast, size_bytes, now))?;
+            mirror.name_it(&package, &kept, StoredArchive::of_set(&set, fast, size_bytes, now))?;
             Ok(ApplyOutcome::Applied { note })
         };
         let outcome = committed().map_err(store_failed)?;
@@ -133,16 +133,16 @@ impl CarriedSet {
 
     /// Compares the set with the first-seen record, with the verdicts for a set from upstream. Returns a note for the
     /// operator, if any.
-    fn admitted(&self, mirror: &Mirror, now: Timestamp) -> Result<Option<String>, String> {
+    fn check_history(&self, mirror: &Mirror, now: Timestamp) -> Result<Option<String>, String> {
         let Some(sums) = self.set.checksums() else { return Err("its SHA256SUMS cannot be read".to_owned()) };
         let Package { provider, version, .. } = &self.package;
         let seen = observation(&self.package, &self.set, &sums);
         if self.is_accepted {
-            mirror.histories.accept(provider, &[seen], AcceptedFor::Version).map_err(store_failed)?;
+            mirror.histories.accept(provider, &[seen], AcceptScope::Version).map_err(store_failed)?;
             let signer = self.set.proof().how.fingerprint().map(str::to_owned);
             let found = AcceptedFinding::one(self.package.platform.clone(), signer);
             let accepted = AlarmEvent::Accepted {
-                of: AcceptedFor::Version,
+                of: AcceptScope::Version,
                 found: &[(version.clone(), found)].into_iter().collect(),
             };
             mirror.alarms.resolve(&provider.into(), &accepted);
@@ -150,7 +150,7 @@ impl CarriedSet {
         }
         let keys = mirror.histories.keys_of(provider).map_err(store_failed)?.unwrap_or_default();
         let key = seen.signer.key();
-        let is_known = key.is_some_and(|key| keys.knows(key));
+        let is_known = key.is_some_and(|key| keys.contains(key));
         if !self.is_vouched_for && !is_known && !keys.keys().is_empty() {
             let signer = key.map_or_else(|| "nobody".to_owned(), |key| format!("key {key}"));
             let why = format!(
@@ -167,7 +167,7 @@ impl CarriedSet {
             Ok(Admitted::Unjudged) => Err(store_failed(StoreError::Gone)),
             Ok(Admitted::Changed(change)) => Ok(Some(format!(
                 "it was published anew: its proof set {}; a key that may vouch for it did; lock files with the old hashes refuse it",
-                change.words()
+                change.describe()
             ))),
             Err(why) => Err(format!(
                 "{}; if that is what its publisher released, apply it with --accept {provider}@{version}",
@@ -189,7 +189,7 @@ impl Mirror {
     ) -> Result<Option<KeptSet>, StoreError> {
         let key = Key::ProofSet(package.clone());
         let _lock = self.catalog.record_lock(&key).lock();
-        if self.holds_as_new(package, set, age, now)? {
+        if self.has_set_or_newer(package, set, age, now)? {
             return Ok(None);
         }
         let held = self.read_set(package)?.map(|held| Arc::unwrap_or_clone(held.kept));
@@ -198,7 +198,7 @@ impl Mirror {
             // An unsigned set is never kept as the previous one.
             Some(held) if held.current.proof().how == How::Imported => {
                 let before = held.current.document.shasum;
-                if before != set.document.shasum && !self.is_packed_anew(package, before)? {
+                if before != set.document.shasum && !self.is_repacked(package, before)? {
                     tracing::error!(%package, "ALARM: what was imported without signatures is not what a bundle proves; the bundle's is served from now on");
                     let detail = imported_differs(before, set.document.shasum);
                     self.alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
@@ -219,7 +219,7 @@ impl Mirror {
 }
 
 /// True if a URL is a download document URL of the package (PROTOCOL 2.1).
-fn is_of(said: &FetchOrigin, package: &Package) -> bool {
+fn is_document_url_of(said: &FetchOrigin, package: &Package) -> bool {
     let Some(segments) = said.asked.path_segments() else { return false };
     let segments: Vec<&str> = segments.collect();
     let Some([namespace, type_, version, "download", os, arch]) = segments.last_chunk::<6>() else { return false };

@@ -10,16 +10,16 @@ use crate::digest::Digest;
 use crate::store::{Scratch, StoreError};
 
 /// Small files shared by several entries, such as the SHA256SUMS of a version.
-pub(super) struct Shared {
+pub(super) struct SharedFiles {
     /// The digests of shared files, each with the name of the first entry that has it.
     wanted: HashMap<Digest, String>,
-    places: HashMap<Digest, (u64, u64)>,
+    offsets: HashMap<Digest, (u64, u64)>,
     file: std::fs::File,
     written: u64,
     _scratch: Scratch,
 }
 
-impl Shared {
+impl SharedFiles {
     pub(super) fn of(mirror: &Mirror, manifest: &Manifest) -> Result<Self, StoreError> {
         let mut first: HashMap<Digest, &BundleEntry> = HashMap::new();
         let mut wanted = HashMap::new();
@@ -36,22 +36,22 @@ impl Shared {
             }
         }
         let scratch = mirror.store.blobs.scratch()?;
-        Ok(Self { wanted, places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
+        Ok(Self { wanted, offsets: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
     }
 
-    pub(super) fn keep(&mut self, file: &EntryFile, bytes: &[u8]) -> Result<(), String> {
+    pub(super) fn store_if_shared(&mut self, file: &EntryFile, bytes: &[u8]) -> Result<(), String> {
         if !self.wanted.contains_key(&file.file.sha256) {
             return Ok(());
         }
         let written = self.file.write_all_at(bytes, self.written);
         written.map_err(|e| format!("its {} could not be kept for what comes later: {e}", file.role))?;
-        self.places.insert(file.file.sha256, (self.written, bytes.len() as u64));
+        self.offsets.insert(file.file.sha256, (self.written, bytes.len() as u64));
         self.written += bytes.len() as u64;
         Ok(())
     }
 
     /// The refusal text for a file whose first entry was refused.
-    pub(super) fn refused_with(&self, file: &EntryFile) -> String {
+    pub(super) fn refusal(&self, file: &EntryFile) -> String {
         let EntryFile { role, .. } = file;
         match self.wanted.get(&file.file.sha256) {
             Some(first) => format!("its {role} ({}) came with {first}, and was refused there", file.name()),
@@ -61,7 +61,7 @@ impl Shared {
 
     pub(super) fn get(&self, shared: &EntryFile) -> Result<Vec<u8>, String> {
         let EntryFile { role, file, .. } = shared;
-        let (at, size) = *self.places.get(&file.sha256).ok_or_else(|| self.refused_with(shared))?;
+        let (at, size) = *self.offsets.get(&file.sha256).ok_or_else(|| self.refusal(shared))?;
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
         let read = self.file.read_exact_at(&mut bytes, at);
         read.map_err(|e| format!("its {role} cannot be read again: {e}"))?;

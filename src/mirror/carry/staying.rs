@@ -11,7 +11,7 @@ use crate::store::Key;
 
 /// The contents of the bundle that is being applied; empty if there is none.
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct Staying(Mutex<HeldNames>);
+pub(in crate::mirror) struct EvictionHolds(Mutex<HeldNames>);
 
 #[derive(Debug, Default)]
 struct HeldNames {
@@ -20,15 +20,15 @@ struct HeldNames {
 }
 
 /// Ends the exemption on drop.
-pub(super) struct Stays<'a>(&'a Staying);
+pub(super) struct EvictionHoldGuard<'a>(&'a EvictionHolds);
 
-impl Drop for Stays<'_> {
+impl Drop for EvictionHoldGuard<'_> {
     fn drop(&mut self) {
         *self.0.0.lock() = HeldNames::default();
     }
 }
 
-impl Staying {
+impl EvictionHolds {
     pub(in crate::mirror) fn archives(&self) -> HashSet<Digest> {
         self.0.lock().archives.clone()
     }
@@ -44,18 +44,18 @@ impl Staying {
 
 impl Mirror {
     /// Exempts the contents of a bundle from eviction until the guard is dropped.
-    pub(super) fn keep_what_is_in(&self, manifest: &Manifest) -> Stays<'_> {
+    pub(super) fn hold_entries(&self, manifest: &Manifest) -> EvictionHoldGuard<'_> {
         let named = HeldNames {
             archives: manifest.entries.iter().filter_map(BundleEntry::archive).map(|archive| archive.sha256).collect(),
-            documents: manifest.entries.iter().map(|entry| self.key_of_carried(entry)).collect(),
+            documents: manifest.entries.iter().map(|entry| self.entry_key(entry)).collect(),
         };
-        let _nothing_is_evicted = self.evictor.held_back();
+        let _nothing_is_evicted = self.evictor.block_evictions();
         *self.staying.0.lock() = named;
-        Stays(&self.staying)
+        EvictionHoldGuard(&self.staying)
     }
 
     /// The store key of the document, proof set or location of an entry.
-    pub(super) fn key_of_carried(&self, entry: &BundleEntry) -> Key {
+    pub(super) fn entry_key(&self, entry: &BundleEntry) -> Key {
         match entry {
             BundleEntry::Discovery { host, .. } => Key::Discovery(host.clone()),
             BundleEntry::ProviderVersions { provider, .. } => Key::ProviderVersions(provider.clone()),

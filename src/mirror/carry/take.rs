@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::super::Mirror;
-use super::archives::Incoming;
-use super::intake::{EntryVerdict, Judging, SmallFiles};
-use super::shared::Shared;
+use super::archives::IncomingArchive;
+use super::intake::{EntryCriteria, EntryVerdict, SmallFiles};
+use super::shared::SharedFiles;
 use crate::address::PackageSelector;
 use crate::bundle::{
     ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, DigestCheck, EntryFile, EntryOutcome,
@@ -24,15 +24,15 @@ use crate::error::Error;
 use crate::store::StoreError;
 
 /// Number of bytes between two progress reports.
-const TOLD_EACH: u64 = 8 << 20;
+const PROGRESS_BYTES: u64 = 8 << 20;
 /// Maximum number of steps queued for the reader.
-const STEPS_WAITING: usize = 16;
+const APPLY_STEP_QUEUE: usize = 16;
 /// Maximum length of a reported refusal, in characters.
-const LONGEST_WHY: usize = 600;
+const MAX_REFUSAL_CHARS: usize = 600;
 
 /// Reasons that a bundle was refused as a whole.
 #[derive(Debug, thiserror::Error)]
-pub enum NotApplied {
+pub enum ApplyError {
     /// Another bundle is being applied.
     #[error("another bundle is being applied: wait for its end")]
     Busy,
@@ -76,7 +76,7 @@ pub enum NotApplied {
 
 /// Options for applying a bundle.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TakingIn {
+pub struct ApplyOptions {
     /// The keys whose bundles are accepted.
     pub trust: BundleTrust,
     /// Packages that the operator accepts although they were republished.
@@ -88,13 +88,13 @@ pub struct TakingIn {
 impl Mirror {
     /// Applies a bundle on a blocking thread and reports each step. The returned handle yields the result, even if the
     /// receiver is dropped. Closing the mirror waits for it.
-    pub fn applying(
+    pub fn spawn_apply(
         self: &Arc<Self>,
         bundle: impl Read + Send + 'static,
-        how: TakingIn,
+        how: ApplyOptions,
         clock: Clock,
-    ) -> (mpsc::Receiver<ApplyEvent>, JoinHandle<Result<Receipt, NotApplied>>) {
-        let (tell, told) = mpsc::channel(STEPS_WAITING);
+    ) -> (mpsc::Receiver<ApplyEvent>, JoinHandle<Result<Receipt, ApplyError>>) {
+        let (tell, told) = mpsc::channel(APPLY_STEP_QUEUE);
         let mirror = Arc::clone(self);
         let applying = self.tasks.spawn_blocking(move || {
             mirror.apply(bundle, &how, &clock, &mut |step| {
@@ -109,39 +109,39 @@ impl Mirror {
     /// continue an interrupted bundle, apply it again: stored entries are skipped.
     ///
     /// # Errors
-    /// [`NotApplied`]: nothing was changed. Later refusals are in the receipt.
+    /// [`ApplyError`]: nothing was changed. Later refusals are in the receipt.
     pub fn apply(
         self: &Arc<Self>,
         bundle: impl Read,
-        how: &TakingIn,
+        how: &ApplyOptions,
         clock: &Clock,
         tell: &mut dyn FnMut(ApplyEvent),
-    ) -> Result<Receipt, NotApplied> {
-        let _alone = self.taking_in.try_lock().map_err(|_| NotApplied::Busy)?;
+    ) -> Result<Receipt, ApplyError> {
+        let _alone = self.taking_in.try_lock().map_err(|_| ApplyError::Busy)?;
         self.store.check()?;
         let opened = BundleReader::open(bundle, &how.trust)?;
         let manifest = Arc::clone(&opened.manifest);
         if let Some(max_age) = how.max_age.filter(|max_age| clock.now().since(manifest.created) > *max_age) {
-            return Err(NotApplied::TooOld { created: manifest.created, max_age });
+            return Err(ApplyError::TooOld { created: manifest.created, max_age });
         }
         // Blocking is fine here: this is the reader's thread, and only one bundle is applied at a time.
         Handle::current().block_on(self.store.index.until_whole())?;
-        let _stays = self.keep_what_is_in(&manifest);
-        self.takes(&manifest)?;
+        let _stays = self.hold_entries(&manifest);
+        self.check_capacity(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
         tell(ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
         let (digest, standing) = (opened.digest, opened.signature_status.clone());
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?standing, "a bundle is applied");
-        let mut taking = Taking {
+        let mut taking = BundleApplication {
             mirror: self,
             how,
             clock,
-            shared: Shared::of(self, &manifest)?,
+            shared: SharedFiles::of(self, &manifest)?,
             opened,
             read: ReadProgress::default(),
         };
-        let (entries, mut ended) = taking.all(&manifest, tell);
-        if let Err(error) = self.list_what_came(&manifest) {
+        let (entries, mut ended) = taking.apply_entries(&manifest, tell);
+        if let Err(error) = self.list_imported_entries(&manifest) {
             let why = || format!("what came could not all be listed: {error}; {}", error.to_do());
             ended.get_or_insert_with(why);
         }
@@ -185,21 +185,25 @@ impl Mirror {
 #[derive(Debug, Default)]
 struct ReadProgress {
     bytes: u64,
-    told: u64,
+    reported: u64,
 }
 
-struct Taking<'a, R> {
+struct BundleApplication<'a, R> {
     mirror: &'a Arc<Mirror>,
-    how: &'a TakingIn,
+    how: &'a ApplyOptions,
     clock: &'a Clock,
-    shared: Shared,
+    shared: SharedFiles,
     opened: BundleReader<R>,
     read: ReadProgress,
 }
 
-impl<R: Read> Taking<'_, R> {
+impl<R: Read> BundleApplication<'_, R> {
     /// Applies the entries in order. Returns their outcomes, and the reason if it stopped early.
-    fn all(&mut self, manifest: &Manifest, tell: &mut dyn FnMut(ApplyEvent)) -> (Vec<EntryOutcome>, Option<String>) {
+    fn apply_entries(
+        &mut self,
+        manifest: &Manifest,
+        tell: &mut dyn FnMut(ApplyEvent),
+    ) -> (Vec<EntryOutcome>, Option<String>) {
         let mut carried = manifest.files().peekable();
         let (mut all, mut ended) = (Vec::new(), None);
         for (number, entry) in manifest.entries.iter().enumerate() {
@@ -212,9 +216,9 @@ impl<R: Read> Taking<'_, R> {
             while let Some((_, file)) = carried.next_if(|(of, _)| *of == number) {
                 files.insert(file.role);
             }
-            let outcome = match self.one(entry, &files, tell) {
+            let outcome = match self.apply_entry(entry, &files, tell) {
                 Ok(outcome) => outcome,
-                Err(BrokeOff(why)) => {
+                Err(UnreadableRest(why)) => {
                     ended = Some(format!("{package}: {why}"));
                     ApplyOutcome::Refused { why }
                 }
@@ -227,12 +231,12 @@ impl<R: Read> Taking<'_, R> {
             all.push(told);
         }
         if ended.is_none() {
-            ended = self.end();
+            ended = self.finish();
         }
         (all, ended)
     }
 
-    fn end(&mut self) -> Option<String> {
+    fn finish(&mut self) -> Option<String> {
         self.opened.end().err().map(|bad| bad.to_string())
     }
 
@@ -241,12 +245,12 @@ impl<R: Read> Taking<'_, R> {
     ///
     /// # Errors
     /// Nothing after this entry can be read.
-    fn one(
+    fn apply_entry(
         &mut self,
         entry: &BundleEntry,
         carried: &HashSet<FileRole>,
         tell: &mut dyn FnMut(ApplyEvent),
-    ) -> Result<ApplyOutcome, BrokeOff> {
+    ) -> Result<ApplyOutcome, UnreadableRest> {
         let mut small = SmallFiles::default();
         let mut flaw: Option<String> = None;
         let mut archive = None;
@@ -257,9 +261,9 @@ impl<R: Read> Taking<'_, R> {
                     let mut bytes = Vec::new();
                     let content = self.read(&file, tell, |piece| bytes.extend_from_slice(piece));
                     let content = content.map_err(|broke| broke.after(flaw.as_ref()))?;
-                    flaw = flaw.or_else(|| flaw_of(&file, content));
+                    flaw = flaw.or_else(|| digest_mismatch(&file, content));
                     if content == DigestCheck::Matches {
-                        flaw = flaw.or_else(|| self.shared.keep(&file, &bytes).err());
+                        flaw = flaw.or_else(|| self.shared.store_if_shared(&file, &bytes).err());
                         small.0.insert(file.role, bytes.into());
                     }
                 }
@@ -273,12 +277,13 @@ impl<R: Read> Taking<'_, R> {
         let judged = match flaw {
             Some(why) => Err(why),
             None => {
-                let judging = Judging { accept: &self.how.accept, standing: &self.opened.signature_status, now };
-                EntryVerdict::of(self.mirror, entry, &small, &judging)
+                let judging =
+                    EntryCriteria { accept: &self.how.accept, signature_status: &self.opened.signature_status, now };
+                EntryVerdict::judge(self.mirror, entry, &small, &judging)
             }
         };
         let Some(archive) = archive else {
-            return Ok(outcome(judged.and_then(|judged| judged.without_archive(self.mirror, now))));
+            return Ok(outcome(judged.and_then(|judged| judged.commit_without_archive(self.mirror, now))));
         };
         if !carried.contains(&FileRole::Archive) {
             let missing = || match archive.left_out {
@@ -287,30 +292,33 @@ impl<R: Read> Taking<'_, R> {
                     archive.role,
                     archive.name()
                 ),
-                false => self.shared.refused_with(&archive),
+                false => self.shared.refusal(&archive),
             };
-            let taken = judged.and_then(|judged| judged.with_what_is_stored(self.mirror, missing, now));
+            let taken = judged.and_then(|judged| judged.commit_with_stored_archive(self.mirror, missing, now));
             return Ok(outcome(taken));
         }
-        let mut incoming = judged.and_then(|judged| judged.incoming(self.mirror, &archive.file));
+        let mut incoming = judged.and_then(|judged| judged.into_incoming(self.mirror, &archive.file));
         let content = self.read(&archive, tell, |piece| {
             // The bytes of a refused or stored archive are read and discarded.
-            let Ok(Incoming::Staged(staged)) = &mut incoming else { return };
+            let Ok(IncomingArchive::Staged(staged)) = &mut incoming else { return };
             if let Err(why) = staged.append(piece)
-                && let Ok(Incoming::Staged(staged)) = std::mem::replace(&mut incoming, Err(why))
+                && let Ok(IncomingArchive::Staged(staged)) = std::mem::replace(&mut incoming, Err(why))
             {
                 staged.discard();
             }
         });
         let content = content.map_err(|broke| broke.after(incoming.as_ref().err()));
         let is_right = content.as_ref().is_ok_and(|content| *content == DigestCheck::Matches);
-        if !is_right && let Ok(Incoming::Staged(staged)) = std::mem::replace(&mut incoming, Ok(Incoming::Held)) {
+        if !is_right
+            && let Ok(IncomingArchive::Staged(staged)) =
+                std::mem::replace(&mut incoming, Ok(IncomingArchive::AlreadyStored))
+        {
             staged.discard();
         }
-        if let Some(why) = flaw_of(&archive, content?) {
+        if let Some(why) = digest_mismatch(&archive, content?) {
             return Ok(outcome(Err(why)));
         }
-        Ok(outcome(incoming.and_then(|incoming| incoming.taken(self.mirror, now))))
+        Ok(outcome(incoming.and_then(|incoming| incoming.commit(self.mirror, now))))
     }
 
     fn read(
@@ -318,25 +326,25 @@ impl<R: Read> Taking<'_, R> {
         file: &EntryFile,
         tell: &mut dyn FnMut(ApplyEvent),
         mut take: impl FnMut(&[u8]),
-    ) -> Result<DigestCheck, BrokeOff> {
+    ) -> Result<DigestCheck, UnreadableRest> {
         let read = &mut self.read;
         let content = self.opened.file(file, |piece| {
             take(piece);
             read.bytes = read.bytes.saturating_add(piece.len() as u64);
-            if read.bytes - read.told >= TOLD_EACH {
-                read.told = read.bytes;
+            if read.bytes - read.reported >= PROGRESS_BYTES {
+                read.reported = read.bytes;
                 tell(ApplyEvent::Read { bytes: read.bytes });
             }
             Ok::<_, BadBundle>(())
         });
-        content.map_err(|bad| BrokeOff(format!("its {} ({}) could not be read: {bad}", file.role, file.name())))
+        content.map_err(|bad| UnreadableRest(format!("its {} ({}) could not be read: {bad}", file.role, file.name())))
     }
 }
 
 /// The reason that the rest of the bundle cannot be read, with the file it broke at.
-struct BrokeOff(String);
+struct UnreadableRest(String);
 
-impl BrokeOff {
+impl UnreadableRest {
     /// Prepends a flaw that was found earlier in the entry.
     fn after(self, flaw: Option<&String>) -> Self {
         match flaw {
@@ -347,7 +355,7 @@ impl BrokeOff {
 }
 
 /// The file's name is its digest, so a mismatch always means altered bytes.
-fn flaw_of(file: &EntryFile, content: DigestCheck) -> Option<String> {
+fn digest_mismatch(file: &EntryFile, content: DigestCheck) -> Option<String> {
     match content {
         DigestCheck::Matches => None,
         DigestCheck::Differs { now } => {
@@ -357,5 +365,5 @@ fn flaw_of(file: &EntryFile, content: DigestCheck) -> Option<String> {
 }
 
 fn outcome(taken: Result<ApplyOutcome, String>) -> ApplyOutcome {
-    taken.unwrap_or_else(|why| ApplyOutcome::Refused { why: why.chars().take(LONGEST_WHY).collect() })
+    taken.unwrap_or_else(|why| ApplyOutcome::Refused { why: why.chars().take(MAX_REFUSAL_CHARS).collect() })
 }

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::super::Link;
-use super::resolving::{AlarmEvent, AlarmPart, Subject};
+use super::resolving::{AlarmEvent, AlarmPart, AlarmSubject};
 use crate::address::{Address, Platform, Version};
 use crate::clock::Timestamp;
 use crate::store::{Durability, Key, Store, StoreError};
 
 /// Maximum number of alarms per address and kind, so that one upstream cannot crowd out the alarms of another.
-const MOST_ALARMS: usize = 1000;
+const MAX_ALARMS_PER_KIND: usize = 1000;
 
 /// A finding that a person must resolve. It stays in `status` until then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +71,7 @@ impl AlarmKind {
     ];
 
     /// The name of the kind in JSON, as `waits-for-accept`.
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::WaitsForAccept => "waits-for-accept",
             Self::Republished => "republished",
@@ -93,16 +93,16 @@ impl AlarmKind {
     }
 
     /// True for a finding about the provider as a whole, whatever version it was found with.
-    pub(in crate::mirror) fn is_of_the_provider(self) -> bool {
+    pub(in crate::mirror) fn concerns_provider(self) -> bool {
         matches!(self, Self::NewKey | Self::SignatureLost)
     }
 
     /// The command that resolves it. Offline, that is a bundle applied with `--accept`.
-    fn resolve(self, address: &Address, version: &Version, link: Link) -> Option<String> {
+    fn resolve_command(self, address: &Address, version: &Version, link: Link) -> Option<String> {
         match self {
             Self::Dropped => None,
             _ if link == Link::Offline => Some(format!("larder bundle apply BUNDLE --accept {address}@{version}")),
-            kind if kind.is_of_the_provider() => Some(format!("larder accept {address}")),
+            kind if kind.concerns_provider() => Some(format!("larder accept {address}")),
             _ => Some(format!("larder accept {address}@{version}")),
         }
     }
@@ -111,19 +111,19 @@ impl AlarmKind {
 #[derive(Debug)]
 pub(in crate::mirror) struct Alarms {
     store: Arc<Store>,
-    raised: Mutex<BTreeMap<Address, OfAddress>>,
+    raised: Mutex<BTreeMap<Address, AlarmsOfAddress>>,
     /// Locked while the alarms of an address are changed and saved. `raised` is never locked during disk I/O.
-    changing: [Mutex<()>; 16],
+    change_locks: [Mutex<()>; 16],
     hasher: RandomState,
 }
 
 #[derive(Debug, Default)]
-struct OfAddress {
-    alarms: BTreeMap<Subject, Alarm>,
+struct AlarmsOfAddress {
+    alarms: BTreeMap<AlarmSubject, Alarm>,
     /// Entries that this version of larder cannot read. They are written back unchanged.
-    unread: Vec<Box<RawValue>>,
+    unreadable: Vec<Box<RawValue>>,
     /// True if the last save failed. The next change saves again.
-    is_in_memory_alone: bool,
+    is_unsaved: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -144,10 +144,10 @@ struct AlarmEntry {
 
 /// The alarms of an address could not be saved: a restart would lose them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) struct InMemoryAlone;
+pub(in crate::mirror) struct AlarmNotSaved;
 
 impl AlarmEntry {
-    fn read(raw: &RawValue) -> Option<(Subject, Alarm)> {
+    fn read(raw: &RawValue) -> Option<(AlarmSubject, Alarm)> {
         let Self { alarm, platform, key } = serde_json::from_str(raw.get()).ok()?;
         let version = Version::parse(&alarm.version).ok()?;
         let part = match (platform, key) {
@@ -155,10 +155,10 @@ impl AlarmEntry {
             (None, Some(key)) => AlarmPart::Key(key),
             (None, None) => AlarmPart::Whole,
         };
-        Some((Subject { kind: alarm.kind, version, part }, alarm))
+        Some((AlarmSubject { kind: alarm.kind, version, part }, alarm))
     }
 
-    fn written(subject: &Subject, alarm: &Alarm) -> Option<Box<RawValue>> {
+    fn written(subject: &AlarmSubject, alarm: &Alarm) -> Option<Box<RawValue>> {
         let (platform, key) = match &subject.part {
             AlarmPart::Whole => (None, None),
             AlarmPart::Platform(platform) => (Some(platform.clone()), None),
@@ -168,13 +168,13 @@ impl AlarmEntry {
     }
 }
 
-impl OfAddress {
+impl AlarmsOfAddress {
     fn read(record: AlarmsRecord) -> Self {
         let mut read = Self::default();
         for raw in record.alarms {
             match AlarmEntry::read(&raw) {
                 Some((subject, alarm)) => drop(read.alarms.insert(subject, alarm)),
-                None => read.unread.push(raw),
+                None => read.unreadable.push(raw),
             }
         }
         read
@@ -183,39 +183,39 @@ impl OfAddress {
     /// The record to save; `None` if there are no alarms.
     fn written(&self) -> Option<AlarmsRecord> {
         let entries = self.alarms.iter().filter_map(|(subject, alarm)| AlarmEntry::written(subject, alarm));
-        let alarms: Vec<_> = entries.chain(self.unread.iter().cloned()).collect();
+        let alarms: Vec<_> = entries.chain(self.unreadable.iter().cloned()).collect();
         (!alarms.is_empty()).then_some(AlarmsRecord { alarms })
     }
 
     /// Adds or updates an alarm.
-    fn set(&mut self, subject: Subject, alarm: Alarm) -> Raised {
+    fn set(&mut self, subject: AlarmSubject, alarm: Alarm) -> RaiseOutcome {
         let kind = subject.kind;
-        let of_the_provider = |raised: &Subject| kind == AlarmKind::SignatureLost && raised.kind == kind;
+        let of_the_provider = |raised: &AlarmSubject| kind == AlarmKind::SignatureLost && raised.kind == kind;
         if self.alarms.keys().any(|raised| of_the_provider(raised) && raised.version != subject.version) {
-            return Raised::Stands;
+            return RaiseOutcome::Unchanged;
         }
         if self.alarms.get(&subject).is_some_and(|before| before.detail == alarm.detail) {
-            return Raised::Stands;
+            return RaiseOutcome::Unchanged;
         }
         if !self.alarms.contains_key(&subject)
-            && self.alarms.keys().filter(|raised| raised.kind == kind).count() >= MOST_ALARMS
+            && self.alarms.keys().filter(|raised| raised.kind == kind).count() >= MAX_ALARMS_PER_KIND
         {
-            return Raised::TooMany;
+            return RaiseOutcome::TooMany;
         }
         // Replaces the alarm of an older store, which did not name its platform.
         if kind != AlarmKind::NewKey {
-            self.alarms.remove(&Subject { part: AlarmPart::Whole, ..subject.clone() });
+            self.alarms.remove(&AlarmSubject { part: AlarmPart::Whole, ..subject.clone() });
         }
         self.alarms.insert(subject, alarm);
-        Raised::New
+        RaiseOutcome::New
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum Raised {
+pub(in crate::mirror) enum RaiseOutcome {
     New,
     /// An equal alarm was raised before.
-    Stands,
+    Unchanged,
     /// The limit of alarms of this kind and address is reached.
     TooMany,
 }
@@ -225,7 +225,7 @@ impl Alarms {
     ///
     /// # Errors
     /// The store failed.
-    pub(in crate::mirror) fn over(store: Arc<Store>) -> Result<Self, StoreError> {
+    pub(in crate::mirror) fn load(store: Arc<Store>) -> Result<Self, StoreError> {
         let mut raised = BTreeMap::new();
         for address in store.records.addresses_with_alarms()? {
             let Some(record) = store.records.get(&Key::Alarms(address.clone()))? else { continue };
@@ -233,47 +233,48 @@ impl Alarms {
                 store.records.set_aside(&Key::Alarms(address))?;
                 continue;
             };
-            let read = OfAddress::read(record);
-            if !read.unread.is_empty() {
-                tracing::error!(%address, alarms = read.unread.len(), "alarms cannot be read, because they are damaged or of a newer larder: they are left as they are");
+            let read = AlarmsOfAddress::read(record);
+            if !read.unreadable.is_empty() {
+                tracing::error!(%address, alarms = read.unreadable.len(), "alarms cannot be read, because they are damaged or of a newer larder: they are left as they are");
             }
             raised.insert(address, read);
         }
         let changing = std::array::from_fn(|_| Mutex::default());
-        Ok(Self { store, raised: Mutex::new(raised), changing, hasher: RandomState::new() })
+        Ok(Self { store, raised: Mutex::new(raised), change_locks: changing, hasher: RandomState::new() })
     }
 
     /// Raises an alarm. When this returns, it is in the store, or in memory only if it could not be saved.
     pub(in crate::mirror) fn raise(
         &self,
-        subject: Subject,
+        subject: AlarmSubject,
         address: &Address,
         detail: String,
         at: Timestamp,
         link: Link,
-    ) -> Raised {
-        let Subject { kind, version, .. } = &subject;
+    ) -> RaiseOutcome {
+        let AlarmSubject { kind, version, .. } = &subject;
         let alarm = Alarm {
             kind: *kind,
             address: address.to_string(),
             version: version.to_string(),
             detail,
             since: at,
-            resolve: kind.resolve(address, version, link),
+            resolve: kind.resolve_command(address, version, link),
         };
         self.change(address, |of| {
             let raised = of.set(subject, alarm);
-            (raised == Raised::New, raised)
+            (raised == RaiseOutcome::New, raised)
         })
     }
 
     /// Resolves the alarms that an event resolves, and returns their subjects.
-    pub(in crate::mirror) fn resolve(&self, address: &Address, event: &AlarmEvent<'_>) -> Vec<Subject> {
+    pub(in crate::mirror) fn resolve(&self, address: &Address, event: &AlarmEvent<'_>) -> Vec<AlarmSubject> {
         if !self.has(address) {
             return Vec::new();
         }
         self.change(address, |of| {
-            let meant: Vec<Subject> = of.alarms.keys().filter(|subject| event.resolves(subject)).cloned().collect();
+            let meant: Vec<AlarmSubject> =
+                of.alarms.keys().filter(|subject| event.resolves(subject)).cloned().collect();
             for subject in &meant {
                 of.alarms.remove(subject);
             }
@@ -289,16 +290,20 @@ impl Alarms {
     ///
     /// # Errors
     /// The save failed again.
-    pub(in crate::mirror) fn are_saved(&self, address: &Address) -> Result<(), InMemoryAlone> {
-        let is_behind = || self.raised.lock().get(address).is_some_and(|of| of.is_in_memory_alone);
+    pub(in crate::mirror) fn ensure_saved(&self, address: &Address) -> Result<(), AlarmNotSaved> {
+        let is_behind = || self.raised.lock().get(address).is_some_and(|of| of.is_unsaved);
         if is_behind() {
-            self.change(address, |of| (of.is_in_memory_alone, ()));
+            self.change(address, |of| (of.is_unsaved, ()));
         }
-        if is_behind() { Err(InMemoryAlone) } else { Ok(()) }
+        if is_behind() { Err(AlarmNotSaved) } else { Ok(()) }
     }
 
     /// The subjects of the alarms of an address that match.
-    pub(in crate::mirror) fn subjects(&self, address: &Address, is_meant: impl Fn(&Subject) -> bool) -> Vec<Subject> {
+    pub(in crate::mirror) fn subjects(
+        &self,
+        address: &Address,
+        is_meant: impl Fn(&AlarmSubject) -> bool,
+    ) -> Vec<AlarmSubject> {
         let raised = self.raised.lock();
         let subjects = raised.get(address).into_iter().flat_map(|of| of.alarms.keys());
         subjects.filter(|subject| is_meant(subject)).cloned().collect()
@@ -309,8 +314,8 @@ impl Alarms {
     }
 
     /// Changes the alarms of an address and saves them if `change` returns true.
-    fn change<T>(&self, address: &Address, change: impl FnOnce(&mut OfAddress) -> (bool, T)) -> T {
-        let _changing = self.changing[self.hasher.hash_one(address) as usize % self.changing.len()].lock();
+    fn change<T>(&self, address: &Address, change: impl FnOnce(&mut AlarmsOfAddress) -> (bool, T)) -> T {
+        let _changing = self.change_locks[self.hasher.hash_one(address) as usize % self.change_locks.len()].lock();
         let (record, said) = {
             let mut raised = self.raised.lock();
             let of = raised.entry(address.clone()).or_default();
@@ -323,7 +328,7 @@ impl Alarms {
         let is_saved = self.save(address, record.as_ref());
         let mut raised = self.raised.lock();
         if let Some(of) = raised.get_mut(address) {
-            of.is_in_memory_alone = !is_saved;
+            of.is_unsaved = !is_saved;
         }
         if record.is_none() && is_saved {
             raised.remove(address);

@@ -10,7 +10,7 @@ use crate::address::{Artifact, PackageRef};
 use crate::digest::Digest;
 use crate::store::{Durability, IndexedName, Key, Recorded, Store, StoreError};
 
-const MOST_IMPORTED_LISTED: usize = 1000;
+const MAX_IMPORTED_LISTED: usize = 1000;
 
 /// The names of stored archives. Several keys share a lock, so a thread must not take two locks of one kind.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Catalog {
     }
 
     /// Locks all digests, so that no archive is stored or removed meanwhile.
-    pub(in crate::mirror) fn all_digests_locked(&self) -> Vec<MutexGuard<'_, ()>> {
+    pub(in crate::mirror) fn lock_all_digests(&self) -> Vec<MutexGuard<'_, ()>> {
         self.digest_locks.iter().map(|lock| lock.lock()).collect()
     }
 
@@ -99,7 +99,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Packages imported without signatures and not verified since, at most [`MOST_IMPORTED_LISTED`]. Cached until the
+    /// Packages imported without signatures and not verified since, at most [`MAX_IMPORTED_LISTED`]. Cached until the
     /// next change.
     pub(in crate::mirror) fn imported(&self) -> Vec<PackageRef> {
         if let Some(known) = &*self.imported.lock() {
@@ -123,7 +123,7 @@ impl Catalog {
         let imported = |of: Artifact, name: IndexedName| name.imported.then(|| PackageRef::from(&of));
         let mut imported = self.store.index.names(imported)?;
         imported.sort();
-        imported.truncate(MOST_IMPORTED_LISTED);
+        imported.truncate(MAX_IMPORTED_LISTED);
         Ok(imported)
     }
 }

@@ -13,21 +13,21 @@ use crate::store::{IndexedArchive, StoreError};
 #[derive(Debug, Default)]
 pub(in crate::mirror) struct Evictor {
     /// Locked while one archive or document is evicted, and by pin and purge.
-    alone: Mutex<()>,
+    eviction_lock: Mutex<()>,
     asked: AtomicU64,
-    wake: Notify,
-    passes: watch::Sender<Passes>,
+    requested: Notify,
+    passes: watch::Sender<EvictionProgress>,
     reserved: Arc<AtomicU64>,
     candidates: Mutex<VecDeque<IndexedArchive>>,
 }
 
 /// Maximum number of candidates from one scan of the index. A full scan is slow, and anything stored or used later is
 /// younger than all candidates.
-const CANDIDATES: usize = 10_000;
+const MAX_CANDIDATES: usize = 10_000;
 
 /// The progress of eviction passes.
 #[derive(Debug, Default)]
-struct Passes {
+struct EvictionProgress {
     /// The number of the last request that a finished pass answered.
     ended: u64,
     failed: Option<StoreError>,
@@ -59,8 +59,8 @@ impl Drop for Reservation {
 
 impl Evictor {
     /// Blocks eviction. Taken before any digest or record lock.
-    pub(in crate::mirror) fn held_back(&self) -> MutexGuard<'_, ()> {
-        self.alone.lock()
+    pub(in crate::mirror) fn block_evictions(&self) -> MutexGuard<'_, ()> {
+        self.eviction_lock.lock()
     }
 
     /// The least recently used archive as of the last scan. It may have been used or removed since.
@@ -68,11 +68,11 @@ impl Evictor {
         self.candidates.lock().pop_front()
     }
 
-    /// Replaces the candidates. With `only_first`, keeps the first [`CANDIDATES`]. Returns true if none was cut off.
-    pub(in crate::mirror) fn look_at(&self, mut oldest: Vec<IndexedArchive>, only_first: bool) -> bool {
-        let is_cut = only_first && oldest.len() > CANDIDATES;
+    /// Replaces the candidates. With `only_first`, keeps the first [`MAX_CANDIDATES`]. Returns true if none was cut off.
+    pub(in crate::mirror) fn set_candidates(&self, mut oldest: Vec<IndexedArchive>, only_first: bool) -> bool {
+        let is_cut = only_first && oldest.len() > MAX_CANDIDATES;
         if is_cut {
-            oldest.truncate(CANDIDATES);
+            oldest.truncate(MAX_CANDIDATES);
         }
         *self.candidates.lock() = oldest.into();
         !is_cut
@@ -88,9 +88,9 @@ impl Evictor {
     }
 
     /// Requests a pass, without waiting. Returns the number of the request.
-    pub(in crate::mirror) fn notify(&self) -> u64 {
+    pub(in crate::mirror) fn request_pass(&self) -> u64 {
         let asked = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
-        self.wake.notify_one();
+        self.requested.notify_one();
         asked
     }
 
@@ -100,7 +100,7 @@ impl Evictor {
     /// The error of that pass.
     pub(in crate::mirror) async fn make_room(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
         let mut passes = self.passes.subscribe();
-        let asked = self.notify();
+        let asked = self.request_pass();
         loop {
             if enough() {
                 return Ok(());
@@ -117,30 +117,30 @@ impl Evictor {
     }
 
     /// Waits until every pass requested so far has ended.
-    pub(in crate::mirror) async fn at_rest(&self) {
+    pub(in crate::mirror) async fn wait_idle(&self) {
         let asked = self.asked.load(Ordering::SeqCst);
         // The sender lives in `self`, so this cannot fail.
         let _ = self.passes.subscribe().wait_for(|passes| passes.ended >= asked).await;
     }
 
     /// Waits for a request, and returns its number. One pass answers all requests up to it.
-    pub(in crate::mirror) async fn asked(&self) -> u64 {
+    pub(in crate::mirror) async fn next_request(&self) -> u64 {
         loop {
             let asked = self.asked.load(Ordering::SeqCst);
             if asked > self.passes.borrow().ended {
                 return asked;
             }
-            self.wake.notified().await;
+            self.requested.notified().await;
         }
     }
 
     /// Wakes the waiting writers after an eviction.
-    pub(in crate::mirror) fn goes_on(&self) {
+    pub(in crate::mirror) fn wake_waiters(&self) {
         self.passes.send_modify(|_| ());
     }
 
     /// Reports the end of a pass to the requests up to `asked`.
-    pub(in crate::mirror) fn ended(&self, asked: u64, failed: Option<StoreError>) {
-        self.passes.send_replace(Passes { ended: asked, failed });
+    pub(in crate::mirror) fn finish_pass(&self, asked: u64, failed: Option<StoreError>) {
+        self.passes.send_replace(EvictionProgress { ended: asked, failed });
     }
 }

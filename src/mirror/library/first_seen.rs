@@ -12,21 +12,21 @@ use crate::upstream::error::relayed;
 use crate::verify::{Checksums, How};
 
 /// Maximum number of records per version. Beyond it, only `accept` adds one.
-const MOST_RECORDS: usize = 64;
+const MAX_RECORDS_PER_VERSION: usize = 64;
 /// Maximum number of SHA256SUMS lines over all records of a version. The first record may exceed it; otherwise only
 /// `accept` adds more.
-const MOST_FILES: usize = 20_000;
+const MAX_RECORDED_FILES: usize = 20_000;
 /// Maximum total length of the file names over all records of a version, in bytes.
-const MOST_NAME_BYTES: usize = 1 << 20;
+const MAX_RECORDED_NAME_BYTES: usize = 1 << 20;
 /// Maximum number of keys per provider. Beyond it, only `accept` adds one.
-const MOST_KEYS: usize = 256;
+const MAX_KEYS_PER_PROVIDER: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) enum Signer {
     /// The fingerprint of the key that signed SHA256SUMS.
     Key(String),
     /// The registry lists no key for the provider.
-    Nobody,
+    Unsigned,
     /// No signer that counts: `verification` is `checksum`, the set was imported, or nothing vouches for its key. It
     /// adds no key to the log and vouches for no change.
     NotChecked,
@@ -36,7 +36,7 @@ impl Signer {
     pub(in crate::mirror) fn of(how: &How) -> Self {
         match how {
             How::Signature { fingerprint } => Self::Key(fingerprint.clone()),
-            How::NoKeys => Self::Nobody,
+            How::NoKeys => Self::Unsigned,
             How::Checksum | How::Imported | How::Tree(_) => Self::NotChecked,
         }
     }
@@ -56,7 +56,7 @@ pub(in crate::mirror) struct Observation<'a> {
     pub(in crate::mirror) archive: Digest,
     pub(in crate::mirror) sums: &'a Checksums,
     pub(in crate::mirror) signer: Signer,
-    pub(in crate::mirror) at: Timestamp,
+    pub(in crate::mirror) observed: Timestamp,
 }
 
 /// The facts that one proof set added to the history of its version. Records are appended and never changed.
@@ -117,7 +117,7 @@ struct KeyEntry {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) enum Change {
+pub(in crate::mirror) enum HistoryChange {
     /// A platform or a file has another digest than in every earlier set.
     OtherBytes {
         /// The file name, or the platform.
@@ -135,10 +135,10 @@ pub(in crate::mirror) enum Change {
     },
 }
 
-impl Change {
+impl HistoryChange {
     /// Describes the change, to follow "its proof set …". Text from upstream is shortened and stripped of control
     /// characters.
-    pub(in crate::mirror) fn words(&self) -> String {
+    pub(in crate::mirror) fn describe(&self) -> String {
         match self {
             Self::OtherBytes { of, before, now } => {
                 let before = before.first().map(ToString::to_string).unwrap_or_default();
@@ -159,7 +159,7 @@ impl Change {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) enum HistoryRefusal {
     /// It changes the version, and its signer may not vouch for that.
-    Changed(Change),
+    ChangedByUntrustedKey(HistoryChange),
     /// The provider was signed before, and the registry lists no key for it now.
     SignatureLost,
     /// The record of the version or the key log is damaged and cannot be rebuilt from stored sets.
@@ -172,7 +172,7 @@ pub(in crate::mirror) enum HistoryRefusal {
 pub(in crate::mirror) enum HistoryVerdict {
     Consistent,
     /// It changes the version, and its key may vouch for that.
-    Republished(Change),
+    Republished(HistoryChange),
     Refused(HistoryRefusal),
 }
 
@@ -181,7 +181,7 @@ pub(in crate::mirror) enum HistoryVerdict {
 pub(in crate::mirror) struct Judgement {
     pub(in crate::mirror) verdict: HistoryVerdict,
     /// The keys recorded before, if the set's key is not among them.
-    pub(in crate::mirror) stranger_to: Option<Vec<String>>,
+    pub(in crate::mirror) known_keys_without_signer: Option<Vec<String>>,
 }
 
 impl KeyLog {
@@ -194,12 +194,12 @@ impl KeyLog {
     pub(in crate::mirror) fn of_keys(keys: impl IntoIterator<Item = (String, Timestamp)>) -> Self {
         let mut log = Self::default();
         for (key, at) in keys {
-            log.note(&Signer::Key(key), at, false);
+            log.append(&Signer::Key(key), at, false);
         }
         log
     }
 
-    pub(in crate::mirror) fn knows(&self, key: &str) -> bool {
+    pub(in crate::mirror) fn contains(&self, key: &str) -> bool {
         self.entries.iter().any(|entry| entry.key.as_deref() == Some(key))
     }
 
@@ -214,22 +214,22 @@ impl KeyLog {
 
     /// True if this key (or its absence) was in the log before the version was first verified, or was accepted for the
     /// provider.
-    fn vouches(&self, key: Option<&str>, known_keys: usize) -> bool {
+    fn may_vouch(&self, key: Option<&str>, known_keys: usize) -> bool {
         self.entries.iter().any(|entry| entry.key.as_deref() == key && (entry.number < known_keys || entry.accepted))
     }
 
     /// The number of the next entry.
-    fn next(&self) -> usize {
+    fn next_number(&self) -> usize {
         self.entries.last().map_or(self.begins, |last| last.number + 1)
     }
 
     /// Appends the signer unless it is listed. Returns true if the log changed.
-    fn note(&mut self, signer: &Signer, at: Timestamp, accepted: bool) -> bool {
+    fn append(&mut self, signer: &Signer, at: Timestamp, accepted: bool) -> bool {
         if *signer == Signer::NotChecked {
             return false;
         }
         let key = signer.key();
-        let number = self.next();
+        let number = self.next_number();
         match self.entries.iter_mut().find(|entry| entry.key.as_deref() == key) {
             Some(entry) if accepted && !entry.accepted => {
                 entry.accepted = true;
@@ -254,7 +254,7 @@ impl KeyLog {
         }
         found.sort();
         for (at, key) in found {
-            log.note(&Signer::Key(key), at, false);
+            log.append(&Signer::Key(key), at, false);
         }
         log
     }
@@ -291,15 +291,15 @@ impl VersionHistory {
 
     /// True for a key that may vouch for other bytes (promise 14): it signed the version when that was first verified,
     /// was in the provider's log before that, or was accepted. An unsigned set vouches for nothing.
-    fn is_vouched_for_by(&self, key: Option<&str>, log: &KeyLog) -> bool {
+    fn may_be_changed_by(&self, key: Option<&str>, log: &KeyLog) -> bool {
         let Some(key) = key else { return false };
         let signed_it =
             |record: &FirstSeen| record.key.as_deref() == Some(key) && (record.number == 1 || record.accepted);
-        log.vouches(Some(key), self.known_keys) || self.records.iter().any(signed_it)
+        log.may_vouch(Some(key), self.known_keys) || self.records.iter().any(signed_it)
     }
 
     /// The changes that a set makes, the most serious first. `is_vouched_for`: the signer may add files to the version.
-    fn changes(&self, seen: &Observation<'_>, is_vouched_for: bool) -> Vec<Change> {
+    fn changes(&self, seen: &Observation<'_>, is_vouched_for: bool) -> Vec<HistoryChange> {
         if self.is_empty() {
             return Vec::new();
         }
@@ -316,23 +316,24 @@ impl VersionHistory {
         }
         let other = |of: String, before: Option<&Vec<Digest>>, now: Digest| {
             let before = before.filter(|before| !before.contains(&now))?.clone();
-            Some(Change::OtherBytes { of, before, now })
+            Some(HistoryChange::OtherBytes { of, before, now })
         };
         let of_line = |(name, now): (&str, Digest)| {
             let before = by_name.get(name).or_else(|| by_platform.get(&platform_in_name(name)?));
             other(name.to_owned(), before, now)
         };
-        let mut changes: Vec<Change> = seen.sums.iter().filter_map(of_line).collect();
-        let is_told =
-            changes.iter().any(|change| matches!(change, Change::OtherBytes { now, .. } if *now == seen.archive));
+        let mut changes: Vec<HistoryChange> = seen.sums.iter().filter_map(of_line).collect();
+        let is_told = changes
+            .iter()
+            .any(|change| matches!(change, HistoryChange::OtherBytes { now, .. } if *now == seen.archive));
         if !is_told {
             let platform = &seen.package.platform;
             changes.extend(other(platform.to_string(), by_platform.get(platform), seen.archive));
         }
         let known: BTreeSet<Digest> = by_name.values().flatten().copied().collect();
         let keeps_one = seen.sums.iter().any(|(_, digest)| known.contains(&digest));
-        if changes.is_empty() && !known.is_empty() && !keeps_one && !self.is_of_other_platforms(seen) {
-            changes.push(Change::DropsEveryLine);
+        if changes.is_empty() && !known.is_empty() && !keeps_one && !self.lists_only_other_platforms(seen) {
+            changes.push(HistoryChange::DropsEveryLine);
         }
         if changes.is_empty() && !is_vouched_for && !self.is_unsigned(seen) {
             let is_known =
@@ -340,7 +341,7 @@ impl VersionHistory {
             let added = seen.sums.iter().find(|line| !is_known(line)).map(|(file, now)| (file.to_owned(), now));
             let platform = &seen.package.platform;
             let new_platform = || (!by_platform.contains_key(platform)).then(|| (platform.to_string(), seen.archive));
-            changes.extend(added.or_else(new_platform).map(|(file, now)| Change::Added { file, now }));
+            changes.extend(added.or_else(new_platform).map(|(file, now)| HistoryChange::Added { file, now }));
         }
         changes
     }
@@ -351,7 +352,7 @@ impl VersionHistory {
     }
 
     /// True for an unsigned set that lists only other platforms: some registries publish one SHA256SUMS per platform.
-    fn is_of_other_platforms(&self, seen: &Observation<'_>) -> bool {
+    fn lists_only_other_platforms(&self, seen: &Observation<'_>) -> bool {
         let known = self.platforms();
         let mut named = seen.sums.iter().map(|(name, digest)| match platform_in_name(name) {
             None if digest == seen.archive => Some(seen.package.platform.clone()),
@@ -363,7 +364,7 @@ impl VersionHistory {
     }
 
     /// Appends the facts that no record contains yet. Returns true if anything was appended.
-    fn note(&mut self, seen: &Observation<'_>, known_keys: usize, accepted: bool) -> bool {
+    fn append(&mut self, seen: &Observation<'_>, known_keys: usize, accepted: bool) -> bool {
         let (platform, key) = (&seen.package.platform, seen.signer.key());
         let mut files: BTreeMap<String, Digests> = BTreeMap::new();
         let known: BTreeSet<(&str, Digest)> = self.files().collect();
@@ -385,14 +386,14 @@ impl VersionHistory {
         }
         let number = self.records.last().map_or(1, |last| last.number + 1);
         let key = key.map(str::to_owned);
-        self.records.push(FirstSeen { number, at: seen.at, key, accepted, files, platforms });
+        self.records.push(FirstSeen { number, at: seen.observed, key, accepted, files, platforms });
         true
     }
 
     fn is_full(&self) -> bool {
         let (files, bytes) = self.files().fold((0, 0), |(files, bytes), (name, _)| (files + 1, bytes + name.len()));
-        let is_large = files > MOST_FILES || bytes > MOST_NAME_BYTES;
-        self.records.len() > MOST_RECORDS || (self.records.len() > 1 && is_large)
+        let is_large = files > MAX_RECORDED_FILES || bytes > MAX_RECORDED_NAME_BYTES;
+        self.records.len() > MAX_RECORDS_PER_VERSION || (self.records.len() > 1 && is_large)
     }
 
     /// True if the last record contains files or platforms, not just a signer.
@@ -402,10 +403,10 @@ impl VersionHistory {
 
     /// Rebuilds the history of a version whose record was lost from stored sets. It contains their digests, but no
     /// signer that may vouch for other bytes: no record has number 1.
-    pub(in crate::mirror) fn rebuilt(sets: &[Observation<'_>]) -> Self {
+    pub(in crate::mirror) fn from_stored_sets(sets: &[Observation<'_>]) -> Self {
         let mut rebuilt = Self::default();
         for seen in sets {
-            rebuilt.note(seen, 0, false);
+            rebuilt.append(seen, 0, false);
         }
         for record in &mut rebuilt.records {
             record.number += 1;
@@ -414,14 +415,18 @@ impl VersionHistory {
     }
 
     /// Converts one version of a whole-provider record. `known_keys`: how many keys of the log may vouch for it.
-    pub(in crate::mirror) fn carried_over(at: Timestamp, files: BTreeMap<String, Digests>, known_keys: usize) -> Self {
+    pub(in crate::mirror) fn from_provider_record(
+        at: Timestamp,
+        files: BTreeMap<String, Digests>,
+        known_keys: usize,
+    ) -> Self {
         let record = FirstSeen { number: 1, at, key: None, accepted: false, files, platforms: BTreeMap::new() };
         Self { known_keys, records: vec![record] }
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(in crate::mirror) enum Readable<T> {
+pub(in crate::mirror) enum Recoverable<T> {
     Whole(T),
     #[default]
     Absent,
@@ -431,61 +436,66 @@ pub(in crate::mirror) enum Readable<T> {
 
 /// The records that a new set is judged by.
 #[derive(Debug, Clone, Default)]
-pub(in crate::mirror) struct History {
-    pub(in crate::mirror) version: Readable<VersionHistory>,
-    pub(in crate::mirror) keys: Readable<KeyLog>,
+pub(in crate::mirror) struct HistoryRecords {
+    pub(in crate::mirror) version: Recoverable<VersionHistory>,
+    pub(in crate::mirror) keys: Recoverable<KeyLog>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::mirror) struct ToWrite {
+pub(in crate::mirror) struct HistoryUpdate {
     /// Written first, so that the key log never names a key that no version admitted.
     pub(in crate::mirror) version: Option<VersionHistory>,
     pub(in crate::mirror) keys: Option<KeyLog>,
 }
 
-impl History {
+impl HistoryRecords {
     /// Judges a verified set. Returns the verdict and the records to write; none if the set is refused.
-    pub(in crate::mirror) fn judge(self, seen: &Observation<'_>) -> (Judgement, ToWrite) {
+    pub(in crate::mirror) fn judge(self, seen: &Observation<'_>) -> (Judgement, HistoryUpdate) {
         let refused = |refusal, stranger_to| {
-            (Judgement { verdict: HistoryVerdict::Refused(refusal), stranger_to }, ToWrite::default())
+            (
+                Judgement { verdict: HistoryVerdict::Refused(refusal), known_keys_without_signer: stranger_to },
+                HistoryUpdate::default(),
+            )
         };
         // Without a log, each judgement would read all records of the provider to build one. So the first set writes
         // one.
-        let has_log = matches!(self.keys, Readable::Whole(_));
+        let has_log = matches!(self.keys, Recoverable::Whole(_));
         let (mut version, mut keys) = match (self.version, self.keys) {
-            (Readable::Lost(_), _) | (_, Readable::Lost(_)) => return refused(HistoryRefusal::RecordLost, None),
+            (Recoverable::Lost(_), _) | (_, Recoverable::Lost(_)) => return refused(HistoryRefusal::RecordLost, None),
             (version, keys) => (version.or_default(), keys.or_default()),
         };
         let stranger_to = match seen.signer.key() {
-            Some(key) if keys.has_keys() && !keys.knows(key) => Some(keys.keys()),
+            Some(key) if keys.has_keys() && !keys.contains(key) => Some(keys.keys()),
             _ => None,
         };
-        let is_vouched_for = version.is_vouched_for_by(seen.signer.key(), &keys);
+        let is_vouched_for = version.may_be_changed_by(seen.signer.key(), &keys);
         let change = version.changes(seen, is_vouched_for).into_iter().next();
         let verdict = match change {
-            Some(change) if !is_vouched_for => return refused(HistoryRefusal::Changed(change), stranger_to),
+            Some(change) if !is_vouched_for => {
+                return refused(HistoryRefusal::ChangedByUntrustedKey(change), stranger_to);
+            }
             _ if version.has_lost_its_signature(seen, &keys) => return refused(HistoryRefusal::SignatureLost, None),
             Some(change) => HistoryVerdict::Republished(change),
             None => HistoryVerdict::Consistent,
         };
-        let known_keys = keys.next();
-        let is_new = version.note(seen, known_keys, false);
+        let known_keys = keys.next_number();
+        let is_new = version.append(seen, known_keys, false);
         if is_new && version.is_full() {
             // A new signature may go unrecorded. New files may not: a later change of them would go unnoticed.
             let is_change = !matches!(verdict, HistoryVerdict::Consistent) || version.last_adds_bytes();
             return if is_change || stranger_to.is_some() {
                 refused(HistoryRefusal::Full, stranger_to)
             } else {
-                (Judgement { verdict, stranger_to }, ToWrite::default())
+                (Judgement { verdict, known_keys_without_signer: stranger_to }, HistoryUpdate::default())
             };
         }
-        let has_new_key = keys.note(&seen.signer, seen.at, false);
-        if has_new_key && keys.entries.len() > MOST_KEYS {
+        let has_new_key = keys.append(&seen.signer, seen.observed, false);
+        if has_new_key && keys.entries.len() > MAX_KEYS_PER_PROVIDER {
             return refused(HistoryRefusal::Full, stranger_to);
         }
         let keys = (has_new_key || !has_log).then_some(keys);
-        let to_write = ToWrite { version: is_new.then_some(version), keys };
-        (Judgement { verdict, stranger_to }, to_write)
+        let to_write = HistoryUpdate { version: is_new.then_some(version), keys };
+        (Judgement { verdict, known_keys_without_signer: stranger_to }, to_write)
     }
 }
 
@@ -494,13 +504,13 @@ impl VersionHistory {
     /// provider or the version, or if the version is older than the provider's first key and unchanged.
     fn has_lost_its_signature(&self, seen: &Observation<'_>, keys: &KeyLog) -> bool {
         let accepted_here = self.records.iter().any(|record| record.key.is_none() && record.accepted);
-        let is_lost = seen.signer == Signer::Nobody && keys.has_keys() && !keys.vouches(None, 0);
+        let is_lost = seen.signer == Signer::Unsigned && keys.has_keys() && !keys.may_vouch(None, 0);
         is_lost && !accepted_here && (!self.is_older_than_any_key(keys) || self.is_added_to_by(seen))
     }
 
     fn is_added_to_by(&self, seen: &Observation<'_>) -> bool {
         let mut with_it = self.clone();
-        with_it.note(seen, self.known_keys, false) && with_it.last_adds_bytes()
+        with_it.append(seen, self.known_keys, false) && with_it.last_adds_bytes()
     }
 
     fn is_older_than_any_key(&self, keys: &KeyLog) -> bool {
@@ -513,7 +523,7 @@ impl VersionHistory {
     }
 }
 
-impl<T: Default> Readable<T> {
+impl<T: Default> Recoverable<T> {
     pub(in crate::mirror) fn or_default(self) -> T {
         match self {
             Self::Whole(value) | Self::Lost(value) => value,
@@ -523,26 +533,31 @@ impl<T: Default> Readable<T> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum AcceptedFor {
+pub(in crate::mirror) enum AcceptScope {
     /// All versions: the current signer, or its absence, becomes the provider's.
     Provider,
     Version,
 }
 
-impl History {
+impl HistoryRecords {
     /// Accepts a set whatever was verified before. Returns every change that it makes, and the records to write.
-    pub(in crate::mirror) fn accept(self, seen: &Observation<'_>, of: AcceptedFor) -> (Vec<Change>, ToWrite) {
-        let (is_lost, has_log) = (matches!(self.version, Readable::Lost(_)), matches!(self.keys, Readable::Whole(_)));
+    pub(in crate::mirror) fn accept(
+        self,
+        seen: &Observation<'_>,
+        of: AcceptScope,
+    ) -> (Vec<HistoryChange>, HistoryUpdate) {
+        let (is_lost, has_log) =
+            (matches!(self.version, Recoverable::Lost(_)), matches!(self.keys, Recoverable::Whole(_)));
         let (mut version, mut keys) = (self.version.or_default(), self.keys.or_default());
-        let is_vouched_for = version.is_vouched_for_by(seen.signer.key(), &keys);
+        let is_vouched_for = version.may_be_changed_by(seen.signer.key(), &keys);
         let changes = version.changes(seen, is_vouched_for);
         let is_accepted = !changes.is_empty() || !is_vouched_for || is_lost;
         // The keys that preceded a version are unknown once its record is lost.
-        let known_keys = if is_lost { 0 } else { keys.next() };
-        let is_new = version.note(seen, known_keys, is_accepted);
-        let has_new_key = keys.note(&seen.signer, seen.at, of == AcceptedFor::Provider);
+        let known_keys = if is_lost { 0 } else { keys.next_number() };
+        let is_new = version.append(seen, known_keys, is_accepted);
+        let has_new_key = keys.append(&seen.signer, seen.observed, of == AcceptScope::Provider);
         let keys = (has_new_key || !has_log).then_some(keys);
-        (changes, ToWrite { version: is_new.then_some(version), keys })
+        (changes, HistoryUpdate { version: is_new.then_some(version), keys })
     }
 }
 

@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::super::proof_set::{KeptSet, ProofSet};
-use super::alarms::InMemoryAlone;
+use super::alarms::AlarmNotSaved;
 use super::first_seen::{
-    AcceptedFor, Change, History, HistoryRefusal, HistoryVerdict, Judgement, KeyLog, Observation, Readable, Signer,
-    ToWrite, VersionHistory,
+    AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, KeyLog,
+    Observation, Recoverable, Signer, VersionHistory,
 };
 use crate::address::{Package, ProviderAddress, Version};
 use crate::clock::Timestamp;
@@ -37,7 +37,7 @@ pub(in crate::mirror) struct FirstListed {
 /// The first record layout of store format 1: all versions and keys of a provider in one file. Split by version when
 /// the provider is next judged.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(in crate::mirror) struct WholeRecord {
+pub(in crate::mirror) struct ProviderRecordV0 {
     #[serde(default)]
     keys: BTreeMap<String, Timestamp>,
     #[serde(default)]
@@ -51,7 +51,7 @@ struct WholeRecordVersion {
     digests: BTreeMap<String, Vec<Digest>>,
 }
 
-impl WholeRecord {
+impl ProviderRecordV0 {
     fn key_log(&self) -> KeyLog {
         let mut keys: Vec<(Timestamp, &String)> = self.keys.iter().map(|(key, at)| (*at, key)).collect();
         keys.sort();
@@ -62,14 +62,14 @@ impl WholeRecord {
     fn version(&self, version: &Version) -> Option<VersionHistory> {
         let WholeRecordVersion { first_seen, digests } = self.versions.get(version)?;
         let known_keys = self.keys.len();
-        (!digests.is_empty()).then(|| VersionHistory::carried_over(*first_seen, digests.clone(), known_keys))
+        (!digests.is_empty()).then(|| VersionHistory::from_provider_record(*first_seen, digests.clone(), known_keys))
     }
 }
 
 /// A stored proof set that cannot be read, of a version without a record. It must not be removed: other bytes would
 /// then pass as the first.
 #[derive(Debug)]
-pub(in crate::mirror) struct Unrecorded {
+pub(in crate::mirror) struct UnrecordedSet {
     pub(in crate::mirror) package: Package,
     pub(in crate::mirror) why: StoreError,
 }
@@ -92,7 +92,7 @@ impl ProviderHistories {
     pub(in crate::mirror) fn judge(
         &self,
         seen: &Observation<'_>,
-        before_recording: impl FnOnce(&Judgement) -> Result<(), InMemoryAlone>,
+        before_recording: impl FnOnce(&Judgement) -> Result<(), AlarmNotSaved>,
     ) -> Result<Option<Judgement>, StoreError> {
         let provider = &seen.package.provider;
         let _lock = self.lock(provider);
@@ -103,13 +103,13 @@ impl ProviderHistories {
             }
             read => read?,
         };
-        let is_first = matches!(history.version, Readable::Absent);
+        let is_first = matches!(history.version, Recoverable::Absent);
         let (mut judgement, mut to_write) = history.judge(seen);
         if is_first && to_write.version.is_some() && self.is_full(provider)? {
             judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
-            to_write = ToWrite::default();
+            to_write = HistoryUpdate::default();
         }
-        if before_recording(&judgement) == Err(InMemoryAlone) {
+        if before_recording(&judgement) == Err(AlarmNotSaved) {
             tracing::error!(package = %seen.package, "what was verified is not recorded, because the alarm of it is in memory alone");
             return Ok(Some(judgement));
         }
@@ -130,11 +130,11 @@ impl ProviderHistories {
         &self,
         provider: &ProviderAddress,
         sets: &[Observation<'_>],
-        of: AcceptedFor,
-    ) -> Result<Accepted, StoreError> {
+        of: AcceptScope,
+    ) -> Result<AcceptedSets, StoreError> {
         let _lock = self.lock(provider);
         let keys_before = self.keys(provider)?.map(|log| log.keys()).unwrap_or_default();
-        let mut before: BTreeMap<&Version, History> = BTreeMap::new();
+        let mut before: BTreeMap<&Version, HistoryRecords> = BTreeMap::new();
         for seen in sets {
             let version = &seen.package.version;
             if !before.contains_key(version) {
@@ -148,24 +148,24 @@ impl ProviderHistories {
             let now = self.history(provider, &seen.package.version)?;
             self.write(seen.package, now.accept(seen, of).1)?;
         }
-        if of == AcceptedFor::Provider && !sets.is_empty() {
+        if of == AcceptScope::Provider && !sets.is_empty() {
             let whole = Key::Seen(provider.clone());
-            if matches!(self.read::<WholeRecord>(&whole)?, Recorded::Damaged) {
+            if matches!(self.read::<ProviderRecordV0>(&whole)?, Recorded::Damaged) {
                 self.store.records.set_aside(&whole)?;
             }
         }
-        Ok(Accepted { changes, keys_before })
+        Ok(AcceptedSets { changes, keys_before })
     }
 
-    /// Every digest that a verified set ever named for the archive of a package. [`Readable::Lost`] if the record is
+    /// Every digest that a verified set ever named for the archive of a package. [`Recoverable::Lost`] if the record is
     /// lost.
-    pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Readable<Vec<Digest>>, StoreError> {
+    pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Recoverable<Vec<Digest>>, StoreError> {
         let _lock = self.lock(&package.provider);
         let history = self.history(&package.provider, &package.version)?;
         Ok(match history.version {
-            Readable::Whole(version) => Readable::Whole(version.digests_of(&package.platform)),
-            Readable::Absent => Readable::Absent,
-            Readable::Lost(_) => Readable::Lost(Vec::new()),
+            Recoverable::Whole(version) => Recoverable::Whole(version.digests_of(&package.platform)),
+            Recoverable::Absent => Recoverable::Absent,
+            Recoverable::Lost(_) => Recoverable::Lost(Vec::new()),
         })
     }
 
@@ -176,10 +176,10 @@ impl ProviderHistories {
     }
 
     fn keys(&self, provider: &ProviderAddress) -> Result<Option<KeyLog>, StoreError> {
-        Ok(match self.key_log(provider, &self.carried_over(provider)?)? {
-            Readable::Whole(log) => Some(log),
-            Readable::Absent => Some(KeyLog::default()),
-            Readable::Lost(_) => None,
+        Ok(match self.key_log(provider, &self.split_by_version(provider)?)? {
+            Recoverable::Whole(log) => Some(log),
+            Recoverable::Absent => Some(KeyLog::default()),
+            Recoverable::Lost(_) => None,
         })
     }
 
@@ -188,7 +188,10 @@ impl ProviderHistories {
     ///
     /// # Errors
     /// The history could not be read or written. Then no set may be removed.
-    pub(in crate::mirror) fn record_stored(&self, provider: &ProviderAddress) -> Result<Vec<Unrecorded>, StoreError> {
+    pub(in crate::mirror) fn record_stored(
+        &self,
+        provider: &ProviderAddress,
+    ) -> Result<Vec<UnrecordedSet>, StoreError> {
         let _lock = self.lock(provider);
         let mut unrecorded = Vec::new();
         for package in self.store.records.packages_with_sets(provider)? {
@@ -204,19 +207,19 @@ impl ProviderHistories {
     pub(in crate::mirror) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
         let _lock = self.lock(&package.provider);
         match self.record_set(package)? {
-            Some(Unrecorded { why, .. }) => Err(why),
+            Some(UnrecordedSet { why, .. }) => Err(why),
             None => Ok(()),
         }
     }
 
-    fn record_set(&self, package: &Package) -> Result<Option<Unrecorded>, StoreError> {
+    fn record_set(&self, package: &Package) -> Result<Option<UnrecordedSet>, StoreError> {
         let Package { provider, version, .. } = package;
         let key = Key::FirstSeen(provider.clone(), version.clone());
         if matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_)) {
             return Ok(None);
         }
         match self.history(provider, version) {
-            Ok(History { version: Readable::Whole(history), .. }) => {
+            Ok(HistoryRecords { version: Recoverable::Whole(history), .. }) => {
                 // If the rebuilt record could not be written, this write fails and reports it.
                 if !matches!(self.read::<VersionHistory>(&key)?, Recorded::Whole(_)) {
                     self.put(&key, &history)?;
@@ -225,10 +228,10 @@ impl ProviderHistories {
             }
             Ok(_) => match self.stored_sets(package) {
                 Ok(_) => Ok(None),
-                Err(why) => Ok(Some(Unrecorded { package: package.clone(), why })),
+                Err(why) => Ok(Some(UnrecordedSet { package: package.clone(), why })),
             },
             Err(StoreError::Gone) => Err(StoreError::Gone),
-            Err(why) => Ok(Some(Unrecorded { package: package.clone(), why })),
+            Err(why) => Ok(Some(UnrecordedSet { package: package.clone(), why })),
         }
     }
 
@@ -238,7 +241,7 @@ impl ProviderHistories {
         match key {
             Key::FirstSeen(provider, version) => {
                 let _lock = self.lock(provider);
-                Ok(matches!(self.history(provider, version)?.version, Readable::Whole(_)))
+                Ok(matches!(self.history(provider, version)?.version, Recoverable::Whole(_)))
             }
             Key::KeyLog(provider) => {
                 let _lock = self.lock(provider);
@@ -254,7 +257,7 @@ impl ProviderHistories {
 
     /// Records when versions were first listed, up to [`MOST_VERSIONS`]. At the limit, versions that are no longer
     /// listed are dropped first.
-    pub(in crate::mirror) fn note_listed(
+    pub(in crate::mirror) fn record_listed(
         &self,
         provider: &ProviderAddress,
         versions: &[Version],
@@ -262,7 +265,7 @@ impl ProviderHistories {
     ) -> Result<(), StoreError> {
         let key = Key::FirstListed(provider.clone());
         let _lock = self.lock(provider);
-        self.carried_over(provider)?;
+        self.split_by_version(provider)?;
         let mut listed: FirstListed = self.read(&key)?.whole().unwrap_or_default();
         let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();
         if new.is_empty() {
@@ -279,34 +282,34 @@ impl ProviderHistories {
 
     /// Reads the records of a version and of its provider's keys. A missing or damaged record is rebuilt from stored
     /// sets. A damaged record that no stored set can rebuild is lost.
-    fn history(&self, provider: &ProviderAddress, version: &Version) -> Result<History, StoreError> {
-        let whole = self.carried_over(provider)?;
+    fn history(&self, provider: &ProviderAddress, version: &Version) -> Result<HistoryRecords, StoreError> {
+        let whole = self.split_by_version(provider)?;
         let keys = self.key_log(provider, &whole)?;
         let recorded = self.read(&Key::FirstSeen(provider.clone(), version.clone()))?;
         let is_lost = match recorded {
-            Recorded::Whole(history) => return Ok(History { version: Readable::Whole(history), keys }),
+            Recorded::Whole(history) => return Ok(HistoryRecords { version: Recoverable::Whole(history), keys }),
             Recorded::Damaged => true,
             Recorded::Absent => match &whole {
                 Recorded::Whole(whole) => match whole.version(version) {
-                    Some(history) => return Ok(History { version: Readable::Whole(history), keys }),
+                    Some(history) => return Ok(HistoryRecords { version: Recoverable::Whole(history), keys }),
                     None => false,
                 },
                 Recorded::Damaged => true,
                 Recorded::Absent => false,
             },
         };
-        let stored = self.told_by_stored_sets(provider, version)?;
+        let stored = self.history_of_stored_sets(provider, version)?;
         let of = Key::FirstSeen(provider.clone(), version.clone());
         let version = match stored {
-            _ if !stored.is_empty() => Readable::Whole(self.rebuilt(&of, stored)),
-            _ if is_lost => Readable::Lost(VersionHistory::default()),
-            _ => Readable::Absent,
+            _ if !stored.is_empty() => Recoverable::Whole(self.write_rebuilt(&of, stored)),
+            _ if is_lost => Recoverable::Lost(VersionHistory::default()),
+            _ => Recoverable::Absent,
         };
-        Ok(History { version, keys })
+        Ok(HistoryRecords { version, keys })
     }
 
     /// Writes a rebuilt record. A failed write does not fail the request: the record is rebuilt again next time.
-    fn rebuilt<T: Serialize>(&self, key: &Key, record: T) -> T {
+    fn write_rebuilt<T: Serialize>(&self, key: &Key, record: T) -> T {
         tracing::warn!(record = %key.path().display(), "a first-seen record was missing or damaged; it is rebuilt from what is stored");
         if let Err(error) = self.put(key, &record) {
             tracing::error!(%error, to_do = error.to_do(), "a first-seen record could not be rebuilt");
@@ -317,11 +320,11 @@ impl ProviderHistories {
     fn key_log(
         &self,
         provider: &ProviderAddress,
-        whole: &Recorded<WholeRecord>,
-    ) -> Result<Readable<KeyLog>, StoreError> {
+        whole: &Recorded<ProviderRecordV0>,
+    ) -> Result<Recoverable<KeyLog>, StoreError> {
         let is_lost = match (self.read(&Key::KeyLog(provider.clone()))?, whole) {
-            (Recorded::Whole(log), _) => return Ok(Readable::Whole(log)),
-            (Recorded::Absent, Recorded::Whole(whole)) => return Ok(Readable::Whole(whole.key_log())),
+            (Recorded::Whole(log), _) => return Ok(Recoverable::Whole(log)),
+            (Recorded::Absent, Recorded::Whole(whole)) => return Ok(Recoverable::Whole(whole.key_log())),
             (Recorded::Damaged, _) | (_, Recorded::Damaged) => true,
             (Recorded::Absent, Recorded::Absent) => false,
         };
@@ -332,20 +335,20 @@ impl ProviderHistories {
         }
         let log = KeyLog::of_versions(&versions);
         Ok(match log.keys().is_empty() {
-            false => Readable::Whole(self.rebuilt(&Key::KeyLog(provider.clone()), log)),
-            true if is_lost => Readable::Lost(log),
-            true => Readable::Absent,
+            false => Recoverable::Whole(self.write_rebuilt(&Key::KeyLog(provider.clone()), log)),
+            true if is_lost => Recoverable::Lost(log),
+            true => Recoverable::Absent,
         })
     }
 
     /// Splits a whole-provider record by version, once. Returns the record if that failed and it is still in the store.
-    fn carried_over(&self, provider: &ProviderAddress) -> Result<Recorded<WholeRecord>, StoreError> {
+    fn split_by_version(&self, provider: &ProviderAddress) -> Result<Recorded<ProviderRecordV0>, StoreError> {
         let key = Key::Seen(provider.clone());
-        let whole: WholeRecord = match self.read(&key)? {
+        let whole: ProviderRecordV0 = match self.read(&key)? {
             Recorded::Whole(whole) => whole,
             other => return Ok(other),
         };
-        match self.carry_over(provider, &whole) {
+        match self.write_split(provider, &whole) {
             Ok(()) => Ok(Recorded::Absent),
             Err(error) => {
                 tracing::error!(%provider, %error, to_do = error.to_do(), "the first-seen record could not be split by version; it is read as it is");
@@ -354,7 +357,7 @@ impl ProviderHistories {
         }
     }
 
-    fn carry_over(&self, provider: &ProviderAddress, whole: &WholeRecord) -> Result<(), StoreError> {
+    fn write_split(&self, provider: &ProviderAddress, whole: &ProviderRecordV0) -> Result<(), StoreError> {
         for version in whole.versions.keys() {
             let key = Key::FirstSeen(provider.clone(), version.clone());
             if let Some(history) = whole.version(version)
@@ -373,7 +376,11 @@ impl ProviderHistories {
         self.store.records.remove(&Key::Seen(provider.clone()), Durability::Synced)
     }
 
-    fn told_by_stored_sets(&self, provider: &ProviderAddress, version: &Version) -> Result<VersionHistory, StoreError> {
+    fn history_of_stored_sets(
+        &self,
+        provider: &ProviderAddress,
+        version: &Version,
+    ) -> Result<VersionHistory, StoreError> {
         let mut told = Vec::new();
         for platform in self.store.records.platforms_with_sets(provider, version)? {
             let package = Package { provider: provider.clone(), version: version.clone(), platform };
@@ -382,7 +389,7 @@ impl ProviderHistories {
             }
         }
         let observations: Vec<_> = told.iter().map(|(package, set, sums)| observation(package, set, sums)).collect();
-        Ok(VersionHistory::rebuilt(&observations))
+        Ok(VersionHistory::from_stored_sets(&observations))
     }
 
     /// The stored sets of a package, the previous set first. Sets imported without signatures prove nothing and are
@@ -394,7 +401,7 @@ impl ProviderHistories {
         Ok(sets.filter(|set| set.proof().how != How::Imported).collect())
     }
 
-    fn write(&self, package: &Package, to_write: ToWrite) -> Result<(), StoreError> {
+    fn write(&self, package: &Package, to_write: HistoryUpdate) -> Result<(), StoreError> {
         if let Some(version) = to_write.version {
             self.put(&Key::FirstSeen(package.provider.clone(), package.version.clone()), &version)?;
         }
@@ -423,14 +430,14 @@ impl ProviderHistories {
     }
 }
 
-pub(in crate::mirror) struct Accepted {
+pub(in crate::mirror) struct AcceptedSets {
     /// The changes that each set makes.
-    pub(in crate::mirror) changes: Vec<Vec<Change>>,
+    pub(in crate::mirror) changes: Vec<Vec<HistoryChange>>,
     /// The keys in the provider's log before the accept.
     pub(in crate::mirror) keys_before: Vec<String>,
 }
 
 pub(in crate::mirror) fn observation<'a>(package: &'a Package, set: &ProofSet, sums: &'a Checksums) -> Observation<'a> {
     let signer = Signer::of(&set.proof().how);
-    Observation { package, archive: set.document.shasum, sums, signer, at: set.fetched() }
+    Observation { package, archive: set.document.shasum, sums, signer, observed: set.fetched() }
 }

@@ -10,13 +10,14 @@ mod reconcile;
 mod resolving;
 
 pub use self::alarms::{Alarm, AlarmKind};
-pub(super) use self::alarms::{Alarms, AlarmsRecord, Raised};
+pub(super) use self::alarms::{Alarms, AlarmsRecord, RaiseOutcome};
 pub(super) use self::catalog::Catalog;
 pub(super) use self::evictor::{Evictor, Reservation};
 pub(super) use self::first_seen::{
-    AcceptedFor, Change, HistoryRefusal, HistoryVerdict, KeyLog, Observation, Readable, Signer, VersionHistory,
+    AcceptScope, HistoryChange, HistoryRefusal, HistoryVerdict, KeyLog, Observation, Recoverable, Signer,
+    VersionHistory,
 };
-pub(super) use self::history::{FirstListed, ProviderHistories, Unrecorded, WholeRecord, observation};
+pub(super) use self::history::{FirstListed, ProviderHistories, ProviderRecordV0, UnrecordedSet, observation};
 pub(super) use self::names::NameRecord;
-pub use self::names::{HeldArchive, PackageHashesKnown, Zip};
-pub(super) use self::resolving::{AcceptedFinding, AlarmEvent, AlarmPart, Subject};
+pub use self::names::{PackageHashState, StoredArchive, ZipOrigin};
+pub(super) use self::resolving::{AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject};

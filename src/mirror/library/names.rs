@@ -12,7 +12,7 @@ use crate::verify::{How, Proof};
 
 /// An archive listed in a name: it was verified, and its bytes are or were stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldArchive {
+pub struct StoredArchive {
     /// The SHA-256, which is also its `zh:` hash.
     pub digest: Digest,
     /// The BLAKE3 hash that reads are checked against.
@@ -23,12 +23,12 @@ pub struct HeldArchive {
     pub size_bytes: u64,
     /// Both `h1:` hashes, once computed.
     #[serde(default)]
-    pub hashes: PackageHashesKnown,
+    pub hashes: PackageHashState,
     /// The proof of its set.
     pub proof: Proof,
     /// The packer of the zip.
-    #[serde(default, skip_serializing_if = "Zip::is_the_publishers")]
-    pub zip: Zip,
+    #[serde(default, skip_serializing_if = "ZipOrigin::is_the_publishers")]
+    pub zip: ZipOrigin,
     /// The origin it was fetched from.
     pub origin: String,
     /// The time it was last stored.
@@ -38,7 +38,7 @@ pub struct HeldArchive {
     pub first_kept: Option<Timestamp>,
 }
 
-impl HeldArchive {
+impl StoredArchive {
     /// The time these bytes were first stored under this name, for Last-Modified. It restarts when they were evicted
     /// and fetched again.
     pub fn first_stored(&self) -> Timestamp {
@@ -52,9 +52,9 @@ impl HeldArchive {
             fast,
             filename: set.document.filename.clone(),
             size_bytes,
-            hashes: PackageHashesKnown::NotYet,
+            hashes: PackageHashState::NotYet,
             proof: set.proof().clone(),
-            zip: Zip::Published,
+            zip: ZipOrigin::Published,
             origin: origin(&set.document.archive_url),
             kept: now,
             first_kept: None,
@@ -65,7 +65,7 @@ impl HeldArchive {
 /// The packer of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Zip {
+pub enum ZipOrigin {
     /// The publisher. Always this value for modules.
     #[default]
     Published,
@@ -73,7 +73,7 @@ pub enum Zip {
     PackedAnew,
 }
 
-impl Zip {
+impl ZipOrigin {
     fn is_the_publishers(&self) -> bool {
         *self == Self::Published
     }
@@ -82,7 +82,7 @@ impl Zip {
 /// The state of an archive's package hashes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PackageHashesKnown {
+pub enum PackageHashState {
     /// Not computed yet.
     #[default]
     NotYet,
@@ -103,7 +103,7 @@ pub enum PackageHashesKnown {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::mirror) struct NameRecord {
     /// The archives, oldest first. The last one was stored last.
-    pub(in crate::mirror) archives: Vec<HeldArchive>,
+    pub(in crate::mirror) archives: Vec<StoredArchive>,
     /// True if it is exempt from eviction.
     #[serde(default)]
     pub(in crate::mirror) pinned: bool,
@@ -111,15 +111,16 @@ pub(in crate::mirror) struct NameRecord {
 
 impl NameRecord {
     /// Adds an archive as the last one stored. The same bytes are listed once.
-    pub(in crate::mirror) fn put(&mut self, mut held: HeldArchive) {
-        if let Some(before) = self.get(&held.digest).map(HeldArchive::first_stored).filter(|first| *first < held.kept) {
+    pub(in crate::mirror) fn put(&mut self, mut held: StoredArchive) {
+        if let Some(before) = self.get(&held.digest).map(StoredArchive::first_stored).filter(|first| *first < held.kept)
+        {
             held.first_kept = Some(before);
         }
         self.archives.retain(|before| before.digest != held.digest);
         self.archives.push(held);
     }
 
-    pub(in crate::mirror) fn get(&self, digest: &Digest) -> Option<&HeldArchive> {
+    pub(in crate::mirror) fn get(&self, digest: &Digest) -> Option<&StoredArchive> {
         self.archives.iter().find(|held| held.digest == *digest)
     }
 
@@ -130,15 +131,15 @@ impl NameRecord {
 
     /// The index entry of the name.
     pub(super) fn indexed(&self) -> IndexedName {
-        let listed = |held: &HeldArchive| ListedArchive {
+        let listed = |held: &StoredArchive| ListedArchive {
             digest: held.digest,
-            lacks_hashes: held.hashes == PackageHashesKnown::NotYet,
+            lacks_hashes: held.hashes == PackageHashState::NotYet,
         };
         let archives = self.archives.iter().map(listed).collect();
         IndexedName { pinned: self.pinned, imported: self.is_imported(), archives }
     }
 
-    pub(in crate::mirror) fn find(&self, prefix: &DigestPrefix) -> Option<&HeldArchive> {
+    pub(in crate::mirror) fn find(&self, prefix: &DigestPrefix) -> Option<&StoredArchive> {
         self.archives.iter().find(|held| prefix.matches(&held.digest))
     }
 }

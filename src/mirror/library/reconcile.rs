@@ -22,7 +22,7 @@ impl Catalog {
         stopped: impl Fn() -> bool,
     ) -> Result<(), StoreError> {
         let goes_on = || if stopped() { Err(interrupted()) } else { Ok(()) };
-        self.forget_what_is_gone(&goes_on)?;
+        self.remove_missing_files(&goes_on)?;
         let blobs = self.store.blobs.all()?;
         let documents = self.store.records.all_documents()?;
         let names = self.store.records.all_named()?;
@@ -30,14 +30,16 @@ impl Catalog {
         for (digest, ..) in blobs {
             goes_on()?;
             let _lock = self.digest_lock(&digest).lock();
-            if let Some((size_bytes, written)) = self.seen(&digest, self.store.blobs.file_of(&digest)) {
+            if let Some((size_bytes, written)) = self.stat_or_log(&digest, self.store.blobs.file_of(&digest)) {
                 self.store.index.archive_found(&digest, size_bytes, written);
             }
         }
         for key in documents {
             goes_on()?;
             let _lock = self.record_lock(&key).lock();
-            if let Some((size_bytes, written)) = self.seen(&key.path().display(), self.store.records.file_of(&key)) {
+            if let Some((size_bytes, written)) =
+                self.stat_or_log(&key.path().display(), self.store.records.file_of(&key))
+            {
                 self.store.index.document_found(&key, size_bytes, written);
             }
         }
@@ -51,7 +53,7 @@ impl Catalog {
         Ok(())
     }
 
-    fn forget_what_is_gone(&self, goes_on: &impl Fn() -> Result<(), StoreError>) -> Result<(), StoreError> {
+    fn remove_missing_files(&self, goes_on: &impl Fn() -> Result<(), StoreError>) -> Result<(), StoreError> {
         let (index, records) = (&self.store.index, &self.store.records);
         for archive in index.archives_by_age()? {
             goes_on()?;
@@ -103,7 +105,7 @@ impl Catalog {
                         let archives = vec![ListedArchive { digest, lacks_hashes: false }];
                         index.name_changed(of, &IndexedName { archives, ..IndexedName::default() });
                     }
-                    Ok(None) => index.name_is_unreadable(of, self.lost(of)),
+                    Ok(None) => index.name_is_unreadable(of, self.lost_name_error(of)),
                     Err(error) => index.name_is_unreadable(of, error),
                 }
             }
@@ -117,7 +119,7 @@ impl Catalog {
     }
 
     /// The size and time of a file. A file that cannot be read is left out, and the index is marked incomplete.
-    fn seen<T>(&self, what: &dyn fmt::Display, looked: Result<Option<T>, StoreError>) -> Option<T> {
+    fn stat_or_log<T>(&self, what: &dyn fmt::Display, looked: Result<Option<T>, StoreError>) -> Option<T> {
         looked.unwrap_or_else(|error| {
             tracing::error!(%what, %error, to_do = error.to_do(), "a file of the store cannot be looked at; it is not counted");
             self.store.index.is_incomplete();
@@ -126,7 +128,7 @@ impl Catalog {
     }
 
     /// The error for a damaged name whose archive no proof set names.
-    fn lost(&self, of: &Artifact) -> StoreError {
+    fn lost_name_error(&self, of: &Artifact) -> StoreError {
         let path = self.store.root().join(Key::Name(of.clone()).path());
         let why = "it was damaged, and was set aside just now; nothing else tells which archive it named";
         StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(why)) }

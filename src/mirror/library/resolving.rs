@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::alarms::AlarmKind;
-use super::first_seen::AcceptedFor;
+use super::first_seen::AcceptScope;
 use crate::address::{Package, Platform, Version, Versions};
 
 /// The identity of an alarm within its address. A new alarm replaces only one with the same subject.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::mirror) struct Subject {
+pub(in crate::mirror) struct AlarmSubject {
     pub(in crate::mirror) kind: AlarmKind,
     pub(in crate::mirror) version: Version,
     pub(in crate::mirror) part: AlarmPart,
@@ -23,9 +23,9 @@ pub(in crate::mirror) enum AlarmPart {
     Key(String),
 }
 
-impl Subject {
+impl AlarmSubject {
     /// True for an alarm that `accept` of a provider may resolve.
-    pub(in crate::mirror) fn is_to_accept(&self) -> bool {
+    pub(in crate::mirror) fn is_resolved_by_accept(&self) -> bool {
         match self.kind {
             AlarmKind::WaitsForAccept
             | AlarmKind::Republished
@@ -42,7 +42,7 @@ impl Subject {
 #[derive(Debug, Default)]
 pub(in crate::mirror) struct AcceptedFinding {
     /// The platforms whose sets were accepted, each with the fingerprint of its signer.
-    pub(in crate::mirror) taken: BTreeMap<Platform, Option<String>>,
+    pub(in crate::mirror) accepted: BTreeMap<Platform, Option<String>>,
     /// The platforms that upstream has deleted.
     pub(in crate::mirror) gone: BTreeSet<Platform>,
     /// The platforms that could not be fetched.
@@ -52,16 +52,16 @@ pub(in crate::mirror) struct AcceptedFinding {
 
 impl AcceptedFinding {
     pub(in crate::mirror) fn one(platform: Platform, signer: Option<String>) -> Self {
-        Self { taken: [(platform, signer)].into(), ..Self::default() }
+        Self { accepted: [(platform, signer)].into(), ..Self::default() }
     }
 
     /// True if upstream has deleted the version.
     pub(in crate::mirror) fn is_withdrawn(&self) -> bool {
-        self.taken.is_empty() && self.failed.is_empty() && (self.is_unlisted || !self.gone.is_empty())
+        self.accepted.is_empty() && self.failed.is_empty() && (self.is_unlisted || !self.gone.is_empty())
     }
 
     fn is_signed_by(&self, key: &str) -> bool {
-        self.taken.values().flatten().any(|signer| signer == key)
+        self.accepted.values().flatten().any(|signer| signer == key)
     }
 }
 
@@ -71,18 +71,18 @@ pub(in crate::mirror) enum AlarmEvent<'a> {
     /// A verified set was admitted.
     Admitted { package: &'a Package, is_signed: bool },
     /// An operator accepted the current state of upstream.
-    Accepted { of: AcceptedFor, found: &'a BTreeMap<Version, AcceptedFinding> },
+    Accepted { of: AcceptScope, found: &'a BTreeMap<Version, AcceptedFinding> },
     /// Findings of these kinds are no longer true for a version.
     Ended { kinds: &'a [AlarmKind], version: &'a Version },
     /// A version list was read. `dropped` are all stored versions that it does not name.
-    Listed { dropped: &'a [Version] },
+    ListRead { dropped: &'a [Version] },
     /// An operator purged these versions. `left` are those of which an archive remains.
     Purged { versions: &'a Versions, left: &'a BTreeSet<Version>, is_configured: bool },
 }
 
 impl AlarmEvent<'_> {
-    pub(in crate::mirror) fn resolves(&self, subject: &Subject) -> bool {
-        let Subject { kind, version, part } = subject;
+    pub(in crate::mirror) fn resolves(&self, subject: &AlarmSubject) -> bool {
+        let AlarmSubject { kind, version, part } = subject;
         match self {
             Self::Admitted { package, is_signed } => match kind {
                 // The set of another platform says nothing about the one that was refused.
@@ -96,9 +96,9 @@ impl AlarmEvent<'_> {
                 AlarmKind::SignatureLost => *is_signed && *version == package.version,
                 _ => false,
             },
-            Self::Accepted { of, found } => subject.is_to_accept() && accepted(subject, *of, found),
+            Self::Accepted { of, found } => subject.is_resolved_by_accept() && accepted(subject, *of, found),
             Self::Ended { kinds, version: of } => kinds.contains(kind) && version == *of,
-            Self::Listed { dropped } => *kind == AlarmKind::Dropped && !dropped.contains(version),
+            Self::ListRead { dropped } => *kind == AlarmKind::Dropped && !dropped.contains(version),
             Self::Purged { versions, left, is_configured } => {
                 // A removed upstream is never asked again, so only a purge can resolve its alarms.
                 versions.include(version) && !left.contains(version) && (*kind == AlarmKind::Dropped || !is_configured)
@@ -107,22 +107,22 @@ impl AlarmEvent<'_> {
     }
 }
 
-fn accepted(subject: &Subject, of: AcceptedFor, found: &BTreeMap<Version, AcceptedFinding>) -> bool {
-    let Subject { kind, version, part } = subject;
+fn accepted(subject: &AlarmSubject, of: AcceptScope, found: &BTreeMap<Version, AcceptedFinding>) -> bool {
+    let AlarmSubject { kind, version, part } = subject;
     let here = found.get(version);
     if here.is_some_and(AcceptedFinding::is_withdrawn) {
         return true;
     }
     let mut meant = match of {
-        AcceptedFor::Provider if kind.is_of_the_provider() => found.values().collect::<Vec<_>>(),
+        AcceptScope::Provider if kind.concerns_provider() => found.values().collect::<Vec<_>>(),
         _ => here.into_iter().collect(),
     }
     .into_iter();
     match part {
         AlarmPart::Platform(platform) => {
-            meant.any(|found| found.taken.contains_key(platform) || found.gone.contains(platform))
+            meant.any(|found| found.accepted.contains_key(platform) || found.gone.contains(platform))
         }
         AlarmPart::Key(key) => meant.any(|found| found.is_signed_by(key)),
-        AlarmPart::Whole => meant.any(|found| !found.taken.is_empty()),
+        AlarmPart::Whole => meant.any(|found| !found.accepted.is_empty()),
     }
 }

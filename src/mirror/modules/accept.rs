@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::super::{Accepted, Mirror, RequestContext, Ruling};
-use super::fill::Believing;
-use super::seen::{self, Recalled};
+use super::fill::TreeExpectation;
+use super::seen::{self, FirstSeenLookup};
 use crate::address::{ModuleAddress, ModulePackage, Versions};
 use crate::error::Error;
 use crate::upstream::source::PackageSource;
@@ -30,7 +30,7 @@ impl Mirror {
             let ruling = match self.accept_package(&package, &key, call).await {
                 Ok(ruling) => ruling,
                 Err(error @ Error::NotFound(_))
-                    if self.resolved_soon(super::RESOLVED, &key.module, &key.version).await? > 0 =>
+                    if self.resolved_soon(super::RESOLVED_BY_ACCEPT, &key.module, &key.version).await? > 0 =>
                 {
                     Ruling::Withdrawn { error: error.to_string() }
                 }
@@ -49,10 +49,10 @@ impl Mirror {
         self.on_disk(move |mirror| {
             let mut moved = Vec::new();
             for package in mirror.store.records.module_packages_seen(&of)? {
-                let waits = match seen::known(mirror, &package)? {
-                    Recalled::Seen(seen) => seen.has_moved(),
-                    Recalled::Lost => true,
-                    Recalled::Never => false,
+                let waits = match seen::read_first_seen(mirror, &package)? {
+                    FirstSeenLookup::Recorded(seen) => seen.has_moved(),
+                    FirstSeenLookup::Lost => true,
+                    FirstSeenLookup::Never => false,
                 };
                 if versions.include(&package.version) && waits {
                     moved.push(package);
@@ -71,14 +71,14 @@ impl Mirror {
     ) -> Result<Ruling, Error> {
         // Refetches the location even if the cached one is fresh.
         let age = self.location(package, call).await?.value.age();
-        let landed = self.ask_location_again(package, Some(age), call).await?;
+        let landed = self.fetch_location_now(package, Some(age), call).await?;
         if landed.age.gone {
             return Err(Error::NotFound(format!("upstream has no {package} any more")));
         }
-        let said = landed.value.said(package)?;
+        let said = landed.value.as_location(package)?;
         let of = key.clone();
-        let recalled = self.on_disk(move |mirror| seen::known(mirror, &of)).await?;
-        let was_seen = recalled != Recalled::Never;
+        let recalled = self.on_disk(move |mirror| seen::read_first_seen(mirror, &of)).await?;
+        let was_seen = recalled != FirstSeenLookup::Never;
         let before = recalled.seen().map(|seen| seen.pinned);
         if let PackageSource::Unsupported(source) = &said.located.source
             && was_seen
@@ -91,13 +91,13 @@ impl Mirror {
             })
             .await?;
             self.module_changed(&key.module);
-            self.resolved_soon(super::RESOLVED, &key.module, &key.version).await?;
+            self.resolved_soon(super::RESOLVED_BY_ACCEPT, &key.module, &key.version).await?;
             tracing::warn!(%package, what, "told by the operator: clients fetch it themselves from now on");
             return Ok(Ruling::AcceptedElsewhere { tree_before, source: what.to_owned() });
         }
-        let held = self.fill_module(package, key, Believing::WhatIsThereNow, call).await?;
+        let held = self.fill_module(package, key, TreeExpectation::Accepted, call).await?;
         let Some(now) = held.proof.how.tree() else { return Err(Error::Interrupted(format!("accepting {package}"))) };
-        if before.as_ref().is_some_and(|before| before.is_packed_as(now)) {
+        if before.as_ref().is_some_and(|before| before.matches_archive(now)) {
             return Ok(Ruling::NothingToAccept);
         }
         tracing::warn!(%package, tree = %now.tree, commit = now.commit, "told by the operator: another tree is the right one from now on");

@@ -28,17 +28,17 @@ impl Mirror {
         if let Some(archive) = self.open_module(&key, wanted.digest.as_ref(), call).await? {
             return Ok(answer(archive, Outcome::Hit));
         }
-        if call.terms.asked_anew_of_module.get(&key, call.now).is_some() && self.held_module(&key).await?.is_some() {
+        if call.terms.asked_anew_of_module.get(&key, call.now).is_some() && self.stored_module(&key).await?.is_some() {
             return Err(no_such_archive(wanted));
         }
         if self.link() == Link::Offline {
-            return Err(self.lacks(&key, format!("the archive of {package}"), call).await);
+            return Err(self.missing_error(&key, format!("the archive of {package}"), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
-        if self.held_module(&key).await?.is_some() {
+        if self.stored_module(&key).await?.is_some() {
             // Another archive is stored. The version may have been republished, and accepted on another mirror.
             let seen = self.location(package, call).await.ok().map(|answer| answer.value.age());
-            self.ask_location_again(package, seen, call).await?;
+            self.fetch_location_now(package, seen, call).await?;
         } else {
             self.module_fill(package, call).await?;
         }
@@ -60,7 +60,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Option<Archive>, Error> {
         let held = match digest {
-            None => self.held_module(key).await?,
+            None => self.stored_module(key).await?,
             Some(prefix) => {
                 let (of, prefix) = (Artifact::Module(key.clone()), *prefix);
                 self.on_disk(move |mirror| Ok(unless_gone(mirror.catalog.name(&of))?.find(&prefix).cloned())).await?
@@ -77,16 +77,16 @@ impl Mirror {
     ///
     /// # Errors
     /// The error of the fill, or of a mirror that is offline.
-    pub(in crate::mirror) async fn bring_module(
+    pub(in crate::mirror) async fn ensure_module_stored(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &RequestContext,
     ) -> Result<(), Error> {
         let key = call.terms.key_of_package(package);
-        match self.held_module(&key).await? {
+        match self.stored_module(&key).await? {
             Some(_) => Ok(()),
             None if self.link() == Link::Offline => {
-                Err(self.lacks(&key, format!("the archive of {package}"), call).await)
+                Err(self.missing_error(&key, format!("the archive of {package}"), call).await)
             }
             None => self.module_fill(package, call).await.map(drop),
         }

@@ -4,11 +4,11 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use super::super::carry::{ArchiveBytesSource, Judging, StagedBundleArchive, store_failed};
+use super::super::carry::{ArchiveBytesSource, EntryCriteria, StagedBundleArchive, store_failed};
 use super::super::documents::KeptDocument;
-use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
+use super::super::library::{PackageHashState, StoredArchive, ZipOrigin};
 use super::super::{Mirror, unless_gone};
-use super::location::told_subdir;
+use super::location::subdir_in_archive;
 use super::seen::{self, PinnedTree, TreeComparison};
 use crate::address::{Artifact, FileName, ModulePackage};
 use crate::bundle::{ApplyOutcome, ModuleEntry};
@@ -20,22 +20,22 @@ use crate::upstream::ask::Validators;
 use crate::verify::{How, PackedTree, Proof};
 
 /// A stored version that can be exported.
-pub(in crate::mirror) struct HeldModule {
-    pub(in crate::mirror) held: HeldArchive,
+pub(in crate::mirror) struct StoredModule {
+    pub(in crate::mirror) held: StoredArchive,
     pub(in crate::mirror) packed: PackedTree,
     pub(in crate::mirror) size_bytes: u64,
     pub(in crate::mirror) first_seen: Timestamp,
 }
 
 /// A version of a bundle whose location was parsed. Its archive follows.
-pub(in crate::mirror) struct CarriedModule {
+pub(in crate::mirror) struct BundledModule {
     package: ModulePackage,
     /// The canonical spelling, under which it is stored.
     key: ModulePackage,
     location: KeptDocument,
     archive: Digest,
     origin: String,
-    sighting: PinnedTree,
+    pinned_tree: PinnedTree,
     /// True if an operator accepts it whatever was seen before.
     is_accepted: bool,
 }
@@ -43,29 +43,29 @@ pub(in crate::mirror) struct CarriedModule {
 impl Mirror {
     /// The stored archive of a version for export: the one with this digest, or the current one. Its tree must be the
     /// pinned one.
-    pub(in crate::mirror) fn carried_module(
+    pub(in crate::mirror) fn exportable_module(
         &self,
         package: &ModulePackage,
         digest: Option<Digest>,
-    ) -> Result<Option<HeldModule>, StoreError> {
-        let seen = seen::known(self, package)?.seen();
+    ) -> Result<Option<StoredModule>, StoreError> {
+        let seen = seen::read_first_seen(self, package)?.seen();
         for held in self.catalog.name(package)?.archives.into_iter().rev() {
             let Some(packed) = held.proof.how.tree().cloned() else { continue };
             let is_it = digest.is_none_or(|digest| digest == held.digest);
-            let is_pinned = seen.as_ref().is_none_or(|seen| seen.pinned.is_packed_as(&packed));
+            let is_pinned = seen.as_ref().is_none_or(|seen| seen.pinned.matches_archive(&packed));
             if !is_it || !is_pinned {
                 continue;
             }
             if let Some(blob) = self.store.blobs.get(&held.digest)? {
                 let first_seen = seen.as_ref().map_or(held.kept, |seen| seen.first_seen);
-                return Ok(Some(HeldModule { held, packed, size_bytes: blob.size_bytes(), first_seen }));
+                return Ok(Some(StoredModule { held, packed, size_bytes: blob.size_bytes(), first_seen }));
             }
         }
         Ok(None)
     }
 }
 
-impl CarriedModule {
+impl BundledModule {
     /// Judges a version of a bundle by its location. `None` if it is stored already.
     ///
     /// # Errors
@@ -74,11 +74,11 @@ impl CarriedModule {
         mirror: &Mirror,
         entry: &ModuleEntry,
         location: KeptDocument,
-        judging: &Judging<'_>,
+        judging: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
         let (package, now) = (entry.package(), judging.now);
         let key = mirror.terms().key_of_package(&package);
-        let said = Arc::new(location.clone()).said(&package).map_err(|e| e.to_string())?;
+        let said = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
         if let Some(subdir) = &entry.subdir {
             // Part of a location, which is sent as a header.
             let is_one = subdir.bytes().all(|byte| byte.is_ascii_graphic()) && !subdir.contains(['?', '#']);
@@ -87,12 +87,13 @@ impl CarriedModule {
                 .filter(|path| is_one && !path.is_root())
                 .ok_or("its subdir is no path")?;
         }
-        drop(told_subdir(&package, said.located.subdir.as_ref()).map_err(|e| e.to_string())?);
+        drop(subdir_in_archive(&package, said.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_held = || -> Result<bool, StoreError> {
             let is_there = unless_gone(mirror.store.blobs.holds(&entry.archive.sha256))?
                 && mirror.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
-            let is_located = mirror.held_as_new(&Key::ModuleLocation(key.clone()), &location, now)?;
-            let is_pinned = seen::known(mirror, &key)?.seen().is_some_and(|seen| seen.pinned.tree == entry.tree);
+            let is_located = mirror.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?;
+            let is_pinned =
+                seen::read_first_seen(mirror, &key)?.seen().is_some_and(|seen| seen.pinned.tree == entry.tree);
             Ok(is_there && is_located && is_pinned)
         };
         if is_held().map_err(store_failed)? {
@@ -109,7 +110,7 @@ impl CarriedModule {
         };
         let (archive, origin) = (entry.archive.sha256, entry.origin.clone());
         let is_accepted = judging.is_accepted(mirror, &Artifact::Module(key.clone()));
-        Ok(Some(Self { package, key, location, archive, origin, sighting, is_accepted }))
+        Ok(Some(Self { package, key, location, archive, origin, pinned_tree: sighting, is_accepted }))
     }
 
     pub(in crate::mirror) fn digest(&self) -> Digest {
@@ -120,48 +121,48 @@ impl CarriedModule {
     ///
     /// # Errors
     /// The reason that it is refused.
-    pub(in crate::mirror) fn taken(
+    pub(in crate::mirror) fn commit(
         self,
         mirror: &Mirror,
         arrived: StagedBundleArchive,
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
-        if let Err(why) = self.has_its_tree(mirror, &arrived.source) {
-            return Err(arrived.refused(why));
+        if let Err(why) = self.check_tree(mirror, &arrived.source) {
+            return Err(arrived.discard_with(why));
         }
         let StagedBundleArchive { fast, size_bytes, .. } = arrived;
-        let Self { package, key, location, archive: digest, origin, sighting, is_accepted } = self;
+        let Self { package, key, location, archive: digest, origin, pinned_tree: sighting, is_accepted } = self;
         let judged = if is_accepted {
             seen::accept(mirror, &key, sighting.clone()).map(|_| TreeComparison::Consistent)
         } else {
-            seen::judge(mirror, &key, sighting.clone())
+            seen::compare_and_record(mirror, &key, sighting.clone())
         };
         let is_right = match judged {
             Ok(judged) => {
                 // Not `larder accept`: that would ask upstream, but the tree is in the bundle.
                 let accepting = format!("`larder bundle apply` with `--accept {key}`");
-                let seen = mirror.must_be_what_was_seen(&package, &key, &sighting, judged, &accepting);
+                let seen = mirror.require_pinned_tree(&package, &key, &sighting, judged, &accepting);
                 seen.map_err(|e| e.to_string())
             }
             Err(why) => Err(store_failed(why)),
         };
         if let Err(why) = is_right {
-            return Err(arrived.refused(why));
+            return Err(arrived.discard_with(why));
         }
-        mirror.resolved(super::RESOLVED, &key.module, &key.version);
+        mirror.resolved(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
         let PinnedTree { tree, commit, packer, source: from, subdir, .. } = sighting;
         let how = How::Tree(PackedTree { tree, commit, packer, source: from, subdir });
         let proof = Proof { how, warnings: Vec::new() };
-        let filename = FileName::parse(super::fill::ARCHIVE).map_err(|e| e.to_string())?;
-        let hashes = PackageHashesKnown::NotYet;
-        let held = HeldArchive {
+        let filename = FileName::parse(super::fill::ARCHIVE_FILE_NAME).map_err(|e| e.to_string())?;
+        let hashes = PackageHashState::NotYet;
+        let held = StoredArchive {
             digest,
             fast,
             filename,
             size_bytes,
             hashes,
             proof,
-            zip: Zip::Published,
+            zip: ZipOrigin::Published,
             origin,
             kept: now,
             first_kept: None,
@@ -183,30 +184,30 @@ impl CarriedModule {
     }
 
     /// Checks that larder packed the archive from the tree that the manifest names.
-    fn has_its_tree(&self, mirror: &Mirror, source: &ArchiveBytesSource) -> Result<(), String> {
+    fn check_tree(&self, mirror: &Mirror, source: &ArchiveBytesSource) -> Result<(), String> {
         let scratch = mirror.store.blobs.scratch().map_err(store_failed)?;
         let mut tree = Tree::new(scratch.file().map_err(store_failed)?, TreeLimits::default());
         let unpacked = match source {
             ArchiveBytesSource::Staged(staged) => {
                 staged.value().file().map_err(store_failed).map(|file| unpack_from(FORMAT, file, &mut tree))?
             }
-            ArchiveBytesSource::Held(blob) => unpack_from(FORMAT, blob.reader(), &mut tree),
+            ArchiveBytesSource::Stored(blob) => unpack_from(FORMAT, blob.reader(), &mut tree),
         };
         unpacked.map_err(|e| format!("its archive is no module: {e}"))?;
-        let mut packed_anew = Digesting(Hasher::new());
+        let mut packed_anew = HashingWriter(Hasher::new());
         let packed = pack(&tree, &TreePath::root(), &mut packed_anew);
         let PackResult { tree: found, .. } = packed.map_err(|e| format!("its archive is no module: {e}"))?;
-        if found != self.sighting.tree {
-            return Err(format!("its tree has digest {found}, and its manifest names {}", self.sighting.tree));
+        if found != self.pinned_tree.tree {
+            return Err(format!("its tree has digest {found}, and its manifest names {}", self.pinned_tree.tree));
         }
         let (anew, _) = packed_anew.0.finish();
         // Clients use another tar reader than larder. Only the output of our packer reads the same in all of them.
-        if self.sighting.packer != PACKER || anew != self.archive {
+        if self.pinned_tree.packer != PACKER || anew != self.archive {
             return Err(
                 "its archive has something in it that larder does not pack, or another packer made it".to_owned()
             );
         }
-        let subdir = self.sighting.subdir.as_deref().unwrap_or_default();
+        let subdir = self.pinned_tree.subdir.as_deref().unwrap_or_default();
         let below = TreePath::parse(subdir.as_bytes()).map_err(|bad| bad.to_string())?;
         if !below.is_root() && tree.get(&below) != Some(&TreeEntry::Folder) {
             return Err(format!("its archive has no folder {subdir}"));
@@ -218,9 +219,9 @@ impl CarriedModule {
 const FORMAT: ArchiveFormat = ArchiveFormat::TarGz;
 
 /// A writer that only hashes.
-struct Digesting(Hasher);
+struct HashingWriter(Hasher);
 
-impl Write for Digesting {
+impl Write for HashingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.update(bytes);
         Ok(bytes.len())

@@ -35,7 +35,7 @@ pub(super) struct StageName {
 impl StageNames {
     /// Reserves the name, or a numbered variant while another fetch uses it: an `accept` and a client's fill may run
     /// concurrently.
-    fn take(&self, name: &str) -> StageName {
+    fn reserve(&self, name: &str) -> StageName {
         let mut taken = self.0.lock();
         let mut mine = name.to_owned();
         for number in 1_u64.. {
@@ -55,7 +55,7 @@ impl Drop for StageName {
 }
 
 /// A complete download.
-pub(super) struct Downloaded {
+pub(super) struct DownloadedSource {
     pub(super) staged: Staged,
     /// The validators that its server sent.
     pub(super) validators: Validators,
@@ -64,7 +64,7 @@ pub(super) struct Downloaded {
 }
 
 /// The download of one archive.
-pub(super) struct Download<'a> {
+pub(super) struct SourceDownload<'a> {
     mirror: &'a Arc<Mirror>,
     outbound: &'a Outbound,
     ask: Ask<'a>,
@@ -72,7 +72,7 @@ pub(super) struct Download<'a> {
     attempts: Attempts,
 }
 
-impl<'a> Download<'a> {
+impl<'a> SourceDownload<'a> {
     pub(super) fn new(
         mirror: &'a Arc<Mirror>,
         outbound: &'a Outbound,
@@ -84,12 +84,12 @@ impl<'a> Download<'a> {
 
     /// Downloads until the archive is complete. `of` names the package: a staging file belongs to one package and one
     /// URL.
-    pub(super) async fn run(mut self, of: &str) -> Result<Downloaded, Error> {
+    pub(super) async fn run(mut self, of: &str) -> Result<DownloadedSource, Error> {
         let name = FastHash::of(format!("{of} {}", self.ask.url).as_bytes()).to_string();
-        let mine = self.mirror.stage_names.take(&format!("module~{}", &name[..32]));
+        let mine = self.mirror.stage_names.reserve(&format!("module~{}", &name[..32]));
         let name = mine.name.as_str();
         let mut staged = self.stage(name).await?;
-        if !may_be_resumed(&staged) {
+        if !is_resumable(&staged) {
             staged = self.start_over(staged, name).await?;
         }
         while !is_complete(&staged) {
@@ -138,7 +138,7 @@ impl<'a> Download<'a> {
                     Next::AskAfter(pause) => {
                         tracing::warn!(of, %error, at_byte = staged.written(), "a download broke; it is resumed");
                         tokio::time::sleep(pause).await;
-                        if !may_be_resumed(&staged) {
+                        if !is_resumable(&staged) {
                             staged = self.start_over(staged, name).await?;
                         }
                     }
@@ -147,7 +147,7 @@ impl<'a> Download<'a> {
             }
         }
         let validators = validators(&staged);
-        Ok(Downloaded { staged, validators, name: mine })
+        Ok(DownloadedSource { staged, validators, name: mine })
     }
 
     async fn incoming(&self, from: u64, held: &Validators) -> Result<Incoming, Error> {
@@ -174,7 +174,7 @@ impl<'a> Download<'a> {
 
 /// True if the staged bytes may be resumed. No digest verifies them in the end, so the server must be able to confirm
 /// by a strong ETag or a date that the file is unchanged.
-fn may_be_resumed(staged: &Staged) -> bool {
+fn is_resumable(staged: &Staged) -> bool {
     let Validators { etag, last_modified } = validators(staged);
     staged.written() == 0 || last_modified.is_some() || etag.is_some_and(|etag| !etag.starts_with("W/"))
 }

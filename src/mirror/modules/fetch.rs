@@ -12,7 +12,7 @@ use super::super::counters::REFUSED_TREE;
 use super::super::documents::RETRIES;
 use super::super::library::Reservation;
 use super::super::{Mirror, discovery::DiscoveryTrust};
-use super::location::{LocationDocument, told_subdir, what};
+use super::location::{LocationDocument, location_label, subdir_in_archive};
 use crate::address::ModulePackage;
 use crate::error::Error;
 use crate::pack::{Tree, TreeError, TreeLimits, TreePath, find_folder};
@@ -27,14 +27,15 @@ use crate::upstream::source::{GitSource, Located, PackageSource, Subdir, locatio
 use crate::upstream::{Grant, Upstream};
 
 /// Maximum length of a chain of pages (PROTOCOL 4.4).
-const MOST_PAGES: usize = 10;
+const MAX_PAGES: usize = 10;
 /// Limits how many archives are unpacked and packed concurrently: this takes CPU time, and file names are in memory.
 /// One upstream gets at most half.
-pub(in crate::mirror) const UNPACKING: Bound = Bound { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 };
+pub(in crate::mirror) const UNPACK_LIMITS: Bound =
+    Bound { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 };
 /// The time that a folder named by a page is remembered, for clients that cannot wait for the archive.
-const LED_THERE_FOR: Duration = Duration::from_secs(3600);
+const SUBDIR_CACHED_FOR: Duration = Duration::from_secs(3600);
 /// Maximum size of a page that names a source, in bytes.
-const LARGEST_PAGE: u64 = 1 << 20;
+const MAX_PAGE_BYTES: u64 = 1 << 20;
 /// The fetched tree of a package, and the folder of the module in it.
 pub(super) struct FetchedTree {
     pub(super) tree: Tree,
@@ -47,7 +48,7 @@ pub(super) struct FetchedTree {
     pub(super) validators: Validators,
     /// The origin that it was fetched from.
     pub(super) origin: String,
-    _turn: TreePermit,
+    _permit: TreePermit,
     /// Dropped last: it contains the tree's files.
     pub(super) _scratch: Arc<Scratch>,
 }
@@ -62,28 +63,28 @@ enum TreePermit {
 }
 
 /// Reasons that a tree could not be fetched.
-pub(super) enum NoTree {
+pub(super) enum FetchTreeError {
     /// The location may be outdated: registries sign URLs, and the file behind one may have been replaced.
-    MayBeTooOld(Error),
+    StaleLocation(Error),
     Failed(Error),
 }
 
-impl NoTree {
+impl FetchTreeError {
     pub(super) fn error(self) -> Error {
         match self {
-            Self::MayBeTooOld(error) | Self::Failed(error) => error,
+            Self::StaleLocation(error) | Self::Failed(error) => error,
         }
     }
 }
 
-impl<E: Into<Error>> From<E> for NoTree {
+impl<E: Into<Error>> From<E> for FetchTreeError {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
     }
 }
 
 /// One fetch of a package: its upstream, credential scope and memory reservation.
-pub(super) struct Fetch<'a> {
+pub(super) struct SourceFetch<'a> {
     pub(super) mirror: &'a Arc<Mirror>,
     pub(super) package: &'a ModulePackage,
     pub(super) upstream: Arc<Upstream>,
@@ -92,7 +93,7 @@ pub(super) struct Fetch<'a> {
     pub(super) room: &'a mut Reservation,
 }
 
-impl<'a> Fetch<'a> {
+impl<'a> SourceFetch<'a> {
     pub(super) async fn new(
         mirror: &'a Arc<Mirror>,
         package: &'a ModulePackage,
@@ -110,9 +111,9 @@ impl<'a> Fetch<'a> {
     }
 
     /// Fetches the tree that a location leads to.
-    pub(super) async fn tree(mut self, said: &LocationDocument) -> Result<FetchedTree, NoTree> {
+    pub(super) async fn tree(mut self, said: &LocationDocument) -> Result<FetchedTree, FetchTreeError> {
         let Located { mut source, mut subdir } = said.located.clone();
-        for _ in 0..=MOST_PAGES {
+        for _ in 0..=MAX_PAGES {
             match source {
                 PackageSource::Git(_) | PackageSource::Archive(_) => return self.fetched(&source, subdir).await,
                 PackageSource::Unsupported(unsupported) => {
@@ -133,27 +134,27 @@ impl<'a> Fetch<'a> {
                     };
                     source = inner.source;
                     if let PackageSource::Git(_) | PackageSource::Archive(_) = source {
-                        self.note_where_it_led(subdir.as_ref())?;
+                        self.remember_subdir(subdir.as_ref())?;
                     }
                 }
             }
         }
-        let why = format!("more than {MOST_PAGES} pages lead from one to the next");
+        let why = format!("more than {MAX_PAGES} pages lead from one to the next");
         Err(self.failed(self.package.module.host.to_string(), Fault::Unusable(why)).into())
     }
 
     /// Remembers the module's folder for clients whose deadline ends before the archive is packed.
-    fn note_where_it_led(&self, subdir: Option<&Subdir>) -> Result<(), Error> {
+    fn remember_subdir(&self, subdir: Option<&Subdir>) -> Result<(), Error> {
         let RequestContext { terms, now, .. } = self.call;
-        let (key, subdir) = (terms.key_of_package(self.package), told_subdir(self.package, subdir)?);
-        terms.led_to.put(key, subdir, now.after(LED_THERE_FOR), *now);
+        let (key, subdir) = (terms.key_of_package(self.package), subdir_in_archive(self.package, subdir)?);
+        terms.led_to.put(key, subdir, now.after(SUBDIR_CACHED_FOR), *now);
         Ok(())
     }
 
     /// Fetches a page and reads the source that it names.
-    async fn page(&self, page: &Url) -> Result<Located, NoTree> {
-        let asked = self.call.terms.outbound.document(self.ask(page, &self.what()), None, LARGEST_PAGE).await;
-        let Fetched::New(document) = asked.map_err(too_old_or_failed)? else {
+    async fn page(&self, page: &Url) -> Result<Located, FetchTreeError> {
+        let asked = self.call.terms.outbound.document(self.ask(page, &self.what()), None, MAX_PAGE_BYTES).await;
+        let Fetched::New(document) = asked.map_err(location_fault)? else {
             return Err(self.failed(origin(page), Fault::Unusable("304 to an unconditional request".into())).into());
         };
         let unusable = |why: String| self.failed(origin(page), Fault::Unusable(why));
@@ -163,7 +164,7 @@ impl<'a> Fetch<'a> {
         Ok(PackageSource::parse(&named, page).map_err(|bad| unusable(bad.to_string()))?)
     }
 
-    async fn fetched(&mut self, source: &PackageSource, subdir: Option<Subdir>) -> Result<FetchedTree, NoTree> {
+    async fn fetched(&mut self, source: &PackageSource, subdir: Option<Subdir>) -> Result<FetchedTree, FetchTreeError> {
         let (scratch, spool) = self
             .mirror
             .on_disk(|mirror| {
@@ -205,8 +206,8 @@ impl<'a> Fetch<'a> {
             }
             Some(Subdir::Plain(_)) | None => TreePath::root(),
         };
-        let subdir = told_subdir(self.package, subdir.as_ref())?;
-        Ok(FetchedTree { tree, root, subdir, commit, validators, origin: at, _turn: turn, _scratch: scratch })
+        let subdir = subdir_in_archive(self.package, subdir.as_ref())?;
+        Ok(FetchedTree { tree, root, subdir, commit, validators, origin: at, _permit: turn, _scratch: scratch })
     }
 
     pub(super) fn ask<'b>(&'b self, url: &'b Url, what: &'b str) -> Ask<'b> {
@@ -218,7 +219,7 @@ impl<'a> Fetch<'a> {
     }
 
     fn failed(&self, at: String, fault: Fault) -> Error {
-        UpstreamError { asked: what(self.package), at, fault }.into()
+        UpstreamError { asked: location_label(self.package), at, fault }.into()
     }
 
     /// Converts an error of the git client.
@@ -276,7 +277,7 @@ fn ask_for<'a>(
 
 /// Converts an error for a file that a location names. An upstream 4xx becomes a fault of upstream, because the module
 /// itself exists.
-fn too_old_or_failed(error: UpstreamError) -> NoTree {
+fn location_fault(error: UpstreamError) -> FetchTreeError {
     let may_be_too_old = error.fault.may_be_an_expired_url();
     let fault = match error.fault {
         Fault::Absent(status) | Fault::Rejected { status, .. } => {
@@ -285,5 +286,5 @@ fn too_old_or_failed(error: UpstreamError) -> NoTree {
         fault => fault,
     };
     let error = Error::from(UpstreamError { fault, ..error });
-    if may_be_too_old { NoTree::MayBeTooOld(error) } else { NoTree::Failed(error) }
+    if may_be_too_old { FetchTreeError::StaleLocation(error) } else { FetchTreeError::Failed(error) }
 }

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::super::counters::{REFUSED_TREE, REPUBLISHED, SEEN_DAMAGED, Stored};
 use super::super::fill::FillGauge;
 use super::super::freshness::Age;
-use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
+use super::super::library::{PackageHashState, StoredArchive, ZipOrigin};
 use super::super::single_flight::awaited;
 use super::super::{AlarmKind, Mirror, RequestContext};
-use super::fetch::{Fetch, FetchedTree, NoTree};
+use super::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use super::location::LocationDocument;
 use super::seen::{self, PinnedTree, TreeComparison};
 use crate::address::{Artifact, FileName, ModulePackage};
@@ -21,26 +21,26 @@ use crate::pack::{PACKER, PackResult, TreeError, pack, resolve};
 use crate::store::{Staged, StoreError};
 use crate::verify::{How, PackedTree, Proof, Verified};
 
-pub(super) const ARCHIVE: &str = "module.tar.gz";
+pub(super) const ARCHIVE_FILE_NAME: &str = "module.tar.gz";
 
 /// Bytes evicted at the first attempt to recover from a full disk during a fill.
-const ROOM_AT_FIRST: u64 = 64 << 20;
+const FIRST_EVICTION_BYTES: u64 = 64 << 20;
 /// Maximum bytes evicted for one module: the size of the largest tree allowed.
-const MOST_ROOM: u64 = 4 << 30;
+const MAX_EVICTION_BYTES: u64 = 4 << 30;
 
 /// The tree that a fetched one is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Believing {
+pub(super) enum TreeExpectation {
     /// The pinned first-seen tree.
-    WhatWasSeen,
+    Pinned,
     /// None: an operator accepts the fetched tree.
-    WhatIsThereNow,
+    Accepted,
 }
 
 /// A packed archive in staging, not published yet.
 pub(super) struct PackedArchive {
     staged: Staged,
-    sighting: PinnedTree,
+    pinned_tree: PinnedTree,
     origin: String,
 }
 
@@ -54,7 +54,7 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &RequestContext,
-    ) -> Result<HeldArchive, Error> {
+    ) -> Result<StoredArchive, Error> {
         let key = call.terms.key_of_package(package);
         let what = format!("the archive of {package}");
         let lost = Err(Error::Interrupted(what.clone()));
@@ -64,10 +64,10 @@ impl Mirror {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
             let work = async move {
                 // A fill may have finished just before this one started.
-                if let Some(held) = mirror.held_module(&key).await? {
+                if let Some(held) = mirror.stored_module(&key).await? {
                     return Ok(held);
                 }
-                let filled = mirror.fill_module(&package, &key, Believing::WhatWasSeen, &call).await;
+                let filled = mirror.fill_module(&package, &key, TreeExpectation::Pinned, &call).await;
                 if let Err(error) = &filled {
                     tracing::error!(%package, %error, "a module could not be filled");
                 }
@@ -89,14 +89,14 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
-        believing: Believing,
+        believing: TreeExpectation,
         call: &RequestContext,
-    ) -> Result<HeldArchive, Error> {
+    ) -> Result<StoredArchive, Error> {
         let _under_way = FillGauge::new(&self.counters.fills);
-        let mut room = ROOM_AT_FIRST;
+        let mut room = FIRST_EVICTION_BYTES;
         let filled = loop {
             match self.try_to_fill_module(package, key, believing, call).await {
-                Err(Error::Store(full)) if full.is_full() && room <= MOST_ROOM => {
+                Err(Error::Store(full)) if full.is_full() && room <= MAX_EVICTION_BYTES => {
                     // The size needed is unknown in advance, so each retry evicts eight times as much.
                     let bytes = room;
                     if let Err(why) = self.on_disk(move |mirror| mirror.make_some_room(bytes, &full)).await {
@@ -119,32 +119,32 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
-        believing: Believing,
+        believing: TreeExpectation,
         call: &RequestContext,
-    ) -> Result<HeldArchive, Error> {
-        let packed = self.packed(package, call).await?;
+    ) -> Result<StoredArchive, Error> {
+        let packed = self.fetch_and_pack(package, call).await?;
         let (package, key, now) = (package.clone(), key.clone(), self.inner(call).now);
         let filled = self.on_disk(move |mirror| mirror.commit_module(&package, &key, packed, believing, now)).await;
         filled.and_then(|filled| filled)
     }
 
     /// Fetches a version and packs it into staging. If the location may be outdated, it is fetched again, once.
-    pub(super) async fn packed(
+    pub(super) async fn fetch_and_pack(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &RequestContext,
     ) -> Result<PackedArchive, Error> {
         // A separate reservation per fill, released when the archive is packed.
         let mut room = self.reservation();
-        let said = self.location(package, call).await?.value.said(package)?;
-        let fetched = match Fetch::new(self, package, call, &mut room).await?.tree(&said).await {
-            Err(NoTree::MayBeTooOld(error)) => {
+        let said = self.location(package, call).await?.value.as_location(package)?;
+        let fetched = match SourceFetch::new(self, package, call, &mut room).await?.tree(&said).await {
+            Err(FetchTreeError::StaleLocation(error)) => {
                 tracing::warn!(%package, %error, "what a location names was refused; the location is asked anew");
-                let said = self.location_asked_anew(package, said.age, call).await?;
-                let fetched = Fetch::new(self, package, call, &mut room).await?.tree(&said).await;
-                (fetched.map_err(NoTree::error)?, said)
+                let said = self.refetch_location(package, said.age, call).await?;
+                let fetched = SourceFetch::new(self, package, call, &mut room).await?.tree(&said).await;
+                (fetched.map_err(FetchTreeError::error)?, said)
             }
-            fetched => (fetched.map_err(NoTree::error)?, said),
+            fetched => (fetched.map_err(FetchTreeError::error)?, said),
         };
         let (fetched, said) = fetched;
         // The archive may be larger than the tree, because links become copies.
@@ -164,13 +164,13 @@ impl Mirror {
         self.on_disk(move |mirror| pack_into_stage(mirror, &of, &name, fetched, &said, now)).await?
     }
 
-    pub(super) async fn location_asked_anew(
+    pub(super) async fn refetch_location(
         self: &Arc<Self>,
         package: &ModulePackage,
         seen: Age,
         call: &RequestContext,
     ) -> Result<LocationDocument, Error> {
-        self.ask_location_again(package, Some(seen), call).await?.value.said(package)
+        self.fetch_location_now(package, Some(seen), call).await?.value.as_location(package)
     }
 
     /// Commits a packed archive in this order, each step synced: first-seen record, blob, name. Only then the index is
@@ -180,22 +180,22 @@ impl Mirror {
         package: &ModulePackage,
         key: &ModulePackage,
         packed: PackedArchive,
-        believing: Believing,
+        believing: TreeExpectation,
         now: Timestamp,
-    ) -> Result<Result<HeldArchive, Error>, StoreError> {
-        let PackedArchive { staged, sighting, origin } = packed;
+    ) -> Result<Result<StoredArchive, Error>, StoreError> {
+        let PackedArchive { staged, pinned_tree: sighting, origin } = packed;
         match believing {
-            Believing::WhatWasSeen => {
-                let judged = seen::judge(self, key, sighting.clone())?;
+            TreeExpectation::Pinned => {
+                let judged = seen::compare_and_record(self, key, sighting.clone())?;
                 let accepting = format!("`larder accept {key}`");
-                if let Err(refused) = self.must_be_what_was_seen(package, key, &sighting, judged, &accepting) {
+                if let Err(refused) = self.require_pinned_tree(package, key, &sighting, judged, &accepting) {
                     staged.discard()?;
                     return Ok(Err(refused));
                 }
             }
-            Believing::WhatIsThereNow => {
+            TreeExpectation::Accepted => {
                 seen::accept(self, key, sighting.clone())?;
-                self.resolved(super::RESOLVED, &key.module, &key.version);
+                self.resolved(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
             }
         }
         let (digest, fast) = staged.hashes();
@@ -206,16 +206,16 @@ impl Mirror {
         let PinnedTree { tree, commit, packer, source, subdir, .. } = sighting;
         let how = How::Tree(PackedTree { tree, commit, packer, source, subdir });
         let proof = Proof { how, warnings: Vec::new() };
-        let filename = FileName::parse(ARCHIVE).map_err(|e| StoreError::Index(e.to_string()))?;
-        let hashes = PackageHashesKnown::NotYet;
-        let held = HeldArchive {
+        let filename = FileName::parse(ARCHIVE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?;
+        let hashes = PackageHashState::NotYet;
+        let held = StoredArchive {
             digest,
             fast,
             filename,
             size_bytes,
             hashes,
             proof,
-            zip: Zip::Published,
+            zip: ZipOrigin::Published,
             origin,
             kept: now,
             first_kept: None,
@@ -242,7 +242,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::Unaccepted`] unless the tree is the pinned one.
-    pub(super) fn must_be_what_was_seen(
+    pub(super) fn require_pinned_tree(
         &self,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -273,7 +273,7 @@ impl Mirror {
                 let verdict = format!(
                     "its tree has digest {tree}, and the record of the one that was seen first is damaged, so nobody can tell whether upstream has moved it"
                 );
-                (verdict, AlarmKind::DamagedRecord, super::DAMAGED.to_owned())
+                (verdict, AlarmKind::DamagedRecord, super::DAMAGED_RECORD_DETAIL.to_owned())
             }
         };
         self.alarm(kind, &key.module, &key.version, detail, now.at);
@@ -328,7 +328,7 @@ fn pack_into_stage(
         validators: fetched.validators,
         at: now,
     };
-    Ok(Ok(PackedArchive { staged, sighting, origin: fetched.origin }))
+    Ok(Ok(PackedArchive { staged, pinned_tree: sighting, origin: fetched.origin }))
 }
 
 /// Writes to a staging file and keeps the store error, which [`io::Error`] would hide.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::super::documents::KeptDocument;
-use super::super::library::HeldArchive;
+use super::super::library::StoredArchive;
 use super::super::{Mirror, unless_gone};
-use super::seen::{self, Recalled};
+use super::seen::{self, FirstSeenLookup};
 use crate::address::ModulePackage;
 use crate::error::Error;
 use crate::store::{Key, StoreError};
@@ -19,25 +19,28 @@ impl Mirror {
     }
 
     /// The current archive of a version, if one with the pinned tree is stored.
-    pub(in crate::mirror) async fn held_module(
+    pub(in crate::mirror) async fn stored_module(
         self: &Arc<Self>,
         key: &ModulePackage,
-    ) -> Result<Option<HeldArchive>, Error> {
+    ) -> Result<Option<StoredArchive>, Error> {
         let of = key.clone();
-        self.on_disk(move |mirror| mirror.module_now(&of)).await
+        self.on_disk(move |mirror| mirror.current_module_archive(&of)).await
     }
 
     /// Reads the current archive of a version. Blocks.
-    pub(in crate::mirror) fn module_now(&self, key: &ModulePackage) -> Result<Option<HeldArchive>, StoreError> {
+    pub(in crate::mirror) fn current_module_archive(
+        &self,
+        key: &ModulePackage,
+    ) -> Result<Option<StoredArchive>, StoreError> {
         let name = unless_gone(self.catalog.name(key))?;
         if name.archives.is_empty() {
             return Ok(None);
         }
         // An unreadable record does not hide a stored archive.
-        let seen = seen::known(self, key).ok().and_then(Recalled::seen);
+        let seen = seen::read_first_seen(self, key).ok().and_then(FirstSeenLookup::seen);
         for held in name.archives.into_iter().rev() {
             let is_pinned = match (&seen, held.proof.how.tree()) {
-                (Some(seen), Some(packed)) => seen.pinned.is_packed_as(packed),
+                (Some(seen), Some(packed)) => seen.pinned.matches_archive(packed),
                 (None, _) | (_, None) => true,
             };
             if is_pinned && unless_gone(self.store.blobs.holds(&held.digest))? {

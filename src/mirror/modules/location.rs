@@ -9,14 +9,14 @@ use tokio::time::timeout_at;
 use super::super::discovery::DiscoveryTrust;
 use super::super::documents::{DocumentFlight, KeptDocument};
 use super::super::freshness::Age;
-use super::super::library::HeldArchive;
+use super::super::library::StoredArchive;
 use super::super::listed::ListingState;
 use super::super::pull::{Landed, nobody_may_wait};
-use super::super::sealed::STORED_IS_FRESH;
+use super::super::sealed::STORED_ANSWER_LIFETIME;
 use super::super::single_flight::Awaited;
 use super::super::wanted::WantedDocument;
 use super::super::{AlarmKind, Answer, FetchReason, Link, Mirror, Outcome, RequestContext, unless_gone};
-use super::seen::{self, Recalled};
+use super::seen::{self, FirstSeenLookup};
 use super::{ModuleArchiveRef, ModuleLocation};
 use crate::address::ModulePackage;
 use crate::digest::Digest;
@@ -52,12 +52,12 @@ impl Mirror {
         let key = call.terms.key_of_package(package);
         if self.link() == Link::Offline
             && self.held_document(&Key::ModuleLocation(key.clone())).await?.is_none()
-            && let Some(held) = self.held_module(&key).await?
+            && let Some(held) = self.stored_module(&key).await?
         {
             // A bundle or another import stored the archive without its location.
-            let fresh_until = call.now.after(STORED_IS_FRESH);
+            let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
             return Ok(Answer {
-                value: here(package, Some(&held)),
+                value: local_location(package, Some(&held)),
                 outcome: Outcome::Stale,
                 fresh_until,
                 checked: held.kept,
@@ -67,50 +67,52 @@ impl Mirror {
             Ok(answer) => answer,
             Err(error) => return self.location_without_upstream(package, &key, error, call).await,
         };
-        let said = Arc::clone(&answer.value).said(package)?;
+        let said = Arc::clone(&answer.value).as_location(package)?;
         let told =
             |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
-        let held = self.held_module(&key).await?;
+        let held = self.stored_module(&key).await?;
         if let PackageSource::Unsupported(source) = &said.located.source {
             return match held {
                 Some(held) => {
-                    if let Err(error) = self.moved_elsewhere(package, &key, source, call).await {
+                    if let Err(error) = self.check_external_move(package, &key, source, call).await {
                         tracing::error!(%package, %error, "it could not be noted that a module has moved; what is held is served");
                     }
-                    Ok(told(here(package, Some(&held))))
+                    Ok(told(local_location(package, Some(&held))))
                 }
-                None => match self.moved_elsewhere(package, &key, source, call).await? {
+                None => match self.check_external_move(package, &key, source, call).await? {
                     Some(moved) => Err(moved),
-                    None => self.elsewhere(package, source).map(told),
+                    None => self.external_location(package, source).map(told),
                 },
             };
         }
         if let Some(held) = held {
-            self.look_again_if_due(package, &key, said, call);
-            return Ok(told(here(package, Some(&held))));
+            self.recheck_if_due(package, &key, said, call);
+            return Ok(told(local_location(package, Some(&held))));
         }
         if self.link() == Link::Offline {
-            return Err(self.lacks(&key, format!("the archive of {package}"), call).await);
+            return Err(self.missing_error(&key, format!("the archive of {package}"), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
-            Ok(filled) => (filled.map(|held| here(package, Some(&held)))?, Outcome::Miss),
+            Ok(filled) => (filled.map(|held| local_location(package, Some(&held)))?, Outcome::Miss),
             // The folder of the module within the archive is in the page that the location names. Without it, a client
             // would use the root.
             Err(_) if matches!(said.located.source, PackageSource::Indirect(_)) => {
                 match call.terms.led_to.get(&key, call.now) {
-                    Some(subdir) => (without_digest(package, subdir), Outcome::Coming),
+                    Some(subdir) => (pending_location(package, subdir), Outcome::Coming),
                     None => return Err(Error::Slow(format!("the archive of {package}"))),
                 }
             }
-            Err(_) => (without_digest(package, told_subdir(package, said.located.subdir.as_ref())?), Outcome::Coming),
+            Err(_) => {
+                (pending_location(package, subdir_in_archive(package, said.located.subdir.as_ref())?), Outcome::Coming)
+            }
         };
         Ok(Answer { value, outcome, fresh_until: answer.fresh_until, checked: answer.checked })
     }
 
     /// Handles a move to a source that larder cannot fetch, and so cannot verify. Raises an alarm and returns the error
     /// for a client without a stored archive. `None` if no tree of the version was ever recorded.
-    async fn moved_elsewhere(
+    async fn check_external_move(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -118,10 +120,13 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Option<Error>, Error> {
         let (of, what) = (key.clone(), source.what());
-        let before = match self.on_disk(move |mirror| unless_gone(seen::moved_elsewhere(mirror, &of, what))).await? {
-            Recalled::Never => return Ok(None),
-            Recalled::Seen(seen) => format!("the tree that was seen first has digest {}", seen.pinned.tree),
-            Recalled::Lost => "the record of the tree that was seen first is damaged".to_owned(),
+        let before = match self
+            .on_disk(move |mirror| unless_gone(seen::record_external_move(mirror, &of, what)))
+            .await?
+        {
+            FirstSeenLookup::Never => return Ok(None),
+            FirstSeenLookup::Recorded(seen) => format!("the tree that was seen first has digest {}", seen.pinned.tree),
+            FirstSeenLookup::Lost => "the record of the tree that was seen first is damaged".to_owned(),
         };
         let (what, host) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
         tracing::error!(%package, what, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
@@ -150,15 +155,15 @@ impl Mirror {
             Error::NotFound(_) => Outcome::Gone,
             _ => Outcome::Stale,
         };
-        let Some(held) = self.held_module(key).await? else { return Err(error) };
+        let Some(held) = self.stored_module(key).await? else { return Err(error) };
         if self.link() == Link::Online {
             tracing::warn!(%package, %error, "upstream does not say where it is; what is held is served");
         }
-        Ok(Answer { value: here(package, Some(&held)), outcome, fresh_until: call.now, checked: held.kept })
+        Ok(Answer { value: local_location(package, Some(&held)), outcome, fresh_until: call.now, checked: held.kept })
     }
 
     /// Passes an unsupported source on to the client, unless larder is offline or the address may hold secrets.
-    fn elsewhere(&self, package: &ModulePackage, source: &Unsupported) -> Result<ModuleLocation, Error> {
+    fn external_location(&self, package: &ModulePackage, source: &Unsupported) -> Result<ModuleLocation, Error> {
         let host = source.host().unwrap_or_else(|| "somewhere".to_owned());
         let refused = |why: String| -> Error {
             let fault = Fault::Unusable(why);
@@ -177,7 +182,7 @@ impl Mirror {
         };
         self.counters.elsewhere.inc();
         tracing::warn!(%package, what, host, "a module is at a source that larder cannot fetch; clients fetch it themselves, and nothing is kept");
-        Ok(ModuleLocation::Elsewhere(text.to_owned()))
+        Ok(ModuleLocation::External(text.to_owned()))
     }
 
     /// Fetches or revalidates the location document.
@@ -186,25 +191,25 @@ impl Mirror {
         package: &ModulePackage,
         call: &RequestContext,
     ) -> Result<Answer<Arc<KeptDocument>>, Error> {
-        let wanted = location_wanted(package, call)?;
+        let wanted = location_request(package, call)?;
         let (held, rule) = self.held_or_absent(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &RequestContext| self.fly_for_location(&wanted, package, seen, errand, call);
+        let fly = |errand, call: &RequestContext| self.join_location_fetch(&wanted, package, seen, errand, call);
         let pulled = self.pull(&wanted.what, &package.module.host, call, &rule, held, fly).await;
-        pulled.inspect_err(|error| self.note_if_refused(error, call, || (&call.terms.key_of_package(package)).into()))
+        pulled.inspect_err(|error| self.record_if_offline(error, call, || (&call.terms.key_of_package(package)).into()))
     }
 
     /// Fetches the location document even if the cached copy is fresh, unless it changed since `seen`.
-    pub(in crate::mirror) async fn ask_location_again(
+    pub(in crate::mirror) async fn fetch_location_now(
         self: &Arc<Self>,
         package: &ModulePackage,
         seen: Option<Age>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        self.fly_for_location(&location_wanted(package, call)?, package, seen, FetchReason::Fetch, call).await
+        self.join_location_fetch(&location_request(package, call)?, package, seen, FetchReason::Fetch, call).await
     }
 
-    fn fly_for_location(
+    fn join_location_fetch(
         self: &Arc<Self>,
         wanted: &WantedDocument,
         package: &ModulePackage,
@@ -248,7 +253,7 @@ impl Mirror {
                 // The rest of the response means nothing to a client.
                 document.body = Bytes::from(location);
                 let kept = Arc::new(KeptDocument::of(document, asked, call.now));
-                let said = Arc::clone(&kept).said(package)?;
+                let said = Arc::clone(&kept).as_location(package)?;
                 if matches!(&said.located.source, PackageSource::Unsupported(source) if source.for_client().is_none()) {
                     // An unusable answer is not cached: the next request asks again.
                     return Ok(Landed { age: kept.age(), value: kept });
@@ -278,9 +283,10 @@ impl Mirror {
 
 impl KeptDocument {
     /// Parses the document as the location of a version.
-    pub(super) fn said(self: Arc<Self>, package: &ModulePackage) -> Result<LocationDocument, Error> {
+    pub(super) fn as_location(self: Arc<Self>, package: &ModulePackage) -> Result<LocationDocument, Error> {
         let unusable = |why: String| -> Error {
-            UpstreamError { asked: what(package), at: origin(&self.about.asked), fault: Fault::Unusable(why) }.into()
+            UpstreamError { asked: location_label(package), at: origin(&self.about.asked), fault: Fault::Unusable(why) }
+                .into()
         };
         let text = std::str::from_utf8(&self.body).map_err(|_| unusable("a location that is not UTF-8".into()))?;
         let located =
@@ -290,9 +296,9 @@ impl KeptDocument {
 }
 
 /// The location of a stored archive.
-fn here(package: &ModulePackage, held: Option<&HeldArchive>) -> ModuleLocation {
+fn local_location(package: &ModulePackage, held: Option<&StoredArchive>) -> ModuleLocation {
     let digest = held.map(|held| held.digest);
-    ModuleLocation::Here {
+    ModuleLocation::Local {
         archive: ModuleArchiveRef { package: package.clone(), digest: digest.map(|digest| digest.prefix()) },
         checksum: digest,
         subdir: held.and_then(|held| held.proof.how.tree()).and_then(|packed| packed.subdir.clone()),
@@ -300,13 +306,13 @@ fn here(package: &ModulePackage, held: Option<&HeldArchive>) -> ModuleLocation {
 }
 
 /// The location of an archive that is still being filled.
-fn without_digest(package: &ModulePackage, subdir: Option<String>) -> ModuleLocation {
+fn pending_location(package: &ModulePackage, subdir: Option<String>) -> ModuleLocation {
     let archive = ModuleArchiveRef { package: package.clone(), digest: None };
-    ModuleLocation::Here { archive, checksum: None, subdir }
+    ModuleLocation::Local { archive, checksum: None, subdir }
 }
 
 /// The module's folder within larder's archive, as written in a location.
-pub(super) fn told_subdir(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<Option<String>, Error> {
+pub(super) fn subdir_in_archive(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<Option<String>, Error> {
     subdir.and_then(Subdir::in_package).map(|below| subdir_text(package, below)).transpose()
 }
 
@@ -316,19 +322,19 @@ pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePat
         std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     text.map(str::to_owned).ok_or_else(|| {
         let fault = Fault::Unusable(format!("its //{subdir} has letters that no header can have"));
-        UpstreamError { asked: what(package), at: package.module.host.to_string(), fault }.into()
+        UpstreamError { asked: location_label(package), at: package.module.host.to_string(), fault }.into()
     })
 }
 
 /// The location request of a version: asked in the caller's spelling, cached under the canonical one.
-fn location_wanted(package: &ModulePackage, call: &RequestContext) -> Result<WantedDocument, Error> {
+fn location_request(package: &ModulePackage, call: &RequestContext) -> Result<WantedDocument, Error> {
     let upstream = Arc::clone(call.upstream(&package.module.host)?);
     let rule = upstream.rule(|fresh| fresh.download);
-    let (what, key) = (what(package), Key::ModuleLocation(call.terms.key_of_package(package)));
+    let (what, key) = (location_label(package), Key::ModuleLocation(call.terms.key_of_package(package)));
     Ok(WantedDocument { what, key, upstream, service: Service::Modules, rule })
 }
 
 /// Names the document for error messages.
-pub(super) fn what(package: &ModulePackage) -> String {
+pub(super) fn location_label(package: &ModulePackage) -> String {
     format!("the location of {package}")
 }

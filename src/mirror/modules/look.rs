@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::{Link, Mirror, RequestContext};
-use super::fetch::{Fetch, NoTree, git_ask};
-use super::location::{LocationDocument, told_subdir};
-use super::seen::{self, PinnedTree, SeenModule};
+use super::fetch::{FetchTreeError, SourceFetch, git_ask};
+use super::location::{LocationDocument, subdir_in_archive};
+use super::seen::{self, ModuleFirstSeen, PinnedTree};
 use crate::address::ModulePackage;
 use crate::clock::CLOCK_SLACK;
 use crate::error::Error;
@@ -18,20 +18,20 @@ use crate::upstream::error::Fault;
 use crate::upstream::source::PackageSource;
 
 /// Minimum interval between two attempts to check one version, unless its location becomes stale earlier.
-const LOOKED_AT_MOST_EVERY: Duration = Duration::from_secs(300);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The condition for a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Looking {
+pub(super) enum RecheckMode {
     /// Only if upstream confirmed the location since the last check.
     IfDue,
     /// Always: an operator asks for it.
-    Anyway,
+    Always,
 }
 
 impl Mirror {
     /// Starts a background check, unless one ran since upstream confirmed the location.
-    pub(super) fn look_again_if_due(
+    pub(super) fn recheck_if_due(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -43,7 +43,7 @@ impl Mirror {
             return;
         }
         let fresh = call.terms.upstreams.get(&key.module.host).map_or(Duration::ZERO, |of| of.settings.fresh.download);
-        let until = call.now.after(LOOKED_AT_MOST_EVERY.min(fresh));
+        let until = call.now.after(RECHECK_INTERVAL.min(fresh));
         call.terms.looked_at.put(key.clone(), (), until, call.now);
         let of = (key.clone(), call.terms.generation);
         // One check at a time per version. No request waits for it.
@@ -52,7 +52,7 @@ impl Mirror {
             // Clients take precedence.
             let call = RequestContext { asker: Asker::Job, ..self.inner(call) };
             async move {
-                if let Err(error) = mirror.look_again(&package, &key, &said, Looking::IfDue, &call).await {
+                if let Err(error) = mirror.recheck(&package, &key, &said, RecheckMode::IfDue, &call).await {
                     tracing::warn!(%package, %error, "could not look whether a version of a module is still what it was; what is held is served");
                 }
             }
@@ -60,32 +60,37 @@ impl Mirror {
     }
 
     /// Checks the version and records the result.
-    pub(super) async fn look_again(
+    pub(super) async fn recheck(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
         said: &LocationDocument,
-        looking: Looking,
+        looking: RecheckMode,
         call: &RequestContext,
     ) -> Result<(), Error> {
         let of = key.clone();
-        let Some(seen) = self.on_disk(move |mirror| seen::known(mirror, &of)).await?.seen() else { return Ok(()) };
+        let Some(seen) = self.on_disk(move |mirror| seen::read_first_seen(mirror, &of)).await?.seen() else {
+            return Ok(());
+        };
         // A check time in the future comes from a clock that was ahead, and does not count.
-        if looking == Looking::IfDue && seen.looked >= said.age.checked && seen.looked <= call.now.after(CLOCK_SLACK) {
+        if looking == RecheckMode::IfDue
+            && seen.looked >= said.age.checked
+            && seen.looked <= call.now.after(CLOCK_SLACK)
+        {
             return Ok(());
         }
-        let sighting = match self.glimpse(package, said, &seen, call).await? {
+        let sighting = match self.probe(package, said, &seen, call).await? {
             Some(known) => known,
-            None => self.sighting(package, said, call).await?,
+            None => self.observe(package, said, call).await?,
         };
         let (of, looked) = (key.clone(), said.age.checked);
         let now = sighting.clone();
-        let judged = self.on_disk(move |mirror| seen::looked(mirror, &of, now, looked)).await?;
+        let judged = self.on_disk(move |mirror| seen::compare_probe(mirror, &of, now, looked)).await?;
         let (package, key) = (package.clone(), key.clone());
         self.on_disk(move |mirror| {
             let accepting = format!("`larder accept {key}`");
-            if mirror.must_be_what_was_seen(&package, &key, &sighting, judged, &accepting).is_ok() {
-                mirror.resolved(super::RESOLVED, &key.module, &key.version);
+            if mirror.require_pinned_tree(&package, &key, &sighting, judged, &accepting).is_ok() {
+                mirror.resolved(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
             }
             Ok(())
         })
@@ -94,17 +99,17 @@ impl Mirror {
 
     /// Compares by the commit of the ref or by a conditional request, without fetching the tree. `None` if that is not
     /// conclusive.
-    async fn glimpse(
+    async fn probe(
         self: &Arc<Self>,
         package: &ModulePackage,
         said: &LocationDocument,
-        seen: &SeenModule,
+        seen: &ModuleFirstSeen,
         call: &RequestContext,
     ) -> Result<Option<PinnedTree>, Error> {
         let mut room = self.reservation();
-        let fetch = Fetch::new(self, package, call, &mut room).await?;
+        let fetch = SourceFetch::new(self, package, call, &mut room).await?;
         let what = fetch.what();
-        let subdir = told_subdir(package, said.located.subdir.as_ref())?;
+        let subdir = subdir_in_archive(package, said.located.subdir.as_ref())?;
         let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
         match &said.located.source {
             PackageSource::Git(git) => {
@@ -130,14 +135,15 @@ impl Mirror {
     }
 
     /// Fetches the current tree and computes its digest, without storing anything.
-    async fn sighting(
+    async fn observe(
         self: &Arc<Self>,
         package: &ModulePackage,
         said: &LocationDocument,
         call: &RequestContext,
     ) -> Result<PinnedTree, Error> {
         let mut room = self.reservation();
-        let fetched = Fetch::new(self, package, call, &mut room).await?.tree(said).await.map_err(NoTree::error)?;
+        let fetched =
+            SourceFetch::new(self, package, call, &mut room).await?.tree(said).await.map_err(FetchTreeError::error)?;
         self.reserve(&mut room, fetched.tree.bytes()).await?;
         let (commit, validators, at, origin) =
             (fetched.commit.clone(), fetched.validators.clone(), call.now, fetched.origin.clone());

@@ -15,13 +15,13 @@ mod seen;
 mod versions;
 mod warm;
 
-pub(super) use self::carried::CarriedModule;
+pub(super) use self::carried::BundledModule;
 pub(super) use self::download::StageNames;
-pub(super) use self::fetch::UNPACKING;
-pub(super) use self::seen::SeenRecord;
+pub(super) use self::fetch::UNPACK_LIMITS;
+pub(super) use self::seen::ModuleFirstSeenRecord;
 pub(super) use self::versions::entry_of_module;
 
-use self::seen::Recalled;
+use self::seen::FirstSeenLookup;
 use super::{AlarmKind, Mirror, RuntimeConfig};
 use crate::address::{Artifact, ModuleAddress, ModulePackage};
 use crate::clock::Timestamp;
@@ -42,7 +42,7 @@ pub struct ModuleArchiveRef {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModuleLocation {
     /// An archive of this mirror.
-    Here {
+    Local {
         /// The archive.
         archive: ModuleArchiveRef,
         /// Its SHA-256, which the client verifies; none while it is unknown.
@@ -51,20 +51,20 @@ pub enum ModuleLocation {
         subdir: Option<String>,
     },
     /// A source that larder cannot fetch, as upstream wrote it.
-    Elsewhere(String),
+    External(String),
 }
 
-const DAMAGED: &str = "its first-seen record is damaged, and no stored archive tells which tree it was";
+const DAMAGED_RECORD_DETAIL: &str = "its first-seen record is damaged, and no stored archive tells which tree it was";
 
 /// The module alarms that `accept` resolves.
-pub(super) const RESOLVED: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];
+pub(super) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];
 
 /// Restores the first-seen record of a version if anything stored allows it. Returns false, and raises an alarm, if it
 /// stays lost until `accept`.
-pub(super) fn seen_again(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<bool, StoreError> {
-    let is_lost = seen::known(mirror, package)? == Recalled::Lost;
+pub(super) fn restore_first_seen(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<bool, StoreError> {
+    let is_lost = seen::read_first_seen(mirror, package)? == FirstSeenLookup::Lost;
     if is_lost {
-        mirror.alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED, now);
+        mirror.alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED_RECORD_DETAIL, now);
     }
     Ok(!is_lost)
 }
@@ -73,8 +73,8 @@ pub(super) fn seen_again(mirror: &Mirror, package: &ModulePackage, now: Timestam
 ///
 /// # Errors
 /// The record could not be written. Then the archive must not be removed.
-pub(super) fn note_before_it_goes(mirror: &Mirror, package: &ModulePackage) -> Result<(), StoreError> {
-    seen::known(mirror, package).map(drop)
+pub(super) fn record_module_before_removal(mirror: &Mirror, package: &ModulePackage) -> Result<(), StoreError> {
+    seen::read_first_seen(mirror, package).map(drop)
 }
 
 impl RuntimeConfig {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::super::purge::Purged;
 use super::super::refresh::{News, Refreshed};
 use super::super::{Mirror, RequestContext};
-use super::look::Looking;
-use super::note_before_it_goes;
+use super::look::RecheckMode;
+use super::record_module_before_removal;
 use crate::address::{ModuleAddress, ModulePackage, PackageRef, Selection, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -22,7 +22,7 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         // Blocks pinning, so that a version that is unpinned here stays so until it is removed.
-        let _nothing_is_pinned = self.evictor.held_back();
+        let _nothing_is_pinned = self.evictor.block_evictions();
         for module in self.terms().keys_of(&what.of) {
             self.purge_spelling(&module, what, purged, now)?;
         }
@@ -69,12 +69,12 @@ impl Mirror {
             return Err(unreadable);
         }
         // Blocks storing and removing archives.
-        let _locks = self.catalog.all_digests_locked();
+        let _locks = self.catalog.lock_all_digests();
         let (mut pinned, mut digests) = (BTreeSet::new(), BTreeSet::new());
         let mut packages = self.store.records.module_packages_with_names(module)?;
         packages.retain(|package| versions.include(&package.version));
         for package in &packages {
-            note_before_it_goes(self, package)?;
+            record_module_before_removal(self, package)?;
         }
         for package in packages {
             let name = self.catalog.name(&package)?;
@@ -132,7 +132,7 @@ impl Mirror {
         let list = PackageRef::version_list(&what.of);
         let before = self.held_document(&Key::ModuleVersions(key.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
-        let flight = self.ask_module_versions_again(&what.of, seen, call).await;
+        let flight = self.fetch_module_versions_now(&what.of, seen, call).await;
         let news = News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now)));
         refreshed.push(Refreshed { package: list, news });
         let (of, versions) = (key.clone(), what.versions.clone());
@@ -153,13 +153,13 @@ impl Mirror {
     ) -> Result<News, Error> {
         let before = self.held_document(&Key::ModuleLocation(key.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
-        let flight = self.ask_location_again(package, seen, call).await;
+        let flight = self.fetch_location_now(package, seen, call).await;
         if let Ok(landed) = &flight
             && !landed.age.gone
-            && self.held_module(key).await?.is_some()
+            && self.stored_module(key).await?.is_some()
         {
-            let said = Arc::clone(&landed.value).said(package)?;
-            self.look_again(package, key, &said, Looking::Anyway, call).await?;
+            let said = Arc::clone(&landed.value).as_location(package)?;
+            self.recheck(package, key, &said, RecheckMode::Always, call).await?;
         }
         Ok(News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now))))
     }

@@ -12,7 +12,7 @@ use crate::verify::PackedTree;
 
 /// The first-seen record of a module version, and the differences found since.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::mirror) struct SeenModule {
+pub(in crate::mirror) struct ModuleFirstSeen {
     pub(super) first_seen: Timestamp,
     /// The tree seen first, or accepted last.
     pub(super) pinned: PinnedTree,
@@ -55,17 +55,17 @@ impl PinnedTree {
     }
 
     /// True if both are the same module, whatever packed them.
-    fn is_what(&self, other: &Self) -> bool {
+    fn is_same_module(&self, other: &Self) -> bool {
         self.tree == other.tree && self.subdir == other.subdir
     }
 
     /// True if the archive was packed from this tree and folder.
-    pub(super) fn is_packed_as(&self, packed: &PackedTree) -> bool {
+    pub(super) fn matches_archive(&self, packed: &PackedTree) -> bool {
         self.tree == packed.tree && self.subdir == packed.subdir
     }
 }
 
-impl SeenModule {
+impl ModuleFirstSeen {
     fn of(first_seen: Timestamp, pinned: PinnedTree, looked: Timestamp) -> Self {
         Self { first_seen, pinned, moved: None, looked, folded: false, elsewhere: None }
     }
@@ -80,8 +80,8 @@ impl SeenModule {
 #[expect(clippy::large_enum_variant, reason = "it is read and written, and kept nowhere")]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(in crate::mirror) enum SeenRecord {
-    Seen(SeenModule),
+pub(in crate::mirror) enum ModuleFirstSeenRecord {
+    Seen(ModuleFirstSeen),
     /// An operator accepted that larder cannot fetch the version any more. Archives and other spellings do not restore
     /// the record.
     Forgotten {
@@ -92,18 +92,18 @@ pub(in crate::mirror) enum SeenRecord {
 /// The record of a version, read and restored where possible.
 #[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) enum Recalled {
+pub(super) enum FirstSeenLookup {
     /// No record, or a forgotten one: the next tree is the first.
     #[default]
     Never,
-    Seen(SeenModule),
+    Recorded(ModuleFirstSeen),
     /// The record is damaged and no archive can restore it. No tree matches it.
     Lost,
 }
 
-impl Recalled {
-    pub(super) fn seen(self) -> Option<SeenModule> {
-        if let Self::Seen(seen) = self { Some(seen) } else { None }
+impl FirstSeenLookup {
+    pub(super) fn seen(self) -> Option<ModuleFirstSeen> {
+        if let Self::Recorded(seen) = self { Some(seen) } else { None }
     }
 }
 
@@ -125,26 +125,26 @@ pub(super) enum TreeComparison {
 ///
 /// # Errors
 /// The disk failed. The next tree must not be taken for the first then.
-pub(super) fn known(mirror: &Mirror, package: &ModulePackage) -> Result<Recalled, StoreError> {
+pub(super) fn read_first_seen(mirror: &Mirror, package: &ModulePackage) -> Result<FirstSeenLookup, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     read(mirror, package)
 }
 
 /// Reads the record; the caller holds its lock. Restores it from a stored archive if it is damaged, and from other
 /// spellings after a change of `fold_case`.
-fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Recalled, StoreError> {
+fn read(mirror: &Mirror, package: &ModulePackage) -> Result<FirstSeenLookup, StoreError> {
     let folds = folds(mirror, package);
-    let again = |seen: SeenModule| put(mirror, package, &seen).map(|()| Recalled::Seen(seen));
-    let mut is_lost = match recorded(mirror, package)? {
+    let again = |seen: ModuleFirstSeen| put(mirror, package, &seen).map(|()| FirstSeenLookup::Recorded(seen));
+    let mut is_lost = match read_record(mirror, package)? {
         // Marks the record as covering every spelling, so that it still does after `fold_case` changes again.
-        Recorded::Whole(SeenRecord::Seen(seen)) if folds && !seen.folded => return again(seen),
-        Recorded::Whole(SeenRecord::Seen(seen)) => return Ok(Recalled::Seen(seen)),
-        Recorded::Whole(SeenRecord::Forgotten { .. }) => return Ok(Recalled::Never),
+        Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds && !seen.folded => return again(seen),
+        Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) => return Ok(FirstSeenLookup::Recorded(seen)),
+        Recorded::Whole(ModuleFirstSeenRecord::Forgotten { .. }) => return Ok(FirstSeenLookup::Never),
         Recorded::Absent => false,
         Recorded::Damaged => true,
     };
     // The name comes first: it also reflects a later `accept`.
-    if let Some(seen) = by_name(mirror, package)? {
+    if let Some(seen) = rebuild_from_name(mirror, package)? {
         tracing::error!(%package, "what was seen of a version of a module was lost; it is put down again as its archive tells");
         return again(seen);
     }
@@ -155,8 +155,8 @@ fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Recalled, StoreError
         _ => vec![],
     };
     for other in others {
-        match recorded(mirror, &other)? {
-            Recorded::Whole(SeenRecord::Seen(seen)) if folds || seen.folded => {
+        match read_record(mirror, &other)? {
+            Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds || seen.folded => {
                 tracing::info!(%package, as = %other, "a version of a module was seen in another spelling, and is held against that");
                 return again(seen);
             }
@@ -164,7 +164,7 @@ fn read(mirror: &Mirror, package: &ModulePackage) -> Result<Recalled, StoreError
             Recorded::Whole(_) | Recorded::Absent => {}
         }
     }
-    Ok(if is_lost { Recalled::Lost } else { Recalled::Never })
+    Ok(if is_lost { FirstSeenLookup::Lost } else { FirstSeenLookup::Never })
 }
 
 /// True if the upstream treats all spellings of a module as one (`fold_case`).
@@ -175,7 +175,7 @@ fn folds(mirror: &Mirror, package: &ModulePackage) -> bool {
 
 /// The record under one spelling. A damaged record is left in place: it proves that a tree was seen, until a new record
 /// replaces it.
-fn recorded(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<SeenRecord>, StoreError> {
+fn read_record(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<ModuleFirstSeenRecord>, StoreError> {
     Ok(match mirror.store.records.look(&Key::SeenModule(package.clone()))? {
         Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
         Recorded::Absent => Recorded::Absent,
@@ -184,7 +184,7 @@ fn recorded(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<SeenRec
 }
 
 /// Rebuilds the record from the name of a stored archive.
-fn by_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule>, StoreError> {
+fn rebuild_from_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<ModuleFirstSeen>, StoreError> {
     let name = mirror.catalog.name(package)?;
     let held = name.archives.iter().rev().find_map(|held| held.proof.how.tree().zip(Some(held.kept)));
     Ok(held.map(|(packed, kept)| {
@@ -197,16 +197,16 @@ fn by_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<SeenModule
             validators: Validators::default(),
             at: kept,
         };
-        SeenModule::of(kept, pinned, Timestamp(0))
+        ModuleFirstSeen::of(kept, pinned, Timestamp(0))
     }))
 }
 
-fn put(mirror: &Mirror, package: &ModulePackage, seen: &SeenModule) -> Result<(), StoreError> {
+fn put(mirror: &Mirror, package: &ModulePackage, seen: &ModuleFirstSeen) -> Result<(), StoreError> {
     let folded = seen.folded || folds(mirror, package);
-    write(mirror, package, &SeenRecord::Seen(SeenModule { folded, ..seen.clone() }))
+    write(mirror, package, &ModuleFirstSeenRecord::Seen(ModuleFirstSeen { folded, ..seen.clone() }))
 }
 
-fn write(mirror: &Mirror, package: &ModulePackage, record: &SeenRecord) -> Result<(), StoreError> {
+fn write(mirror: &Mirror, package: &ModulePackage, record: &ModuleFirstSeenRecord) -> Result<(), StoreError> {
     let record = serde_json::to_vec(record)
         .map_err(|e| StoreError::Index(format!("what was seen of a module cannot be written: {e}")))?;
     mirror.store.records.put(&Key::SeenModule(package.clone()), &record, Durability::Synced).map(drop)
@@ -216,29 +216,29 @@ fn write(mirror: &Mirror, package: &ModulePackage, record: &SeenRecord) -> Resul
 ///
 /// # Errors
 /// The record could not be written. Then the archive must not be stored.
-pub(super) fn judge(
+pub(super) fn compare_and_record(
     mirror: &Mirror,
     package: &ModulePackage,
     sighting: PinnedTree,
 ) -> Result<TreeComparison, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     match read(mirror, package)? {
-        Recalled::Never => {
+        FirstSeenLookup::Never => {
             let at = sighting.at;
-            put(mirror, package, &SeenModule::of(at, sighting, at))?;
+            put(mirror, package, &ModuleFirstSeen::of(at, sighting, at))?;
             Ok(TreeComparison::Consistent)
         }
-        Recalled::Seen(mut seen) => {
+        FirstSeenLookup::Recorded(mut seen) => {
             seen.looked = sighting.at;
             change(mirror, package, seen, sighting)
         }
-        Recalled::Lost => Ok(TreeComparison::Lost),
+        FirstSeenLookup::Lost => Ok(TreeComparison::Lost),
     }
 }
 
 /// Compares a tree that was fetched only for the comparison, from a location confirmed at `looked`. Never creates a
 /// record.
-pub(super) fn looked(
+pub(super) fn compare_probe(
     mirror: &Mirror,
     package: &ModulePackage,
     sighting: PinnedTree,
@@ -246,23 +246,23 @@ pub(super) fn looked(
 ) -> Result<TreeComparison, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     match read(mirror, package)? {
-        Recalled::Never => Ok(TreeComparison::Consistent),
-        Recalled::Seen(mut seen) => {
+        FirstSeenLookup::Never => Ok(TreeComparison::Consistent),
+        FirstSeenLookup::Recorded(mut seen) => {
             seen.looked = looked;
             change(mirror, package, seen, sighting)
         }
-        Recalled::Lost => Ok(TreeComparison::Lost),
+        FirstSeenLookup::Lost => Ok(TreeComparison::Lost),
     }
 }
 
 fn change(
     mirror: &Mirror,
     package: &ModulePackage,
-    mut seen: SeenModule,
+    mut seen: ModuleFirstSeen,
     sighting: PinnedTree,
 ) -> Result<TreeComparison, StoreError> {
     seen.elsewhere = None;
-    let judged = if seen.pinned.is_what(&sighting) {
+    let judged = if seen.pinned.is_same_module(&sighting) {
         seen.pinned = sighting;
         seen.moved = None;
         TreeComparison::Consistent
@@ -286,21 +286,25 @@ pub(super) fn accept(
     let first_seen = before.as_ref().map_or(sighting.at, |seen| seen.first_seen);
     let looked = sighting.at;
     let folded = before.as_ref().is_some_and(|seen| seen.folded);
-    put(mirror, package, &SeenModule { folded, ..SeenModule::of(first_seen, sighting, looked) })?;
+    put(mirror, package, &ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, sighting, looked) })?;
     Ok(before.map(|seen| seen.pinned))
 }
 
 /// Forgets the record of a version, because an operator accepts that larder cannot fetch it any more.
 pub(super) fn forget(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    write(mirror, package, &SeenRecord::Forgotten { forgotten: now })
+    write(mirror, package, &ModuleFirstSeenRecord::Forgotten { forgotten: now })
 }
 
 /// Records that upstream moved a version to a source that larder cannot fetch. Returns the record.
-pub(super) fn moved_elsewhere(mirror: &Mirror, package: &ModulePackage, what: &str) -> Result<Recalled, StoreError> {
+pub(super) fn record_external_move(
+    mirror: &Mirror,
+    package: &ModulePackage,
+    what: &str,
+) -> Result<FirstSeenLookup, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     let mut recalled = read(mirror, package)?;
-    if let Recalled::Seen(seen) = &mut recalled
+    if let FirstSeenLookup::Recorded(seen) = &mut recalled
         && seen.elsewhere.as_deref() != Some(what)
     {
         seen.elsewhere = Some(what.to_owned());

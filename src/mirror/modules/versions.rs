@@ -29,25 +29,25 @@ impl Mirror {
         address: &ModuleAddress,
         call: &RequestContext,
     ) -> Result<Answer<Arc<KeptDocument>>, Error> {
-        let wanted = list_wanted(address, call)?;
+        let wanted = list_request(address, call)?;
         let (held, rule) = self.held_or_absent(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &RequestContext| self.fly_for_module_versions(&wanted, address, seen, errand, call);
+        let fly = |errand, call: &RequestContext| self.join_module_versions_fetch(&wanted, address, seen, errand, call);
         let pulled = self.pull(&wanted.what, &address.host, call, &rule, held, fly).await;
-        pulled.inspect_err(|error| self.note_if_refused(error, call, || (&call.terms.key_of(address)).into()))
+        pulled.inspect_err(|error| self.record_if_offline(error, call, || (&call.terms.key_of(address)).into()))
     }
 
     /// Fetches a version list even if the cached copy is fresh, unless it changed since `seen`.
-    pub(in crate::mirror) async fn ask_module_versions_again(
+    pub(in crate::mirror) async fn fetch_module_versions_now(
         self: &Arc<Self>,
         address: &ModuleAddress,
         seen: Option<Age>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        self.fly_for_module_versions(&list_wanted(address, call)?, address, seen, FetchReason::Fetch, call).await
+        self.join_module_versions_fetch(&list_request(address, call)?, address, seen, FetchReason::Fetch, call).await
     }
 
-    fn fly_for_module_versions(
+    fn join_module_versions_fetch(
         self: &Arc<Self>,
         wanted: &WantedDocument,
         address: &ModuleAddress,
@@ -80,7 +80,7 @@ impl Mirror {
             (Ok(Fetched::Unchanged), Some(before)) => {
                 let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });
                 let list = of_upstream.module_versions().await.map_err(&unusable)?;
-                let dropped = self.dropped_modules(upstream, &module, &list, Some(&before), call).await?;
+                let dropped = self.dropped_module_entries(upstream, &module, &list, Some(&before), call).await?;
                 KeptDocument { dropped, ..before.checked_again(call.now, false) }
             }
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
@@ -88,7 +88,7 @@ impl Mirror {
                 let mut kept = KeptDocument::of(document, asked, call.now);
                 let list = Arc::new(kept.clone()).module_versions().await;
                 let list = list.map_err(|why| unusable(format!("its version list: {why}")))?;
-                kept.dropped = self.dropped_modules(upstream, &module, &list, before.as_ref(), call).await?;
+                kept.dropped = self.dropped_module_entries(upstream, &module, &list, before.as_ref(), call).await?;
                 call.terms.absent.forget(|key| match key {
                     Key::ModuleLocation(package) => package.module == module && list.get(&package.version).is_some(),
                     _ => false,
@@ -103,7 +103,7 @@ impl Mirror {
                         module: Default::default(),
                         rest: Default::default(),
                     };
-                    self.dropped_modules(upstream, &module, &none, before.as_ref(), call).await?;
+                    self.dropped_module_entries(upstream, &module, &none, before.as_ref(), call).await?;
                 }
                 self.kept_though_gone(wanted, before, &error, call).await?
             }
@@ -116,7 +116,7 @@ impl Mirror {
 
     /// The entries of stored versions that upstream has dropped: as upstream wrote them, or a new entry if that is
     /// lost.
-    async fn dropped_modules(
+    async fn dropped_module_entries(
         self: &Arc<Self>,
         upstream: &Upstream,
         module: &ModuleAddress,
@@ -158,7 +158,7 @@ impl Mirror {
         address: &ModuleAddress,
         call: &RequestContext,
     ) -> Result<Answer<ModulePackage>, Error> {
-        let Answer { value, outcome, fresh_until, checked } = self.shown_module_versions(address, call).await?;
+        let Answer { value, outcome, fresh_until, checked } = self.client_module_versions(address, call).await?;
         let versions: Vec<Version> = value.versions.into_iter().map(|listed| listed.version).collect();
         let none = || Error::NotFound(format!("the version list of {address} names no version"));
         let version = latest(&versions).cloned().ok_or_else(none)?;
@@ -168,7 +168,7 @@ impl Mirror {
 }
 
 /// The list request of a module: asked in the caller's spelling, cached under the canonical one.
-fn list_wanted(address: &ModuleAddress, call: &RequestContext) -> Result<WantedDocument, Error> {
+fn list_request(address: &ModuleAddress, call: &RequestContext) -> Result<WantedDocument, Error> {
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
     let (what, key) = (format!("the version list of {address}"), Key::ModuleVersions(call.terms.key_of(address)));

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::super::library::HeldArchive;
+use super::super::library::StoredArchive;
 use super::super::pull::AskedAgain;
 use super::super::warm::or_held_back;
 use super::super::{Came, Link, Mirror, Resolved, Urgency};
-use super::location::what;
+use super::location::location_label;
 use crate::address::{ModuleAddress, ModulePackage};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -44,7 +44,7 @@ impl Mirror {
             if self.link() == Link::Online {
                 self.discovery(host, &call).await?;
             }
-            self.shown_module_versions(address, &call).await
+            self.client_module_versions(address, &call).await
         };
         let list = asked.await.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&what, host, &origins, &list, &call)?;
@@ -60,8 +60,8 @@ impl Mirror {
         package: &ModulePackage,
         haste: Urgency,
         now: Timestamp,
-    ) -> Result<Resolved<(Came, HeldArchive)>, Error> {
-        let Resolved { value: held, unconfirmed } = self.module_as_held(package, haste, now).await?;
+    ) -> Result<Resolved<(Came, StoredArchive)>, Error> {
+        let Resolved { value: held, unconfirmed } = self.warmed_module(package, haste, now).await?;
         if let Some(held) = held {
             return Ok(Resolved { value: (Came::Held, held), unconfirmed });
         }
@@ -80,17 +80,17 @@ impl Mirror {
     ///
     /// # Errors
     /// Those of [`warm_module`](Self::warm_module).
-    pub async fn module_as_held(
+    pub async fn warmed_module(
         self: &Arc<Self>,
         package: &ModulePackage,
         haste: Urgency,
         now: Timestamp,
-    ) -> Result<Resolved<Option<HeldArchive>>, Error> {
-        let (asked, host) = (what(package), &package.module.host);
+    ) -> Result<Resolved<Option<StoredArchive>>, Error> {
+        let (asked, host) = (location_label(package), &package.module.host);
         let call = self.step_in(haste, now);
         let key = call.terms.key_of_package(package);
         if self.link() == Link::Offline
-            && let Some(held) = self.held_module(&key).await?
+            && let Some(held) = self.stored_module(&key).await?
         {
             return Ok(Resolved { value: Some(held), unconfirmed: None });
         }
@@ -100,8 +100,8 @@ impl Mirror {
         let location = self.location(package, &call).await;
         let location = location.map_err(|error| or_held_back(&asked, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&asked, host, &origins, &location, &call)?;
-        let said = Arc::clone(&location.value).said(package)?;
-        if let Some(held) = self.held_module(&key).await? {
+        let said = Arc::clone(&location.value).as_location(package)?;
+        if let Some(held) = self.stored_module(&key).await? {
             return Ok(Resolved { value: Some(held), unconfirmed });
         }
         if let PackageSource::Unsupported(source) = &said.located.source {
@@ -112,7 +112,7 @@ impl Mirror {
             return Err(UpstreamError { asked, at: host.to_string(), fault }.into());
         }
         if self.link() == Link::Offline {
-            return Err(self.lacks(&key, format!("the archive of {package}"), &call).await);
+            return Err(self.missing_error(&key, format!("the archive of {package}"), &call).await);
         }
         Ok(Resolved { value: None, unconfirmed })
     }
@@ -127,8 +127,8 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::NotKept`] if some of it is no longer stored, so that `init` would need upstream.
-    pub async fn settle_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<(), Error> {
-        let keys = leading_to(&self.terms().key_of_package(package), self.link());
+    pub async fn sync_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<(), Error> {
+        let keys = required_records(&self.terms().key_of_package(package), self.link());
         let synced = self.on_disk(move |mirror| {
             for (key, what) in keys {
                 if !mirror.store.records.sync(&key)? {
@@ -139,16 +139,20 @@ impl Mirror {
         });
         match synced.await? {
             Some(what) => Err(self.not_kept(&what).await),
-            None if self.still_holds_module(package, digest).await? => Ok(()),
+            None if self.is_module_installable(package, digest).await? => Ok(()),
             None => Err(self.not_kept(&format!("the archive of {package}")).await),
         }
     }
 
     /// True if a version with this archive can be installed from the store alone.
-    pub async fn still_holds_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<bool, Error> {
+    pub async fn is_module_installable(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        digest: Digest,
+    ) -> Result<bool, Error> {
         let key = self.terms().key_of_package(package);
         self.on_disk(move |mirror| {
-            for (of, _) in leading_to(&key, mirror.link()) {
+            for (of, _) in required_records(&key, mirror.link()) {
                 if matches!(mirror.store.records.look(&of)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
@@ -161,13 +165,13 @@ impl Mirror {
 
 /// The records that installing a version needs, besides its archive and its name, each with its description. Offline,
 /// lists and locations are made from the stored archives.
-fn leading_to(key: &ModulePackage, link: Link) -> Vec<(Key, String)> {
+fn required_records(key: &ModulePackage, link: Link) -> Vec<(Key, String)> {
     let host = &key.module.host;
     let mut keys = vec![(Key::SeenModule(key.clone()), format!("what was seen of {key}"))];
     if link == Link::Online {
         keys.push((Key::Discovery(host.clone()), format!("the discovery document of {host}")));
         keys.push((Key::ModuleVersions(key.module.clone()), format!("the version list of {}", key.module)));
-        keys.push((Key::ModuleLocation(key.clone()), what(key)));
+        keys.push((Key::ModuleLocation(key.clone()), location_label(key)));
     }
     keys
 }

@@ -13,7 +13,7 @@ pub(super) use self::stored::latest;
 pub use self::stored::{FromStore, StoredDetails, StoredEntry, StoredList, StoredThing};
 use super::discovery::DiscoveryTrust;
 use super::documents::{DocumentFlight, KeptDocument};
-use super::sealed::STORED_IS_FRESH;
+use super::sealed::STORED_ANSWER_LIFETIME;
 use super::wanted::WantedDocument;
 use super::{Answer, Mirror, Outcome, RequestContext, RuntimeConfig};
 use crate::digest::Digest;
@@ -83,7 +83,7 @@ impl Mirror {
             && let Some(found) = self.page_from_store(page, call).await?
         {
             let (value, checked) = (PageFound::Stored(Box::new(found)), call.now);
-            let fresh_until = call.now.after(STORED_IS_FRESH);
+            let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
             return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked });
         }
         let (held, rule) = self.held_or_absent(&wanted, call).await?;
@@ -96,7 +96,7 @@ impl Mirror {
         };
         let pulled = self.pull(&wanted.what, &page.host, call, &rule, held, fly).await;
         let Answer { value, outcome, fresh_until, checked } =
-            pulled.inspect_err(|error| self.note_words_if_refused(error, call))?;
+            pulled.inspect_err(|error| self.record_text_if_offline(error, call))?;
         if matches!(outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
             let (key, now) = (wanted.key, call.now);
             self.on_disk(move |mirror| {

@@ -214,10 +214,12 @@ impl Mirror {
     fn stored_versions(&self, of: &StoredThing) -> Result<Vec<Version>, StoreError> {
         let terms = self.terms.load_full();
         match of {
-            StoredThing::Module(module) => Ok(self.look_at_module(&terms.key_of(module))?.into_iter().collect()),
+            StoredThing::Module(module) => {
+                Ok(self.read_stored_module_versions(&terms.key_of(module))?.into_iter().collect())
+            }
             StoredThing::Provider(provider) => {
                 let Some(upstream) = terms.upstreams.get(&provider.host) else { return Ok(Vec::new()) };
-                let held = self.look_at_provider(provider, upstream.settings.verification)?;
+                let held = self.read_stored_versions(provider, upstream.settings.verification)?;
                 Ok(terms.sealed_for.shown(&held).map(|(version, _)| version.clone()).collect())
             }
         }

@@ -10,56 +10,59 @@ use crate::store::StoreError;
 use crate::verify::Policy;
 
 /// The versions of a provider with a stored set and archive, and their platforms.
-pub(in crate::mirror) type HeldVersions = BTreeMap<Version, BTreeSet<Platform>>;
+pub(in crate::mirror) type StoredVersions = BTreeMap<Version, BTreeSet<Platform>>;
 
 impl Mirror {
     /// The stored versions of a provider. Concurrent callers share one lookup.
-    pub(in crate::mirror) async fn held_of_provider(
+    pub(in crate::mirror) async fn stored_provider_versions(
         self: &Arc<Self>,
         address: &ProviderAddress,
         call: &RequestContext,
-    ) -> Result<Arc<HeldVersions>, Error> {
+    ) -> Result<Arc<StoredVersions>, Error> {
         let policy = call.upstream(&address.host)?.settings.verification;
         let lost = Err(Error::Interrupted(format!("what is held of {address}")));
         let key = (address.clone(), self.revision(address), call.terms.generation);
         let look = self.sealed.providers.share(&self.tasks, key, lost, || {
             let (mirror, of) = (Arc::clone(self), address.clone());
-            async move { mirror.on_disk(move |mirror| mirror.look_at_provider(&of, policy).map(Arc::new)).await }
+            async move { mirror.on_disk(move |mirror| mirror.read_stored_versions(&of, policy).map(Arc::new)).await }
         });
         look.await
     }
 
     /// The stored versions of a module. `key` is the canonical spelling.
-    pub(in crate::mirror) async fn held_of_module(
+    pub(in crate::mirror) async fn stored_module_versions(
         self: &Arc<Self>,
         key: &ModuleAddress,
     ) -> Result<Arc<BTreeSet<Version>>, Error> {
         let lost = Err(Error::Interrupted(format!("what is held of {key}")));
         let look = self.sealed.modules.share(&self.tasks, (key.clone(), self.revision_of_module(key)), lost, || {
             let (mirror, of) = (Arc::clone(self), key.clone());
-            async move { mirror.on_disk(move |mirror| mirror.look_at_module(&of).map(Arc::new)).await }
+            async move { mirror.on_disk(move |mirror| mirror.read_stored_module_versions(&of).map(Arc::new)).await }
         });
         look.await
     }
 
-    pub(in crate::mirror) fn look_at_provider(
+    pub(in crate::mirror) fn read_stored_versions(
         &self,
         address: &ProviderAddress,
         policy: Policy,
-    ) -> Result<HeldVersions, StoreError> {
-        let mut held = HeldVersions::new();
+    ) -> Result<StoredVersions, StoreError> {
+        let mut held = StoredVersions::new();
         for package in unless_gone(self.store.records.packages_with_sets(address))? {
-            if said_of_others(&package, self.holds_package(&package, policy))? {
+            if skip_unreadable(&package, self.holds_package(&package, policy))? {
                 held.entry(package.version).or_default().insert(package.platform);
             }
         }
         Ok(held)
     }
 
-    pub(in crate::mirror) fn look_at_module(&self, key: &ModuleAddress) -> Result<BTreeSet<Version>, StoreError> {
+    pub(in crate::mirror) fn read_stored_module_versions(
+        &self,
+        key: &ModuleAddress,
+    ) -> Result<BTreeSet<Version>, StoreError> {
         let mut held = BTreeSet::new();
         for package in unless_gone(self.store.records.module_packages_with_names(key))? {
-            if said_of_others(&package, self.module_now(&package).map(|held| held.is_some()))? {
+            if skip_unreadable(&package, self.current_module_archive(&package).map(|held| held.is_some()))? {
                 held.insert(package.version);
             }
         }
@@ -74,7 +77,7 @@ impl Mirror {
 }
 
 /// One unreadable package hides no other. A missing store hides all.
-fn said_of_others(of: &impl std::fmt::Display, looked: Result<bool, StoreError>) -> Result<bool, StoreError> {
+fn skip_unreadable(of: &impl std::fmt::Display, looked: Result<bool, StoreError>) -> Result<bool, StoreError> {
     match looked {
         Err(StoreError::Gone) => Err(StoreError::Gone),
         Err(error) => {

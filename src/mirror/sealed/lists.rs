@@ -8,7 +8,7 @@ use super::super::documents::KeptDocument;
 use super::super::modules::entry_of_module;
 use super::super::versions::entry_of;
 use super::super::{Answer, Link, Mirror, Outcome, RequestContext};
-use super::{STORED_IS_FRESH, SealedFor};
+use super::{RequiredPlatforms, STORED_ANSWER_LIFETIME};
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 use crate::error::Error;
 use crate::store::Key;
@@ -21,7 +21,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::Offline`] if the list would be empty: clients take that for "no such provider" (PROTOCOL 2.2).
-    pub async fn shown_versions(
+    pub async fn client_versions(
         self: &Arc<Self>,
         address: &ProviderAddress,
         call: &RequestContext,
@@ -31,17 +31,17 @@ impl Mirror {
             let list = kept.value.versions().await.map_err(|why| unreadable(address, why))?;
             return Ok(kept.map(|_| list));
         }
-        let held = self.held_of_provider(address, call).await?;
+        let held = self.stored_provider_versions(address, call).await?;
         let shown: BTreeMap<&Version, &BTreeSet<Platform>> = call.terms.sealed_for.shown(&held).collect();
         if shown.is_empty() {
-            return Err(self.lacks(address, nothing_of(address, &call.terms.sealed_for), call).await);
+            return Err(self.missing_error(address, describe_empty_list(address, &call.terms.sealed_for), call).await);
         }
         let kept = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
             Some(_) => Some(self.provider_versions(address, call).await?),
             None => None,
         };
         let list = match &kept {
-            Some(kept) => said_if_unreadable(address, kept.value.versions().await),
+            Some(kept) => readable_or_log(address, kept.value.versions().await),
             None => None,
         };
         let mut list = list.unwrap_or_else(|| VersionList { versions: Vec::new(), rest: Default::default() });
@@ -49,14 +49,14 @@ impl Mirror {
         // Entries already listed stay as upstream wrote them.
         let entry = |(version, for_): (&&Version, &&BTreeSet<Platform>)| entry_of(version, for_.iter());
         list.add(shown.iter().filter_map(entry).collect());
-        Ok(of_what_is_stored(kept, list, call))
+        Ok(stored_answer(kept, list, call))
     }
 
     /// The version list of a module for clients. Offline: the versions whose archives are stored.
     ///
     /// # Errors
-    /// Those of [`shown_versions`](Self::shown_versions).
-    pub async fn shown_module_versions(
+    /// Those of [`shown_versions`](Self::client_versions).
+    pub async fn client_module_versions(
         self: &Arc<Self>,
         address: &ModuleAddress,
         call: &RequestContext,
@@ -68,16 +68,16 @@ impl Mirror {
         }
         call.upstream(&address.host)?;
         let key = call.terms.key_of(address);
-        let held = self.held_of_module(&key).await?;
+        let held = self.stored_module_versions(&key).await?;
         if held.is_empty() {
-            return Err(self.lacks(&key, format!("any version of {address}"), call).await);
+            return Err(self.missing_error(&key, format!("any version of {address}"), call).await);
         }
         let kept = match self.held_document(&Key::ModuleVersions(key)).await? {
             Some(_) => Some(self.module_versions(address, call).await?),
             None => None,
         };
         let list = match &kept {
-            Some(kept) => said_if_unreadable(address, kept.value.module_versions().await),
+            Some(kept) => readable_or_log(address, kept.value.module_versions().await),
             None => None,
         };
         let mut list = list.unwrap_or_else(|| ModuleVersionList {
@@ -87,7 +87,7 @@ impl Mirror {
         });
         list.versions.retain(|listed| held.contains(&listed.version));
         list.add(held.iter().filter_map(entry_of_module).collect());
-        Ok(of_what_is_stored(kept, list, call))
+        Ok(stored_answer(kept, list, call))
     }
 
     /// The versions in the cached upstream list of a provider, and the platforms that must be stored before clients see
@@ -95,7 +95,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::Offline`] if no upstream list is cached.
-    pub async fn versions_beyond(
+    pub async fn listed_versions_offline(
         self: &Arc<Self>,
         address: &ProviderAddress,
     ) -> Result<Option<(Vec<Version>, Vec<Platform>)>, Error> {
@@ -103,7 +103,7 @@ impl Mirror {
             return Ok(None);
         }
         let list = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
-            Some(held) => said_if_unreadable(address, held.value.versions().await),
+            Some(held) => readable_or_log(address, held.value.versions().await),
             None => None,
         };
         match list {
@@ -111,15 +111,15 @@ impl Mirror {
                 let versions = list.versions.into_iter().map(|listed| listed.version).collect();
                 Ok(Some((versions, self.sealed_platforms())))
             }
-            None => Err(self.not_held(format!("the version list of {address}")).await),
+            None => Err(self.offline_error(format!("the version list of {address}")).await),
         }
     }
 
     /// The versions in the cached upstream list of a module. `None` if online: clients then see all versions.
     ///
     /// # Errors
-    /// Those of [`versions_beyond`](Self::versions_beyond).
-    pub async fn module_versions_beyond(
+    /// Those of [`versions_beyond`](Self::listed_versions_offline).
+    pub async fn listed_module_versions_offline(
         self: &Arc<Self>,
         address: &ModuleAddress,
     ) -> Result<Option<Vec<Version>>, Error> {
@@ -128,12 +128,12 @@ impl Mirror {
         }
         let key = Key::ModuleVersions(self.terms().key_of(address));
         let list = match self.held_document(&key).await? {
-            Some(held) => said_if_unreadable(address, held.value.module_versions().await),
+            Some(held) => readable_or_log(address, held.value.module_versions().await),
             None => None,
         };
         match list {
             Some(list) => Ok(Some(list.versions.into_iter().map(|listed| listed.version).collect())),
-            None => Err(self.not_held(format!("the version list of {address}")).await),
+            None => Err(self.offline_error(format!("the version list of {address}")).await),
         }
     }
 
@@ -141,32 +141,32 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::Offline`] if neither a list nor any version of the provider is stored.
-    pub async fn held_platforms(
+    pub async fn stored_platforms(
         self: &Arc<Self>,
         address: &ProviderAddress,
         version: &Version,
         call: &RequestContext,
     ) -> Result<Answer<BTreeSet<Platform>>, Error> {
-        let held = self.held_of_provider(address, call).await?;
+        let held = self.stored_provider_versions(address, call).await?;
         let kept = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
             Some(_) => Some(self.provider_versions(address, call).await?),
             None if held.is_empty() => {
-                return Err(self.lacks(address, format!("the version list of {address}"), call).await);
+                return Err(self.missing_error(address, format!("the version list of {address}"), call).await);
             }
             None => None,
         };
         let platforms = held.get(version).cloned().unwrap_or_default();
         if platforms.is_empty() {
-            self.note_missing((address, version), call);
+            self.record_missing((address, version), call);
         }
-        Ok(of_what_is_stored(kept, platforms, call))
+        Ok(stored_answer(kept, platforms, call))
     }
 }
 
 /// Wraps a value computed from the store. It stays fresh for a moment, since upstream cannot be asked again while
 /// offline.
-fn of_what_is_stored<T>(kept: Option<Answer<Arc<KeptDocument>>>, value: T, call: &RequestContext) -> Answer<T> {
-    let moment = call.now.after(STORED_IS_FRESH);
+fn stored_answer<T>(kept: Option<Answer<Arc<KeptDocument>>>, value: T, call: &RequestContext) -> Answer<T> {
+    let moment = call.now.after(STORED_ANSWER_LIFETIME);
     match kept {
         Some(kept) => {
             let fresh_until = if kept.outcome == Outcome::Hit { kept.fresh_until.min(moment) } else { moment };
@@ -177,7 +177,7 @@ fn of_what_is_stored<T>(kept: Option<Answer<Arc<KeptDocument>>>, value: T, call:
 }
 
 /// Describes an empty list for error messages.
-fn nothing_of(address: &ProviderAddress, sealed_for: &SealedFor) -> String {
+fn describe_empty_list(address: &ProviderAddress, sealed_for: &RequiredPlatforms) -> String {
     let named: Vec<String> = sealed_for.platforms().map(ToString::to_string).collect();
     match named.as_slice() {
         [] => format!("any version of {address}"),
@@ -187,7 +187,7 @@ fn nothing_of(address: &ProviderAddress, sealed_for: &SealedFor) -> String {
 }
 
 /// An unreadable cached list must not hide stored versions.
-fn said_if_unreadable<T>(address: &impl std::fmt::Display, read: Result<T, String>) -> Option<T> {
+fn readable_or_log<T>(address: &impl std::fmt::Display, read: Result<T, String>) -> Option<T> {
     read.inspect_err(|why| {
         tracing::error!(of = %address, why, "a held version list cannot be read; what is held is listed without it");
     })

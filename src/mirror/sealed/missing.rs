@@ -9,16 +9,16 @@ use crate::address::{Hostname, ModuleAddress, ModulePackage, Package, PackageRef
 use crate::clock::Timestamp;
 
 /// Maximum number of missing packages: as many as one warm-up accepts.
-const MOST: usize = 1000;
+const MAX_MISSING: usize = 1000;
 /// Maximum per provider or module, so that requests for versions that do not exist crowd out nothing else.
-const MOST_OF_ONE: usize = 100;
+const MAX_MISSING_PER_ADDRESS: usize = 100;
 /// Maximum number of missing non-packages, described in words.
-const MOST_WORDS: usize = 100;
+const MAX_MISSING_TEXTS: usize = 100;
 
 /// A package that would have been fetched had larder not been offline.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Missing {
+pub enum MissingPackage {
     /// A provider.
     Provider {
         /// Its address.
@@ -37,7 +37,7 @@ pub enum Missing {
     },
 }
 
-impl Missing {
+impl MissingPackage {
     /// The registry.
     pub fn host(&self) -> &Hostname {
         match self {
@@ -46,7 +46,7 @@ impl Missing {
         }
     }
 
-    fn is_of_the_same(&self, other: &Self) -> bool {
+    fn has_same_address(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Provider { of, .. }, Self::Provider { of: other, .. }) => of == other,
             (Self::Module { of, .. }, Self::Module { of: other, .. }) => of == other,
@@ -55,48 +55,48 @@ impl Missing {
     }
 }
 
-impl From<&Missing> for PackageRef {
-    fn from(missing: &Missing) -> Self {
+impl From<&MissingPackage> for PackageRef {
+    fn from(missing: &MissingPackage) -> Self {
         let of = |address: String, version: &Option<Version>| Self {
             address,
             version: version.as_ref().map(ToString::to_string),
             ..Self::default()
         };
         match missing {
-            Missing::Provider { of: provider, version, platform } => {
+            MissingPackage::Provider { of: provider, version, platform } => {
                 of(provider.to_string(), version).on(platform.as_ref())
             }
-            Missing::Module { of: module, version } => of(module.to_string(), version),
+            MissingPackage::Module { of: module, version } => of(module.to_string(), version),
         }
     }
 }
 
-impl From<&ProviderAddress> for Missing {
+impl From<&ProviderAddress> for MissingPackage {
     fn from(of: &ProviderAddress) -> Self {
         Self::Provider { of: of.clone(), version: None, platform: None }
     }
 }
 
-impl From<(&ProviderAddress, &Version)> for Missing {
+impl From<(&ProviderAddress, &Version)> for MissingPackage {
     fn from((of, version): (&ProviderAddress, &Version)) -> Self {
         Self::Provider { of: of.clone(), version: Some(version.clone()), platform: None }
     }
 }
 
-impl From<&Package> for Missing {
+impl From<&Package> for MissingPackage {
     fn from(package: &Package) -> Self {
         let Package { provider, version, platform } = package.clone();
         Self::Provider { of: provider, version: Some(version), platform: Some(platform) }
     }
 }
 
-impl From<&ModuleAddress> for Missing {
+impl From<&ModuleAddress> for MissingPackage {
     fn from(of: &ModuleAddress) -> Self {
         Self::Module { of: of.clone(), version: None }
     }
 }
 
-impl From<&ModulePackage> for Missing {
+impl From<&ModulePackage> for MissingPackage {
     fn from(package: &ModulePackage) -> Self {
         let ModulePackage { module, version } = package.clone();
         Self::Module { of: module, version: Some(version) }
@@ -113,105 +113,111 @@ pub(super) struct RequestCount {
     times: u64,
     last: Timestamp,
     /// The last failed lookup; none if there was none since the last request.
-    pub(super) found: Option<LastMiss>,
+    pub(super) last_miss: Option<LastMiss>,
 }
 
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct Wants {
-    things: BTreeMap<Missing, RequestCount>,
-    words: BTreeSet<String>,
+pub(in crate::mirror) struct MissingRequests {
+    packages: BTreeMap<MissingPackage, RequestCount>,
+    texts: BTreeSet<String>,
     /// True if the record on disk is outdated.
     is_changed: bool,
 }
 
 #[derive(Serialize, Deserialize)]
 struct MissingRecord {
-    things: Vec<Line>,
+    things: Vec<MissingLine>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Line {
-    what: Missing,
+struct MissingLine {
+    what: MissingPackage,
     times: u64,
     last: Timestamp,
 }
 
-impl Wants {
+impl MissingRequests {
     /// Reads the record of an earlier run. `None` if it is invalid. Applies the current limits.
     pub(in crate::mirror) fn read(record: &[u8]) -> Option<Self> {
         let MissingRecord { things } = serde_json::from_slice(record).ok()?;
         let mut wants = Self::default();
-        for Line { what, times, last } in things {
-            wants.make_room_for(&what);
-            wants.things.insert(what, RequestCount { times, last, found: None });
+        for MissingLine { what, times, last } in things {
+            wants.evict_for(&what);
+            wants.packages.insert(what, RequestCount { times, last, last_miss: None });
         }
         Some(wants)
     }
 
     /// Serialises the record. Missing non-packages are kept only in memory.
     pub(in crate::mirror) fn write(&self) -> Vec<u8> {
-        let line = |(what, asked): (&Missing, &RequestCount)| Line {
+        let line = |(what, asked): (&MissingPackage, &RequestCount)| MissingLine {
             what: what.clone(),
             times: asked.times,
             last: asked.last,
         };
         // Names, numbers and texts always serialise.
-        serde_json::to_vec(&MissingRecord { things: self.things.iter().map(line).collect() }).unwrap_or_default()
+        serde_json::to_vec(&MissingRecord { things: self.packages.iter().map(line).collect() }).unwrap_or_default()
     }
 
     /// Records a request. At the limit, the package with the fewest requests is dropped; among equals, the one
     /// requested longest ago.
-    pub(super) fn note(&mut self, missing: Missing, now: Timestamp) {
-        if let Some(asked) = self.things.get_mut(&missing) {
+    pub(super) fn note(&mut self, missing: MissingPackage, now: Timestamp) {
+        if let Some(asked) = self.packages.get_mut(&missing) {
             // A changed count is not worth a write.
-            *asked = RequestCount { times: asked.times.saturating_add(1), last: now, found: None };
+            *asked = RequestCount { times: asked.times.saturating_add(1), last: now, last_miss: None };
             return;
         }
         self.is_changed = true;
-        self.make_room_for(&missing);
-        self.things.insert(missing, RequestCount { times: 1, last: now, found: None });
+        self.evict_for(&missing);
+        self.packages.insert(missing, RequestCount { times: 1, last: now, last_miss: None });
     }
 
     /// Records a missing non-package.
     pub(super) fn note_words(&mut self, words: &str) {
-        if self.words.len() < MOST_WORDS {
-            self.words.insert(words.to_owned());
+        if self.texts.len() < MAX_MISSING_TEXTS {
+            self.texts.insert(words.to_owned());
         }
     }
 
-    fn make_room_for(&mut self, missing: &Missing) {
-        if self.things.contains_key(missing) {
+    fn evict_for(&mut self, missing: &MissingPackage) {
+        if self.packages.contains_key(missing) {
             return;
         }
-        let of_the_same = self.things.keys().filter(|other| other.is_of_the_same(missing)).count();
-        let may_go: &dyn Fn(&Missing) -> bool = match () {
-            () if of_the_same >= MOST_OF_ONE => &|other| other.is_of_the_same(missing),
-            () if self.things.len() >= MOST => &|_| true,
+        let of_the_same = self.packages.keys().filter(|other| other.has_same_address(missing)).count();
+        let may_go: &dyn Fn(&MissingPackage) -> bool = match () {
+            () if of_the_same >= MAX_MISSING_PER_ADDRESS => &|other| other.has_same_address(missing),
+            () if self.packages.len() >= MAX_MISSING => &|_| true,
             () => return,
         };
-        let candidates = self.things.iter().filter(|(other, _)| may_go(other));
+        let candidates = self.packages.iter().filter(|(other, _)| may_go(other));
         let least = candidates.min_by_key(|(_, asked)| (asked.times, asked.last)).map(|(other, _)| other.clone());
         if let Some(least) = least {
-            self.things.remove(&least);
+            self.packages.remove(&least);
         }
     }
 
-    pub(super) fn things(&self) -> impl Iterator<Item = (&Missing, &RequestCount)> {
-        self.things.iter()
+    pub(super) fn things(&self) -> impl Iterator<Item = (&MissingPackage, &RequestCount)> {
+        self.packages.iter()
     }
 
     pub(super) fn words(&self) -> impl Iterator<Item = &String> {
-        self.words.iter()
+        self.texts.iter()
     }
 
     /// Records the result of a lookup, unless the package was requested again meanwhile.
-    pub(super) fn look(&mut self, missing: &Missing, seen: RequestCount, is_held: bool, found: LastMiss) {
-        let Some(asked) = self.things.get_mut(missing).filter(|asked| **asked == seen) else { return };
+    pub(super) fn record_lookup(
+        &mut self,
+        missing: &MissingPackage,
+        seen: RequestCount,
+        is_held: bool,
+        found: LastMiss,
+    ) {
+        let Some(asked) = self.packages.get_mut(missing).filter(|asked| **asked == seen) else { return };
         if is_held {
-            self.things.remove(missing);
+            self.packages.remove(missing);
             self.is_changed = true;
         } else {
-            asked.found = Some(found);
+            asked.last_miss = Some(found);
         }
     }
 
@@ -225,7 +231,7 @@ impl Wants {
     }
 
     /// Sets the flag again after a failed save.
-    pub(super) fn must_be_saved(&mut self) {
+    pub(super) fn mark_unsaved(&mut self) {
         self.is_changed = true;
     }
 }
@@ -242,17 +248,17 @@ mod tests {
         ProviderAddress { host, namespace: Name::parse("acme").unwrap(), type_: Name::parse(type_).unwrap() }
     }
 
-    fn version(of: &ProviderAddress, number: usize) -> Missing {
+    fn version(of: &ProviderAddress, number: usize) -> MissingPackage {
         (of, &Version::parse(&format!("1.{number}.0")).unwrap()).into()
     }
 
-    fn told(wants: &Wants) -> Vec<String> {
+    fn told(wants: &MissingRequests) -> Vec<String> {
         wants.things().map(|(missing, _)| PackageRef::from(missing).to_string()).collect()
     }
 
     #[test]
-    fn versions_that_nobody_has_push_out_nothing_of_other_providers() {
-        let mut wants = Wants::default();
+    fn requests_for_nonexistent_versions_crowd_out_no_other_provider() {
+        let mut wants = MissingRequests::default();
         let (real, other) = (provider("real"), provider("other"));
         wants.note((&other).into(), Timestamp(1));
         wants.note(version(&real, 0), Timestamp(1));
@@ -261,75 +267,75 @@ mod tests {
             wants.note(version(&real, number), Timestamp(3));
         }
         let told = told(&wants);
-        assert_eq!(told.len(), MOST_OF_ONE + 1);
+        assert_eq!(told.len(), MAX_MISSING_PER_ADDRESS + 1);
         // The package requested twice stays, and so does the other provider.
         assert!(told.contains(&"registry.example/acme/real 1.0.0".to_owned()), "{told:?}");
         assert!(told.contains(&"registry.example/acme/other".to_owned()), "{told:?}");
     }
 
     #[test]
-    fn of_more_than_there_may_be_what_is_asked_for_most_and_last_stays() {
-        let mut wants = Wants::default();
-        let often = Missing::from(&provider("often"));
+    fn at_the_limit_the_most_and_latest_requested_packages_stay() {
+        let mut wants = MissingRequests::default();
+        let often = MissingPackage::from(&provider("often"));
         wants.note(often.clone(), Timestamp(1));
         wants.note(often, Timestamp(1));
-        for number in 0..3 * MOST as u64 {
+        for number in 0..3 * MAX_MISSING as u64 {
             wants.note((&provider(&format!("p{number}"))).into(), Timestamp(2 + number));
             wants.note_words(&format!("page {number}"));
         }
         let (told, words) = (told(&wants), wants.words().count());
-        assert_eq!((told.len(), words), (MOST, MOST_WORDS));
-        let last = format!("registry.example/acme/p{}", 3 * MOST - 1);
+        assert_eq!((told.len(), words), (MAX_MISSING, MAX_MISSING_TEXTS));
+        let last = format!("registry.example/acme/p{}", 3 * MAX_MISSING - 1);
         assert!(told.contains(&"registry.example/acme/often".to_owned()) && told.contains(&last));
         assert!(!told.contains(&"registry.example/acme/p0".to_owned()));
-        assert!(wants.write().len() < 300 * MOST);
+        assert!(wants.write().len() < 300 * MAX_MISSING);
     }
 
     #[test]
-    fn what_is_held_goes_unless_it_was_asked_for_again_meanwhile() {
-        let mut wants = Wants::default();
-        let missing = Missing::from(&provider("null"));
+    fn a_stored_package_is_forgotten_unless_requested_again_meanwhile() {
+        let mut wants = MissingRequests::default();
+        let missing = MissingPackage::from(&provider("null"));
         wants.note(missing.clone(), Timestamp(1));
         let seen = *wants.things().next().unwrap().1;
         wants.note(missing.clone(), Timestamp(2));
         let found = (7, Generation::default());
-        wants.look(&missing, seen, true, found);
+        wants.record_lookup(&missing, seen, true, found);
         assert_eq!(told(&wants).len(), 1);
         let seen = *wants.things().next().unwrap().1;
-        wants.look(&missing, seen, false, found);
-        assert_eq!(wants.things().next().unwrap().1.found, Some(found));
+        wants.record_lookup(&missing, seen, false, found);
+        assert_eq!(wants.things().next().unwrap().1.last_miss, Some(found));
         let seen = *wants.things().next().unwrap().1;
-        wants.look(&missing, seen, true, found);
+        wants.record_lookup(&missing, seen, true, found);
         assert!(told(&wants).is_empty());
     }
 
     proptest! {
         #[test]
-        fn what_is_noted_is_within_bounds_and_comes_back_from_its_record(
+        fn the_list_is_bounded_and_round_trips(
             noted in prop::collection::vec((0..30_u8, prop::option::of(0..200_usize), prop::bool::ANY, 0..5_u64), 0..400),
         ) {
-            let mut wants = Wants::default();
+            let mut wants = MissingRequests::default();
             for (type_, number, has_platform, now) in noted {
                 let of = provider(&format!("p{type_}"));
                 let missing = match number.map(|number| version(&of, number)) {
-                    Some(Missing::Provider { of, version, .. }) if has_platform => {
-                        Missing::Provider { of, version, platform: Some(Platform::parse("linux_amd64").unwrap()) }
+                    Some(MissingPackage::Provider { of, version, .. }) if has_platform => {
+                        MissingPackage::Provider { of, version, platform: Some(Platform::parse("linux_amd64").unwrap()) }
                     }
                     Some(missing) => missing,
                     None => (&of).into(),
                 };
                 wants.note(missing, Timestamp(now));
             }
-            prop_assert!(wants.things.len() <= MOST);
+            prop_assert!(wants.packages.len() <= MAX_MISSING);
             let record = wants.write();
-            let again = Wants::read(&record).unwrap();
-            prop_assert_eq!(&again.things.keys().collect::<Vec<_>>(), &wants.things.keys().collect::<Vec<_>>());
+            let again = MissingRequests::read(&record).unwrap();
+            prop_assert_eq!(&again.packages.keys().collect::<Vec<_>>(), &wants.packages.keys().collect::<Vec<_>>());
             prop_assert_eq!(again.write(), record);
         }
 
         #[test]
-        fn what_is_no_record_is_none_and_never_a_panic(record in prop::collection::vec(any::<u8>(), 0..200)) {
-            prop_assert!(Wants::read(&record).is_none());
+        fn an_invalid_record_is_none_and_never_a_panic(record in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(MissingRequests::read(&record).is_none());
         }
     }
 }

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-pub(super) use self::held::HeldVersions;
-pub use self::missing::Missing;
-pub(super) use self::missing::Wants;
+pub(super) use self::held::StoredVersions;
+pub use self::missing::MissingPackage;
+pub(super) use self::missing::MissingRequests;
 use super::single_flight::{Awaited, Flights};
 use super::terms::Generation;
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
@@ -27,11 +27,11 @@ use crate::error::Error;
 use crate::store::Store;
 
 /// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
-pub(super) const STORED_IS_FRESH: Duration = Duration::from_secs(5);
+pub(super) const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);
 
 /// The platforms that a provider version must be stored for to be listed while offline.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum SealedFor {
+pub enum RequiredPlatforms {
     /// Any platform.
     #[default]
     AnyPlatform,
@@ -39,13 +39,13 @@ pub enum SealedFor {
     AllOf(BTreeSet<Platform>),
 }
 
-impl From<&[Platform]> for SealedFor {
+impl From<&[Platform]> for RequiredPlatforms {
     fn from(platforms: &[Platform]) -> Self {
         if platforms.is_empty() { Self::AnyPlatform } else { Self::AllOf(platforms.iter().cloned().collect()) }
     }
 }
 
-impl SealedFor {
+impl RequiredPlatforms {
     /// True if a version stored for these platforms is listed.
     pub(super) fn shows(&self, held: &BTreeSet<Platform>) -> bool {
         match self {
@@ -57,7 +57,7 @@ impl SealedFor {
     /// The versions of a provider that are listed.
     pub(super) fn shown<'a>(
         &'a self,
-        held: &'a HeldVersions,
+        held: &'a StoredVersions,
     ) -> impl Iterator<Item = (&'a Version, &'a BTreeSet<Platform>)> {
         held.iter().filter(|(_, for_)| self.shows(for_))
     }
@@ -72,27 +72,27 @@ impl SealedFor {
     }
 }
 
-type Looked<T> = Awaited<Result<Arc<T>, Error>>;
+type SharedLookup<T> = Awaited<Result<Arc<T>, Error>>;
 
 /// The state of offline mode.
 #[derive(Debug)]
-pub(super) struct Sealed {
+pub(super) struct OfflineState {
     /// Lookups of stored versions in progress. The key contains the revision, so a request after a change starts a new
     /// lookup.
-    providers: Flights<(ProviderAddress, u64, Generation), Looked<HeldVersions>>,
-    modules: Flights<(ModuleAddress, u64), Looked<BTreeSet<Version>>>,
-    wants: Mutex<Wants>,
-    will_be_saved: AtomicBool,
+    providers: Flights<(ProviderAddress, u64, Generation), SharedLookup<StoredVersions>>,
+    modules: Flights<(ModuleAddress, u64), SharedLookup<BTreeSet<Version>>>,
+    missing: Mutex<MissingRequests>,
+    is_save_scheduled: AtomicBool,
 }
 
-impl Sealed {
+impl OfflineState {
     /// Loads the missing packages of an earlier run.
-    pub(super) fn over(store: &Store) -> Self {
+    pub(super) fn load(store: &Store) -> Self {
         Self {
             providers: Flights::default(),
             modules: Flights::default(),
-            wants: Mutex::new(noted::wants_in(store)),
-            will_be_saved: AtomicBool::new(false),
+            missing: Mutex::new(noted::load_missing(store)),
+            is_save_scheduled: AtomicBool::new(false),
         }
     }
 }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_is_shown_for_any_platform_or_for_all_that_are_named() {
+    fn a_version_is_listed_for_any_platform_or_for_all_required_ones() {
         let platforms =
             |names: &[&str]| -> Vec<Platform> { names.iter().map(|name| Platform::parse(name).unwrap()).collect() };
         for (named, held, shown) in [
@@ -113,7 +113,7 @@ mod tests {
             (&["linux_amd64", "darwin_arm64"], &["linux_amd64"], false),
             (&["linux_amd64", "darwin_arm64"], &["linux_amd64", "darwin_arm64", "linux_arm64"], true),
         ] {
-            let sealed_for = SealedFor::from(platforms(named).as_slice());
+            let sealed_for = RequiredPlatforms::from(platforms(named).as_slice());
             assert_eq!(sealed_for.shows(&platforms(held).into_iter().collect()), shown, "{named:?} of {held:?}");
             assert_eq!(sealed_for.platforms().count(), named.len());
         }

@@ -6,44 +6,44 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::super::{Mirror, RequestContext, RuntimeConfig};
-use super::missing::{Missing, RequestCount, Wants};
+use super::missing::{MissingPackage, MissingRequests, RequestCount};
 use crate::address::{ModulePackage, Package, PackageRef, Platform};
 use crate::error::Error;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 
 /// The delay before the record is saved. A kill loses what was recorded since the last save.
-const SAVED_AFTER: Duration = Duration::from_secs(1);
+const SAVE_DELAY: Duration = Duration::from_secs(1);
 
 /// Loads the record of an earlier run. An unreadable one is logged and ignored.
-pub(super) fn wants_in(store: &Store) -> Wants {
+pub(super) fn load_missing(store: &Store) -> MissingRequests {
     let read = store.records.look(&Key::Missing).and_then(|found| match found {
-        Recorded::Whole(record) => match Wants::read(&record) {
+        Recorded::Whole(record) => match MissingRequests::read(&record) {
             Some(wants) => Ok(wants),
-            None => store.records.set_aside(&Key::Missing).map(|()| Wants::default()),
+            None => store.records.set_aside(&Key::Missing).map(|()| MissingRequests::default()),
         },
-        Recorded::Absent | Recorded::Damaged => Ok(Wants::default()),
+        Recorded::Absent | Recorded::Damaged => Ok(MissingRequests::default()),
     });
     read.unwrap_or_else(|error| {
         tracing::error!(%error, "what an earlier run was asked for while sealed cannot be read; it is noted anew");
-        Wants::default()
+        MissingRequests::default()
     })
 }
 
 impl Mirror {
     /// Records a package as missing and returns the error for it (promise 12).
-    pub(in crate::mirror) async fn lacks(
+    pub(in crate::mirror) async fn missing_error(
         self: &Arc<Self>,
-        missing: impl Into<Missing>,
+        missing: impl Into<MissingPackage>,
         what: String,
         call: &RequestContext,
     ) -> Error {
-        let error = self.not_held(what).await;
-        self.note_if_refused(&error, call, || missing.into());
+        let error = self.offline_error(what).await;
+        self.record_if_offline(&error, call, || missing.into());
         error
     }
 
     /// The error for something not stored while offline. If the store itself is gone, the error says that instead.
-    pub(in crate::mirror) async fn not_held(self: &Arc<Self>, what: String) -> Error {
+    pub(in crate::mirror) async fn offline_error(self: &Arc<Self>, what: String) -> Error {
         match self.on_disk(|mirror| mirror.store.check()).await {
             Ok(()) => Error::Offline(what),
             Err(gone) => gone,
@@ -51,39 +51,43 @@ impl Mirror {
     }
 
     /// Records a request as missing if it failed because larder is offline.
-    pub(in crate::mirror) fn note_if_refused(
+    pub(in crate::mirror) fn record_if_offline(
         self: &Arc<Self>,
         error: &Error,
         call: &RequestContext,
-        missing: impl FnOnce() -> Missing,
+        missing: impl FnOnce() -> MissingPackage,
     ) {
         if let Error::Offline(_) = error {
-            self.note_missing(missing(), call);
+            self.record_missing(missing(), call);
         }
     }
 
     /// Records a request for a non-package, in words, for this run only.
-    pub(in crate::mirror) fn note_words_if_refused(&self, error: &Error, call: &RequestContext) {
+    pub(in crate::mirror) fn record_text_if_offline(&self, error: &Error, call: &RequestContext) {
         if let (Error::Offline(what), false) = (error, call.only_looks()) {
-            self.sealed.wants.lock().note_words(what);
+            self.sealed.missing.lock().note_words(what);
         }
     }
 
     /// Records a package as missing, unless the request only looks (a plan): then no client was refused.
-    pub(in crate::mirror) fn note_missing(self: &Arc<Self>, missing: impl Into<Missing>, call: &RequestContext) {
+    pub(in crate::mirror) fn record_missing(
+        self: &Arc<Self>,
+        missing: impl Into<MissingPackage>,
+        call: &RequestContext,
+    ) {
         if call.only_looks() {
             return;
         }
-        self.sealed.wants.lock().note(missing.into(), call.now);
-        if self.sealed.will_be_saved.swap(true, Ordering::AcqRel) {
+        self.sealed.missing.lock().note(missing.into(), call.now);
+        if self.sealed.is_save_scheduled.swap(true, Ordering::AcqRel) {
             return;
         }
         // A weak reference: the pending save must not keep the mirror, and with it the store lock, alive.
         let mirror = Arc::downgrade(self);
         self.tasks.spawn(async move {
-            tokio::time::sleep(SAVED_AFTER).await;
+            tokio::time::sleep(SAVE_DELAY).await;
             let Some(mirror) = mirror.upgrade() else { return };
-            mirror.sealed.will_be_saved.store(false, Ordering::Release);
+            mirror.sealed.is_save_scheduled.store(false, Ordering::Release);
             if let Err(error) = mirror.on_disk(Self::save_missing).await {
                 tracing::error!(%error, "what is missing while sealed could not be written down; it is tried again with what is noted next");
             }
@@ -94,26 +98,26 @@ impl Mirror {
     pub(in crate::mirror) fn save_missing(&self) -> Result<(), StoreError> {
         let _lock = self.catalog.record_lock(&Key::Missing).lock();
         let record = {
-            let mut wants = self.sealed.wants.lock();
+            let mut wants = self.sealed.missing.lock();
             if !wants.take_changed() {
                 return Ok(());
             }
             wants.write()
         };
         let put = self.store.records.put(&Key::Missing, &record, Durability::Lazy);
-        put.map(drop).inspect_err(|_| self.sealed.wants.lock().must_be_saved())
+        put.map(drop).inspect_err(|_| self.sealed.missing.lock().mark_unsaved())
     }
 
     /// Marks the record as unsaved, because the file on disk is lost.
-    pub(in crate::mirror) fn missing_must_be_saved(&self) {
-        self.sealed.wants.lock().must_be_saved();
+    pub(in crate::mirror) fn mark_missing_unsaved(&self) {
+        self.sealed.missing.lock().mark_unsaved();
     }
 
     /// The packages requested while offline and not stored, for configured upstreams only.
     ///
     /// # Errors
     /// The lookup was interrupted.
-    pub async fn missing(self: &Arc<Self>) -> Result<Vec<Missing>, Error> {
+    pub async fn missing(self: &Arc<Self>) -> Result<Vec<MissingPackage>, Error> {
         self.on_disk(|mirror| Ok(mirror.missing_now())).await
     }
 
@@ -129,7 +133,7 @@ impl Mirror {
     /// The record could not be saved.
     pub async fn forget_missing(self: &Arc<Self>) -> Result<(), Error> {
         self.on_disk(|mirror| {
-            mirror.sealed.wants.lock().forget();
+            mirror.sealed.missing.lock().forget();
             mirror.save_missing()
         })
         .await
@@ -137,27 +141,27 @@ impl Mirror {
 
     /// Lists the missing packages and forgets those stored meanwhile. Blocks: reads the disk for packages that changed
     /// since the last lookup.
-    pub(in crate::mirror) fn missing_now(&self) -> Vec<Missing> {
+    pub(in crate::mirror) fn missing_now(&self) -> Vec<MissingPackage> {
         let terms = self.terms.load_full();
-        let noted: Vec<(Missing, RequestCount)> =
-            self.sealed.wants.lock().things().map(|(missing, asked)| (missing.clone(), *asked)).collect();
+        let noted: Vec<(MissingPackage, RequestCount)> =
+            self.sealed.missing.lock().things().map(|(missing, asked)| (missing.clone(), *asked)).collect();
         let mut missing = Vec::new();
         for (thing, asked) in noted {
             if terms.upstreams.get(thing.host()).is_none() {
                 continue;
             }
             let revision = match &thing {
-                Missing::Provider { of, .. } => self.revision(of),
-                Missing::Module { of, .. } => self.revision_of_module(of),
+                MissingPackage::Provider { of, .. } => self.revision(of),
+                MissingPackage::Module { of, .. } => self.revision_of_module(of),
             };
             let found = (revision, terms.generation);
-            if asked.found == Some(found) {
+            if asked.last_miss == Some(found) {
                 missing.push(thing);
                 continue;
             }
-            match self.came_to_be_held(&thing, &terms) {
+            match self.is_stored_now(&thing, &terms) {
                 Ok(is_held) => {
-                    self.sealed.wants.lock().look(&thing, asked, is_held, found);
+                    self.sealed.missing.lock().record_lookup(&thing, asked, is_held, found);
                     if !is_held {
                         missing.push(thing);
                     }
@@ -175,17 +179,17 @@ impl Mirror {
     /// Lists the missing packages together with the missing non-packages.
     pub(in crate::mirror) fn missing_in_words(&self) -> Vec<PackageRef> {
         let mut words: Vec<PackageRef> = self.missing_now().iter().map(PackageRef::from).collect();
-        words.extend(self.sealed.wants.lock().words().map(|word| PackageRef::asked(word)));
+        words.extend(self.sealed.missing.lock().words().map(|word| PackageRef::asked(word)));
         words
     }
 
-    fn came_to_be_held(&self, missing: &Missing, terms: &RuntimeConfig) -> Result<bool, StoreError> {
+    fn is_stored_now(&self, missing: &MissingPackage, terms: &RuntimeConfig) -> Result<bool, StoreError> {
         match missing {
-            Missing::Provider { of, version, platform } => {
+            MissingPackage::Provider { of, version, platform } => {
                 let Some(upstream) = terms.upstreams.get(&of.host) else { return Ok(false) };
                 let policy = upstream.settings.verification;
                 let Some(version) = version else {
-                    let held = self.look_at_provider(of, policy)?;
+                    let held = self.read_stored_versions(of, policy)?;
                     return Ok(held.values().any(|for_| terms.sealed_for.shows(for_)));
                 };
                 let platforms = match platform {
@@ -200,13 +204,13 @@ impl Mirror {
                 }
                 Ok(false)
             }
-            Missing::Module { of, version } => {
+            MissingPackage::Module { of, version } => {
                 let key = terms.key_of(of);
                 match version {
-                    None => Ok(!self.look_at_module(&key)?.is_empty()),
+                    None => Ok(!self.read_stored_module_versions(&key)?.is_empty()),
                     Some(version) => {
                         let package = ModulePackage { module: key, version: version.clone() };
-                        Ok(self.module_now(&package)?.is_some())
+                        Ok(self.current_module_archive(&package)?.is_some())
                     }
                 }
             }

@@ -52,7 +52,7 @@ impl Mirror {
         checked: Timestamp,
         now: Timestamp,
     ) -> SetFlight {
-        self.takes_over(package, &set, now).await?;
+        self.replace_imported_set(package, &set, now).await?;
         let current = Arc::new(set);
         self.change_set(package, move |mirror, held| {
             let predecessor = match held {

@@ -3,18 +3,18 @@
 use std::collections::VecDeque;
 use std::io::{self, Read};
 
-use super::super::library::Zip;
-use super::import::{Stop, TreeImport};
+use super::super::library::ZipOrigin;
+use super::import::{ImportAbort, TreeImport};
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
 use crate::filesystem_mirror::carried::TarFileContents;
 use crate::store::{Staged, StagedNote, StoreError};
 
-const WRITTEN_AT_ONCE: usize = 256 << 10;
+const COPY_BUFFER_BYTES: usize = 256 << 10;
 /// Maximum number of archives that wait for proof later in the tar.
-const MOST_WAITING: usize = 64;
+const MAX_WAITING: usize = 64;
 /// Maximum total size of waiting archives, in bytes.
-const MOST_WAITING_BYTES: u64 = 4 << 30;
+const MAX_WAITING_BYTES: u64 = 4 << 30;
 
 /// A staged archive, not published yet.
 pub(super) struct StagedTreeArchive {
@@ -24,22 +24,22 @@ pub(super) struct StagedTreeArchive {
     pub(super) staged: Staged,
     pub(super) digest: Digest,
     pub(super) fast: FastHash,
-    pub(super) made: ArchiveOrigin,
+    pub(super) origin: ArchiveOrigin,
 }
 
 pub(super) enum ArchiveOrigin {
-    Before,
+    FromTree,
     /// larder packed it from an unpacked package with this `h1:`.
-    Anew {
+    Repacked {
         h1: String,
     },
 }
 
 impl ArchiveOrigin {
-    pub(super) fn zip(&self) -> Zip {
+    pub(super) fn zip(&self) -> ZipOrigin {
         match self {
-            Self::Before => Zip::Published,
-            Self::Anew { .. } => Zip::PackedAnew,
+            Self::FromTree => ZipOrigin::Published,
+            Self::Repacked { .. } => ZipOrigin::PackedAnew,
         }
     }
 }
@@ -58,27 +58,27 @@ fn discard(staged: Staged) {
 
 /// The waiting archives, oldest first.
 #[derive(Default)]
-pub(super) struct StagedArchives {
+pub(super) struct WaitingArchives {
     archives: VecDeque<StagedTreeArchive>,
     bytes: u64,
 }
 
-impl StagedArchives {
+impl WaitingArchives {
     pub(super) fn push(&mut self, arrived: StagedTreeArchive) {
         self.bytes += arrived.staged.written();
         self.archives.push_back(arrived);
     }
 
-    pub(super) fn next(&mut self) -> Option<StagedTreeArchive> {
+    pub(super) fn pop_oldest(&mut self) -> Option<StagedTreeArchive> {
         let first = self.archives.pop_front()?;
         self.bytes -= first.staged.written();
         Some(first)
     }
 
     /// The oldest archive, if more wait than the limits allow.
-    pub(super) fn too_much(&mut self) -> Option<StagedTreeArchive> {
-        let is_too_much = self.archives.len() > MOST_WAITING || self.bytes > MOST_WAITING_BYTES;
-        if is_too_much { self.next() } else { None }
+    pub(super) fn pop_excess(&mut self) -> Option<StagedTreeArchive> {
+        let is_too_much = self.archives.len() > MAX_WAITING || self.bytes > MAX_WAITING_BYTES;
+        if is_too_much { self.pop_oldest() } else { None }
     }
 
     pub(super) fn has(&self, package: &Package) -> bool {
@@ -86,17 +86,18 @@ impl StagedArchives {
     }
 
     /// True if another archive of the package waits, with other bytes.
-    pub(super) fn has_another(&self, of: &StagedTreeArchive) -> bool {
+    pub(super) fn has_conflicting(&self, of: &StagedTreeArchive) -> bool {
         let is_another = |waits: &StagedTreeArchive| {
-            matches!(waits.made, ArchiveOrigin::Before) && waits.package == of.package && waits.digest != of.digest
+            matches!(waits.origin, ArchiveOrigin::FromTree) && waits.package == of.package && waits.digest != of.digest
         };
         self.archives.iter().any(is_another)
     }
 
     /// Removes the repacked archive of a package.
-    pub(super) fn take_packed(&mut self, package: &Package) -> Option<StagedTreeArchive> {
-        let is_it =
-            |waits: &StagedTreeArchive| matches!(waits.made, ArchiveOrigin::Anew { .. }) && waits.package == *package;
+    pub(super) fn remove_repacked(&mut self, package: &Package) -> Option<StagedTreeArchive> {
+        let is_it = |waits: &StagedTreeArchive| {
+            matches!(waits.origin, ArchiveOrigin::Repacked { .. }) && waits.package == *package
+        };
         let at = self.archives.iter().position(is_it)?;
         let taken = self.archives.remove(at)?;
         self.bytes -= taken.staged.written();
@@ -104,7 +105,7 @@ impl StagedArchives {
     }
 
     pub(super) fn discard(&mut self) {
-        while let Some(arrived) = self.next() {
+        while let Some(arrived) = self.pop_oldest() {
             arrived.discard();
         }
     }
@@ -112,12 +113,12 @@ impl StagedArchives {
 
 impl TreeImport {
     /// Stages an archive. The inner error is the reason that it is refused.
-    pub(super) fn arrive<R: Read>(
+    pub(super) fn stage_archive<R: Read>(
         &mut self,
         file: &str,
         package: &Package,
         contents: &mut TarFileContents<'_, R>,
-    ) -> Result<Result<StagedTreeArchive, String>, Stop> {
+    ) -> Result<Result<StagedTreeArchive, String>, ImportAbort> {
         let size_bytes = contents.size_bytes();
         if let Err(error) = self.call.upstream(&package.provider.host) {
             return Ok(Err(error.to_string()));
@@ -128,22 +129,22 @@ impl TreeImport {
         }
         let mut staged = self.stage(file, size_bytes)?;
         match copy(contents, &mut staged) {
-            Ok(()) => Ok(Ok(arrived(file, package, staged, ArchiveOrigin::Before))),
+            Ok(()) => Ok(Ok(staged_archive(file, package, staged, ArchiveOrigin::FromTree))),
             Err(NotCopied::Read(broken)) => {
                 discard(staged);
-                Err(Stop::Tar(broken))
+                Err(ImportAbort::Tar(broken))
             }
             Err(NotCopied::Write(error)) => {
                 discard(staged);
-                Err(Stop::over(file)(error))
+                Err(ImportAbort::store_failed_at(file)(error))
             }
         }
     }
 
     /// Creates a staging file with disk space allocated. On a full disk the waiting archives are judged first, then
     /// others are evicted as for a download.
-    pub(super) fn stage(&mut self, file: &str, size_bytes: u64) -> Result<Staged, Stop> {
-        let failed = Stop::over(file);
+    pub(super) fn stage(&mut self, file: &str, size_bytes: u64) -> Result<Staged, ImportAbort> {
+        let failed = ImportAbort::store_failed_at(file);
         let name = format!("import~{}", &FastHash::of(file.as_bytes()).to_string()[..16]);
         // Leftovers of an interrupted import may have other bytes.
         self.mirror.store.blobs.stage(&name).and_then(Staged::discard).map_err(&failed)?;
@@ -151,7 +152,7 @@ impl TreeImport {
         let note = StagedNote { length: Some(size_bytes), ..StagedNote::default() };
         let Err(full) = staged.remember(note.clone(), size_bytes) else { return Ok(staged) };
         let again = if full.is_full() {
-            match self.judge_what_waits() {
+            match self.judge_waiting() {
                 Ok(()) => {
                     self.mirror.make_room_on_disk(size_bytes, &full).and_then(|()| staged.remember(note, size_bytes))
                 }
@@ -174,9 +175,9 @@ impl TreeImport {
 }
 
 /// Wraps a complete staging file.
-pub(super) fn arrived(file: &str, package: &Package, staged: Staged, made: ArchiveOrigin) -> StagedTreeArchive {
+pub(super) fn staged_archive(file: &str, package: &Package, staged: Staged, made: ArchiveOrigin) -> StagedTreeArchive {
     let (digest, fast) = staged.hashes();
-    StagedTreeArchive { file: file.to_owned(), package: package.clone(), staged, digest, fast, made }
+    StagedTreeArchive { file: file.to_owned(), package: package.clone(), staged, digest, fast, origin: made }
 }
 
 enum NotCopied {
@@ -185,7 +186,7 @@ enum NotCopied {
 }
 
 fn copy(from: &mut impl Read, to: &mut Staged) -> Result<(), NotCopied> {
-    let mut buffer = vec![0; WRITTEN_AT_ONCE];
+    let mut buffer = vec![0; COPY_BUFFER_BYTES];
     loop {
         match from.read(&mut buffer).map_err(NotCopied::Read)? {
             0 => return Ok(()),

@@ -19,20 +19,20 @@ use crate::upstream::error::relayed;
 use crate::upstream::providers::{DownloadDocument, download_url};
 use crate::verify::{Checksums, Policy, Proof, checksums, judge};
 
-const LARGEST_DOCUMENT: usize = 2 << 20;
-const LARGEST_SIGNATURE: usize = 64 << 10;
+const MAX_DOCUMENT_BYTES: usize = 2 << 20;
+const MAX_SIDECAR_SIGNATURE_BYTES: usize = 64 << 10;
 /// Maximum size of the small files of one provider, in bytes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_SIDECAR_BYTES: usize = 64 << 20;
 
 #[derive(Debug, Default)]
-pub(super) struct Beside {
+pub(super) struct SidecarFiles {
     of: Option<ProviderAddress>,
     files: BTreeMap<MirrorFileKind, Bytes>,
     bytes: usize,
 }
 
 /// The evidence of a tree for an archive.
-pub(super) enum Witness {
+pub(super) enum SidecarProof {
     /// No signed proof set.
     None,
     /// A proof set that does not verify.
@@ -40,24 +40,24 @@ pub(super) enum Witness {
     Proven(Box<ProofSet>),
 }
 
-impl Beside {
-    pub(super) fn of(&self) -> Option<&ProviderAddress> {
+impl SidecarFiles {
+    pub(super) fn provider(&self) -> Option<&ProviderAddress> {
         self.of.as_ref()
     }
 
     /// Starts with another provider and drops all files.
-    pub(super) fn at(&mut self, provider: &ProviderAddress) {
+    pub(super) fn switch_to(&mut self, provider: &ProviderAddress) {
         *self = Self { of: Some(provider.clone()), ..Self::default() };
     }
 
     /// True if all files that can prove a package were read: its document, and sums with a signature.
-    pub(super) fn speaks_for(&self, package: &Package) -> bool {
+    pub(super) fn can_prove(&self, package: &Package) -> bool {
         let Package { version, platform, .. } = package;
         let has = |member: MirrorFileKind| self.files.contains_key(&member);
         let is_signed =
             |covers: SumsScope| has(MirrorFileKind::Sums(covers.clone())) && has(MirrorFileKind::Signature(covers));
         has(MirrorFileKind::Document(version.clone(), platform.clone()))
-            && covering(version, platform).into_iter().any(is_signed)
+            && sums_scopes(version, platform).into_iter().any(is_signed)
     }
 
     /// Reads a file of this provider that is no archive.
@@ -74,16 +74,16 @@ impl Beside {
             MirrorFileKind::Index | MirrorFileKind::Archive(..) => return Ok(Ok(())),
             MirrorFileKind::VersionIndex(_) => index::MAX_INDEX_BYTES,
             MirrorFileKind::Sums(_) => checksums::MAX_BYTES,
-            MirrorFileKind::Signature(_) => LARGEST_SIGNATURE,
-            MirrorFileKind::Document(..) => LARGEST_DOCUMENT,
+            MirrorFileKind::Signature(_) => MAX_SIDECAR_SIGNATURE_BYTES,
+            MirrorFileKind::Document(..) => MAX_DOCUMENT_BYTES,
         };
         let Some(bytes) = contents.read_at_most(most)? else {
             return Ok(Err(format!("it has {} bytes; at most {most} are read", contents.size_bytes())));
         };
-        if self.bytes + bytes.len() > MOST_BYTES {
+        if self.bytes + bytes.len() > MAX_SIDECAR_BYTES {
             return Ok(Err(format!(
                 "what lies in its folder beside the archives has more than {} MiB",
-                MOST_BYTES >> 20
+                MAX_SIDECAR_BYTES >> 20
             )));
         }
         self.bytes += bytes.len();
@@ -98,7 +98,7 @@ impl Beside {
 
     /// The SHA-256 that sums in the tree give an archive. Unsigned sums cannot prove it, but they can contradict it.
     pub(super) fn listed(&self, package: &Package, name: &str) -> Option<crate::digest::Digest> {
-        covering(&package.version, &package.platform)
+        sums_scopes(&package.version, &package.platform)
             .into_iter()
             .filter_map(|covers| Checksums::parse(self.files.get(&MirrorFileKind::Sums(covers))?).ok())
             .find_map(|sums| sums.get(name))
@@ -107,19 +107,19 @@ impl Beside {
     /// The proof set of a package in the tree, if a key signed it. A signature is required whatever `verification`
     /// says: unsigned sums that come with their files prove nothing. The key is from the tree too, so the caller must
     /// check it.
-    pub(super) fn witness(&self, package: &Package, upstream: &Upstream, now: Timestamp) -> Witness {
+    pub(super) fn find_proof(&self, package: &Package, upstream: &Upstream, now: Timestamp) -> SidecarProof {
         let Package { version, platform, .. } = package;
         let Some(body) = self.files.get(&MirrorFileKind::Document(version.clone(), platform.clone())) else {
-            return Witness::None;
+            return SidecarProof::None;
         };
-        let url = stand_in(package, upstream);
+        let url = conventional_url(package, upstream);
         let document = match DownloadDocument::parse(body, &url, platform) {
-            Ok(document) if document.keys.is_empty() => return Witness::None,
+            Ok(document) if document.keys.is_empty() => return SidecarProof::None,
             Ok(document) => document,
-            Err(why) => return Witness::Bad(relayed(&why)),
+            Err(why) => return SidecarProof::Bad(relayed(&why)),
         };
         let mut bad = None;
-        for covers in covering(version, platform) {
+        for covers in sums_scopes(version, platform) {
             let Some(sums) = self.files.get(&MirrorFileKind::Sums(covers.clone())) else { continue };
             let signature = self.files.get(&MirrorFileKind::Signature(covers)).cloned().unwrap_or_default();
             let (filename, shasum) = (document.filename.as_str(), &document.shasum);
@@ -129,16 +129,16 @@ impl Beside {
                 set_of(package, url.clone(), proof, now, [body.clone(), sums.clone(), signature])
             });
             match set {
-                Ok(set) => return Witness::Proven(Box::new(set)),
+                Ok(set) => return SidecarProof::Proven(Box::new(set)),
                 Err(why) => bad = Some(why),
             }
         }
-        bad.map_or(Witness::None, Witness::Bad)
+        bad.map_or(SidecarProof::None, SidecarProof::Bad)
     }
 }
 
 /// The package's own sums come first.
-fn covering(version: &Version, platform: &Platform) -> [SumsScope; 2] {
+fn sums_scopes(version: &Version, platform: &Platform) -> [SumsScope; 2] {
     [SumsScope::Package(version.clone(), platform.clone()), SumsScope::Version(version.clone())]
 }
 
@@ -165,7 +165,7 @@ pub(super) fn set_of(
 
 /// The URL where upstream would have the document, by convention. The relative URLs in the document are resolved
 /// against it if the archive must be fetched later.
-pub(super) fn stand_in(package: &Package, upstream: &Upstream) -> Url {
+pub(super) fn conventional_url(package: &Package, upstream: &Upstream) -> Url {
     let base = upstream.settings.url.join("v1/providers/").unwrap_or_else(|_| upstream.settings.url.clone());
     let asked = download_url(&base, &package.provider, package.version.as_str(), &package.platform);
     asked.unwrap_or(base)

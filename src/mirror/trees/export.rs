@@ -32,14 +32,14 @@ pub struct NotExported {
 /// A tree ready to be written.
 #[derive(Debug)]
 pub struct Export {
-    files: Vec<(MirrorPath, File)>,
+    files: Vec<(MirrorPath, ExportedFile)>,
     call: RequestContext,
     /// The packages that cannot be exported.
     pub missing: Vec<NotExported>,
 }
 
 #[derive(Debug)]
-enum File {
+enum ExportedFile {
     Small(Bytes),
     Archive(Box<Package>, Digest),
 }
@@ -88,20 +88,22 @@ impl Mirror {
                 } else {
                     SumsScope::Package(version.clone(), platform.clone())
                 };
-                export.prove(&archive, &package, &set, covers)?;
+                export.add_proof(&archive, &package, &set, covers)?;
             }
             if !have.contains(&digest) {
-                export.files.push((archive, File::Archive(Box::new(package), digest)));
+                export.files.push((archive, ExportedFile::Archive(Box::new(package), digest)));
             }
         }
         for (provider, versions) in indexes {
             let unwritable = |e| Error::Interrupted(format!("the index of {provider}: {e}"));
             let of = |member| MirrorPath { provider: provider.clone(), member };
             let index = to_pretty_json(&ProviderIndex::of(versions.keys())).map_err(unwritable)?;
-            export.files.push((of(MirrorFileKind::Index), File::Small(index.into())));
+            export.files.push((of(MirrorFileKind::Index), ExportedFile::Small(index.into())));
             for (version, index) in &versions {
                 let index = to_pretty_json(index).map_err(unwritable)?;
-                export.files.push((of(MirrorFileKind::VersionIndex(version.clone())), File::Small(index.into())));
+                export
+                    .files
+                    .push((of(MirrorFileKind::VersionIndex(version.clone())), ExportedFile::Small(index.into())));
             }
         }
         export.files.sort_by_cached_key(|(path, _)| path.to_string());
@@ -131,7 +133,7 @@ impl Mirror {
 impl Export {
     /// Adds the proof of an archive: sums and signature byte for byte, and the document with its URLs replaced by file
     /// names in the tree.
-    fn prove(
+    fn add_proof(
         &mut self,
         archive: &MirrorPath,
         package: &Package,
@@ -145,10 +147,10 @@ impl Export {
         let document = set.document.with_urls(urls);
         let document = document.map_err(|e| Error::Interrupted(format!("the download document of {package}: {e}")))?;
         let place = archive.sibling(MirrorFileKind::Document(version.clone(), platform.clone()));
-        self.files.push((place, File::Small(document.into())));
-        self.files.push((sums, File::Small(set.sums.clone())));
+        self.files.push((place, ExportedFile::Small(document.into())));
+        self.files.push((sums, ExportedFile::Small(set.sums.clone())));
         if !set.signature.is_empty() {
-            self.files.push((signature, File::Small(set.signature.clone())));
+            self.files.push((signature, ExportedFile::Small(set.signature.clone())));
         }
         Ok(())
     }
@@ -163,8 +165,8 @@ impl Export {
         for (path, file) in self.files {
             let path = path.to_string();
             let contents = match file {
-                File::Small(bytes) => ExportedContents::Bytes(bytes),
-                File::Archive(package, digest) => {
+                ExportedFile::Small(bytes) => ExportedContents::Bytes(bytes),
+                ExportedFile::Archive(package, digest) => {
                     match open(mirror, &package, digest, &self.call).await.map_err(io::Error::other)? {
                         Archive::InMemory { bytes, .. } => ExportedContents::Bytes(bytes),
                         Archive::Held { blob, .. } => ExportedContents::Blob(blob),
@@ -191,7 +193,7 @@ impl Export {
 
     /// The number of archives to be written.
     pub fn archives(&self) -> usize {
-        self.files.iter().filter(|(_, file)| matches!(file, File::Archive(..))).count()
+        self.files.iter().filter(|(_, file)| matches!(file, ExportedFile::Archive(..))).count()
     }
 }
 

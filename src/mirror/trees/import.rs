@@ -10,10 +10,10 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::super::{Mirror, RequestContext};
-use super::arriving::{StagedArchives, StagedTreeArchive};
-use super::beside::Beside;
-use super::packing::Packing;
-use super::{FileVerdict, ImportCounts, ImportStep, ImportedFile, Unsigned};
+use super::arriving::{StagedTreeArchive, WaitingArchives};
+use super::beside::SidecarFiles;
+use super::packing::PackageRepack;
+use super::{FileVerdict, ImportCounts, ImportStep, ImportedFile, UnsignedPolicy};
 use crate::address::{Package, PackageRef, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -23,7 +23,7 @@ use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, PathMeaning};
 use crate::store::StoreError;
 
 /// Maximum number of steps queued for the reader.
-const STEPS_WAITING: usize = 16;
+const IMPORT_STEP_QUEUE: usize = 16;
 
 impl Mirror {
     /// Imports a tree that arrives as a tar, with the files of one provider together. Their order within the provider
@@ -35,33 +35,33 @@ impl Mirror {
     pub fn import(
         self: &Arc<Self>,
         tar: impl Read + Send + 'static,
-        unsigned: Unsigned,
+        unsigned: UnsignedPolicy,
         call: &RequestContext,
     ) -> Result<Receiver<ImportStep>, Error> {
         let alone = Arc::clone(&self.importing).try_lock_owned();
         let busy = |_| Error::Busy { what: "the import".to_owned(), why: "another tree is being imported".to_owned() };
         let alone = alone.map_err(busy)?;
         self.store.check()?;
-        let (tell, told) = channel(STEPS_WAITING);
+        let (tell, told) = channel(IMPORT_STEP_QUEUE);
         let import = TreeImport {
             mirror: Arc::clone(self),
             runtime: Handle::current(),
             call: self.inner(call),
             unsigned,
-            tell,
-            beside: Beside::default(),
-            waiting: StagedArchives::default(),
-            packing: None,
+            steps: tell,
+            sidecars: SidecarFiles::default(),
+            waiting: WaitingArchives::default(),
+            repack: None,
             packed: HashSet::new(),
             proven: HashMap::new(),
             disputed: HashSet::new(),
-            touched: BTreeSet::new(),
+            affected_providers: BTreeSet::new(),
             vouched_for: BTreeSet::new(),
             counts: ImportCounts::default(),
         };
-        let last_step = import.tell.clone();
+        let last_step = import.steps.clone();
         self.tasks.spawn_blocking(move || {
-            let last = import.go(tar);
+            let last = import.run(tar);
             // Released before the last step is sent: a script that reads it may start its next import at once.
             drop(alone);
             // The receiver may be gone.
@@ -75,89 +75,89 @@ pub(super) struct TreeImport {
     pub(super) mirror: Arc<Mirror>,
     pub(super) runtime: Handle,
     pub(super) call: RequestContext,
-    pub(super) unsigned: Unsigned,
-    tell: Sender<ImportStep>,
-    pub(super) beside: Beside,
+    pub(super) unsigned: UnsignedPolicy,
+    steps: Sender<ImportStep>,
+    pub(super) sidecars: SidecarFiles,
     /// Staged archives whose proof may follow later in the tar.
-    pub(super) waiting: StagedArchives,
+    pub(super) waiting: WaitingArchives,
     /// The unpacked package that is being read.
-    pub(super) packing: Option<Packing>,
+    pub(super) repack: Option<PackageRepack>,
     /// Every package that lies unpacked in the tree.
     pub(super) packed: HashSet<Package>,
     /// The digests proven so far, by package.
     pub(super) proven: HashMap<Package, Digest>,
     /// Packages with several different files in the tree, none of them proven.
     pub(super) disputed: HashSet<Package>,
-    pub(super) touched: BTreeSet<ProviderAddress>,
+    pub(super) affected_providers: BTreeSet<ProviderAddress>,
     /// Versions with unproven archives that the operator vouches for.
     pub(super) vouched_for: BTreeSet<(ProviderAddress, Version)>,
     counts: ImportCounts,
 }
 
 /// Reasons to stop before the end of the tree.
-pub(super) enum Stop {
+pub(super) enum ImportAbort {
     /// The tar is truncated or invalid.
     Tar(io::Error),
     /// The store failed while this file was processed. The file is not to blame.
     Store { file: String, error: StoreError },
     /// The receiver was dropped.
-    Unheard,
+    ReceiverGone,
 }
 
-impl From<io::Error> for Stop {
+impl From<io::Error> for ImportAbort {
     fn from(error: io::Error) -> Self {
         Self::Tar(error)
     }
 }
 
-impl Stop {
+impl ImportAbort {
     /// Attributes a store failure to the file that was processed.
-    pub(super) fn over(file: &str) -> impl Fn(StoreError) -> Self {
+    pub(super) fn store_failed_at(file: &str) -> impl Fn(StoreError) -> Self {
         |error| Self::Store { file: file.to_owned(), error }
     }
 
-    fn told(self) -> ImportStep {
+    fn into_step(self) -> ImportStep {
         let error = match self {
             Self::Tar(error) => format!("the tree could not be read: {error}"),
             Self::Store { file, error } => {
                 tracing::error!(file, %error, to_do = error.to_do(), "an import ended, because the store failed");
                 format!("{file}: the store failed: {error}; {}", error.to_do())
             }
-            Self::Unheard => "nobody listens any more".to_owned(),
+            Self::ReceiverGone => "nobody listens any more".to_owned(),
         };
         ImportStep::Stopped { error }
     }
 }
 
 impl TreeImport {
-    fn go(mut self, tar: impl Read) -> ImportStep {
+    fn run(mut self, tar: impl Read) -> ImportStep {
         let read = ProviderTreeReader::new(tar).for_each_entry(|entry| self.entry(entry));
         let ended = match read {
             Ok(()) => self.end_of_folder(),
-            Err(Stop::Tar(broken)) => {
+            Err(ImportAbort::Tar(broken)) => {
                 // Complete archives are judged. An unpacked package may lack files, so it is dropped.
-                self.packing = None;
-                self.judge_what_waits().and(Err(Stop::Tar(broken)))
+                self.repack = None;
+                self.judge_waiting().and(Err(ImportAbort::Tar(broken)))
             }
             Err(stop) => Err(stop),
         };
         self.waiting.discard();
         // Packages reported as stored are settled even if the import failed.
-        let settled = self.settle();
+        let settled = self.sync_shared_documents();
         match (ended, settled) {
             (Ok(()), Ok(())) => ImportStep::Done(self.counts),
-            (Err(stop), _) => stop.told(),
+            (Err(stop), _) => stop.into_step(),
             (Ok(()), Err(error)) => ImportStep::Stopped { error: error.to_string() },
         }
     }
 
-    fn entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> Result<(), Stop> {
+    fn entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> Result<(), ImportAbort> {
         let (path, meaning, mut contents) = match entry {
             TarEntry::File { path, meaning, contents } => (path, meaning, contents),
             TarEntry::Refused { path, why } => {
                 return match enclosing_package(&path) {
                     // A package that lacks a refused file is refused as a whole.
-                    Some(package) => self.part_of(package, enclosing_package_folder(&path), |packing| {
+                    Some(package) => self.add_to_package(package, enclosing_package_folder(&path), |packing| {
                         packing.refuse(format!("a file of it stays out, {path:?}: {why}"));
                         Ok(())
                     }),
@@ -168,15 +168,18 @@ impl TreeImport {
         match meaning {
             PathMeaning::Foreign => Ok(()),
             PathMeaning::Misnamed(why) => self.refused(path, None, contents.size_bytes(), why),
-            PathMeaning::Unpacked(package, file) => self
-                .part_of(package, enclosing_package_folder(&path), |packing| packing.take(&path, &file, &mut contents)),
+            PathMeaning::Unpacked(package, file) => {
+                self.add_to_package(package, enclosing_package_folder(&path), |packing| {
+                    packing.add_file(&path, &file, &mut contents)
+                })
+            }
             PathMeaning::File(MirrorPath { provider, member: MirrorFileKind::Archive(version, platform) }) => {
-                self.at(&provider)?;
+                self.enter_provider(&provider)?;
                 self.archive(path, Package { provider, version, platform }, &mut contents)
             }
             PathMeaning::File(file) => {
-                self.at(&file.provider)?;
-                match self.beside.take(file, &mut contents)? {
+                self.enter_provider(&file.provider)?;
+                match self.sidecars.take(file, &mut contents)? {
                     Ok(()) => Ok(()),
                     Err(why) => self.refused(path, None, contents.size_bytes(), why),
                 }
@@ -185,23 +188,23 @@ impl TreeImport {
     }
 
     /// Switches to the folder of another provider.
-    fn at(&mut self, provider: &ProviderAddress) -> Result<(), Stop> {
-        if self.beside.of() == Some(provider) {
+    fn enter_provider(&mut self, provider: &ProviderAddress) -> Result<(), ImportAbort> {
+        if self.sidecars.provider() == Some(provider) {
             return Ok(());
         }
         self.end_of_folder()?;
-        self.beside.at(provider);
+        self.sidecars.switch_to(provider);
         Ok(())
     }
 
-    fn end_of_folder(&mut self) -> Result<(), Stop> {
-        self.end_packing()?;
-        self.judge_what_waits()
+    fn end_of_folder(&mut self) -> Result<(), ImportAbort> {
+        self.finish_package()?;
+        self.judge_waiting()
     }
 
     /// Judges all waiting archives: at the end of a folder, or if disk space is short.
-    pub(super) fn judge_what_waits(&mut self) -> Result<(), Stop> {
-        while let Some(arrived) = self.waiting.next() {
+    pub(super) fn judge_waiting(&mut self) -> Result<(), ImportAbort> {
+        while let Some(arrived) = self.waiting.pop_oldest() {
             self.judge(arrived)?;
         }
         Ok(())
@@ -212,54 +215,54 @@ impl TreeImport {
         path: String,
         package: Package,
         contents: &mut TarFileContents<'_, R>,
-    ) -> Result<(), Stop> {
-        let arrived = match self.arrive(&path, &package, contents)? {
+    ) -> Result<(), ImportAbort> {
+        let arrived = match self.stage_archive(&path, &package, contents)? {
             Ok(arrived) => arrived,
             Err(why) => return self.refused(path, Some(&package), contents.size_bytes(), why),
         };
-        if self.beside.speaks_for(&package) && !self.waiting.has(&package) {
+        if self.sidecars.can_prove(&package) && !self.waiting.has(&package) {
             return self.judge(arrived);
         }
-        self.wait(arrived)
+        self.enqueue(arrived)
     }
 
     /// Queues an archive whose proof may follow. If too many wait, the oldest is judged.
-    pub(super) fn wait(&mut self, arrived: StagedTreeArchive) -> Result<(), Stop> {
+    pub(super) fn enqueue(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
         self.waiting.push(arrived);
-        while let Some(arrived) = self.waiting.too_much() {
+        while let Some(arrived) = self.waiting.pop_excess() {
             self.judge(arrived)?;
         }
         Ok(())
     }
 
     /// Adds a file to the unpacked package at this place, and starts the package if it is new.
-    fn part_of(
+    fn add_to_package(
         &mut self,
         package: Package,
         place: &str,
-        part: impl FnOnce(&mut Packing) -> Result<(), Stop>,
-    ) -> Result<(), Stop> {
-        self.at(&package.provider)?;
-        if self.packing.as_ref().is_none_or(|packing| packing.place != place) {
-            self.end_packing()?;
-            let begun = Packing::begin(&self.mirror, package.clone(), place.to_owned());
-            let mut packing = begun.map_err(Stop::over(place))?;
+        part: impl FnOnce(&mut PackageRepack) -> Result<(), ImportAbort>,
+    ) -> Result<(), ImportAbort> {
+        self.enter_provider(&package.provider)?;
+        if self.repack.as_ref().is_none_or(|packing| packing.place != place) {
+            self.finish_package()?;
+            let begun = PackageRepack::begin(&self.mirror, package.clone(), place.to_owned());
+            let mut packing = begun.map_err(ImportAbort::store_failed_at(place))?;
             if !self.packed.insert(package.clone()) {
                 let why = "its files lie in two places of the tree, so neither is known to be all of it";
-                if let Some(before) = self.waiting.take_packed(&package) {
+                if let Some(before) = self.waiting.remove_repacked(&package) {
                     let file = before.file.clone();
                     before.discard();
                     self.refused(file, Some(&package), 0, why.to_owned())?;
                 }
                 packing.refuse(why.to_owned());
             }
-            self.packing = Some(packing);
+            self.repack = Some(packing);
         }
-        self.packing.as_mut().map_or(Ok(()), part)
+        self.repack.as_mut().map_or(Ok(()), part)
     }
 
     /// Completes and syncs the documents that several archives share.
-    fn settle(&self) -> Result<(), Error> {
+    fn sync_shared_documents(&self) -> Result<(), Error> {
         self.runtime.block_on(async {
             let call = self.mirror.step(self.call.now.after(self.call.began.elapsed()));
             for (provider, version) in &self.vouched_for {
@@ -269,8 +272,8 @@ impl TreeImport {
             for provider in providers {
                 self.mirror.list_imported(provider, &call).await?;
             }
-            for provider in &self.touched {
-                self.mirror.sync_what_leads_to(provider).await?;
+            for provider in &self.affected_providers {
+                self.mirror.sync_provider_documents(provider).await?;
                 self.mirror.changed(provider);
             }
             Ok(())
@@ -283,24 +286,24 @@ impl TreeImport {
         of: Option<&Package>,
         size_bytes: u64,
         why: String,
-    ) -> Result<(), Stop> {
-        self.tell(file, of, size_bytes, FileVerdict::Refused { why }, Vec::new())
+    ) -> Result<(), ImportAbort> {
+        self.report(file, of, size_bytes, FileVerdict::Refused { why }, Vec::new())
     }
 
-    pub(super) fn tell(
+    pub(super) fn report(
         &mut self,
         file: String,
         of: Option<&Package>,
         size_bytes: u64,
         judged: FileVerdict,
         notes: Vec<String>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ImportAbort> {
         if let FileVerdict::Refused { why } = &judged {
             tracing::warn!(file, why, "a file of a tree stays out");
         }
         self.counts.count(&judged);
         let package = of.map(PackageRef::from);
         let told = ImportStep::File(ImportedFile { file, package, size_bytes, judged, notes });
-        self.tell.blocking_send(told).map_err(|_| Stop::Unheard)
+        self.steps.blocking_send(told).map_err(|_| ImportAbort::ReceiverGone)
     }
 }

@@ -8,10 +8,10 @@ use serde_json::json;
 
 use super::super::documents::{DocumentSubject as ListAbout, KeptDocument};
 use super::super::freshness::Age;
-use super::super::library::Zip;
+use super::super::library::ZipOrigin;
 use super::super::proof_set::{KeptSet, ProofSet};
 use super::super::{AlarmKind, Mirror, RequestContext, unless_gone};
-use super::beside::{set_of, stand_in};
+use super::beside::{conventional_url, set_of};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -48,7 +48,7 @@ pub(super) fn unsigned_set(
         "signing_keys": { "gpg_public_keys": [] },
     });
     let proof = Proof { how: How::Imported, warnings: Vec::new() };
-    let url = stand_in(package, upstream);
+    let url = conventional_url(package, upstream);
     set_of(package, url, proof, now, [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)])
 }
 
@@ -94,7 +94,7 @@ impl Mirror {
 
     /// Prepares to replace an unsigned set by a verified one: raises an alarm if the bytes differ, or marks the stored
     /// archive as verified.
-    pub(in super::super) async fn takes_over(
+    pub(in super::super) async fn replace_imported_set(
         self: &Arc<Self>,
         package: &Package,
         set: &ProofSet,
@@ -109,7 +109,7 @@ impl Mirror {
         let before = imported.current.document.shasum;
         if before != digest {
             let of = package.clone();
-            if self.on_disk(move |mirror| mirror.is_packed_anew(&of, before)).await? {
+            if self.on_disk(move |mirror| mirror.is_repacked(&of, before)).await? {
                 tracing::info!(%package, "what was imported unpacked is served as upstream has it from now on");
                 return Ok(());
             }
@@ -136,8 +136,8 @@ impl Mirror {
     }
 
     /// True if larder packed the archive from an unpacked import. No published archive has its digest.
-    pub(in super::super) fn is_packed_anew(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name(package)?.get(&digest).is_some_and(|held| held.zip == Zip::PackedAnew))
+    pub(in super::super) fn is_repacked(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.catalog.name(package)?.get(&digest).is_some_and(|held| held.zip == ZipOrigin::PackedAnew))
     }
 
     /// Gives every unsigned set of a version the sums of all its platforms.
@@ -216,7 +216,7 @@ impl Mirror {
     }
 
     /// Syncs the discovery document and the version list of a provider.
-    pub(super) async fn sync_what_leads_to(self: &Arc<Self>, provider: &ProviderAddress) -> Result<(), Error> {
+    pub(super) async fn sync_provider_documents(self: &Arc<Self>, provider: &ProviderAddress) -> Result<(), Error> {
         let keys = [Key::Discovery(provider.host.clone()), Key::ProviderVersions(provider.clone())];
         self.on_disk(move |mirror| keys.iter().try_for_each(|key| mirror.store.records.sync(key).map(drop))).await
     }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use super::super::check::DamageFinding;
 use super::super::library::Reservation;
-use super::super::library::{HeldArchive, PackageHashesKnown, Zip};
+use super::super::library::{PackageHashState, StoredArchive, ZipOrigin};
 use super::super::opened::unless_damaged;
 use super::super::proof_set::{KeptSet, ProofSet};
 use super::super::{Link, unless_gone};
 use super::arriving::{ArchiveOrigin, StagedTreeArchive};
-use super::import::{Stop, TreeImport};
+use super::import::{ImportAbort, TreeImport};
 use super::imported::{sums_of, unsigned_set};
 use super::proof::ArchiveEvidence;
-use super::{FileVerdict, ProvenBy, Unsigned};
+use super::{FileVerdict, ProvenBy, UnsignedPolicy};
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -22,9 +22,9 @@ use crate::store::StoreError;
 use crate::verify::{How, PackageLimits, Verified, package_hashes};
 
 /// The recorded origin of an archive that no upstream sent.
-const ORIGIN: &str = "an import";
+const IMPORT_ORIGIN: &str = "an import";
 /// The note on a stored archive that was damaged.
-const HEALED: &str = "the one that was held was damaged: it was set aside, and this one is in its place";
+const REPLACED_DAMAGED_NOTE: &str = "the one that was held was damaged: it was set aside, and this one is in its place";
 
 enum ArchiveVerdict {
     /// Stored: a proof set names it.
@@ -32,16 +32,16 @@ enum ArchiveVerdict {
         by: ProvenBy,
         kept: Arc<KeptSet>,
         set: Arc<ProofSet>,
-        hashes: PackageHashesKnown,
+        hashes: PackageHashState,
     },
     /// Stored: the operator vouches for it.
-    OnTheirWord(PackageHashesKnown),
-    Held,
+    VouchedFor(PackageHashState),
+    AlreadyStored,
     Refused(String),
 }
 
 /// The state of the stored archive with a given digest.
-enum Holds {
+enum StoredState {
     Nothing,
     Whole,
     Damaged,
@@ -49,12 +49,12 @@ enum Holds {
 
 impl TreeImport {
     /// Judges a staged archive, then commits or discards it.
-    pub(super) fn judge(&mut self, arrived: StagedTreeArchive) -> Result<(), Stop> {
+    pub(super) fn judge(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
         let (file, package, size_bytes) = (arrived.file.clone(), arrived.package.clone(), arrived.staged.written());
         let now = self.call.now.after(self.call.began.elapsed());
         let mut notes = Vec::new();
         let judged = match self.verdict(&arrived, now, &mut notes) {
-            Ok(verdict) => self.carry_out(verdict, arrived, now, &mut notes),
+            Ok(verdict) => self.apply_verdict(verdict, arrived, now, &mut notes),
             Err(error) => {
                 arrived.discard();
                 Err(error)
@@ -62,10 +62,10 @@ impl TreeImport {
         };
         let judged = match judged {
             Ok(judged) => judged,
-            Err(Error::Store(error)) => return Err(Stop::over(&file)(error)),
+            Err(Error::Store(error)) => return Err(ImportAbort::store_failed_at(&file)(error)),
             Err(error) => FileVerdict::Refused { why: error.to_string() },
         };
-        self.tell(file, Some(&package), size_bytes, judged, notes)
+        self.report(file, Some(&package), size_bytes, judged, notes)
     }
 
     fn verdict(
@@ -75,33 +75,33 @@ impl TreeImport {
         notes: &mut Vec<String>,
     ) -> Result<ArchiveVerdict, Error> {
         let StagedTreeArchive { package, digest, .. } = arrived;
-        self.touched.insert(package.provider.clone());
+        self.affected_providers.insert(package.provider.clone());
         let call = self.mirror.step(now);
-        let why = match &arrived.made {
-            ArchiveOrigin::Before => {
+        let why = match &arrived.origin {
+            ArchiveOrigin::FromTree => {
                 if self.proven.get(package).is_some_and(|proven| proven != digest) {
                     let why = "another file of the tree is the same package, with other bytes, and is proven";
                     return Ok(ArchiveVerdict::Refused(why.to_owned()));
                 }
-                let said = self.mirror.said_for(package, *digest, &self.beside, self.unsigned, &call);
+                let said = self.mirror.find_evidence(package, *digest, &self.sidecars, self.unsigned, &call);
                 match self.runtime.block_on(said)? {
                     ArchiveEvidence::Against(why) => return Ok(ArchiveVerdict::Refused(why)),
                     ArchiveEvidence::Proven { by, kept, set, notes: said } => {
                         notes.extend(said);
                         return self.proven(arrived, by, kept, set, notes);
                     }
-                    ArchiveEvidence::Held => return Ok(ArchiveVerdict::Held),
-                    ArchiveEvidence::Nothing(why) => why,
+                    ArchiveEvidence::AlreadyStored => return Ok(ArchiveVerdict::AlreadyStored),
+                    ArchiveEvidence::NoProof(why) => why,
                 }
             }
-            ArchiveOrigin::Anew { h1 } => {
-                match self.runtime.block_on(self.mirror.said_for_unpacked(package, h1, &call))? {
+            ArchiveOrigin::Repacked { h1 } => {
+                match self.runtime.block_on(self.mirror.find_unpacked_evidence(package, h1, &call))? {
                     ArchiveEvidence::Against(why) => return Ok(ArchiveVerdict::Refused(why)),
-                    ArchiveEvidence::Held | ArchiveEvidence::Proven { .. } => {
+                    ArchiveEvidence::AlreadyStored | ArchiveEvidence::Proven { .. } => {
                         notes.push("its files are those of the archive that is held".to_owned());
-                        return Ok(ArchiveVerdict::Held);
+                        return Ok(ArchiveVerdict::AlreadyStored);
                     }
-                    ArchiveEvidence::Nothing(why) => why,
+                    ArchiveEvidence::NoProof(why) => why,
                 }
             }
         };
@@ -116,22 +116,22 @@ impl TreeImport {
         set: Arc<ProofSet>,
         notes: &mut Vec<String>,
     ) -> Result<ArchiveVerdict, Error> {
-        match self.holds(arrived)? {
-            Holds::Whole => return Ok(ArchiveVerdict::Held),
-            Holds::Damaged => notes.push(HEALED.to_owned()),
-            Holds::Nothing => {}
+        match self.stored_state(arrived)? {
+            StoredState::Whole => return Ok(ArchiveVerdict::AlreadyStored),
+            StoredState::Damaged => notes.push(REPLACED_DAMAGED_NOTE.to_owned()),
+            StoredState::Nothing => {}
         }
         let hashes = hashes_of(arrived)?;
-        notes.extend(self.contradicted(arrived, &hashes).map(|why| format!("{why}; it is proven all the same")));
+        notes.extend(self.index_contradiction(arrived, &hashes).map(|why| format!("{why}; it is proven all the same")));
         Ok(ArchiveVerdict::Proven { by, kept, set, hashes })
     }
 
     fn unproven(&mut self, arrived: &StagedTreeArchive, why: &str) -> Result<ArchiveVerdict, Error> {
-        if self.unsigned == Unsigned::Refused {
+        if self.unsigned == UnsignedPolicy::Refused {
             return Ok(ArchiveVerdict::Refused(format!("nothing proves it: {why}; --unsigned takes it on your word")));
         }
         // Readers of a tree disagree on which of the two files counts.
-        if self.waiting.has_another(arrived) {
+        if self.waiting.has_conflicting(arrived) {
             self.disputed.insert(arrived.package.clone());
         }
         if self.disputed.contains(&arrived.package) {
@@ -139,31 +139,31 @@ impl TreeImport {
             return Ok(ArchiveVerdict::Refused(why.to_owned()));
         }
         let hashes = hashes_of(arrived)?;
-        if let Some(why) = self.contradicted(arrived, &hashes) {
+        if let Some(why) = self.index_contradiction(arrived, &hashes) {
             return Ok(ArchiveVerdict::Refused(why));
         }
         Ok(match hashes {
-            PackageHashesKnown::Impossible { why } => {
+            PackageHashState::Impossible { why } => {
                 ArchiveVerdict::Refused(format!("no client could install it: {why}"))
             }
-            hashes => ArchiveVerdict::OnTheirWord(hashes),
+            hashes => ArchiveVerdict::VouchedFor(hashes),
         })
     }
 
     /// The reason that `VERSION.json` beside the archive contradicts it, if it does.
-    fn contradicted(&self, arrived: &StagedTreeArchive, hashes: &PackageHashesKnown) -> Option<String> {
+    fn index_contradiction(&self, arrived: &StagedTreeArchive, hashes: &PackageHashState) -> Option<String> {
         let Package { version, platform, .. } = &arrived.package;
         let name = format!("{version}.json");
-        let index = match self.beside.version_index(version)? {
+        let index = match self.sidecars.version_index(version)? {
             Ok(index) => index,
             Err(why) => return Some(format!("{name} beside it cannot be read: {why}")),
         };
-        let takes = match (&arrived.made, hashes) {
-            (ArchiveOrigin::Anew { h1 }, _) => index.accepts_h1(platform, h1),
-            (ArchiveOrigin::Before, PackageHashesKnown::Known { zip, .. }) => {
+        let takes = match (&arrived.origin, hashes) {
+            (ArchiveOrigin::Repacked { h1 }, _) => index.accepts_h1(platform, h1),
+            (ArchiveOrigin::FromTree, PackageHashState::Known { zip, .. }) => {
                 index.accepts(platform, &ArchiveHashes { digest: arrived.digest, h1: Some(zip.clone()) })
             }
-            (ArchiveOrigin::Before, PackageHashesKnown::NotYet | PackageHashesKnown::Impossible { .. }) => {
+            (ArchiveOrigin::FromTree, PackageHashState::NotYet | PackageHashState::Impossible { .. }) => {
                 index.accepts(platform, &ArchiveHashes { digest: arrived.digest, h1: None })
             }
         };
@@ -171,7 +171,7 @@ impl TreeImport {
             .then(|| format!("{name} beside it lists other hashes: one of the two was changed since they were made"))
     }
 
-    fn carry_out(
+    fn apply_verdict(
         &mut self,
         verdict: ArchiveVerdict,
         arrived: StagedTreeArchive,
@@ -184,13 +184,13 @@ impl TreeImport {
                 arrived.discard();
                 Ok(FileVerdict::Refused { why })
             }
-            ArchiveVerdict::Held => {
-                self.mend(&arrived)?;
+            ArchiveVerdict::AlreadyStored => {
+                self.correct_record(&arrived)?;
                 arrived.discard();
                 Ok(FileVerdict::Held)
             }
             ArchiveVerdict::Proven { by, kept, set, hashes } => {
-                let room = match self.take_room(arrived.staged.written()) {
+                let room = match self.reserve_space(arrived.staged.written()) {
                     Ok(room) => room,
                     Err(error) => {
                         arrived.discard();
@@ -199,31 +199,31 @@ impl TreeImport {
                 };
                 tracing::info!(%package, ?by, "an archive of a tree is proven, and held from now on");
                 self.proven.insert(package, arrived.digest);
-                self.keep(&kept, &set, arrived, hashes, room, now)?;
+                self.commit_archive(&kept, &set, arrived, hashes, room, now)?;
                 Ok(FileVerdict::Proven { by })
             }
-            ArchiveVerdict::OnTheirWord(hashes) => self.on_their_word(arrived, hashes, now, notes),
+            ArchiveVerdict::VouchedFor(hashes) => self.store_vouched(arrived, hashes, now, notes),
         }
     }
 
     /// Corrects the packer and origin recorded for an imported archive. An older larder wrote the record twice, and may
     /// have been killed in between.
-    fn mend(&self, arrived: &StagedTreeArchive) -> Result<(), Error> {
-        let zip = arrived.made.zip();
+    fn correct_record(&self, arrived: &StagedTreeArchive) -> Result<(), Error> {
+        let zip = arrived.origin.zip();
         self.mirror.catalog.change_name(&arrived.package, |name| {
             let held = name.archives.iter_mut().find(|held| held.digest == arrived.digest);
-            if let Some(held) = held.filter(|held| held.proof.how == How::Imported && zip == Zip::PackedAnew) {
-                (held.zip, held.origin) = (zip, ORIGIN.to_owned());
+            if let Some(held) = held.filter(|held| held.proof.how == How::Imported && zip == ZipOrigin::PackedAnew) {
+                (held.zip, held.origin) = (zip, IMPORT_ORIGIN.to_owned());
             }
         })?;
         Ok(())
     }
 
     /// Stores an archive without proof, because the operator vouches for it.
-    fn on_their_word(
+    fn store_vouched(
         &mut self,
         arrived: StagedTreeArchive,
-        hashes: PackageHashesKnown,
+        hashes: PackageHashState,
         now: Timestamp,
         notes: &mut Vec<String>,
     ) -> Result<FileVerdict, Error> {
@@ -238,17 +238,17 @@ impl TreeImport {
             return Ok(FileVerdict::Refused { why });
         }
         if before == Some(digest) {
-            match self.holds(&arrived)? {
-                Holds::Whole => {
+            match self.stored_state(&arrived)? {
+                StoredState::Whole => {
                     arrived.discard();
                     self.vouched_for.insert(version);
                     return Ok(FileVerdict::Held);
                 }
-                Holds::Damaged => notes.push(HEALED.to_owned()),
-                Holds::Nothing => {}
+                StoredState::Damaged => notes.push(REPLACED_DAMAGED_NOTE.to_owned()),
+                StoredState::Nothing => {}
             }
         }
-        let room = match self.take_room(arrived.staged.written()) {
+        let room = match self.reserve_space(arrived.staged.written()) {
             Ok(room) => room,
             Err(error) => {
                 arrived.discard();
@@ -268,14 +268,14 @@ impl TreeImport {
         }
         tracing::warn!(%package, %digest, "imported without signatures: the operator vouches for it");
         let is_unsigned = set.proof().how == How::Imported;
-        let judged = match &arrived.made {
+        let judged = match &arrived.origin {
             _ if !is_unsigned => FileVerdict::Proven { by: ProvenBy::HeldSet },
-            ArchiveOrigin::Before => FileVerdict::Unsigned,
-            ArchiveOrigin::Anew { .. } => FileVerdict::PackedAnew,
+            ArchiveOrigin::FromTree => FileVerdict::Unsigned,
+            ArchiveOrigin::Repacked { .. } => FileVerdict::PackedAnew,
         };
         // Only the existence of the version is recorded. Its digest is only the operator's word.
-        self.mirror.histories.note_listed(&package.provider, std::slice::from_ref(&package.version), now)?;
-        self.keep(&kept, &set, arrived, hashes, room, now)?;
+        self.mirror.histories.record_listed(&package.provider, std::slice::from_ref(&package.version), now)?;
+        self.commit_archive(&kept, &set, arrived, hashes, room, now)?;
         if is_unsigned {
             self.vouched_for.insert(version);
         }
@@ -284,14 +284,14 @@ impl TreeImport {
 
     /// The state of the stored archive, re-read from disk: an operator may import an archive because the stored one is
     /// damaged. A damaged one is quarantined.
-    fn holds(&self, arrived: &StagedTreeArchive) -> Result<Holds, Error> {
+    fn stored_state(&self, arrived: &StagedTreeArchive) -> Result<StoredState, Error> {
         let (mirror, digest) = (&self.mirror, &arrived.digest);
         if mirror.catalog.name(&arrived.package)?.get(digest).is_none() {
-            return Ok(Holds::Nothing);
+            return Ok(StoredState::Nothing);
         }
-        let Some(blob) = unless_gone(mirror.store.blobs.get(digest))? else { return Ok(Holds::Nothing) };
+        let Some(blob) = unless_gone(mirror.store.blobs.get(digest))? else { return Ok(StoredState::Nothing) };
         if unless_damaged(blob.fast_hash())? == Some(arrived.fast) {
-            return Ok(Holds::Whole);
+            return Ok(StoredState::Whole);
         }
         let _lock = mirror.catalog.digest_lock(digest).lock();
         if mirror.store.blobs.set_aside_unless_replaced(digest, &blob)? {
@@ -299,11 +299,11 @@ impl TreeImport {
             mirror.store.index.archive_gone(digest);
             mirror.counters.damaged(DamageFinding::Damaged);
         }
-        Ok(Holds::Damaged)
+        Ok(StoredState::Damaged)
     }
 
     /// Reserves disk space for an archive. Others are evicted for it, unless larder is offline.
-    fn take_room(&self, bytes: u64) -> Result<Reservation, Error> {
+    fn reserve_space(&self, bytes: u64) -> Result<Reservation, Error> {
         let mirror = &self.mirror;
         if mirror.link() == Link::Offline {
             let (limit, stays) = (mirror.store_bytes_now(), mirror.store.index.totals().bytes());
@@ -316,26 +316,26 @@ impl TreeImport {
         Ok(room)
     }
 
-    fn keep(
+    fn commit_archive(
         &self,
         kept: &KeptSet,
         set: &ProofSet,
         arrived: StagedTreeArchive,
-        hashes: PackageHashesKnown,
+        hashes: PackageHashState,
         room: Reservation,
         now: Timestamp,
     ) -> Result<(), Error> {
-        let StagedTreeArchive { package, staged, digest, fast, made, .. } = arrived;
+        let StagedTreeArchive { package, staged, digest, fast, origin: made, .. } = arrived;
         let size_bytes = staged.written();
         let verified = Verified::by_digest(staged, digest, set.document.shasum).map_err(|verdict| {
             Error::Unverified { asked: format!("the archive of {package}"), verdict: verdict.to_string() }
         })?;
         // Written once. A kill between two writes would leave a `zh:` that was never published.
-        let held = HeldArchive {
+        let held = StoredArchive {
             hashes,
             zip: made.zip(),
-            origin: ORIGIN.to_owned(),
-            ..HeldArchive::of_set(set, fast, size_bytes, now)
+            origin: IMPORT_ORIGIN.to_owned(),
+            ..StoredArchive::of_set(set, fast, size_bytes, now)
         };
         self.mirror.commit(&package, kept, held, verified)?;
         drop(room);
@@ -345,12 +345,12 @@ impl TreeImport {
 }
 
 /// Both `h1:` hashes of an archive, if it has any.
-fn hashes_of(arrived: &StagedTreeArchive) -> Result<PackageHashesKnown, StoreError> {
-    if let ArchiveOrigin::Anew { h1 } = &arrived.made {
-        return Ok(PackageHashesKnown::Known { zip: h1.clone(), directory: h1.clone() });
+fn hashes_of(arrived: &StagedTreeArchive) -> Result<PackageHashState, StoreError> {
+    if let ArchiveOrigin::Repacked { h1 } = &arrived.origin {
+        return Ok(PackageHashState::Known { zip: h1.clone(), directory: h1.clone() });
     }
     Ok(match package_hashes(arrived.staged.file()?, PackageLimits::default()) {
-        Ok(hashes) => PackageHashesKnown::Known { zip: hashes.zip, directory: hashes.directory },
-        Err(bad) => PackageHashesKnown::Impossible { why: bad.to_string() },
+        Ok(hashes) => PackageHashState::Known { zip: hashes.zip, directory: hashes.directory },
+        Err(bad) => PackageHashState::Impossible { why: bad.to_string() },
     })
 }

@@ -20,11 +20,11 @@ pub(super) use self::imported::imported_differs;
 
 /// The treatment of archives without proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unsigned {
+pub enum UnsignedPolicy {
     /// They are refused.
     Refused,
     /// The operator vouches for them.
-    Taken,
+    Allowed,
 }
 
 /// A progress report of an import.

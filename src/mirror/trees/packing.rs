@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use super::super::Mirror;
-use super::arriving::{ArchiveOrigin, arrived};
-use super::import::{Stop, TreeImport};
+use super::arriving::{ArchiveOrigin, staged_archive};
+use super::import::{ImportAbort, TreeImport};
 use crate::address::Package;
 use crate::filesystem_mirror::Mode;
 use crate::filesystem_mirror::carried::TarFileContents;
@@ -14,10 +14,10 @@ use crate::store::{Scratch, Staged, StoreError};
 use crate::verify::{PackageLimits, package_hashes};
 
 /// Maximum zip overhead per file: its name twice, and two headers.
-const BESIDE_A_FILE: u64 = 2 * (4096 + 128);
+const ZIP_OVERHEAD_PER_FILE: u64 = 2 * (4096 + 128);
 
 /// An unpacked package that is being read.
-pub(super) struct Packing {
+pub(super) struct PackageRepack {
     package: Package,
     /// The package's folder, as spelled in the tree.
     pub(super) place: String,
@@ -26,7 +26,7 @@ pub(super) struct Packing {
     scratch: Scratch,
 }
 
-impl Packing {
+impl PackageRepack {
     /// Starts a package.
     ///
     /// # Errors
@@ -45,12 +45,12 @@ impl Packing {
     ///
     /// # Errors
     /// The tar broke off, or the disk failed.
-    pub(super) fn take<R: Read>(
+    pub(super) fn add_file<R: Read>(
         &mut self,
         path: &str,
         file: &str,
         contents: &mut TarFileContents<'_, R>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ImportAbort> {
         if self.flaw.is_some() {
             return Ok(());
         }
@@ -62,8 +62,8 @@ impl Packing {
         };
         match taken {
             Ok(_) => Ok(()),
-            Err(TreeError::Unreadable(why)) => Err(Stop::Tar(io::Error::new(io::ErrorKind::UnexpectedEof, why))),
-            Err(TreeError::Spool(error)) => Err(Stop::over(path)(self.spool_failed(&error))),
+            Err(TreeError::Unreadable(why)) => Err(ImportAbort::Tar(io::Error::new(io::ErrorKind::UnexpectedEof, why))),
+            Err(TreeError::Spool(error)) => Err(ImportAbort::store_failed_at(path)(self.spool_failed(&error))),
             Err(bad @ (TreeError::Refused { .. } | TreeError::TooLarge(_))) => {
                 self.refuse(bad.to_string());
                 Ok(())
@@ -97,25 +97,25 @@ impl Packing {
     }
 
     /// Maximum size of its zip.
-    fn most_bytes(&self) -> u64 {
+    fn max_zip_bytes(&self) -> u64 {
         let files = self.tree.entries().count() as u64;
         // Deflate adds at most five bytes to each 16 KiB that it cannot compress.
-        self.tree.bytes() + self.tree.bytes() / 1024 + (files + 1) * BESIDE_A_FILE
+        self.tree.bytes() + self.tree.bytes() / 1024 + (files + 1) * ZIP_OVERHEAD_PER_FILE
     }
 
-    fn zip_into(&self, staged: &mut Staged) -> Result<(), PackingError> {
+    fn zip_into(&self, staged: &mut Staged) -> Result<(), RepackError> {
         let mut stage = RepackStage { staged, failed: None };
         let zipped = pack_zip(&self.tree, &mut stage);
         match (zipped, stage.failed) {
             (Ok(()), None) => Ok(()),
-            (_, Some(error)) => Err(PackingError::Store(error)),
-            (Err(TreeError::Spool(error)), None) => Err(PackingError::Store(self.spool_failed(&error))),
-            (Err(bad), None) => Err(PackingError::Refused(bad.to_string())),
+            (_, Some(error)) => Err(RepackError::Store(error)),
+            (Err(TreeError::Spool(error)), None) => Err(RepackError::Store(self.spool_failed(&error))),
+            (Err(bad), None) => Err(RepackError::Refused(bad.to_string())),
         }
     }
 }
 
-enum PackingError {
+enum RepackError {
     Store(StoreError),
     Refused(String),
 }
@@ -143,28 +143,30 @@ impl Write for RepackStage<'_> {
 
 impl TreeImport {
     /// Zips the unpacked package that is complete now, and queues it for its verdict.
-    pub(super) fn end_packing(&mut self) -> Result<(), Stop> {
-        let Some(packing) = self.packing.take() else { return Ok(()) };
+    pub(super) fn finish_package(&mut self) -> Result<(), ImportAbort> {
+        let Some(packing) = self.repack.take() else { return Ok(()) };
         let (package, place) = (packing.package.clone(), packing.place.clone());
         let bytes = packing.tree.bytes();
         let known = self.call.upstream(&package.provider.host).map(drop);
         if let Some(why) = known.err().map(|error| error.to_string()).or_else(|| packing.flaw()) {
             return self.refused(place, Some(&package), bytes, why);
         }
-        let mut staged = self.stage(&place, packing.most_bytes())?;
+        let mut staged = self.stage(&place, packing.max_zip_bytes())?;
         let hashed = packing.zip_into(&mut staged).and_then(|()| {
-            let zip = io::BufReader::new(staged.file().map_err(PackingError::Store)?);
-            package_hashes(zip, PackageLimits::default()).map_err(|bad| PackingError::Refused(bad.to_string()))
+            let zip = io::BufReader::new(staged.file().map_err(RepackError::Store)?);
+            package_hashes(zip, PackageLimits::default()).map_err(|bad| RepackError::Refused(bad.to_string()))
         });
         match hashed {
-            Ok(hashes) => self.wait(arrived(&place, &package, staged, ArchiveOrigin::Anew { h1: hashes.directory })),
-            Err(PackingError::Refused(why)) => {
-                arrived(&place, &package, staged, ArchiveOrigin::Before).discard();
+            Ok(hashes) => {
+                self.enqueue(staged_archive(&place, &package, staged, ArchiveOrigin::Repacked { h1: hashes.directory }))
+            }
+            Err(RepackError::Refused(why)) => {
+                staged_archive(&place, &package, staged, ArchiveOrigin::FromTree).discard();
                 self.refused(place, Some(&package), bytes, why)
             }
-            Err(PackingError::Store(error)) => {
-                arrived(&place, &package, staged, ArchiveOrigin::Before).discard();
-                Err(Stop::over(&place)(error))
+            Err(RepackError::Store(error)) => {
+                staged_archive(&place, &package, staged, ArchiveOrigin::FromTree).discard();
+                Err(ImportAbort::store_failed_at(&place)(error))
             }
         }
     }

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::library::{Readable, Signer};
+use super::super::library::{Recoverable, Signer};
 use super::super::proof_set::{HeldSet, KeptSet, ProofSet};
 use super::super::proving::Admitted;
 use super::super::{Link, Mirror, RequestContext};
-use super::beside::{Beside, Witness};
-use super::{ProvenBy, Unsigned};
+use super::beside::{SidecarFiles, SidecarProof};
+use super::{ProvenBy, UnsignedPolicy};
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -21,22 +21,22 @@ use crate::upstream::breaker::Origin;
 use crate::verify::How;
 
 /// The requests for one proof set: document, sums and signature.
-const REQUESTS: u32 = 3;
+const REQUESTS_PER_SET: u32 = 3;
 /// Interval between two checks of an upstream's rate limit.
-const BUDGET_AGAIN: Duration = Duration::from_millis(500);
+const RATE_LIMIT_POLL: Duration = Duration::from_millis(500);
 /// Maximum wait for an upstream's rate limit.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const MAX_RATE_LIMIT_WAIT: Duration = Duration::from_secs(30);
 
 /// The note on a key that only the tree vouches for.
-const NEW_KEY: &str = "signed by a key that came with the tree and was never seen for this provider";
+const UNKNOWN_KEY_NOTE: &str = "signed by a key that came with the tree and was never seen for this provider";
 
 pub(super) enum ArchiveEvidence {
     /// The archive is stored already.
-    Held,
+    AlreadyStored,
     /// A proof set names it.
     Proven { by: ProvenBy, kept: Arc<KeptSet>, set: Arc<ProofSet>, notes: Vec<String> },
     /// No proof exists, for this reason.
-    Nothing(String),
+    NoProof(String),
     /// A proof set names other bytes, or the proof is invalid or could not be fetched.
     Against(String),
 }
@@ -46,25 +46,25 @@ impl Mirror {
     ///
     /// # Errors
     /// The store failed.
-    pub(super) async fn said_for(
+    pub(super) async fn find_evidence(
         self: &Arc<Self>,
         package: &Package,
         digest: Digest,
-        beside: &Beside,
-        unsigned: Unsigned,
+        beside: &SidecarFiles,
+        unsigned: UnsignedPolicy,
         call: &RequestContext,
     ) -> Result<ArchiveEvidence, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let held = self.held_set(package, call).await?.filter(|held| is_proven(&held.kept.current));
-        if let Some(proven) = held.as_ref().and_then(|held| of_kept(held, digest, ProvenBy::HeldSet)) {
+        if let Some(proven) = held.as_ref().and_then(|held| evidence_of_set(held, digest, ProvenBy::HeldSet)) {
             return Ok(proven);
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
         if self.link() == Link::Online {
-            match self.set_of_upstream(package, call).await {
+            match self.fetch_upstream_set(package, call).await {
                 Ok(Some(held)) => {
-                    return Ok(of_kept(&held, digest, ProvenBy::Upstream)
-                        .unwrap_or_else(|| against(digest, &held, "upstream's")));
+                    return Ok(evidence_of_set(&held, digest, ProvenBy::Upstream)
+                        .unwrap_or_else(|| contradicting_set(digest, &held, "upstream's")));
                 }
                 Ok(None) => nothing = format!("{} does not know it", package.provider.host),
                 Err(Error::Store(error)) => return Err(error.into()),
@@ -72,23 +72,25 @@ impl Mirror {
                     return Ok(ArchiveEvidence::Against(error.to_string()));
                 }
                 Err(error) => {
-                    return Ok(match self.by_the_tree(package, digest, beside, &upstream, unsigned, call).await? {
-                        ArchiveEvidence::Nothing(_) => ArchiveEvidence::Against(not_asked(&error)),
-                        said => said,
-                    });
+                    return Ok(
+                        match self.evidence_in_tree(package, digest, beside, &upstream, unsigned, call).await? {
+                            ArchiveEvidence::NoProof(_) => ArchiveEvidence::Against(upstream_unavailable(&error)),
+                            said => said,
+                        },
+                    );
                 }
             }
         } else if let Some(held) = held {
-            return Ok(against(digest, &held, "the held"));
+            return Ok(contradicting_set(digest, &held, "the held"));
         }
-        Ok(match self.by_the_tree(package, digest, beside, &upstream, unsigned, call).await? {
-            ArchiveEvidence::Nothing(besides) => ArchiveEvidence::Nothing(format!("{nothing}, and {besides}")),
+        Ok(match self.evidence_in_tree(package, digest, beside, &upstream, unsigned, call).await? {
+            ArchiveEvidence::NoProof(besides) => ArchiveEvidence::NoProof(format!("{nothing}, and {besides}")),
             said => said,
         })
     }
 
     /// Fetches the proof set from upstream. `None` if upstream has no such package.
-    pub(super) async fn set_of_upstream(
+    pub(super) async fn fetch_upstream_set(
         self: &Arc<Self>,
         package: &Package,
         call: &RequestContext,
@@ -98,14 +100,14 @@ impl Mirror {
         let mut waited = Duration::ZERO;
         let now = loop {
             let now = call.now.after(call.began.elapsed());
-            match self.may_fetch(&what, host, &origins, REQUESTS, call) {
+            match self.may_fetch(&what, host, &origins, REQUESTS_PER_SET, call) {
                 Ok(()) => break now,
-                Err(Error::Spared(_)) if waited < LONGEST_WAIT => {}
+                Err(Error::Spared(_)) if waited < MAX_RATE_LIMIT_WAIT => {}
                 // An operator waits for the verdict. A backoff of upstream may last minutes, so it is an error.
                 Err(error) => return Err(error),
             }
-            tokio::time::sleep(BUDGET_AGAIN).await;
-            waited += BUDGET_AGAIN;
+            tokio::time::sleep(RATE_LIMIT_POLL).await;
+            waited += RATE_LIMIT_POLL;
         };
         let call = self.step(now);
         match self.proof_set(package, &call).await {
@@ -116,39 +118,39 @@ impl Mirror {
     }
 
     /// The evidence of the files in the tree and of the first-seen record.
-    async fn by_the_tree(
+    async fn evidence_in_tree(
         self: &Arc<Self>,
         package: &Package,
         digest: Digest,
-        beside: &Beside,
+        beside: &SidecarFiles,
         upstream: &Upstream,
-        unsigned: Unsigned,
+        unsigned: UnsignedPolicy,
         call: &RequestContext,
     ) -> Result<ArchiveEvidence, Error> {
         let name = MirrorPath::archive(package).file_name();
-        let set = match beside.witness(package, upstream, call.now) {
-            Witness::Proven(set) => set,
-            Witness::Bad(why) => {
+        let set = match beside.find_proof(package, upstream, call.now) {
+            SidecarProof::Proven(set) => set,
+            SidecarProof::Bad(why) => {
                 return Ok(ArchiveEvidence::Against(format!("what lies beside it does not prove: {why}")));
             }
-            Witness::None => {
+            SidecarProof::None => {
                 let of = package.clone();
                 let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&of)).await?;
                 match &proven {
-                    Readable::Lost(_) => return Ok(ArchiveEvidence::Against(record_lost(package))),
-                    Readable::Whole(proven) if !proven.is_empty() && !proven.contains(&digest) => {
+                    Recoverable::Lost(_) => return Ok(ArchiveEvidence::Against(record_lost(package))),
+                    Recoverable::Whole(proven) if !proven.is_empty() && !proven.contains(&digest) => {
                         return Ok(ArchiveEvidence::Against(format!(
                             "its SHA-256 is {digest}, and proven sums of this version gave it {}",
                             proven[0]
                         )));
                     }
-                    Readable::Whole(_) | Readable::Absent => {}
+                    Recoverable::Whole(_) | Recoverable::Absent => {}
                 }
                 return Ok(match beside.listed(package, &name) {
                     Some(listed) if listed != digest => ArchiveEvidence::Against(format!(
                         "its SHA-256 is {digest}, and the SHA256SUMS beside it says {listed}"
                     )),
-                    _ => ArchiveEvidence::Nothing("no signed proof set lies beside it".to_owned()),
+                    _ => ArchiveEvidence::NoProof("no signed proof set lies beside it".to_owned()),
                 });
             }
         };
@@ -163,16 +165,16 @@ impl Mirror {
         // The author of the tree may have made the key too. A key counts only if it is in the provider's log, or if the
         // operator vouches for it.
         let Some(key) = key else {
-            return Ok(ArchiveEvidence::Nothing("nobody signed what lies beside it".to_owned()));
+            return Ok(ArchiveEvidence::NoProof("nobody signed what lies beside it".to_owned()));
         };
         let of = package.provider.clone();
         let known = self.on_disk(move |mirror| mirror.histories.keys_of(&of)).await?;
-        let is_known = known.is_some_and(|log| log.knows(&key));
+        let is_known = known.is_some_and(|log| log.contains(&key));
         let signer = match unsigned {
             _ if is_known => Signer::Key(key),
-            Unsigned::Refused => return Ok(ArchiveEvidence::Nothing(format!("it is {NEW_KEY}: {key}"))),
-            Unsigned::Taken => {
-                notes.push(format!("{NEW_KEY}: {key}"));
+            UnsignedPolicy::Refused => return Ok(ArchiveEvidence::NoProof(format!("it is {UNKNOWN_KEY_NOTE}: {key}"))),
+            UnsignedPolicy::Allowed => {
+                notes.push(format!("{UNKNOWN_KEY_NOTE}: {key}"));
                 // Stored on the operator's word. The key is not added to the provider's log.
                 Signer::NotChecked
             }
@@ -205,7 +207,7 @@ pub(super) fn record_lost(package: &Package) -> String {
 }
 
 /// A failed request to upstream must not make the archive acceptable as unproven.
-pub(super) fn not_asked(error: &Error) -> String {
+pub(super) fn upstream_unavailable(error: &Error) -> String {
     let when = match error {
         Error::HeldBack { until, .. } => format!("try again after {}", until.date_time()),
         _ => "try again".to_owned(),
@@ -214,13 +216,13 @@ pub(super) fn not_asked(error: &Error) -> String {
 }
 
 /// The stored set that names this archive, as evidence.
-fn of_kept(held: &HeldSet, digest: Digest, by: ProvenBy) -> Option<ArchiveEvidence> {
+fn evidence_of_set(held: &HeldSet, digest: Digest, by: ProvenBy) -> Option<ArchiveEvidence> {
     let sets = [Some(&held.kept.current), held.fallback.as_ref()];
     let set = sets.into_iter().flatten().find(|set| set.document.shasum == digest)?;
     Some(ArchiveEvidence::Proven { by, kept: Arc::clone(&held.kept), set: Arc::clone(set), notes: Vec::new() })
 }
 
-fn against(digest: Digest, held: &HeldSet, whose: &str) -> ArchiveEvidence {
+fn contradicting_set(digest: Digest, held: &HeldSet, whose: &str) -> ArchiveEvidence {
     let proven = held.kept.current.document.shasum;
     ArchiveEvidence::Against(format!("its SHA-256 is {digest}, and {whose} proof set says {proven}"))
 }

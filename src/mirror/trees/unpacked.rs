@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::super::library::{PackageHashesKnown, Readable};
+use super::super::library::{PackageHashState, Recoverable};
 use super::super::opened::unless_damaged;
 use super::super::{Link, Mirror, RequestContext, unless_gone};
-use super::proof::{ArchiveEvidence, is_proven, not_asked, record_lost};
+use super::proof::{ArchiveEvidence, is_proven, record_lost, upstream_unavailable};
 use crate::address::Package;
 use crate::error::Error;
 use crate::store::StoreError;
@@ -17,7 +17,7 @@ impl Mirror {
     ///
     /// # Errors
     /// The store failed.
-    pub(super) async fn said_for_unpacked(
+    pub(super) async fn find_unpacked_evidence(
         self: &Arc<Self>,
         package: &Package,
         h1: &str,
@@ -26,7 +26,7 @@ impl Mirror {
         let of = package.clone();
         let held = self.on_disk(move |mirror| mirror.held_package_hashes(&of)).await?;
         if held.iter().any(|held| held == h1) {
-            return Ok(ArchiveEvidence::Held);
+            return Ok(ArchiveEvidence::AlreadyStored);
         }
         if let Some(other) = held.first() {
             return Ok(ArchiveEvidence::Against(format!(
@@ -40,26 +40,26 @@ impl Mirror {
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
         if self.link() == Link::Online {
-            match self.set_of_upstream(package, call).await {
+            match self.fetch_upstream_set(package, call).await {
                 Ok(Some(_)) => {
                     let why = "upstream has it, and proves the archive that it published, but no unpacked files";
                     return Ok(ArchiveEvidence::Against(format!("{why}: {warm}")));
                 }
                 Ok(None) => nothing = format!("{} does not know it", package.provider.host),
                 Err(Error::Store(error)) => return Err(error.into()),
-                Err(error) => return Ok(ArchiveEvidence::Against(not_asked(&error))),
+                Err(error) => return Ok(ArchiveEvidence::Against(upstream_unavailable(&error))),
             }
         }
         let of = package.clone();
         let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&of)).await?;
-        if matches!(proven, Readable::Lost(_)) {
+        if matches!(proven, Recoverable::Lost(_)) {
             return Ok(ArchiveEvidence::Against(record_lost(package)));
         }
         if let Some(proven) = proven.or_default().first() {
             let why = format!("its archive was proven here before, with SHA-256 {proven}, and is not held any more");
             return Ok(ArchiveEvidence::Against(format!("{why}: import that archive, or {warm}")));
         }
-        Ok(ArchiveEvidence::Nothing(format!("{nothing}, and no signature speaks of unpacked files")))
+        Ok(ArchiveEvidence::NoProof(format!("{nothing}, and no signature speaks of unpacked files")))
     }
 
     /// The directory `h1:` of each stored archive of a package that is not damaged.
@@ -70,11 +70,11 @@ impl Mirror {
             if unless_damaged(blob.fast_hash())? != Some(held.fast) {
                 continue;
             }
-            if held.hashes == PackageHashesKnown::NotYet {
+            if held.hashes == PackageHashState::NotYet {
                 self.compute_hashes(package, &held.digest)?;
             }
             let now = self.catalog.name(package)?.get(&held.digest).map(|held| held.hashes.clone());
-            if let Some(PackageHashesKnown::Known { directory, .. }) = now {
+            if let Some(PackageHashState::Known { directory, .. }) = now {
                 known.push(directory);
             }
         }

@@ -7,7 +7,7 @@ use crate::address::{Hostname, PackageSelector};
 use crate::bundle::{BundleKeys, BundleTrust, Inventory};
 use crate::clock::Timestamp;
 use crate::jobs::JobId;
-use crate::mirror::TakingIn;
+use crate::mirror::ApplyOptions;
 
 /// Where one is made.
 pub const BUNDLE: &str = "/admin/v1/bundle";
@@ -60,9 +60,9 @@ impl ToldBundle {
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub fn taking_in(query: Option<&str>, keys: &BundleKeys, default_host: &Hostname) -> Result<TakingIn, Vec<String>> {
+pub fn taking_in(query: Option<&str>, keys: &BundleKeys, default_host: &Hostname) -> Result<ApplyOptions, Vec<String>> {
     let trust = BundleTrust { keys: keys.trusted.clone(), allow_unsigned: false };
-    let mut taking = TakingIn { trust, accept: Vec::new(), max_age: keys.max_age };
+    let mut taking = ApplyOptions { trust, accept: Vec::new(), max_age: keys.max_age };
     let mut problems = Vec::new();
     for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
         match &*name {

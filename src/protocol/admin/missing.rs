@@ -6,25 +6,25 @@ use std::fmt;
 
 use super::order::{AddressFor, ToldAddress, ToldOrder};
 use crate::address::{Platform, Version};
-use crate::mirror::Missing;
+use crate::mirror::MissingPackage;
 
 /// Where it is told, and forgotten.
 pub const MISSING: &str = "/admin/v1/missing";
 
 /// The order for what is missing: each version of a provider once, with its platforms. What names no platform is meant
 /// for `sealed`, and for those of whoever fetches it where there are none.
-pub fn order_of(missing: &[Missing], sealed: &[Platform]) -> ToldOrder {
+pub fn order_of(missing: &[MissingPackage], sealed: &[Platform]) -> ToldOrder {
     let mut things: BTreeMap<String, BTreeSet<&Platform>> = BTreeMap::new();
     for thing in missing {
         match thing {
-            Missing::Provider { of, version, platform } => {
+            MissingPackage::Provider { of, version, platform } => {
                 let platforms = things.entry(asked(of, version.as_ref())).or_default();
                 match platform {
                     Some(platform) => drop(platforms.insert(platform)),
                     None => platforms.extend(sealed),
                 }
             }
-            Missing::Module { of, version } => drop(things.entry(asked(of, version.as_ref())).or_default()),
+            MissingPackage::Module { of, version } => drop(things.entry(asked(of, version.as_ref())).or_default()),
         }
     }
     let told = |(address, platforms): (String, BTreeSet<&Platform>)| {
@@ -54,10 +54,10 @@ mod tests {
         let [linux, darwin] = ["linux_amd64", "darwin_arm64"].map(|name| Platform::parse(name).unwrap());
         let version = Some(Version::parse("1.0.0-rc.1+b").unwrap());
         let missing = [
-            Missing::from(&of),
-            Missing::Provider { of: of.clone(), version: version.clone(), platform: None },
-            Missing::Provider { of: of.clone(), version: version.clone(), platform: Some(linux.clone()) },
-            Missing::Provider { of: of.clone(), version, platform: Some(darwin.clone()) },
+            MissingPackage::from(&of),
+            MissingPackage::Provider { of: of.clone(), version: version.clone(), platform: None },
+            MissingPackage::Provider { of: of.clone(), version: version.clone(), platform: Some(linux.clone()) },
+            MissingPackage::Provider { of: of.clone(), version, platform: Some(darwin.clone()) },
         ];
         let text = |order: &ToldOrder| serde_json::to_string(order).unwrap();
         assert_eq!(

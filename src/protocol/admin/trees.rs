@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::jobs::JobId;
-use crate::mirror::Unsigned;
+use crate::mirror::UnsignedPolicy;
 
 /// Where a tree is asked for.
 pub const EXPORT: &str = "/admin/v1/export";
@@ -42,10 +42,10 @@ impl ToldToExport {
 }
 
 /// Where a tree is handed over whose unsigned archives are taken or not.
-pub fn import_path(unsigned: Unsigned) -> String {
+pub fn import_path(unsigned: UnsignedPolicy) -> String {
     match unsigned {
-        Unsigned::Refused => IMPORT.to_owned(),
-        Unsigned::Taken => format!("{IMPORT}?unsigned"),
+        UnsignedPolicy::Refused => IMPORT.to_owned(),
+        UnsignedPolicy::Allowed => format!("{IMPORT}?unsigned"),
     }
 }
 
@@ -53,10 +53,10 @@ pub fn import_path(unsigned: Unsigned) -> String {
 ///
 /// # Errors
 /// It says something else.
-pub fn unsigned_of(query: Option<&str>) -> Result<Unsigned, String> {
+pub fn unsigned_of(query: Option<&str>) -> Result<UnsignedPolicy, String> {
     match query {
-        None | Some("") => Ok(Unsigned::Refused),
-        Some("unsigned" | "unsigned=" | "unsigned=true") => Ok(Unsigned::Taken),
+        None | Some("") => Ok(UnsignedPolicy::Refused),
+        Some("unsigned" | "unsigned=" | "unsigned=true") => Ok(UnsignedPolicy::Allowed),
         Some(_) => Err("the query may say unsigned, and nothing else".to_owned()),
     }
 }
@@ -73,7 +73,7 @@ mod tests {
         for body in ["", "{}", r#"{"job":"x"}"#, r#"{"job":"0123456789abcdef","all":true}"#] {
             assert!(ToldToExport::read(body.as_bytes()).unwrap_err().contains("send {"), "{body}");
         }
-        for unsigned in [Unsigned::Refused, Unsigned::Taken] {
+        for unsigned in [UnsignedPolicy::Refused, UnsignedPolicy::Allowed] {
             let path = import_path(unsigned);
             assert_eq!(unsigned_of(path.split_once('?').map(|(_, query)| query)), Ok(unsigned));
         }

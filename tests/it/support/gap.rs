@@ -13,7 +13,7 @@ use hyper::body::Frame;
 use larder::app::{self, StartSettings};
 use larder::bundle::{ApplyEvent, BundleTrust, Receipt, SigningKey};
 use larder::clock::Clock;
-use larder::mirror::{Mirror, NotApplied, TakingIn};
+use larder::mirror::{ApplyError, ApplyOptions, Mirror};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -54,8 +54,8 @@ impl BundleKey {
         self.is_trusted_by(sealed())
     }
 
-    pub(crate) fn trust(&self) -> TakingIn {
-        TakingIn {
+    pub(crate) fn trust(&self) -> ApplyOptions {
+        ApplyOptions {
             trust: BundleTrust { keys: vec![self.key.public()], allow_unsigned: false },
             accept: Vec::new(),
             max_age: None,
@@ -182,7 +182,7 @@ impl Sealed {
     }
 
     /// Applies these bytes.
-    pub(crate) async fn apply(&self, bundle: Vec<u8>, how: &TakingIn) -> Result<Receipt, NotApplied> {
+    pub(crate) async fn apply(&self, bundle: Vec<u8>, how: &ApplyOptions) -> Result<Receipt, ApplyError> {
         self.apply_from(Cursor::new(bundle), how).await
     }
 
@@ -190,8 +190,8 @@ impl Sealed {
     pub(crate) async fn apply_from(
         &self,
         bundle: impl Read + Send + 'static,
-        how: &TakingIn,
-    ) -> Result<Receipt, NotApplied> {
+        how: &ApplyOptions,
+    ) -> Result<Receipt, ApplyError> {
         self.apply_telling(bundle, how, |_| {}).await
     }
 
@@ -199,9 +199,9 @@ impl Sealed {
     pub(crate) async fn apply_telling(
         &self,
         bundle: impl Read + Send + 'static,
-        how: &TakingIn,
+        how: &ApplyOptions,
         mut tell: impl FnMut(ApplyEvent) + Send + 'static,
-    ) -> Result<Receipt, NotApplied> {
+    ) -> Result<Receipt, ApplyError> {
         let (mirror, how, clock) = (Arc::clone(&self.mirror), how.clone(), Clock::system());
         // Across the gap it is later.
         clock.advance(Duration::from_secs(3600));

@@ -7,14 +7,14 @@ use crate::address::{Hostname, Name, ProviderAddress, Version};
 
 /// The records of one provider, as the store keeps them.
 #[derive(Default)]
-struct Kept {
+struct StoredRecords {
     versions: BTreeMap<u8, VersionHistory>,
     keys: Option<KeyLog>,
 }
 
 /// A set that a registry may publish.
 #[derive(Debug, Clone)]
-struct Published {
+struct PublishedSet {
     version: u8,
     platform: u8,
     key: Option<u8>,
@@ -35,8 +35,8 @@ fn file(name: u8) -> &'static str {
     ["p_1_linux_amd64.zip", "p_1_darwin_arm64.zip", "P_1_LINUX_AMD64.ZIP", "any.zip", "other.bin"][usize::from(name)]
 }
 
-impl Kept {
-    fn see(&mut self, set: &Published, judge: impl FnOnce(History, &Observation<'_>) -> ToWrite) {
+impl StoredRecords {
+    fn apply(&mut self, set: &PublishedSet, judge: impl FnOnce(HistoryRecords, &Observation<'_>) -> HistoryUpdate) {
         let provider = ProviderAddress {
             host: Hostname::parse("registry.example").unwrap(),
             namespace: Name::parse("acme").unwrap(),
@@ -49,22 +49,22 @@ impl Kept {
         lines.insert(file(set.name), content(set.content));
         let text: String = lines.iter().map(|(name, digest)| format!("{digest}  {name}\n")).collect();
         let sums = Checksums::parse(text.as_bytes()).unwrap();
-        let signer = set.key.map_or(Signer::Nobody, |key| Signer::Key(format!("K{key}")));
+        let signer = set.key.map_or(Signer::Unsigned, |key| Signer::Key(format!("K{key}")));
         let archive = content(set.content);
-        let seen = Observation { package: &package, archive, sums: &sums, signer, at: Timestamp(1) };
-        let readable = |kept: Option<VersionHistory>| kept.map_or(Readable::Absent, Readable::Whole);
-        let history = History {
+        let seen = Observation { package: &package, archive, sums: &sums, signer, observed: Timestamp(1) };
+        let readable = |kept: Option<VersionHistory>| kept.map_or(Recoverable::Absent, Recoverable::Whole);
+        let history = HistoryRecords {
             version: readable(self.versions.get(&set.version).cloned()),
-            keys: self.keys.clone().map_or(Readable::Absent, Readable::Whole),
+            keys: self.keys.clone().map_or(Recoverable::Absent, Recoverable::Whole),
         };
-        let ToWrite { version, keys } = judge(history, &seen);
+        let HistoryUpdate { version, keys } = judge(history, &seen);
         self.versions.extend(version.map(|version| (set.version, version)));
         self.keys = keys.or(self.keys.take());
     }
 
-    fn judge(&mut self, set: &Published) -> Judgement {
+    fn judge(&mut self, set: &PublishedSet) -> Judgement {
         let mut judged = None;
-        self.see(set, |history, seen| {
+        self.apply(set, |history, seen| {
             let (judgement, to_write) = history.judge(seen);
             judged = Some(judgement);
             to_write
@@ -73,19 +73,19 @@ impl Kept {
     }
 }
 
-fn set(version: u8, key: u8, content: u8) -> Published {
-    Published { version, platform: 0, key: Some(key), name: 0, content, also_lists: vec![] }
+fn set(version: u8, key: u8, content: u8) -> PublishedSet {
+    PublishedSet { version, platform: 0, key: Some(key), name: 0, content, also_lists: vec![] }
 }
 
 fn is_refused(judgement: &Judgement) -> bool {
     matches!(judgement.verdict, HistoryVerdict::Refused(_))
 }
 
-fn published() -> impl Strategy<Value = Published> {
+fn published() -> impl Strategy<Value = PublishedSet> {
     let lists = prop::collection::vec((0..5_u8, 0..4_u8), 0..3);
     let key = prop_oneof![4 => (0..3_u8).prop_map(Some), 1 => Just(None)];
     (1..4_u8, 0..2_u8, key, 0..5_u8, 0..4_u8, lists).prop_map(|(version, platform, key, name, content, also_lists)| {
-        Published { version, platform, key, name, content, also_lists }
+        PublishedSet { version, platform, key, name, content, also_lists }
     })
 }
 
@@ -93,15 +93,15 @@ proptest! {
     /// Promise 14: for any sets in any order, a platform of a version changes its bytes only if the signer signed the
     /// version first or was in the provider's log before it.
     #[test]
-    fn no_order_of_sets_makes_a_stranger_vouch_for_other_bytes(sets in prop::collection::vec(published(), 1..24)) {
-        let mut kept = Kept::default();
+    fn no_order_of_sets_lets_an_unknown_key_change_bytes(sets in prop::collection::vec(published(), 1..24)) {
+        let mut kept = StoredRecords::default();
         let mut known_keys: Vec<u8> = Vec::new();
         let mut first: BTreeMap<u8, (Option<u8>, Vec<u8>)> = BTreeMap::new();
         let mut contents: BTreeMap<(u8, Platform), BTreeSet<u8>> = BTreeMap::new();
         for set in sets {
             let judgement = kept.judge(&set);
             prop_assert_eq!(
-                judgement.stranger_to.is_some(),
+                judgement.known_keys_without_signer.is_some(),
                 set.key.is_some_and(|key| !known_keys.is_empty() && !known_keys.contains(&key))
             );
             if is_refused(&judgement) {
@@ -134,8 +134,8 @@ proptest! {
 
     /// An admitted set is never refused later, and adds no record.
     #[test]
-    fn a_set_that_was_taken_is_taken_again(sets in prop::collection::vec(published(), 1..12)) {
-        let mut kept = Kept::default();
+    fn an_admitted_set_is_admitted_again(sets in prop::collection::vec(published(), 1..12)) {
+        let mut kept = StoredRecords::default();
         for set in sets {
             if is_refused(&kept.judge(&set)) {
                 continue;
@@ -150,66 +150,66 @@ proptest! {
 
 #[test]
 fn a_version_has_at_most_64_records_and_then_only_accept_adds_one() {
-    let mut kept = Kept::default();
+    let mut kept = StoredRecords::default();
     for content in 0..64 {
         assert!(!is_refused(&kept.judge(&set(1, 0, content))), "{content}");
     }
     assert_eq!(kept.judge(&set(1, 0, 64)).verdict, HistoryVerdict::Refused(HistoryRefusal::Full));
     assert!(!is_refused(&kept.judge(&set(1, 0, 63))), "what is recorded goes on");
-    let added = Published { platform: 1, name: 1, ..set(1, 0, 0) };
+    let added = PublishedSet { platform: 1, name: 1, ..set(1, 0, 0) };
     assert_eq!(
         kept.judge(&added).verdict,
         HistoryVerdict::Refused(HistoryRefusal::Full),
         "it would be recorded nowhere"
     );
-    kept.see(&set(1, 0, 64), |history, seen| history.accept(seen, AcceptedFor::Version).1);
+    kept.apply(&set(1, 0, 64), |history, seen| history.accept(seen, AcceptScope::Version).1);
     assert!(!is_refused(&kept.judge(&set(1, 0, 64))));
 }
 
 #[test]
-fn a_lost_log_of_keys_lets_each_key_vouch_for_what_it_signed_alone() {
-    let mut kept = Kept::default();
+fn after_a_lost_key_log_a_key_vouches_only_for_versions_it_signed() {
+    let mut kept = StoredRecords::default();
     for (version, key) in [(1, 0), (2, 1), (3, 0)] {
         kept.judge(&set(version, key, version));
     }
-    let mut lost = Kept { keys: Some(KeyLog::of_versions(kept.versions.values())), ..kept };
+    let mut lost = StoredRecords { keys: Some(KeyLog::of_versions(kept.versions.values())), ..kept };
     assert_eq!(
         lost.judge(&set(2, 0, 9)).verdict,
-        HistoryVerdict::Refused(HistoryRefusal::Changed(Change::OtherBytes {
+        HistoryVerdict::Refused(HistoryRefusal::ChangedByUntrustedKey(HistoryChange::OtherBytes {
             of: file(0).to_owned(),
             before: vec![content(2)],
             now: content(9),
         }))
     );
     assert!(matches!(lost.judge(&set(2, 1, 9)).verdict, HistoryVerdict::Republished(_)));
-    assert_eq!(lost.judge(&set(4, 2, 4)).stranger_to, Some(vec!["K0".to_owned(), "K1".to_owned()]));
+    assert_eq!(lost.judge(&set(4, 2, 4)).known_keys_without_signer, Some(vec!["K0".to_owned(), "K1".to_owned()]));
 }
 
 #[test]
-fn what_was_unsigned_before_any_key_stays_as_it_was_and_no_more() {
-    let mut kept = Kept::default();
-    let unsigned = Published { key: None, ..set(1, 0, 1) };
+fn a_version_unsigned_before_any_key_may_stay_but_not_change() {
+    let mut kept = StoredRecords::default();
+    let unsigned = PublishedSet { key: None, ..set(1, 0, 1) };
     for set in [&unsigned, &set(2, 0, 2), &unsigned] {
         assert_eq!(kept.judge(set).verdict, HistoryVerdict::Consistent, "{set:?}");
     }
-    let darwin = Published { platform: 1, name: 1, content: 3, ..unsigned.clone() };
+    let darwin = PublishedSet { platform: 1, name: 1, content: 3, ..unsigned.clone() };
     assert_eq!(kept.judge(&darwin).verdict, HistoryVerdict::Refused(HistoryRefusal::SignatureLost));
-    assert!(is_refused(&kept.judge(&Published { content: 3, ..unsigned })));
+    assert!(is_refused(&kept.judge(&PublishedSet { content: 3, ..unsigned })));
 }
 
 #[test]
-fn an_unsigned_registry_may_publish_sums_for_each_platform() {
-    let mut kept = Kept::default();
-    let linux = Published { key: None, ..set(1, 0, 1) };
-    let darwin = Published { platform: 1, name: 1, content: 2, ..linux.clone() };
+fn an_unsigned_registry_may_publish_one_sums_file_per_platform() {
+    let mut kept = StoredRecords::default();
+    let linux = PublishedSet { key: None, ..set(1, 0, 1) };
+    let darwin = PublishedSet { platform: 1, name: 1, content: 2, ..linux.clone() };
     for set in [&linux, &darwin, &linux, &darwin] {
         assert_eq!(kept.judge(set).verdict, HistoryVerdict::Consistent, "{set:?}");
     }
-    assert!(is_refused(&kept.judge(&Published { content: 3, ..darwin })));
+    assert!(is_refused(&kept.judge(&PublishedSet { content: 3, ..darwin })));
 }
 
 #[test]
-fn the_platform_of_a_name_is_told_in_whatever_case() {
+fn the_platform_in_a_file_name_is_read_in_any_case() {
     let of = |name| platform_in_name(name).map(|platform| platform.to_string());
     for name in ["terraform-provider-x_1.0.0_linux_amd64.zip", "X_LINUX_AMD64.ZIP", "a_b_c_linux_amd64.Zip"] {
         assert_eq!(of(name).as_deref(), Some("linux_amd64"), "{name}");

@@ -4,8 +4,8 @@ use std::io::Seek;
 
 use url::Url;
 
-use super::super::download::{Download, Downloaded};
-use super::{Fetch, NoTree, TreePermit, ask_for, too_old_or_failed};
+use super::super::download::{DownloadedSource, SourceDownload};
+use super::{FetchTreeError, SourceFetch, TreePermit, ask_for, location_fault};
 use crate::error::Error;
 use crate::pack::{Tree, TreeError, unpack};
 use crate::upstream::ask::{Fetched, Validators};
@@ -14,29 +14,29 @@ use crate::upstream::outbound::origin;
 use crate::upstream::source::{ArchiveSource, Checksum, Expected};
 
 /// Maximum size of a checksum list, in bytes.
-const LARGEST_LIST: u64 = 1 << 20;
+const MAX_CHECKSUM_LIST_BYTES: u64 = 1 << 20;
 
-impl Fetch<'_> {
+impl SourceFetch<'_> {
     /// Downloads an archive, compares it with the checksum in its address, and unpacks it.
     pub(super) async fn archive(
         &mut self,
         source: &ArchiveSource,
         tree: Tree,
-    ) -> Result<(Tree, TreePermit, Validators), NoTree> {
+    ) -> Result<(Tree, TreePermit, Validators), FetchTreeError> {
         let what = self.what();
         let expected = match &source.checksum {
             None => None,
             Some(Expected::Is(checksum)) => Some(checksum.clone()),
-            Some(Expected::Listed(list)) => Some(self.listed(list, &source.url).await?),
+            Some(Expected::Listed(list)) => Some(self.listed_checksum(list, &source.url).await?),
         };
         let (of, outbound) = (self.package.to_string(), &self.call.terms.outbound);
         let ask = ask_for(self.mirror, &self.upstream, &self.grant, self.call, &source.url, &what);
-        let downloaded = Download::new(self.mirror, outbound, ask, self.room).run(&of).await;
-        let Downloaded { staged, validators, name } = downloaded.map_err(|error| match error {
-            Error::Upstream(error) => too_old_or_failed((*error).clone()),
+        let downloaded = SourceDownload::new(self.mirror, outbound, ask, self.room).run(&of).await;
+        let DownloadedSource { staged, validators, name } = downloaded.map_err(|error| match error {
+            Error::Upstream(error) => location_fault((*error).clone()),
             error => error.into(),
         })?;
-        let turn = self.turn_to_unpack().await?;
+        let turn = self.unpack_permit().await?;
         let (format, at) = (source.format, origin(&source.url));
         let unpacked = self
             .mirror
@@ -44,11 +44,13 @@ impl Fetch<'_> {
                 let (mut tree, _name) = (tree, name);
                 let mut file = staged.file()?;
                 let unpacked = match expected.map(|expected| (Checksum::of(expected.kind(), &mut file), expected)) {
-                    Some((Ok(actual), expected)) if actual != expected => Err(Differs::Checksum { expected, actual }),
+                    Some((Ok(actual), expected)) if actual != expected => {
+                        Err(UnpackFailure::Checksum { expected, actual })
+                    }
                     Some((Err(error), _)) => return Err(staged.unreadable(error)),
                     Some((Ok(_), _)) | None => {
                         file.rewind().map_err(|error| staged.unreadable(error))?;
-                        unpack(format, &mut file, &mut tree).map(|()| tree).map_err(Differs::Tree)
+                        unpack(format, &mut file, &mut tree).map(|()| tree).map_err(UnpackFailure::Tree)
                     }
                 };
                 // Discarded even if it is wrong, so that a resume never builds on wrong bytes.
@@ -58,26 +60,26 @@ impl Fetch<'_> {
             .await?;
         match unpacked {
             Ok(tree) => Ok((tree, turn, validators)),
-            Err(Differs::Tree(why)) => Err(self.refused(&at, why).into()),
-            Err(Differs::Checksum { expected, actual }) => {
+            Err(UnpackFailure::Tree(why)) => Err(self.refused(&at, why).into()),
+            Err(UnpackFailure::Checksum { expected, actual }) => {
                 let verdict = format!("its bytes have {actual}, and its address says {expected}");
-                Err(NoTree::MayBeTooOld(Error::Unverified { asked: format!("{what} from {at}"), verdict }))
+                Err(FetchTreeError::StaleLocation(Error::Unverified { asked: format!("{what} from {at}"), verdict }))
             }
         }
     }
 
     /// Waits for a permit to unpack. The caller holds nothing but its staging file meanwhile.
-    async fn turn_to_unpack(&self) -> Result<TreePermit, Error> {
+    async fn unpack_permit(&self) -> Result<TreePermit, Error> {
         let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.asker).await;
         let why = || "as many archives are being unpacked as may be at one time".to_owned();
         turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { what: self.what(), why: why() })
     }
 
     /// Fetches a checksum list and finds the archive's checksum in it.
-    async fn listed(&self, list: &Url, archive: &Url) -> Result<Checksum, NoTree> {
+    async fn listed_checksum(&self, list: &Url, archive: &Url) -> Result<Checksum, FetchTreeError> {
         let what = format!("the list of checksums for {}", self.what());
-        let asked = self.call.terms.outbound.small_file(self.ask(list, &what), None, LARGEST_LIST).await;
-        let found = match asked.map_err(too_old_or_failed)? {
+        let asked = self.call.terms.outbound.small_file(self.ask(list, &what), None, MAX_CHECKSUM_LIST_BYTES).await;
+        let found = match asked.map_err(location_fault)? {
             Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
             Fetched::Unchanged => None,
         };
@@ -87,7 +89,7 @@ impl Fetch<'_> {
     }
 }
 
-enum Differs {
+enum UnpackFailure {
     Checksum { expected: Checksum, actual: Checksum },
     Tree(TreeError),
 }
