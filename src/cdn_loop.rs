@@ -28,7 +28,7 @@ impl fmt::Display for OwnEntry {
     }
 }
 
-/// The list a request came with.
+/// The CDN-Loop list of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CdnLoop(String);
 
@@ -46,17 +46,17 @@ impl CdnLoop {
         self.entries().filter(|entry| entry.split(';').next().is_some_and(|name| name.trim() == OUR_NAME))
     }
 
-    /// Whether no proxy named itself: so it is with every client that asks larder first.
+    /// Returns true for an empty list, as of a client that asks larder directly.
     pub fn names_nobody(&self) -> bool {
         self.entries().next().is_none()
     }
 
-    /// Whether another larder stands between us and the client.
+    /// Returns true if another larder forwarded the request.
     pub fn names_a_larder(&self) -> bool {
         self.larders().next().is_some()
     }
 
-    /// Whether the request has been here before, or through more larders than anybody stacks.
+    /// Returns true if the request has passed here before, or through too many larders.
     pub fn is_a_loop(&self, own: &OwnEntry) -> bool {
         self.0.len() > LONGEST || self.larders().count() > MOST_LARDERS || self.larders().any(|entry| entry == own.0)
     }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promise 7: whatever others wrote into the list, our own entry is known again, and the fifth larder is too many.
+        /// Promise 7: our own entry is recognised among any others, and a fifth larder is too many.
         #[test]
         fn what_is_sent_on_is_known_again(values in prop::collection::vec("[ -~]{0,30}|(larder;id=[0-9]?[ ,;]*){1,3}", 0..4)) {
             let own = OwnEntry::random().unwrap();

@@ -1,4 +1,4 @@
-//! The one owner of the wall clock. Everything else is told what time it is.
+//! The only reader of the wall clock. Other code receives the time.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-/// How long is slept at most before the clock is looked at again: it may be set, or the machine may have slept.
+/// The longest sleep before the clock is read again: it may be set, or the machine may have slept.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
 /// The end of the year 9999: dates have four digits.
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// A clock that was set back by more than this makes what was measured on it meaningless.
+/// A clock set back by more than this invalidates earlier measurements.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
 /// A moment, in whole seconds since 1970-01-01 UTC.
@@ -26,7 +26,7 @@ impl Timestamp {
         Self(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
     }
 
-    /// How long ago `earlier` was; nothing where it lies ahead.
+    /// Time since `earlier`; zero if it lies in the future.
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_secs(self.0.saturating_sub(earlier.0))
     }
@@ -55,7 +55,7 @@ impl Timestamp {
 /// Where `now` comes from.
 #[derive(Debug, Clone, Default)]
 pub struct Clock {
-    /// The time it stands at, before it is moved; none where it goes with the machine's.
+    /// The fixed time of a test clock; `None` follows the machine.
     stands_at: Option<Timestamp>,
     ahead_seconds: Arc<watch::Sender<u64>>,
 }
@@ -66,8 +66,7 @@ impl Clock {
         Self::default()
     }
 
-    /// One that stands at the machine's time of now, and goes only as it is moved: what is a matter of seconds can be seen
-    /// on it however busy the machine is.
+    /// A clock that moves only when told to. Tests see effects of seconds on it, however busy the machine is.
     pub fn standing() -> Self {
         Self { stands_at: Some(Self::system().now()), ..Self::default() }
     }
@@ -95,8 +94,8 @@ impl Clock {
         self.until_due(|_| moment).await;
     }
 
-    /// Waits until this clock says what `due` makes of what it says now. That is asked anew each time it is looked at, at
-    /// least once an hour: where the clock is set back meanwhile, something else may be due.
+    /// Waits until the clock reaches `due`, which is computed again at each wake-up, at least once an hour: if the
+    /// clock was set back, something else may be due.
     pub(crate) async fn until_due(&self, mut due: impl FnMut(Timestamp) -> Timestamp) {
         let mut moved = self.ahead_seconds.subscribe();
         loop {

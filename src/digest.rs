@@ -1,5 +1,5 @@
-//! Digests as types: the SHA-256 that names and proves an archive, the prefix of it that stands in URLs, and the fast
-//! hash that later reads are checked against. What a digest proves is decided in `verify`.
+//! Digest types: the SHA-256 of an archive, its prefix in URLs, and the fast hash for later reads. `verify` decides
+//! what a digest proves.
 
 use std::fmt;
 
@@ -79,14 +79,14 @@ impl DigestPrefix {
             .ok_or_else(|| bad("a digest in a URL", "16 lower-case hex digits", text))
     }
 
-    /// Whether the digest begins with this prefix.
+    /// Returns true if the digest starts with this prefix.
     pub fn matches(&self, digest: &Digest) -> bool {
         digest.prefix() == *self
     }
 }
 
-/// The BLAKE3 hash recorded at intake. It finds damage on our own disk many times faster than SHA-256 would, and proves
-/// nothing about where bytes came from.
+/// The BLAKE3 hash recorded at intake. It detects damage on our own disk much faster than SHA-256. It does not
+/// authenticate an origin.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FastHash([u8; 32]);
 
@@ -102,7 +102,7 @@ impl FastHash {
     }
 }
 
-/// Hashes a stream with SHA-256 and BLAKE3 side by side. A clone goes on from where the original stood.
+/// Hashes a stream with SHA-256 and BLAKE3. A clone continues from the same state.
 #[derive(Clone)]
 pub struct Hasher {
     proof: Context,
@@ -139,7 +139,7 @@ impl fmt::Debug for Hasher {
     }
 }
 
-/// Hashes a stream with BLAKE3 alone, for checks against what was recorded at intake.
+/// Hashes a stream with BLAKE3 alone, for comparison with the hash recorded at intake.
 #[derive(Default)]
 pub struct FastHasher(blake3::Hasher);
 

@@ -11,11 +11,11 @@ use crate::upstream::error::{Fault, UpstreamError};
 /// The parts of an error text, in the order in which every text has them: `subject: cause; remedy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// The thing that was asked for. Clients print it themselves, so a reason phrase leaves it out.
+    /// The requested item. Clients print it themselves, so a reason phrase leaves it out.
     pub subject: Option<String>,
-    /// What happened, at which upstream.
+    /// The failure, with its upstream.
     pub cause: String,
-    /// What the reader can do.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
@@ -25,13 +25,13 @@ impl Explanation {
         Self { subject: None, cause: cause.into(), remedy: None }
     }
 
-    /// The same cause, about this subject.
+    /// Returns the same cause with this subject.
     #[must_use]
     pub fn about(self, subject: impl Into<String>) -> Self {
         Self { subject: Some(subject.into()), ..self }
     }
 
-    /// The same cause, with what the reader can do.
+    /// Returns the same cause with a remedy.
     #[must_use]
     pub fn remedied_by(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
@@ -48,8 +48,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// A text as anybody may see it, wherever its parts came from (promise 8): on one line, without control characters, and
-/// without what may be secret of a URL, which is its userinfo and its query.
+/// Makes a text safe to show (promise 8): one line, no control characters, and no userinfo or query of a URL.
 pub fn public_text(text: &str) -> String {
     let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let mut shown = String::with_capacity(printable.len());
@@ -62,8 +61,8 @@ pub fn public_text(text: &str) -> String {
     shown + rest
 }
 
-/// What of `after` belongs to the URL whose scheme ends `before`. A secret may hold brackets and quotes: they end a URL
-/// only where one stands right before it.
+/// Splits off the part of `after` that belongs to the URL whose scheme ends `before`. A secret may contain brackets and
+/// quotes: they end a URL only where one stands directly before it.
 fn url_at<'a>(before: &str, after: &'a str) -> (&'a str, &'a str) {
     let scheme = |c: char| c.is_ascii_alphanumeric() || "+-.:".contains(c);
     let closing = match before.trim_end_matches(scheme).chars().next_back() {
@@ -91,7 +90,7 @@ fn without_secrets(url: &str) -> String {
     let may_be_a_password = authority.rsplit_once(':').is_some_and(|(_, port)| !is_port(port) && !port.ends_with(']'));
     match authority.rsplit_once('@') {
         Some((_, host)) => format!("{host}{path}"),
-        // A password may hold a slash, a question mark or a hash that its writer forgot to encode.
+        // // A password may contain an unencoded slash, question mark or hash.
         None if query.contains('@') || (path.contains('@') && may_be_a_password) => "...".to_owned(),
         None => place.to_owned(),
     }
@@ -105,7 +104,7 @@ const AGAIN: &str = "ask again in a moment";
 pub enum Error {
     /// The host is no configured upstream.
     UnknownHost(Hostname),
-    /// Upstream says that it does not exist, or said so a moment ago.
+    /// Upstream reports that it does not exist, now or a moment ago.
     NotFound(String),
     /// Upstream did not answer as it should.
     Upstream(Arc<UpstreamError>),
@@ -125,20 +124,20 @@ pub enum Error {
         /// The command that accepts it.
         command: String,
     },
-    /// Upstream takes longer than the client would wait; the fill goes on.
+    /// Upstream takes longer than the client waits; the fill continues.
     Slow(String),
     /// Offline, and not stored.
     Offline(String),
-    /// Offline, and only upstream could tell.
+    /// Offline, and only upstream has the answer.
     Sealed(String),
     /// A bound of our own is reached.
     Busy {
-        /// The thing that was asked for.
+        /// The requested item.
         what: String,
         /// The bound.
         why: String,
     },
-    /// Too many fills run that this client started and that nobody waits for.
+    /// Too many running downloads that this client started and no client waits for.
     Unattended {
         /// The archive that was asked for.
         what: String,
@@ -149,7 +148,7 @@ pub enum Error {
     Spared(String),
     /// It is fetched for a job, and its upstream has asked to be left alone until then.
     HeldBack {
-        /// The thing that was asked for.
+        /// The requested item.
         what: String,
         /// Until when.
         until: Timestamp,
@@ -158,7 +157,7 @@ pub enum Error {
     NotKept(String),
     /// Stored and verified, and not of the form that it should have.
     Unreadable {
-        /// The stored thing.
+        /// The stored item.
         what: String,
         /// The flaw.
         why: String,
@@ -242,29 +241,29 @@ impl From<UpstreamError> for Error {
     }
 }
 
-/// What an error means to whoever asked.
+/// Classes of errors, for choosing a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// There is no such thing.
+    /// It does not exist.
     NotFound,
     /// The host is no upstream here.
     NotAnUpstream,
-    /// Upstream broke, refused larder, or sent what does not prove.
+    /// Upstream failed, refused larder, or sent data that does not verify.
     BadUpstream,
     /// Not now.
     Busy,
     /// Upstream takes too long.
     Slow,
-    /// Upstream rejected what the client asked, with this status.
+    /// Upstream rejected the client's request, with this status.
     Rejected(u16),
-    /// The request went in a ring.
+    /// A request loop.
     Looped,
     /// The disk failed.
     OurFault,
 }
 
 impl Error {
-    /// What it means to whoever asked.
+    /// The class of this error.
     pub fn kind(&self) -> Kind {
         match self {
             Self::UnknownHost(_) => Kind::NotAnUpstream,

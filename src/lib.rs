@@ -8,8 +8,8 @@
 //!                                              '----> verify, pack
 //! ```
 //!
-//! A request becomes a [`protocol::route::Route`], the route an answer of the [`mirror::Mirror`], which
-//! serves what it holds, asks upstream again, or fills; every fill is proven before it is kept.
+//! A request becomes a [`protocol::route::Route`]. The [`mirror::Mirror`] answers the route: it serves stored data,
+//! revalidates it, or fills. Every fill is verified before it is stored.
 
 pub mod address;
 pub mod app;

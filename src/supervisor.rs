@@ -14,13 +14,13 @@ use tokio::time::{Instant, sleep};
 
 /// The first pause before a task that panicked is started again.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The same, however often it has panicked.
+/// The longest pause, however many panics came before.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
 
 /// A task that runs for as long as larder does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
-    /// Sweeps leftovers, and computes what an earlier run did not come to.
+    /// Sweeps leftovers and completes work of earlier runs.
     Housekeeping,
     /// Holds every archive against its digest, again and again.
     Scrub,
@@ -28,7 +28,7 @@ pub enum Task {
     RecurringWarmUps,
     /// Looks whether the certificate files have changed.
     TlsReload,
-    /// Evicts what is over the size limit.
+    /// Evicts down to the size limit.
     Evictor,
     /// Makes the index whole from the files.
     Index,
@@ -69,7 +69,7 @@ impl Default for Supervisor {
 }
 
 impl Supervisor {
-    /// Registers what is counted under its name: each task from the start, at nothing.
+    /// Registers the counters, each task at zero.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Panics of background tasks, each of which is started again";
         registry.register("larder_task_panics", help, self.panics.clone());
@@ -114,7 +114,7 @@ impl Supervisor {
         beside.spawn(async move { supervisor.run(task, start).await })
     }
 
-    /// The pause after a panic that came after so many others in a row.
+    /// The pause after a panic, given the number of consecutive earlier ones.
     fn pause_after(&self, others: u32) -> Duration {
         self.first_pause.saturating_mul(2_u32.saturating_pow(others)).min(LONGEST_PAUSE)
     }

@@ -1,4 +1,4 @@
-//! How the commands ask a running larder: one request at its admin listener, on this machine's own way.
+//! Requests of the commands to the admin listener of a running larder on this machine.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -19,24 +19,24 @@ use super::admin::SERVER;
 use super::body::Body;
 use super::pipe::pipe;
 
-/// What only tells something is answered at once.
+/// The limit for requests that only read.
 const WITHIN: Duration = Duration::from_secs(10);
-/// What asks upstreams takes as long as they do.
+/// The limit for requests that ask upstreams.
 const COMMAND_WITHIN: Duration = Duration::from_secs(3600);
 const LARGEST_ANSWER: usize = 16 << 20;
 const LARGEST_OF_ALL: usize = 64 << 20;
-/// The longest line: the receipt of a bundle, which has a word on each thing in it.
+/// The longest line: the receipt of a bundle, with a text for each entry.
 const LONGEST_LINE: usize = 64 << 20;
-/// For how long nothing may come of an answer that is on its way.
+/// The longest silence in the middle of an answer.
 const SILENT_FOR: Duration = Duration::from_secs(300);
 
 /// Why a running larder gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum NoAnswer {
-    /// Nobody listens there.
+    /// Connection refused.
     #[error("no larder listens on {0}")]
     NotRunning(SocketAddr),
-    /// The store is in use, and nobody listens there.
+    /// The store is in use, and nothing listens at the admin address.
     #[error(
         "{store} is in use, and no larder listens on {address}: name the admin listener of the larder that has it \
          (--admin-listen, or its --config), or wait for the command that has it",
@@ -45,7 +45,7 @@ pub enum NoAnswer {
     Elsewhere {
         /// The folder of the store.
         store: PathBuf,
-        /// Where its larder was looked for.
+        /// The address tried.
         address: SocketAddr,
     },
     /// Another program listens there.
@@ -61,7 +61,7 @@ pub enum NoAnswer {
     Failed {
         /// Where.
         address: SocketAddr,
-        /// What happened.
+        /// The failure.
         why: String,
     },
     /// It answered that it will not.
@@ -79,15 +79,15 @@ pub enum NoAnswer {
     TokenIsPrivate {
         /// Where.
         address: SocketAddr,
-        /// The file, and what the system said.
+        /// The file and the system's error.
         why: String,
     },
-    /// What was to be sent could not be read, or what came could not be written.
+    /// A local file could not be read or written.
     #[error("{0}")]
     Here(io::Error),
 }
 
-/// What a request says besides its path.
+/// Token and body of a request.
 enum RequestDetails {
     Nothing,
     Json(Bytes),
@@ -103,7 +103,7 @@ pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result
     within(address, WITHIN, asking).await
 }
 
-/// The same for what is larger than other answers, and takes its time.
+/// Gets a large answer, with a longer limit.
 pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
     let asking = async {
         let response = exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?;
@@ -112,7 +112,7 @@ pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> 
     within(address, COMMAND_WITHIN, asking).await
 }
 
-/// Ends what is at `path`.
+/// Sends DELETE to `path`.
 pub async fn delete(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
     let telling =
         async { whole(address, exchange(address, Method::DELETE, path, token, RequestDetails::Nothing).await?).await };
@@ -124,7 +124,7 @@ pub async fn post(address: SocketAddr, path: &str, token: Option<&str>, body: By
     tell(address, path, token, RequestDetails::Json(body)).await
 }
 
-/// The same with a text, such as a user's file.
+/// Posts a text, such as a user's file.
 pub async fn post_text(address: SocketAddr, path: &str, token: Option<&str>, text: Bytes) -> Result<Bytes, NoAnswer> {
     tell(address, path, token, RequestDetails::Text(text)).await
 }
@@ -145,11 +145,10 @@ pub async fn post_lines(
     lines(address, within(address, WITHIN, telling).await?.into_body(), line).await
 }
 
-/// Sends what `source` gives, however much that is; `line` is called with each line of the answer. What comes back of
-/// it goes on being read while it is sent.
+/// Uploads everything that `source` writes. Calls `line` with each line of the answer, while it still sends.
 ///
 /// # Errors
-/// [`NoAnswer::Here`] where `source` fails: whoever listens takes what was sent for broken off then.
+/// [`NoAnswer::Here`] if `source` fails: the server then sees a broken request.
 pub async fn upload(
     address: SocketAddr,
     path: &str,
@@ -158,14 +157,14 @@ pub async fn upload(
     mut source: impl Read + Send + 'static,
     line: impl FnMut(&[u8]),
 ) -> Result<(), NoAnswer> {
-    // Nothing is read for nobody.
+    // // Connects first: without a server nothing is read.
     let stream = connect(address).await?;
     let (entry, exit) = pipe();
     let reading = spawn_blocking(move || {
         let mut writer = entry.writer();
         match io::copy(&mut source, &mut writer) {
             Ok(_) => writer.end(Ok(())),
-            // Whoever listens has heard enough.
+            // // The server has stopped reading.
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
             Err(e) => {
                 let kind = e.kind();
@@ -187,12 +186,10 @@ pub async fn upload(
     }
 }
 
-/// Tells it something as JSON, and writes what it answers as it comes. Says how many bytes that were, and gives the
-/// writer back.
+/// Posts JSON, and writes the answer as it arrives. Returns the number of bytes and the writer.
 ///
 /// # Errors
-/// [`NoAnswer::Failed`] where the answer broke off: what was written is not all then. [`NoAnswer::Here`] where `to`
-/// fails.
+/// [`NoAnswer::Failed`] if the answer broke off: the output is incomplete. [`NoAnswer::Here`] if `to` fails.
 pub async fn download<W: Write + Send + 'static>(
     address: SocketAddr,
     path: &str,
@@ -241,7 +238,7 @@ async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| failed(format!("it broke off: {e}")))?;
         let Ok(piece) = frame.into_data() else { continue };
-        // What was there before has no end in it.
+        // // The earlier bytes contain no line end.
         let mut looked_at = rest.len();
         rest.extend_from_slice(&piece);
         while let Some(end) = rest.iter().skip(looked_at).position(|byte| *byte == b'\n') {

@@ -1,5 +1,5 @@
-//! Whether this very process is at work: its listeners, asked over their own sockets as anybody would, and its pool of
-//! blocking threads. Says nothing of upstreams or the store: no restart mends those.
+//! Liveness of this process for the service manager: its listeners, asked over their own sockets, and its pool of
+//! blocking threads. Upstreams and the store do not count: no restart repairs those.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use super::places::{PeerClass, Places};
 /// and without.
 const KNOCK: &[u8] = b"larder?\r\n\r\n";
 
-/// How long a task may wait for a thread of the blocking pool before that counts: longer than any burst of work takes.
+/// The longest wait for a blocking thread: longer than any burst of work.
 pub const POOL_WITHIN: Duration = Duration::from_secs(60);
 
-/// What a disk does at once that works.
+/// The time in which a working disk responds.
 const DISK_WITHIN: Duration = Duration::from_secs(1);
 
-/// What of this process gave no answer.
+/// The part of this process that did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Silent {
     /// The pool of blocking threads.
@@ -42,10 +42,11 @@ pub enum Silent {
     Admin(#[from] admin_client::NoAnswer),
 }
 
-/// The pool of threads in which this process waits for its disk, looked at by a task that does nothing.
+/// Checks the pool of blocking threads with a task that does nothing.
 ///
-/// Threads that all wait for a disk are no sign of death: a restart would wait for the same disk. So while the task gets no
-/// thread, the disk is tried on a thread outside the pool, and the pool counts as starved only as long as the disk works.
+/// Threads that all wait for a disk are no reason to restart: the next process would wait for the same disk. So while
+/// the task gets no thread, the disk is tested on a thread outside the pool. The pool counts as starved only while the
+/// disk works.
 #[derive(Debug)]
 pub struct Pool {
     within: Duration,
@@ -62,16 +63,15 @@ struct Disk {
 }
 
 impl Pool {
-    /// The pool of this runtime, in which a task may wait for so long.
+    /// The pool of this runtime, and the longest wait for a thread.
     pub fn new(within: Duration) -> Self {
         Self { within, waiting: Mutex::default(), disk: Arc::default() }
     }
 
-    /// Whether tasks get threads, as far as is known since this was last asked; `disk` writes through to the disk, and says
-    /// whether that was possible. Waits for nothing.
+    /// Reports the state since the last call; `disk` writes to the disk and returns true on success. Does not block.
     ///
     /// # Errors
-    /// [`Silent::Pool`] where no task got a thread in time, and the disk worked when it was last tried.
+    /// [`Silent::Pool`] if no task got a thread in time although the disk worked at its last test.
     pub fn answers(&self, disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), Silent> {
         let mut waiting = self.waiting.lock();
         let Some((_, since)) = waiting.as_ref().filter(|(task, _)| !task.is_finished()) else {
@@ -88,7 +88,7 @@ impl Pool {
 }
 
 impl Disk {
-    /// Whether it worked when it was last tried; tries it again, unless it hangs in that.
+    /// Returns the result of the last disk test, and starts another unless one hangs.
     fn worked_before(disk: &Arc<Self>, attempt: impl FnOnce() -> bool + Send + 'static) -> bool {
         if disk.is_being_tried.swap(true, Ordering::AcqRel) {
             return false;
@@ -116,7 +116,7 @@ pub struct Listening<'a> {
     pub at: SocketAddr,
     /// Whom it still lets in.
     pub places: &'a Places,
-    /// What this very machine is to it.
+    /// The peer class of this machine at this listener.
     pub standing: PeerClass,
 }
 
@@ -136,14 +136,14 @@ pub async fn listeners_answer(main: Listening<'_>, admin: Listening<'_>) -> Resu
 
 impl Listening<'_> {
     async fn can_be_asked(self) -> bool {
-        // Whoever asks its own address comes from it.
+        // // A connection to its own address comes from that address.
         !self.places.keeps_out(self.at.ip().to_canonical(), self.standing) && is_of_this_machine(self.at).await
     }
 }
 
-/// Whether the address is this machine's now. One that a standby shares, or that was leased, may be another's: what that
-/// answers, or nobody does, says nothing of this process. Nothing is sent: the system only says which address of its own
-/// it would send from, and that is the very same one if it is here.
+/// Returns true if the address belongs to this machine now. A shared or leased address may have moved to another
+/// machine, whose silence says nothing about this process. Sends nothing: the system only reports its source address
+/// for that destination.
 async fn is_of_this_machine(address: SocketAddr) -> bool {
     if address.ip().is_loopback() {
         return true;
@@ -152,7 +152,7 @@ async fn is_of_this_machine(address: SocketAddr) -> bool {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
-    // Without a descriptor left nobody is answered either: then it is asked, and found silent.
+    // // Without a free descriptor no client is answered either: the check then fails as it should.
     let Ok(socket) = UdpSocket::bind((anywhere, 0)).await else { return true };
     let from = match socket.connect(address).await {
         Ok(()) => socket.local_addr(),
@@ -210,7 +210,7 @@ mod tests {
             self.asked_at(self.at)
         }
 
-        /// The same, but somewhere else.
+        /// Returns this listener at another address.
         fn asked_at(&self, at: SocketAddr) -> Listening<'_> {
             Listening { at, places: &self.places, standing: PeerClass::Client }
         }
@@ -227,7 +227,7 @@ mod tests {
         let [main, admin] = [Listener::within(Limits::default()).await, Listener::within(Limits::default()).await];
         timeout(WITHIN, listeners_answer(main.asked(), admin.asked())).await.unwrap().unwrap();
 
-        // It is accepted by the system, and by nobody else.
+        // // The system accepts the connection; no program does.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = silent.local_addr().map(|at| (silent, at)).unwrap();
         for (of_main, of_admin) in [(silent.1, admin.at), (main.at, silent.1)] {
@@ -260,13 +260,13 @@ mod tests {
                 drop(served);
                 timeout(WITHIN, keeps_out(false)).await.unwrap();
                 timeout(WITHIN, listeners_answer(main.asked(), admin.asked())).await.unwrap().unwrap();
-                // Who asked has left, too.
+                // // The probe has disconnected, too.
                 timeout(WITHIN, keeps_out(false)).await.unwrap();
             }
         }
     }
 
-    /// Addresses for documentation, which nobody has; and nobody answers at them.
+    /// Addresses for documentation: no machine has them.
     #[tokio::test]
     async fn a_listener_whose_address_is_another_machines_is_not_asked() {
         let listener = Listener::within(Limits::default()).await;
@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Promise 11: threads that larder's own work holds for ever are noticed; those that a disk holds, however it does, are not.
+    /// Promise 11: threads blocked forever by larder's own work are noticed; threads blocked by a disk are not.
     #[test]
     fn a_starved_pool_counts_only_while_the_disk_works() {
         let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(2).enable_all().build().unwrap();

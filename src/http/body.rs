@@ -1,4 +1,4 @@
-//! The one response body: nothing, bytes, or a stream; and the count of what went out of it.
+//! The one response body: empty, bytes, or a stream; counts the bytes sent.
 
 use std::io;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use http_body::{Frame, SizeHint};
 
 type BodyPieces = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
-/// What is sent.
+/// A response body.
 pub struct Body {
     kind: Kind,
     when_done: Option<Done>,
@@ -23,7 +23,7 @@ enum Kind {
     Stream { pieces: BodyPieces, left: Option<u64> },
 }
 
-/// Called once, with the number of bytes that went out, and whether the body broke off by our own doing.
+/// Called once with the bytes sent, and true if larder broke off the body itself.
 type Done = Box<dyn FnOnce(u64, bool) + Send>;
 
 impl Body {
@@ -42,7 +42,7 @@ impl Body {
         }
     }
 
-    /// Bytes as they come; `length` of them, where that is known. A stream that ends early is an error.
+    /// A stream of bytes, with its length where known. A stream that ends early is an error.
     pub fn stream(pieces: impl Stream<Item = io::Result<Bytes>> + Send + 'static, length: Option<u64>) -> Self {
         Self {
             kind: Kind::Stream { pieces: Box::pin(pieces), left: length },

@@ -1,4 +1,4 @@
-//! Who may ask the main listener: `[server] clients`, seen through `trusted_proxies` (promise 8).
+//! Access to the main listener: `[server] clients`, seen through `trusted_proxies` (promise 8).
 
 use std::net::IpAddr;
 
@@ -10,13 +10,13 @@ use super::places::PeerClass;
 /// The rule of one listener.
 #[derive(Debug, Clone, Default)]
 pub struct Clients {
-    /// Who may ask; everybody where absent.
+    /// Allowed networks; `None` allows all.
     pub allowed: Option<Vec<IpNet>>,
     /// Whose `X-Forwarded-For`, `-Host` and `-Proto` are believed.
     pub trusted_proxies: Vec<IpNet>,
 }
 
-/// Who asks: the right-most address that is no trusted proxy.
+/// The client of a request: the right-most address that is not a trusted proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestClient {
     address: IpAddr,
@@ -25,7 +25,7 @@ pub struct RequestClient {
 }
 
 impl RequestClient {
-    /// The address; that of the trusted proxy which names nobody.
+    /// The client's address; that of the trusted proxy if it names none.
     pub fn address(&self) -> IpAddr {
         self.address
     }
@@ -40,10 +40,10 @@ pub const NOT_AMONG_CLIENTS: &str = "is not among the clients of this mirror";
 pub struct NotAClient(String);
 
 impl Clients {
-    /// Whether a request of this client may be answered.
+    /// Checks that this client may ask.
     ///
     /// # Errors
-    /// [`NotAClient`] where it is not among those who may ask, or nobody can tell.
+    /// [`NotAClient`] if it is not allowed, or cannot be determined.
     pub fn admit(&self, client: &RequestClient) -> Result<(), NotAClient> {
         match (&self.allowed, &client.unreadable) {
             (None, _) => Ok(()),
@@ -53,7 +53,7 @@ impl Clients {
         }
     }
 
-    /// What whoever connects from `peer` is, before it has said anything.
+    /// The class of a peer, before its first byte.
     pub fn standing(&self, peer: IpAddr) -> PeerClass {
         let peer = peer.to_canonical();
         if self.is_trusted_proxy(peer) {
@@ -70,7 +70,7 @@ impl Clients {
         covers(&self.trusted_proxies, peer.to_canonical())
     }
 
-    /// Who sent a request that came from `peer` with these headers.
+    /// The client of a request from `peer` with these headers.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> RequestClient {
         let mut client = RequestClient { address: peer.to_canonical(), unreadable: None };
         if !self.is_trusted_proxy(peer) {

@@ -1,4 +1,4 @@
-//! A histogram that costs a few atomic additions to fill: no lock, no allocation. For what is counted on the hot path.
+//! A lock-free histogram for the hot path: a few atomic additions per sample, no allocation.
 
 use std::array;
 use std::sync::Arc;
@@ -10,23 +10,23 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 /// The most bounds that a scale has.
 const MOST_BOUNDS: usize = 16;
 
-/// What is measured in whole steps, and shown in a base unit.
+/// Conversion from the measured steps to the base unit.
 #[derive(Debug)]
 pub(super) struct Scale {
     /// The upper bounds, in steps, the smallest first.
     pub(super) bounds: &'static [u64],
-    /// How many steps make one unit.
+    /// Steps in one unit.
     pub(super) steps_in_unit: f64,
 }
 
-/// How often something was how large.
+/// A histogram.
 #[derive(Debug, Clone)]
 pub(super) struct Histogram(Arc<BucketCounts>);
 
 #[derive(Debug)]
 struct BucketCounts {
     scale: &'static Scale,
-    /// One for each bound, and one for what lies above them all.
+    /// One bucket for each bound, and one above all bounds.
     buckets: [AtomicU64; MOST_BOUNDS + 1],
     sum: AtomicU64,
 }

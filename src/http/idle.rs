@@ -1,5 +1,5 @@
-//! What goes on in one connection, and when it has waited for its peer too long: the watched socket and the counted
-//! answers report to `Activity`, which `listener` asks for a verdict.
+//! Activity of one connection, and its limits: the watched socket and the counted answers report to `Activity`, and
+//! `listener` asks it when to close.
 
 use std::{
     error::Error,
@@ -26,13 +26,13 @@ use crate::supervisor::panic_message;
 /// Any error, as hyper wants it.
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
-/// What an HTTP/2 connection begins with, as far as no HTTP/1 method does.
+/// The start of an HTTP/2 preface that no HTTP/1 method has.
 const HTTP2_BEGINS: &[u8] = b"PRI";
 
 /// More than pings and window updates take in one write, less than an answer.
 const DATA_BYTES: usize = 256;
 
-/// What is going on in one connection.
+/// Activity of one connection.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
@@ -57,12 +57,12 @@ pub(super) enum CloseReason {
     Stalled,
 }
 
-/// What is spoken on a connection.
+/// Protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
     /// No HTTP yet: the TLS handshake.
     Handshake,
-    /// To be told by the first bytes, of which this many look like HTTP/2.
+    /// Not decided yet: this many first bytes match HTTP/2.
     Undecided(usize),
     /// HTTP/1.0 or HTTP/1.1.
     Http1,
@@ -111,7 +111,8 @@ impl Activity {
         let now = Instant::now();
         state.protocol = protocol;
         state.idle_since = now;
-        // Who connects has something to ask. In HTTP/2 other frames come first, so there the idle limit is the bound.
+        // // A new connection is expected to send a request. HTTP/2 sends other frames first, so there the idle limit
+        // applies.
         state.head_since = (protocol != Protocol::Http2).then_some(now);
     }
 
@@ -150,8 +151,8 @@ impl Activity {
     fn due(&self) -> Option<(Instant, CloseReason)> {
         let state = self.state.lock();
         if state.in_flight > 0 {
-            // HTTP/1 has no window beyond the socket's, and the socket is watched.
-            // What waits for memory waits for the peer, too: to take what the connection has already.
+            // // HTTP/1 has no window beyond the socket's, and the socket is watched. A wait for memory is a wait for
+            // the peer, too: it has not taken earlier bytes.
             let waiting = state.offering + self.memory.waiting();
             let waits = state.protocol == Protocol::Http2 && waiting >= state.in_flight;
             return waits.then(|| (state.moved + self.idle, CloseReason::Stalled));
@@ -189,7 +190,7 @@ impl Activity {
         if count >= DATA_BYTES {
             let mut state = self.state.lock();
             state.moved = Instant::now();
-            // What an ended answer left in the buffers is still on its way.
+            // // Buffers may still hold the end of the last answer.
             state.idle_since = state.moved;
         }
     }
@@ -204,7 +205,7 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// Whether it is the one request of an outsider, after which its connection ends.
+    /// Returns true for the one request of an outsider, after which the connection closes.
     pub(super) fn is_outsiders(&self) -> bool {
         self.is_outsiders
     }

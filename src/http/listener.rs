@@ -1,5 +1,5 @@
-//! The accept loop: TLS, HTTP/1.1 and HTTP/2 on one socket, one task per connection, every wait bounded, and a drain at
-//! the end. What a request means is left to the handler it is given.
+//! The accept loop: TLS, HTTP/1.1 and HTTP/2 on one socket, one task per connection, a limit on every wait, and a drain
+//! at the end. Requests go to the given handler.
 
 use std::{
     error::Error,
@@ -44,22 +44,22 @@ use crate::supervisor::panic_message;
 /// The least that hyper accepts as the bound of an HTTP/1 head.
 const LEAST_HEADER_BYTES: usize = 8192;
 
-/// What one HTTP/2 answer may have waiting to be written. The system's own buffers keep the line busy.
+/// Unsent bytes of one HTTP/2 answer. The system's buffers keep the line busy.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
 
-/// How much of a request's body may be under way; requests hardly have one.
+/// Receive window for request bodies, which are rare.
 const REQUEST_WINDOW_BYTES: u32 = 64 * 1024;
 
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long a task may take to notice that it has been cut.
+/// The time for a task to stop after its connection was cut.
 const CUT_WITHIN: Duration = Duration::from_secs(1);
 
 /// The longest pause after a failed accept.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What one listener allows its clients.
+/// Limits of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at one time; who comes when all are taken waits in the system's queue.
@@ -68,23 +68,23 @@ pub struct Limits {
     pub each_address: usize,
     /// Connections at one time from all addresses together that are no clients; who comes beyond is closed at once.
     pub outsiders: usize,
-    /// How long an address that is no client may take to send its one request, and then to take the answer.
+    /// The time an outsider has to send its one request, and then to read the answer.
     pub outsider_time: Duration,
     /// The size of a request's head; at least 8 KiB.
     pub header_bytes: usize,
-    /// How long an HTTP/1 request's head may take, from its first byte (the first one: from the connection's start).
+    /// Limit for an HTTP/1 request head, from its first byte (for the first request: from the start of the connection).
     pub header_time: Duration,
-    /// How long a connection may have no request in flight, and how long a client may take nothing of its answers.
+    /// Limit without a request in flight, and without progress of a client that reads an answer.
     pub idle: Duration,
-    /// How long a TLS handshake may take.
+    /// Limit for a TLS handshake.
     pub handshake: Duration,
-    /// True where clients may speak HTTP/2, by ALPN over TLS and by prior knowledge without. It has no reason phrases.
+    /// Allows HTTP/2, by ALPN over TLS and by prior knowledge without. It has no reason phrases.
     pub http2: bool,
     /// Requests at one time in one HTTP/2 connection.
     pub streams: u32,
-    /// How much of archives may be in memory on its way to clients, in bytes; beyond it, 16 KiB for each connection.
+    /// Memory for archive bytes on their way to clients; beyond it, 16 KiB for each connection.
     pub memory_bytes: usize,
-    /// How long running answers may go on once the listener stops.
+    /// The time for running answers after the listener stops.
     pub drain: Duration,
 }
 
@@ -107,14 +107,14 @@ impl Default for Limits {
     }
 }
 
-/// Who asks.
+/// The peer of a connection.
 #[derive(Debug, Clone)]
 pub struct Peer {
     /// The other end of the connection.
     pub address: SocketAddr,
     /// Larder's own TLS, where the connection ends it.
     pub tls: Option<Arc<Tls>>,
-    /// What the connection may have of archives in memory.
+    /// The connection's share of memory for archives.
     pub memory: ReadShare,
 }
 
@@ -239,7 +239,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Door<S> {
     }
 }
 
-/// What may be said every ten seconds.
+/// Logs at most once every ten seconds.
 #[derive(Default)]
 struct Rarely(Option<Instant>);
 
@@ -259,7 +259,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// What all connections of one listener share.
+/// State shared by all connections of a listener.
 struct Site<H> {
     tls: Option<Arc<Tls>>,
     limits: Limits,
@@ -326,7 +326,7 @@ impl<H> Site<H> {
         let address = peer.address;
         let service = service_fn(|request: Request<Incoming>| {
             let in_flight = activity.request();
-            // HTTP/2 has no such header, and is told otherwise.
+            // // HTTP/2 has no Connection header; it gets a GOAWAY.
             let is_last = in_flight.is_outsiders() && request.version() < Version::HTTP_2;
             let answer = answer(self.handler.clone(), request, peer.clone());
             answer.map_ok(move |mut response| {
@@ -354,7 +354,7 @@ impl<H> Site<H> {
         }
     }
 
-    /// Waits for a connection that was told to end, and cuts it where it does not.
+    /// Waits for a connection to close, and cuts it after a limit.
     async fn close(
         &self,
         address: SocketAddr,
@@ -372,7 +372,7 @@ impl<H> Site<H> {
         let mut http = auto::Builder::new(Streams::default());
         http.http1()
             .timer(TokioTimer::new())
-            // Hyper's limit also runs while a connection idles between requests; `Activity` tells the two apart.
+            // // Hyper's limit also runs while a connection is idle between requests; `Activity` distinguishes them.
             .header_read_timeout(None)
             .max_buf_size(limits.header_bytes.max(LEAST_HEADER_BYTES));
         // The bounds on reset streams, of peer and ourselves, stay at what h2 sets.

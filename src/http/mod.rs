@@ -1,5 +1,4 @@
-//! The server side of the wire: requests in, responses out. Sockets are `listener.rs`, statuses
-//! `respond.rs`; what is answered is for `protocol`.
+//! The HTTP server: sockets in `listener.rs`, statuses in `respond.rs`. Answers come from `protocol`.
 
 mod admin;
 
@@ -62,18 +61,18 @@ impl Main {
         Arc::new(Self { protocols, requests, clients, clock, number: Arc::new(AtomicU64::new(1)) })
     }
 
-    /// The same for another configuration: what is counted goes on.
+    /// A copy for another configuration; counters continue.
     pub fn renewed(&self, protocols: Arc<Protocols>, clients: Clients) -> Arc<Self> {
         let (requests, clock, number) = (self.requests.clone(), self.clock.clone(), Arc::clone(&self.number));
         Arc::new(Self { protocols, requests, clients, clock, number })
     }
 
-    /// What an address is to the main listener.
+    /// The class of an address at the main listener.
     pub fn standing(&self, address: IpAddr) -> PeerClass {
         self.clients.standing(address)
     }
 
-    /// The clock it goes by.
+    /// The clock.
     pub fn clock(&self) -> Clock {
         self.clock.clone()
     }
@@ -137,7 +136,7 @@ impl Main {
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
         let (route, api) = (self.protocols.route(&asked), self.protocols.api(&asked));
-        // Before anything else is said, or an outsider could learn what is mirrored; probes are for all.
+        // // First of all, or an outsider could learn which registries are mirrored. Probes are open to all.
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client)
         {
@@ -187,7 +186,7 @@ impl Main {
         }
     }
 
-    /// How a failure ends a request; counts it where it is a rule of ours.
+    /// The end state of a failed request; counts refusals by our own rules.
     fn end_of(&self, failure: &Failure, api: Api) -> End {
         if let Some(refusal) = Refusal::of(failure) {
             self.requests.refused(refusal);
@@ -200,8 +199,7 @@ impl Main {
     }
 }
 
-/// Why a request does not say which host it is for: 400, because whoever stands between may have read another one out
-/// of it.
+/// A request without exactly one host: 400, because a proxy may have read another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum BadHost {
     /// RFC 9112 3.2, RFC 9113 8.3.1.
@@ -215,11 +213,11 @@ enum BadHost {
     Contradiction,
 }
 
-/// The name the client believes to talk to. HTTP/2 sends it as the authority, and in HTTP/1 a whole URL in the request
-/// line goes before the Host.
+/// The host that the client addressed: the authority in HTTP/2 or of a whole URL in the request line, else the Host
+/// header.
 ///
 /// # Errors
-/// [`BadHost`] where the request names none, two, or one that its authority contradicts.
+/// [`BadHost`] if the request names none, two, or one that contradicts its authority.
 fn host_of<B>(request: &Request<B>) -> Result<Option<&str>, BadHost> {
     let mut headers = request.headers().get_all(header::HOST).iter();
     let (header, another) = (headers.next(), headers.next());
@@ -260,7 +258,7 @@ fn without_body(response: Response<Body>) -> Response<Body> {
     Response::from_parts(parts, Body::empty())
 }
 
-/// A failure is told where it is answered; that something does not exist is no news.
+/// Logs a failure; "not found" is not logged.
 fn tell(number: u64, failure: &Failure) {
     match failure {
         Failure::NoRoute(_) | Failure::Mirror(Error::NotFound(_) | Error::UnknownHost(_)) => {
@@ -275,7 +273,7 @@ fn tell(number: u64, failure: &Failure) {
     }
 }
 
-/// A request that has no answer yet. Dropped before that, its client has gone, and that is told of it.
+/// A request without an answer yet. Dropped early, it records that its client left.
 struct PendingRequest<'a> {
     main: &'a Main,
     request: &'a Request<Incoming>,
@@ -299,7 +297,7 @@ impl Drop for PendingRequest<'_> {
         if self.is_over {
             return;
         }
-        // Whoever catches the panic answers.
+        // // The panic handler sends an answer.
         let end = if std::thread::panicking() { End::Error } else { End::Left };
         self.main.requests.ended(self.route, end, end.source(), 0);
         self.line(None, end).write(0);

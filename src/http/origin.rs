@@ -1,5 +1,5 @@
-//! Where a client sees larder: what a trusted proxy says of it, or the name for which larder itself proved to be who it is
-//! over TLS. The answers to clients that are known to be nowhere keep their URLs path-absolute.
+//! The origin at which a client sees larder: from a trusted proxy's headers, or from larder's own TLS name. Without
+//! one, URLs stay path-absolute.
 
 use http::header::{self, HeaderMap, HeaderName};
 
@@ -9,7 +9,7 @@ use crate::protocol::route::{Origin, Scheme};
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// What larder knows of the connection that a request came by.
+/// Properties of the request's connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Connection<'a> {
     /// True where the other end is one of `trusted_proxies`.
@@ -45,8 +45,8 @@ fn forwarded(headers: &HeaderMap) -> Option<Origin<'_>> {
     Origin::parse(Scheme::parse(only(headers, &X_FORWARDED_PROTO)?)?, only(headers, &X_FORWARDED_HOST)?)
 }
 
-/// The one value that a header has. Where proxies stand in a row and append different ones, nobody can tell which of them
-/// wrote what the client saw.
+/// The single value of a header. If a chain of proxies appended different values, it is unknown which one the client
+/// saw.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).into_iter().flat_map(|value| value.to_str().unwrap_or("?").split(','));
     let first = values.next()?.trim();
@@ -66,7 +66,7 @@ mod tests {
         headers
     }
 
-    /// DESIGN 3: a trusted proxy that names scheme and host is believed; nobody else, and no half of it.
+    /// DESIGN 3: only a trusted proxy that names both scheme and host is believed.
     #[test]
     fn only_a_trusted_proxy_says_where_the_client_is() {
         let told = [("x-forwarded-host", "mirror.example"), ("x-forwarded-proto", "https")];

@@ -16,11 +16,11 @@ pub(super) fn of(why: &Explanation) -> Option<ReasonPhrase> {
 }
 
 fn text(why: &Explanation) -> String {
-    // The usual scheme says nothing, and takes room.
+    // // The usual scheme carries no information.
     let cause = printable(&why.cause).replace("https://", "");
     let remedy = why.remedy.as_deref().map(|remedy| format!("; {}", printable(remedy))).unwrap_or_default();
     let room = LONGEST - BEGIN.len();
-    // A remedy that leaves no room for the cause is none for a phrase.
+    // // A remedy that leaves no space for the cause is dropped.
     let remedy = if remedy.len() <= room / 2 || cause.len() + remedy.len() <= room { remedy } else { String::new() };
     format!("{BEGIN}{}{remedy}", cut(cause, room - remedy.len()))
 }
@@ -86,7 +86,7 @@ mod tests {
     const SECRET: &str = "S3CRET";
     const PLACE: &str = "/srv/of-this-machine/v1";
 
-    /// A text that somebody else wrote: with a secret in a URL, and with what a terminal would obey.
+    /// A foreign text: a secret in a URL, and terminal control characters.
     fn foreign() -> impl Strategy<Value = String> {
         let url = prop_oneof![
             Just("https://user:S3CRET@h.example/p"),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promises 8 and 15: whatever failed, and whatever somebody wrote into it.
+        /// Promises 8 and 15, for any failure with any foreign text.
         #[test]
         fn no_phrase_no_body_and_no_log_line_has_a_secret_a_control_character_or_a_private_path(failure in failure()) {
             let phrase = text(&failure.explain());

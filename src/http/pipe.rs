@@ -1,5 +1,5 @@
-//! Bytes between work that may block and a task that may not: bounded, so that the faster of the two waits for the
-//! other, and with an end that is told, so that nobody takes what broke off for complete.
+//! A bounded byte pipe between blocking code and async tasks. The end is explicit, so a broken stream is never taken
+//! for a complete one.
 
 use std::io::{self, Read, Write};
 
@@ -7,12 +7,12 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures_util::{Stream, stream};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// How many pieces may be under way.
+/// Queue length, in pieces.
 const PIECES: usize = 4;
-/// How large a piece is that work of ours makes, in bytes.
+/// Size of a piece written by blocking code, in bytes.
 const PIECE_BYTES: usize = 256 * 1024;
 
-/// What goes through: bytes, the end, or why there is no end.
+/// A piece: bytes, the end, or an error.
 #[derive(Debug)]
 enum PipePiece {
     Bytes(Bytes),
@@ -31,14 +31,14 @@ pub(super) fn pipe() -> (PipeEntry, PipeExit) {
 pub(super) struct PipeEntry(Sender<PipePiece>);
 
 impl PipeEntry {
-    /// Puts bytes in, and waits for room; says whether anybody is still there to take them.
+    /// Sends bytes, and waits for space; returns false if the reader has gone.
     pub(super) async fn put(&self, bytes: Bytes) -> bool {
         self.0.send(PipePiece::Bytes(bytes)).await.is_ok()
     }
 
-    /// That was all.
+    /// Marks the end.
     pub(super) async fn end(self) {
-        // Whoever has gone does not want to know.
+        // // The reader may have gone.
         let _ = self.0.send(PipePiece::End).await;
     }
 
@@ -47,7 +47,7 @@ impl PipeEntry {
         let _ = self.0.send(PipePiece::Broken(why)).await;
     }
 
-    /// The same for work that may block. Must not be used in a task.
+    /// A blocking writer. Must not be used in an async task.
     pub(super) fn writer(self) -> PipeWriter {
         PipeWriter { to: self, piece: BytesMut::new() }
     }
@@ -64,7 +64,7 @@ impl PipeWriter {
     /// Says how it ended: that this was all, or why not.
     pub(super) fn end(mut self, ended: io::Result<()>) {
         let ended = ended.and_then(|()| self.flush());
-        // Whoever has gone does not want to know.
+        // // The reader may have gone.
         let _ = self.to.0.blocking_send(ended.map_or_else(PipePiece::Broken, |()| PipePiece::End));
     }
 

@@ -1,5 +1,4 @@
-//! Places for connections, shared out so that nobody takes them all: so many for all, for each address, and for all
-//! addresses together that are no clients.
+//! Connection slots: limits in all, for each address, and for all addresses outside `clients`.
 
 use std::{
     collections::HashMap,
@@ -23,9 +22,9 @@ use super::{
 pub enum PeerClass {
     /// It may ask.
     Client,
-    /// It is trusted to say who asks through it: those may be many, and who they are is known of each request alone.
+    /// A trusted proxy: it may have many connections, and each request names its client.
     Proxy,
-    /// It may not ask: it is told so once.
+    /// An outsider: answered once with a refusal.
     Outsider,
 }
 
@@ -77,7 +76,7 @@ impl Places {
             }
             self.0.is_full.store(true, Ordering::Relaxed);
             when_full();
-            // Fails only once the semaphore is closed, which nobody does.
+            // // Fails only on a closed semaphore, which does not happen.
             if let Ok(permit) = Arc::clone(&self.0.all).acquire_owned().await {
                 self.0.is_full.store(false, Ordering::Relaxed);
                 return AnyPlace(permit);
@@ -107,7 +106,7 @@ impl Places {
         Ok(ConnectionSlot { places: self.clone(), address, standing, _place: place })
     }
 
-    /// Counts an outsider that kept its place for nothing.
+    /// Counts an outsider that sent no request in time.
     pub(super) fn outsider_was_slow(&self) {
         self.0.requests.got_no_place(NoPlace::SlowOutsider);
     }
@@ -124,7 +123,7 @@ impl Shared {
     }
 }
 
-/// A place that is nobody's yet.
+/// A slot that no address has yet.
 #[derive(Debug)]
 pub(super) struct AnyPlace(#[expect(dead_code, reason = "it is held")] OwnedSemaphorePermit);
 

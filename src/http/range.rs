@@ -1,6 +1,6 @@
-//! The Range header (RFC 9110 14.1.2), as far as it is answered: one range of bytes.
+//! The Range header (RFC 9110 14.1.2): one byte range is supported.
 
-/// What a Range header asks for.
+/// A parsed Range header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestedRange {
     /// Everything; also where the header is none that we understand, or asks for several ranges.

@@ -1,5 +1,5 @@
-//! What is counted of requests: how they ended, what went out, how long hits took, how old documents were, and who was
-//! refused. Every label is a word of ours, and every series is there from the start: a request costs a few additions.
+//! Request metrics: outcomes, bytes, hit times, document ages, refusals. All labels are larder's own words, and every
+//! series exists from the start. A request costs a few additions.
 
 use std::array;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::mirror::Outcome;
 use crate::protocol::Failure;
 use crate::protocol::route::{NoRoute, RouteKind};
 
-/// Of hits, in nanoseconds: from a few microseconds to where somebody notices.
+/// Hit times in nanoseconds, from a few microseconds to a noticeable delay.
 static HIT_TIMES: Scale = Scale {
     bounds: &[
         10_000,
@@ -64,13 +64,13 @@ macro_rules! words {
 }
 
 words! {
-    /// How a request ended.
+    /// Outcome of a request.
     End {
-        /// From what is held, and fresh.
+        /// Served fresh from the cache.
         Hit "hit",
         /// Fetched for it.
         Miss "miss",
-        /// Fetched for it alone, and not kept.
+        /// Passed through without being stored.
         Passed "passed",
         /// Held, and confirmed or replaced for it.
         Revalidated "revalidated",
@@ -78,13 +78,13 @@ words! {
         Stale "stale",
         /// Held, and deleted upstream.
         Gone "gone",
-        /// There is no such thing.
+        /// Does not exist.
         Absent "absent",
         /// Not answered, by a rule of ours.
         Refused "refused",
         /// It could not be answered, or broke off.
         Error "error",
-        /// Its client went before there was an answer.
+        /// The client disconnected before the answer.
         Left "left",
         /// A probe.
         NoOutcome "none",
@@ -106,11 +106,11 @@ words! {
         Loop "loop",
         /// A bound of our own was reached.
         Busy "busy",
-        /// Offline, and not held.
+        /// Offline, and not stored.
         Offline "offline",
         /// On the admin listener: there is nothing at its path.
         AdminPath "admin-path",
-        /// On the admin listener: it came from a web page.
+        /// On the admin listener: sent by a web page.
         AdminPage "admin-page",
         /// On the admin listener: its Host is another.
         AdminHost "admin-host",
@@ -132,9 +132,9 @@ words! {
 }
 
 words! {
-    /// Where the bytes of a body came from.
+    /// Source of body bytes.
     Source {
-        /// Out of the store, and nobody was asked for them: what is saved.
+        /// From the store, without asking upstream: the traffic saved.
         Store "store",
         /// Asked of upstream for this request, or confirmed by it.
         Upstream "upstream",
@@ -144,7 +144,7 @@ words! {
 }
 
 words! {
-    /// What a hit was.
+    /// Kind of content of a hit.
     Content {
         /// A document.
         Document "document",
@@ -167,7 +167,7 @@ impl From<Outcome> for End {
 }
 
 impl End {
-    /// Where the body of an answer came from that began like this.
+    /// The source of the body, for this outcome.
     pub(super) fn source(self) -> Source {
         match self {
             Self::Hit | Self::Stale | Self::Gone => Source::Store,
@@ -194,7 +194,7 @@ impl Refusal {
 /// The kind of a request's route; none where it leads nowhere.
 pub(super) type RouteLabel = Option<RouteKind>;
 
-/// The word for a way, in logs and as a label.
+/// The name of a route, in logs and labels.
 pub(super) fn way_word(way: RouteLabel) -> &'static str {
     way.map_or("none", RouteKind::word)
 }
@@ -234,11 +234,11 @@ struct OnRoute {
 
 type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
-/// Counters of what was answered; all copies count together.
+/// Request counters, shared by all copies.
 #[derive(Debug, Clone)]
 pub struct Requests(Arc<RequestCounters>);
 
-/// The families as they are registered, and each of their metrics at its place, so that none is ever looked up.
+/// The registered families, with each of their metrics at a fixed index, so that no lookup is needed.
 #[derive(Debug)]
 struct RequestCounters {
     ended_family: Family<RequestEnd, Counter>,
@@ -310,12 +310,12 @@ impl Requests {
         sent[source as usize].inc_by(bytes);
     }
 
-    /// A hit is ready to go out, after so long.
+    /// Records the time of a hit.
     pub(super) fn hit(&self, content: Content, took: Duration) {
         self.0.hit[content as usize].observe(took.as_nanos().try_into().unwrap_or(u64::MAX));
     }
 
-    /// A document is served that upstream confirmed so long ago.
+    /// Records the age of a served document.
     pub(super) fn aged(&self, kind: RouteKind, age: Duration) {
         if let Some(ages) = self.0.ages.get(kind as usize) {
             ages.observe(age.as_secs());
@@ -332,7 +332,7 @@ impl Requests {
         self.0.no_place[why as usize].inc();
     }
 
-    /// Body bytes sent since the start, and how many of them came out of the store.
+    /// Body bytes sent since the start, in all and from the store.
     pub fn sent_bytes(&self) -> (u64, u64) {
         let sent = self.0.sent.each_ref().map(Counter::get);
         (sent.iter().sum(), sent[Source::Store as usize])

@@ -21,21 +21,21 @@ use crate::store::ReadShare;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const FOR_EVER: HeaderValue = HeaderValue::from_static("max-age=31536000, immutable");
 const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
-/// What larder calls itself in Cache-Status (RFC 9211).
+/// Larder's name in Cache-Status (RFC 9211).
 pub const NAME: &str = "larder";
 
 const X_TERRAFORM_GET: header::HeaderName = header::HeaderName::from_static("x-terraform-get");
 const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-status");
 
-/// How much of an archive is read at a time for HTTP/2, in bytes: each stream may have a piece in memory that its client
-/// does not take. HTTP/1 has one answer at a time, and larger pieces cost it less.
+/// Read size for HTTP/2, in bytes: each stream may hold one unread piece. HTTP/1 has one answer at a time, and larger
+/// pieces are cheaper.
 const HTTP2_PIECE_BYTES: usize = 32 * 1024;
 
-/// The response to a reply; what it reads of an archive is in `memory` until the client has taken it.
+/// Builds the response for a reply; archive bytes stay in `memory` until the client has read them.
 pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, memory: &ReadShare) -> Response<Body> {
     let is_http2 = request.version() >= Version::HTTP_2;
     let memory = if is_http2 { memory.in_pieces_of(HTTP2_PIECE_BYTES) } else { memory.clone() };
-    // What was not held when it was asked for has no parts, however it came (promise 3).
+    // // An archive that was not stored at the time of the request has no ranges (promise 3).
     let has_parts = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::Passed));
     let asked = RequestConditions { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
@@ -77,7 +77,7 @@ fn content_type(route: &Route) -> HeaderValue {
     })
 }
 
-/// For how long a file may be kept: for ever where its URL names its digest.
+/// Cache-Control of a file: immutable where its URL contains its digest.
 fn for_how_long(route: &Route) -> HeaderValue {
     match route {
         Route::ModuleArchive(wanted) if wanted.digest.is_none() => ASK_AGAIN,
@@ -100,7 +100,7 @@ fn no_content(location: &str) -> Response<Body> {
     response
 }
 
-/// The way to the latest version's download (seed 002): for now, so it is asked for again each time.
+/// Redirects to the download of the latest version (seed 002); temporary, so it is asked again each time.
 fn found(url: &str) -> Response<Body> {
     let mut response = status(StatusCode::FOUND);
     insert(response.headers_mut(), header::LOCATION, url);
@@ -135,10 +135,10 @@ fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
     response
 }
 
-/// How the conditions of a GET or HEAD turn out.
+/// Result of the conditions of a GET or HEAD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Precondition {
-    /// The whole answer goes out.
+    /// Send the whole answer.
     Met,
     /// The client has it: 304.
     NotModified,
@@ -164,7 +164,7 @@ fn precondition(asked: &HeaderMap, is_tag: impl Fn(&str) -> bool, modified: Opti
     }
 }
 
-/// Whether one of the entity tags in a header is one that `is_it` says, or `*`; `None` without that header.
+/// Returns true if an entity tag in the header matches, or `*`; `None` without the header.
 fn any_tag(asked: &HeaderMap, name: header::HeaderName, is_it: impl Fn(&str) -> bool) -> Option<bool> {
     let mut values = asked.get_all(name).into_iter().peekable();
     values.peek()?;
@@ -177,7 +177,7 @@ fn precondition_failed() -> Response<Body> {
     errors(StatusCode::PRECONDITION_FAILED, vec![why.into()])
 }
 
-/// What a request says of the form it wants its answer in. Only a GET has ranges (RFC 9110 14.2).
+/// The conditions, range and encoding of a request. Only a GET has ranges (RFC 9110 14.2).
 #[derive(Clone, Copy)]
 struct RequestConditions<'a> {
     headers: &'a HeaderMap,
@@ -187,7 +187,7 @@ struct RequestConditions<'a> {
 
 fn file(archive: Archive, route: &Route, asked: RequestConditions<'_>, memory: ReadShare) -> Response<Body> {
     let mut response = match archive {
-        // Not proven yet: no range, no tag, nothing that lets a part of it look like the whole.
+        // // Not verified yet: no range and no tag, so that no part can look complete.
         Archive::Arriving { .. } | Archive::Passing { .. } if expects_another(route, asked.headers) => {
             return precondition_failed();
         }
@@ -227,7 +227,7 @@ fn expects_another(route: &Route, asked: &HeaderMap) -> bool {
     any_tag(asked, header::IF_MATCH, is_tag) == Some(false)
 }
 
-/// By what a client knows a file again (RFC 9110 8.8).
+/// Validators of a file (RFC 9110 8.8).
 struct Validators {
     tag: String,
     modified: Option<Timestamp>,
@@ -242,14 +242,14 @@ impl Validators {
         self.modified.map(Timestamp::http_date)
     }
 
-    /// Whether a part fits what the client has (RFC 9110 13.1.5).
+    /// Evaluates If-Range (RFC 9110 13.1.5).
     fn is_if_range(&self, given: &HeaderValue) -> bool {
         let given = given.as_bytes();
         given == self.tag.as_bytes() || self.last_modified().is_some_and(|modified| given == modified.as_bytes())
     }
 }
 
-/// Conditional and range answers (RFC 9110 13, 14), on what is held and proven only.
+/// Conditional and range answers (RFC 9110 13, 14), for stored and verified content only.
 fn held(
     known: Validators,
     size_bytes: u64,
@@ -331,7 +331,7 @@ pub(super) fn failure_status(failure: &Failure, api: Api) -> StatusCode {
 fn unknown_host_status(api: Api) -> StatusCode {
     match api {
         Api::Registry => refusal_status(api),
-        // With 404 the client goes on to its other installation methods.
+        // // With 404 the client goes on to its other installation methods.
         Api::NetworkMirror | Api::Archive | Api::Other => StatusCode::NOT_FOUND,
     }
 }
@@ -341,7 +341,7 @@ pub(super) fn refusal_status(api: Api) -> StatusCode {
     match api {
         // Shown after one attempt; 401, 403 and 404 are replaced by texts of the client's own.
         Api::Registry => StatusCode::MISDIRECTED_REQUEST,
-        // Only 5xx are shown there.
+        // // The network mirror shows the text of 5xx only.
         Api::NetworkMirror => StatusCode::SERVICE_UNAVAILABLE,
         Api::Archive | Api::Other => StatusCode::FORBIDDEN,
     }
@@ -376,7 +376,7 @@ pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
     let phrase = errors.first().and_then(|first| phrase::of(&Explanation::of(first)));
     let mut response = json(code, &ErrorBody { errors });
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // Whoever asks can tell that it is larder who says so.
+    // // Marks the error as larder's own.
     response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(NAME));
     if let Some(phrase) = phrase {
         response.extensions_mut().insert(phrase);

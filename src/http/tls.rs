@@ -1,5 +1,4 @@
-//! What larder proves itself with to clients over TLS: a certificate chain and its key from two PEM files, looked at
-//! every second and exchanged in place. Sockets and HTTP are left to `listener`.
+//! Server certificates: a chain and a key from two PEM files, checked every second and swapped in place.
 
 use std::{
     io,
@@ -26,7 +25,7 @@ use rustls_pki_types::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// How often the files are looked at.
+/// Interval of the file checks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A certificate chain and key that serve new connections, exchangeable while connections run.
@@ -40,7 +39,7 @@ pub struct Tls {
     read: Mutex<Files>,
 }
 
-/// Both files, and what they looked like.
+/// Both files and their state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Files {
     certificate: PathBuf,
@@ -65,7 +64,7 @@ pub struct Renewal {
     files: Files,
 }
 
-/// Why a certificate and its key cannot be used: which file, what is wrong, and what a good one looks like.
+/// An unusable certificate or key: the file, the problem, and the expected content.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
@@ -73,7 +72,7 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The certificate file is no PEM, or a block in it is torn.
@@ -84,10 +83,10 @@ pub enum TlsError {
     Chain {
         /// The file.
         path: PathBuf,
-        /// What was found instead.
+        /// The problem.
         problem: String,
     },
-    /// The key file is no PEM, holds no key, or one that cannot sign.
+    /// The key file is not PEM, or has no usable signing key.
     #[error(
         "{} is not a usable private key: {problem}; it should hold one RSA, EC or Ed25519 key without a passphrase, \
          between -----BEGIN PRIVATE KEY----- and -----END PRIVATE KEY-----", path.display()
@@ -95,7 +94,7 @@ pub enum TlsError {
     Key {
         /// The file.
         path: PathBuf,
-        /// What was found instead.
+        /// The problem.
         problem: String,
     },
     /// Both files are good, but not of one pair.
@@ -115,10 +114,10 @@ pub enum TlsError {
 }
 
 impl Tls {
-    /// Reads both files and proves that they belong together.
+    /// Reads both files and checks that they match.
     ///
     /// # Errors
-    /// When a file cannot be read, is not what it should be, or the two do not match.
+    /// A file cannot be read or parsed, or the two do not match.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let Renewal { pair, files } = renewal(certificate, key, &provider)?;
@@ -135,8 +134,8 @@ impl Tls {
         Ok(Self { provider, current, http1, with_http2, read: Mutex::new(files) })
     }
 
-    /// Accepts TLS with whatever certificate is current at each handshake, offering HTTP/1.1, and HTTP/2 before it where
-    /// `http2` says so: clients choose that wherever it is offered.
+    /// A TLS acceptor that uses the current certificate at each handshake. Offers HTTP/1.1; with `http2` also HTTP/2,
+    /// which clients then choose.
     #[must_use]
     pub fn acceptor(&self, http2: bool) -> TlsAcceptor {
         let config = if http2 { &self.with_http2 } else { &self.http1 };
@@ -158,7 +157,7 @@ impl Tls {
         })
     }
 
-    /// Reads a pair at once, from these files, and proves it.
+    /// Reads and checks another pair of files.
     ///
     /// # Errors
     /// As [`Tls::load`].
@@ -166,7 +165,7 @@ impl Tls {
         renewal(certificate, key, &self.provider)
     }
 
-    /// Serves new connections with this pair, and looks at its files from now on.
+    /// Uses this pair for new connections, and watches its files.
     pub fn take_over(&self, Renewal { pair, files }: Renewal) {
         let mut reading = self.read.lock();
         *reading = files;
@@ -183,7 +182,7 @@ impl Tls {
             let last = before.clone();
             match tokio::task::spawn_blocking(move || tls.look(&last)).await {
                 Ok(seen) => before = seen,
-                // Whoever watches over this task counts it, and starts it again.
+                // // The supervisor counts the panic and restarts the task.
                 Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
                 Err(error) => tracing::error!(%error, "looking at the certificate files failed"),
             }
@@ -236,7 +235,7 @@ impl ResolvesServerCert for Current {
 }
 
 fn renewal(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Renewal, TlsError> {
-    // Before reading: what is written in between shows as a change.
+    // // Before reading: a write in between shows as a change.
     let files = Files::seen(certificate, key);
     Ok(Renewal { pair: certified_key(certificate, key, provider)?, files })
 }
@@ -257,7 +256,7 @@ fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> R
     let signing = provider.key_provider.load_private_key(private).map_err(|error| key_error(error.to_string()))?;
     let pair = CertifiedKey::new(chain, signing);
     match pair.keys_match() {
-        // Unknown: the key cannot tell its public half, which is no sign of a mismatch.
+        // // Unknown: the key does not expose its public half, which is not a mismatch.
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(pair),
         Err(rustls::Error::InconsistentKeys(_)) => {
             Err(TlsError::Mismatch { certificate: certificate.to_owned(), key: key.to_owned() })
@@ -266,7 +265,7 @@ fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> R
     }
 }
 
-/// What tells one state of both files from another.
+/// State of both files, for detecting a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     certificate: Option<FileStamp>,

@@ -31,8 +31,8 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// What a client finds, given its `SSL_CERT_FILE` and `SSL_CERT_DIR`. Each stands in place of the usual places of
-    /// its kind, and not of the other's. Waits for the disk.
+    /// The roots that a client finds, given its `SSL_CERT_FILE` and `SSL_CERT_DIR`. Each replaces the default places of
+    /// its kind only. Blocks.
     pub fn of_clients(file: Option<&str>, folders: Option<&str>) -> Self {
         let named = |value: Option<&str>| value.filter(|value| !value.is_empty()).map(str::to_owned);
         let (file, folders) = (named(file), named(folders));

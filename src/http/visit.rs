@@ -1,5 +1,5 @@
-//! One request as a client of larder would send it: over the same roads, with the same trust, and with the cause kept
-//! where there is no answer. For looking whether clients come here, never for what larder fetches.
+//! One HTTP request as a client of larder would send it: the same proxies and the same trust, with the cause of a
+//! failure. For the doctor's checks, never for fetches.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,10 +31,10 @@ use crate::clock::Timestamp;
 const LARGEST_BODY: usize = 64 << 10;
 /// As many as the clients follow.
 const MOST_REDIRECTS: usize = 10;
-/// How long before its end a certificate is worth a word.
+/// Certificates that expire sooner get a warning.
 const ENDS_SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// What a server answered.
+/// A server's answer.
 #[derive(Debug)]
 pub struct Visited {
     /// The status.
@@ -55,36 +55,36 @@ pub enum NoVisit {
     NoSuchName {
         /// The name.
         name: String,
-        /// What the system said.
+        /// The system's error.
         why: String,
     },
-    /// Nobody listens there.
+    /// Connection refused or unreachable.
     #[error("nobody listens there: {0}")]
     Unreachable(String),
-    /// The client would not trust whoever listens.
+    /// The client would not trust the server's certificate.
     #[error(transparent)]
     Certificate(#[from] BadCertificate),
-    /// It speaks no TLS.
+    /// The server does not speak TLS.
     #[error("whoever listens there speaks no TLS: {0}")]
     NoTls(String),
-    /// It speaks no HTTP.
+    /// The server does not speak HTTP.
     #[error("whoever listens there speaks no plain HTTP: {0}")]
     NoHttp(String),
-    /// Nothing came.
+    /// Timed out.
     #[error("no answer within {} s", .0.as_secs())]
     Slow(Duration),
-    /// There is no such way to ask.
+    /// Not a URL that can be asked.
     #[error("it is no http or https URL")]
     NoUrl,
 }
 
-/// What is wrong with a certificate.
+/// A problem with a certificate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadCertificate {
     /// No authority vouches for it that is trusted here.
     #[error("its certificate is not trusted here: no authority that this machine trusts has signed it")]
     Untrusted,
-    /// It is somebody else's.
+    /// For other names.
     #[error("its certificate is for {}, and not for this name", .0.join(", "))]
     OtherName(Vec<String>),
     /// Its time is over.
@@ -247,7 +247,7 @@ impl Verifier {
     }
 }
 
-/// A certificate as a root is kept: its name and its key.
+/// A certificate as a trust anchor: its name and key.
 fn anchor_of(certificate: &CertificateDer<'_>) -> Option<TrustAnchor<'static>> {
     let mut alone = RootCertStore::empty();
     alone.add(certificate.clone().into_owned()).ok()?;

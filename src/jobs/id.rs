@@ -1,13 +1,13 @@
-//! What jobs are called.
+//! Identifiers of jobs.
 
 use std::fmt;
 
-/// The name of a job: sixteen hex digits that nobody can guess.
+/// Identifier of a job: sixteen random hex digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId([u8; 8]);
 
 impl JobId {
-    /// Parses what it prints.
+    /// Parses the printed form.
     pub fn parse(given: &str) -> Option<Self> {
         let mut id = [0; 8];
         hex::decode_to_slice(given, &mut id).ok()?;

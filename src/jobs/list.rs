@@ -1,6 +1,6 @@
-//! The jobs that run and the last that ended: started, told of, stopped. In a larder that serves they survive a restart:
-//! what had ended is listed as it ended, and what had not goes on. The job of a command is the command's alone: nobody
-//! fetches behind the back of whoever stopped it, and the same command again finds what it had fetched.
+//! The list of jobs: running ones and the most recent finished ones. When larder serves, jobs survive a restart:
+//! finished jobs stay listed, interrupted jobs resume. A command's own job does not resume by itself: a user who
+//! stopped the command must not find larder fetching later. The same command resumes it.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -29,11 +29,10 @@ use crate::digest::Digest;
 use crate::mirror::{Link, Mirror, Pin};
 use crate::store::Store;
 
-/// How many jobs may run.
 const MOST_RUNNING: usize = 8;
-/// How many may run for a run of a recurring job to begin: the last place is for whoever asks.
+/// The last slot is for jobs that a person starts.
 const MOST_RUNNING_TO_RECUR: usize = MOST_RUNNING - 1;
-/// How many jobs are kept in mind, with those that run.
+/// The number of jobs in the list, running ones included.
 const MOST_KEPT: usize = 16;
 
 /// Every job of this larder.
@@ -51,11 +50,11 @@ pub struct Jobs {
 /// An archive that a job is about, as it is pinned with its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToPin {
-    /// What it is called where nothing of it is held.
+    /// Its name where nothing of it is stored.
     pub named: PackageRef,
     /// Once its version is chosen.
     pub package: Option<Artifact>,
-    /// Whether its job is still at it, and pins it then.
+    /// Its job still runs and pins it once it is stored.
     pub is_coming: bool,
 }
 
@@ -79,7 +78,7 @@ impl Jobs {
         Self::over(mirror, clock, None)
     }
 
-    /// The jobs of a larder that serves, those of earlier runs with them. What had not ended goes on once it is told to.
+    /// Loads the jobs of a serving larder, including those of earlier runs. Interrupted jobs resume on [`Jobs::go_on`].
     pub async fn of_store(mirror: Arc<Mirror>, clock: Clock, store: Arc<Store>) -> Arc<Self> {
         let records = JobRecords::of(store);
         let mut written = records.all().await;
@@ -115,8 +114,8 @@ impl Jobs {
         })
     }
 
-    /// Lets those go on that a restart has interrupted. Recurring ones do not run while larder is offline: there, what had
-    /// begun of them is forgotten, and begins anew once it is due.
+    /// Resumes the jobs that a restart interrupted. Offline, recurring jobs do not run: their interrupted runs are
+    /// dropped and start again when they are due.
     pub fn go_on(&self) {
         let mut kept = self.kept.lock();
         if self.mirror.link() == Link::Offline {
@@ -135,7 +134,7 @@ impl Jobs {
         }
     }
 
-    /// Takes a warm-up on, and says how it looks at its beginning. It is written down then.
+    /// Accepts a warm-up, writes it to the store, and returns its initial report.
     ///
     /// # Errors
     /// [`NotStarted`].
@@ -147,7 +146,7 @@ impl Jobs {
     /// Waits until a run of a recurring job may begin.
     pub(super) async fn until_one_may_recur(&self) {
         loop {
-            // From before the look: what ends after it is told.
+            // // Registered before the check, so that a job that ends after it is not missed.
             let one_ended = self.home.one_ended.notified();
             if running(&self.kept.lock()) < MOST_RUNNING_TO_RECUR {
                 return;
@@ -167,7 +166,7 @@ impl Jobs {
         let (tell, written) = oneshot::channel();
         let (to_write, records, work) =
             (Arc::clone(&under), self.home.records.clone(), self.work(Arc::clone(&under), warm_up));
-        // By itself: whoever asked may leave meanwhile.
+        // // The client that asked may disconnect meanwhile.
         self.running.spawn(async move {
             if let Some(records) = records.filter(|_| !forgotten.is_empty()) {
                 records.forget(forgotten).await;
@@ -215,7 +214,7 @@ impl Jobs {
             let work = warming::run(&mirror, &clock, &turns, job, &warm_up);
             let how = match AssertUnwindSafe(job.stop.run_until_cancelled(work)).catch_unwind().await {
                 Ok(Some(())) => End::Reached,
-                // It goes on when larder is back.
+                // // The job resumes at the next start.
                 Ok(None) if job.is_interrupted() => return,
                 Ok(None) => End::Stopped,
                 Err(_) => End::Lost,
@@ -224,7 +223,7 @@ impl Jobs {
         }
     }
 
-    /// Every job that is kept in mind, the newest first; without its items.
+    /// Reports on every job in the list, newest first, without items.
     pub fn all(&self) -> Vec<JobSummary> {
         self.kept.lock().iter().rev().map(|under| under.listed()).collect()
     }
@@ -234,20 +233,19 @@ impl Jobs {
         Some(self.find(id)?.job())
     }
 
-    /// What is held of what a job is about; `None` as for the report.
+    /// The stored archives of a job; `None` if there is no such job.
     pub fn held(&self, id: JobId) -> Option<Vec<(Artifact, Digest)>> {
         let held = self.find(id)?.all_held();
         Some(held.into_iter().map(|(_, of, digest)| (of, digest)).collect())
     }
 
-    /// What is new of one job from now on; `None` as for the report.
+    /// Subscribes to the changes of one job; `None` if there is no such job.
     pub fn news(&self, id: JobId) -> Option<News> {
         Some(News::of(self.find(id)?))
     }
 
-    /// Stops a job, unless it has ended. Says how it looks then.
-    ///
-    /// What it fetched stays. A download that is under way goes on behind, as for any other who leaves.
+    /// Cancels a job unless it has ended, and returns its report. Stored packages stay. A running download continues,
+    /// as for any client that leaves.
     pub async fn cancel(&self, id: JobId) -> Option<Job> {
         let under = self.find(id)?;
         under.stop.cancel();
@@ -255,7 +253,8 @@ impl Jobs {
         Some(under.job())
     }
 
-    /// What a job is about, to be pinned or unpinned now. Of a job that runs, what is still to come is from now on, too.
+    /// The packages of a job, to be pinned or unpinned now. For a running job the setting also applies to packages that
+    /// it still has to fetch.
     pub async fn to_pin(&self, id: JobId, pin: Pin) -> Option<Vec<ToPin>> {
         Some(self.find(id)?.to_pin(pin).await)
     }
@@ -263,7 +262,7 @@ impl Jobs {
     /// Stops all of them, and takes on no more. A larder's own go on after its next start.
     pub async fn stop(&self) {
         {
-            // Whoever is on the list by now is waited for.
+            // // Waits for a job that is being added.
             let _kept = self.kept.lock();
             self.home.stops.cancel();
         }
@@ -277,7 +276,7 @@ impl Jobs {
         kept.iter().rev().find(|under| under.beginning.recurs.as_deref() == Some(recurs) && !under.has_ended()).cloned()
     }
 
-    /// How the run of a recurring job ended that is over, where it is kept in mind.
+    /// The finished run of a recurring job, while it is in the list.
     pub(super) fn ended_run_of(&self, recurs: &str) -> Option<JobSummary> {
         let kept = self.kept.lock();
         let ended = |under: &&Arc<Under>| under.beginning.recurs.as_deref() == Some(recurs) && under.has_ended();

@@ -1,4 +1,4 @@
-//! Whether an archive is one that a lock file lets a client install.
+//! Compares archives with the hashes in lock files.
 
 use super::patience::AsError;
 use crate::address::Package;
@@ -16,7 +16,7 @@ pub(super) enum NotWarm {
     LockedToAnother { package: Package, locked: usize, proven: String },
 }
 
-/// How the hashes of a lock file stand to an archive.
+/// Result of comparing an archive with a lock file's hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fit {
     /// One of them is its own, or there are none to go by.
@@ -55,7 +55,7 @@ impl Fit {
     }
 }
 
-/// Whether each list that leaves it to the package hash has this one.
+/// Checks that every list which needs the package hash contains this one.
 pub(super) fn all_have(lists: &[Vec<String>], digest: Digest, hash: &String) -> bool {
     lists.iter().all(|locked| Fit::of(locked, digest) == Fit::Its || locked.contains(hash))
 }

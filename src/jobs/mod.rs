@@ -1,4 +1,4 @@
-//! What is done over the mirror without a client that waits: on a schedule, or because an operator said so.
+//! Work that no client waits for: on a schedule, or started by an operator.
 
 mod id;
 mod list;
@@ -31,10 +31,9 @@ pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::warm::WarmUp;
 
 const EVERY: Duration = Duration::from_secs(3600);
-/// How long the scrub waits at most before it looks at what is due.
 const LOOKS_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
-/// Completes what an earlier run did not come to, then sweeps leftovers every hour. Ends when it is dropped.
+/// Completes work that an earlier run left, then sweeps leftovers every hour. Stops when dropped.
 pub async fn keep_house(mirror: Arc<Mirror>, clock: Clock) {
     if let Err(error) = mirror.complete_hashes().await {
         tracing::error!(%error, "the h1 hashes of an earlier run could not be completed");
@@ -47,8 +46,8 @@ pub async fn keep_house(mirror: Arc<Mirror>, clock: Clock) {
     }
 }
 
-/// Holds every archive against its digest once in `every`, one after the other and slowly; goes on after a restart
-/// with what is due then. Ends when it is dropped.
+/// Compares every archive with its digest once in `every`, one at a time and slowly. After a restart it continues with
+/// those that are due. Stops when dropped.
 pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
     loop {
         let call = mirror.job(clock.now());

@@ -1,5 +1,5 @@
-//! What is new of a job, for whoever follows it: as much as has changed since he looked last, and never more than the
-//! job has. A slow one gets the newest state, and holds nobody up.
+//! Changes of a job for its followers: the difference since the last event, never more than the whole job. A slow
+//! follower gets the latest state and delays no other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::report::{Job, JobItem, JobSummary};
 use super::under::Under;
 
-/// How long is gathered at least before it is told: an archive that arrives changes with each piece.
+/// Changes are collected this long before they are sent: an arriving archive changes with each piece.
 const GATHERED_FOR: Duration = Duration::from_millis(100);
 
 /// Something that is new of a job.
@@ -30,17 +30,17 @@ pub enum JobEvent {
 pub struct NumberedItem {
     /// Its place in `items`, from 0.
     pub number: usize,
-    /// How it is now.
+    /// The current state.
     #[serde(flatten)]
     pub item: JobItem,
 }
 
-/// What is new of one job, for one who follows it.
+/// A subscription to the changes of one job.
 #[derive(Debug)]
 pub struct News {
     under: Arc<Under>,
     changes: watch::Receiver<u64>,
-    /// The revision that was told of last; none before the first.
+    /// The revision last sent; `None` before the first.
     told: Option<u64>,
     is_over: bool,
     not_before: Instant,
@@ -52,8 +52,7 @@ impl News {
         Self { under, changes, told: None, is_over: false, not_before: Instant::now() }
     }
 
-    /// What is new, once something is; nothing after the end, and where larder stops before that. To wait for it no
-    /// longer loses nothing.
+    /// Waits for the next changes; `None` after the end, or when larder stops. Cancel-safe.
     pub async fn next(&mut self) -> Option<Vec<JobEvent>> {
         loop {
             if self.is_over {
@@ -69,7 +68,7 @@ impl News {
             tokio::select! {
                 // Its sender is the job, which is there.
                 _ = self.changes.changed() => {}
-                // It goes on when larder is back.
+                // // The job resumes at the next start.
                 () = self.under.larder_stops() => self.is_over = true,
             }
         }

@@ -1,21 +1,21 @@
-//! What an error says of whether something can be had.
+//! Classifies errors by availability.
 
 use crate::error::Error;
 use crate::upstream::error::Fault;
 
-/// Whether something that is not held can be had.
+/// Availability of an item that is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outlook {
-    /// This mirror is offline: it can be brought.
+    /// This mirror is offline; the item can be brought in a bundle.
     ToBeBrought,
-    /// Nobody knows: upstream gave no answer just now.
+    /// Upstream gave no answer.
     Unknown,
     /// It cannot.
     Never,
 }
 
 impl Outlook {
-    /// Of a list, or what proves a package: an answer that is not one is trouble at upstream's.
+    /// Availability after a failed document fetch: an unusable answer counts as an upstream failure.
     pub(super) fn of_a_document(error: &Error) -> Self {
         match error {
             Error::Upstream(error) if matches!(error.fault, Fault::Unusable(_)) => Self::Unknown,

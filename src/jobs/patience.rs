@@ -1,4 +1,4 @@
-//! How a job takes its turns: few steps at a time, and again later where an upstream or a bound of ours says so.
+//! Scheduling of job steps: few at a time, retried when an upstream or a local limit asks for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,19 +14,19 @@ use crate::mirror::Urgency;
 
 /// For how long upstreams may say "later" to a job, of which nothing comes in meanwhile, before that is a failure.
 const LONGEST_PUT_OFF: Duration = Duration::from_secs(6 * 3600);
-/// How long a step waits at most before it asks again what upstream allows already.
+/// The longest wait before a rate limit is checked again.
 const LONGEST_OF_OUR_OWN: Duration = Duration::from_secs(30);
-/// How many seconds a step waits that our own bounds have no room for.
+/// The wait after a local limit was reached.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// How many archives are fetched at one time, in all jobs.
+/// Archives fetched at a time, over all jobs.
 const ARCHIVES: usize = 4;
-/// How many more of those that are small: there the waiting takes longer than the fetching.
+/// Additional small archives: for these, waiting takes longer than fetching.
 const SMALL_ARCHIVES: usize = 16;
-/// How many steps of any other kind are taken at one time: documents that are asked for, and what is synced.
+/// Other steps at a time: document fetches and syncs.
 const STEPS: usize = 16;
 
-/// How often a plan tries again what there is no room for.
+/// Retries of a plan when a local limit is reached.
 const MOST_MOMENTS: u32 = 30;
 
 /// The turns that jobs take.
@@ -79,7 +79,7 @@ impl ArchiveTurn<'_> {
 pub(super) struct Patience<'a> {
     turns: &'a Turns,
     clock: &'a Clock,
-    /// When something was had last, in seconds since 1970.
+    /// When the last byte arrived, in seconds since 1970.
     came_in: AtomicU64,
     haste: Urgency,
 }
@@ -90,17 +90,16 @@ impl<'a> Patience<'a> {
         Self { turns, clock, came_in: AtomicU64::new(clock.now().0), haste: Urgency::None }
     }
 
-    /// That of a plan, for which somebody waits: it waits for room that is there in a moment, and for nothing else.
+    /// Limits for a plan, for which a client waits: it waits for local limits only.
     pub(super) fn of_a_plan(turns: &'a Turns, clock: &'a Clock) -> Self {
         Self { haste: Urgency::ToTell, ..Self::new(turns, clock) }
     }
 
-    /// Whether somebody waits to be told.
     pub(super) fn haste(&self) -> Urgency {
         self.haste
     }
 
-    /// Takes a turn for a step, and takes it again later where it is put off; `waits` is told of that.
+    /// Runs a step within the limits, and again when it is put off; `waits` is called then.
     pub(super) async fn take<'b, T, E: AsError>(
         &self,
         step: impl Fn() -> BoxFuture<'b, Result<T, E>>,
@@ -109,7 +108,7 @@ impl<'a> Patience<'a> {
         self.until_taken(&self.turns.steps, |_| step(), waits).await
     }
 
-    /// The same for an archive; the step is told its turn.
+    /// Runs a step that fetches an archive; the step receives its turn.
     pub(super) async fn take_archive<'b, T, E: AsError>(
         &self,
         step: impl Fn(Arc<ArchiveTurn<'a>>) -> BoxFuture<'b, Result<T, E>>,
@@ -165,21 +164,21 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Whether nothing has come in for so long that to wait on is no use to a step that has been put off `since` then.
+    /// Returns true if nothing has arrived for so long that a step put off `since` then should give up.
     fn stands_still(&self, since: Timestamp) -> bool {
         let came_in = Timestamp(self.came_in.load(Ordering::Relaxed));
         self.clock.now().since(came_in.max(since)) > LONGEST_PUT_OFF
     }
 
-    /// Waits, and no longer than was meant where the clock is set back meanwhile.
+    /// Waits until `until`, and no longer than planned if the clock is set back.
     async fn wait_until(&self, until: Timestamp) {
         let time = until.since(self.clock.now()).saturating_add(CLOCK_SLACK);
-        // Whether it is time is asked again by whoever waited.
+        // // The caller checks the time again.
         let _ = tokio::time::timeout(time, self.clock.until(until)).await;
     }
 }
 
-/// What is wrong, where it is of the mirror.
+/// Access to the mirror's error inside a step's error.
 pub(super) trait AsError {
     fn as_error(&self) -> Option<&Error>;
 }

@@ -1,6 +1,6 @@
-//! Will `init` work with the cable pulled? Everything that an order comes to, held against the store: what is there, what
-//! is to be fetched, and what cannot be had. No archive of a provider is fetched for it; modules are, because nothing
-//! else tells what they call, and are held from then on: a plan says what is so when it ends.
+//! Plans: will `init` work offline? Compares the requirements of an order with the store: what is stored, what must be
+//! fetched, what is unavailable. It fetches no provider archive. It fetches modules, because only their contents say
+//! what they call; they stay stored.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,57 +22,56 @@ use crate::closure::{self, Cannot, Closure, Given, Order, RequiredArchive};
 use crate::error::Error;
 use crate::mirror::{Mirror, Resolved, StoredArchive};
 
-/// How many upstreams are asked something at one time, for one plan.
+/// Upstream requests at a time, for one plan.
 const TURNS: usize = 8;
-/// What is said of what a sealed mirror does not hold.
 const TO_BE_BROUGHT: &str =
     "this mirror is offline: it must be brought (outside: larder bundle create --for the same words)";
-/// What is said once of all that is chosen by a list while sealed.
+/// A note, given once for all versions chosen from a list while offline.
 const MAY_BE_OLD: &str = "this mirror is offline: there may be newer versions than it knows";
-/// What is said of an archive that no hash of a lock file can be held against beforehand.
+/// A note for an archive that no lock-file hash can be compared with before it is fetched.
 const KNOWN_ONCE_FETCHED: &str = "the lock file has no hash by which it can be known before it is fetched";
-/// How many plans are made at one time.
+/// Plans that run at a time.
 static PLANS: Semaphore = Semaphore::const_new(4);
-/// How many there are, those that wait for others too: each may hold as many files as an order has.
+/// Plans that run or wait: each may hold a whole order in memory.
 static PLACES: Semaphore = Semaphore::const_new(16);
-/// How long one waits for others.
+/// The longest wait for other plans.
 const WAITS: Duration = Duration::from_secs(60);
 
-/// What an order comes to: the answer to `POST /admin/v1/plan`.
+/// The result of a plan: the answer to `POST /admin/v1/plan`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Whether everything is held, and installs whichever way clients come.
+    /// Everything is stored, and installs by every route.
     pub ready: bool,
-    /// Whether this larder is sealed: then what is needed must be brought.
+    /// This larder is offline: missing packages must be brought in a bundle.
     pub offline: bool,
-    /// How much there is of each.
+    /// Counts by state.
     pub sums: Sums,
-    /// Each archive, and each thing that cannot be had.
+    /// Each archive, and each unavailable item.
     pub items: Vec<Planned>,
-    /// What upstream could not be asked about: an `init` with the cable in place may choose otherwise.
+    /// Versions that upstream did not confirm: an `init` with upstream may choose others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
 }
 
-/// How much there is of each.
+/// Counts by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sums {
-    /// How many archives are held.
+    /// Stored archives.
     pub have: u64,
     /// Their bytes.
     pub have_bytes: u64,
-    /// How many of them install through the network mirror only.
+    /// Stored archives that install through the network mirror only.
     #[serde(default)]
     pub network_mirror_only: u64,
-    /// How many are to be fetched.
+    /// Archives to be fetched.
     pub need: u64,
-    /// Their bytes, as far as they are known.
+    /// Their bytes, as far as the sizes are known.
     pub need_bytes: u64,
-    /// Of how many of these the size is not known.
+    /// Archives to be fetched whose size is unknown.
     pub need_unknown: u64,
-    /// How many things cannot be had.
+    /// Unavailable items.
     pub cannot: u64,
-    /// Of how many nobody knows, because upstream gave no answer just now.
+    /// Items without an upstream answer.
     #[serde(default)]
     pub unknown: u64,
 }
@@ -80,21 +79,21 @@ pub struct Sums {
 /// One line of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Planned {
-    /// The archive; of what cannot be had, whatever it is.
+    /// The archive, or the unavailable item.
     #[serde(flatten)]
     pub package: PackageRef,
-    /// Whether it is there.
+    /// Its state.
     #[serde(flatten)]
     pub state: PlanState,
-    /// Who wants it: an address, a lock file, or a file with its line.
+    /// The requirements that name it: an address, a lock file, or a file with its line.
     pub by: Vec<String>,
 }
 
-/// Whether something is there.
+/// State of an item.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum PlanState {
-    /// It is held, with all that leads to it.
+    /// Stored, with everything that leads to it.
     Have {
         /// The size of its archive, in bytes.
         size_bytes: u64,
@@ -102,27 +101,27 @@ pub enum PlanState {
         #[serde(default, skip_serializing_if = "Installs::is_any_way")]
         installs: Installs,
     },
-    /// It can be fetched, and is not held.
+    /// Not stored, and can be fetched.
     Need {
-        /// The size of its archive, in bytes, where it is known.
+        /// Size of the archive in bytes, where known.
         size_bytes: Option<u64>,
-        /// What is to be known of it.
+        /// A remark for the reader.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         note: Option<String>,
     },
-    /// It cannot be had.
+    /// Unavailable.
     Cannot {
-        /// What was asked, what came back, and what to do.
+        /// The attempt, its result, and the remedy.
         why: String,
     },
     /// Upstream gave no answer just now.
     Unknown {
-        /// What was asked and what came back.
+        /// The attempt and its result.
         why: String,
     },
 }
 
-/// For which clients something that is held is enough.
+/// The routes by which a stored package installs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Installs {
@@ -150,10 +149,10 @@ pub enum NotPlanned {
     TooMany(usize),
 }
 
-/// Finds out what an order comes to, and what of it is held.
+/// Resolves an order and compares it with the store. An unavailable item is a line of the plan, not an error.
 ///
 /// # Errors
-/// [`NotPlanned`]; whatever cannot be had is a line of the plan.
+/// [`NotPlanned`].
 pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan, NotPlanned> {
     let _place = PLACES.try_acquire().map_err(|_| NotPlanned::Busy)?;
     let _turn = timeout(WAITS, PLANS.acquire()).await.map_err(|_| NotPlanned::Busy)?;
@@ -169,7 +168,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let looked = join_all(wanted.iter().map(|wanted| planning.look_at(wanted)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
     let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| learned.line_of(cannot)).collect();
-    // A module that cannot be read is told with the reason, and not again as something to be fetched.
+    // // A module that cannot be read has its reason already, and is not listed again as to be fetched.
     let told: BTreeSet<&PackageRef> = cannot.iter().map(|line| &line.package).collect();
     items.retain(|item| item.package.platform.is_some() || !told.contains(&item.package));
     items.extend(cannot);
@@ -185,7 +184,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     Ok(Plan { ready: lacking == 0, offline, sums, items, unconfirmed })
 }
 
-/// Whether an order names each version, so that a newer one changes nothing.
+/// Returns true if the order names exact versions, so that a newer version changes nothing.
 fn names_versions(order: &Order) -> bool {
     order.given.iter().all(|given| match given {
         Given::Address { what: PackageSelector::Provider(meant), .. } => matches!(meant.versions, Versions::Exactly(_)),
@@ -243,7 +242,7 @@ struct Planning<'a> {
 }
 
 impl Planning<'_> {
-    /// Looks whether an archive is held. Says, too, what upstream did not confirm of it.
+    /// Checks one archive. Also returns what upstream did not confirm.
     async fn look_at(&self, wanted: &RequiredArchive) -> (Planned, Option<String>) {
         let looked = match &wanted.of {
             Artifact::Provider(package) => self.provider(package, &wanted.hashes).await.map_err(|error| {
@@ -299,13 +298,13 @@ impl Planning<'_> {
         Ok((PlanState::Have { size_bytes: held.size_bytes, installs }, unconfirmed))
     }
 
-    /// What is held of something, where its archive is what was proven.
+    /// Returns the stored archive of a package if it is the verified one.
     async fn sound(&self, of: Artifact, held: Option<StoredArchive>) -> Result<Option<StoredArchive>, Error> {
         let Some(held) = held else { return Ok(None) };
         Ok(self.mirror.is_sound(of, &held, self.clock.now()).await?.then_some(held))
     }
 
-    /// Looks for a module. What was fetched to see what it calls is held like any other.
+    /// Checks a module. A module that was fetched for its calls counts as stored.
     async fn module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
         let look = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.warmed_module(package, self.patience.haste(), self.clock.now()))

@@ -1,5 +1,5 @@
-//! What is written down of jobs, so that they survive a restart: of one that runs, what it was told; of one that has
-//! ended, how. How far one is, is not written: the store knows what is held, and a job that goes on asks it.
+//! Records of jobs, so that they survive a restart: the order of a running job, the result of a finished one. Progress
+//! is not recorded: a resumed job asks the store.
 
 use std::sync::Arc;
 
@@ -17,15 +17,15 @@ use crate::store::{Durability, Key, Recorded, Store, StoreError};
 #[derive(Debug, Clone)]
 pub(super) struct JobRecords(Arc<Store>);
 
-/// What is written of one job.
+/// The record of one job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct JobRecord<W = WarmUp> {
-    /// How it was when it was written. Of one that had not ended, its items are left out: they are found out again.
+    /// The report at the time of writing. A running job's items are left out: they are resolved again.
     pub(super) job: Job,
     pub(super) beginning: Beginning,
-    /// What its items stand for.
+    /// The packages of its items.
     pub(super) about: Vec<ItemSubject>,
-    /// What it goes on with; none once it has ended.
+    /// The order to resume; `None` once it has ended.
     pub(super) warm_up: Option<W>,
 }
 
@@ -42,8 +42,8 @@ impl JobRecords {
         }
     }
 
-    /// Writes down how a job ended. Where the disk does not take that, nothing stays written of it: what was written
-    /// before would have it go on after a restart, and somebody may have stopped it.
+    /// Writes the result of a job. If the disk refuses, the old record is removed: it would resume a job that a person
+    /// may have stopped.
     pub(super) async fn write_end(&self, id: JobId, written: JobRecord<Arc<WarmUp>>) {
         let Err(error) = self.put(id, written).await else { return };
         match self.on_disk(move |store| store.records.remove(&Key::Job(id.number()), Durability::Synced)).await {
@@ -66,7 +66,7 @@ impl JobRecords {
         }
     }
 
-    /// Every job that is written down. What cannot be read is set aside, and said.
+    /// Reads all job records. Unreadable ones are quarantined and logged.
     pub(super) async fn all(&self) -> Vec<(JobId, JobRecord)> {
         let read = self.on_disk(|store| {
             let mut jobs = Vec::new();
@@ -86,7 +86,7 @@ impl JobRecords {
         })
     }
 
-    /// What is written of all recurring jobs together; its default where that is nothing.
+    /// Reads the shared record of all recurring jobs; the default if there is none.
     pub(super) async fn recurring<T: DeserializeOwned + Default + Send + 'static>(&self) -> T {
         let read = self.on_disk(|store| read(store, &Key::RecurringJobs));
         read.await
@@ -97,7 +97,7 @@ impl JobRecords {
             .unwrap_or_default()
     }
 
-    /// Writes that anew.
+    /// Writes the shared record of all recurring jobs.
     pub(super) async fn write_recurring<T: Serialize + Send + 'static>(&self, all: T) {
         if let Err(error) = self.on_disk(move |store| put(store, &Key::RecurringJobs, &all)).await {
             tracing::warn!(%error, "when a recurring warm-up ran could not be written down; after a restart it may run again");

@@ -43,7 +43,7 @@ pub struct Recurring {
     beginning: tokio::sync::Mutex<()>,
 }
 
-/// What the configuration in force says of them.
+/// The recurring jobs of the current configuration.
 #[derive(Debug, PartialEq, Eq)]
 struct InForce {
     entries: Vec<RecurringWarmUp>,
@@ -59,7 +59,7 @@ impl InForce {
 }
 
 impl Recurring {
-    /// Those of a configuration, with what is written down of their runs.
+    /// Creates the recurring jobs of a configuration, with their recorded runs.
     pub async fn new(jobs: Arc<Jobs>, clock: Clock, config: &Config, supervisor: Supervisor) -> Arc<Self> {
         let last = match jobs.records() {
             Some(records) => records.recurring().await,
@@ -70,14 +70,14 @@ impl Recurring {
         Arc::new(Self { jobs, clock, supervisor, in_force, last: Mutex::new(last), writing, beginning })
     }
 
-    /// Those of a configuration whose larder does not run, by what is written down in its store.
+    /// The recurring jobs of a configuration whose larder does not run, from the records in its store.
     pub async fn at_rest(store: Arc<Store>, clock: &Clock, config: &Config) -> Vec<RecurringState> {
         let last: LastRuns = JobRecords::of(store).recurring().await;
         let told = |entry| RecurringState::of(entry, last.get(&last::key(entry)), None, false, clock.now());
         config.warm.iter().map(told).collect()
     }
 
-    /// Takes over what another configuration says. A run that is under way ends as it began.
+    /// Applies another configuration. A running job ends as it began.
     pub fn renew(&self, config: &Config) {
         self.in_force.send_replace(InForce::of(config));
     }
@@ -133,7 +133,7 @@ impl Recurring {
     async fn keep_current(self: Arc<Self>, key: String, entry: RecurringWarmUp, default_host: Hostname) {
         loop {
             self.catch_up(&key);
-            // After a restart, it goes on by itself.
+            // // After a restart the run resumes by itself.
             let run = match self.jobs.run_of(&key) {
                 Some(run) => Ok(run),
                 None => {
@@ -150,7 +150,7 @@ impl Recurring {
         }
     }
 
-    /// Notes a run that has ended meanwhile, where a reload or a restart came between.
+    /// Records a run that ended while a reload or restart came between.
     fn catch_up(&self, key: &str) {
         if let Some(run) = self.jobs.ended_run_of(key) {
             self.last.lock().catch_up(key, run, self.clock.now());
@@ -171,7 +171,7 @@ impl Recurring {
         loop {
             self.jobs.until_one_may_recur().await;
             match self.try_to_begin(key, entry, default_host).await {
-                // Somebody else had it by then.
+                // // Another task took it meanwhile.
                 None => {}
                 Some(begun) => return begun,
             }

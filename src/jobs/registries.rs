@@ -1,5 +1,5 @@
-//! What finding out what an `init` needs asks of registries, answered by the mirror: lists as clients are told them, and
-//! the files of modules, which are fetched and kept where they are not held.
+//! Answers the registry queries of `closure::resolve` from the mirror: version lists as clients see them, and the files
+//! of modules, which are fetched and stored if necessary.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -26,12 +26,12 @@ pub(super) struct MirrorRegistries<'a> {
     learned: Mutex<Learned>,
 }
 
-/// What came of asking, besides the answers.
+/// Findings besides the answers.
 #[derive(Debug, Default)]
 pub(super) struct Learned {
-    /// What could not be found out: providers and modules, as they are printed, and whether they can be had.
+    /// Availability of the providers and modules that could not be resolved, by printed name.
     pub(super) outlooks: BTreeMap<String, Outlook>,
-    /// What upstream did not confirm, in words.
+    /// Answers that upstream did not confirm, as text.
     pub(super) unconfirmed: BTreeSet<String>,
 }
 
@@ -40,7 +40,6 @@ impl<'a> MirrorRegistries<'a> {
         Self { mirror, clock, patience, learned: Mutex::default() }
     }
 
-    /// What came of it.
     pub(super) fn learned(self) -> Learned {
         self.learned.into_inner()
     }

@@ -1,4 +1,4 @@
-//! What a job tells of itself: the JSON of `/admin/v1/jobs`, written by the running larder and read by the commands.
+//! Reports of jobs: the JSON of `/admin/v1/jobs`, written by the running larder and read by the commands.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,25 +10,25 @@ use crate::clock::Timestamp;
 pub struct Job {
     /// Its name in `/admin/v1/jobs/ID`.
     pub id: String,
-    /// How far it is.
+    /// State of the job.
     pub state: JobState,
     /// When it was taken on, in seconds since 1970.
     pub started: Timestamp,
     /// When it ended.
     pub ended: Option<Timestamp>,
-    /// What it was told, one entry for each address, for each entry of a lock file, and for each folder.
+    /// The order: one entry for each address, lock-file entry and folder.
     pub what: Vec<String>,
     /// For which platforms, as `OS_ARCH`.
     pub platforms: Vec<String>,
-    /// Whether what it warms is pinned.
+    /// Pins the packages that it stores.
     pub pin: bool,
-    /// Whether it still finds out what its configurations need: items are added while it does.
+    /// Requirements are still being resolved, and items are added.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resolving: bool,
-    /// What upstream could not be asked about while it found that out.
+    /// Lists that upstream did not confirm during resolution.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
-    /// Each archive that it is about. Until the version is chosen, an address stands for those it will name.
+    /// Each archive. Until a version is chosen, an address stands in for its versions.
     pub items: Vec<JobItem>,
 }
 
@@ -37,73 +37,73 @@ pub struct Job {
 pub struct JobSummary {
     /// Its name in `/admin/v1/jobs/ID`.
     pub id: String,
-    /// How far it is.
+    /// State of the job.
     pub state: JobState,
     /// When it was taken on, in seconds since 1970.
     pub started: Timestamp,
     /// When it ended.
     pub ended: Option<Timestamp>,
-    /// What it was told.
+    /// The order.
     pub what: Vec<String>,
     /// For which platforms, as `OS_ARCH`.
     pub platforms: Vec<String>,
-    /// Whether what it warms is pinned.
+    /// Pins the packages that it stores.
     pub pin: bool,
-    /// Whether it still finds out what its configurations need.
+    /// Requirements are still being resolved.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resolving: bool,
-    /// How many archives it is about, by how far they are.
+    /// Archives by state.
     pub items: ItemCounts,
 }
 
-/// How many items there are, by how far they are.
+/// Counts of items by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ItemCounts {
     /// All of them.
     pub all: u64,
-    /// Those that were held already.
+    /// Stored before the job.
     pub held: u64,
     /// Those that were fetched.
     pub fetched: u64,
-    /// Those that could not be had.
+    /// Unavailable.
     pub failed: u64,
     /// Those that were cancelled.
     pub cancelled: u64,
 }
 
-/// How far a job is.
+/// State of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
     /// It is at it.
     Running,
-    /// Everything it was about is held.
+    /// Everything is stored.
     Done,
-    /// It came to its end, and something could not be had.
+    /// Finished, and something was unavailable.
     Failed,
-    /// It was told to stop.
+    /// Cancelled.
     Cancelled,
 }
 
 /// One archive of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobItem {
-    /// The archive; before the version is chosen, what was asked for in its place.
+    /// The archive; before a version is chosen, the requested address.
     #[serde(flatten)]
     pub package: PackageRef,
-    /// How far it is.
+    /// State of the item.
     #[serde(flatten)]
     pub state: ItemState,
-    /// How much of its archive is here, in bytes.
+    /// Bytes of the archive that have arrived.
     pub bytes: u64,
-    /// The size of its archive, in bytes, once it is known.
+    /// Size of the archive in bytes, once known.
     pub size_bytes: Option<u64>,
-    /// Where upstream could not be asked what it has now: that, and since when what is held has not been confirmed.
+    /// Where upstream did not answer: that, and since when the stored copy is unconfirmed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unconfirmed: Option<String>,
 }
 
-/// How far an archive of a job is.
+/// State of an archive in a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum ItemState {
@@ -111,15 +111,15 @@ pub enum ItemState {
     Waiting,
     /// Its documents are asked for.
     Resolving,
-    /// Its archive is on its way.
+    /// Being fetched.
     Fetching,
-    /// It was held already.
+    /// Stored before the job.
     Held,
-    /// It was fetched, proven and kept.
+    /// Fetched, verified and stored.
     Fetched,
-    /// It could not be had.
+    /// Unavailable.
     Failed {
-        /// What was asked, what came back, and what to do.
+        /// The attempt, its result, and the remedy.
         error: String,
     },
     /// The job was stopped before its end.
@@ -144,14 +144,14 @@ impl ItemCounts {
 }
 
 impl JobState {
-    /// Whether nothing more happens.
+    /// Returns true for a final state.
     pub fn has_ended(self) -> bool {
         self != Self::Running
     }
 }
 
 impl ItemState {
-    /// Whether nothing more happens.
+    /// Returns true for a final state.
     pub fn has_ended(&self) -> bool {
         !matches!(self, Self::Waiting | Self::Resolving | Self::Fetching)
     }

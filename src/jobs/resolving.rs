@@ -1,5 +1,5 @@
-//! What configurations need, found out by the job that warms it: each module is fetched to see what it calls, so it is
-//! an item as soon as it is known; the rest follows once all of it is known.
+//! Resolves the requirements of configurations inside a warm-up. Each module is fetched for its calls, so it becomes an
+//! item at once; the other items follow when all requirements are known.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,6 @@ use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, PackageRef
 use crate::closure::{self, Beyond, Cannot, Closure, ModuleFiles, Order, Registries, RequiredArchive};
 use crate::error::Error;
 
-/// How many places are named that want the same.
 const MOST_PLACES: usize = 3;
 
 /// The packages of one provider: the number of each item, and what its archive may have.
@@ -39,7 +38,7 @@ impl Run<'_> {
         join(join_all(providers.collect::<Vec<_>>()), join_all(more_modules.collect::<Vec<_>>())).await;
     }
 
-    /// Makes items of what is needed and is none yet.
+    /// Adds an item for each requirement that has none.
     fn items_of(
         &self,
         Closure { wanted, cannot }: Closure,
@@ -55,7 +54,7 @@ impl Run<'_> {
         }
         for Cannot { what, why, by } in cannot {
             let error = told_with_places(&why, &by);
-            // That a module cannot be had was told of its item first, without who wants it.
+            // // The module's own item has the error already, without the places that require it.
             match told_of(&why, known) {
                 Some(known) => self.under.has_failed(known.item, &error),
                 None => drop(self.under.add(vec![failed(what, error)])),
@@ -83,14 +82,13 @@ impl Run<'_> {
     }
 }
 
-/// A module that was fetched to see what it calls.
+/// A module that was fetched for its calls.
 struct FetchedModule {
     item: usize,
-    /// Why it could not be had.
     failed: Option<String>,
 }
 
-/// Whom finding out asks: the mirror, by way of the items of the job.
+/// Registry access that also maintains the job's items.
 struct Telling<'a, 'b> {
     run: &'a Run<'b>,
     asked: &'a MirrorRegistries<'a>,
@@ -154,7 +152,7 @@ fn failed(what: String, error: String) -> (JobItem, ItemSubject) {
     (JobItem { state: ItemState::Failed { error }, ..waiting(PackageRef::asked(&what)) }, ItemSubject::default())
 }
 
-/// An error after the places that want what it is about.
+/// Prefixes an error with the places that require the item.
 fn told_with_places(why: &str, by: &[String]) -> String {
     let places = by.iter().take(MOST_PLACES).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = by.len().saturating_sub(MOST_PLACES);
@@ -165,12 +163,12 @@ fn told_with_places(why: &str, by: &[String]) -> String {
     }
 }
 
-/// The item of a module that was told first why it cannot be had.
+/// The item of a module whose error was reported first.
 fn told_of<'a>(why: &str, known: &'a BTreeMap<ModulePackage, FetchedModule>) -> Option<&'a FetchedModule> {
     known.values().find(|known| known.failed.as_ref().is_some_and(|error| why.contains(error)))
 }
 
-/// How many items there will be that are none yet.
+/// The number of items still to be added.
 fn new_ones(wanted: &[RequiredArchive], cannot: &[Cannot], known: &BTreeMap<ModulePackage, FetchedModule>) -> usize {
     let is_new = |of: &Artifact| match of {
         Artifact::Provider(_) => true,

@@ -1,4 +1,4 @@
-//! What is told of one job: its report as it stands, with when each part of it changed last.
+//! State of one job: its report, and the revision at which each part changed last.
 
 use std::sync::Arc;
 
@@ -10,37 +10,36 @@ use crate::address::{Artifact, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
-/// The most that is told of one failure, in characters.
 const LONGEST_ERROR: usize = 400;
-/// What is told of an item whose job died.
+/// The error of an item whose job died.
 const LOST: &str = "its job ended unexpectedly: larder's log says why; tell it the same again";
 
-/// What an item stands for, once that is known.
+/// The package of an item, once resolved.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct ItemSubject {
     /// Once its version is chosen.
     pub(super) of: Option<Artifact>,
-    /// Once its archive is held.
+    /// Set once the archive is stored.
     pub(super) digest: Option<Digest>,
 }
 
-/// How a job came to its end.
+/// Outcome of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// It went through all of it.
+    /// All items were processed.
     Reached,
-    /// It was told to stop.
+    /// The job was cancelled.
     Stopped,
     /// Its task died.
     Lost,
 }
 
-/// What is told of a job, and when each part of it changed last.
+/// A job's report with the revision of each part.
 #[derive(Debug)]
 pub(super) struct TrackedJob {
     pub(super) job: Job,
     pub(super) about: Vec<ItemSubject>,
-    /// What it goes on with after a restart; none once it has ended.
+    /// The order to resume after a restart; `None` once the job has ended.
     pub(super) warm_up: Option<Arc<WarmUp>>,
     /// It is being written down as it is, and ends then; or that was so before a restart.
     pub(super) is_ending: bool,
@@ -53,7 +52,7 @@ pub(super) struct TrackedJob {
 }
 
 impl TrackedJob {
-    /// What is told of a job that begins, goes on, or ended before a restart: then it has nothing to do.
+    /// State of a new, resumed or finished job.
     pub(super) fn new(job: Job, about: Vec<ItemSubject>, warm_up: Option<Arc<WarmUp>>) -> Self {
         let items = vec![0; job.items.len()];
         let is_ending = warm_up.is_none();
@@ -76,7 +75,7 @@ impl TrackedJob {
         }
     }
 
-    /// The items that are held, and what they are.
+    /// The items with a stored archive.
     pub(super) fn held(&self) -> Vec<(usize, Artifact, Digest)> {
         let held = self.job.items.iter().zip(&self.about).enumerate();
         held.filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))
@@ -103,7 +102,7 @@ impl TrackedJob {
         &mut self.job
     }
 
-    /// What will be told once it has ended.
+    /// A copy of the state with the job ended.
     pub(super) fn ended(&self, how: End, now: Timestamp) -> Self {
         let (job, about, items) = (self.job.clone(), self.about.clone(), self.items.clone());
         let mut ended = Self { job, about, items, warm_up: None, ..*self };
@@ -139,7 +138,7 @@ pub(super) fn waiting(package: PackageRef) -> JobItem {
     JobItem { package, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
 }
 
-/// As much of an error as is told.
+/// Truncates an error to the reported length.
 pub(super) fn shortened(error: &str) -> String {
     error.chars().take(LONGEST_ERROR).collect()
 }

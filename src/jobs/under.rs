@@ -1,4 +1,4 @@
-//! One job, while it runs and after: how its work changes what is told of it, who waits for that, and what is written down.
+//! One running or finished job: updates of its state, its followers, and its record.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,15 +25,15 @@ pub(super) struct Under {
     pub(super) id: JobId,
     pub(super) beginning: Beginning,
     home: Home,
-    /// It was told to stop, or larder was.
+    /// Cancelled when the job or larder is stopped.
     pub(super) stop: CancellationToken,
     told: Mutex<TrackedJob>,
     changes: watch::Sender<u64>,
-    /// Held by whoever ends it.
+    /// Locked while the end is written.
     ending: tokio::sync::Mutex<()>,
 }
 
-/// How a job came about; a restart changes nothing of it.
+/// Origin of a job; unchanged by a restart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Beginning {
     pub(super) started: Timestamp,
@@ -44,20 +44,20 @@ pub(super) struct Beginning {
     pub(super) recurs: Option<String>,
 }
 
-/// What all jobs of a larder have in common.
+/// State shared by all jobs of a larder.
 #[derive(Debug, Clone)]
 pub(super) struct Home {
     /// Where they are written down; nowhere, where they are a command's.
     pub(super) records: Option<JobRecords>,
     pub(super) clock: Clock,
-    /// Larder was told to stop.
+    /// Cancelled when larder stops.
     pub(super) stops: CancellationToken,
-    /// Tells whoever waits for a place of every job that ends.
+    /// Notified whenever a job ends.
     pub(super) one_ended: Arc<Notify>,
 }
 
 impl Under {
-    /// A job that begins, or goes on.
+    /// A new or resumed job.
     pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, beginning: Beginning, home: &Home) -> Self {
         let items = warm_up.items();
         let job = Job {
@@ -101,17 +101,16 @@ impl Under {
         self.told.lock().job.clone()
     }
 
-    /// What it has to do after a restart; nothing once it has ended.
+    /// The order to run; `None` once it has ended.
     pub(super) fn to_do(&self) -> Option<Arc<WarmUp>> {
         self.told.lock().warm_up.clone()
     }
 
-    /// Whether larder was told to stop, and not this job: then it goes on when larder is back.
+    /// Returns true if larder was stopped rather than this job: it resumes at the next start.
     pub(super) fn is_interrupted(&self) -> bool {
         self.home.stops.is_cancelled() && !self.told.lock().is_ending
     }
 
-    /// Waits until larder is told to stop.
     pub(super) async fn larder_stops(&self) {
         self.home.stops.cancelled().await;
     }
@@ -124,12 +123,12 @@ impl Under {
         self.told.lock().listed()
     }
 
-    /// Looks at what is told, while nothing changes.
+    /// Reads the state under its lock.
     pub(super) fn look<T>(&self, look: impl FnOnce(&TrackedJob) -> T) -> T {
         look(&self.told.lock())
     }
 
-    /// Changes with everything that is told.
+    /// A receiver that changes with every update.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -147,7 +146,7 @@ impl Under {
         }
     }
 
-    /// Changes what is told, unless the job has ended: then nothing is news any more.
+    /// Updates the state, unless the job has ended.
     fn tell<T>(&self, change: impl FnOnce(&mut TrackedJob) -> T) -> Option<T> {
         let changed = {
             let mut told = self.told.lock();
@@ -169,12 +168,12 @@ impl Under {
         });
     }
 
-    /// Whether what is warmed is to be pinned; that can be told while the job runs.
+    /// Returns the current pin setting, which may change while the job runs.
     pub(super) fn pins(&self) -> bool {
         self.told.lock().job.pin
     }
 
-    /// What it is about, to be pinned or unpinned now; what is still to come is from now on, too.
+    /// Its packages, to be pinned or unpinned now. The setting also applies to packages still to be fetched.
     pub(super) async fn to_pin(&self, pin: Pin) -> Vec<ToPin> {
         self.tell(|told| told.head().pin = pin == Pin::Set);
         self.write().await;
@@ -198,12 +197,11 @@ impl Under {
         added.unwrap_or(usize::MAX..usize::MAX)
     }
 
-    /// How many items there are.
     pub(super) fn len(&self) -> usize {
         self.told.lock().job.items.len()
     }
 
-    /// All that its configurations need is known, by lists of which these are unconfirmed.
+    /// Marks the requirements as resolved, with the lists that upstream did not confirm.
     pub(super) fn is_resolved(&self, unconfirmed: Vec<String>) {
         self.tell(|told| {
             let job = told.head();
@@ -255,7 +253,7 @@ impl Under {
         });
     }
 
-    /// The items that are held, and what they are.
+    /// The items with a stored archive.
     pub(super) fn all_held(&self) -> Vec<(usize, Artifact, Digest)> {
         self.told.lock().held()
     }
@@ -273,7 +271,7 @@ impl Under {
         records.write(self.id, written).await;
     }
 
-    /// Ends it, unless it has ended. That is written down before it is told.
+    /// Ends the job, unless it has ended. The record is written before the end is reported.
     pub(super) async fn end(&self, how: End) {
         let _nobody_else = self.ending.lock().await;
         let written = {
@@ -281,7 +279,7 @@ impl Under {
             if told.job.state.has_ended() {
                 return;
             }
-            // Whoever is still at it changes nothing any more.
+            // // Later updates of running steps are ignored.
             told.is_ending = true;
             let ended = told.ended(how, self.home.clock.now());
             JobRecord { job: ended.job, beginning: self.beginning.clone(), about: ended.about, warm_up: None }

@@ -1,4 +1,4 @@
-//! What a warm-up is about: what an order names, and the configurations that are still to be looked through.
+//! The content of a warm-up: named packages, and configurations still to be resolved.
 
 use std::collections::HashMap;
 
@@ -13,10 +13,9 @@ use crate::closure::{Configurations, Given, Order};
 /// The most archives that one job is about.
 pub(super) const MOST_ITEMS: usize = 8192;
 
-/// What a warm-up is to fetch.
+/// A warm-up order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmUp {
-    /// What is named.
     pub(super) wanted: Vec<WarmTarget>,
     /// Configurations alone, where there are any: what they need is found out first.
     pub(super) configurations: Option<Order>,
@@ -24,7 +23,7 @@ pub struct WarmUp {
     pub(super) pin: bool,
 }
 
-/// One thing of a warm-up: it names one version.
+/// One exact version, or one address with a constraint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct WarmTarget {
     pub(super) what: PackageSelector,
@@ -43,7 +42,7 @@ impl WarmUp {
         let Order { given, platforms } = order;
         let mut wanted: Vec<WarmTarget> = Vec::new();
         let mut configurations = Vec::new();
-        // The same version in several lock files is one thing.
+        // // A version in several lock files is one target.
         let mut places = HashMap::new();
         for given in given {
             match given {
@@ -79,7 +78,7 @@ impl WarmUp {
         Ok(Self { wanted, configurations, platforms, pin })
     }
 
-    /// Every archive that it is known to be about.
+    /// An item for each known archive.
     pub(super) fn items(&self) -> Vec<JobItem> {
         let each = |wanted: &WarmTarget| {
             let item = |platform| waiting(PackageRef::from(&wanted.what).on(platform));
@@ -91,7 +90,7 @@ impl WarmUp {
         self.wanted.iter().flat_map(each).collect()
     }
 
-    /// What it was told, for people.
+    /// The order, as text for people.
     pub(super) fn names(&self) -> Vec<String> {
         let named = self.wanted.iter().map(|wanted| wanted.what.to_string());
         let given = self.configurations.iter().flat_map(|order| &order.given);
@@ -100,7 +99,7 @@ impl WarmUp {
     }
 }
 
-/// The folders in which `init` is run; where nobody said which, those that have files.
+/// The folders in which `init` runs; without explicit roots, every folder with files.
 fn folders_of(Configurations { files, roots, .. }: &Configurations) -> Vec<String> {
     let named = |folder: &str| if folder.is_empty() { ".".to_owned() } else { format!("./{folder}") };
     match roots.is_empty() {
@@ -123,7 +122,6 @@ impl WarmTarget {
         Self { what, platforms, locked }
     }
 
-    /// How many archives it is about.
     pub(super) fn len(&self) -> usize {
         match self.what {
             PackageSelector::Provider(_) => self.platforms.len(),

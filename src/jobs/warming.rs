@@ -1,5 +1,5 @@
-//! One warm-up at work: everything that an `init` will ask for, fetched before anybody does. What is wanted is resolved
-//! against the version list as a client would, each archive ends by itself, and clients go first.
+//! Runs one warm-up: fetches everything that an `init` asks for. Constraints are resolved against version lists as a
+//! client does it. Each archive succeeds or fails by itself, and clients have priority.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -22,10 +22,10 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::{Came, Mirror, Pin, Resolved, SMALL_ARCHIVE_BYTES, Urgency};
 
-/// How many archives are looked at side by side, once all of it is there.
+/// Final checks at a time.
 const LOOKS_AT_ONCE: usize = 8;
 
-/// Runs a warm-up to its end, and says of each archive how it went.
+/// Runs a warm-up to its end and reports the result of each archive.
 pub(super) async fn run(mirror: &Arc<Mirror>, clock: &Clock, turns: &Turns, under: &Arc<Under>, warm_up: &WarmUp) {
     let run = Run { mirror, clock, under, patience: Patience::new(turns, clock) };
     let mut first = 0;
@@ -93,7 +93,7 @@ impl Run<'_> {
         self.module_item(items.start, &ModulePackage { module: meant.of.clone(), version }).await
     }
 
-    /// Warms what a configuration needs of one provider: its list leads there, whatever named the versions.
+    /// Warms the required versions of one provider. Its version list is fetched, however the versions were named.
     pub(super) async fn packages(&self, of: &ProviderAddress, wanted: Vec<(usize, Package, Vec<Vec<String>>)>) {
         let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, Urgency::None, self.clock.now())) };
         if let Err(error) = self.list(wanted.iter().map(|(item, ..)| *item).collect(), list).await {
@@ -106,7 +106,7 @@ impl Run<'_> {
     /// Warms a version of a module.
     ///
     /// # Errors
-    /// Why it cannot be had; its item waits then.
+    /// The reason why it is unavailable; its item then waits.
     pub(super) async fn module_item(&self, item: usize, package: &ModulePackage) -> Result<(), Error> {
         self.under.is_about(item, &Artifact::from(package));
         let waits = || self.under.is_now(item, ItemState::Waiting);
@@ -201,7 +201,7 @@ impl Run<'_> {
             self.under.is_unconfirmed(item, why);
         }
         let digest = set.document.shasum;
-        // Before anything is fetched for it, where that can be told.
+        // // Before anything is fetched, where the digest is known.
         match Fit::of_all(locked, digest) {
             Fit::None => Err(NotWarm::locked_to_another(package, &locked.concat(), digest.zh())),
             Fit::Its | Fit::ItsPackageHashTells => Ok(digest),
@@ -226,7 +226,7 @@ impl Run<'_> {
         Ok((came, digest, held.size_bytes))
     }
 
-    /// What is left to do once its archive is held.
+    /// Completes an item after its archive is stored.
     async fn complete(&self, package: &Package, digest: Digest, locked: &[Vec<String>]) -> Result<(), NotWarm> {
         if Fit::of_all(locked, digest) == Fit::ItsPackageHashTells {
             match self.mirror.package_hash(package, digest).await? {
@@ -245,7 +245,7 @@ impl Run<'_> {
         self.under.has_failed(item, &error.to_string());
     }
 
-    /// What came first may have been evicted for what came last.
+    /// Early archives may have been evicted for later ones.
     async fn look_again(&self) {
         self.mirror.eviction_is_at_rest().await;
         let look = async |(item, of, digest)| {

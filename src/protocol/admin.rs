@@ -36,7 +36,7 @@ pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
     Reply { content: Content::Word { well: ready.is_ok(), text }, outcome: None, age: None }
 }
 
-/// What can be asked on the admin listener.
+/// Routes of the admin listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminRoute {
     /// `/healthz`, for all.
@@ -61,7 +61,7 @@ pub enum AdminRoute {
     Warm,
     /// `/admin/v1/export`
     Export,
-    /// `/admin/v1/import`, with `?unsigned` for what nothing proves.
+    /// `/admin/v1/import`, with `?unsigned` for unverified packages.
     Import,
     /// `/admin/v1/bundle`
     Bundle,
@@ -77,14 +77,14 @@ pub enum AdminRoute {
     JobEvents(JobId),
 }
 
-/// Whether a route tells something or changes something.
+/// Read or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nature {
-    /// GET and HEAD, for whoever may read.
+    /// GET and HEAD, with read access.
     Reads,
     /// POST, always with the token.
     Changes,
-    /// GET and HEAD, for whoever may read; DELETE, always with the token.
+    /// GET and HEAD with read access; DELETE, always with the token.
     ReadsAndEnds,
 }
 
@@ -116,7 +116,7 @@ impl AdminRoute {
         })
     }
 
-    /// Whether it tells something or changes something.
+    /// Classifies the route as read or change.
     pub fn nature(self) -> Nature {
         match self {
             Self::Health
@@ -148,14 +148,14 @@ fn job_of(path: &str) -> Option<AdminRoute> {
     })
 }
 
-/// Who may ask on the admin listener.
+/// Access rules of the admin listener.
 #[derive(Debug)]
 pub struct Access {
     token: SecretString,
     listens_on_loopback: bool,
 }
 
-/// What a request shows of who sent it.
+/// Headers of a request that identify its sender.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Credentials<'a> {
     /// The Origin header: a browser sent it.
@@ -190,21 +190,21 @@ impl Access {
         Self { token, listens_on_loopback: listener.is_loopback() }
     }
 
-    /// Whether a request that only reads may be answered.
+    /// Checks that a read may be answered.
     pub fn may_read(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
         self.is_no_page(shown)?;
         if self.listens_on_loopback || self.has_token(shown) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
-    /// Whether a request that changes something may be answered: always with the token, because every user and every
-    /// page of this machine reaches its loopback.
+    /// Checks that a change may be made: always with the token, because every user and web page of this machine reaches
+    /// its loopback.
     pub fn may_change(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
         self.is_no_page(shown)?;
         if self.has_token(shown) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
     fn is_no_page(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
-        // Typed by a person, or asked by a page of this very origin: anything else, known or not, is another's page.
+        // // A person typed it, or a page of this origin asked. Any other value means a foreign page.
         if shown.origin.is_some() || shown.site.is_some_and(|site| !matches!(site, "none" | "same-origin")) {
             return Err(AdminRefusal::FromAPage);
         }
@@ -231,13 +231,13 @@ fn is_local(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// What `larder status` shows.
+/// The data of `larder status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// The mirror itself.
     #[serde(flatten)]
     pub mirror: Status,
-    /// What was done since the start; absent where no larder runs.
+    /// Counters since the start; absent without a running larder.
     pub since_start: Option<SinceStart>,
     /// The warm-ups that run again and again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -247,26 +247,26 @@ pub struct Report {
     pub bundle_keys: BundleKeyIds,
 }
 
-/// What a running larder has done.
+/// Counters of a running larder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SinceStart {
     /// When that was, in seconds since 1970.
     pub started: Timestamp,
-    /// How long ago, in seconds.
+    /// Uptime, in seconds.
     pub seconds: u64,
     /// Requests by how they ended.
     pub requests: BTreeMap<String, u64>,
-    /// Requests that were not answered, by the rule that says so.
+    /// Refused requests, by reason.
     pub refused: BTreeMap<String, u64>,
     /// Requests that wait for an upstream now.
     pub waiting_requests: u64,
     /// Body bytes sent to clients.
     pub sent_bytes: u64,
-    /// How many of them came out of the store, and nobody was asked for them.
+    /// Bytes served from the store without asking upstream.
     pub saved_bytes: u64,
     /// Body bytes received from upstreams.
     pub upstream_bytes: u64,
-    /// Downloads under way.
+    /// Running downloads.
     pub fills_under_way: i64,
     /// Each upstream.
     pub upstreams: Vec<UpstreamState>,

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::mirror::Mirror;
 use crate::upstream::providers::RawObject;
 
-/// Which way a client shall come.
+/// The route by which clients reach larder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientRoute {
     /// A `host` override: complete lock files, every command.
@@ -28,15 +28,16 @@ pub async fn text(mirror: &Arc<Mirror>, base: &str, way: ClientRoute) -> Result<
     written(hosts.iter().collect(), Some(mirror), base, way).await
 }
 
-/// The text to paste where nothing is held yet.
+/// The text to paste when no discovery document is cached.
 pub async fn text_of_nothing_held(hosts: &[&Hostname], base: &str, way: ClientRoute) -> Result<String, Error> {
     written(hosts.to_vec(), None, base, way).await
 }
 
-/// The lines that need no CLI configuration: source addresses that name larder's own host, which stands for `registry`.
+/// The source addresses for clients that use larder's own host name, which stands for `registry`. They need no CLI
+/// configuration.
 ///
 /// # Errors
-/// The reason why clients cannot come this way (PROTOCOL 0, 1.1: discovery is https, at the root of the host).
+/// The reason why this route is not available (PROTOCOL 0, 1.1: discovery is https, at the root of the host).
 pub fn own_host_name(public_url: Option<&Url>, registry: Option<&Hostname>) -> Result<String, String> {
     let url = public_url
         .ok_or("clients need larder's own host name: set [server] public_url, such as https://mirror.corp.example/")?;
@@ -100,7 +101,7 @@ async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str
     Ok(text)
 }
 
-/// The block of one host, whose services stand for all that its discovery names.
+/// The `host` block of one upstream, with every service that its discovery names.
 fn host_block(host: &Hostname, known: Option<&RawObject>, base: &str) -> String {
     let mut text = String::new();
     line(&mut text, format_args!("host \"{}\" {{", host.to_unicode()));
@@ -108,7 +109,7 @@ fn host_block(host: &Hostname, known: Option<&RawObject>, base: &str) -> String 
     match known {
         Some(services) => {
             for (name, value) in services {
-                // A number that no client could hold is no service of theirs.
+                // // A client cannot represent such a number, so it is no service.
                 let value = serde_json::from_str::<Value>(value.get()).ok();
                 if let Some(value) = value.and_then(|value| hcl(&value, "    ")) {
                     line(&mut text, format_args!("    {} = {value}", quoted(name)));
@@ -155,8 +156,8 @@ fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
     let _ = writeln!(text, "{line}");
 }
 
-/// A value in HCL 1, in which the clients read this file. It has no null: that is left out, or the client would leave out
-/// the whole file; and so is a number that it could not hold.
+/// A value in HCL 1, the syntax of the clients' CLI configuration. A null, or a number that a client cannot represent,
+/// is left out: it would invalidate the whole file.
 fn hcl(value: &Value, indent: &str) -> Option<String> {
     match value {
         Value::Null => None,
@@ -176,8 +177,8 @@ fn hcl(value: &Value, indent: &str) -> Option<String> {
     }
 }
 
-/// A text in HCL 1. What stands in `${…}` is not read there as text is, and doubling the `$` is no escape: so it is
-/// written by its number, like all that is not plain.
+/// A string in HCL 1. HCL 1 does not treat `${…}` as text, and doubling the `$` is no escape, so every unusual
+/// character is written by its code point.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     let mut rest = text.chars().peekable();
@@ -210,7 +211,7 @@ mod tests {
         read.hosts[&host].iter().map(|(name, service)| (name.clone(), url(service))).collect()
     }
 
-    /// What the client cannot read costs it the whole file.
+    /// A value that clients cannot parse invalidates their whole file.
     #[test]
     fn what_hcl_1_has_no_word_for_is_left_out() {
         let read = read_back(

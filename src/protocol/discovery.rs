@@ -36,10 +36,10 @@ pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> St
     let has = |service: Service| discovery.base(service).is_some();
     let (has_providers, has_modules) = (has(Service::Providers), has(Service::Modules));
     let Discovery { mut entries, url } = discovery;
-    // The clients refuse such a service, and what stands in it is for nobody's eyes.
+    // // Clients refuse such a service, and its userinfo must not be shown.
     entries.retain(|_, value| match serde_json::from_str(value.get()) {
         Ok(value) => !names_a_user(&value, &url),
-        // Nested too deep, or a number that none is: it can name nobody without an `@`, plain or escaped.
+        // // Nested too deep, or an invalid number: without a plain or escaped `@` it has no userinfo.
         Err(_) => !value.get().contains(['@', '\\']),
     });
     for (name, value) in &mut entries {
@@ -72,7 +72,7 @@ fn absolute(value: &RawValue, base: &Url) -> Option<Box<RawValue>> {
     to_raw_value(&members).ok()
 }
 
-/// Whether there is a URL with userinfo anywhere in an entry.
+/// Returns true if an entry contains a URL with userinfo.
 fn names_a_user(value: &Value, base: &Url) -> bool {
     match value {
         Value::String(reference) => {
@@ -84,8 +84,8 @@ fn names_a_user(value: &Value, base: &Url) -> bool {
     }
 }
 
-/// What clients ignore because it is no URL stays as upstream wrote it; so does what would become the URL
-/// of the document itself.
+/// Resolves a URL. Text that clients ignore because it is no URL stays unchanged; so does a reference to the document
+/// itself.
 fn resolved(reference: &str, base: &Url) -> Option<Box<RawValue>> {
     if reference.is_empty() || reference.starts_with('#') {
         return None;
@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// Nested a hundred thousand times: looking into it exhausts nothing, and no user is found in it by anybody.
+    /// Deep nesting exhausts nothing, and hides no userinfo.
     #[test]
     fn a_service_that_is_nested_too_deep_names_nobody() {
         let depth = 100_000;

@@ -1,4 +1,4 @@
-//! What clients speak: one file per protocol. Translates between routes and the mirror; never decides.
+//! The client protocols, one file each. Translates between routes and the mirror, and decides nothing.
 
 pub mod admin;
 pub mod client_config;
@@ -25,42 +25,42 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Explanation};
 use crate::mirror::{Answer, Archive, ClientAddress, Link, Mirror, Outcome, RequestContext, RuntimeConfig};
 
-/// From this many bytes on, an answer is compressed on a thread of its own.
+/// Larger answers are compressed on a blocking thread.
 const LARGE_BODY: usize = 64 * 1024;
 
-/// A request, as far as protocols look at it.
+/// The parts of a request that protocols use.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
-    /// The path as it came, percent-encoded.
+    /// The path as received, percent-encoded.
     pub path: &'a str,
-    /// The query as it came, without its question mark.
+    /// The query as received, without its question mark.
     pub query: Option<&'a str>,
     /// The Host header, or the authority.
     pub host: Option<&'a str>,
-    /// Which proxies it came through.
+    /// The request's CDN-Loop list.
     pub via: CdnLoop,
-    /// Who sent it, as far as trusted proxies tell.
+    /// The client's address, through trusted proxies.
     pub client: ClientAddress,
-    /// Where the client sees larder, if that is known and the answer has links.
+    /// The origin at which the client sees larder, where known and needed.
     pub origin: Option<Origin<'a>>,
-    /// When it came.
+    /// Time of the request.
     pub now: Timestamp,
-    /// Whether the client can take a body whose length is not known.
+    /// The client accepts a body without a length.
     pub takes_unknown_length: bool,
 }
 
 /// An answer, before it becomes HTTP.
 #[derive(Debug)]
 pub struct Reply {
-    /// What goes out.
+    /// The content.
     pub content: Content,
-    /// How it came about; `None` for what has nothing to do with the mirror.
+    /// The cache outcome; `None` where the mirror was not involved.
     pub outcome: Option<Outcome>,
     /// Of a document: how long ago upstream confirmed it.
     pub age: Option<Duration>,
 }
 
-/// What goes out.
+/// Content of a reply.
 #[derive(Debug)]
 pub enum Content {
     /// A JSON document.
@@ -73,7 +73,7 @@ pub enum Content {
     Redirect(String),
     /// A short word for probes.
     Word {
-        /// Whether all is well.
+        /// True if ready.
         well: bool,
         /// The word.
         text: &'static str,
@@ -165,7 +165,7 @@ impl Protocols {
                 matches!(answer, Finished::Document(_) | Finished::Location(_)).then(|| request.now.since(checked));
             return Ok(Reply { content: answer.into(), outcome: Some(outcome), age });
         }
-        // On the heap: every hit would carry the room for all that a miss may come to.
+        // // Boxed, or every hit would reserve the memory of the largest miss.
         Box::pin(self.ask(route, request, &base, revision)).await
     }
 
@@ -182,7 +182,7 @@ impl Protocols {
         let Answer { value, outcome, fresh_until, checked } =
             modules::location(&self.mirror, package, call, links).await?;
         let location: Arc<str> = value.text.into();
-        // What names no digest yet is another answer in a moment.
+        // // A location without a digest changes in a moment.
         if value.is_lasting && request.now < fresh_until {
             let answer = Finished::Location(Arc::clone(&location));
             let outcome = outcome.again();
@@ -193,7 +193,7 @@ impl Protocols {
         Ok(Reply { content: Content::Location(location), outcome: Some(outcome), age })
     }
 
-    /// Answers from the mirror what is not finished in memory.
+    /// Answers from the mirror when no rendered answer is in memory.
     async fn ask(
         &self,
         route: &Route,
@@ -247,8 +247,8 @@ impl Protocols {
         Ok(self.finished(route, base, request.now, revision, rendered))
     }
 
-    /// A list that clients are told as upstream has it, however many of them ask, read and written once; nothing for any
-    /// other route, and while sealed, when each is told what is held.
+    /// A version list as upstream has it, read and rendered once for all waiting clients; `None` for other routes, and
+    /// while offline, when the list depends on the store.
     async fn list(&self, route: &Route, call: &RequestContext) -> Result<Option<Answer<Arc<Rendered>>>, Error> {
         if self.mirror.link() == Link::Offline {
             return Ok(None);
@@ -295,7 +295,7 @@ impl Protocols {
         Reply { content: Content::File(value), outcome: Some(outcome), age: None }
     }
 
-    /// The reply that a rendered document makes, which is kept in memory for as long as it is fresh.
+    /// The reply for a rendered document, which stays in memory while it is fresh.
     fn finished(
         &self,
         route: &Route,
@@ -315,7 +315,7 @@ impl Protocols {
     }
 }
 
-/// Finishes an answer; a large one where compressing it holds up nobody else.
+/// Renders an answer; a large one on a blocking thread.
 async fn render(body: Vec<u8>) -> Rendered {
     if body.len() < LARGE_BODY {
         return Rendered::new(body);
@@ -324,7 +324,7 @@ async fn render(body: Vec<u8>) -> Rendered {
     tokio::task::spawn_blocking(move || Rendered::new(body)).await.unwrap_or_else(|_| Rendered::plain(plain))
 }
 
-/// How our own URLs are written in one answer.
+/// Writes larder's URLs in one answer.
 #[derive(Debug, Clone, Copy)]
 struct Links<'a> {
     mount: &'a Mount,

@@ -40,23 +40,23 @@ pub(super) async fn versions(
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
-/// The same of a document as upstream sent it.
+/// Renders a document as upstream sent it.
 pub(super) async fn written(address: &ModuleAddress, document: &Arc<KeptDocument>) -> Result<Vec<u8>, Error> {
     let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
     let list = document.module_versions().await.map_err(unreadable)?;
     list_of(&list).map_err(|e| unreadable(e.to_string()))
 }
 
-/// A version list as it goes out: every entry and every other member as upstream wrote it.
+/// Renders a version list: every entry and every other member as upstream wrote it.
 fn list_of(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
     serde_json::to_vec(&ModuleListBody { modules: [Module { rest: &list.module, versions }], rest: &list.rest })
 }
 
-/// What goes into `X-Terraform-Get`.
+/// Content of `X-Terraform-Get`.
 pub(super) struct LocationHeader {
     pub(super) text: String,
-    /// Whether it stays so for as long as nothing changes.
+    /// It stays valid until something changes.
     pub(super) is_lasting: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The provider network mirror protocol (PROTOCOL 3): `index.json` and `VERSION.json`, hashes taken from
-//! proven checksums. No archive is touched to answer.
+//! The provider network mirror protocol (PROTOCOL 3): `index.json` and `VERSION.json`, with hashes from verified
+//! checksums. Needs no archive.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::mirror::{
 use crate::upstream::providers::{ListedVersion, VersionList};
 use crate::verify::platform_of;
 
-/// How many sets of one version are asked for side by side.
+/// Proof sets of one version fetched at a time.
 const AT_ONCE: usize = 8;
 /// For how many platforms sets are asked for, one after the other, until there is one.
 const MOST_TRIED: usize = 4;
@@ -55,7 +55,7 @@ pub(super) async fn index(
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
-/// The same of a document as upstream sent it.
+/// Renders a document as upstream sent it.
 pub(super) async fn index_written(address: &ProviderAddress, document: &Arc<KeptDocument>) -> Result<Vec<u8>, Error> {
     index_of(address, &document.versions().await.map_err(|why| unreadable(address, why))?)
 }
@@ -82,8 +82,8 @@ pub(super) async fn version(
     for (platform, archive) in named {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         let held = mirror.name_entry(&package, archive.digest).await?;
-        // No other mirror has the `zh:` of what was packed here: in a lock file it would stand in the way of them all.
-        // Nor does anybody know who packed what was imported while its name is lost.
+        // // No other mirror has the `zh:` of an archive that was packed here, so in a lock file it would exclude them
+        // all. For an imported archive without a name record the packer is unknown.
         let is_published = held.as_ref().map_or(!archive.is_imported, |held| held.zip == ZipOrigin::Published);
         let zh = is_published.then(|| archive.digest.zh());
         let h1 = match held.map(|held| held.hashes) {
@@ -116,7 +116,7 @@ async fn of_upstream(
     Ok((archives, answer))
 }
 
-/// The archives of a version while sealed: of the platforms whose own set and archive are held.
+/// The archives of a version while offline: platforms with a stored set and archive.
 async fn of_what_is_held(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
@@ -133,7 +133,7 @@ async fn of_what_is_held(
                 answer.and(&set);
                 archives.insert(package.platform, of_set(&set.value));
             }
-            // It went just now; others are no worse for it.
+            // // Removed a moment ago; the others are unaffected.
             Err(Error::NotFound(_) | Error::Offline(_)) => answer.believe_for(Duration::ZERO, call),
             Err(error) => return Err(error),
         }
@@ -141,7 +141,7 @@ async fn of_what_is_held(
     Ok((archives, answer))
 }
 
-/// How an answer that is made of several came about: as the least certain of them.
+/// The outcome of an answer made of several documents: the least certain one.
 struct Answered {
     outcome: Outcome,
     fresh_until: Timestamp,
@@ -178,13 +178,13 @@ impl Answered {
 struct NamedArchive {
     digest: Digest,
     filename: FileName,
-    /// Whether the set that names it was imported without signatures.
+    /// The set was imported without signatures.
     is_imported: bool,
 }
 
 type NamedArchives = BTreeMap<Platform, NamedArchive>;
 
-/// The proof sets that are known of one version.
+/// The proof sets of one version.
 struct Sets<'a> {
     address: &'a ProviderAddress,
     listed: &'a ListedVersion,
@@ -192,7 +192,7 @@ struct Sets<'a> {
 }
 
 impl<'a> Sets<'a> {
-    /// The held sets of a version, asked again where their time is over; or one set, where none is held.
+    /// Loads the cached sets of a version, and revalidates stale ones; fetches one set if none is cached.
     async fn of(
         mirror: &Arc<Mirror>,
         address: &'a ProviderAddress,
@@ -263,8 +263,8 @@ impl<'a> Sets<'a> {
         Ok(())
     }
 
-    /// The archive of every platform: from its own set, else from the newest proven sums, else from a
-    /// document of its own where its file name does not follow the convention.
+    /// The archive of every platform: from its own set, else from the newest verified sums, else from its own document
+    /// where its file name is unconventional.
     async fn archives(
         &self,
         mirror: &Arc<Mirror>,
@@ -305,10 +305,10 @@ impl<'a> Sets<'a> {
                     answer.and(&set);
                     archives.insert(platform, of_set(&set.value));
                 }
-                // Not there, or not proven: neither is offered, and the others are no worse for it.
+                // // Missing or unverified: not offered, and the others are unaffected.
                 Err(Error::NotFound(_)) => answer.believe_for(mirror.absence_is_believed(&self.address.host), call),
                 Err(Error::Unverified { .. } | Error::Unaccepted { .. }) => answer.believe_for(Duration::ZERO, call),
-                // Of these nobody knows; that must not hide what is known.
+                // // Unknown: must not hide the others.
                 Err(error) => {
                     tracing::warn!(provider = %self.address, %platform, %error, "a platform is left out of its version for now");
                     answer.believe_for(Duration::ZERO, call);

@@ -1,5 +1,5 @@
-//! The registry HTTP API: lists, searches and details, as upstream wrote them but for the URLs that lead to other
-//! pages, which lead back here (seed 002). And what a sealed mirror says of what is stored.
+//! The registry HTTP API: lists, searches and details as upstream wrote them. Only URLs of further pages change, so
+//! that they lead to larder (seed 002). Offline, pages are made from the store.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::mirror::{
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 
-/// How deep members are looked for that are URLs of pages: in `meta`, and in the entries of a list.
+/// Depth of the search for page URLs: in `meta`, and in the entries of a list.
 const DEPTH: usize = 4;
 
-/// What a sealed mirror says with everything that it makes of what is stored.
+/// The warning on every page made from the store.
 const FROM_STORE: &str = "this mirror is offline and does not hold this page: the answer is made of what it has stored, and is not all that the registry has";
 const ONLY_HELD_ARE_LISTED: &str = "\"versions\" lists those that can be downloaded while it is offline, and no others";
 const NONE_VERIFIED: &str = "which modules the registry has verified is not known offline";
@@ -73,12 +73,12 @@ pub fn only_these(page: &Bytes, versions: &[Version]) -> Result<Bytes, String> {
     let text = std::str::from_utf8(page).map_err(|e| e.to_string())?;
     let members: IndexMap<Cow<'_, str>, &RawValue> = serde_json::from_str(text).map_err(|e| e.to_string())?;
     let Some(listed) = members.get("versions") else { return Ok(page.clone()) };
-    // What is no list of texts says nothing that a client could choose by.
+    // // Not a list of strings: no client can choose by it.
     let Ok(entries) = serde_json::from_str::<Vec<String>>(listed.get()) else { return Ok(page.clone()) };
     let is_among = |entry: &String| Version::parse_lenient(entry).is_ok_and(|version| versions.contains(&version));
     let left: Vec<&String> = entries.iter().filter(|entry| is_among(entry)).collect();
     let left = serde_json::to_string(&left).map_err(|e| e.to_string())?;
-    // What is raw is borrowed from the text.
+    // // Raw values borrow from the text.
     let start = listed.get().as_ptr() as usize - text.as_ptr() as usize;
     let (before, after) = (text.get(..start), text.get(start + listed.get().len()..));
     Ok([before.unwrap_or_default(), &left, after.unwrap_or_default()].concat().into())
@@ -108,7 +108,7 @@ pub fn with_links(
     let mut body = String::with_capacity(text.len() + 64 * edits.len());
     let mut copied = 0;
     for Edit { of, led } in edits {
-        // What is raw is borrowed from the text, in the order that it stands there.
+        // // Raw values borrow from the text, in its order.
         let start = of.get().as_ptr() as usize - text.as_ptr() as usize;
         body.push_str(text.get(copied..start).unwrap_or_default());
         match led {
@@ -226,7 +226,7 @@ struct Meta {
     prev_url: Option<String>,
 }
 
-/// What is known of a module or a provider without its registry.
+/// A module or provider, described without its registry.
 #[derive(Serialize)]
 struct PageEntry<'a> {
     id: String,

@@ -32,14 +32,14 @@ pub(super) async fn versions(
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
-/// The same of a document as upstream sent it.
+/// Renders a document as upstream sent it.
 pub(super) async fn written(address: &ProviderAddress, document: &Arc<KeptDocument>) -> Result<Vec<u8>, Error> {
     let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
     let list = document.versions().await.map_err(unreadable)?;
     list_of(&list).map_err(|e| unreadable(e.to_string()))
 }
 
-/// A version list as it goes out: every entry and every other member as upstream wrote it.
+/// Renders a version list: every entry and every other member as upstream wrote it.
 pub fn list_of(list: &VersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
     serde_json::to_vec(&ProviderListBody { versions, rest: &list.rest })

@@ -1,5 +1,5 @@
-//! Finished answers in memory: route and base -> bytes, their gzip form, ETag and fresh time; and small archives that
-//! were checked. All that a hot request touches; no JSON, no disk, no lock held across a wait.
+//! Rendered answers in memory: route and base -> bytes, gzip form, ETag and lifetime; and small verified archives. A
+//! hot request touches nothing else: no JSON, no disk, no lock across an await.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::store::ReadMemory;
 /// Smaller than this, gzip gains nothing.
 const WORTH_GZIP: usize = 512;
 
-/// A document as it goes out.
+/// A rendered document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendered {
     /// Its bytes.
     pub body: Bytes,
-    /// The same in gzip, where that is smaller.
+    /// The gzip form, where it is smaller.
     pub gzip: Option<Bytes>,
     /// Its entity tag, in quotes.
     pub tag: Bytes,
-    /// That of its gzip form.
+    /// ETag of the gzip form.
     pub gzip_tag: Bytes,
 }
 
@@ -59,12 +59,12 @@ fn gzip(body: &[u8]) -> Option<Vec<u8>> {
     encoder.finish().ok()
 }
 
-/// What can be given out as it is.
+/// A reply that can be sent unchanged.
 #[derive(Debug, Clone)]
 pub enum Finished {
     /// A document.
     Document(Arc<Rendered>),
-    /// Where a module is, as it is told.
+    /// The location of a module, as sent to clients.
     Location(Arc<str>),
     /// A small archive that was checked when it was read (promise 10).
     Archive {
@@ -72,7 +72,7 @@ pub enum Finished {
         bytes: Bytes,
         /// Its SHA-256.
         digest: Digest,
-        /// When it was first stored, if that is known.
+        /// First time of storing, where known.
         stored: Option<Timestamp>,
     },
 }
@@ -94,13 +94,13 @@ pub struct Kept {
     pub answer: Finished,
     /// When it was made.
     pub made: Timestamp,
-    /// When upstream had last confirmed what it is made of.
+    /// Last confirmation by upstream of its source.
     pub checked: Timestamp,
     /// Until when it is fresh.
     pub fresh_until: Timestamp,
-    /// What the mirror's revision of its provider was when it was rendered.
+    /// Revision of its provider at the time of rendering.
     pub revision: u64,
-    /// How it came about, for whoever it is given to again.
+    /// Cache outcome, for later clients.
     pub outcome: Outcome,
 }
 
@@ -134,22 +134,22 @@ impl Equivalent<Base<'static>> for BaseRef<'_> {
     }
 }
 
-/// How many bases have their answers kept. A request chooses its base by its Host, as far as the certificate or a trusted
-/// proxy lets it: with a wildcard certificate there is no end to them.
+/// Bases with stored answers. A request chooses its base by its Host, within the certificate's or a trusted proxy's
+/// names; with a wildcard certificate there are unlimited ones.
 const MOST_BASES: u64 = 64;
 
-/// The answers that are kept, up to a number of bytes.
+/// Rendered answers, up to a number of bytes.
 #[derive(Debug)]
 pub struct Answers {
     cache: Cache<Key, Kept>,
     /// The bases that are asked for most.
     bases: Cache<Base<'static>, ()>,
-    /// For archives: what is kept no more, and still read by clients, takes its room until they have it.
+    /// Memory for archives that were evicted while clients still read them.
     archives: ReadMemory,
 }
 
 impl Answers {
-    /// Makes room for `bytes` of answers.
+    /// Sets the limit in bytes.
     pub fn with_room_for(bytes: u64) -> Self {
         // A key and its bookkeeping weigh something too, or small answers would be free.
         let weigh = |_: &Key, kept: &Kept| u32::try_from(kept.answer.weight() + 512).unwrap_or(u32::MAX);
@@ -164,13 +164,13 @@ impl Answers {
             return None;
         }
         let kept = self.cache.get(&KeyRef { route, base })?;
-        // A clock that was set back would keep it for ever.
+        // // A clock that was set back would keep it forever.
         let timely = kept.made <= now && now < kept.fresh_until;
         (timely && kept.revision == revision).then_some(kept)
     }
 
-    /// Keeps an answer: it is given out while its base is among those that are asked for most. An archive is kept only where
-    /// there is room in memory for a copy of it.
+    /// Stores an answer while its base is among the most used ones. An archive is stored only if memory has space for a
+    /// copy.
     pub fn keep(&self, route: &Route, base: &Base<'_>, kept: Kept) {
         let key = Key { route: route.clone(), base: base.clone().into_owned() };
         if !self.is_among_bases(base) {
@@ -179,8 +179,8 @@ impl Answers {
             self.bases.run_pending_tasks();
         }
         let answer = match kept.answer {
-            // Bytes of its own: those of the mirror are shared by whoever reads at the same time, so they would count as
-            // checked for as long as they were kept here.
+            // // A copy: the mirror's bytes are shared by concurrent readers, and would count as in use while they are
+            // stored here.
             Finished::Archive { bytes, digest, stored } => {
                 let Some(bytes) = self.archives.copy(&bytes) else { return };
                 Finished::Archive { bytes, digest, stored }

@@ -1,5 +1,5 @@
-//! The renderings under way: who asks for the same list of the same document shares one. A large list takes many times its
-//! size while it is read and written, and all who wait for its fetch would do that at once.
+//! Renderings in progress: requests for the same list of the same document share one. Parsing a large list takes many
+//! times its size, and all clients that wait for its fetch would do it at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::error::Error;
 
 type Rendering = BoxFuture<'static, Result<Arc<Rendered>, Error>>;
 
-/// Renderings by what is asked for, and what the document says that it is made of.
+/// Renderings by route and by hash of the source document.
 #[derive(Debug, Default)]
 pub(super) struct Renderings(Mutex<HashMap<(Route, FastHash), WeakShared<Rendering>>>);
 
 impl Renderings {
-    /// Joins the rendering of a route's answer from what a document says, or begins it with `write`. It goes on for as
-    /// long as anybody waits.
+    /// Joins the rendering of a route's answer from a document, or starts it with `write`. It runs as long as a client
+    /// waits.
     ///
     /// # Errors
     /// Those of `write`.

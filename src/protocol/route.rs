@@ -23,16 +23,17 @@ use crate::mirror::{ArchiveRef, ModuleArchiveRef, ProofFile, ProofFileRef};
 use crate::upstream::page_query::{BadQuery, PageQuery};
 use crate::upstream::pages::{PagePath, PageRef, SpelledVersion};
 
-/// How many segments the longest path has that leads anywhere.
+/// Segments of the longest valid path.
 const MOST_SEGMENTS: usize = 11;
 
-/// What every archive of a module is called.
+/// File name of every module archive.
 const MODULE_ARCHIVE: &str = "module.tar.gz";
 
-/// One thing that can be asked for.
+/// Everything that can be requested.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Route {
-    /// `/registry/HOST/.well-known/terraform.json`, or our own where the Host or `default_upstream` says which.
+    /// `/registry/HOST/.well-known/terraform.json`, or the root one where the Host or `default_upstream` names an
+    /// upstream.
     Discovery(Hostname),
     /// `/registry/HOST/v1/providers/NS/TYPE/versions`
     ProviderVersions(ProviderAddress),
@@ -65,7 +66,7 @@ pub enum Route {
 /// A name that nothing can have. `larder doctor` asks for it, to see whether larder answers at a place.
 pub const PROBE: &str = "~";
 
-/// Whether a path is that of a probe, wherever larder is mounted.
+/// Returns true for the path of a probe, wherever larder is mounted.
 pub fn is_probe(path: &str) -> bool {
     path.rsplit('/').skip(1).take(2).all(|segment| segment == PROBE)
 }
@@ -76,7 +77,7 @@ pub enum NoRoute {
     /// No name, version or platform can look like that: 400.
     #[error("{0}")]
     Malformed(String),
-    /// There is no such thing here: 404.
+    /// Unknown path: 404.
     #[error("{0}")]
     Unknown(String),
     /// The path names a host that is no upstream.
@@ -92,7 +93,7 @@ pub enum NoRoute {
     },
 }
 
-/// The protocols, told apart by path: each shows other statuses of an error to people (PROTOCOL 10).
+/// The protocols by path: clients show different error statuses for each (PROTOCOL 10).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Api {
     /// Discovery and the registry protocols.
@@ -135,12 +136,12 @@ impl From<crate::digest::BadDigest> for NoRoute {
     }
 }
 
-/// What the meaning of a path depends on besides itself.
+/// Settings that decide how a path is parsed.
 #[derive(Debug, Clone, Default)]
 pub struct Door {
     /// The configured upstreams.
     pub upstreams: BTreeSet<Hostname>,
-    /// What larder's own host name stands for.
+    /// The upstream behind larder's own host name.
     pub default_upstream: Option<Hostname>,
 }
 
@@ -168,7 +169,7 @@ impl Door {
         })
     }
 
-    /// A host in one of our paths: one that is not configured is told so.
+    /// Parses a host segment; an unconfigured host is an error that says so.
     fn host(&self, segment: &str) -> Result<Hostname, NoRoute> {
         if let Some(host) = self.upstreams.get(segment) {
             return Ok(host.clone());
@@ -203,8 +204,8 @@ impl Route {
             ["v1", "providers", rest @ ..] => Self::providers(door.own(host)?.clone(), rest, query, path),
             ["registry", host, "v1", "modules", rest @ ..] => Self::modules(door.host(host)?, rest, query, path),
             ["v1", "modules", rest @ ..] => Self::modules(door.own(host)?.clone(), rest, query, path),
-            // Clients resolve a provider's path against the URL of the service, so without its final slash the last segment
-            // of that goes.
+            // // Clients resolve a provider's path against the service URL: without its final slash the last segment is
+            // lost.
             ["registry", host, "v1", _, _, "versions"] | ["registry", host, "v1", _, _, _, "download", _, _] => {
                 let host = door.host(host)?;
                 Err(misdirected(
@@ -322,7 +323,7 @@ impl Route {
         }
     }
 
-    /// What kind of thing it is, for logs and counters.
+    /// The kind of route, for logs and counters.
     pub fn kind(&self) -> RouteKind {
         match self {
             Self::Discovery(_) => RouteKind::Discovery,
@@ -339,7 +340,7 @@ impl Route {
         }
     }
 
-    /// True where the answer holds URLs of larder, so that it depends on where the client sees larder.
+    /// True if the answer contains larder's URLs, so that it depends on the base.
     pub fn has_links(&self) -> bool {
         match self {
             Self::Discovery(_)
@@ -359,7 +360,7 @@ impl Route {
         }
     }
 
-    /// What it is about, where a change of that makes it another answer.
+    /// The subject whose changes invalidate the answer.
     pub fn about(&self) -> Option<RouteSubject<'_>> {
         match self {
             Self::ProviderVersions(address) | Self::MirrorIndex(address) | Self::MirrorVersion(address, _) => {
@@ -377,7 +378,7 @@ impl Route {
     }
 }
 
-/// What a route is about.
+/// Subject of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteSubject<'a> {
     /// A provider.

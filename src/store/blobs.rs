@@ -1,4 +1,4 @@
-//! Archives by digest. What is staged is not visible; what is visible is complete and proven.
+//! Archives by digest. Staged files are invisible; visible files are complete and verified.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Read, Seek, SeekFrom};
@@ -19,7 +19,7 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
 
-/// How much is read from a file at a time, in bytes.
+/// Size of one read, in bytes.
 pub const READ_AT_ONCE: usize = 256 * 1024;
 
 const LEFTOVERS_KEPT_SECONDS: u64 = 24 * 3600;
@@ -44,7 +44,7 @@ impl Blobs {
         self.folder.join(&hex[..2]).join(hex)
     }
 
-    /// Removes records that a crash left half written, and what was being unpacked then.
+    /// Removes half-written records and unpacked files that a crash left.
     pub(super) fn sweep_halves(&self) -> Result<(), StoreError> {
         scratch::sweep(&self.staging)?;
         for name in disk::names_in(&self.staging)?.iter().filter(|name| name.starts_with("record-")) {
@@ -53,14 +53,12 @@ impl Blobs {
         Ok(())
     }
 
-    /// Removes what was staged more than a day ago: a download under way is younger, because it is written to.
+    /// Removes stages older than a day. A running download is younger, because it is written to.
     pub(super) fn sweep_staging(&self, now: Timestamp) -> Result<(), StoreError> {
         disk::sweep(&self.staging, Timestamp(now.0.saturating_sub(LEFTOVERS_KEPT_SECONDS)))
     }
 
-    /// Opens the stage called `name`, with what an earlier download left there.
-    ///
-    /// Hashes what is there already, so this takes as long as reading and hashing it.
+    /// Opens the stage called `name`, with the bytes of an earlier download. Existing bytes are read and hashed.
     pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
         let path = self.staging.join(format!("{name}.part"));
         let note_path = self.staging.join(format!("{name}.json"));
@@ -69,14 +67,14 @@ impl Blobs {
         Staged::open(path, note_path, self.claim.clone())
     }
 
-    /// Room for what is unpacked or fetched on the way to an archive.
+    /// A temporary folder for files that are unpacked or fetched on the way to an archive.
     pub fn scratch(&self) -> Result<Scratch, StoreError> {
         self.claim.check()?;
         disk::make_again(&self.staging)?;
         Scratch::below(&self.staging)
     }
 
-    /// Makes a proven archive visible: synced, renamed, its folder synced.
+    /// Makes a verified archive visible: sync, rename, sync of the folder.
     pub fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
         let place = self.path(&staged.digest());
         let staged = staged.into_inner();
@@ -88,7 +86,7 @@ impl Blobs {
         staged.remove_note()
     }
 
-    /// Opens a held archive; `None` where it is not held.
+    /// Opens a stored archive; `None` if it is not stored.
     pub fn get(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
         let path = self.path(digest);
         let Some(file) = self.claim.vouch(disk::open(&path))? else { return Ok(None) };
@@ -96,17 +94,17 @@ impl Blobs {
         Ok(Some(Blob { bytes: FileBytes { file: Arc::new(file) }, path, size_bytes }))
     }
 
-    /// Whether an archive is held, without opening it.
+    /// Returns true if an archive is stored, without opening it.
     pub fn holds(&self, digest: &Digest) -> Result<bool, StoreError> {
         self.claim.vouch(disk::is_there(&self.path(digest)))
     }
 
-    /// The size of an archive in bytes, and its last change; `None` where it is not held.
+    /// Size in bytes and modification time of an archive; `None` if it is not stored.
     pub fn file_of(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
         self.claim.vouch(disk::file(&self.path(digest)))
     }
 
-    /// Removes an archive. Whoever is reading it goes on reading.
+    /// Removes an archive. Open readers continue to read it.
     pub fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
         self.claim.check()?;
         let path = self.path(digest);
@@ -114,7 +112,7 @@ impl Blobs {
         durability.of_removal(&path)
     }
 
-    /// Moves an archive that is not what its name says out of the way.
+    /// Quarantines an archive whose bytes do not match its name.
     pub fn set_aside(&self, digest: &Digest) -> Result<(), StoreError> {
         self.claim.check()?;
         let place = self.aside.take(&self.path(digest))?;
@@ -122,7 +120,7 @@ impl Blobs {
         Ok(())
     }
 
-    /// Moves an archive out of the way if it is still the one that was opened; says whether it was.
+    /// Quarantines an archive if it is still the opened one; returns true if it was.
     pub fn set_aside_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
         let Some(there) = self.get(digest)? else { return Ok(false) };
         if there.identity()? != opened.identity()? {
@@ -145,7 +143,7 @@ impl Blobs {
     }
 }
 
-/// Bytes of a file that is read at offsets by whoever serves it, without a mapping.
+/// Bytes of an open file, read at offsets without a mapping.
 #[derive(Debug, Clone)]
 pub struct FileBytes {
     file: Arc<File>,
@@ -156,9 +154,9 @@ impl FileBytes {
         Self { file: Arc::clone(file) }
     }
 
-    /// Writes back what is in memory only, so that the sync at the end is short. Blocks.
+    /// Writes dirty pages to disk early, so that the final sync is short. Blocks.
     pub fn write_back(&self) {
-        // Only a head start: the sync that counts comes with `publish`, and tells its error.
+        // // A head start only: `publish` syncs again and reports the error.
         let _ = self.file.sync_data();
     }
 
@@ -169,9 +167,9 @@ impl FileBytes {
         Ok(hasher.finish())
     }
 
-    /// Reads up to `most` bytes at `offset`, once `memory` has room for them; empty past the end.
+    /// Reads up to `most` bytes at `offset` once `memory` has space; empty past the end.
     ///
-    /// What is in the page cache is read where we are; anything else in a blocking task.
+    /// Cached pages are read inline; anything else in a blocking task.
     pub async fn read_at(&self, offset: u64, most: usize, memory: &ReadShare) -> io::Result<Bytes> {
         let room = memory.room(most).await;
         let mut buffer = vec![0; room.bytes()];
@@ -181,7 +179,7 @@ impl FileBytes {
         };
         let read = match at_once {
             Ok(read) if read > 0 => read,
-            // Not in the page cache, or the end, or a file system that cannot tell.
+            // // Not in the page cache, at the end, or unsupported by the file system.
             _ => {
                 let file = Arc::clone(&self.file);
                 let joined = tokio::task::spawn_blocking(move || {
@@ -198,7 +196,7 @@ impl FileBytes {
     }
 }
 
-/// A held archive, open.
+/// An open stored archive.
 #[derive(Debug, Clone)]
 pub struct Blob {
     bytes: FileBytes,
@@ -212,12 +210,12 @@ impl Blob {
         self.size_bytes
     }
 
-    /// Its bytes, for whoever reads them at offsets.
+    /// Its bytes, for reads at offsets.
     pub fn bytes(&self) -> FileBytes {
         self.bytes.clone()
     }
 
-    /// The whole of it. For archives small enough to be held in memory.
+    /// Reads the whole archive. For small archives.
     pub fn read_all(&self) -> Result<Vec<u8>, StoreError> {
         let mut all = vec![0; usize::try_from(self.size_bytes).unwrap_or(usize::MAX)];
         let read = self.bytes.file.read_exact_at(&mut all, 0);
@@ -259,8 +257,7 @@ impl Blob {
         ReaderAt { file: Arc::clone(&self.bytes.file), position: 0, size_bytes: self.size_bytes }
     }
 
-    /// The bytes of `range`, as they are asked for and `memory` has room for them. Ends in an error where the file ends
-    /// early.
+    /// Streams the bytes of `range`, within the limits of `memory`. Ends with an error if the file ends early.
     pub fn stream(&self, range: Range<u64>, memory: ReadShare) -> impl Stream<Item = io::Result<Bytes>> + Send + use<> {
         let bytes = self.bytes.clone();
         stream::try_unfold(range.start, move |offset| {

@@ -1,4 +1,4 @@
-//! The lock that makes a store ours, and whether what lies at its path is still the store that was locked.
+//! The lock that makes a store ours, and the check that its path still leads to the locked store.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::StoreError;
 use super::disk::{self, Identity};
 
-/// Our claim on a store. Shared by all that reads and writes there; the lock goes with the last of them.
+/// The lock on a store, shared by its readers and writers and released with the last of them.
 ///
-/// A store may be unmounted, moved away or replaced while larder runs. The lock file then is no longer the one at
-/// the path, and the store is gone: nothing in it is read or written until it is back. Another store that lies
-/// there may be another larder's.
+/// A store may be unmounted, moved or replaced while larder runs. Then the lock file at the path is another one, and
+/// the store is gone: nothing in it is read or written until it is back. A different store at the path may belong to
+/// another larder.
 #[derive(Debug, Clone)]
 pub(super) struct Claim(Arc<Lock>);
 
@@ -52,7 +52,7 @@ impl Claim {
         let is_ours = match disk::identity_of(path) {
             Ok(there) => there == *identity,
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => false,
-            // That it could not be looked at does not say that it is gone.
+            // // A failed check does not mean that the store is gone.
             Err(e) => return Err(StoreError::io("look at", path, e)),
         };
         if is_gone.swap(!is_ours, Ordering::Relaxed) == is_ours {
@@ -69,7 +69,7 @@ impl Claim {
         if is_ours { Ok(()) } else { Err(StoreError::Gone) }
     }
 
-    /// What was read, if it was read from our store: a store that is gone is no store without it.
+    /// Passes on a read result only if it came from our store.
     pub(super) fn vouch<T>(&self, read: Result<T, StoreError>) -> Result<T, StoreError> {
         self.check()?;
         read

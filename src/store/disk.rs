@@ -1,4 +1,4 @@
-//! The file calls of the store: each names what it was doing, and to what, when it fails.
+//! File operations of the store. Each error names the operation and the path.
 #![expect(clippy::disallowed_methods, reason = "the store owns the files")]
 
 use std::fs::{self, File, OpenOptions};
@@ -21,8 +21,8 @@ pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
     fs::create_dir_all(path).map_err(|e| StoreError::io("make the folder", path, e))
 }
 
-/// Makes a folder that only this user can look into, whatever it was before: documents are kept as upstream sent them, and
-/// the URLs in them may be signed.
+/// Makes a folder private (0700), whatever its mode was: documents are stored as upstream sent them, and their URLs may
+/// be signed.
 pub(super) fn make_private_folder(path: &Path) -> Result<(), StoreError> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|e| StoreError::io("make the folder", path, e))?;
@@ -36,7 +36,7 @@ pub(super) fn make_private_folder(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Makes a folder that somebody removed; but not the store itself, which may be a disk that is not there.
+/// Recreates a removed folder, but not the store itself, which may be a disk that is not mounted.
 pub(super) fn make_again(path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return Ok(());
@@ -51,21 +51,21 @@ pub(super) fn is_folder(path: &Path) -> bool {
     path.is_dir()
 }
 
-/// Whether there is a folder. That the disk cannot say is an error, and not "no".
+/// Returns true if the folder exists. A failed check is an error, not false.
 pub(super) fn is_folder_there(path: &Path) -> Result<bool, StoreError> {
     Ok(look(path)?.is_some_and(|(is_folder, _, _)| is_folder))
 }
 
 /// Refuses a store that a newer larder wrote to, before anything in it is read, swept or moved.
 pub(super) fn check_format(path: &Path) -> Result<(), StoreError> {
-    // What cannot be read says nothing; each record has its own format in it.
+    // // An unreadable marker says nothing: each record has its own format version.
     match format_of(path)? {
         Some(_) => Ok(()),
         None => write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], true),
     }
 }
 
-/// Whether this larder reads the format that is written at `path`; where none is, it does.
+/// Checks that this larder reads the format written at `path`; no marker is readable.
 pub(super) fn is_readable_format(path: &Path) -> Result<(), StoreError> {
     format_of(path).map(drop)
 }
@@ -79,7 +79,7 @@ fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
     }
 }
 
-/// Whether there is a file. That the disk cannot say is an error, and not "no".
+/// Returns true if the file exists. A failed check is an error, not false.
 pub(super) fn is_there(path: &Path) -> Result<bool, StoreError> {
     Ok(look(path)?.is_some_and(|(is_folder, _, _)| !is_folder))
 }
@@ -96,12 +96,12 @@ pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {
     opened.map_err(|e| StoreError::io("open", path, e))
 }
 
-/// Whether there is no such file; also where a file lies in place of a folder above it.
+/// Returns true for a missing file, also where a parent is a file.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// What tells one file from another, whatever their paths.
+/// Device and inode: the identity of a file whatever its path.
 pub(super) type Identity = (u64, u64);
 
 pub(super) fn identity(file: &File) -> io::Result<Identity> {
@@ -132,9 +132,9 @@ pub(super) fn open_or_make(path: &Path) -> Result<File, StoreError> {
         .map_err(|e| StoreError::io("open", path, e))
 }
 
-/// Takes the room for a file of `bytes`, of which `written` are there, or says that there is none.
+/// Reserves disk space for a file of `bytes`, of which `written` exist; an error if there is none.
 pub(super) fn take_room(file: &File, written: u64, bytes: u64) -> rustix::io::Result<()> {
-    // A file may grow no larger than this, whatever the disk has; taking room does not ask.
+    // // RLIMIT_FSIZE limits the file whatever the disk has, and fallocate does not check it.
     if getrlimit(Resource::Fsize).current.is_some_and(|most| bytes > most) {
         return Err(Errno::FBIG);
     }
@@ -148,20 +148,20 @@ pub(super) fn take_room(file: &File, written: u64, bytes: u64) -> rustix::io::Re
     }
 }
 
-/// The room on a disk.
+/// Free and total space of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// What it still takes of this user, in bytes.
+    /// Space available to this user, in bytes.
     pub free_bytes: u64,
-    /// What it has in all, in bytes.
+    /// Total size, in bytes.
     pub total_bytes: u64,
-    /// How many more files it takes, where it counts them.
+    /// Free inodes, where the file system counts them.
     pub free_files: Option<u64>,
-    /// Whether it is mounted for reading alone.
+    /// Mounted read-only.
     pub is_read_only: bool,
 }
 
-/// The room on the disk that a file or folder is on.
+/// Space of the disk that holds a path.
 pub(super) fn room(path: &Path) -> Result<Room, StoreError> {
     let told = statvfs(path).map_err(|e| StoreError::io("ask for the free room at", path, e.into()))?;
     Ok(Room {
@@ -228,7 +228,7 @@ pub(super) fn write_new(path: &Path, parts: &[&[u8]], sync: bool) -> Result<(), 
     Ok(())
 }
 
-/// Makes a new file and removes it again: whether a folder can be written. What is there already is left as it is.
+/// Checks that a folder is writable by creating and removing a new file. Existing files are untouched.
 pub(super) fn probe(path: &Path) -> Result<(), StoreError> {
     let failed = |e| StoreError::io("write", path, e);
     let mut file = File::create_new(path).map_err(failed)?;
@@ -316,7 +316,7 @@ pub(super) fn read_secret(path: &Path) -> Result<Option<String>, StoreError> {
     Ok(token.map(|token| token.trim().to_owned()).filter(|token| token.len() >= 32))
 }
 
-/// Where damaged files go: out of the way, and still there for whoever wants to know what happened.
+/// The quarantine: damaged files are moved here for inspection.
 #[derive(Debug, Clone)]
 pub(super) struct Aside {
     folder: PathBuf,
@@ -328,7 +328,7 @@ impl Aside {
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// Moves `path` out of the way. One that is gone already is out of the way.
+    /// Quarantines `path`. A missing file is no error.
     pub(super) fn take(&self, path: &Path) -> Result<PathBuf, StoreError> {
         static TAKEN: AtomicU64 = AtomicU64::new(0);
         let name = path.file_name().map_or_else(|| "unnamed".into(), |name| name.to_string_lossy().into_owned());
@@ -344,7 +344,7 @@ impl Aside {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(place),
             Err(e) => return Err(StoreError::io("set aside", path, e)),
         }
-        // Its week begins now; if that cannot be noted, it only goes sooner.
+        // // The week starts now; a failure only shortens it.
         let _ = File::options().write(true).open(&place).and_then(|file| file.set_modified(SystemTime::now()));
         Ok(place)
     }
@@ -354,7 +354,7 @@ impl Aside {
         sweep(&self.folder, Timestamp(u64::MAX))
     }
 
-    /// Removes what was set aside more than a week ago.
+    /// Removes files quarantined more than a week ago.
     pub(super) fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
         sweep(&self.folder, Timestamp(now.0.saturating_sub(KEPT_ASIDE.as_secs())))
     }

@@ -46,7 +46,7 @@ impl IndexBackend {
         }
     }
 
-    /// Removes an entry, and says what it was.
+    /// Removes an entry and returns it.
     pub(super) fn remove(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         match self {
             Self::OnDisk(db) => Ok(db.remove(key).map_err(failed)?.map(|value| value.to_vec())),
@@ -54,7 +54,7 @@ impl IndexBackend {
         }
     }
 
-    /// Visits all whose key begins with `prefix`, in order. What is changed meanwhile is visited or not.
+    /// Visits all entries with a key prefix, in order. Concurrent changes may or may not be seen.
     pub(super) fn each_below(&self, prefix: &[u8], mut visit: impl FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
         match self {
             Self::OnDisk(db) => {
@@ -72,7 +72,7 @@ impl IndexBackend {
         Ok(())
     }
 
-    /// What they take up on the disk; nothing where that cannot be told.
+    /// Size on disk; zero if unknown.
     pub(super) fn disk_bytes(&self) -> u64 {
         match self {
             Self::OnDisk(db) => db.size_on_disk().unwrap_or_default(),

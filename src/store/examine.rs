@@ -1,5 +1,5 @@
-//! What can be seen of a store without opening it: for the doctor, while it is nobody's or a running larder's. Changes
-//! nothing: the one file it writes is new, is removed at once, and would be swept.
+//! Inspects a store without opening it, for the doctor: it may be unused or in use by a running larder. Changes
+//! nothing, except for one new file that is removed at once.
 
 use std::fs::TryLockError;
 use std::os::unix::fs::MetadataExt;
@@ -11,33 +11,33 @@ use super::disk::Room;
 use super::{Store, StoreError, disk};
 use crate::address::{Hostname, Name, ProviderAddress};
 
-/// Where a store is, as far as it can be seen.
+/// Findings about a store's folder.
 #[derive(Debug)]
 pub struct Examined {
-    /// Whether there is one.
+    /// The store exists.
     pub there: Result<bool, StoreError>,
-    /// Who has it open.
+    /// State of its lock.
     pub lock: LockState,
-    /// Whether this larder reads its format.
+    /// This larder reads its format.
     pub format: Result<(), StoreError>,
-    /// Whether this user can write to it, or make it where there is none.
+    /// This user can write to it, or create it.
     pub writable: Result<(), StoreError>,
     /// The user it belongs to, where that is another one than this.
     pub foreign_owner: Option<u32>,
-    /// The room on its disk.
+    /// Space on its disk.
     pub room: Result<Room, StoreError>,
     /// The file of the admin token.
     pub token: TokenFile,
 }
 
-/// Whether somebody has a store open.
+/// State of a store's lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockState {
-    /// Nobody.
+    /// Not locked.
     Free,
     /// A larder that runs, or a command.
     Held,
-    /// That cannot be seen by this user.
+    /// Not visible to this user.
     Unseen,
 }
 
@@ -50,10 +50,10 @@ pub enum TokenFile {
     Good {
         /// The token.
         token: secrecy::SecretString,
-        /// Who may do what with the file.
+        /// File mode.
         mode: u32,
     },
-    /// It holds nothing that could be one.
+    /// It holds no usable token.
     Empty,
     /// This user may not read it, or the disk failed.
     Unreadable(StoreError),
@@ -88,7 +88,7 @@ impl Store {
         }
     }
 
-    /// How many bytes archives and documents take, counted file by file.
+    /// Counts the bytes of archives and documents, file by file.
     pub fn measure(folder: &Path) -> Result<u64, StoreError> {
         let mut sum = 0;
         for kind in ["blobs", "documents"] {
@@ -97,10 +97,10 @@ impl Store {
         Ok(sum)
     }
 
-    /// A provider of `host` whose version list is held, if there is one.
+    /// A provider of `host` with a cached version list, if there is one.
     pub fn a_held_provider(folder: &Path, host: &Hostname) -> Option<ProviderAddress> {
         let providers = folder.join("v1/documents").join(host.as_str()).join("providers");
-        // What cannot be looked at only means that another one is asked about.
+        // // An unreadable folder only means that another provider is chosen.
         let names = |folder: &Path| disk::names_in(folder).unwrap_or_default();
         for namespace in names(&providers) {
             for type_ in names(&providers.join(&namespace)) {
@@ -115,7 +115,7 @@ impl Store {
     }
 }
 
-/// The folder itself, or what there is of the way to it.
+/// The folder itself, or its nearest existing parent.
 fn nearest(folder: &Path) -> PathBuf {
     let is_there = |path: &&Path| path.symlink_metadata().is_ok();
     folder.ancestors().find(is_there).unwrap_or(Path::new("/")).to_owned()
@@ -136,7 +136,7 @@ fn lock_state(path: &Path) -> LockState {
 fn writable(root: &Path) -> Result<(), StoreError> {
     let staging = root.join("staging");
     let folder = if staging.is_dir() { staging } else { root.to_owned() };
-    // A name that nothing has had: neither a doctor that was killed, nor somebody who lays links.
+    // // A random name: no leftover of a killed doctor has it, and no one can place a link there.
     let mut random = [0u8; 8];
     // Without random bytes it is still made only where nothing is.
     let _ = aws_lc_rs::rand::fill(&mut random);
@@ -168,7 +168,7 @@ fn token(path: &Path) -> TokenFile {
 mod tests {
     use super::*;
 
-    /// Somebody else may lay links in a folder that the doctor, as root, may write.
+    /// The doctor may run as root in a folder where another user can place links.
     #[test]
     fn what_is_there_is_not_written_through_and_not_removed() {
         let folder = tempfile::tempdir().unwrap();

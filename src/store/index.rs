@@ -27,38 +27,38 @@ use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
-/// Where the mark of an index lies that was closed in order.
+/// Marks an index that was closed cleanly.
 const CLEAN: &[u8] = b"!clean";
 
-/// A key, and what is put there; nothing to remove it.
+/// A key and its new value; `None` removes it.
 type Change = (Vec<u8>, Option<Vec<u8>>);
 
-/// The index over a store's files. What it is told it notes as well as it can: a note that fails costs no
-/// request, and the index is made whole at the next start.
+/// The index over a store's files. Updates are best effort: a failed update costs no request, and the index is
+/// completed at the next start.
 #[derive(Debug)]
 pub struct Index {
     folder: PathBuf,
     entries: RwLock<IndexBackend>,
     totals: Mutex<Totals>,
     broken: AtomicBool,
-    /// One on the disk that this one stands in for; it lies as soon as anything changes.
+    /// The on-disk index that this in-memory one replaces; quarantined at the first change.
     left_behind: Mutex<Option<PathBuf>>,
     standing: watch::Sender<IndexState>,
     unreadable: Mutex<BTreeMap<Artifact, StoreError>>,
-    /// Absent until somebody asks for them.
+    /// Loaded on first use.
     pinned: Mutex<Option<BTreeSet<Artifact>>>,
 }
 
 impl Index {
-    /// Opens the index; sets aside one that will not open. What the last process did not close in order is
-    /// [behind](Self::is_whole) the files, and serves until it is made whole.
+    /// Opens the index; quarantines one that does not open. An index that was not closed cleanly is
+    /// [behind](Self::is_whole) the files, and serves until it is complete.
     pub(super) fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         refuse_if_locked(folder)?;
         // sled may panic on damage instead of saying so.
         let panicked = |_| Err(StoreError::Index("it panicked".to_owned()));
         let guarded = || {
             let opened = catch_unwind(AssertUnwindSafe(|| Self::over(folder))).unwrap_or_else(panicked)?;
-            // One that turns out to be damaged is not closed: that may wait for ever for a thread of its that died.
+            // // A damaged index is not closed: closing may wait forever for a dead thread.
             let index = ManuallyDrop::new(opened);
             let usable = catch_unwind(AssertUnwindSafe(|| index.take_over()));
             usable.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned())))?;
@@ -72,7 +72,7 @@ impl Index {
             usable => usable,
         };
         match usable {
-            // That the disk cannot be written says nothing against what is held.
+            // // A disk that cannot be written does not make stored archives unreadable.
             Err(error @ StoreError::Io { .. }) => {
                 tracing::error!(%error, to_do = error.to_do(), "the index cannot be written; it is made in memory");
                 let index = Self::of(folder, IndexBackend::in_memory());
@@ -84,7 +84,7 @@ impl Index {
         }
     }
 
-    /// Moves the one on the disk that this one stands in for out of the way: the next start must not trust it.
+    /// Quarantines the on-disk index that this one replaces: the next start must not trust it.
     fn leave_behind(&self) {
         let mut folder = self.left_behind.lock();
         // Where it cannot be moved nothing else can be changed either; so it is tried again with each change.
@@ -106,7 +106,7 @@ impl Index {
         }
     }
 
-    /// Trusts what the last process closed in order, and knows that anything else is behind.
+    /// Trusts an index that was closed cleanly; any other is behind.
     fn take_over(&self) -> Result<(), StoreError> {
         let mark = self.entries.read().remove(CLEAN)?;
         match mark.as_deref().and_then(Totals::in_mark) {
@@ -146,34 +146,34 @@ impl Index {
         self.unreadable.lock().values().next().cloned()
     }
 
-    /// What is stored, in numbers.
+    /// Totals of the store.
     pub fn totals(&self) -> Totals {
         *self.totals.lock()
     }
 
-    /// What it takes up on the disk, in bytes.
+    /// Size on disk, in bytes.
     pub fn disk_bytes(&self) -> u64 {
         self.entries.read().disk_bytes()
     }
 
-    /// Notes an archive that lies there, as its file tells. What is known of its last use and check is kept.
+    /// Records an archive file that was found, by its metadata. The known last use and check are kept.
     pub fn archive_found(&self, digest: &Digest, size_bytes: u64, written: Timestamp) {
-        // What was written was hashed then.
+        // // The file was hashed when it was written.
         self.note(&archive_key(digest), |before| Some(EvictableEntry::found(before, size_bytes, written, written)));
     }
 
-    /// Notes a document that lies there, as its file tells.
+    /// Records a document file that was found, by its metadata.
     pub fn document_found(&self, key: &Key, size_bytes: u64, written: Timestamp) {
         let size_bytes = counted(key, size_bytes);
         self.note(&document_key(key), |before| Some(EvictableEntry::found(before, size_bytes, written, Timestamp(0))));
     }
 
-    /// Notes an archive that was kept, which was held against its digest for that.
+    /// Records an archive that was stored and verified.
     pub fn archive_kept(&self, digest: &Digest, size_bytes: u64, now: Timestamp) {
         self.note(&archive_key(digest), |_| Some(EvictableEntry { last_use: now, size_bytes, last_check: now }));
     }
 
-    /// Notes that all of an archive was held against its digest, if it is still there.
+    /// Records that a whole archive was compared with its digest, if it is still stored.
     pub fn archive_checked(&self, digest: &Digest, now: Timestamp) {
         self.note(&archive_key(digest), |before| before.map(|before| EvictableEntry { last_check: now, ..before }));
     }
@@ -188,7 +188,7 @@ impl Index {
         self.note(&archive_key(digest), |_| None);
     }
 
-    /// Notes a document that was kept.
+    /// Records a document that was stored.
     pub fn document_kept(&self, key: &Key, size_bytes: u64, now: Timestamp) {
         let size_bytes = counted(key, size_bytes);
         self.note(&document_key(key), |_| Some(EvictableEntry { last_use: now, size_bytes, last_check: Timestamp(0) }));
@@ -228,10 +228,10 @@ impl Index {
         }
     }
 
-    /// Writes what is no part of the totals.
+    /// Writes entries that are not part of the totals.
     fn put(&self, changes: &[Change]) {
         self.leave_behind();
-        // Nobody else changes anything meanwhile: an index that goes on in memory takes over all there is.
+        // // Blocks other writers: an index that continues in memory copies everything.
         let _alone = self.totals.lock();
         self.write_or_go_on(changes);
     }
@@ -251,8 +251,8 @@ impl Index {
         })
     }
 
-    /// Once the disk has refused one write of it, sled writes nothing until the next start, and what eviction goes
-    /// by would stand still: so all that it knows is taken over.
+    /// After one failed write sled writes nothing until the next start, and eviction would work with old data. So
+    /// everything is copied into an in-memory index.
     fn go_on_in_memory(&self, why: &StoreError) -> Result<(), StoreError> {
         tracing::error!(error = %why, to_do = why.to_do(), "the index cannot be written any more; it goes on in memory, and is rebuilt at the next start");
         let in_memory = IndexBackend::in_memory();
@@ -269,7 +269,7 @@ impl Index {
         Ok(())
     }
 
-    /// Something that lies there could not be looked at: the next start looks again.
+    /// Marks the index as incomplete after a file could not be checked; the next start checks again.
     pub fn is_incomplete(&self) {
         self.broken.store(true, Ordering::Relaxed);
     }
@@ -296,13 +296,13 @@ impl Index {
         Ok(found.iter().filter_map(|(key, entry)| Some(IndexedArchive::new(digest(key)?, entry))).collect())
     }
 
-    /// What is noted of one archive.
+    /// The entry of one archive.
     pub fn archive(&self, digest: &Digest) -> Result<Option<IndexedArchive>, StoreError> {
         let value = self.entries.read().get(&archive_key(digest))?;
         Ok(value.as_deref().and_then(EvictableEntry::decode).map(|entry| IndexedArchive::new(*digest, &entry)))
     }
 
-    /// How many bytes a document has; nothing where there is none.
+    /// Size of a document in bytes; zero if there is none.
     pub fn document_bytes(&self, key: &Key) -> Result<u64, StoreError> {
         let value = self.entries.read().get(&document_key(key))?;
         Ok(value.as_deref().and_then(EvictableEntry::decode).map_or(0, |entry| entry.size_bytes))
@@ -333,7 +333,7 @@ impl Index {
         Ok(found)
     }
 
-    /// Writes down that all is well, unless it is not: the next start trusts what is here.
+    /// Marks a clean close, unless something was missed.
     pub(super) fn close(&self) -> Result<(), StoreError> {
         if self.broken.load(Ordering::Relaxed) || !self.is_whole() {
             return Ok(());

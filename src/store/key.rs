@@ -1,4 +1,4 @@
-//! Everything that can be recorded, and the one place that says where each of it lies.
+//! Keys of all records, and the only place that maps them to paths.
 
 use std::path::{Path, PathBuf};
 
@@ -21,13 +21,13 @@ pub enum Key {
     ModuleVersions(ModuleAddress),
     /// Where upstream says that a version of a module is.
     ModuleLocation(ModulePackage),
-    /// A page of the registry HTTP API, by the digest of what tells it from every other of its host.
+    /// A page of the registry HTTP API, by the digest of its identity within the host.
     Page(Hostname, Digest),
-    /// Which archives are held for a package.
+    /// The archives stored for a package.
     Name(Artifact),
-    /// What was ever proven of a provider, in one record: stores of before the next three.
+    /// The first-seen record of a whole provider, in stores of older versions.
     Seen(ProviderAddress),
-    /// What a version of a provider was whenever it was verified.
+    /// The first-seen record of a provider version.
     FirstSeen(ProviderAddress, Version),
     /// The keys that ever signed for a provider.
     KeyLog(ProviderAddress),
@@ -35,13 +35,13 @@ pub enum Key {
     FirstListed(ProviderAddress),
     /// The alarms of a provider or a module.
     Alarms(Address),
-    /// What a version of a module was when it was first seen.
+    /// The first-seen record of a module version.
     SeenModule(ModulePackage),
-    /// A job, by its number: what it was told, and how it ended.
+    /// A job: its order, and its result.
     Job([u8; 8]),
     /// When each recurring job ran last.
     RecurringJobs,
-    /// What was asked for while sealed and is not held: of every registry, each thing with its host.
+    /// Packages that were asked for while offline and are not stored, of every registry.
     Missing,
 }
 
@@ -70,7 +70,7 @@ impl Key {
         path
     }
 
-    /// Where the record lies, below the store's root.
+    /// Path of the record, below the store's root.
     pub(crate) fn path(&self) -> PathBuf {
         match self {
             Self::Discovery(host) => Path::new("documents").join(host.as_str()).join("discovery"),
@@ -119,8 +119,8 @@ impl Key {
         }
     }
 
-    /// Whether that there was such a record tells something, though nobody can read it: then it stays where it is until
-    /// another is put in its place, or what it was about would pass for new.
+    /// Returns true if the existence of a damaged record matters: it stays in place until it is replaced. Otherwise its
+    /// subject would pass for new.
     pub(super) fn tells_though_damaged(&self) -> bool {
         matches!(self, Self::SeenModule(_) | Self::Seen(_) | Self::FirstSeen(..) | Self::KeyLog(_))
     }
@@ -155,12 +155,12 @@ impl Key {
         Self::module("names", address)
     }
 
-    /// The folder of what was seen of a registry's modules.
+    /// The folder of first-seen records of a registry's modules.
     pub(super) fn seen_of_modules(host: &Hostname) -> PathBuf {
         Path::new("seen").join(host.as_str()).join("modules")
     }
 
-    /// The folder of what was seen of a module.
+    /// The folder of first-seen records of a module.
     pub(super) fn seen_of_module(address: &ModuleAddress) -> PathBuf {
         Self::module("seen", address)
     }
@@ -170,7 +170,7 @@ impl Key {
         Self::provider("documents", address).join(version.as_str())
     }
 
-    /// The key whose record lies at `path` below the store's root.
+    /// The key of the record at `path`, below the store's root.
     pub(super) fn from_path(path: &Path) -> Option<Self> {
         let parts: Vec<&str> = path.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
         let provider = |host: &str, namespace: &str, type_: &str| {

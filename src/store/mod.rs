@@ -1,24 +1,23 @@
-//! What survives a restart. Files are the truth; the index over them can always be made again.
+//! The persistent store. Files are the truth; the index over them can always be rebuilt.
 //!
 //! ```text
 //! DIR/admin-token                 the admin listener's bearer token (mode 0600)
 //! DIR/v1/lock                     taken before anything is read, swept or moved
-//! DIR/v1/format                   the newest format that was ever written here
-//! DIR/v1/blobs/sha256/ab/abcd…    archives: complete, immutable, named by digest, and nothing else
+//! DIR/v1/format                   the newest format ever written here
+//! DIR/v1/blobs/sha256/ab/abcd…    archives: complete, immutable, named by digest
 //! DIR/v1/names/HOST/…json         address -> current digest and earlier ones
 //! DIR/v1/documents/HOST/…         documents as upstream sent them, and proof sets
-//! DIR/v1/seen/HOST/…json          what was ever proven, one file per provider; never evicted
-//! DIR/v1/jobs/ID.json             what a job was told, and how it ended; goes on after a restart where it had not
-//! DIR/v1/missing.json             what was asked for while sealed and is not held: a few hundred addresses
-//! DIR/v1/staging/…                downloads and records under way; downloads are resumed, swept after a day;
-//!                                 what a module is unpacked to goes with the process
-//! DIR/v1/receipts/…json           what bundles brought, and what became of each thing; for people
-//! DIR/v1/aside/…                  what did not match its checksum, kept a week to be looked at, or until the disk is full
-//! DIR/v1/index/                   last use, sizes, names by digest; set aside and rebuilt when it will not open
+//! DIR/v1/seen/HOST/…json          first-seen records; never evicted
+//! DIR/v1/jobs/ID.json             a job's order and its result
+//! DIR/v1/missing.json             asked for while offline and not stored
+//! DIR/v1/staging/…                downloads and records in progress; downloads are resumed, swept after a day
+//! DIR/v1/receipts/…json           receipts of imported bundles; for people
+//! DIR/v1/aside/…                  the quarantine: damaged files, for a week or until the disk is full
+//! DIR/v1/index/                   last use, sizes, names by digest; rebuilt when it does not open
 //! ```
 //!
-//! The store knows nothing of formats, policy or the network. Everything here blocks: callers on the
-//! async side go through a blocking task.
+//! The store knows nothing of formats, policy or the network. All its functions block: async callers use a blocking
+//! task.
 
 mod blobs;
 mod claim;
@@ -57,17 +56,17 @@ use crate::clock::Timestamp;
 /// The format of everything below `DIR/v1`. A newer one makes an older binary stop.
 pub const FORMAT: u32 = 1;
 
-/// What the store can fail with. Absence is never among it.
+/// Errors of the store. Absence is not an error.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// The disk said no.
+    /// An I/O error.
     #[error("could not {doing} {path}: {source}", path = .path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         doing: &'static str,
         /// On which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: Arc<io::Error>,
     },
     /// Another process has the store.
@@ -92,38 +91,38 @@ pub enum StoreError {
         "{needed} bytes do not fit: the store may have {limit}, of which {stays} must stay, because it is pinned or of a bundle that is being applied ([store] max_size, or the disk)"
     )]
     NoRoom {
-        /// How many bytes are needed.
+        /// Bytes needed.
         needed: u64,
-        /// How many there could be: the size limit, or what the disk has.
+        /// Bytes that could be made available: the size limit, or the disk.
         limit: u64,
-        /// How much of it cannot be evicted.
+        /// Bytes that cannot be evicted.
         stays: u64,
     },
 }
 
 impl StoreError {
-    /// Whether the disk, or this user's share of it, is full, or would be with a file of this size.
+    /// Returns true if the disk or this user's quota is full, or would be with a file of this size.
     pub fn is_full(&self) -> bool {
         let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
         matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
     }
 
-    /// Whether a file may not be that large here, however much room there is.
+    /// Returns true if a file of this size is not allowed, however much space is free.
     pub fn is_too_large(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::FileTooLarge)
     }
 
-    /// Whether it is this user's share of the disk that is used up.
+    /// Returns true if this user's quota is used up.
     pub fn is_over_quota(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::QuotaExceeded)
     }
 
-    /// Whether it is only this user who may not.
+    /// Returns true if this user lacks permission.
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// What the operator can do about it.
+    /// The remedy for the operator.
     pub fn to_do(&self) -> &'static str {
         use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
         match self {
@@ -143,7 +142,7 @@ impl StoreError {
         }
     }
 
-    /// The same in a few words that name no place on this machine.
+    /// A short form without paths of this machine.
     pub fn in_short(&self) -> String {
         match self {
             Self::NoRoom { .. } | Self::Gone => self.to_string(),
@@ -152,8 +151,8 @@ impl StoreError {
         }
     }
 
-    /// Whether what lies there is no file of ours. A read that the disk failed is not: it may pass, and is an
-    /// error for the one request.
+    /// Returns true if the file's contents are wrong. A read error is not damage: it may be temporary, and fails one
+    /// request.
     pub fn is_damage(&self) -> bool {
         let damage = [io::ErrorKind::IsADirectory, io::ErrorKind::UnexpectedEof];
         matches!(self, Self::Io { source, .. } if damage.contains(&source.kind()))
@@ -167,29 +166,30 @@ impl StoreError {
 /// One store, and the lock that makes it ours.
 #[derive(Debug)]
 pub struct Store {
-    /// Last use, sizes, names by digest. Closed first, while the lock is still held: whoever takes that next finds nothing open.
+    /// Last use, sizes, names by digest. Closed first, while the lock is held, so that the next process finds nothing
+    /// open.
     pub index: Index,
     root: PathBuf,
     claim: Claim,
     aside: disk::Aside,
     /// Archives by digest.
     pub blobs: Blobs,
-    /// Names, documents, what was seen, and jobs, by key.
+    /// Names, documents, first-seen records and jobs, by key.
     pub records: Records,
 }
 
 impl Store {
-    /// Whether there is a store in `folder`.
+    /// Returns true if there is a store in `folder`.
     ///
     /// # Errors
-    /// Where that cannot be told, for instance because this user may not look there.
+    /// The check failed, for instance for lack of permission.
     pub fn exists(folder: &Path) -> Result<bool, StoreError> {
         disk::is_folder_there(&folder.join("v1"))
     }
 
-    /// Whether there is a store in `folder` that nobody has open.
+    /// Returns true if `folder` has a store that no process has open.
     pub fn is_free(folder: &Path) -> bool {
-        // What cannot be looked at may be anybody's.
+        // // An unreadable lock may belong to another user.
         let lock = disk::open(&folder.join("v1/lock")).ok().flatten();
         lock.is_some_and(|lock| lock.try_lock_shared().is_ok())
     }
@@ -210,27 +210,27 @@ impl Store {
         let records = Records::open(&root, &staging, aside.clone(), claim.clone())?;
         let index = Index::open(&root.join("index"), now)?;
         let store = Self { index, root, claim, aside, blobs, records };
-        // What cannot be swept costs its room, and not the start.
+        // // Leftovers that cannot be removed cost disk space, not the start.
         if let Err(error) = store.blobs.sweep_halves().and_then(|()| store.sweep(now)) {
             tracing::warn!(%error, to_do = error.to_do(), "leftovers could not be swept");
         }
         Ok(store)
     }
 
-    /// Removes downloads that were given up more than a day ago, and what was set aside more than a week ago.
+    /// Removes downloads abandoned more than a day ago, and files quarantined more than a week ago.
     pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
         self.claim.check()?;
         self.blobs.sweep_staging(now)?;
         self.aside.sweep(now)
     }
 
-    /// Removes what was set aside, however lately: where the disk is full, what is damaged goes before what is not.
+    /// Empties the quarantine: on a full disk damaged files are removed before anything is evicted.
     pub fn drop_what_was_set_aside(&self) -> Result<(), StoreError> {
         self.claim.check()?;
         self.aside.drop_all()
     }
 
-    /// How many bytes the disk still takes.
+    /// Free disk space, in bytes.
     pub fn free_bytes(&self) -> Result<u64, StoreError> {
         self.room().map(|room| room.free_bytes)
     }
@@ -245,10 +245,10 @@ impl Store {
         &self.root
     }
 
-    /// Whether the store is still there, and still the one that was locked.
+    /// Checks that the store is still there and still the locked one.
     ///
     /// # Errors
-    /// [`StoreError::Gone`] where it is not.
+    /// [`StoreError::Gone`] if it is not.
     pub fn check(&self) -> Result<(), StoreError> {
         self.claim.check()
     }
@@ -282,7 +282,7 @@ impl Store {
 
     /// Reads the token another process made; `None` where there is none, or it may not be read.
     pub fn read_admin_token(folder: &Path) -> Option<String> {
-        // Without a token the running larder still answers on loopback, and says what is missing elsewhere.
+        // // Without a token the admin listener still answers on loopback, and reports the missing token elsewhere.
         disk::read_secret(&Self::admin_token_path(folder)).ok().flatten()
     }
 

@@ -1,5 +1,5 @@
-//! Memory for what is read of archives on its way to clients. Where it is read in pieces: one budget over all of them, and
-//! beyond it one small piece for each connection. So clients that take nothing never fill the memory, and none of them holds up another connection.
+//! Memory for archive bytes on their way to clients: one budget for all connections, and one small piece for each
+//! connection beyond it. So clients that do not read never fill the memory, and none delays another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,14 +43,14 @@ impl ReadMemory {
         Some(MemoryRoom { bytes, _permit: Some(permit) })
     }
 
-    /// A copy of these bytes, where there is room for it just now.
+    /// Copies bytes if the budget has space now.
     pub fn copy(&self, bytes: &[u8]) -> Option<Bytes> {
         Some(self.room_at_once(bytes.len())?.taken_by(bytes.to_vec()))
     }
 }
 
 impl ReadShare {
-    /// The same in pieces of at most so many bytes.
+    /// Limits pieces to this many bytes.
     #[must_use]
     pub fn in_pieces_of(&self, bytes: usize) -> Self {
         Self { piece_bytes: bytes.min(READ_AT_ONCE), ..self.clone() }
@@ -75,7 +75,7 @@ impl ReadShare {
             own = Arc::clone(&self.own).acquire_owned() => own,
             of_all = Arc::clone(&self.all).acquire_many_owned(permits(bytes)) => of_all,
         };
-        // Fails only once a semaphore is closed, which nobody does.
+        // // Fails only on a closed semaphore, which does not happen.
         MemoryRoom { bytes, _permit: permit.ok() }
     }
 }
@@ -104,12 +104,12 @@ pub struct MemoryRoom {
 }
 
 impl MemoryRoom {
-    /// The bytes that there is room for.
+    /// Granted bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The piece that takes the room: `buffer` is no longer than the room.
+    /// Fills the granted memory; `buffer` is no longer than the grant.
     pub fn taken_by(self, buffer: Vec<u8>) -> Bytes {
         Bytes::from_owner(Piece { buffer, _room: self })
     }
@@ -132,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    /// Promise 11: whoever fills the budget and takes nothing leaves every other connection a piece at a time.
+    /// Promise 11: clients that fill the budget and read nothing leave every other connection one piece at a time.
     #[tokio::test]
     async fn a_connection_goes_on_where_others_use_up_the_budget() {
         let memory = ReadMemory::new(100_000);

@@ -1,4 +1,4 @@
-//! A held archive that is read and hashed a piece at a time, so that whoever does it can pause between.
+//! Reads and hashes a stored archive piece by piece, so that the caller can pause in between.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::{READ_AT_ONCE, StoreError};
 use crate::digest::{Digest, Hasher};
 
-/// How far it is.
+/// Position and hash state of the read.
 pub struct ReadCursor {
     from: Box<dyn Read + Send>,
     path: PathBuf,
@@ -26,7 +26,7 @@ impl ReadCursor {
         Ok(read as u64)
     }
 
-    /// What was read hashes to this.
+    /// Digest of the bytes read.
     pub fn digest(self) -> Digest {
         self.hasher.finish().0
     }

@@ -1,4 +1,4 @@
-//! What was carried into the store, and what became of it: one file each time, written once.
+//! Receipts of imported bundles: one file each, written once.
 
 use std::path::PathBuf;
 
@@ -6,14 +6,13 @@ use super::{Store, StoreError, disk};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
-/// How many may be of one moment and one manifest.
 const MOST_ALIKE: u32 = 1000;
 
 impl Store {
-    /// Keeps a receipt, and makes it survive a power cut. Says where it lies.
+    /// Stores a receipt durably, and returns its path.
     ///
     /// # Errors
-    /// Where the disk fails.
+    /// The disk failed.
     pub fn keep_receipt(&self, at: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
         self.check()?;
         let folder = self.root.join("receipts");
@@ -34,10 +33,10 @@ impl Store {
         Ok(path)
     }
 
-    /// The receipt that was kept last; none where there is none.
+    /// The last receipt; `None` if there is none.
     ///
     /// # Errors
-    /// Where the disk fails.
+    /// The disk failed.
     pub fn last_receipt(&self) -> Result<Option<Vec<u8>>, StoreError> {
         self.check()?;
         let folder = self.root.join("receipts");

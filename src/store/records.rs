@@ -1,4 +1,4 @@
-//! Small records by key: replaced by rename, each with a checksum of its own, never torn.
+//! Small records by key: replaced by rename, each with its checksum, never torn.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::clock::Timestamp;
 /// The folders of records.
 const KINDS: [&str; 5] = ["names", "documents", "seen", "alarms", "jobs"];
 
-/// Whether a record must be on the disk before `put` returns.
+/// Durability of a write: synced before `put` returns, or left to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// It may be lost to a power cut; upstream has it too.
@@ -42,15 +42,15 @@ struct Frame {
     bytes: usize,
 }
 
-/// What lies where a record should.
+/// Result of reading a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recorded<R = Vec<u8>> {
     /// The record.
     Whole(R),
     /// Nothing.
     Absent,
-    /// Something that did not match its own checksum, and was set aside; unless that it is there tells something by
-    /// itself (`Key::tells_though_damaged`).
+    /// The checksum did not match. The record was quarantined, unless its existence matters
+    /// (`Key::tells_though_damaged`).
     Damaged,
 }
 
@@ -83,7 +83,7 @@ impl Records {
         Ok(Self { root: root.to_owned(), staging: staging.to_owned(), aside, claim })
     }
 
-    /// Reads a record. One that does not match its own checksum is set aside, said, and absent.
+    /// Reads a record. A damaged one is quarantined, logged, and treated as absent.
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
         match self.look(key)? {
             Recorded::Whole(record) => Ok(Some(record)),
@@ -91,7 +91,7 @@ impl Records {
         }
     }
 
-    /// Reads a record, and tells one that is damaged from one that is not there.
+    /// Reads a record, and distinguishes damaged from absent.
     pub fn look(&self, key: &Key) -> Result<Recorded, StoreError> {
         let path = self.root.join(key.path());
         let mut file = match self.claim.vouch(disk::read(&path)) {
@@ -133,7 +133,7 @@ impl Records {
             .and_then(|()| disk::make_way_for(&path, &self.root))
             .and_then(|()| disk::rename(&beside, &path));
         if let Err(failed) = placed {
-            // The write failed for its own reason, which is the one to tell.
+            // // The error of the write is reported, not one of the cleanup.
             let _ = disk::remove(&beside);
             return Err(failed);
         }
@@ -160,7 +160,7 @@ impl Records {
         durability.of_removal(&path)
     }
 
-    /// Moves a record that cannot be read out of the way, and says so.
+    /// Quarantines an unreadable record, and logs it.
     pub fn set_aside(&self, key: &Key) -> Result<(), StoreError> {
         self.claim.check()?;
         let path = self.root.join(key.path());
@@ -188,7 +188,7 @@ impl Records {
             .collect())
     }
 
-    /// The packages of a provider that names are recorded of: those whose archives are held.
+    /// The packages of a provider with a name record: those with a stored archive.
     pub fn packages_with_names(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
         let named = self.named_below(&Key::names_of(provider))?;
         let packages = named.into_iter().filter_map(|artifact| match artifact {
@@ -198,7 +198,7 @@ impl Records {
         Ok(packages.collect())
     }
 
-    /// The versions of a module that names are recorded of: those whose archives are held.
+    /// The versions of a module with a name record: those with a stored archive.
     pub fn module_packages_with_names(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
         let named = self.named_below(&Key::names_of_module(module))?;
         let packages = named.into_iter().filter_map(|artifact| match artifact {
@@ -235,7 +235,7 @@ impl Records {
             .collect())
     }
 
-    /// How many first-seen records there are, and their size in bytes. Reads all their names.
+    /// Count and bytes of first-seen records. Reads all their names.
     pub fn first_seen_totals(&self) -> Result<(u64, u64), StoreError> {
         let files = self.listed(|| disk::files_below(&self.root.join("seen")))?;
         let sizes = files.into_iter().filter_map(|(path, size_bytes, _)| {
@@ -245,7 +245,7 @@ impl Records {
         Ok(sizes.fold((0, 0), |(number, bytes), size_bytes| (number + 1, bytes + size_bytes)))
     }
 
-    /// What alarms are recorded of.
+    /// The addresses with alarm records.
     pub fn addresses_with_alarms(&self) -> Result<Vec<Address>, StoreError> {
         let keys = self.keys_below(Path::new("alarms"))?;
         Ok(keys.into_iter().filter_map(|key| if let Key::Alarms(of) = key { Some(of) } else { None }).collect())
@@ -261,7 +261,7 @@ impl Records {
         Ok(self.recorded_of(host, "modules")?.into_iter().filter_map(module).collect())
     }
 
-    /// The same of its providers.
+    /// The providers of a host with such records.
     pub fn providers_of(&self, host: &Hostname) -> Result<BTreeSet<ProviderAddress>, StoreError> {
         let provider = |key| match key {
             Key::ProviderVersions(provider) => Some(provider),
@@ -331,7 +331,8 @@ impl Records {
         Ok(keys.into_iter().filter_map(|key| if let Key::Name(named) = key { Some(named) } else { None }).collect())
     }
 
-    /// A list of what is there: all of it in our store, or an error. What is not in the list may be removed.
+    /// Lists keys of our store, or fails. A caller may delete what a list does not contain, so a partial list must be
+    /// an error.
     fn listed<T>(&self, list: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.claim.check()?;
         self.claim.vouch(list())

@@ -1,4 +1,4 @@
-//! Room on the store's disk for what is on its way and cannot be resumed: a folder that goes with whoever has it.
+//! Temporary folders on the store's disk, for files that cannot be resumed. Dropped with their owner.
 #![expect(clippy::disallowed_methods, reason = "the store owns the files, and removes a folder that it made itself")]
 
 use std::fs::{self, File, OpenOptions};
@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 
 use super::StoreError;
 
-/// What the names of these folders begin with.
 pub(super) const PREFIX: &str = "scratch-";
 
-/// A folder of its own, removed with all that is in it when this is dropped, or by the next start.
+/// A temporary folder, removed with its contents on drop, or at the next start.
 #[derive(Debug)]
 pub struct Scratch {
     folder: PathBuf,

@@ -1,17 +1,17 @@
-//! How much a store may take of its disk.
+//! Limit of a store's size.
 
-/// The room for archives and documents together: `[store] max_size`.
+/// The limit for archives and documents together: `[store] max_size`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeLimit {
     /// This many bytes.
     Bytes(u64),
-    /// Four fifths of the room that the disk has for it, 200 GiB at most: the default, which fits every disk. What is
-    /// stored already stays: others who have filled the disk since are no reason to evict it at each start.
+    /// Four fifths of the disk space available to the store, at most 200 GiB: the default. Bytes already stored count
+    /// as available, so that other users of the disk do not cause evictions at each start.
     ShareOfDisk,
 }
 
 impl SizeLimit {
-    /// The largest share of a disk that is taken without being told to, in bytes.
+    /// The largest default limit, in bytes.
     pub const LARGEST_SHARE: u64 = 200 << 30;
 
     /// The limit in bytes, for a disk with this much stored by larder and this much free.
@@ -27,7 +27,7 @@ impl SizeLimit {
 mod tests {
     use super::*;
 
-    /// DESIGN 3, promise 9: a fresh start on an ordinary disk has a limit that the disk can hold.
+    /// Promise 9: the default limit of a new store fits its disk.
     #[test]
     fn the_default_limit_fits_the_disk_and_does_not_shrink_as_it_fills() {
         const GIB: u64 = 1 << 30;

@@ -1,4 +1,4 @@
-//! Downloads under way: what is staged, and what must be known to resume it.
+//! Staged downloads, and the notes needed to resume them.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -13,7 +13,7 @@ use super::claim::Claim;
 use super::{StoreError, disk};
 use crate::digest::{Digest, FastHash, Hasher};
 
-/// What must be known to resume a download after a restart.
+/// The note needed to resume a download after a restart.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct StagedNote {
     /// The strong validator upstream gave.
@@ -24,7 +24,7 @@ pub struct StagedNote {
     pub length: Option<u64>,
 }
 
-/// A download under way: appended to, hashed as it grows, visible to nobody but who follows it.
+/// A download in progress: appended to, hashed as it grows, visible only to its followers.
 #[derive(Debug)]
 pub struct Staged {
     file: Arc<File>,
@@ -33,23 +33,23 @@ pub struct Staged {
     note: Option<StagedNote>,
     hasher: Hasher,
     written: u64,
-    /// How much of the disk was taken for it, in all.
+    /// Disk space reserved, in bytes.
     taken: u64,
     claim: Claim,
 }
 
 impl Drop for Staged {
-    /// What was taken and is not written is given back: a download that broke off may never go on.
+    /// Releases reserved but unused space: the download may never be resumed.
     fn drop(&mut self) {
         if self.taken > self.written {
-            // That it could not be is no news to anybody; the sweep removes the file in a day.
+            // // A failure here is harmless: the sweep removes the file within a day.
             let _ = self.file.set_len(self.written);
         }
     }
 }
 
 impl Staged {
-    /// Opens a stage, and hashes what is there already.
+    /// Opens a stage and hashes its bytes.
     pub(super) fn open(path: PathBuf, note_path: PathBuf, claim: Claim) -> Result<Self, StoreError> {
         let mut file = disk::open_or_make(&path)?;
         let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -67,17 +67,17 @@ impl Staged {
         Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, taken: 0, claim })
     }
 
-    /// What the download that left these bytes knew of them.
+    /// The note of the earlier download that left these bytes.
     pub fn note(&self) -> Option<&StagedNote> {
         self.note.as_ref()
     }
 
-    /// Remembers what a resumption will need, and takes the room for `bytes` in all at once.
+    /// Writes the resume note, and reserves space for `bytes` in all.
     pub fn remember(&mut self, note: StagedNote, bytes: u64) -> Result<(), StoreError> {
         if bytes > self.written
             && let Err(e) = disk::take_room(&self.file, self.written, bytes)
         {
-            // Some of it may have been taken; an error here is one more of a disk that is told of already.
+            // // Some space may have been reserved. The disk's error is reported already.
             let _ = self.file.set_len(self.written);
             return Err(StoreError::io("take the room for", &self.path, e.into()));
         }
@@ -91,17 +91,17 @@ impl Staged {
         Ok(())
     }
 
-    /// How many bytes are staged.
+    /// Staged bytes.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// The staged bytes, for whoever follows the download.
+    /// The staged bytes, for followers of the download.
     pub fn bytes(&self) -> FileBytes {
         FileBytes::of(&self.file)
     }
 
-    /// The staged bytes as a file to read, from its beginning. Nobody may append meanwhile: they share one place.
+    /// The staged bytes as a file, from the start. It shares its offset with appends, so do not append meanwhile.
     pub fn file(&self) -> Result<File, StoreError> {
         let failed = |e| StoreError::io("read", &self.path, e);
         let mut file = self.file.try_clone().map_err(failed)?;
@@ -109,12 +109,12 @@ impl Staged {
         Ok(file)
     }
 
-    /// That reading it failed.
+    /// The error of a failed read.
     pub fn unreadable(&self, why: std::io::Error) -> StoreError {
         StoreError::io("read", &self.path, why)
     }
 
-    /// Appends to what is staged.
+    /// Appends bytes.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         let failed = |e| StoreError::io("write", &self.path, e);
         let mut file = &*self.file;
@@ -124,7 +124,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Whether `bytes` are what is staged at `offset`.
+    /// Compares `bytes` with the staged ones at `offset`.
     pub fn agrees(&self, offset: u64, bytes: &[u8]) -> Result<bool, StoreError> {
         let mut staged = vec![0; bytes.len()];
         let read = self.file.read_exact_at(&mut staged, offset);
@@ -132,7 +132,7 @@ impl Staged {
         Ok(staged == bytes)
     }
 
-    /// What the staged bytes hash to.
+    /// The hashes of the staged bytes.
     pub fn hashes(&self) -> (Digest, FastHash) {
         self.hasher.clone().finish()
     }
@@ -149,7 +149,7 @@ impl Staged {
         disk::remove(&self.note_path)
     }
 
-    /// Throws away what is staged.
+    /// Removes the stage.
     pub fn discard(self) -> Result<(), StoreError> {
         self.claim.check()?;
         disk::remove(&self.note_path)?;

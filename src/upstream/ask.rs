@@ -1,4 +1,4 @@
-//! What is asked of an upstream, and how its answer arrives.
+//! Requests to upstreams, and how their answers arrive.
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap};
@@ -16,7 +16,7 @@ use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 
-/// What a server said of the bytes it sent, for asking again whether they changed.
+/// Validators of a response, for conditional requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Validators {
     /// The ETag, as sent.
@@ -33,28 +33,28 @@ impl Validators {
         Self { etag: text(header::ETAG), last_modified: text(header::LAST_MODIFIED) }
     }
 
-    /// What If-Range may carry: a strong ETag, else the date (RFC 9110 13.1.5).
+    /// The value for If-Range: a strong ETag, else the date (RFC 9110 13.1.5).
     pub(super) fn for_range(&self) -> Option<&str> {
         let strong = self.etag.as_deref().filter(|etag| !etag.starts_with("W/"));
         strong.or(self.last_modified.as_deref())
     }
 }
 
-/// Who a request is for: what comes free goes to clients first.
+/// Priority of a request: free capacity goes to clients first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
-    /// Somebody waits for it.
+    /// A client waits.
     Client,
-    /// Somebody waits for it, and has some of it already: it goes first.
+    /// A client waits and has some of the bytes already: served first.
     ClientMidway,
-    /// Nobody does.
+    /// No client waits.
     Job,
 }
 
 /// One request: what for, where, and under which conditions.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
-    /// What is asked for, for people.
+    /// A label for people.
     pub what: &'a str,
     /// Where.
     pub url: &'a Url,
@@ -64,9 +64,9 @@ pub struct Ask<'a> {
     pub grant: &'a Grant,
     /// Which proxies the request behind this one has been through.
     pub via: &'a CdnLoop,
-    /// How often a passing failure is tried again.
+    /// Retries after a temporary failure.
     pub retries: usize,
-    /// Who it is for.
+    /// Priority of the request.
     pub asker: Asker,
     /// When it is made.
     pub now: Timestamp,
@@ -81,42 +81,42 @@ pub struct Document {
     pub content_type: Option<String>,
     /// For asking again.
     pub validators: Validators,
-    /// Where it came from, after redirects: relative URLs in it resolve against this.
+    /// Final URL after redirects; relative URLs in the document resolve against it.
     pub url: Url,
     /// Whom that took, from the first to the last.
     pub origins: Vec<Origin>,
-    /// Where it says the thing itself is: `X-Terraform-Get`, with which a body need not come (PROTOCOL 4.3).
+    /// `X-Terraform-Get`, which may come without a body (PROTOCOL 4.3).
     pub location: Option<String>,
-    /// The time it was at whoever answered, as it said.
+    /// The server's Date.
     pub date: Option<Timestamp>,
-    /// What it takes up.
+    /// Memory held by the body.
     pub room: Room,
 }
 
 impl Document {
-    /// Whether whoever was asked answered, and nobody else had a say in it: no redirect led to another origin.
+    /// Returns true if no redirect led to another origin.
     pub fn is_from_whom_was_asked(&self) -> bool {
         self.origins.iter().all(|origin| *origin == Origin::of(&self.url))
     }
 }
 
-/// What a conditional request brought.
+/// Result of a conditional request.
 #[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone)]
 pub enum Fetched {
     /// The document.
     New(Document),
-    /// 304: what we hold is current.
+    /// 304: the cached copy is current.
     Unchanged,
 }
 
-/// How a file's bytes arrive.
+/// The body of a file.
 #[derive(Debug)]
 pub struct Incoming {
     pub(super) response: reqwest::Response,
-    /// Where the first byte belongs: 0, or where a resumed download goes on.
+    /// Offset of the first byte: 0, or the start of a resumed range.
     pub from: u64,
-    /// The length of the whole file, where the server said it.
+    /// Length of the whole file, where known.
     pub length: Option<u64>,
     /// For resuming.
     pub validators: Validators,
@@ -144,10 +144,10 @@ impl Incoming {
     }
 }
 
-/// How the connector of the HTTP client calls a name that it could not look up; its type is its own.
+/// Text of a failed name lookup in the HTTP client, whose error type is private.
 const NO_SUCH_NAME: &str = "dns error";
 
-/// What broke, with its causes and without the URL, whose query may be a secret.
+/// The failure with its causes, without the URL, whose query may be a secret.
 pub(super) fn broken(error: &reqwest::Error) -> Fault {
     let mut causes = Vec::new();
     let mut unreached: fn(String) -> Fault = Fault::Unreachable;
@@ -229,7 +229,7 @@ fn of_tls(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Whether it is what TLS says. An I/O error does not give the error that it is made of as its cause.
+/// Returns true for a TLS trust error. An I/O error does not report its inner error as its source.
 fn is_about_trust(cause: &(dyn std::error::Error + 'static)) -> bool {
     match cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
         Some(inner) => is_about_trust(inner),

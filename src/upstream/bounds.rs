@@ -1,4 +1,4 @@
-//! How much may be under way upstream at one time (promise 11).
+//! Concurrency limits and rate limits for upstream requests (promise 11).
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::budget::Rate;
 use super::permits::Bound;
 use super::room::MemoryBound;
 
-/// How much may be under way at one time.
+/// Limits for upstream requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     /// Requests for documents and the files of proof sets.
@@ -15,51 +15,49 @@ pub struct Bounds {
     pub archives: Bound,
     /// The bodies of documents in memory.
     pub bodies: MemoryBound,
-    /// Requests to one upstream about what is held.
+    /// Rate of revalidations for one upstream.
     pub budget: Rate,
-    /// Requests to one upstream for what jobs fetch. Few of them are under way at one time, and a `Retry-After` holds
-    /// them all back: this only bounds how many there are in all.
+    /// Rate of job requests for one upstream. Few run at a time, and `Retry-After` delays them all; this limits their
+    /// total.
     pub jobs: Rate,
-    /// How long an upstream has for an answer: for a document until it is whole, with its redirects and what is tried
-    /// again, for anything else until it begins. Then it is given up.
+    /// Time limit: for a whole document, with redirects and retries; for anything else, until the first byte.
     pub give_up_after: Duration,
     /// Git jobs, each from its first request to the last file of its tree.
     pub git_jobs: Bound,
     /// Jobs that only ask which commit a name has.
     pub git_looks: Bound,
-    /// What one of them may take.
+    /// Limits of one git job.
     pub git: GitLimits,
 }
 
-/// What one git job may take.
+/// Limits of one git job.
 #[derive(Debug, Clone, Copy)]
 pub struct GitLimits {
-    /// How long it may be silent once it has begun to answer.
+    /// The longest silence during an answer.
     pub idle: Duration,
-    /// How long it may take in all, once it has its turn.
+    /// Total time of a job, once it has a permit.
     pub total: Duration,
-    /// How long one may take in all that only asks for names.
+    /// Total time of a job that only asks for names.
     pub look: Duration,
-    /// How long the first byte of a pack may be waited for, whatever else comes meanwhile: names, and lines about how far
-    /// it is, are not what was asked for.
+    /// The wait for the first byte of a pack. Names and progress messages do not reset it.
     pub preparing: Duration,
-    /// How much may be said in one conversation before there is a pack: names, most of all, which are in memory.
+    /// Bytes before the pack: mostly names, which are held in memory.
     pub talk_bytes: u64,
-    /// How many names a repository may have.
+    /// Names in a repository.
     pub names: usize,
-    /// How much may be received for it.
+    /// Bytes received.
     pub received_bytes: u64,
-    /// How many objects one pack may have: what is known of each is in memory.
+    /// Objects in a pack: an entry for each is in memory.
     pub objects: u32,
-    /// How large one object of it may be: it is in memory as a whole.
+    /// Size of one object, which is in memory whole.
     pub object_bytes: usize,
-    /// How much the objects may come to that are made one out of the other: they may be in memory all at one time.
+    /// Total size of a delta chain, which may be in memory at once.
     pub chain_bytes: u64,
-    /// How long git's code may go on once it was told to stop; then nobody waits for it any more.
+    /// Time for git's code to stop after cancellation; then it is abandoned.
     pub ending: Duration,
-    /// How deep submodules may be in submodules.
+    /// Depth of nested submodules.
     pub submodule_depth: usize,
-    /// How many submodules it may have in all.
+    /// Number of submodules.
     pub submodules: usize,
 }
 
@@ -67,14 +65,14 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             documents: Bound { each: 64, all: 256, wait: Duration::from_secs(3), queue: 4096 },
-            // Clients wait longer for an archive than for a document, and one makes way when it has arrived.
+            // // Clients wait longer for an archive than for a document; a permit is free once it has arrived.
             archives: Bound { each: 64, all: 256, wait: Duration::from_secs(20), queue: 4096 },
             // One upstream never has all of it; half is eight documents of the largest size.
             bodies: MemoryBound { each_kib: 128 * 1024, all_kib: 256 * 1024 },
             budget: Rate { burst: 500, per_second: 20 },
             jobs: Rate { burst: 10_000, per_second: 50 },
             give_up_after: Duration::from_secs(15),
-            // Their turn comes after that of others, each of which may take a while; one upstream never has all of them.
+            // // A job waits for others that may be slow; one upstream never gets every permit.
             git_jobs: Bound { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
             git_looks: Bound { each: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
             git: GitLimits::default(),

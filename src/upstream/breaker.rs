@@ -1,5 +1,5 @@
-//! Which origins are left alone for a while after a failure, and for how long. Pure: it is told what happened and what
-//! time it is.
+//! The circuit breaker: origins that are not asked for a while after a failure. Pure: the caller passes events and the
+//! time.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,9 +17,8 @@ const FIRST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(300);
 /// The longest while that an upstream may ask for.
 const LONGEST_ASKED_FOR: Duration = Duration::from_secs(3600);
-/// A failure this long after a while was over begins a new count.
+/// A failure this long after the last pause starts a new count.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
-/// How many origins are kept in mind.
 const MOST_ORIGINS: usize = 1000;
 
 /// `scheme://host:port`: who answers at a URL.
@@ -47,7 +46,7 @@ pub(super) struct Probe {
     number: u64,
 }
 
-/// What a failure changed.
+/// Effect of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Consequence {
     /// The origin is left alone from now on.
@@ -58,7 +57,7 @@ pub(super) enum Consequence {
     AsBefore,
 }
 
-/// The origins that failed last; `T` is kept with each of them and dropped when it is back.
+/// The origins that failed recently; `T` is stored with each and returned when it recovers.
 #[derive(Debug)]
 pub(super) struct Breaker<T> {
     left_alone: HashMap<Origin, While<T>>,
@@ -77,7 +76,7 @@ struct While<T> {
 }
 
 impl<T> While<T> {
-    /// What began while the clock was ahead is over after it was set back.
+    /// A pause that began in the future, before the clock was set back, is over.
     fn lasts(&self, now: Timestamp) -> bool {
         self.since <= now.after(CLOCK_SLACK) && now < self.until
     }
@@ -90,8 +89,8 @@ impl<T> Default for Breaker<T> {
 }
 
 impl<T> Breaker<T> {
-    /// Whether what is held may be asked about at all of these origins. Takes the probe of each whose while is over;
-    /// `by` are the probes that the asker has.
+    /// Checks that all these origins may be asked to revalidate. Takes the probe of each origin whose pause is over;
+    /// `by` are the caller's own probes.
     pub(super) fn admit(&mut self, origins: &[Origin], by: &[Probe], now: Timestamp) -> Option<Vec<Probe>> {
         let mut taken = Vec::new();
         for origin in origins {
@@ -114,27 +113,27 @@ impl<T> Breaker<T> {
         Some(probes.collect())
     }
 
-    /// The origins that are left alone now, until when, and what is kept with each.
+    /// The origins with an open breaker, until when, and the stored value.
     pub(super) fn left_alone(&self, now: Timestamp) -> impl Iterator<Item = (&Origin, Timestamp, &T)> {
         let lasting = self.left_alone.iter().filter(move |(_, left)| left.lasts(now));
         lasting.map(|(origin, left)| (origin, left.until, &left.kept))
     }
 
-    /// Until when an origin that is meant has asked to be left alone: that is more than a while of our own choosing.
+    /// The end of the longest Retry-After among matching origins, ignoring our own pauses.
     pub(super) fn asked_to_wait(&self, is_meant: impl Fn(&Origin, &T) -> bool, now: Timestamp) -> Option<Timestamp> {
         let left_alone =
             self.left_alone.iter().filter(|(origin, left)| left.lasts(now) && is_meant(origin, &left.kept));
         left_alone.filter_map(|(_, left)| left.asked_until).filter(|until| *until > now).max()
     }
 
-    /// Gives a probe back that nothing came of.
+    /// Returns an unused probe.
     pub(super) fn give_back(&mut self, probe: &Probe) {
         if let Some(left) = self.left_alone.get_mut(&probe.origin).filter(|left| left.probe == Some(probe.number)) {
             left.probe = None;
         }
     }
 
-    /// An origin failed, and may have said for how long it wants to be left alone. `jitter` is in 0..1.
+    /// Records a failure, with an optional Retry-After. `jitter` is in 0..1.
     pub(super) fn failed(
         &mut self,
         origin: &Origin,
@@ -175,10 +174,10 @@ impl<T> Breaker<T> {
         Consequence::LeftAlone(time)
     }
 
-    /// An origin answered. Says what was kept with it where it is back with that.
+    /// Records an answer. Returns the stored value if the origin recovers.
     pub(super) fn answered(&mut self, origin: &Origin, now: Timestamp) -> Option<T> {
         let left = self.left_alone.get_mut(origin)?;
-        // Of our own while nothing is left; of what it asked for, all.
+        // // Ends our own pause; a Retry-After continues.
         left.until = left.asked_until.unwrap_or(now).min(left.until);
         if left.asked_until.is_some() && left.lasts(now) {
             return None;
@@ -186,7 +185,7 @@ impl<T> Breaker<T> {
         self.left_alone.remove(origin).map(|left| left.kept)
     }
 
-    /// Forgets what is over; where that is nothing, what is over first.
+    /// Removes expired entries; without any, the one that expires first.
     fn make_room(&mut self, now: Timestamp) {
         if self.left_alone.len() < MOST_ORIGINS {
             return;
@@ -199,7 +198,7 @@ impl<T> Breaker<T> {
     }
 }
 
-/// How long an origin is left alone after this many failures: 5 s, doubling to 5 min, a quarter more or less.
+/// The pause after this many failures: 5 s, doubling to 5 min, plus or minus a quarter.
 fn pause(failures: u32, jitter: f64) -> Duration {
     let doubled = FIRST.saturating_mul(1u32.checked_shl(failures.saturating_sub(1).min(16)).unwrap_or(u32::MAX));
     let seconds = doubled.min(LONGEST).as_secs_f64() * (0.75 + jitter.clamp(0.0, 1.0) / 2.0);

@@ -1,18 +1,17 @@
-//! How many requests an upstream is sent for what is held already, and for jobs: so many at once, so many a second.
-//! Pure: it is told what time it is.
+//! Rate limits of one upstream, for revalidations and for jobs: a burst and a rate. Pure: the caller passes the time.
 
 use crate::clock::{CLOCK_SLACK, Timestamp};
 
 /// A rate of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
-    /// How many may be sent at once.
+    /// Burst size.
     pub burst: u32,
-    /// How many are added to that each second.
+    /// Requests per second after the burst.
     pub per_second: u32,
 }
 
-/// What may be sent to one upstream.
+/// Token bucket of one upstream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Budget {
     left: u32,

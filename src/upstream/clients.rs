@@ -1,4 +1,4 @@
-//! The HTTP clients of the one way out: whom they trust, where they find names, and which proxies they use.
+//! The HTTP clients: trust, name resolution and proxies of each.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -29,7 +29,7 @@ pub(super) enum Coding {
     Identity,
 }
 
-/// A client for each way, so that a connection never passes from what the configuration names to anything else.
+/// One client for each request scheme, so that a connection to a configured host is never used for another.
 #[derive(Debug)]
 pub(super) struct Clients {
     named: Pair,
@@ -55,7 +55,7 @@ impl Pair {
         };
         Ok(Self {
             documents: speaking(&["h2", "http/1.1"]).build()?,
-            // A connection for each: over HTTP/2 they would share one, and a client that reads slowly would hold back all.
+            // // One connection each: over HTTP/2 they would share one, and a slow reader would delay all.
             files: speaking(&["http/1.1"]).http1_only().no_gzip().default_headers(identity).build()?,
         })
     }
@@ -90,13 +90,13 @@ impl Clients {
         };
         Ok(Self {
             named: Pair::new(&tls, || at_their_addresses(client()))?,
-            // What a proxy resolves goes the other way; only those that are given addresses are met here.
+            // // Requests through a proxy use the other client; here addresses are checked.
             public: Pair::new(&tls, || client().dns_resolver(Arc::clone(&public_only)))?,
             resolver: public_only,
         })
     }
 
-    /// Where a name leads that the configuration names: for what is not HTTP, and is told an address.
+    /// Resolves a configured name, for protocols other than HTTP that need an address.
     pub(super) async fn addresses_of(&self, named: &str) -> std::io::Result<Vec<IpAddr>> {
         let addresses = self.resolver.all(named).await?;
         Ok(addresses.into_iter().map(|address| address.ip()).collect())
@@ -123,7 +123,7 @@ pub enum Unbuildable {
     Authorities {
         /// The file.
         path: PathBuf,
-        /// What was wrong.
+        /// The failure.
         why: String,
     },
     /// TLS could not be set up: the system's certificates could not be read.
@@ -134,7 +134,7 @@ pub enum Unbuildable {
     Client(#[from] reqwest::Error),
 }
 
-/// Trusts what the system trusts, and these authorities. All clients share it: the system's certificates are read once.
+/// Trusts the system's roots and these. Shared by all clients, so that the system's certificates are read once.
 fn tls(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let verifier = Verifier::new_with_extra_roots(authorities, Arc::clone(&provider))?;

@@ -1,4 +1,4 @@
-//! What an upstream's discovery document says (PROTOCOL 1.1).
+//! Parses discovery documents (PROTOCOL 1.1).
 
 use url::Url;
 
@@ -34,7 +34,7 @@ impl Service {
 pub struct Discovery {
     /// Every entry, in its order, as upstream wrote it.
     pub entries: RawObject,
-    /// Where the document came from: relative entries resolve against this.
+    /// URL of the document: relative entries resolve against it.
     pub url: Url,
 }
 
@@ -49,7 +49,7 @@ impl Discovery {
         Ok(Self { entries, url })
     }
 
-    /// Whether a media type is one the clients accept for this document.
+    /// Returns true for a media type that clients accept for this document.
     pub fn accepts(content_type: Option<&str>) -> bool {
         let essence = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
         essence.trim().eq_ignore_ascii_case("application/json")
@@ -64,8 +64,8 @@ impl Discovery {
         Some(base)
     }
 
-    /// The base URL of a service, read as the clients read it: a string, http or https, no userinfo,
-    /// no fragment, relative to where the document came from.
+    /// The base URL of a service, parsed like the clients do: a string, http or https, no userinfo, no fragment,
+    /// relative to the document's URL.
     pub fn service(&self, name: &str) -> Option<Url> {
         let reference: String = serde_json::from_str(self.entries.get(name)?.get()).ok()?;
         let mut url = self.url.join(&reference).ok()?;

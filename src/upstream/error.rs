@@ -1,25 +1,25 @@
-//! What can go wrong upstream, in the words an operator needs: what was asked, where, what came back.
+//! Errors of upstream requests, for operators: the request, the origin, the failure.
 
 use std::time::Duration;
 
 use super::guard::EgressRefusal;
 use crate::error::Explanation;
 
-/// A failed request to an upstream.
+/// A failed upstream request.
 ///
-/// Its text never holds a query, userinfo or a secret: only the origin is named.
+/// Its text names the origin only: never a query, userinfo or secret.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{}", self.explain())]
 pub struct UpstreamError {
-    /// What was asked for, for people: "the version list of HOST/NS/TYPE".
+    /// The label of the request: "the version list of HOST/NS/TYPE".
     pub asked: String,
     /// The origin that was asked last: `https://registry.example`.
     pub at: String,
-    /// What it did.
+    /// The failure.
     pub fault: Fault,
 }
 
-/// What an upstream did instead of answering.
+/// Kinds of upstream failures.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// 404 or 410.
@@ -43,10 +43,10 @@ pub enum Fault {
         status: u16,
         /// The `errors` of its JSON, if any.
         errors: Vec<String>,
-        /// How long it asked to be left alone.
+        /// Its Retry-After.
         retry_after: Option<Duration>,
     },
-    /// 508: the request went in a ring.
+    /// 508: a request loop.
     #[error("answered 508: the request came back to where it had been")]
     Looped,
     /// No connection, or one that broke.
@@ -55,19 +55,19 @@ pub enum Fault {
     /// Its name leads nowhere.
     #[error("cannot be reached: {0}")]
     NoSuchName(String),
-    /// It does not prove over TLS that it is who was asked, or speaks no TLS.
+    /// TLS failed, or its certificate is not trusted.
     #[error("cannot be trusted: {0}")]
     Untrusted(String),
     /// It took longer than we wait.
     #[error("was too slow: {0}")]
     Slow(String),
-    /// It answered something that is not what was asked for.
+    /// The answer is not what the protocol allows.
     #[error("sent something unusable: {}", relayed(.0))]
     Unusable(String),
     /// It sent more than we take.
     #[error("sent more than {0} bytes")]
     TooLarge(u64),
-    /// A bound of our own was reached before anything was asked, or while it came.
+    /// A local limit was reached before or during the request.
     #[error("was not asked: {0}")]
     Crowded(String),
     /// It was not asked: larder does not go there.
@@ -92,7 +92,7 @@ impl UpstreamError {
 }
 
 impl Fault {
-    /// What the reader can do about it, where there is anything.
+    /// The remedy, where there is one.
     fn remedy(&self) -> Option<String> {
         let text = match self {
             Self::Absent(_) | Self::Rejected { .. } => return None,
@@ -121,18 +121,18 @@ impl Fault {
         }
     }
 
-    /// Whether the same request may well succeed in a moment.
+    /// Returns true if a retry may succeed soon.
     pub fn may_pass(&self) -> bool {
         let is_unreached = matches!(self, Self::Unreachable(_) | Self::NoSuchName(_) | Self::Untrusted(_));
         is_unreached || matches!(self, Self::Trouble { status: 500 | 502 | 503 | 504, .. })
     }
 
-    /// Whether the upstream said for how long it wants to be left alone.
+    /// Returns true if the upstream sent a Retry-After.
     pub fn asks_to_wait(&self) -> bool {
         matches!(self, Self::Trouble { retry_after: Some(_), .. })
     }
 
-    /// Whether a file's URL may just be too old: registries sign the URLs in their documents.
+    /// Returns true if the file's URL may have expired: registries sign the URLs in their documents.
     pub fn may_be_an_expired_url(&self) -> bool {
         matches!(self, Self::Absent(_) | Self::Denied(401 | 403) | Self::Rejected { status: 400, .. })
     }
@@ -146,13 +146,13 @@ fn held_off(retry_after: &Option<Duration>) -> String {
     retry_after.map_or_else(String::new, |time| format!(" and asks to be left alone for {} s", time.as_secs()))
 }
 
-/// A text of upstream's as it may be told to anybody: one line, no control characters, and nothing that could
-/// be the userinfo or the query of a URL, which may be secrets.
+/// Makes upstream text safe to show: one line, no control characters, and nothing that may be a URL's userinfo or
+/// query, which may be secrets.
 pub fn relayed(text: &str) -> String {
     const LONGEST: usize = 300;
     let word = |word: &str| {
         let shown = word.split(['?', '#']).next().unwrap_or_default();
-        // Whatever could be userinfo is not worth telling apart from a secret.
+        // // Anything that may be userinfo is treated as a secret.
         if shown.contains('@') || shown.matches("://").count() > 1 { "(a URL)".to_owned() } else { shown.to_owned() }
     };
     let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();

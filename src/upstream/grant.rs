@@ -1,5 +1,5 @@
-//! What an upstream's configuration grants: which origins may see which credential, and which may be private
-//! because they are named. Everything else sees nothing and must be public.
+//! Credential scope of an upstream: which origins get which credential, and which may be private because the
+//! configuration names them. All others get nothing and must be public.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct Grant {
     allow_private: Arc<[PrivateDestination]>,
 }
 
-/// A credential, and the origins it is shown to.
+/// A credential and its origins.
 #[derive(Debug, Clone)]
 struct Shown {
     credential: Arc<CredentialKind>,
@@ -36,7 +36,7 @@ struct Shown {
 }
 
 impl Grant {
-    /// What the configuration grants an upstream before its discovery is known.
+    /// The scope of an upstream before its discovery is known.
     pub fn of(upstream: &config::Upstream, credentials: &[Credential], allow_private: &[PrivateDestination]) -> Self {
         let own = upstream.credential.clone().map(|credential| {
             let mut origins = vec![upstream.url.origin()];
@@ -69,7 +69,7 @@ impl Grant {
         }
     }
 
-    /// The same, with the origin of a service that the upstream's own discovery document names.
+    /// Adds the origin of a service that the upstream's own discovery names.
     pub fn and(self, service: &Url) -> Self {
         let mut grant = self.permitting(service);
         if let Some(own) = &mut grant.own {
@@ -78,8 +78,8 @@ impl Grant {
         grant
     }
 
-    /// The same where another origin named the service, to which the request for the document was redirected: it may be
-    /// where the upstream's services may be, and is shown nothing.
+    /// Adds a service that another origin named after a redirect: it may be private like the upstream's services, and
+    /// gets no credential.
     pub fn permitting(mut self, service: &Url) -> Self {
         let origin = service.origin();
         let is_named = host_of(&origin).is_some_and(|host| self.named_hosts.contains(&host));
@@ -89,7 +89,7 @@ impl Grant {
         self
     }
 
-    /// Whether an origin is named, and so may be private.
+    /// Returns true if an origin is named, and so may be private.
     pub(super) fn permits(&self, origin: &Origin) -> bool {
         self.permitted.contains(origin)
     }
@@ -103,7 +103,7 @@ impl Grant {
         self.ssh.iter().find(|(section, _)| is_for(section)).map(|(_, files)| files)
     }
 
-    /// A text of upstream's, unless it quotes a credential that it may have been shown.
+    /// Returns upstream text unless it quotes a credential.
     pub(super) fn unless_quoted_in<'a>(&self, text: &'a str) -> &'a str {
         let base64 = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
         let is_quoted = |secret: &str| {
@@ -145,7 +145,7 @@ impl Grant {
         Some((name, value))
     }
 
-    /// Over plain http a secret goes to loopback only, or to what `allow_private` covers.
+    /// Over plain http a secret goes only to loopback, or to what `allow_private` covers.
     fn is_safe_on_the_wire(&self, url: &Url) -> bool {
         if url.scheme() == "https" {
             return true;
@@ -173,7 +173,7 @@ fn https(host: &Hostname) -> Option<Origin> {
     Url::parse(&format!("https://{host}/")).ok().map(|url| url.origin())
 }
 
-/// The origins a credential for a host is meant for; whether plain http is safe is judged when it is sent.
+/// The origins of a host's credential; plain http is checked when it is sent.
 fn origins_of(host: &Hostname) -> Vec<Origin> {
     let plain = Url::parse(&format!("http://{host}/")).ok().map(|url| url.origin());
     https(host).into_iter().chain(plain).collect()

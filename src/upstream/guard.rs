@@ -1,6 +1,5 @@
-//! Where requests may go (promise 7). What the configuration names may be anywhere; whatever else documents
-//! and redirects lead to must be https and public, judged on every hop, and by the very addresses that are
-//! connected to.
+//! The egress policy (promise 7). Configured destinations may be anywhere. All others must be https and public, checked
+//! on every hop against the addresses that are connected to.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -57,7 +56,7 @@ pub enum EgressRefusal {
         host: String,
         /// Where it leads.
         address: IpAddr,
-        /// What that is.
+        /// Class of the address.
         class: Class,
     },
 }
@@ -101,7 +100,7 @@ impl EgressRefusal {
     }
 }
 
-/// How a URL may be asked.
+/// Client to use for a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestScheme {
     /// Wherever its name leads.
@@ -130,10 +129,10 @@ impl Guard {
         }
     }
 
-    /// How a URL may be asked that `grant`'s upstream led to.
+    /// Checks a URL that `grant`'s upstream led to.
     ///
     /// # Errors
-    /// [`EgressRefusal`] for what must not be asked at all. What a name leads to is judged later, by [`PublicOnly`].
+    /// [`EgressRefusal`] for a forbidden URL. Resolved addresses are checked later, by [`PublicOnly`].
     pub(super) fn judge(&self, url: &Url, grant: &Grant) -> Result<RequestScheme, EgressRefusal> {
         let (Some(host), Some(port), "http" | "https") = (url.host(), url.port_or_known_default(), url.scheme()) else {
             return Err(EgressRefusal::Scheme);
@@ -162,7 +161,7 @@ impl Guard {
         judge_address(&self.allowed, &address.to_string(), address).map(|()| RequestScheme::Named)
     }
 
-    /// How a URL may be asked whose host is this name.
+    /// Checks a URL whose host is a name.
     fn judge_name(&self, name: &str, url: &Url) -> Result<RequestScheme, EgressRefusal> {
         if self.allowed.contains(&PrivateDestination::Name(name.to_owned())) {
             return Ok(RequestScheme::Named);
@@ -175,7 +174,7 @@ impl Guard {
         }
     }
 
-    /// The proxy that a request to `url` goes through.
+    /// The proxy for a request to `url`.
     pub(super) fn proxy_for(&self, url: &Url) -> Option<http::Uri> {
         let proxy = url.as_str().parse().ok().and_then(|uri| self.proxies.intercept(&uri));
         proxy.map(|proxy| proxy.uri().clone())
@@ -187,9 +186,8 @@ impl Guard {
     }
 }
 
-/// Whether a name cannot be one of the public internet: this machine's own (RFC 6761), one of the names set aside for
-/// networks of one's own (`internal`; `local`, RFC 6762), or a single label, which is looked for in the domain of whoever
-/// resolves it.
+/// Returns true for names outside the public internet: this machine's own (RFC 6761), names reserved for private
+/// networks (`internal`; `local`, RFC 6762), and single labels, which resolvers complete with their own domain.
 fn is_private_name(name: &str) -> bool {
     name.rsplit_once('.').is_none_or(|(_, top)| ["localhost", "internal", "local"].contains(&top))
 }
@@ -220,7 +218,7 @@ impl PublicOnly {
         Self { taken_over, allowed: Arc::clone(&guard.allowed) }
     }
 
-    /// Every address of a name: for what the configuration names, which may be anywhere.
+    /// All addresses of a name, for configured destinations.
     pub(super) async fn all(&self, named: &str) -> std::io::Result<Vec<SocketAddr>> {
         match self.taken_over.get(named) {
             Some(addresses) => Ok(addresses.clone()),

@@ -38,11 +38,11 @@ use crate::config;
 pub struct Upstream {
     /// Its section of the configuration.
     pub settings: config::Upstream,
-    /// Who may see its credential, before its discovery says more.
+    /// Its credential scope before discovery.
     pub grant: Grant,
 }
 
-/// The configured registries, by the host they stand for.
+/// The configured registries, by host.
 #[derive(Debug, Default)]
 pub struct Upstreams(HashMap<Hostname, Arc<Upstream>>);
 

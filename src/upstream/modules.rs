@@ -1,5 +1,5 @@
-//! What an upstream's `modules.v1` says of versions and places (PROTOCOL 4), as types. Foreign JSON is kept as it was
-//! written, so that unknown fields survive.
+//! Parses `modules.v1`: versions and locations (PROTOCOL 4). Foreign JSON is kept verbatim, so that unknown fields
+//! survive.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ pub fn versions_url(base: &Url, address: &ModuleAddress) -> Result<Url, url::Par
     base.join(&format!("{}/versions", below(address)))
 }
 
-/// The URL that tells where a version of a module is. `spelled` is the version as the upstream's own list spells it.
+/// The location URL of a module version. `spelled` is the version as the upstream's own list spells it.
 pub fn download_url(base: &Url, address: &ModuleAddress, spelled: &str) -> Result<Url, url::ParseError> {
     base.join(&format!("{}/{spelled}/download", below(address)))
 }

@@ -1,32 +1,32 @@
-//! The query of a page of the registry HTTP API: only the parameters that its protocol knows, each with a value that
-//! it can have, in one order. So the number of pages that anybody can ask for has a bound, and each has one spelling.
+//! The query of a registry API page: only known parameters with valid values, in one order. So the number of pages is
+//! bounded, and each has one spelling.
 
 use url::form_urlencoded::{Serializer, parse};
 
 use crate::address::{BadAddress, ModuleName};
 
-/// The longest search text that is taken from anybody, in characters.
+/// The longest search text, in characters.
 const LONGEST_SEARCH: usize = 128;
 
-/// How the parameters begin that say where a link was found, and that no registry reads.
+/// Prefix of link-tracking parameters, which no registry reads.
 const OF_A_LINK: &str = "utm_";
-/// How much is repeated of a parameter that is unknown, in characters.
+/// Quoted length of an unknown parameter, in characters.
 const LONGEST_SHOWN: usize = 64;
 
 /// A parameter that the protocol knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Parameter {
-    /// How many entries a page may have.
+    /// Page size.
     Limit,
     /// Whose.
     Namespace,
-    /// How many entries come before the page.
+    /// Entries before the page.
     Offset,
     /// For which system, or provider.
     Provider,
-    /// What is searched for.
+    /// Search text.
     Search,
-    /// Whether only what the registry has verified.
+    /// Verified entries only.
     Verified,
 }
 
@@ -66,29 +66,29 @@ pub enum BadQuery {
     NoSearch,
 }
 
-/// What a page is asked for with.
+/// Parameters of a page.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct PageQuery {
-    /// How many entries it may have.
+    /// Page size.
     pub limit: Option<u32>,
     /// Whose.
     pub namespace: Option<ModuleName>,
-    /// How many entries come before it; none is 0, which the protocol says is the default.
+    /// Entries before it; `None` is 0, the protocol's default.
     pub offset: Option<u32>,
     /// For which system.
     pub provider: Option<ModuleName>,
-    /// What is searched for.
+    /// Search text.
     pub search: Option<Box<str>>,
-    /// Only what the registry has verified: `true` says that, and any other value nothing.
+    /// Verified entries only: `true` means yes, any other value no.
     pub is_verified_only: bool,
 }
 
 impl PageQuery {
-    /// Reads a query. What a link was followed with (`utm_…`) is left out, and so is a value that is empty; of a
-    /// parameter that is there more than once, the first counts. A number that is too large is the largest.
+    /// Parses a query. Link-tracking parameters (`utm_…`) and empty values are dropped. Of repeated parameters the
+    /// first counts. A number that is too large becomes the maximum.
     ///
     /// # Errors
-    /// [`BadQuery`] says which parameter `known` does not name, or which value its parameter cannot have.
+    /// [`BadQuery`] names the parameter that is not in `known`, or the invalid value.
     pub fn parse(query: &str, known: &[Parameter]) -> Result<Self, BadQuery> {
         let mut read = Self::default();
         let mut seen = Vec::new();
@@ -132,7 +132,7 @@ impl PageQuery {
         text.finish()
     }
 
-    /// The same with another offset: the page before, or the one after.
+    /// A copy with another offset: the previous or next page.
     pub fn at(&self, offset: u32) -> Self {
         Self { offset: Some(offset).filter(|offset| *offset > 0), ..self.clone() }
     }

@@ -14,7 +14,7 @@ pub struct PageRef {
     pub host: Hostname,
     /// Which of its pages.
     pub path: PagePath,
-    /// With which parameters; only what the page knows.
+    /// Its parameters; only those that the page knows.
     pub query: PageQuery,
 }
 
@@ -43,7 +43,7 @@ pub enum PagePath {
     ProviderVersion(Name, Name, SpelledVersion),
 }
 
-/// A version as whoever asks for it spells it, which is how upstream is asked.
+/// A version as the client spells it, which is how upstream is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SpelledVersion(Box<str>);
 
@@ -92,8 +92,8 @@ impl PagePath {
         }
     }
 
-    /// Its names below the base of its service. None of them holds anything that a URL would encode but the `+` of a
-    /// version, which is literal in paths.
+    /// Path segments below the service's base. None needs encoding, except the `+` of a version, which is literal in
+    /// paths.
     pub fn segments(&self) -> Vec<&str> {
         match self {
             Self::Modules | Self::Providers => Vec::new(),
@@ -143,12 +143,12 @@ impl PageRef {
         Some(base)
     }
 
-    /// The page in one line, which tells it from every other page of its host.
+    /// One line that identifies the page within its host.
     pub fn text(&self) -> String {
         format!("{}?{}", self.path_text(), self.query.text())
     }
 
-    /// The same for every case that its path is spelled in.
+    /// The identifying line with its path in lower case.
     pub fn folded_text(&self) -> String {
         format!("{}?{}", self.path_text().to_ascii_lowercase(), self.query.text())
     }
@@ -158,7 +158,7 @@ impl PageRef {
         format!("{}{path}", self.path.service().key())
     }
 
-    /// What it is, for people. What is searched for is not told.
+    /// A label for people, without the search text.
     pub fn what(&self) -> String {
         let Self { host, path, query: _ } = self;
         let of = path.segments().join("/");

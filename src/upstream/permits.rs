@@ -1,5 +1,5 @@
-//! How many requests, or pieces of work that they lead to, are under way at one time, per upstream and in all. A permit is one step: nobody has half of one
-//! while waiting for the rest. Clients go before jobs.
+//! Concurrency limits for upstream requests, per upstream and in all. A permit covers one step: no request waits while
+//! it holds one. Clients go before jobs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use tokio::time::timeout;
 use super::ask::Asker;
 use crate::address::Hostname;
 
-/// How many requests of a kind may be under way.
+/// Concurrency limit for one kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bound {
     /// To one upstream, wherever it leads.
     pub each: usize,
     /// To all of them.
     pub all: usize,
-    /// How long one may wait for its turn.
+    /// The longest wait for a permit.
     pub wait: Duration,
-    /// How many may wait for one upstream's turn; the next is turned away at once.
+    /// Queue length for one upstream; the next request is refused at once.
     pub queue: usize,
 }
 
-/// Who has a permit and who waits for one.
+/// Permits in use and waiting requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Permits(Arc<Inner>);
 
@@ -62,12 +62,12 @@ impl Permits {
         Self(Arc::new(Inner { bound, state: Mutex::default() }))
     }
 
-    /// Takes a permit, or waits for one; `None` where none came in time.
+    /// Takes a permit, waiting if necessary; `None` after the limit.
     pub(crate) async fn take(&self, upstream: &Hostname, asker: Asker) -> Option<Permit> {
         let told = {
             let mut state = self.0.state.lock();
             if state.has_room(upstream, self.0.bound) {
-                // Whoever waits is waiting for something else: what comes free is handed on at once.
+                // // Waiting requests need something else: a free permit is passed on at once.
                 return Some(state.give(upstream, &self.0));
             }
             let (tell, told) = oneshot::channel();
@@ -110,8 +110,8 @@ impl State {
         }
     }
 
-    /// The first that waits for what there is room for, of the upstream that has least: one that leads to slow places
-    /// does not keep all of them while others wait. Who is midway has waited already.
+    /// The first request that can run, of the upstream with the fewest permits: slow upstreams do not keep them all.
+    /// Requests in progress have waited already.
     fn next(&mut self, bound: Bound) -> Option<QueuedRequest> {
         let first = |state: &Self, queue: &VecDeque<QueuedRequest>| {
             let waits = |waiting: &QueuedRequest| !waiting.tell.is_closed() && state.has_room(&waiting.upstream, bound);
@@ -140,7 +140,7 @@ impl Drop for Permit {
             }
         }
         for (permit, tell) in handed_on {
-            // One that gave up meanwhile: its permit is dropped here, and goes to the next.
+            // // If the receiver gave up meanwhile, the permit is dropped here and goes to the next.
             let _ = tell.send(permit);
         }
     }
@@ -167,7 +167,7 @@ mod tests {
         tokio::spawn(async move { permits.take(&name, asker).await })
     }
 
-    /// Lets everything that was spawned come to its wait.
+    /// Lets all spawned tasks reach their wait.
     async fn settle() {
         for _ in 0..20 {
             tokio::task::yield_now().await;
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    /// Promise 11: an upstream whose modules come from slow places does not hold up those of others.
+    /// Promise 11: an upstream with slow modules does not delay others.
     #[tokio::test]
     async fn what_comes_free_goes_to_the_upstream_that_has_least_and_queues_are_so_long() {
         let permits = Permits::new(Bound { each: 2, all: 2, wait: Duration::from_secs(60), queue: 2 });

@@ -1,5 +1,4 @@
-//! What an upstream's `providers.v1` says (PROTOCOL 2), as types. Foreign JSON is kept as it was
-//! written, so that unknown fields survive.
+//! Parses `providers.v1` (PROTOCOL 2). Foreign JSON is kept verbatim, so that unknown fields survive.
 
 use std::collections::HashMap;
 
@@ -11,7 +10,7 @@ use url::Url;
 use crate::address::{FileName, Platform, ProviderAddress, Version};
 use crate::digest::Digest;
 
-/// A JSON object whose members are kept as they were written.
+/// A JSON object with verbatim members.
 pub type RawObject = IndexMap<String, Box<RawValue>>;
 
 /// The most versions that a list of a provider or a module may have.
@@ -49,7 +48,7 @@ pub struct ListedVersion {
     pub version: Version,
     /// The version as upstream spells it, and wants to be asked for it.
     pub spelled: String,
-    /// The platforms it is said to be there for; empty where the list does not say.
+    /// Listed platforms; empty if the list has none.
     pub platforms: Vec<Platform>,
     /// The entry as upstream wrote it.
     pub raw: Box<RawValue>,
@@ -154,7 +153,7 @@ struct Fields {
     signing_keys: Option<SigningKeys>,
 }
 
-/// What [`Fields`] reads.
+/// The members that [`Fields`] reads.
 const MEMBERS: [&str; 8] =
     ["os", "arch", "filename", "shasum", "download_url", "shasums_url", "shasums_signature_url", "signing_keys"];
 
@@ -171,10 +170,10 @@ struct GpgKey {
 }
 
 impl DownloadDocument {
-    /// Reads a document that came from `url` in answer to a question for `platform`.
+    /// Parses the document that `url` returned for `platform`.
     ///
     /// # Errors
-    /// Says why no client could use it (PROTOCOL 2.3).
+    /// The reason why no client could use it (PROTOCOL 2.3).
     pub fn parse(body: &[u8], url: &Url, platform: &Platform) -> Result<Self, String> {
         let fields: Fields = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
         let members: RawObject = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
@@ -212,7 +211,7 @@ impl DownloadDocument {
         let names = ["download_url", "shasums_url", "shasums_signature_url"];
         for (name, url) in names.into_iter().zip(urls) {
             if name == "shasums_signature_url" && self.signature_url.is_none() {
-                // A document that names no signature goes out without one, too.
+                // // A document without a signature is passed on without one.
                 continue;
             }
             if let Some(field) = fields.get_mut(name) {

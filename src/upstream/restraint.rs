@@ -1,5 +1,5 @@
-//! What holds requests about held things back: origins that failed a moment ago, and an upstream's budget. Every
-//! request is watched here; only those that revalidate are ever held back.
+//! Delays revalidations: circuit breakers of origins, and rate limits of upstreams. Every request is observed; only
+//! revalidations and jobs are delayed.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -42,24 +42,23 @@ struct State {
     number: u64,
 }
 
-/// What requests are taken out of a budget for.
+/// Purposes with separate rate limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Spends {
-    /// To ask about what is held.
+    /// Revalidation of a cached document.
     Revalidation,
-    /// To fetch what is not, for a job.
+    /// Fetch by a job.
     Job,
 }
 
-/// How many requests an upstream is sent for each.
+/// Rates of one upstream, by purpose.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rates {
     pub(super) revalidations: Rate,
     pub(super) jobs: Rate,
 }
 
-/// Leave to ask about what is held, and the probes of origins that were left alone until now. They go back when the
-/// last copy is dropped.
+/// Permission to revalidate, with the breaker probes that it took; they are returned with the last copy.
 #[derive(Debug, Clone, Default)]
 pub struct RevalidationPermit(Option<Arc<Probes>>);
 
@@ -112,7 +111,7 @@ impl Restraint {
         Self(Arc::new(Inner { rates, jitter: RandomState::new(), state: Mutex::default() }))
     }
 
-    /// Leave to ask all of these origins about what is held, as a part of what has leave already.
+    /// Permission to revalidate at all of these origins, within the permit of the enclosing work.
     pub(super) fn leave(
         &self,
         origins: &[Origin],
@@ -139,7 +138,7 @@ impl Restraint {
             Spends::Job => self.0.rates.jobs,
         };
         let mut state = self.0.state.lock();
-        // As many as there are configured upstreams: nobody else is asked for.
+        // // At most one per configured upstream.
         let budget = state.budgets.entry((upstream.clone(), on)).or_insert_with(|| Budget::full(rate, now));
         budget.spend(requests, rate, now)
     }
@@ -151,7 +150,7 @@ impl Restraint {
         left.map(|(origin, until, by)| (by.clone(), origin.clone(), until)).collect()
     }
 
-    /// Somebody's patience ran out: of these origins, those that had half of it to answer a request have failed.
+    /// Records that patience ran out: those of these origins that had half of it for an answer have failed.
     pub(super) fn out_of_patience(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
         let silent = |origin: &&Origin| {
             let state = self.0.state.lock();
@@ -197,7 +196,8 @@ impl Restraint {
     }
 }
 
-/// One request under way. Dropped without a word it was given up, which is a failure if there was time to answer.
+/// Observation of one request. Dropped without a result it was abandoned, which is a failure if there was time to
+/// answer.
 #[derive(Debug)]
 pub(super) struct Watch {
     of: Restraint,
@@ -210,23 +210,23 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Nothing came, or it broke off.
+    /// Records a failure.
     pub(super) fn failed(mut self, why: &str) {
         self.is_over = true;
         self.of.failed(&self.upstream, &self.origin, why, None, self.asked.now());
     }
 
-    /// An answer came whole.
+    /// Records a complete answer.
     pub(super) fn answered(mut self) {
         self.is_over = true;
         self.of.answered(&self.upstream, &self.origin, self.asked.now());
     }
 
-    /// The head of an answer came. Gives the watch back while the body is still to come.
+    /// Records the head of an answer. Returns the observation while the body is still to come.
     pub(super) fn saw(mut self, status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         let now = self.asked.now();
         match status.as_u16() {
-            // It is about the way that one request took.
+            // // Concerns the path of one request only.
             508 => {
                 self.answered();
                 None

@@ -1,5 +1,4 @@
-//! What time it is where an answer comes from, and Retry-After: for how long a server asks to be left alone (RFC 9110
-//! 10.2.3).
+//! The server's clock, and Retry-After (RFC 9110 10.2.3).
 
 use std::time::Duration;
 
@@ -10,8 +9,7 @@ use crate::clock::Timestamp;
 /// The largest Age that means anything (RFC 9111 1.2.2).
 const OLDEST: u64 = 1 << 31;
 
-/// The time an answer says it is where it came from. A cache passes on the Date of the origin, with the Age that the
-/// answer has by now.
+/// The time at the origin. A cache passes on the origin's Date, with the answer's Age.
 pub fn date(headers: &HeaderMap) -> Option<Timestamp> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let date = httpdate::parse_http_date(text(header::DATE)?).ok().map(Timestamp::of)?;
@@ -19,11 +17,11 @@ pub fn date(headers: &HeaderMap) -> Option<Timestamp> {
     Some(Timestamp(date.0.saturating_add(age)))
 }
 
-/// What an answer that came at `now` asks for; seconds, or a date, which counts from the server's own Date.
+/// The Retry-After of an answer received at `now`: seconds, or a date relative to the server's own Date.
 pub(super) fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let asked = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::trim)?;
     if !asked.is_empty() && asked.bytes().all(|byte| byte.is_ascii_digit()) {
-        // Too many digits for a number are a long time all the same; whoever obeys has a bound.
+        // // Too many digits still mean a long time; callers have a limit.
         return Some(Duration::from_secs(asked.parse().unwrap_or(u64::MAX)));
     }
     let until = httpdate::parse_http_date(asked).ok().map(Timestamp::of)?;

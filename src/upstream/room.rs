@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use crate::address::Hostname;
 
-/// A body without a length takes its room in steps of this, in KiB.
+/// Step size for bodies without a length, in KiB.
 const ROOM_STEP_KIB: u64 = 64;
 
-/// How much of documents may be in memory, in KiB.
+/// Memory limits for documents, in KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryBound {
     /// Of one upstream, wherever it leads.
@@ -39,18 +39,18 @@ struct Inner {
     taken: Mutex<TakenMemory>,
 }
 
-/// What is taken, in KiB. An upstream without bytes in memory has no entry.
+/// Memory in use, in KiB. An upstream without any has no entry.
 #[derive(Debug, Default)]
 struct TakenMemory {
     each: HashMap<Hostname, u64>,
     all: u64,
 }
 
-/// The room that a body takes among all that are in memory; free again with the last copy.
+/// Memory of a body, released with the last copy.
 #[derive(Debug, Clone, Default)]
 pub struct Room(#[expect(dead_code, reason = "held, and never looked at")] Option<Arc<Growing>>);
 
-/// The room of a body that is still coming. It is taken or not: who has some never waits for more.
+/// Memory of an arriving body. It never waits for more: a request is granted or refused.
 #[derive(Debug)]
 pub(super) struct Growing {
     of: BodyMemory,
@@ -63,7 +63,7 @@ impl BodyMemory {
         Self(Arc::new(Inner { bound, taken: Mutex::default() }))
     }
 
-    /// The room of one body of this upstream: none yet.
+    /// Starts a body of this upstream, without memory.
     pub(super) fn body_of(&self, upstream: &Hostname) -> Growing {
         Growing { of: self.clone(), upstream: upstream.clone(), kib: 0 }
     }
@@ -97,10 +97,10 @@ impl BodyMemory {
 }
 
 impl Growing {
-    /// Takes what a body of this many bytes needs beyond what it has.
+    /// Grows to this many bytes.
     ///
     /// # Errors
-    /// The bound that it met; what it has stays its own.
+    /// The limit that was reached; the memory so far stays allocated.
     pub(super) fn grow_to(&mut self, bytes: u64) -> Result<(), NoRoom> {
         let needed = bytes.div_ceil(1024);
         if needed <= self.kib {
@@ -129,7 +129,7 @@ impl Drop for Growing {
 mod tests {
     use super::*;
 
-    /// Promise 11: the bounds hold to the KiB, what a last copy leaves is free again, and nobody is remembered for nothing.
+    /// Promise 11: limits hold to the KiB, the last copy releases its memory, and no empty entry stays.
     #[test]
     fn one_upstream_has_its_share_and_all_of_them_have_the_whole() {
         let memory = BodyMemory::new(MemoryBound { each_kib: 100, all_kib: 150 });
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(memory.0.taken.lock().all, 0);
     }
 
-    /// Promise 11: a body without a length grows in steps; the one that is refused gives back what it had.
+    /// Promise 11: a body without a length grows in steps; a refused one releases its memory.
     #[test]
     fn a_body_grows_until_it_meets_a_bound() {
         let memory = BodyMemory::new(MemoryBound { each_kib: 130, all_kib: 150 });

@@ -1,5 +1,4 @@
-//! Module source addresses, as the clients and their go-getter read them (PROTOCOL 4.3, 4.4): what an upstream says
-//! about where a module is, and what is to be fetched for it. Nothing here asks anybody.
+//! Parses module source addresses like the clients and their go-getter (PROTOCOL 4.3, 4.4). Makes no requests.
 
 mod archive;
 mod checksum;
@@ -33,7 +32,7 @@ pub struct Located {
     pub subdir: Option<Subdir>,
 }
 
-/// What to fetch for a package.
+/// A package's source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PackageSource {
     /// One commit of a git repository.
@@ -43,7 +42,7 @@ pub enum PackageSource {
     /// A page that names the source: it is to be asked as it stands here, `terraform-get=1` included. Its answer is
     /// parsed with this URL as base.
     Indirect(Url),
-    /// What only the client itself can fetch.
+    /// Only the client itself can fetch it.
     Unsupported(Unsupported),
 }
 
@@ -57,7 +56,7 @@ const LONGEST_HOST: usize = 255;
 pub struct BadSource {
     /// The host it names, where it names one; cut short where no name is that long.
     pub host: Option<String>,
-    /// What is wrong with it.
+    /// The problem.
     pub why: &'static str,
 }
 
@@ -72,11 +71,11 @@ impl BadSource {
 }
 
 impl PackageSource {
-    /// Parses what an upstream gave as the location of a module; `base` is the URL that was asked for it, which `/…`,
-    /// `./…` and `../…` are relative to. Addresses with userinfo are refused (promise 7), `ssh://git@…` aside.
+    /// Parses the location of a module; `base` is the URL that was asked, which `/…`, `./…` and `../…` are relative to.
+    /// Addresses with userinfo are refused (promise 7), except `ssh://git@…`.
     ///
     /// # Errors
-    /// [`BadSource`] where nobody could fetch it, or larder must not.
+    /// [`BadSource`] for an unusable or forbidden address.
     pub fn parse(text: &str, base: &Url) -> Result<Located, BadSource> {
         let given = text.trim_matches(|c: char| c.is_ascii_whitespace());
         if given.len() > LONGEST {
@@ -103,7 +102,7 @@ impl PackageSource {
     }
 }
 
-/// What a package's address is, without the `//subdir` that it was given with; short forms may bring their own.
+/// Parses a package's address without its `//subdir`; short forms may contain another.
 fn package_of(package: &str, whole: &str) -> Result<Located, BadSource> {
     let (forced, rest) = forced_getter(package);
     let unsupported = |what| PackageSource::Unsupported(Unsupported::new(what, whole));
@@ -127,7 +126,7 @@ fn package_of(package: &str, whole: &str) -> Result<Located, BadSource> {
     Ok(Located { source: of_url(forced.unwrap_or(&scheme), url, whole)?, subdir: None })
 }
 
-/// What a getter makes of a URL.
+/// The source that a getter makes of a URL.
 fn of_url(getter: &str, url: Url, whole: &str) -> Result<PackageSource, BadSource> {
     let unsupported = |what| Ok(PackageSource::Unsupported(Unsupported::new(what, whole)));
     match (getter, url.scheme()) {
@@ -138,7 +137,7 @@ fn of_url(getter: &str, url: Url, whole: &str) -> Result<PackageSource, BadSourc
     }
 }
 
-/// `git::rest`: the getter that is asked for by name, and what it gets.
+/// Splits `git::rest` into getter and rest.
 fn forced_getter(text: &str) -> (Option<&str>, &str) {
     match text.split_once("::") {
         Some((name, rest))
@@ -150,7 +149,7 @@ fn forced_getter(text: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Whether Go would take it for a URL with a scheme.
+/// Returns true if Go would parse it as a URL with a scheme.
 fn has_scheme(text: &str) -> bool {
     text.split_once(':').is_some_and(|(scheme, _)| {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -158,7 +157,7 @@ fn has_scheme(text: &str) -> bool {
     })
 }
 
-/// Whether URLs of this scheme are looked into.
+/// Returns true for schemes that are parsed.
 fn is_known(scheme: &str) -> bool {
     ["http", "https", "ssh"].iter().any(|known| scheme.eq_ignore_ascii_case(known))
 }
@@ -171,7 +170,7 @@ fn parse_url(text: &str) -> Result<Url, BadSource> {
     Ok(url)
 }
 
-/// What a getter, or a scheme, is for people.
+/// A getter or scheme, for people.
 fn scheme_name(scheme: &str) -> &'static str {
     match scheme.to_ascii_lowercase().as_str() {
         "s3" => "an Amazon S3 bucket",

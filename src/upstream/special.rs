@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
-/// What an address is that is not public.
+/// Class of a special-purpose address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
     /// "This host": `0.0.0.0/8`, `::`.
@@ -19,7 +19,7 @@ pub enum Class {
     LinkLocal,
     /// Many hosts at once.
     Multicast,
-    /// For documentation, benchmarks, protocols, or nobody yet.
+    /// Reserved for documentation, benchmarks and protocols, or unassigned.
     Reserved,
 }
 
@@ -75,7 +75,7 @@ const SPECIAL_V4: [(Ipv4Net, Class); 16] = [
     (v4(255, 255, 255, 255, 32), Class::Reserved),
 ];
 
-/// All that is public lies in here.
+/// All public IPv6 addresses are in this range.
 const GLOBAL_UNICAST: Ipv6Net = v6(0x2000, 0, 0, 3);
 
 const SPECIAL_V6: [(Ipv6Net, Class); 8] = [
@@ -93,7 +93,7 @@ const SPECIAL_V6: [(Ipv6Net, Class); 8] = [
 
 const DOCUMENTATION_V6: [Ipv6Net; 2] = [v6(0x2001, 0xdb8, 0, 32), v6(0x3fff, 0, 0, 20)];
 
-/// What an address is; `None` where it is public.
+/// The class of an address; `None` for a public one.
 pub fn class_of(address: IpAddr) -> Option<Class> {
     match address {
         IpAddr::V4(address) => class_of_v4(address),

@@ -1,5 +1,4 @@
-//! What is counted of what goes out and what comes in, by the configured upstream that led there: nobody else's words
-//! make a label.
+//! Traffic counters by configured upstream. Labels are configured hosts only.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,13 +12,13 @@ use prometheus_client::registry::{Registry, Unit};
 use super::guard::EgressRefusal;
 use crate::address::Hostname;
 
-/// Counters of what goes out and what comes in, by configured upstream.
+/// Counters of outbound requests and inbound bytes, by configured upstream.
 #[derive(Debug, Clone, Default)]
 pub struct Traffic {
     requests: Family<Answered, Counter>,
     bytes: Family<From, Counter>,
     refusals: Family<Refused, Counter>,
-    /// Every upstream since the start: one that is not configured any more has brought what it brought.
+    /// Every upstream since the start, including removed ones.
     upstreams: Arc<Mutex<BTreeSet<Hostname>>>,
 }
 
@@ -40,12 +39,12 @@ struct From {
     host: String,
 }
 
-/// What was counted of one upstream since the start.
+/// Counters of one upstream since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OfUpstream {
     /// Requests sent.
     pub requests: u64,
-    /// Those that brought no answer, or 429 or 5xx.
+    /// Requests without an answer, or with 429 or 5xx.
     pub failed: u64,
     /// Body bytes received.
     pub bytes: u64,
@@ -95,7 +94,7 @@ impl Traffic {
         self.bytes.get(&from(host)).map_or(0, |bytes| bytes.get())
     }
 
-    /// What was counted of one upstream since the start.
+    /// The counters of one upstream since the start.
     pub fn of(&self, host: &Hostname) -> OfUpstream {
         // Only a look: asking for a label set that never happened must not make it.
         let asked =
@@ -122,7 +121,7 @@ impl Traffic {
         self.refusals.get_or_create(&labels).inc();
     }
 
-    /// Counts the bytes that an upstream brings; looked up once for each answer.
+    /// The byte counter of an upstream; looked up once for each answer.
     pub(super) fn brought_by(&self, upstream: &Hostname) -> Counter {
         self.bytes.get_or_create_owned(&from(upstream))
     }
@@ -139,8 +138,8 @@ fn from(host: &Hostname) -> From {
     From { host: host.to_string() }
 }
 
-/// A status as a label: an upstream may send any number. Those that tell an operator something each are told apart; of
-/// others, their class is.
+/// A status as a label: an upstream may send any number. Statuses that matter to an operator have their own label;
+/// others share that of their class.
 fn status_word(status: u16) -> &'static str {
     macro_rules! word_of {
         ($($told:literal)*) => {

@@ -1,5 +1,5 @@
-//! SHA256SUMS as the clients read it, and the platform that a conventional archive name speaks of. Who signed the list
-//! is for `signature`.
+//! Parses SHA256SUMS as the clients do, and the platform in a conventional archive name. Its signature is checked in
+//! `signature`.
 
 use indexmap::IndexMap;
 

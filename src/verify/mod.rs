@@ -18,20 +18,20 @@ pub use checksums::{BadChecksums, Checksums, platform_of};
 pub use package::{BadPackage, PackageHashes, PackageLimits, package_hashes};
 pub use signature::{SignatureError, Signer, verify_detached};
 
-/// What an upstream must show before its archives are kept (`verification` in the configuration).
+/// Verification level of an upstream (`verification` in the configuration).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// A listed key signs SHA256SUMS.
     Signature,
-    /// The same where the registry lists keys; where it lists none, checksums suffice.
+    /// As `signature` where the registry lists keys; checksums suffice where it lists none.
     SignatureIfKeys,
-    /// The checksums agree; signatures and keys are not looked at.
+    /// Checksums must agree; signatures and keys are ignored.
     Checksum,
 }
 
 impl Policy {
-    /// Whether what was proven once is enough: the policy may ask for more now than it did then.
+    /// Returns true if an earlier proof meets the policy, which may be stricter now.
     pub fn is_met_by(self, how: &How) -> bool {
         match self {
             // Its operator vouched for it, whatever is asked of upstreams.
@@ -53,17 +53,17 @@ impl fmt::Display for Policy {
     }
 }
 
-/// How a set was proven, kept beside it.
+/// Proof of a proof set, stored with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof {
     /// By what.
     pub how: How,
-    /// What is accepted but an operator should know, such as an expired key.
+    /// Accepted findings that an operator should know, such as an expired key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// What a proof rests on.
+/// Basis of a proof.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
@@ -76,16 +76,16 @@ pub enum How {
     NoKeys,
     /// The policy asks for checksums only.
     Checksum,
-    /// Nobody signed it: it was imported, and the operator of this mirror vouches for it.
+    /// Imported without a signature; the operator vouches for it.
     Imported,
     /// It is packed by larder, of a tree that is the one which was seen first.
     Tree(PackedTree),
 }
 
-/// What an archive that larder packed is made of.
+/// The source of an archive that larder packed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedTree {
-    /// The digest of the tree, whoever packs it.
+    /// Digest of the tree, independent of the packer.
     pub tree: Digest,
     /// Which commit it is, where it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -108,7 +108,7 @@ impl How {
         }
     }
 
-    /// What larder packed, where it did.
+    /// The packed tree, if larder packed it.
     pub fn tree(&self) -> Option<&PackedTree> {
         match self {
             Self::Tree(packed) => Some(packed),
@@ -117,7 +117,7 @@ impl How {
     }
 }
 
-/// Why something is not proven.
+/// Reasons for a failed verification.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unproven {
     /// The list of checksums is unusable.
@@ -134,20 +134,20 @@ pub enum Unproven {
     Contradiction {
         /// The archive's file name.
         filename: String,
-        /// What SHA256SUMS says.
+        /// The digest in SHA256SUMS.
         listed: Digest,
-        /// What the document's `shasum` says.
+        /// The `shasum` of the document.
         stated: Digest,
     },
-    /// The signature does not hold.
+    /// The signature is invalid.
     #[error(transparent)]
     Signature(#[from] SignatureError),
     /// The bytes are others than were expected.
     #[error("the bytes have SHA-256 {actual}, expected was {expected}")]
     Bytes {
-        /// What they hash to.
+        /// The actual digest.
         actual: Digest,
-        /// What they should hash to.
+        /// The expected digest.
         expected: Digest,
     },
 }
@@ -169,8 +169,8 @@ impl Unproven {
     }
 }
 
-/// Promise 1: judges a proof set. SHA256SUMS must list `filename` with exactly `shasum`, and `keys`, the armoured keys
-/// that the registry lists, must have signed it as far as the policy asks.
+/// Promise 1: verifies a proof set. SHA256SUMS must list `filename` with exactly `shasum`, and one of `keys`, the
+/// armoured keys that the registry lists, must have signed it if the policy requires that.
 pub fn judge(
     policy: Policy,
     sums: &[u8],
@@ -211,12 +211,12 @@ impl<T> Verified<T> {
         Ok(Self { value, digest: actual })
     }
 
-    /// The digest that was proven.
+    /// The verified digest.
     pub fn digest(&self) -> Digest {
         self.digest
     }
 
-    /// The value, for whoever only looks.
+    /// A reference to the value.
     pub fn value(&self) -> &T {
         &self.value
     }

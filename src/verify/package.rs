@@ -1,5 +1,5 @@
-//! The two `h1:` hashes of a provider zip, read as a stream and within limits. Which of them a client is told, and when,
-//! is left to the protocols.
+//! Computes the two `h1:` hashes of a provider zip as a stream, within limits. The protocols decide which one a client
+//! gets.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,10 +13,10 @@ use zip::ExtraField;
 use zip::read::{ZipArchive, ZipFile};
 use zip::result::ZipError;
 
-/// The most that is read to find out what an archive holds, however many entries it claims.
+/// Maximum size of the zip directory that is read, however many entries it claims.
 const MAX_DIRECTORY_BYTES: u64 = 8 << 20;
 
-/// What a provider zip may hold at most.
+/// Limits of a provider zip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackageLimits {
     /// Files and directories.
@@ -36,9 +36,9 @@ impl Default for PackageLimits {
 /// The hashes of a package as lock files and mirrors spell them. They differ only for zips with directory entries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackageHashes {
-    /// Over every entry of the zip: what a client compares when it checks a zip.
+    /// Over every entry of the zip: a client compares it when it checks a zip.
     pub zip: String,
-    /// Over the unpacked files: what a client writes into its lock file.
+    /// Over the unpacked files: a client writes it into its lock file.
     pub directory: String,
 }
 
@@ -53,31 +53,31 @@ pub enum BadPackage {
     Entry {
         /// Which.
         name: String,
-        /// What is wrong with it.
+        /// The zip error.
         #[source]
         source: ZipError,
     },
     /// Too many entries.
     #[error("the package has {found} entries; at most {limit} are read")]
     TooManyEntries {
-        /// How many it has.
+        /// Actual count.
         found: usize,
-        /// How many it may have.
+        /// Allowed count.
         limit: usize,
     },
     /// Too much content.
     #[error("the package unpacks to more than {limit} bytes")]
     TooLarge {
-        /// How much it may hold.
+        /// Allowed bytes.
         limit: u64,
     },
-    /// The same compressed bytes serve several entries.
+    /// Several entries share the same compressed bytes.
     #[error("the entries of the package overlap")]
     Overlap,
     /// Two entries have one name, so that it depends on the client which of them counts.
     #[error("the package has two entries of one name{}", .name.as_ref().map(|n| format!(" ({n:?})")).unwrap_or_default())]
     DuplicateName {
-        /// Which, where it is known.
+        /// The entry, where known.
         name: Option<String>,
     },
     /// A name that has no package hash or would be unpacked elsewhere.
@@ -85,17 +85,17 @@ pub enum BadPackage {
     BadName {
         /// Which.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         why: &'static str,
     },
-    /// An entry's size is not what it says.
+    /// An entry's size differs from its header.
     #[error("entry {name:?} of the package unpacks to {found} bytes and claims {claimed}")]
     WrongSize {
         /// Which.
         name: String,
         /// Its real size.
         found: u64,
-        /// What the directory of the zip says.
+        /// The size in the zip directory.
         claimed: u64,
     },
 }
@@ -115,7 +115,7 @@ pub fn package_hashes<R: Read + Seek>(mut reader: R, limits: PackageLimits) -> R
     budget.set(u64::MAX);
 
     let directory = archive.metadata();
-    // What it says of itself is enough to refuse it, before anything is unpacked.
+    // // The claimed sizes are enough to refuse it before anything is unpacked.
     let (mut packed_bytes, mut claimed_bytes) = (0_u64, 0_u64);
     for entry in (0..archive.len()).filter_map(|index| directory.entry(index).ok()) {
         packed_bytes = packed_bytes.saturating_add(entry.compressed_size());
@@ -139,7 +139,7 @@ pub fn package_hashes<R: Read + Seek>(mut reader: R, limits: PackageLimits) -> R
 
 type ContentDigest = [u8; 32];
 
-/// What has been read of a package: content by name, sorted bytewise as the hash wants it.
+/// Entries of a package read so far: content by name, sorted bytewise as the hash needs it.
 #[derive(Default)]
 struct Listing {
     limits: PackageLimits,

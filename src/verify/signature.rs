@@ -1,5 +1,5 @@
-//! Checks the detached OpenPGP signature over SHA256SUMS against the keys that a registry lists, as strictly as the
-//! clients do and more strictly where they are lax. Whether a key may sign at all is judged in `signing_key`.
+//! Verifies the detached OpenPGP signature of SHA256SUMS against the keys that a registry lists, at least as strictly
+//! as the clients. `signing_key` decides which keys may sign.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -21,19 +21,19 @@ pub const MAX_KEY_BYTES: usize = 1 << 20;
 /// The longest list of keys that is tried.
 pub const MAX_KEYS: usize = 64;
 
-/// The most signatures that one signature file may hold: each may cost a public-key operation per key.
+/// Each signature may cost a public-key operation per key.
 const MAX_SIGNATURES: usize = 16;
 
 /// The most public-key operations that one verdict takes, self-signatures of keys among them. A list of one key that signed
 /// takes about five.
 const MAX_OPERATIONS: usize = 512;
 
-/// Who signed, and what is to be said about it.
+/// The signing key, and remarks about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signer {
     /// The fingerprint of the primary key, as upper-case hex.
     pub fingerprint: String,
-    /// What is accepted, because the clients accept it, but is no good sign.
+    /// Accepted findings, such as an expired key.
     pub warnings: Vec<String>,
 }
 
@@ -46,10 +46,10 @@ pub enum SignatureError {
     /// More keys than are tried.
     #[error("the registry lists {found} signing keys; at most {MAX_KEYS} are tried")]
     TooManyKeys {
-        /// How many it lists.
+        /// Actual count.
         found: usize,
     },
-    /// Who lists keys and signatures like these wants to be expensive.
+    /// So many keys and signatures are an attempt to be expensive.
     #[error("the signing keys and signatures of SHA256SUMS take more than {MAX_OPERATIONS} public-key operations")]
     TooManyOperations,
     /// A key that stands before any match cannot be used; the clients fail there too.
@@ -57,13 +57,13 @@ pub enum SignatureError {
     UnparsableKey {
         /// Its place in the list, from 1.
         which: usize,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
     /// The signature file itself is unusable.
     #[error("the signature of SHA256SUMS cannot be used: it {why}")]
     UnparsableSignature {
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
     /// A key that is not listed made the signature.
@@ -97,7 +97,7 @@ pub enum SignatureError {
     Mismatch {
         /// The key or subkey, as upper-case hex.
         fingerprint: String,
-        /// What failed.
+        /// The failure.
         why: String,
     },
 }
@@ -112,7 +112,7 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
     }
     let signatures = read_signatures(signature)?;
     let mut operations = Operations(0);
-    // The same key may be listed many times; what it did not sign, no copy of it did.
+    // // A key may be listed many times; one failed check rules out every copy.
     let mut failed = HashSet::new();
     let mut refusal = None;
     for (which, entry) in (1..).zip(armored_keys) {
@@ -159,7 +159,7 @@ struct DocumentSignature {
     packet: Signature,
     made_at: Timestamp,
     digest: HashAlgorithm,
-    /// What it signs, hashed: once, however many keys are tried.
+    /// Hash of the signed document, computed once for all keys.
     hash: OnceCell<Result<Vec<u8>, String>>,
 }
 
@@ -282,7 +282,7 @@ fn read_signatures(bytes: &[u8]) -> Result<Vec<DocumentSignature>, SignatureErro
     Ok(signatures)
 }
 
-/// The name of a digest that must not prove a document.
+/// Names a digest that must not be used for a document signature.
 fn weak_digest(algorithm: HashAlgorithm) -> Option<&'static str> {
     match algorithm {
         HashAlgorithm::Md5 => Some("MD5"),

@@ -32,7 +32,7 @@ pub(super) fn read_keys(entry: &str, max_bytes: usize) -> Result<Vec<ListedKey>,
     Ok(keys)
 }
 
-/// A public key with its subkeys, as it stands in the list. Nothing about it is proven yet.
+/// A listed public key with its subkeys, unverified.
 pub(super) struct ListedKey(SignedPublicKey);
 
 /// The part of a key that may have made a signature.
@@ -56,7 +56,7 @@ impl ListedKey {
         fingerprint(&self.0.primary_key)
     }
 
-    /// How many signatures of the key about itself and its subkeys there are to check.
+    /// The number of self-signatures to check.
     pub(super) fn self_signatures(&self) -> usize {
         let details = &self.0.details;
         let of_names: usize = details.users.iter().map(|user| user.signatures.len()).sum();
@@ -69,14 +69,14 @@ impl ListedKey {
         Component::Primary(&self.0)
     }
 
-    /// The parts of the key that the signature names as its issuer. That is a hint, not a proof.
+    /// The components that the signature names as its issuer. A hint, not a proof.
     pub(super) fn components_named_by<'k>(&'k self, signature: &Signature) -> impl Iterator<Item = Component<'k>> {
         let primary = names(signature, &self.0.primary_key).then_some(Component::Primary(&self.0));
         let subkeys = self.0.public_subkeys.iter().filter(|subkey| names(signature, &subkey.key));
         primary.into_iter().chain(subkeys.map(Component::Subkey).collect::<Vec<_>>())
     }
 
-    /// Whether the component may sign; gives warnings if it may. Expiry is measured at the time of the signature.
+    /// Checks that the component may sign, and returns warnings. Expiry is measured at the time of the signature.
     pub(super) fn judge(&self, component: Component<'_>, made_at: Timestamp) -> Result<Vec<String>, Unfit> {
         let primary = &self.0.primary_key;
         let about_itself = self.about_itself()?;
@@ -113,7 +113,7 @@ impl ListedKey {
         if !may_sign(binding).unwrap_or(true) {
             return Err(not_for_signing());
         }
-        // Without the subkey's own consent anybody could adopt a foreign signing key as their subkey.
+        // // Without the subkey's own consent, any key could adopt a foreign signing key as its subkey.
         let consent = binding
             .embedded_signature()
             .filter(|back| has_tolerable_digest(back))
@@ -182,7 +182,7 @@ impl Component<'_> {
 struct Warnings(Vec<String>);
 
 impl Warnings {
-    /// Notes what is old about a key and the signature that describes it.
+    /// Records weak properties of a key and of the signature that describes it.
     fn look_at(&mut self, key: &impl KeyDetails, describing: &Signature, made_at: Timestamp) {
         self.look_at_digest(key, describing);
         let valid_for = describing.key_expiration_time().map_or(0, |span| span.as_secs());
@@ -223,7 +223,7 @@ fn newest<'k>(signatures: impl Iterator<Item = &'k Signature>) -> Option<&'k Sig
     signatures.max_by_key(|signature| signature.created())
 }
 
-/// What the key flags say about signing; nothing where there are none.
+/// The signing flag of the key flags; `None` where there are none.
 fn may_sign(describing: &Signature) -> Option<bool> {
     describing.config()?.hashed_subpackets().find_map(|part| match &part.data {
         SubpacketData::KeyFlags(flags) => Some(flags.sign()),
@@ -231,7 +231,7 @@ fn may_sign(describing: &Signature) -> Option<bool> {
     })
 }
 
-/// Keys in use vouch for themselves with SHA-1; nothing older has been made for decades.
+/// SHA-1 is accepted here: keys in use have such self-signatures. Nothing older has been made for decades.
 fn has_tolerable_digest(signature: &Signature) -> bool {
     !matches!(signature.hash_alg(), None | Some(HashAlgorithm::Md5 | HashAlgorithm::Ripemd160))
 }
@@ -251,8 +251,8 @@ fn unreadable(error: pgp::errors::Error) -> String {
     format!("is no OpenPGP public key ({})", told(&error))
 }
 
-/// What the OpenPGP crate says, in one short line. Its errors print what they hold, stack traces of this process
-/// among it, which are for neither clients nor logs.
+/// Shortens an error of the OpenPGP crate to one line. Its texts contain data and stack traces, which must reach
+/// neither clients nor logs.
 pub(super) fn told(error: &pgp::errors::Error) -> String {
     const LONGEST: usize = 120;
     if let pgp::errors::Error::InvalidPacketContent { source } = error {

@@ -20,7 +20,7 @@ pub(super) const SIGNED: u32 = BORN + 1_000_000;
 /// Keys that sign with RSA, the only ones here that may use SHA-1.
 pub(super) static RSA: LazyLock<TestKey> = LazyLock::new(|| TestKey::generate(KeyType::Rsa(2048)));
 
-/// What is said about a key. The default is a plain good key.
+/// Properties of a test key. The default is a plain good key.
 pub(super) struct Shape {
     pub(super) self_digest: HashAlgorithm,
     pub(super) primary_flags: Option<KeyFlags>,

@@ -1,4 +1,4 @@
-//! The bodies of the admin listener: what is told to it, within bounds, and what it tells step by step.
+//! Bodies of the admin listener: bounded request bodies, and answers streamed as lines.
 
 use std::io;
 use std::time::Duration;
@@ -20,14 +20,13 @@ const LARGEST: usize = 64 << 10;
 const LARGEST_LOCK_FILE: usize = lock_file::LARGEST;
 /// As many bytes of files as one order may have, with the escapes of JSON.
 const LARGEST_ORDER: usize = closure::MOST_BYTES / 2 * 3;
-/// The same with what a tar has between them, and files that no client reads.
+/// The limit of a tar: headers, and files that no client reads.
 const LARGEST_TAR: usize = 2 * closure::MOST_BYTES;
 const WITHIN: Duration = Duration::from_secs(10);
-/// What is large takes a while.
 const ORDER_WITHIN: Duration = Duration::from_secs(60);
 /// For how long nothing may come of a body that may be of any size.
 const SILENT_FOR: Duration = Duration::from_secs(60);
-/// For how long the rest of such a body is thrown away, so that whoever sends it finds the answer.
+/// The time for which the rest of a request body is discarded, so that its sender reads the answer.
 const THROWN_AWAY_FOR: Duration = Duration::from_secs(30);
 
 /// A body that is not taken, and with which status.
@@ -42,7 +41,7 @@ pub(super) async fn json_of(request: Request<Incoming>) -> Result<Bytes, NotTake
     large_json_of(request, LARGEST).await
 }
 
-/// The same of at most so many bytes.
+/// Reads a JSON body of at most `largest` bytes.
 pub(super) async fn large_json_of(request: Request<Incoming>, largest: usize) -> Result<Bytes, NotTaken> {
     if !says(request.headers(), "application/json") {
         return Err(unsupported("send the body as Content-Type: application/json"));
@@ -50,7 +49,7 @@ pub(super) async fn large_json_of(request: Request<Incoming>, largest: usize) ->
     whole(request, largest, if largest > LARGEST { ORDER_WITHIN } else { WITHIN }).await
 }
 
-/// What is to be planned or warmed.
+/// The body of a plan or warm-up request.
 pub(super) enum OrderBody {
     /// All of it.
     Json(Bytes),
@@ -60,7 +59,7 @@ pub(super) enum OrderBody {
     Tar(Bytes),
 }
 
-/// Reads what is to be planned or warmed. A page can send a text, too: the token is what keeps it out.
+/// Reads the body of a plan or warm-up request. A web page can send `text/plain`, too; the token keeps it out.
 pub(super) async fn order_of(request: Request<Incoming>) -> Result<OrderBody, NotTaken> {
     if says(request.headers(), "application/json") {
         return whole(request, LARGEST_ORDER, ORDER_WITHIN).await.map(OrderBody::Json);
@@ -76,8 +75,8 @@ pub(super) async fn order_of(request: Request<Incoming>) -> Result<OrderBody, No
     ))
 }
 
-/// A body of any size that is of this kind, to be read where that may block, as it comes. Once nobody reads it any more,
-/// its rest is thrown away for a while.
+/// A body of any size and the given type, for a blocking reader. When the reader stops, the rest is discarded for a
+/// while.
 pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeExit, NotTaken> {
     if !says(request.headers(), kind) {
         throw_away(request);
@@ -106,8 +105,8 @@ pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeEx
     Ok(exit)
 }
 
-/// Reads what still comes of a request that has its answer, for a while: a connection that is closed on whoever still
-/// sends takes the answer with it.
+/// Discards the rest of an answered request for a while: closing a connection while the client still sends can destroy
+/// the answer.
 pub(super) fn throw_away(request: Request<Incoming>) {
     let body = request.into_body();
     if !body.is_end_stream() {
@@ -117,7 +116,7 @@ pub(super) fn throw_away(request: Request<Incoming>) {
 
 async fn rest_thrown_away(mut body: Incoming) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-    // Whoever still sends after that has not looked for an answer.
+    // // A client that still sends after that has not read the answer.
     let _ = tokio::time::timeout(THROWN_AWAY_FOR, rest).await;
 }
 

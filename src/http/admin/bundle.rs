@@ -1,4 +1,4 @@
-//! Bundles over the admin listener: one goes out as it is written, one comes in as it is read.
+//! Bundles over the admin listener: exported and imported as streams.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::store::StoreError;
 const LARGEST: usize = 64 << 20;
 
 impl Admin {
-    /// What a job warmed, as a bundle.
+    /// Exports the packages of a job as a bundle.
     pub(super) async fn bundle(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         // Before its body is read: that may be large, too.
         let place = match self.mirror.transfer() {
@@ -66,7 +66,7 @@ impl Admin {
             }
         }
         let (mirror, created) = (Arc::clone(&self.mirror), told.created.unwrap_or_else(|| self.clock.now()));
-        // Its place is held for as long as it works, also where nobody waits any more.
+        // // Holds its transfer slot while it works, even after the client has left.
         let gathering = self.mirror.blocking(move || {
             let gathered = mirror.gather(held, told.since.as_ref(), told.partial, created);
             gathered.map(|gathered| (gathered, place))
@@ -100,7 +100,7 @@ impl Admin {
         response
     }
 
-    /// Takes a bundle in, and tells each thing as it comes to its end.
+    /// Imports a bundle, and reports each entry as it finishes.
     pub(super) async fn apply(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let taking = match taking_in(request.uri().query(), &self.bundles, &self.default_host) {
             Ok(taking) => taking,
@@ -114,7 +114,7 @@ impl Admin {
             Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
         };
         let (mut steps, applied) = self.mirror.spawn_apply(reader, taking, self.clock.clone());
-        // What is refused before it begins has a status of its own.
+        // // A refusal before the first entry has its own status.
         let Some(first) = steps.recv().await else {
             return match applied.await {
                 Ok(Err(not_applied)) => respond::errors(status_of(&not_applied), vec![not_applied.to_string()]),
@@ -129,7 +129,7 @@ impl Admin {
         response
     }
 
-    /// What is held, for the next delta.
+    /// Returns the inventory, for the next delta.
     pub(super) async fn inventory(self: &Arc<Self>) -> Response<Body> {
         self.looking(|admin| match admin.mirror.inventory(admin.clock.now()) {
             Ok(inventory) => respond::json(StatusCode::OK, &inventory),

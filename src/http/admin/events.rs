@@ -1,4 +1,4 @@
-//! What is new of a job, as server-sent events (WHATWG HTML 9.2): `job`, then each `item` that changes, then `end`.
+//! Changes of a job as server-sent events (WHATWG HTML 9.2): `job`, then each changed `item`, then `end`.
 
 use std::io;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(super) fn answer(news: News, method: &Method) -> Response<Body> {
     response
 }
 
-/// Nothing is gathered for a reader before he has taken what was gathered last.
+/// Collects the next changes only after the reader has taken the previous ones.
 fn pieces(news: News) -> impl Stream<Item = io::Result<Bytes>> + Send {
     stream::unfold(news, |mut news| async move {
         let piece = piece(news.next(), HEARTBEAT).await?;
@@ -31,7 +31,7 @@ fn pieces(news: News) -> impl Stream<Item = io::Result<Bytes>> + Send {
     })
 }
 
-/// What is sent next; nothing where that is all.
+/// The next piece; `None` at the end.
 async fn piece(next: impl Future<Output = Option<Vec<JobEvent>>>, patience: Duration) -> Option<io::Result<Bytes>> {
     match tokio::time::timeout(patience, next).await {
         Ok(events) => Some(written(&events?).map_err(io::Error::from)),

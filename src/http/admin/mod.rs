@@ -31,11 +31,11 @@ use crate::protocol::client_config;
 use crate::protocol::route::Api;
 
 const SEC_FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
-/// What the admin listener calls itself: the commands tell it by that from whatever else has its port.
+/// The `Server` header of the admin listener: the commands recognise larder by it.
 pub(super) const SERVER: header::HeaderValue = header::HeaderValue::from_static("larder");
 const NDJSON: header::HeaderValue = header::HeaderValue::from_static("application/x-ndjson");
 
-/// What the admin listener answers from.
+/// State of the admin listener.
 #[derive(Debug)]
 pub struct Admin {
     /// The mirror.
@@ -44,7 +44,7 @@ pub struct Admin {
     pub jobs: Arc<Jobs>,
     /// The warm-ups that run again and again.
     pub recurring: Arc<Recurring>,
-    /// Who may ask.
+    /// The access rules.
     pub access: Access,
     /// Everything that is counted.
     pub registry: Arc<Registry>,
@@ -52,18 +52,18 @@ pub struct Admin {
     pub started: Timestamp,
     /// Requests, for the status.
     pub requests: Requests,
-    /// How clients reach the main listener.
+    /// The base URL of the main listener.
     pub base: String,
-    /// The clock it goes by.
+    /// The clock.
     pub clock: Clock,
     /// The registry of an address that names none.
     pub default_host: Hostname,
-    /// What bundles are signed with, and whose are taken.
+    /// The keys for signing and trusting bundles.
     pub bundles: BundleKeys,
 }
 
 impl Admin {
-    /// Answers a request. No browser may take the answer for anything but what it says it is, and no cache may keep it.
+    /// Answers a request. Browsers must not sniff the answer, and caches must not store it.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, _peer: Peer) -> Response<Body> {
         let mut response = self.answer(request).await;
         response.headers_mut().insert(header::SERVER, SERVER);
@@ -236,7 +236,7 @@ impl Admin {
         }
     }
 
-    /// What a job is about is pinned whole.
+    /// Pins or unpins all packages of a job.
     async fn pin_job(&self, id: JobId, pin: Pin) -> Response<Body> {
         match self.jobs.to_pin(id, pin).await {
             Some(items) => respond::json(StatusCode::OK, &command::pin_job(&self.mirror, items, pin).await),
@@ -272,7 +272,7 @@ impl Admin {
         }
     }
 
-    /// Goes on as long as somebody reads the answer.
+    /// Runs as long as the client reads the answer.
     fn verify(&self, body: &[u8]) -> Response<Body> {
         if let Err(why) = command::read_nothing(body) {
             return respond::errors(StatusCode::BAD_REQUEST, vec![why]);

@@ -1,5 +1,5 @@
-//! What somebody hands over to be planned, warmed or built on: one body in three forms. JSON that says it all; for curl, a
-//! lock file, or a tar of configurations, and a query that says the rest.
+//! Order bodies of plan and warm-up requests in three forms: JSON; and for curl a lock file, or a tar of
+//! configurations, with a query for the options.
 
 use std::sync::Arc;
 
@@ -17,15 +17,15 @@ use crate::mirror::Mirror;
 use crate::protocol::admin::order::{NamedText, ToldOrder};
 use crate::protocol::admin::order_query::OrderQuery;
 
-/// How many such bodies are in memory at one time; others wait.
+/// Bodies in memory at a time; others wait.
 static BODIES: Semaphore = Semaphore::const_new(4);
-/// What takes a while to read does not take more than one thread.
+/// Slow parsing uses at most one thread.
 static READINGS: Semaphore = Semaphore::const_new(1);
 
-/// What was handed over.
+/// A parsed order.
 pub(super) struct HandedOver {
     pub(super) order: Order,
-    /// Whether what is warmed is to be pinned.
+    /// Pin the packages that are warmed.
     pub(super) pin: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) async fn read(
     let turn = READINGS.acquire().await;
     let host = Arc::new(default_host.clone());
     let reading = mirror.blocking(move || {
-        // They are over when the reading is, and not when nobody waits for that any more.
+        // // Released when the parsing ends, even if the client has left.
         let _held = (place, turn);
         handed_over(body, query.as_deref(), &host)
     });

@@ -1,4 +1,4 @@
-//! Trees of `providers mirror` over the admin listener: one goes out as a tar, one comes in as a tar.
+//! Provider trees over the admin listener: exported and imported as tar streams.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const TAR: header::HeaderValue = header::HeaderValue::from_static("application/x
 const LARGEST: usize = 4 << 20;
 
 impl Admin {
-    /// What a job warmed, as a tree.
+    /// Exports the packages of a job as a tree.
     pub(super) async fn export(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         // Before its body is read: that may be large, too.
         let place = match self.mirror.transfer() {
@@ -82,7 +82,7 @@ impl Admin {
         self.mirror.until_closed(async move {
             match export.write(&mirror, entry.writer()).await {
                 Ok(writer) => drop(mirror.blocking(move || writer.end(Ok(()))).await),
-                // What is written to is gone with it, without an end.
+                // // The stream ends without its end marker.
                 Err(error) => tracing::error!(%error, "a tree broke off on its way out"),
             }
             drop(place);
@@ -92,7 +92,7 @@ impl Admin {
         response
     }
 
-    /// Takes a tree in. Goes on as long as somebody reads the answer.
+    /// Imports a tree. Runs as long as the client reads the answer.
     pub(super) fn import(&self, request: Request<Incoming>) -> Response<Body> {
         let unsigned = match unsigned_of(request.uri().query()) {
             Ok(unsigned) => unsigned,
@@ -113,7 +113,7 @@ impl Admin {
     }
 }
 
-/// The packages among what was warmed: no client reads modules from a tree.
+/// The provider packages of a job: no client reads modules from a tree.
 fn providers(held: Vec<(Artifact, Digest)>) -> Vec<(Package, Digest)> {
     let package = |(of, digest)| match of {
         Artifact::Provider(package) => Some((package, digest)),

@@ -1,4 +1,4 @@
-//! Real sockets on ports of their own: what a client sees of the listener.
+//! The listener as clients see it, over real sockets.
 #![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use std::{
@@ -27,14 +27,14 @@ type TestBody = BoxBody<Bytes, io::Error>;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// A listener on a port of its own, whose handler answers by path.
+/// A listener on a free port, with a handler that answers by path.
 struct Served {
     address: SocketAddr,
     stop: CancellationToken,
     running: JoinHandle<()>,
     /// Frames for `/fed`.
     feed: mpsc::UnboundedSender<Result<Frame<Bytes>, io::Error>>,
-    /// How many answers were begun.
+    /// Number of answers started.
     asked: Arc<AtomicUsize>,
 }
 
@@ -133,7 +133,7 @@ async fn within<F: Future>(future: F) -> F::Output {
     timeout(SOON, future).await.expect("it takes too long")
 }
 
-/// What the other side still sends until it closes, however it closes.
+/// Reads until the other side closes.
 async fn rest(socket: &mut TcpStream) -> String {
     let mut read = Vec::new();
     let _reset_or_end = within(socket.read_to_end(&mut read)).await;
@@ -205,7 +205,7 @@ impl Pki {
     }
 }
 
-/// What allows both versions of HTTP.
+/// Limits that allow both HTTP versions.
 fn both() -> Limits {
     Limits { http2: true, ..Limits::default() }
 }

@@ -1,4 +1,4 @@
-//! Files in temporary folders: what is loaded, refused and taken over.
+//! Loading, refusing and swapping certificate files.
 #![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use std::{fs, os::unix::fs::symlink};

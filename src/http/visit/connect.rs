@@ -43,7 +43,7 @@ mod tests {
         last.iter().map(|last| SocketAddr::from(([127, 0, 0, *last], 1))).collect()
     }
 
-    /// 1 answers, 2 refuses, 3 swallows what is sent.
+    /// Port 1 answers, 2 refuses, 3 accepts without answering.
     async fn connect(address: SocketAddr) -> io::Result<SocketAddr> {
         match address.to_string().as_str() {
             "127.0.0.1:1" => Ok(address),

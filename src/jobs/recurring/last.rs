@@ -1,4 +1,4 @@
-//! When recurring warm-ups ran last, and when each is due again. Pure: it is told what time it is.
+//! Last runs and due times of recurring warm-ups. Pure: the caller passes the time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::clock::Timestamp;
 use crate::config::{RecurringWarmTarget, RecurringWarmUp};
 use crate::jobs::report::{ItemCounts, JobState, JobSummary};
 
-/// What part of a pause is added to it at most, so that several larders do not ask at the same time for ever.
+/// Random delay as a fraction of the interval, so that several larders do not ask at the same time.
 const JITTER: u32 = 20;
 /// After this many failures in a row, the pause between two of them grows no more.
 const MOST_DOUBLINGS: u32 = 16;
@@ -20,30 +20,30 @@ const MOST_DOUBLINGS: u32 = 16;
 pub struct LastRun {
     /// When it ended, in seconds since 1970.
     pub ended: Timestamp,
-    /// How.
+    /// The result.
     pub state: JobState,
     /// Its job; none where it could not begin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
-    /// How many archives it was about, by how far they are.
+    /// Archives of the run, by state.
     pub items: ItemCounts,
     /// Why it could not begin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// How many runs in a row have failed.
+    /// Consecutive failures.
     pub failures: u32,
 }
 
-/// A recurring warm-up, as `GET /admin/v1/status` tells it.
+/// A recurring warm-up in `GET /admin/v1/status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecurringState {
-    /// What it is about, as it is configured.
+    /// The configured list.
     pub what: Vec<String>,
-    /// How long after its end it runs again, in seconds.
+    /// Interval between the end of a run and the next, in seconds.
     pub every_seconds: u64,
-    /// The job of its run that is under way.
+    /// The job of the current run.
     pub running: Option<String>,
-    /// How it ran last; none before it did.
+    /// The last run; `None` before the first.
     pub last: Option<LastRun>,
     /// When it is due, in seconds since 1970; none while it runs, and where larder is offline or does not run.
     pub next: Option<Timestamp>,
@@ -92,17 +92,17 @@ impl LastRuns {
         self.0.get(key)
     }
 
-    /// When one is due again; none where it never ran.
+    /// The next due time; `None` before the first run.
     ///
-    /// A run whose end lies ahead, because the clock was set back, counts as ended now: whoever asks again and again
-    /// would else be told a later moment each time.
+    /// A run that ended in the future, because the clock was set back, counts as ended now. Otherwise each call would
+    /// return a later time.
     pub(super) fn due(&mut self, key: &str, every: Duration, now: Timestamp) -> Option<Timestamp> {
         let last = self.0.get_mut(key)?;
         last.ended = last.ended.min(now);
         Some(last.due(every, now))
     }
 
-    /// Notes a run that ended and that nobody waited for, unless something later is noted.
+    /// Records a run that ended unobserved, unless a later one is recorded.
     pub(super) fn catch_up(&mut self, key: &str, run: JobSummary, now: Timestamp) {
         if self.0.get(key).is_none_or(|last| run.ended > Some(last.ended)) {
             self.put(key, Ok(run), now);
@@ -146,7 +146,7 @@ impl LastRuns {
     }
 }
 
-/// What tells one recurring warm-up from another; how often it runs does not.
+/// Identity of a recurring warm-up; its interval is not part of it.
 pub(super) fn key(entry: &RecurringWarmUp) -> String {
     let RecurringWarmUp { what, platforms, every: _, pin, client } = entry;
     let named = what.iter().map(|what| match what {
@@ -159,7 +159,7 @@ pub(super) fn key(entry: &RecurringWarmUp) -> String {
     blake3::hash(text.as_bytes()).to_hex().chars().take(16).collect()
 }
 
-/// A little later than it is due, where that lies ahead.
+/// Adds jitter to a due time in the future.
 pub(super) fn with_jitter(due: Timestamp, now: Timestamp) -> Timestamp {
     let mut random = [0u8; 4];
     // Without random bytes there is no jitter.

@@ -1,4 +1,4 @@
-//! What a recurring warm-up is about now: its files are read anew for each run.
+//! Builds the order of a recurring warm-up. Its files are read again for each run.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::config::{RecurringWarmTarget, RecurringWarmUp};
 /// Reads the order.
 ///
 /// # Errors
-/// Everything that is wrong with what it names.
+/// Every problem of the named files.
 pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order, Vec<String>> {
     let (mut given, mut folders, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     for what in &entry.what {

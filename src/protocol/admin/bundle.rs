@@ -1,4 +1,4 @@
-//! Bundles over the admin listener: what asks for one, and what goes with one that is applied.
+//! Bundle requests of the admin API, and the options of an import.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -13,7 +13,7 @@ use crate::mirror::ApplyOptions;
 pub const BUNDLE: &str = "/admin/v1/bundle";
 /// Where one is applied.
 pub const APPLY: &str = "/admin/v1/bundle/apply";
-/// Where it is told what is held.
+/// Path of the inventory.
 pub const INVENTORY: &str = "/admin/v1/inventory";
 /// The kind of a bundle.
 pub const TAR: &str = "application/x-tar";
@@ -29,7 +29,7 @@ pub struct ToldBundle {
     /// Without what this names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Inventory>,
-    /// Whether one of what there is will do, where not all that the job is about is held.
+    /// Accept a bundle of the stored packages where the job lacks some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
     /// When it was made, in seconds since 1970, where it is made again: then its bytes are the same. Now, otherwise.
@@ -38,10 +38,10 @@ pub struct ToldBundle {
 }
 
 impl ToldBundle {
-    /// Reads the body of a request.
+    /// Parses the body of a request.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The problem.
     pub fn read(body: &[u8]) -> Result<(Self, JobId), String> {
         let shape = r#"{"job":"ID","since":INVENTORY,"partial":false}"#;
         let bad = |e| format!("the body is not {shape}: {e}");
@@ -55,11 +55,11 @@ impl ToldBundle {
     }
 }
 
-/// Reads how a bundle is to be applied, from a query: `unsigned`, and `accept=ADDRESS@VERSION` for each version that the
-/// operator believes although it was published anew.
+/// Parses the options of a bundle import: `unsigned`, and `accept=ADDRESS@VERSION` for each version that the operator
+/// accepts although it was published again.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// Every problem.
 pub fn taking_in(query: Option<&str>, keys: &BundleKeys, default_host: &Hostname) -> Result<ApplyOptions, Vec<String>> {
     let trust = BundleTrust { keys: keys.trusted.clone(), allow_unsigned: false };
     let mut taking = ApplyOptions { trust, accept: Vec::new(), max_age: keys.max_age };

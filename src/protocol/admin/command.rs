@@ -1,4 +1,4 @@
-//! What an operator tells larder to do: the commands, what they are told as JSON, and what they answer.
+//! Operator commands: their JSON requests and results.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::mirror::{Accepted, Mirror, Pin, PinOutcome, Pinned, Purged, Refreshed
 /// The most addresses in one command.
 const MOST_ADDRESSES: usize = 256;
 
-/// What can be done to what an address names.
+/// Operations on an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Ask upstream again, now.
@@ -33,7 +33,7 @@ impl Operation {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Refresh, Self::Purge, Self::Accept, Self::Pin, Self::Unpin];
 
-    /// What it is called on the command line and in its path.
+    /// The name on the command line and in the path.
     pub fn word(self) -> &'static str {
         match self {
             Self::Refresh => "refresh",
@@ -50,7 +50,7 @@ impl Operation {
     }
 }
 
-/// What a command is about.
+/// The target of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OperationTarget {
@@ -59,10 +59,10 @@ pub struct OperationTarget {
 }
 
 impl OperationTarget {
-    /// Reads the body of a request.
+    /// Parses the body of a request.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The problem.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         let bad = |e| format!("the body is not {{\"what\":[\"NAMESPACE/TYPE@VERSION\"]}}: {e}");
         let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;
@@ -89,10 +89,10 @@ impl OperationTarget {
     }
 }
 
-/// Reads the body of a request that has nothing to say: empty, or `{}`.
+/// Parses an empty body: nothing, or `{}`.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// The problem.
 pub fn read_nothing(body: &[u8]) -> Result<(), String> {
     if body.is_empty() {
         return Ok(());
@@ -104,14 +104,14 @@ pub fn read_nothing(body: &[u8]) -> Result<(), String> {
     }
 }
 
-/// What a command did.
+/// Result of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done<T> {
-    /// Whether all of it could be done.
+    /// Everything succeeded.
     pub ok: bool,
-    /// What came of each thing.
+    /// The result of each item.
     pub items: Vec<T>,
-    /// What could not be done at all, and why.
+    /// Targets that failed completely, with the reason.
     pub errors: Vec<String>,
 }
 
@@ -181,7 +181,7 @@ pub async fn accept(
     done
 }
 
-/// Pins what is held of each.
+/// Pins the stored packages of each address.
 pub async fn pin(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
@@ -190,7 +190,7 @@ pub async fn pin(
     pin_or_unpin(mirror, addresses, Pin::Set).await
 }
 
-/// Unpins what is held of each.
+/// Unpins the stored packages of each address.
 pub async fn unpin(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
@@ -207,7 +207,7 @@ async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[PackageSelector], pin: 
     done
 }
 
-/// Pins or unpins what a job is about.
+/// Pins or unpins the packages of a job.
 pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: Pin) -> Done<Pinned> {
     let mut done = Done::nothing_yet();
     let packages = items.iter().filter_map(|item| item.package.clone()).collect();

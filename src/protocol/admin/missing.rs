@@ -1,5 +1,5 @@
-//! What a sealed larder was asked for and does not hold, as an order: fed unchanged to plans, warm-ups and bundles of a
-//! larder that can fetch it.
+//! The missing list of an offline larder, as an order: plans, warm-ups and bundles of a connected larder take it
+//! unchanged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,11 +8,11 @@ use super::order::{AddressFor, ToldAddress, ToldOrder};
 use crate::address::{Platform, Version};
 use crate::mirror::MissingPackage;
 
-/// Where it is told, and forgotten.
+/// Path of the missing list.
 pub const MISSING: &str = "/admin/v1/missing";
 
-/// The order for what is missing: each version of a provider once, with its platforms. What names no platform is meant
-/// for `sealed`, and for those of whoever fetches it where there are none.
+/// The order for the missing packages: each provider version once, with its platforms. An entry without a platform is
+/// for `sealed`, or for the platforms of the larder that fetches it.
 pub fn order_of(missing: &[MissingPackage], sealed: &[Platform]) -> ToldOrder {
     let mut things: BTreeMap<String, BTreeSet<&Platform>> = BTreeMap::new();
     for thing in missing {

@@ -1,4 +1,4 @@
-//! What an operator hands over, as JSON: the one body that plans, warm-ups and everything that builds on them take.
+//! The JSON order of plans and warm-ups.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::closure::{ClientKind, Configurations, FileContents, Files, Given, Ord
 pub const PLAN: &str = "/admin/v1/plan";
 /// The most addresses in one order.
 const MOST_ADDRESSES: usize = 4096;
-/// The shape of a body, for whoever sent another.
+/// An example of a body, for error texts.
 const SHAPE: &str = r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"],"platforms":["OS_ARCH"]}"#;
 
 /// The body. Everything in it may be left out, but not all of it.
@@ -37,12 +37,12 @@ pub struct ToldOrder {
     /// For which platforms; this machine's, where none is named.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<String>,
-    /// Whether to pin what is warmed. Nothing to a plan.
+    /// Pin the packages that are warmed. Ignored by a plan.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub pin: bool,
 }
 
-/// An address, with the platforms it is meant for where they are not those of all.
+/// An address, with its own platforms where they differ from the order's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ToldAddress {
@@ -67,17 +67,17 @@ pub struct AddressFor {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamedText {
-    /// What it is called, for people.
+    /// Its name, for people.
     pub name: String,
-    /// What it says.
+    /// Its text.
     pub text: String,
 }
 
 impl ToldOrder {
-    /// Reads the body of a request.
+    /// Parses the body of a request.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The problem.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         let bad = |e| format!("the body is not {SHAPE}: {e}");
         // An object, and nothing that merely could be read as one.
@@ -85,10 +85,10 @@ impl ToldOrder {
         serde_json::from_value(Value::Object(object)).map_err(bad)
     }
 
-    /// Takes over what another names.
+    /// Merges another order into this one.
     ///
     /// # Errors
-    /// Both have files, each speaks for another client, or the other names roots without files.
+    /// Both have files, they name different clients, or the other has roots without files.
     pub fn add(&mut self, more: Self) -> Result<(), String> {
         let Self { what, lock_files, files, roots, client, platforms, pin } = more;
         if let (Some(ours), Some(theirs)) = (self.client, client)
@@ -125,10 +125,10 @@ impl ToldOrder {
         Ok(())
     }
 
-    /// The order that is meant; of addresses without a host, the host is `default_host`.
+    /// Converts it to an order; addresses without a host get `default_host`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// Every problem.
     pub fn order(&self, default_host: &Hostname) -> Result<Order, Vec<String>> {
         let (mut given, mut problems) = (Vec::new(), Vec::new());
         if self.what.len() > MOST_ADDRESSES {
@@ -166,7 +166,7 @@ impl ToldOrder {
         let platforms = platforms_of(&self.platforms, &mut problems);
         match Order::new(given, platforms) {
             Ok(order) if problems.is_empty() => Ok(order),
-            // That nothing is left is no news where everything was wrong.
+            // // An empty order is not reported when every entry was invalid.
             Ok(_) => Err(problems),
             Err(_) if !problems.is_empty() => Err(problems),
             Err(more) => Err(more),

@@ -1,5 +1,5 @@
-//! What the query of a request says of an order whose body is a user's own file: `platform=OS_ARCH` (repeated), `pin`,
-//! and of a tar `root=FOLDER` (repeated) and `client=terraform|opentofu`.
+//! Query options of an order whose body is a user's file: `platform=OS_ARCH` (repeated), `pin`, and for a tar
+//! `root=FOLDER` (repeated) and `client=terraform|opentofu`.
 
 use url::form_urlencoded;
 
@@ -14,13 +14,13 @@ const MOST_NAMED: usize = 1024;
 /// A query, read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OrderQuery {
-    /// What it says; the body says the rest.
+    /// The options; the body has the rest.
     pub told: ToldOrder,
     /// Everything that is wrong with it.
     pub problems: Vec<String>,
 }
 
-/// What the body is.
+/// Kind of body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Of {
     LockFile,

@@ -1,4 +1,4 @@
-//! What is told to `POST /admin/v1/export` and `/admin/v1/import`.
+//! Requests of `POST /admin/v1/export` and `/admin/v1/import`.
 
 use std::collections::HashSet;
 
@@ -12,16 +12,16 @@ use crate::mirror::UnsignedPolicy;
 pub const EXPORT: &str = "/admin/v1/export";
 /// Where a tree is handed over.
 pub const IMPORT: &str = "/admin/v1/import";
-/// The shape of a body, for whoever sent another.
+/// An example of a body, for error texts.
 const SHAPE: &str = r#"{"job":"ID","partial":false}"#;
 
 /// Which tree is asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToldToExport {
-    /// The job that warmed what is to be in it.
+    /// The job whose packages are exported.
     pub job: String,
-    /// Whether what the job could not have may be missing.
+    /// Allow a tree without the packages that the job could not fetch.
     #[serde(default)]
     pub partial: bool,
     /// The SHA-256 of archives that are there already: they are left out.
@@ -30,10 +30,10 @@ pub struct ToldToExport {
 }
 
 impl ToldToExport {
-    /// Reads a body.
+    /// Parses a body.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The problem.
     pub fn read(body: &[u8]) -> Result<(Self, JobId), String> {
         let told: Self = serde_json::from_slice(body).map_err(|e| format!("send {SHAPE}: {e}"))?;
         let id = JobId::parse(&told.job).ok_or_else(|| format!("{:?} is no name of a job: send {SHAPE}", told.job))?;
@@ -49,10 +49,10 @@ pub fn import_path(unsigned: UnsignedPolicy) -> String {
     }
 }
 
-/// Whether unsigned archives are taken, as the query says.
+/// Parses `?unsigned`.
 ///
 /// # Errors
-/// It says something else.
+/// Another option is given.
 pub fn unsigned_of(query: Option<&str>) -> Result<UnsignedPolicy, String> {
     match query {
         None | Some("") => Ok(UnsignedPolicy::Refused),

@@ -1,4 +1,4 @@
-//! Where warm-ups are asked for, and what an operator tells larder to pin.
+//! Paths of warm-ups and jobs, and pin requests.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -12,20 +12,20 @@ pub const WARM: &str = "/admin/v1/warm";
 /// Where the jobs are listed; each is below it.
 pub const JOBS: &str = "/admin/v1/jobs";
 
-/// What is to be pinned, or not any more.
+/// A pin or unpin request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToldToPin {
-    /// What is held of these.
+    /// The stored packages of these addresses.
     Addresses(OperationTarget),
-    /// What a job is about.
+    /// The packages of a job.
     Job(JobId),
 }
 
 impl ToldToPin {
-    /// Reads the body of a request.
+    /// Parses the body of a request.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The problem.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
@@ -44,7 +44,7 @@ impl ToldToPin {
     }
 }
 
-/// What to say of a job that is not there.
+/// The error text for an unknown job.
 pub fn no_job(id: JobId) -> String {
     format!(
         "there is no job {id}: the oldest are forgotten when new ones come; what they fetched is kept, so tell it the same again to see what is held"

@@ -1,4 +1,4 @@
-//! What of a page changes on its way, and what stays.
+//! The changed and unchanged parts of a page.
 
 use proptest::prelude::*;
 
@@ -36,7 +36,7 @@ fn urls_of_other_pages_lead_back_here_and_every_other_stays() {
         };
         assert_eq!(rewritten_of(&body), expected, "{given}");
     }
-    // Nobody is led past larder, and of an address where only larder comes nobody learns.
+    // // No URL leads past larder, and an address that only larder reaches is not revealed.
     for further in [
         "/v1/modules?cursor=abc",
         "/v1/modules?offset=x",
@@ -84,7 +84,7 @@ proptest! {
     }
 }
 
-/// What is left of the versions of a details page.
+/// The remaining versions of a details page.
 fn these(body: &str, versions: &[&str]) -> Result<String, String> {
     let versions: Vec<Version> = versions.iter().map(|version| Version::parse(version).unwrap()).collect();
     only_these(&Bytes::copy_from_slice(body.as_bytes()), &versions)

@@ -1,6 +1,6 @@
 //! Kinds of routes, for logs and counters.
 
-/// What kind of thing is asked for, for logs and counters.
+/// Kinds of routes, for logs and counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RouteKind {
     /// A discovery document.

@@ -86,13 +86,13 @@ impl<'a> Origin<'a> {
         Self { scheme, authority: Cow::Borrowed(url.authority()) }
     }
 
-    /// The same, with its own copy of the text.
+    /// Copies the borrowed text.
     pub fn into_owned(self) -> Origin<'static> {
         Origin { scheme: self.scheme, authority: Cow::Owned(self.authority.into_owned()) }
     }
 }
 
-/// What stands before larder's own paths in an answer.
+/// The prefix of larder's paths in an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Base<'a> {
     /// Nothing: Terraform and OpenTofu resolve `/archive/…` against the URL that they asked.
@@ -102,7 +102,7 @@ pub enum Base<'a> {
 }
 
 impl Base<'_> {
-    /// The same, with its own copy of the text.
+    /// Copies the borrowed text.
     pub fn into_owned(self) -> Base<'static> {
         match self {
             Self::PathAbsolute => Base::PathAbsolute,
@@ -127,8 +127,8 @@ impl Mount {
         })
     }
 
-    /// The base of the URLs in the answer to a request that came through `via` and believes to be at `origin`. Another
-    /// larder in front of this one resolves paths against the URL that it asked, and must not be led to our public name.
+    /// The base of the URLs in the answer to a request that came through `via` and sees larder at `origin`. A larder in
+    /// front of this one resolves paths against the URL that it asked, and must not be sent to our public name.
     pub fn base<'a>(&'a self, via: &CdnLoop, origin: Option<Origin<'a>>) -> Base<'a> {
         if via.names_a_larder() {
             return Base::PathAbsolute;

@@ -77,7 +77,7 @@ fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
     }
 }
 
-/// Promise 15: what a client's own configuration gets wrong is told with the line to write.
+/// Promise 15: mistakes in a client's configuration are answered with the line to write.
 #[test]
 fn a_missing_slash_and_a_name_that_is_no_upstream_are_recognised() {
     for (path, api, cause) in [
@@ -148,7 +148,7 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
             assert_eq!(at(path), Ok(format!("{base}{path}")), "{host:?}");
         }
     }
-    // A name that is an upstream stands for that one.
+    // // An upstream's name stands for that upstream.
     let taken_over = Route::parse("/v1/providers/a/b/versions", None, Some("registry.example:8443"), &own);
     let expected = "/registry/registry.example:8443/v1/providers/a/b/versions";
     assert_eq!(taken_over.map(|route| route.path()).as_deref(), Ok(expected));
@@ -227,7 +227,7 @@ prop_compose! {
                 let path = match which {
                     5 => PagePath::Modules,
                     6 => PagePath::Search,
-                    // What is called `search` in the place of a namespace is the search.
+                    // // `search` as a namespace is the search route.
                     7 if namespace.as_str() != "search" => PagePath::ModulesOf(namespace),
                     8 => PagePath::ModuleVersion(namespace, name, system, spelled),
                     9 => PagePath::ProviderVersion(address.namespace, address.type_, spelled),

@@ -1,4 +1,4 @@
-//! What the index notes of each thing, and under which key.
+//! Entries of the index, and their keys.
 
 use super::super::Key;
 use crate::clock::Timestamp;
@@ -10,16 +10,16 @@ pub(super) const PAGE: u8 = b'p';
 /// Pages and locations count in whole blocks of a disk, or many small ones would cost more than they count for.
 const BLOCK: u64 = 4096;
 
-/// What is noted of an archive.
+/// Index entry of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedArchive {
     /// Which.
     pub digest: Digest,
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// When it was kept or used.
+    /// Last use or time of storing.
     pub last_use: Timestamp,
-    /// When all of it was last held against its digest.
+    /// Last comparison of all bytes with the digest.
     pub last_check: Timestamp,
 }
 
@@ -29,18 +29,18 @@ impl IndexedArchive {
     }
 }
 
-/// One thing that can be evicted.
+/// An entry that can be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EvictableEntry {
     pub(super) last_use: Timestamp,
-    /// What it counts for, in bytes.
+    /// Bytes counted against the limit.
     pub(super) size_bytes: u64,
-    /// Of an archive: when all of it was last held against its digest.
+    /// For an archive: last comparison of all bytes with the digest.
     pub(super) last_check: Timestamp,
 }
 
 impl EvictableEntry {
-    /// What a file tells, beside what was known of it.
+    /// Entry for a file that was found, merged with the old entry.
     pub(super) fn found(before: Option<Self>, size_bytes: u64, last_use: Timestamp, last_check: Timestamp) -> Self {
         let found = Self { last_use, size_bytes, last_check };
         before.map_or(found.clone(), |before| Self {
@@ -80,7 +80,7 @@ pub(super) fn document_key(key: &Key) -> Vec<u8> {
     [&[kind], key.path().as_os_str().as_encoded_bytes()].concat()
 }
 
-/// What a document counts for.
+/// Bytes that a document counts against the limit.
 pub(super) fn counted(key: &Key, size_bytes: u64) -> u64 {
     match key {
         Key::Page(..) | Key::ModuleLocation(_) | Key::ModuleVersions(_) => {

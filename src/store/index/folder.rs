@@ -1,4 +1,4 @@
-//! The folder that the index lies in: whether somebody else has it open, and out of the way with it.
+//! The folder of the index: its lock, and moving it to quarantine.
 #![expect(clippy::disallowed_methods, reason = "the store owns the files; an index that will not open is moved aside")]
 
 use std::fs::{self, TryLockError};
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use super::super::{StoreError, disk};
 use crate::clock::Timestamp;
 
-/// An index that somebody else has open is not damaged, and must not be moved away under them. The store's own lock is
-/// no proof that nobody has: it may have been removed, or not be kept by the file system.
+/// Refuses an index that another process has open: it is not damaged and must not be moved. The store's own lock does
+/// not prove that: it may have been removed, or the file system may not support it.
 pub(super) fn refuse_if_locked(folder: &Path) -> Result<(), StoreError> {
-    // What cannot be opened is no lock; sled says what is wrong with it.
+    // // A folder that cannot be opened is not locked; sled reports its error.
     let file = disk::open(&folder.join("db")).ok().flatten();
     match file.map(|file| file.try_lock()) {
         Some(Err(TryLockError::WouldBlock)) => Err(StoreError::Locked(folder.to_owned())),
@@ -19,7 +19,7 @@ pub(super) fn refuse_if_locked(folder: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Moves a damaged index out of the way. Of those that were moved before, none is worth keeping.
+/// Quarantines a damaged index. Earlier quarantined ones are removed.
 pub(super) fn set_aside(folder: &Path, now: Timestamp) -> Result<PathBuf, StoreError> {
     let (parent, prefix) = (folder.parent().unwrap_or(folder), "index.broken-");
     for name in disk::names_in(parent)?.iter().filter(|name| name.starts_with(prefix)) {

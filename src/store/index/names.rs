@@ -1,5 +1,5 @@
-//! The names in the index: which archives each lists, and by digest which names list an archive. Copies of what the records
-//! of names say, so that nobody reads all of those to know what may go.
+//! Name records in the index: the archives that each lists, and the names by digest. Copies of the records, so that
+//! eviction need not read all of them.
 
 use std::path::Path;
 
@@ -86,7 +86,7 @@ fn artifact(path: &[u8]) -> Option<Artifact> {
 }
 
 impl Index {
-    /// Notes what a name lists now, under the lock of its record; nothing where it is gone.
+    /// Records the archives that a name lists, under the lock of its record; nothing if it is gone.
     pub fn name_changed(&self, of: &Artifact, now: &IndexedName) {
         self.unreadable.lock().remove(of);
         let before = match self.name(of) {
@@ -105,7 +105,7 @@ impl Index {
         }
         changes.push((name_key(of), (!now.is_empty()).then(|| now.encode())));
         self.put(&changes);
-        // After the entry: whoever looks through all entries meanwhile has this lock, and finds either.
+        // // After the entry: a scan of all entries holds this lock and sees either state.
         if let Some(pinned) = self.pinned.lock().as_mut() {
             if now.pinned {
                 pinned.insert(of.clone())
@@ -115,8 +115,7 @@ impl Index {
         }
     }
 
-    /// The names whose archives eviction leaves alone. All names are looked through the first time; a fill at the size limit
-    /// asks for them.
+    /// The pinned names. The first call scans all names; a fill at the size limit calls it.
     ///
     /// # Errors
     /// The index cannot be read.
@@ -129,7 +128,7 @@ impl Index {
         Ok(pinned.insert(known).iter().cloned().collect())
     }
 
-    /// What a name lists; `None` where the index knows none.
+    /// The archives that a name lists; `None` if the index has no entry.
     ///
     /// # Errors
     /// The index cannot be read.
@@ -171,7 +170,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// What is noted of a name is read back, and nothing else is taken for such a note.
+        /// An entry round-trips, and nothing else parses as one.
         #[test]
         fn a_name_is_read_as_it_was_noted(pinned: bool, imported: bool, archives: Vec<([u8; 32], bool)>, other: Vec<u8>) {
             let listed = |(digest, lacks_hashes)| ListedArchive { digest: Digest::from_bytes(digest), lacks_hashes };

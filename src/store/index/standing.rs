@@ -1,4 +1,5 @@
-//! How the index stands to the files: whole, or being made whole behind the start, and who waits for that.
+//! State of the index relative to the files: complete, or being completed after the start, and tasks that wait for
+//! that.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,19 +7,19 @@ use super::super::StoreError;
 use super::super::entries::IndexBackend;
 use super::{Index, Totals};
 
-/// How the index stands to the files.
+/// State of the index relative to the files.
 #[derive(Debug, Clone)]
 pub(super) enum IndexState {
-    /// It knows all that the files tell.
+    /// Contains everything in the files.
     Whole,
-    /// It is being made whole: it lacks some of what the files tell, and knows some that is gone.
+    /// Being completed: it lacks some files, and lists some that are gone.
     Behind,
     /// It could not be made whole; why.
     Failed(StoreError),
 }
 
 impl Index {
-    /// Everything that the files tell is in the index.
+    /// Returns true if the index contains everything in the files.
     pub fn is_whole(&self) -> bool {
         self.needs_to_be_whole().is_ok()
     }
@@ -35,10 +36,10 @@ impl Index {
         }
     }
 
-    /// Waits until everything that the files tell is in the index, for as long as it takes to read all names.
+    /// Waits until the index is complete: as long as it takes to read all names.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// The reason why it cannot be completed.
     pub async fn until_whole(&self) -> Result<(), StoreError> {
         let mut standing = self.standing.subscribe();
         // Its sender is here.
@@ -54,8 +55,8 @@ impl Index {
         });
     }
 
-    /// Begins to make the index whole. What it has is kept, unless an entry cannot be read: then it begins anew in memory, for
-    /// one that is damaged inside can lose any entry. Says whether all that the files tell is to be noted.
+    /// Starts to complete the index. Its entries are kept, unless one cannot be read: a damaged index may have lost any
+    /// entry, so a new one starts in memory. Returns true if every file is to be recorded.
     pub fn begin_to_make_whole(&self) -> bool {
         let read = catch_unwind(AssertUnwindSafe(|| self.read_all()));
         let damaged = read.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned()))).err();
@@ -71,11 +72,11 @@ impl Index {
 
     fn begin_anew(&self, why: &StoreError) {
         tracing::error!(%why, "the index is damaged; it is set aside, and made again from the files");
-        // First: who must know all names must not act on what is not there yet.
+        // // First: operations that need all names must not act on missing entries.
         self.standing.send_replace(IndexState::Behind);
         let mut totals = self.totals.lock();
         let damaged = std::mem::replace(&mut *self.entries.write(), IndexBackend::in_memory());
-        // Closing it may wait for ever for a thread of its that died.
+        // // Closing it may wait forever for a dead thread.
         std::mem::forget(damaged);
         *totals = Totals::default();
         *self.left_behind.lock() = Some(self.folder.clone());

@@ -1,4 +1,4 @@
-//! What is stored, in numbers, and the mark with them that an index bears which was closed in order.
+//! Totals of the store, and the mark of a clean close that contains them.
 
 use super::super::FORMAT;
 use super::entry::{ARCHIVE, PAGE};
@@ -6,14 +6,14 @@ use super::entry::{ARCHIVE, PAGE};
 /// In the mark: the index knows the names, too. An older larder's does not.
 const KNOWS_NAMES: u32 = 2;
 
-/// What is stored, in numbers.
+/// Totals of the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// How many archives.
+    /// Number of archives.
     pub archives: u64,
     /// Their bytes.
     pub archive_bytes: u64,
-    /// How many documents and proof sets, pages too.
+    /// Number of documents, proof sets and pages.
     pub documents: u64,
     /// Their bytes.
     pub document_bytes: u64,
@@ -46,7 +46,7 @@ impl Totals {
         [archives, archive_bytes, documents, document_bytes, page_bytes]
     }
 
-    /// What a process that closes the index leaves there: the format, which knowledge the index has, and these numbers.
+    /// The mark of a clean close: the format, the index version, and these totals.
     pub(super) fn mark(mut self) -> Vec<u8> {
         let mut mark = [FORMAT.to_be_bytes(), KNOWS_NAMES.to_be_bytes()].concat();
         self.members().iter().for_each(|number| mark.extend_from_slice(&number.to_be_bytes()));

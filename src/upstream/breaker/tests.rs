@@ -1,4 +1,4 @@
-//! The breaker as a table of what happens and what comes of it, and what holds whatever happens.
+//! The breaker as a table of events and results, and its invariants.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ fn at(host: &str) -> Origin {
     Origin::of(&Url::parse(&format!("https://{host}/a/path?with=query")).unwrap())
 }
 
-/// One thing that happens to an origin, and what is expected of it.
+/// An event at an origin, with the expected result.
 enum Happens {
     Fails(Option<u64>, Consequence),
     Answers(bool),
@@ -22,7 +22,7 @@ const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// DESIGN 4: what an upstream asks for holds back jobs; a while of our own choosing does not.
+/// DESIGN 4: a Retry-After delays jobs; our own pauses do not.
 #[test]
 fn only_what_an_upstream_asked_for_is_told_to_jobs() {
     let (mut breaker, asked, silent) = (Breaker::default(), at("a.example"), at("b.example"));
@@ -32,7 +32,7 @@ fn only_what_an_upstream_asked_for_is_told_to_jobs() {
     assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(1001)), Some(Timestamp(1060)));
     assert_eq!(breaker.asked_to_wait(|origin, ()| *origin == both[0], Timestamp(1001)), None);
     assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(1060)), None);
-    // An answer to somebody else does not end it; a clock that was set back does.
+    // // Another origin's answer does not end it; a clock set back does.
     breaker.answered(&both[1], Timestamp(1010));
     assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(1011)), Some(Timestamp(1060)));
     assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(100)), None);

@@ -1,4 +1,4 @@
-//! What `.gitattributes` say of a file, and what a checkout makes of its bytes therefore.
+//! Applies `.gitattributes` to files at checkout.
 
 use gix_attributes::StateRef;
 use gix_attributes::search::{MetadataCollection, Outcome};
@@ -12,14 +12,14 @@ use gix_worktree::stack::state::attributes::Source;
 use super::encoding::{Encoded, encoded};
 use super::ident;
 
-/// In the order in which they are looked up.
+/// In lookup order.
 const NAMES: [&str; 5] = ["crlf", "text", "eol", "ident", "working-tree-encoding"];
 
-/// Matching takes twice the time with every `**`, on each file: nobody needs more of them in a pattern, or more stars.
+/// Each `**` doubles the matching time for every file. Real patterns need fewer.
 const MOST_DOUBLE_STARS: usize = 4;
 const MOST_STARS: usize = 32;
 
-/// The first pattern in a `.gitattributes` that is not matched with anything, because that could take for ever.
+/// The first pattern in a `.gitattributes` that is too expensive to match.
 pub(super) fn costly(rules: &[u8]) -> Option<String> {
     let patterns = gix_attributes::parse(rules).filter_map(|line| match line {
         Ok((gix_attributes::parse::Kind::Pattern(pattern), ..)) => Some(pattern.text),
@@ -39,7 +39,7 @@ pub(super) struct Attributes {
     found: Outcome,
 }
 
-/// What a checkout does with the bytes of one file.
+/// Checkout conversions of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Treatment {
     lines: Option<AttributesDigest>,
@@ -70,7 +70,7 @@ impl Attributes {
         Ok(Self { stack, found })
     }
 
-    /// What is to be done with the file at `path`.
+    /// The conversions for the file at `path`.
     pub(super) fn of(&mut self, path: &BStr, objects: &dyn gix_object::Find) -> std::io::Result<Treatment> {
         let place = self.stack.at_entry(path, Some(gix_index::entry::Mode::FILE), objects)?;
         if !place.matching_attributes(&mut self.found) {
@@ -90,7 +90,7 @@ impl Attributes {
     }
 }
 
-/// How a file is treated as text, by `text`, its old name `crlf`, and `eol`.
+/// Text handling by the attributes `text`, its old name `crlf`, and `eol`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Text {
     Unsaid,

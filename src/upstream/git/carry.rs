@@ -1,5 +1,5 @@
-//! What git's code orders, carried out: each request by way of the guard, with the credentials that are for it, counted
-//! and bounded like any other.
+//! Executes the requests of git's code through the connector: egress policy, credentials, counters and limits apply as
+//! for any other request.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, UpstreamResponse, failure, origin};
 use crate::upstream::restraint::{Moment, Watch};
 
-/// What one job has received so far, of what it may receive.
+/// Bytes received by one job, and its limit.
 pub(super) struct Received {
     pub(super) bytes: u64,
     pub(super) limit: u64,
@@ -80,15 +80,14 @@ impl Outbound {
                 brought.inc_by(piece.len() as u64);
                 received.some(piece).map_err(failed)?;
             }
-            // Nobody reads on: what there is to read next, if anything, is ordered next.
+            // // The reader stops here; it orders the next read itself.
             if body.send(piece).await.is_err() || is_the_end {
                 return Ok(());
             }
         }
     }
 
-    /// The beginning of a successful answer. What is asked for follows redirects; what is posted does not: it is not
-    /// sent twice.
+    /// Starts a successful answer. A GET follows redirects; a POST does not, so that it is not sent twice.
     async fn git_answer(
         &self,
         ask: GitAsk<'_>,
@@ -117,7 +116,7 @@ impl Outbound {
     }
 }
 
-/// A registry named this repository: that it does not exist is a fault of theirs, and no answer to whoever asked.
+/// A missing repository is an upstream failure: the registry named it.
 fn of_a_repository(error: UpstreamError) -> UpstreamError {
     let fault = match error.fault {
         Fault::Absent(status) => {

@@ -1,23 +1,24 @@
-//! What the objects of a pack are made of, and how much of that has to be in memory at one time: an object may be packed
-//! as what makes it differ from another, and that one too.
+//! Structure of a pack: delta chains and their memory. An object may be stored as a delta to another one, which may be
+//! a delta, too.
 
 use std::collections::{HashMap, HashSet};
 
-/// How deep such a chain may be; git makes none deeper than 4,095.
+/// The longest chain; git makes none longer than 4,095.
 const DEEPEST: u32 = 4096;
-/// Where the whole history is fetched, chains are as long as it: all of one may come to so many times as much as is held.
+/// With the whole history, chains are as long as the history: the total of one may be this multiple of the memory
+/// limit.
 const OF_A_HISTORY: u64 = 16;
 
-/// How many objects there may be, and how large one of them and a chain.
+/// Limits on objects, their sizes, and chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Most {
-    /// How many there may be.
+    /// Number of objects.
     pub(super) objects: u32,
     /// A file.
     pub(super) blob: u64,
     /// A folder, a commit, a tag.
     pub(super) other: u64,
-    /// Of a chain, what is in memory together.
+    /// Memory of one chain.
     pub(super) held: u64,
     /// All of a chain: so much is made for each object at its end.
     pub(super) chain: u64,
@@ -36,12 +37,12 @@ impl Most {
     }
 }
 
-/// What an entry is made of.
+/// Base of a pack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Base {
     /// Of nothing else.
     Nothing {
-        /// Whether it is a file.
+        /// True for a file.
         is_blob: bool,
     },
     /// Of that entry, which is before it.
@@ -52,7 +53,7 @@ pub(super) enum Base {
 
 #[derive(Debug, Clone, Copy)]
 struct PackEntry {
-    /// How large what it is made of says it is, where that is known by its id.
+    /// Declared size of the base, where it is named by id.
     of_base: u64,
     /// Where in the pack it is.
     at: u64,
@@ -69,7 +70,7 @@ pub(super) struct Chains {
     entries: Vec<PackEntry>,
 }
 
-/// What a chain comes to at one entry.
+/// Cumulative sizes of a chain at one entry.
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
     depth: u32,
@@ -90,10 +91,10 @@ impl Chains {
         u32::try_from(found).ok()
     }
 
-    /// Adds the next entry. What it is made of has `of_base` bytes.
+    /// Adds the next entry, whose base has `of_base` bytes.
     ///
     /// # Errors
-    /// What there is more of than may be.
+    /// The limit that is exceeded.
     pub(super) fn add(&mut self, at: u64, base: Base, of_base: u64, size: u64) -> Result<(), String> {
         let is_blob = match base {
             Base::Nothing { is_blob } => is_blob,
@@ -113,14 +114,14 @@ impl Chains {
         Ok(())
     }
 
-    /// Judges them, once all are there. An object stays in memory while a second one waits to be made of it.
+    /// Checks the limits once all entries are known. A base stays in memory while another delta needs it.
     ///
     /// # Errors
-    /// What there is more of than may be.
+    /// The limit that is exceeded.
     pub(super) fn judge(&self) -> Result<(), String> {
         let mut links: Vec<Link> = Vec::with_capacity(self.entries.len());
         let mut most = Link::default();
-        // Which entry has which id is known only when all are made: those that name one may be one chain.
+        // // Ids are known only after reconstruction: entries with a base by id may form one chain.
         let mut named: HashMap<usize, Link> = HashMap::new();
         let mut names = HashSet::new();
         let mut of_names: u64 = 0;

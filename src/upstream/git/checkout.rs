@@ -1,4 +1,4 @@
-//! A commit's tree, laid out as a checkout lays it out on Linux, in a tree that lies on no disk.
+//! Lays out a commit's tree as a checkout on Linux does, without files on disk.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,10 +13,10 @@ use super::error::Trouble;
 use super::fetch::Objects;
 use crate::pack::{Tree, TreeError, TreePath};
 
-/// What a link may lead to, in bytes: what a file system takes.
+/// The longest symlink target of common file systems.
 const LONGEST_LINK: usize = 4095;
-/// How large a `.gitattributes` or a `.gitmodules` may be, and all of the first together: what is made of them in memory
-/// is many times that.
+/// The limit for one `.gitattributes` or `.gitmodules`, and for all of the former: parsed rules take many times their
+/// size.
 const LARGEST_RULES: u64 = 256 << 10;
 const MOST_RULES: u64 = 2 << 20;
 /// Pointers of Git LFS are smaller than this, and begin so.
@@ -36,16 +36,16 @@ pub(super) struct Checkout<'a> {
     pub(super) stop: &'a AtomicBool,
 }
 
-/// What is left to do, and to say.
+/// Remaining work and notes.
 #[derive(Debug, Default)]
 pub(super) struct LaidOut {
     /// The submodules: where, relative to the repository, and which commit.
     pub(super) submodules: Vec<(BString, ObjectId)>,
-    /// What `.gitmodules` says.
+    /// The contents of `.gitmodules`.
     pub(super) modules: Option<Vec<u8>>,
     /// The pointers of Git LFS.
     pub(super) pointers: Vec<String>,
-    /// The files whose encoding is not known, with it.
+    /// Files with an unknown encoding, and its name.
     pub(super) unknown_encodings: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ struct File {
 }
 
 impl Checkout<'_> {
-    /// Peels tags off: the commit that is meant, and its tree.
+    /// Peels tags: returns the commit and its tree.
     pub(super) fn commit(&self, named: ObjectId) -> Result<(ObjectId, ObjectId), Trouble> {
         const MOST_TAGS: usize = 16;
         let mut id = named;
@@ -128,7 +128,8 @@ impl Checkout<'_> {
         Ok(laid_out)
     }
 
-    /// Everything but folders, which are there for what is in them. Trees count too: they may be there many times.
+    /// Lists everything but folders, which follow from their contents. Trees count towards the limit, because one may
+    /// occur many times.
     fn files(&self, root: ObjectId, most: usize) -> Result<Vec<File>, Trouble> {
         let mut files = Vec::new();
         let mut trees = vec![(BString::default(), root)];
@@ -163,7 +164,7 @@ impl Checkout<'_> {
         Ok(files)
     }
 
-    /// Sums up what the files say of themselves, before a byte of them is written.
+    /// Adds up the declared sizes before any file is written.
     fn measure(&self, files: &[File], tree: &Tree) -> Result<(), Trouble> {
         let most = tree.limits().bytes;
         let mut sum = tree.bytes();
@@ -192,7 +193,7 @@ impl Checkout<'_> {
         Ok(())
     }
 
-    /// The `.gitattributes`, sorted, once none of them has anything in it that takes for ever.
+    /// The `.gitattributes`, sorted, after the check for expensive patterns.
     fn rules(&self, files: &[File], buffer: &mut Vec<u8>) -> Result<Vec<(BString, ObjectId)>, Trouble> {
         let mut rules = Vec::new();
         for file in files.iter().filter(|file| file.is_rules()) {
@@ -215,7 +216,7 @@ impl Checkout<'_> {
         }
     }
 
-    /// Whether somebody still waits for this.
+    /// Fails if the job was cancelled.
     pub(super) fn may_go_on(&self) -> Result<(), Trouble> {
         if self.stop.load(Ordering::Relaxed) { Err(Trouble::Broken) } else { Ok(()) }
     }
@@ -242,7 +243,7 @@ impl File {
         self.is_called(b".gitattributes") && self.is_regular()
     }
 
-    /// Whether what is in it is for git, which makes much of it.
+    /// Returns true for files that git itself interprets.
     fn is_read_by_git(&self) -> bool {
         self.is_rules() || self.path == ".gitmodules"
     }

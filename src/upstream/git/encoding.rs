@@ -1,5 +1,5 @@
-//! The attribute `working-tree-encoding`: from UTF-8 to what a file is to be in, as git's checkout does it. What cannot
-//! be put in that encoding stays as it is, as there.
+//! The attribute `working-tree-encoding`: converts UTF-8 to the named encoding like git's checkout. Text that the
+//! encoding cannot represent stays unchanged, as in git.
 
 use gix_filter::worktree::{encode_to_worktree, encoding};
 
@@ -14,7 +14,7 @@ pub(super) enum Encoded {
     Unknown,
 }
 
-/// What `bytes`, in UTF-8, are in the encoding called `name`.
+/// Converts `bytes` from UTF-8 to the encoding `name`.
 pub(super) fn encoded(bytes: &[u8], name: &[u8]) -> Encoded {
     let name = String::from_utf8_lossy(name).to_ascii_lowercase();
     if bytes.is_empty() || name.is_empty() || matches!(name.as_str(), "utf-8" | "utf8") {
@@ -45,7 +45,7 @@ pub(super) fn encoded(bytes: &[u8], name: &[u8]) -> Encoded {
         "utf-32le" => in_32(u32::to_le_bytes, false),
         "utf-32be" => in_32(u32::to_be_bytes, false),
         "us-ascii" | "ascii" => up_to(0x7F),
-        // What the web calls by this name is another encoding.
+        // // The web's encoding of this name is a different one.
         "iso-8859-1" | "iso8859-1" | "iso_8859-1" | "latin1" | "latin-1" => up_to(0xFF),
         other => {
             let Ok(encoding) = encoding::for_label(other) else { return Encoded::Unknown };

@@ -1,4 +1,4 @@
-//! How a git job fails: upstream's trouble, a tree that is refused, and a disk of ours are three things.
+//! Errors of git jobs: upstream failures, refused trees, and local disk errors.
 
 use std::io;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::upstream::error::{Fault, UpstreamError};
 /// Why there is no tree.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GitError {
-    /// The repository, or the way there.
+    /// The repository or the connection failed.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// What is in the repository cannot be in a tree.
+    /// The repository's content is not allowed in a tree.
     #[error("{asked}: {at} sent a tree that is refused: {error}")]
     Tree {
-        /// What was asked for, for people.
+        /// The label of the request.
         asked: String,
         /// The origin of the repository.
         at: String,
@@ -27,30 +27,30 @@ pub enum GitError {
     /// A disk of ours failed.
     #[error("{asked}: its packs could not be kept meanwhile: {error}")]
     Disk {
-        /// What was asked for, for people.
+        /// The label of the request.
         asked: String,
-        /// How.
+        /// The disk's error.
         error: Arc<io::Error>,
     },
 }
 
-/// The same, where git's code runs.
+/// Errors inside git's code.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The connection broke off, or the job was stopped. Whoever knows why is at the other end of the wire.
+    /// The connection broke, or the job was cancelled. The other end of the bridge knows the reason.
     Broken,
     /// A repository sent, or is, something unusable.
     Unusable {
         /// Its origin.
         at: String,
-        /// What it is.
+        /// The problem.
         why: String,
     },
-    /// It was too slow, or said too much.
+    /// Too slow, or too much data.
     Fault {
         /// Its origin.
         at: String,
-        /// What it did.
+        /// The failure.
         fault: Fault,
     },
     /// It has no such commit, or does not hand it out.
@@ -78,7 +78,7 @@ impl Trouble {
         Self::Tree { at: at.to_owned(), error }
     }
 
-    /// What gix says: it may be the wire's failure, the disk's, or about what was sent.
+    /// Converts an error of gix: the bridge, the disk, or the received data.
     pub(super) fn of(at: &str, largest_object: usize, error: &gix_error::Error) -> Self {
         let mut said: Vec<String> = Vec::new();
         for cause in error.iter_errors() {
@@ -96,7 +96,7 @@ impl Trouble {
         Self::unusable(at, said.join(": "))
     }
 
-    /// What there is in an error of a reader or a writer: one of ours, or the system's, perhaps in others.
+    /// Finds our own or the system's error inside a nested I/O error.
     fn of_io(at: &str, error: &io::Error) -> Option<Self> {
         if let Some(code) = error.raw_os_error() {
             return Some(Self::Disk(io::Error::from_raw_os_error(code)));
@@ -117,7 +117,7 @@ impl Trouble {
         inside.or(full)
     }
 
-    /// As whoever asked is told it. What a server says may quote what it was shown.
+    /// Converts to the public error. Server text may quote what it was sent.
     pub(super) fn told(self, ask: &GitAsk<'_>) -> GitError {
         let told = |text: String| ask.grant.unless_quoted_in(&text).to_owned();
         match self {
@@ -143,7 +143,7 @@ impl Trouble {
 mod tests {
     use super::*;
 
-    /// Whoever sees a full disk makes room and tries again: its kind has to arrive.
+    /// A full disk must be recognisable, so that its handler can free space and retry.
     #[test]
     fn a_disk_that_is_full_is_told_as_such_however_deep_that_lies() {
         let full = || io::Error::from_raw_os_error(28);

@@ -1,4 +1,4 @@
-//! One conversation with a repository: what it offers, and packs of it.
+//! One conversation with a repository: its refs, and packs.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -31,13 +31,13 @@ use super::wire::Wire;
 use crate::pack::TreeError;
 use crate::upstream::bounds::GitLimits;
 
-/// How we call ourselves among git's.
+/// User agent, in git's form.
 const AGENT: &str = concat!("git/larder-", env!("CARGO_PKG_VERSION"));
 
 /// The objects of one pack.
 pub(super) type Objects = gix_odb::Handle;
 
-/// What of the wanted is sent.
+/// Extent of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
     /// The commit alone, with its tree.
@@ -48,7 +48,7 @@ pub(super) enum Extent {
     Everything,
 }
 
-/// A conversation under way.
+/// A conversation.
 pub(super) struct Conversation {
     transport: Box<dyn Transport>,
     handshake: Handshake,
@@ -94,8 +94,7 @@ impl Conversation {
         Trouble::of(&self.at, self.limits.object_bytes, error)
     }
 
-    /// The names it offers that begin with one of these; older servers offer all of theirs. Nobody has so many that they
-    /// may not be in memory.
+    /// The refs that begin with one of these prefixes; older servers send all. Limited in memory.
     pub(super) fn offered(&mut self, prefixes: &[String]) -> Result<Vec<Offered>, Trouble> {
         let refs = match &self.handshake.refs {
             Some(refs) => refs.clone(),
@@ -114,12 +113,12 @@ impl Conversation {
         Ok(refs.into_iter().filter_map(offered).collect())
     }
 
-    /// Whether ids can be asked for that no name offers.
+    /// Returns true if the server sends objects that no ref names.
     pub(super) fn serves_any_id(&self) -> bool {
         self.handshake.server_protocol_version == Protocol::V2
     }
 
-    /// Whether commits can be sent without their trees.
+    /// Returns true if the server can omit trees.
     pub(super) fn can_leave_out_trees(&self) -> bool {
         let fetch = self.handshake.capabilities.capability("fetch");
         self.serves_any_id() && fetch.and_then(|fetch| fetch.supports("filter")).unwrap_or_default()
@@ -189,7 +188,7 @@ impl Conversation {
     }
 }
 
-/// Opens what was fetched.
+/// Opens a received pack.
 fn opened(folder: &Path, largest: usize) -> io::Result<Objects> {
     let options = gix_odb::store::init::Options {
         use_multi_pack_index: false,
@@ -200,7 +199,7 @@ fn opened(folder: &Path, largest: usize) -> io::Result<Objects> {
     gix_odb::at_opts(folder, gix_hash::Kind::Sha1, None, options)
 }
 
-/// Whether a server refused an id: what it says then, gix takes for a part of the answer.
+/// Recognises a server's refusal of an id: gix takes its message for a part of the answer.
 fn refused_id(error: &gix_error::Error) -> Option<()> {
     let is_said = |error: &(dyn std::error::Error + 'static)| {
         let text = error.to_string();
@@ -227,7 +226,7 @@ fn offered(found: Ref) -> Option<Offered> {
     })
 }
 
-/// What is asked for: we have nothing.
+/// Wanted ids; we have none.
 struct Wants<'a> {
     wanted: &'a [ObjectId],
     extent: Extent,

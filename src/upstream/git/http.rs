@@ -1,4 +1,4 @@
-//! The HTTP that git's own code asks for, by way of the connector.
+//! git's HTTP transport over the bridge.
 
 use std::cell::RefCell;
 use std::io::{self, BufRead, Cursor, Read, Write};
@@ -11,7 +11,7 @@ use url::Url;
 
 use super::wire::{Head, Wire, WireReader};
 
-/// What both requests of git's have in common.
+/// State shared by both requests of git.
 pub(super) struct Carrier {
     wire: Wire,
     /// The repository, where it has moved to.
@@ -79,7 +79,7 @@ impl Http for Carrier {
 
 /// A request and its answer, one after the other.
 enum Exchange {
-    /// What is to be posted is not all there.
+    /// The body to post is incomplete.
     Collecting { wire: Wire, url: Url, headers: HeaderMap, body: Vec<u8> },
     /// The answer arrives.
     Answered(WireReader),
@@ -88,7 +88,7 @@ enum Exchange {
 }
 
 impl Exchange {
-    /// Sends what was collected, if that was not done.
+    /// Sends the collected body, unless it was sent.
     fn send(&mut self) -> io::Result<Option<Head>> {
         match std::mem::replace(self, Self::Over) {
             Self::Collecting { wire, url, headers, body } => {
@@ -104,7 +104,7 @@ impl Exchange {
     }
 }
 
-/// What is posted, until somebody looks at the answer.
+/// The body to post, until the answer is read.
 pub(super) struct Posted(Rc<RefCell<Exchange>>);
 
 impl Write for Posted {

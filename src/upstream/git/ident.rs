@@ -4,7 +4,7 @@
 
 use gix_hash::ObjectId;
 
-/// How a file is gone through.
+/// Direction of the conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IdentMode {
     /// Byte by byte.
@@ -23,7 +23,8 @@ pub(super) fn expanded(bytes: &[u8], id: &ObjectId, way: IdentMode) -> Option<Ve
 
 const BEGINNING: &[u8] = b"$Id";
 
-/// What is not a keyword is behind us with the byte that shows it, be that the dollar sign of the next.
+/// Copies bytes up to the next keyword. A byte that rules out a keyword is copied with it, unless it is the dollar sign
+/// of the next.
 fn passed_through(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
     let mut written = Vec::new();
     let mut rest = bytes;
@@ -52,7 +53,7 @@ fn passed_through(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
     has_any.then_some(written)
 }
 
-/// Whether a value has the look of another system's: blanks within.
+/// Returns true for a value of another version control system: it contains blanks.
 fn is_foreign(value: &[u8]) -> bool {
     let Some(value) = value.strip_prefix(b" ") else { return false };
     let looked_at = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
@@ -76,8 +77,8 @@ fn searched(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
     has_any.then_some(written)
 }
 
-/// How long the keyword is that begins behind a dollar sign, if one does: `Id$`, or one that was written before, unless it
-/// spans lines or has the look of another system's.
+/// Length of the keyword after a dollar sign, if there is one: `Id$`, or an expanded one that does not span lines or
+/// look like another system's.
 fn keyword(after: &[u8]) -> Option<usize> {
     let value = match after.strip_prefix(b"Id")? {
         [b'$', ..] => return Some(3),
@@ -104,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// What git 2.47 makes of the same bytes is compared in `tests`; this is the rule in short.
+    /// The rule in short; `tests` compares it with git 2.47.
     #[test]
     fn only_what_git_takes_for_a_keyword_is_written_anew() {
         let id = ObjectId::from_hex(&[b'a'; 40]).unwrap();
@@ -137,7 +138,7 @@ mod tests {
                     let now = String::from_utf8(now).unwrap();
                     let keyword = format!("$Id: {id} $");
                     prop_assert!(now.contains(&keyword));
-                    // What was written is written again, and stays.
+                    // // Expanding an expanded text changes nothing.
                     let again = expanded(now.as_bytes(), &id, way).unwrap();
                     prop_assert_eq!(again, now.into_bytes());
                 }

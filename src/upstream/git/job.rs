@@ -17,7 +17,7 @@ use super::{GitSource, GitTree};
 use crate::pack::{Tree, TreeError, TreePath};
 use crate::upstream::bounds::GitLimits;
 
-/// What is to be fetched, and within which limits.
+/// A fetch and its limits.
 pub(super) struct Job {
     repository: Repository,
     reference: Option<String>,
@@ -26,13 +26,13 @@ pub(super) struct Job {
     limits: GitLimits,
 }
 
-/// A job under way.
+/// A running job.
 struct Work<'a> {
     wire: Wire,
     stop: &'a AtomicBool,
     scratch: PathBuf,
     limits: GitLimits,
-    /// How many packs there were so far; each has a folder.
+    /// Packs received; each has a folder.
     packs: usize,
     submodules: usize,
     tree: Tree,
@@ -63,7 +63,7 @@ impl Job {
         })
     }
 
-    /// The commit, where its id is all that is said of it.
+    /// The commit, if the reference is a full id.
     pub(super) fn whole_id(&self) -> Option<String> {
         match self.reference() {
             Ok(Reference::Id(id)) => Some(id.to_string()),
@@ -81,7 +81,7 @@ impl Job {
         Trouble::unusable(&self.repository.origin(), why)
     }
 
-    /// Which commit is meant now, as far as names tell.
+    /// Resolves the reference by names only.
     pub(super) fn look(&self, wire: Wire) -> Result<Option<String>, Trouble> {
         let reference = self.reference()?;
         let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
@@ -115,7 +115,7 @@ impl Job {
         Ok(GitTree { commit: commit.to_string(), notes: work.notes(), tree: work.tree, turn: None })
     }
 
-    /// The objects of what was chosen, and which of them it is.
+    /// The objects of the chosen commit, and its id.
     fn objects(
         &self,
         work: &mut Work<'_>,
@@ -202,7 +202,7 @@ impl Work<'_> {
         Ok((self.unless_refused(repository, id, fetched)?, id))
     }
 
-    /// What was fetched; of a server that hands out nothing but what has a name, everything, where the commit is in that.
+    /// The fetched objects; if the server refuses ids without a ref, everything, provided that it contains the commit.
     fn unless_refused(
         &mut self,
         repository: &Repository,
@@ -215,7 +215,7 @@ impl Work<'_> {
         }
     }
 
-    /// Everything that heads and tags lead to, in a conversation of its own, where the commit `id` is in that.
+    /// Everything below heads and tags, in a conversation of its own, provided that it contains the commit `id`.
     fn everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, Trouble> {
         let mut conversation = Conversation::open(&self.wire, repository, self.limits)?;
         let offered = conversation.offered(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
@@ -243,7 +243,7 @@ impl Work<'_> {
         let refused = |error| Trouble::tree(&at, error);
         let known = Submodules::parse(modules.as_deref()).map_err(refused)?;
         for (path, id) in submodules {
-            // Each is looked up among all of them.
+            // // Each lookup scans all of them.
             checkout.may_go_on()?;
             let Submodule::From(from) = known.at(path.as_ref(), repository).map_err(refused)? else { continue };
             if depth >= self.limits.submodule_depth {

@@ -1,5 +1,5 @@
-//! One commit of one git repository, with its submodules, as a tree (DESIGN 6). Git's protocol and objects are the work
-//! of gix's plumbing; what goes out goes through the connector, and nothing of a repository lies on a disk but its packs.
+//! Fetches one commit of a git repository, with its submodules, as a tree (DESIGN 6). gix implements protocol and
+//! objects. All traffic uses the connector, and only packs are written to disk.
 
 mod attributes;
 mod carry;
@@ -45,38 +45,37 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::pack::Tree;
 
-/// One repository to be asked, and for whom. The same as [`Ask`] for what is not one request.
+/// A git request: like [`Ask`], for several HTTP requests.
 #[derive(Debug, Clone, Copy)]
 pub struct GitAsk<'a> {
-    /// What is asked for, for people.
+    /// The label of the request.
     pub what: &'a str,
     /// Which repository, and what of it.
     pub source: &'a GitSource,
     /// The upstream that led here.
     pub upstream: &'a Hostname,
-    /// Which hosts may be shown which credential.
+    /// The credential scope.
     pub grant: &'a Grant,
     /// Which proxies the request behind this one has been through.
     pub via: &'a CdnLoop,
-    /// How often a passing failure of a first request is tried again.
+    /// Retries of a first request after a temporary failure.
     pub retries: usize,
-    /// Who it is for.
+    /// Priority of the request.
     pub asker: Asker,
     /// When it is made.
     pub now: Timestamp,
 }
 
-/// What was fetched.
+/// A fetched tree.
 #[derive(Debug)]
 pub struct GitTree {
-    /// What a checkout leaves, submodules in, `.git` left out.
+    /// The files of a checkout with submodules, without `.git`.
     pub tree: Tree,
     /// The id of the commit, in hex.
     pub commit: String,
-    /// What a reader of the log should know: pointers of Git LFS that stay pointers, and the like.
+    /// Notes for the log, such as Git LFS pointers that stay pointers.
     pub notes: Vec<String>,
-    /// The place among the jobs: whoever holds on to it while the tree is packed has no more trees in memory than there
-    /// may be jobs.
+    /// The git permit. Keeping it until the tree is packed limits the trees in memory to the number of jobs.
     pub turn: Option<GitPermit>,
 }
 
@@ -85,7 +84,7 @@ pub struct GitTree {
 pub struct GitPermit(#[expect(dead_code, reason = "held, and never looked at")] Permit);
 
 impl<'a> GitAsk<'a> {
-    /// The request of it that goes to `url`.
+    /// The part of this request that goes to `url`.
     fn at(self, url: &'a Url) -> Ask<'a> {
         let Self { what, upstream, grant, via, retries, asker, now, .. } = self;
         Ask { what, url, upstream, grant, via, retries, asker, now }
@@ -104,12 +103,10 @@ impl<'a> GitAsk<'a> {
 }
 
 impl Outbound {
-    /// Fetches the commit that a source names, and lays it out in `tree`, which is empty. `scratch` is a folder for this
-    /// job alone.
+    /// Fetches the commit that a source names, and lays it out in the empty `tree`. `scratch` is a private folder.
     ///
     /// # Errors
-    /// [`GitError`]: what a repository has not is upstream's trouble; what may not be in a tree, and a disk that fails,
-    /// are told apart from it.
+    /// [`GitError`]: upstream failures, refused trees and disk errors are separate.
     pub async fn git(&self, ask: GitAsk<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
         let repository = ask.repository()?;
         let turn = self.git_turn(&ask, &repository).await?;
@@ -122,9 +119,8 @@ impl Outbound {
         Ok(GitTree { notes, ..fetched })
     }
 
-    /// The commit that a source names now; asks for the names of the repository and for nothing else. `None` where that
-    /// does not tell: a part of an id can be looked up among fetched commits only. A whole id is what it names, and nobody
-    /// is asked about it.
+    /// Resolves a source to a commit by names only. `None` if names do not suffice: an abbreviated id needs a fetch. A
+    /// full id is returned without a request.
     ///
     /// # Errors
     /// As [`git`](Self::git).
@@ -146,7 +142,7 @@ impl Outbound {
         .await
     }
 
-    /// Runs git's code, which blocks, beside the future that carries out what it orders. Whichever ends ends the other.
+    /// Runs git's blocking code next to the future that executes its requests. If one ends, the other is stopped.
     async fn carried<T: Send + 'static>(
         &self,
         ask: GitAsk<'_>,
@@ -170,8 +166,8 @@ impl Outbound {
         if broken.is_some() {
             stop.now();
         }
-        // It ends by itself: it computes, and asks after `stop`, or waits for what does not come any more. Where it does
-        // not, that is a fault of ours: its place stays with it, and nobody waits for it.
+        // // It checks `stop` while it computes, and its reads fail. If it still runs, that is a bug: it keeps its
+        // permit, and is abandoned.
         let worked = timeout(self.git_limits.ending, &mut worker).await;
         if worked.is_err() {
             stop.now();
@@ -198,7 +194,7 @@ impl Outbound {
     }
 }
 
-/// Tells git's code to stop, at the latest when nobody waits for it any more.
+/// Cancels a job; dropping it cancels too.
 struct Stop(Arc<AtomicBool>);
 
 impl Stop {

@@ -1,4 +1,4 @@
-//! How fast a repository has to answer, and how much it may say before it comes to the pack.
+//! Speed limits for repositories, and a limit for data before the pack.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 use crate::upstream::bounds::GitLimits;
 use crate::upstream::error::Fault;
 
-/// As for archives: whoever sends less while somebody waits for it holds up others.
+/// As for archives: slower transfers delay others.
 const LEAST_BYTES_PER_SECOND: f64 = 1024.0;
 
-/// What one job has waited for so far, and how much came.
+/// Waiting times and received bytes of one job.
 #[derive(Debug)]
 pub(super) struct ThroughputGuard {
     limits: GitLimits,
@@ -20,16 +20,16 @@ pub(super) struct ThroughputGuard {
 #[derive(Debug, Default)]
 struct State {
     stage: TransferStage,
-    /// What came since the last reckoning, and how long that was waited for.
+    /// Bytes since the last check, and the time waited for them.
     came: u64,
     waited: Duration,
-    /// How long the next pack was waited for so far: servers have to find out what is in one.
+    /// Time waited for the next pack: servers compute it first.
     prepared: Duration,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum TransferStage {
-    /// All but the pack: greetings and names, of which so many bytes came. It is in memory.
+    /// Data before the pack: greetings and refs, which are in memory.
     Talk(u64),
     Pack,
 }
@@ -55,10 +55,10 @@ impl ThroughputGuard {
         *self.state.lock() = State { stage: TransferStage::Pack, ..State::default() };
     }
 
-    /// Counts what came after somebody waited for so long.
+    /// Records bytes received after a wait.
     ///
     /// # Errors
-    /// [`Fault::TooLarge`] for too much talk, [`Fault::Slow`] where it came too slowly.
+    /// [`Fault::TooLarge`] for too much data before the pack, [`Fault::Slow`] for a slow transfer.
     pub(super) fn came(&self, bytes: usize, waited: Duration) -> Result<(), Fault> {
         let mut state = self.state.lock();
         if let TransferStage::Talk(said) = &mut state.stage {

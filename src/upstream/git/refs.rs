@@ -1,5 +1,5 @@
-//! What a `ref` means: what `git checkout REF` makes of it in a fresh clone, which is what go-getter runs; with
-//! `depth` what `git clone --branch REF` makes of it.
+//! Meaning of `ref`: like `git checkout REF` in a fresh clone, which go-getter runs; with `depth` like `git clone
+//! --branch REF`.
 
 use gix_hash::ObjectId;
 
@@ -32,20 +32,20 @@ pub(super) struct BadReference(&'static str);
 pub(super) struct Offered {
     /// The whole name: `HEAD`, `refs/heads/main`.
     pub(super) name: Vec<u8>,
-    /// What it names; of an annotated tag, the tag.
+    /// The id of the ref; for an annotated tag, the tag object.
     pub(super) id: ObjectId,
-    /// What that comes to: of an annotated tag, what was tagged.
+    /// The peeled id; for an annotated tag, its target.
     pub(super) peeled: ObjectId,
-    /// The name that it stands for, where it is symbolic.
+    /// The target of a symbolic ref.
     pub(super) stands_for: Option<Vec<u8>>,
 }
 
-/// What a reference comes to among what is offered.
+/// Result of resolving a reference by names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Chosen {
     /// Something that is offered under a name.
     Offered(Offered),
-    /// An id that is offered under no name: whether it may be had is to be seen.
+    /// An id without a ref; the server may still send it.
     Id(ObjectId),
     /// Perhaps the beginning of an id, in lower case.
     Short(String),
@@ -54,10 +54,10 @@ pub(super) enum Chosen {
 }
 
 impl Reference {
-    /// Reads what a source address says.
+    /// Parses a reference.
     ///
     /// # Errors
-    /// [`BadReference`] for what no ref can be called, and for git's notations for what is near a commit.
+    /// [`BadReference`] for an invalid ref name, and for revision expressions.
     pub(super) fn parse(given: Option<&str>, has_depth: bool) -> Result<Self, BadReference> {
         let given = match given {
             None | Some("") if has_depth => return Ok(Self::DefaultBranch),
@@ -107,7 +107,7 @@ impl Reference {
         prefixes
     }
 
-    /// What it comes to.
+    /// Resolves the reference among the offered refs.
     pub(super) fn choose(&self, offered: &[Offered]) -> Chosen {
         let named = |name: &[u8]| offered.iter().find(|offered| offered.name == name).cloned();
         let found = match self {
@@ -138,8 +138,8 @@ impl Reference {
     }
 }
 
-/// The names at the server that `git checkout NAME` means in a clone, the first of them that exists. A clone has at most
-/// one branch of its own, the server's default, which goes before a tag of its name; the others are `origin/…` there.
+/// The server's refs that `git checkout NAME` tries in a clone, in order. A clone has one local branch, the server's
+/// default, which wins over a tag of that name; the others are `origin/…` there.
 fn candidates(name: &str, is_own: impl Fn(&[u8]) -> bool) -> impl Iterator<Item = Vec<u8>> {
     let branch = |name: &str| format!("refs/heads/{name}").into_bytes();
     let own = |name: &str| Some(branch(name)).filter(|branch| is_own(branch));
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(chosen(None, false).as_deref(), Some("HEAD"));
     }
 
-    /// As `git checkout` did in a clone of such a repository, which has no branch of its own; and go-getter with a depth.
+    /// As `git checkout` in a clone of such a repository, which has no local branch; and go-getter with a depth.
     #[test]
     fn where_head_is_no_branch_a_clone_has_none_of_its_own() {
         let mut detached = offered();

@@ -19,7 +19,7 @@ pub(super) enum Repository {
 /// A repository at an ssh server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SshRepository {
-    /// Who logs in.
+    /// Login name.
     pub(super) user: String,
     /// The server, without a port.
     pub(super) host: Hostname,
@@ -105,7 +105,7 @@ impl Repository {
         }
     }
 
-    /// The part of it that may be told to anybody.
+    /// The part that may be shown.
     pub(super) fn origin(&self) -> String {
         match self {
             Self::Http(url) => crate::upstream::outbound::origin(url),
@@ -152,7 +152,7 @@ fn ssh(url: &Url) -> Result<SshRepository, BadUrl> {
     let user = if url.username().is_empty() { "git".to_owned() } else { decoded(url.username())? };
     let host = url.host_str().and_then(|host| Hostname::parse(host).ok()).ok_or(BadUrl("its URL names no host"))?;
     let path = decoded(url.path())?;
-    // `/~user/x` is below somebody's home.
+    // // `/~user/x` is below a home directory.
     let path = if path.starts_with("/~") { path[1..].to_owned() } else { path };
     SshRepository::new(user, host, url.port().unwrap_or(SSH_PORT), path)
 }

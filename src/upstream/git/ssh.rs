@@ -1,5 +1,5 @@
-//! Git over ssh, by a spawned `ssh` that knows nothing but what it is told: the address that was found here, the key and
-//! the host keys of a `[[credential]]`. It resolves no name, reads no configuration of anybody's, and asks nobody.
+//! Git over ssh, by a spawned `ssh` with explicit settings only: the resolved address, and the key and host keys of a
+//! `[[credential]]`. It resolves no name, reads no user configuration, and never prompts.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -25,16 +25,16 @@ use crate::upstream::error::{Fault, UpstreamError, relayed};
 use crate::upstream::guard::EgressRefusal;
 use crate::upstream::outbound::{Link, Outbound};
 
-/// How much of what `ssh` complains about is looked at.
+/// The part of standard error that is kept.
 const LONGEST_COMPLAINT: usize = 4096;
 const PIECE: usize = 64 * 1024;
-/// How long `ssh` has to end once it has closed its output.
+/// Time for `ssh` to exit after it closed its output.
 const END_WITHIN: Duration = Duration::from_secs(5);
-/// What `ssh` exits with where the trouble is its own, and not the server's command's.
+/// Exit code of `ssh` for its own errors, as opposed to those of the remote command.
 const OWN_TROUBLE: i32 = 255;
 
 impl Outbound {
-    /// Connects to one server, and passes on what both sides say until one of them has said all.
+    /// Connects to a server and copies data both ways until one side ends.
     pub(super) async fn carry_ssh(
         &self,
         ask: GitAsk<'_>,
@@ -70,7 +70,7 @@ impl Outbound {
         Err(failed(last))
     }
 
-    /// Promise 8: over ssh nobody is asked but whom a `[[credential]]` for this upstream names.
+    /// Promise 8: ssh connects only to hosts of a `[[credential]]` for this upstream.
     fn ssh_allowed<'a>(&self, ask: &GitAsk<'a>, repository: &SshRepository) -> Result<&'a SshFiles, EgressRefusal> {
         if self.link() == Link::Offline {
             return Err(EgressRefusal::Offline);
@@ -110,7 +110,7 @@ impl Outbound {
             while let Some(bytes) = input.recv().await {
                 let Some(open) = &mut stdin else { continue };
                 if open.write_all(&bytes).await.is_err() || open.flush().await.is_err() {
-                    // What it says, or how it ends, tells why.
+                    // // Its output or exit status has the reason.
                     stdin = None;
                 }
             }
@@ -141,7 +141,7 @@ impl Outbound {
     }
 }
 
-/// One `ssh`, in a process group of its own, which is killed with this.
+/// An `ssh` process in its own process group, killed on drop.
 struct SshProcess {
     child: Child,
     group: Option<Pid>,
@@ -172,7 +172,7 @@ impl SshProcess {
         Ok(Self { child, group, stdin: Some(stdin), stdout, complaint })
     }
 
-    /// What it says next; nothing once it has said all. That it is silent counts while somebody waits for it.
+    /// The next output; `None` at the end. Silence counts only while a reader waits.
     async fn say(&mut self, awaited: &AtomicBool, idle: Duration) -> Result<Option<Bytes>, Fault> {
         let mut piece = BytesMut::with_capacity(PIECE);
         loop {
@@ -213,7 +213,7 @@ impl SshProcess {
 
     async fn status(&mut self) -> Option<i32> {
         let status = timeout(END_WITHIN, self.child.wait()).await.ok()?.ok()?;
-        // It was waited for: its number may be somebody else's from now on.
+        // // Reaped: its process id may be reused.
         self.group = None;
         status.code()
     }
@@ -242,7 +242,7 @@ impl Drop for SshProcess {
     }
 }
 
-/// What it complains about, as one line that may be told. All of it is read, so that it never waits for that.
+/// The error output as one safe line. All of it is read, so that `ssh` never blocks.
 async fn complaint(mut stderr: impl AsyncRead + Unpin) -> String {
     let mut kept = Vec::new();
     let mut buffer = vec![0; LONGEST_COMPLAINT];

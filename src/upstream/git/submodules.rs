@@ -1,4 +1,4 @@
-//! What `.gitmodules` says of the submodules of a commit.
+//! Parses `.gitmodules`.
 
 use gix_object::bstr::{BStr, ByteSlice as _};
 
@@ -8,20 +8,20 @@ use crate::pack::TreeError;
 /// The submodules that one repository's `.gitmodules` knows.
 pub(super) struct Submodules(Option<gix_submodule::File>);
 
-/// What becomes of one.
+/// Handling of one submodule.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Submodule {
     /// It is fetched from there.
     From(Repository),
-    /// Its folder stays empty: `update = none`, or nothing is said of it.
+    /// An empty folder: `update = none`, or no entry.
     Empty,
 }
 
 impl Submodules {
-    /// Reads the file, where there is one.
+    /// Parses the file, if there is one.
     ///
     /// # Errors
-    /// [`TreeError::Refused`] for what is no configuration of git's.
+    /// [`TreeError::Refused`] for invalid syntax.
     pub(super) fn parse(file: Option<&[u8]>) -> Result<Self, TreeError> {
         let Some(file) = file else { return Ok(Self(None)) };
         let nothing_more = gix_config::File::default();
@@ -30,7 +30,7 @@ impl Submodules {
         Ok(Self(Some(parsed)))
     }
 
-    /// What becomes of the submodule at `path` in `repository`.
+    /// The handling of the submodule at `path` in `repository`.
     ///
     /// # Errors
     /// [`TreeError::Refused`], with the reason.

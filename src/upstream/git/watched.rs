@@ -1,5 +1,5 @@
-//! A pack, looked at while it arrives: gix has each object as a whole in memory, with those that it is made of, so what
-//! the pack says of their sizes is held against the limits before gix has all of it.
+//! Scans a pack while it arrives. gix keeps each object in memory with its bases, so the declared sizes are checked
+//! before gix has all of it.
 
 use std::io::{self, BufRead, Read};
 
@@ -14,15 +14,15 @@ const HEADER: usize = 12;
 /// Both sizes that a delta begins with are in these.
 const SIZES: usize = 20;
 const ID: usize = 20;
-/// What a packed object may have on top of what comes out of it.
+/// Overhead of a packed object beyond its contents.
 const SLACK: u64 = 64 << 10;
 
-/// A pack on its way to gix.
+/// A reader that scans the pack that it passes to gix.
 pub(super) struct PackScanner<R, B> {
     pack: R,
     /// Called with the first byte.
     begun: Option<B>,
-    /// How much of what waits to be read was looked at.
+    /// Buffered bytes already scanned.
     examined: usize,
     entries: PackEntries,
 }
@@ -58,7 +58,7 @@ impl<R: BufRead, B: FnOnce()> Read for PackScanner<R, B> {
     }
 }
 
-/// What a pack consists of.
+/// Entries of a pack.
 struct PackEntries {
     part: PackPosition,
     /// Where the next byte is, and where the current entry begins.
@@ -97,7 +97,7 @@ enum PackPosition {
 /// An entry being unpacked, which is thrown away but for the sizes that a delta begins with.
 struct EntryInflater {
     base: Base,
-    /// What it says that it has.
+    /// Declared size.
     size: u64,
     packed: u64,
     unpacked: u64,
@@ -253,7 +253,7 @@ impl EntryInflater {
     }
 }
 
-/// The sizes that a delta begins with: that of what it is made of, and that of what it makes.
+/// The two sizes at the start of a delta: of its base, and of its result.
 fn both_sizes(delta: &[u8]) -> Option<(u64, u64)> {
     let mut bytes = delta.iter();
     let mut size = || {
@@ -362,7 +362,7 @@ mod tests {
         }
     }
 
-    /// Promise 11: nothing is set aside for objects of which there are more than may be.
+    /// Promise 11: no memory is reserved for more objects than allowed.
     #[test]
     fn a_pack_that_announces_too_many_objects_is_refused_by_its_header_alone() {
         for (announced, is_refused) in [(100_u32, false), (101, true), (u32::MAX, true)] {

@@ -1,6 +1,6 @@
-//! Between git's own code, which blocks, and the connector, which does not: what is to be sent goes as an order to the
-//! future that waits for the job, and what comes back comes piece by piece. So nothing leaves but through the connector,
-//! and nobody blocks on a socket: where that future is dropped, whoever waits here is told at once.
+//! The bridge between git's blocking code and the async connector: requests go as messages to the future that runs the
+//! job, and answers come back in pieces. So all traffic uses the connector, and no thread blocks on a socket. If that
+//! future is dropped, readers fail at once.
 
 use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use super::pace::ThroughputGuard;
 use super::repository::SshRepository;
 use crate::upstream::bounds::GitLimits;
 
-/// How many pieces may wait to be read.
+/// Queue length, in pieces.
 const WAITING_PIECES: usize = 8;
 
 /// Some bytes, or the clean end of them. An end without that word is none.
 pub(super) type WirePiece = Option<Bytes>;
 
-/// What the connector is to do.
+/// Requests to the connector.
 pub(super) enum Order {
     /// A request, and its answer.
     Request(Request),
@@ -30,11 +30,11 @@ pub(super) enum Order {
     Ssh {
         /// The repository there.
         repository: SshRepository,
-        /// What it says.
+        /// Output of the ssh server.
         said: mpsc::Sender<WirePiece>,
-        /// What is said to it.
+        /// Input of the ssh server.
         input: mpsc::Receiver<Bytes>,
-        /// Whether somebody waits for what it says.
+        /// True while a reader waits.
         awaited: Arc<AtomicBool>,
     },
 }
@@ -51,9 +51,9 @@ pub(super) struct Request {
 
 /// The beginning of an answer.
 pub(super) struct Head {
-    /// Who answered, after redirects.
+    /// Final URL after redirects.
     pub(super) url: Url,
-    /// What the answer is.
+    /// Content type of the answer.
     pub(super) content_type: Vec<u8>,
 }
 
@@ -101,7 +101,7 @@ fn broken() -> io::Error {
     io::Error::other(Broken)
 }
 
-/// What comes back, to be read.
+/// Reader of the answer.
 pub(super) struct WireReader {
     pieces: mpsc::Receiver<WirePiece>,
     current: Bytes,
@@ -148,7 +148,7 @@ impl Read for WireReader {
     }
 }
 
-/// What is said to an ssh server.
+/// Writer of the ssh server's input.
 pub(super) struct Input(mpsc::Sender<Bytes>);
 
 impl Write for Input {

@@ -1,4 +1,4 @@
-//! Documents: what is read whole into memory, within bounds.
+//! Documents: read whole into memory, within limits.
 
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName};
@@ -18,8 +18,8 @@ const LONGEST_ERROR_BODY: u64 = 64 * 1024;
 const X_TERRAFORM_GET: HeaderName = HeaderName::from_static("x-terraform-get");
 
 impl Outbound {
-    /// Asks for a document of at most `limit` bytes; conditionally, where `held` says what we have. One that is not whole
-    /// in time is given up.
+    /// Fetches a document of at most `limit` bytes; conditionally if `held` has validators. Fails if it is incomplete
+    /// in time.
     pub async fn document(
         &self,
         ask: Ask<'_>,
@@ -29,7 +29,7 @@ impl Outbound {
         self.whole(Coding::Any, ask, held, limit).await
     }
 
-    /// The same for a file whose exact bytes count: without content codings.
+    /// Fetches a file without content coding, because its exact bytes count.
     pub async fn small_file(
         &self,
         ask: Ask<'_>,
@@ -92,7 +92,7 @@ impl Outbound {
             return Ok(response);
         }
         let retry_after = retry_after(response.headers(), asked.now());
-        // The errors are an extra; that they could not be read is not the failure to tell.
+        // // The upstream's error texts are optional; failing to read them is not the error to report.
         let (body, _room) = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
         let errors = serde_json::from_slice::<UpstreamErrorBody>(&body).map(|body| body.errors).unwrap_or_default();
         let errors = errors.iter().take(8).map(|text| relayed(ask.grant.unless_quoted_in(text))).collect();

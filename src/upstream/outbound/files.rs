@@ -1,4 +1,4 @@
-//! Files: what is passed on as it arrives, and resumed where it broke off.
+//! Files: passed on as they arrive, and resumed after a break.
 
 use http::Method;
 use http::header::{self, HeaderMap};
@@ -13,9 +13,9 @@ use crate::upstream::permits::Permit;
 use crate::upstream::restraint::{Moment, Watch};
 
 impl Outbound {
-    /// Asks for a file, from byte `from` on where `note` says what is there already.
+    /// Requests a file from byte `from`, using the stored validators.
     ///
-    /// The server may start over all the same: [`Incoming::from`] tells.
+    /// The server may start over: see [`Incoming::from`].
     pub async fn file(&self, ask: Ask<'_>, from: u64, held: &Validators) -> Result<Incoming, UpstreamError> {
         let mut conditions = HeaderMap::new();
         if from > 0 {
@@ -41,7 +41,7 @@ impl Outbound {
         self.patiently(ask, once).await
     }
 
-    /// How long a file is, as its server says without sending it; `None` where it does not say.
+    /// The length of a file by HEAD; `None` if the server does not say.
     pub async fn announced_length(&self, ask: Ask<'_>) -> Result<Option<u64>, UpstreamError> {
         let asked = Moment::new(ask.now);
         let asking = async {

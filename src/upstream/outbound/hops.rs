@@ -36,7 +36,7 @@ impl Outbound {
         self.follow_by(Method::GET, coding, ask, conditions, asked).await
     }
 
-    /// The same by another method that changes nothing.
+    /// Follows redirects with another safe method.
     pub(in crate::upstream) async fn follow_by(
         &self,
         method: Method,

@@ -1,5 +1,5 @@
-//! The one way out. Every request to anybody leaves here: redirects by hand, time and size limits,
-//! few retries, credentials only where they belong, and nothing at all when offline.
+//! The only outbound connector. Redirects are followed by hand; time, size and retry limits apply; credentials go to
+//! their origins only; offline, nothing is sent.
 
 mod documents;
 mod files;
@@ -32,7 +32,7 @@ use crate::config;
 
 const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 
-/// Whether anything may go out.
+/// Online or offline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
     /// Upstreams may be asked.
@@ -46,9 +46,9 @@ pub enum Link {
 pub struct Outbound {
     pub(super) clients: Clients,
     pub(super) guard: Guard,
-    /// What its own configuration says.
+    /// Setting of its own configuration.
     link: Link,
-    /// Whether all are sealed, those of earlier configurations too (promise 12).
+    /// Offline for all connectors, including those of earlier configurations (promise 12).
     sealed: Arc<AtomicBool>,
     own: OwnEntry,
     pub(super) traffic: Traffic,
@@ -94,11 +94,11 @@ impl Outbound {
         })
     }
 
-    /// The connector of another configuration: what is under way, and who is left alone, counts for both. Whether
-    /// anything may go out is as before until it [comes into force](Self::come_into_force).
+    /// The connector for another configuration, sharing limits and breakers. Online or offline stays as before until it
+    /// [comes into force](Self::come_into_force).
     ///
     /// # Errors
-    /// [`Unbuildable`], as ever.
+    /// [`Unbuildable`].
     pub fn renewed(&self, network: &config::Network, upstreams: &[config::Upstream]) -> Result<Self, Unbuildable> {
         let (clients, guard, link) = ways_out(network, upstreams)?;
         upstreams.iter().for_each(|upstream| self.traffic.expect(&upstream.host));
@@ -120,14 +120,14 @@ impl Outbound {
         })
     }
 
-    /// From now on nothing goes out, or all may, as its own configuration has it: also through those of earlier ones,
-    /// which what is under way still asks with.
+    /// Applies its online or offline setting to all connectors, including those of earlier configurations that running
+    /// work still uses.
     pub fn come_into_force(&self) {
         self.sealed.store(self.link == Link::Offline, Ordering::SeqCst);
     }
 
-    /// Leave to ask these origins about what is held; none while one of them is left alone. `by` is the leave of the
-    /// work that this is a part of.
+    /// Permission to revalidate at these origins; `None` while a breaker is open. `by` is the permit of the enclosing
+    /// work.
     pub fn leave(&self, origins: &[Origin], by: &RevalidationPermit, now: Timestamp) -> Option<RevalidationPermit> {
         self.restraint.leave(origins, by, now)
     }
@@ -142,7 +142,7 @@ impl Outbound {
         self.restraint.asked_to_wait(upstream, origins, now)
     }
 
-    /// Tells that somebody waited for these origins for as long as `patience`, and waits no more.
+    /// Records that a client waited `patience` for these origins and stopped waiting.
     pub fn out_of_patience(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
         self.restraint.out_of_patience(upstream, origins, patience, now);
     }
@@ -152,12 +152,12 @@ impl Outbound {
         self.restraint.left_alone(now)
     }
 
-    /// Whether anything may go out.
+    /// Returns the effective setting.
     pub fn link(&self) -> Link {
         if self.sealed.load(Ordering::SeqCst) { Link::Offline } else { Link::Online }
     }
 
-    /// The proxy that a request to `url` goes through, as the environment says; without any user that it names.
+    /// The proxy for a request to `url`, from the environment, without userinfo.
     pub fn proxy_for(&self, url: &Url) -> Option<String> {
         self.guard
             .proxy_for(url)
@@ -169,20 +169,20 @@ impl Outbound {
         &self.own
     }
 
-    /// How long an upstream has for an answer before it is given up.
+    /// Time limit for an upstream's answer.
     pub fn give_up_after(&self) -> Duration {
         self.give_up_after
     }
 
-    /// How long a repository may be silent before it begins to answer.
+    /// Time limit for a repository's first byte.
     pub(super) fn first_byte_within(&self) -> Duration {
         self.give_up_after.min(self.git_limits.idle)
     }
 
-    /// Gives a request its time limit, from the wait for its turn to its end.
+    /// Applies the time limit to a request, including the wait for a permit.
     ///
     /// # Errors
-    /// [`Fault::Slow`] past it, or what the request fails with.
+    /// [`Fault::Slow`] after the limit, or the request's own error.
     async fn in_time<T>(
         &self,
         ask: Ask<'_>,
@@ -240,7 +240,7 @@ fn host_and_port(uri: &http::Uri) -> String {
     format!("{}{port}", uri.host().unwrap_or_default())
 }
 
-/// The part of a URL that may be told to anybody.
+/// The part of a URL that may be shown.
 pub fn origin(url: &Url) -> String {
     match url.origin() {
         url::Origin::Opaque(_) => format!("{}:", url.scheme()),
@@ -257,7 +257,7 @@ mod tests {
     use crate::cdn_loop::CdnLoop;
     use crate::upstream::Grant;
 
-    /// A server that sends this to whoever asks, and then nothing more.
+    /// A server that sends this to each client, and then nothing more.
     async fn silent_after(said: &'static str) -> Url {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -272,8 +272,7 @@ mod tests {
         Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap()
     }
 
-    /// Promise 11 and DESIGN 4: an upstream that does not come to the end of its answer is given up, whatever was asked for;
-    /// that is nothing for whoever asks to remember.
+    /// Promise 11 and DESIGN 4: an upstream that does not finish its answer is given up, whatever the request.
     #[tokio::test]
     async fn whoever_does_not_answer_in_time_is_given_up_whatever_was_asked_for() {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

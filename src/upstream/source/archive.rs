@@ -10,18 +10,18 @@ use crate::pack::ArchiveFormat;
 /// An archive to download.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArchiveSource {
-    /// Where, without what is for go-getter alone.
+    /// The URL, without go-getter's parameters.
     pub url: Url,
-    /// What it is.
+    /// Its format.
     pub format: ArchiveFormat,
-    /// What its bytes must be, where the address says so.
+    /// Expected checksum, where the address has one.
     pub checksum: Option<Expected>,
 }
 
-/// What Go's `strconv.ParseBool` takes for false.
+/// The values that Go's `strconv.ParseBool` parses as false.
 const FALSE: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
 
-/// An archive where `?archive=` or the suffix of the path says so; the content is never looked at (PROTOCOL 4.4).
+/// An archive by `?archive=` or the suffix of the path; the content is never inspected (PROTOCOL 4.4).
 pub(super) fn parse(mut url: Url) -> Result<PackageSource, BadSource> {
     if !url.username().is_empty() || url.password().is_some() {
         return Err(BadSource::at(&url, "holds a user or a password"));

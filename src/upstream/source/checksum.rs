@@ -1,4 +1,4 @@
-//! `?checksum=`: what the bytes of an archive must be, as the address says it (PROTOCOL 4.4).
+//! `?checksum=`: the expected bytes of an archive (PROTOCOL 4.4).
 
 use std::fmt;
 use std::io::{self, Read};
@@ -12,7 +12,7 @@ use url::Url;
 #[error("{0}")]
 pub struct BadChecksum(pub(super) &'static str);
 
-/// What an address expects.
+/// Expected checksum of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
     /// This checksum.
@@ -57,10 +57,10 @@ pub struct Checksum {
 }
 
 impl Checksum {
-    /// The checksum of this kind of what is read.
+    /// Computes a checksum of this kind.
     ///
     /// # Errors
-    /// What the reader fails with.
+    /// The reader failed.
     pub fn of(kind: ChecksumKind, from: &mut dyn Read) -> io::Result<Self> {
         let mut hashing = match kind {
             ChecksumKind::Md5 => Hashing::Md5(Md5::new()),
@@ -85,7 +85,7 @@ impl Checksum {
         self.kind
     }
 
-    /// What a list of checksums has for an archive, in GNU's form or BSD's; a list of one bare checksum means any.
+    /// Looks up an archive in a checksum list, in GNU's or BSD's form; a single bare checksum matches any archive.
     pub fn in_list(list: &[u8], at: &Url, archive: &Url) -> Option<Self> {
         let file = archive.path().rsplit('/').next().unwrap_or_default();
         let folder = at.path().rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -155,7 +155,7 @@ impl fmt::Debug for Checksum {
     }
 }
 
-/// What is summed up so far.
+/// Running hash.
 enum Hashing {
     Md5(Md5),
     Other(Context),

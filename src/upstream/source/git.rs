@@ -8,17 +8,16 @@ use super::query;
 /// One commit of a repository, as an address names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GitSource {
-    /// The repository: https, http or ssh, without what is for go-getter alone. No userinfo, but for the user of ssh.
+    /// The repository URL: https, http or ssh, without go-getter's parameters. No userinfo, except the user of ssh.
     pub url: Url,
-    /// `ref`: a branch, a tag, a commit. What upstream's HEAD is without one.
+    /// `ref`: a branch, a tag, a commit; upstream's HEAD without one.
     pub reference: Option<String>,
     /// `depth`: clients then take a branch before a tag of one name, and no commit ids.
     pub depth: Option<u32>,
 }
 
 impl GitSource {
-    /// Takes the parameters off the URL that go-getter takes off it; others stay. An `sshkey` is dropped: which key is
-    /// used is for whoever runs larder to say.
+    /// Removes go-getter's parameters from the URL; others stay. An `sshkey` is dropped: the operator chooses the key.
     pub(super) fn parse(mut url: Url) -> Result<Self, BadSource> {
         if url.password().is_some() || (url.scheme() != "ssh" && !url.username().is_empty()) {
             return Err(BadSource::at(&url, "holds a user or a password"));

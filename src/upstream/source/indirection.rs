@@ -1,8 +1,8 @@
-//! How an answer names a source: a header, JSON, or a tag in a page (PROTOCOL 4.3, 4.4).
+//! Finds the source in an answer: a header, JSON, or a tag in a page (PROTOCOL 4.3, 4.4).
 
 use serde::Deserialize;
 
-/// How much of a page is looked at, in bytes: the tag stands in its head.
+/// The part of a page that is read, in bytes: the tag is in its head.
 const LONGEST_PAGE: usize = 256 * 1024;
 /// The longest value that is taken from it, in bytes.
 const LONGEST_VALUE: usize = 16 * 1024;
@@ -29,7 +29,7 @@ pub fn location_in_page(header: Option<&str>, body: &[u8]) -> Option<String> {
     })
 }
 
-/// Reads tags one after the other, without a look at how they nest.
+/// Reads tags in order, ignoring nesting.
 fn in_head(page: &str) -> Option<String> {
     let mut rest = page;
     while let Some((_, after)) = rest.split_once('<') {
@@ -46,7 +46,7 @@ fn in_head(page: &str) -> Option<String> {
                     return (content.len() <= LONGEST_VALUE).then(|| unescaped(content));
                 }
             }
-            // What looks like a tag in a script is none.
+            // // Text that looks like a tag inside a script is not one.
             raw @ ("script" | "style" | "title") => {
                 let end = format!("</{raw}");
                 let at = (0..rest.len()).find(|at| {

@@ -1,8 +1,8 @@
-//! Parameters that are for go-getter, and not for whoever is asked.
+//! Query parameters for go-getter, removed before the request.
 
 use url::{Url, form_urlencoded};
 
-/// What was taken off a URL.
+/// The removed parameters.
 pub(super) struct TakenParameters(Vec<(String, String)>);
 
 impl TakenParameters {
@@ -12,7 +12,7 @@ impl TakenParameters {
     }
 }
 
-/// Takes `keys` off the query. What stays is left byte for byte as it was: it may be signed.
+/// Removes `keys` from the query. The rest stays byte for byte: it may be signed.
 pub(super) fn take(url: &mut Url, keys: &[&str]) -> TakenParameters {
     let mut taken = Vec::new();
     let mut kept = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::BadSource;
 
-/// The getter and the whole address that a short form stands for; `None` where it is none.
+/// The getter and full address of a short form; `None` if it is not one.
 pub(super) fn expand(text: &str) -> Result<Option<(&'static str, String)>, BadSource> {
     let (path, query) = match text.split_once('?') {
         Some((path, query)) => (path, format!("?{query}")),
@@ -29,7 +29,7 @@ fn with_git(repository: &str) -> String {
     if repository.ends_with(".git") { repository.to_owned() } else { format!("{repository}.git") }
 }
 
-/// What else somebody may have meant by an address without a scheme.
+/// Suggests the meaning of an address without a scheme.
 pub(super) fn what_it_may_be(text: &str) -> &'static str {
     let host = text.split('/').next().unwrap_or_default();
     let is_name =

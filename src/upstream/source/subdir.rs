@@ -3,7 +3,7 @@
 use super::BadSource;
 use crate::pack::TreePath;
 
-/// What makes a name a pattern to Go's `filepath.Glob`. A `?` begins the query, and never gets here.
+/// Pattern characters of Go's `filepath.Glob`. A `?` starts the query and never occurs here.
 const GLOB: [char; 3] = ['*', '[', '\\'];
 
 /// Where in a package a module is.
@@ -16,7 +16,7 @@ pub enum Subdir {
     Glob {
         /// The pattern, up to its last name that is one.
         wrapper: String,
-        /// What is below that folder.
+        /// The path below that folder.
         rest: TreePath,
     },
 }
@@ -38,16 +38,16 @@ impl Subdir {
         })
     }
 
-    /// What of it is left in a package whose root is the folder that a pattern means; none where that is all.
+    /// The remaining path in a package whose root is the folder that a pattern matched; `None` if nothing remains.
     pub fn in_package(&self) -> Option<&TreePath> {
         let (Self::Plain(below) | Self::Glob { rest: below, .. }) = self;
         Some(below).filter(|below| !below.is_root())
     }
 
-    /// The place `below` this one: what an indirection names goes before what was there already.
+    /// Joins `below` to this path: the subdir of an indirection goes first.
     ///
     /// # Errors
-    /// [`BadSource`] where that is too long.
+    /// [`BadSource`] if the result is too long.
     pub fn then(&self, below: &Self) -> Result<Self, BadSource> {
         let joined = |above: &TreePath, below: &TreePath| above.join(below).map_err(|_| too_long());
         let pattern =

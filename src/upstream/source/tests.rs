@@ -1,4 +1,4 @@
-//! Addresses of every form, and what is refused.
+//! Addresses of every form, and refused ones.
 
 use proptest::prelude::*;
 
@@ -209,7 +209,7 @@ fn a_subdir_with_patterns_is_a_wrapper_and_what_is_below_it() {
     }
 }
 
-/// The subdir of an indirection goes before the one that was there.
+/// An indirection's subdir goes before the earlier one.
 #[test]
 fn subdirs_are_joined_from_the_outermost_in() {
     let of = |text: &str| Subdir::parse(text).unwrap().unwrap();

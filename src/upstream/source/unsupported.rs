@@ -1,4 +1,4 @@
-//! Sources that larder cannot fetch: whether the client may be sent there, and what may be said of them.
+//! Sources that larder cannot fetch, and what clients may see of them.
 
 use url::form_urlencoded;
 
@@ -7,7 +7,7 @@ use super::forced_getter;
 /// The parameters that may go to a client: none of them is a secret (DESIGN 6).
 const HARMLESS: [&str; 7] = ["ref", "archive", "checksum", "depth", "version", "tag", "digest"];
 
-/// What only the client itself can fetch.
+/// A source that only the client itself can fetch.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Unsupported {
     what: &'static str,
@@ -19,12 +19,12 @@ impl Unsupported {
         Self { what, text: text.to_owned() }
     }
 
-    /// What it is, for people: "an Amazon S3 bucket".
+    /// A name for people: "an Amazon S3 bucket".
     pub fn what(&self) -> &'static str {
         self.what
     }
 
-    /// The host it names, without userinfo and port. All of it that may be said to anybody.
+    /// Its host, without userinfo and port: the only part that may be shown.
     pub fn host(&self) -> Option<String> {
         let (_, host) = self.authority().rsplit_once('@').unwrap_or(("", self.authority()));
         let name = match host.strip_prefix('[') {
@@ -37,13 +37,13 @@ impl Unsupported {
         is_host.then(|| name.to_ascii_lowercase())
     }
 
-    /// The address as upstream gave it, if a client may see it: one without userinfo, and with nothing in its query
-    /// that could be a secret. A registry's own credentials must not be handed to whoever asks.
+    /// The address as upstream gave it, if a client may see it: without userinfo, and without a query that could be a
+    /// secret. A registry's own credentials must not reach clients.
     pub fn for_client(&self) -> Option<&str> {
         let (path, query) = self.text.split_once('?').unwrap_or((&self.text, ""));
         let is_harmless =
             |pair: &str| form_urlencoded::parse(pair.as_bytes()).all(|(key, _)| HARMLESS.contains(&key.as_ref()));
-        // What could be userinfo, or hide a query, is not worth telling apart from it; a header takes ASCII only.
+        // // Anything that may be userinfo or hide a query is treated as one; a header is ASCII only.
         let is_plain = !path.contains(['@', '#', ' ']) && !query.contains(['@', '#', ' ', ';', '?']);
         let is_for_a_header = self.text.bytes().all(|byte| byte.is_ascii_graphic());
         (is_plain && is_for_a_header && query.split('&').all(is_harmless)).then_some(&self.text)
@@ -57,7 +57,7 @@ impl Unsupported {
 }
 
 impl std::fmt::Debug for Unsupported {
-    /// Without the address: it may hold secrets.
+    /// Without the address, which may contain secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Unsupported").field("what", &self.what).field("host", &self.host()).finish_non_exhaustive()
     }

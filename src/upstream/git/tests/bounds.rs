@@ -83,7 +83,7 @@ async fn a_tree_has_its_limits_before_a_byte_is_written() {
     assert_eq!(fault(&setting, &forge.source("r", "main")).await, Fault::TooLarge(500));
 }
 
-/// Folders in folders, each twice the same: few objects, and more paths than anybody has.
+/// Nested folders, each twice the same: few objects, and an enormous number of paths.
 #[tokio::test]
 async fn a_tree_of_a_few_objects_and_endless_paths_is_refused() {
     let forge = Forge::new();
@@ -109,7 +109,7 @@ async fn submodules_are_so_many_and_so_deep() {
     let r = forge.repository("r");
     write(&r, "f", "x");
     let id = commit(&r);
-    // A submodule of itself, twice: a commit cannot hold its own id, but that of the one before it.
+    // // A submodule of itself, twice: a commit cannot contain its own id, only an earlier one.
     let modules: String =
         ["a", "b"].iter().map(|name| format!("[submodule \"{name}\"]\n\tpath = {name}\n\turl = ./\n")).collect();
     let mut last = id;
@@ -188,7 +188,7 @@ async fn attributes_that_take_for_ever_or_are_without_measure_are_refused() {
     assert!(setting.fetch(&forge.source("r", "main")).await.is_ok());
 }
 
-/// Whatever git's code does, whoever asked has an answer.
+/// The caller gets an answer whatever git's code does.
 #[tokio::test]
 async fn nobody_waits_for_what_does_not_end() {
     let forge = Forge::new();
@@ -241,7 +241,7 @@ async fn a_server_that_drips_is_given_up() {
     setting.fetch(&forge.source("r", "main")).await.unwrap();
 }
 
-/// Promise 11: two repositories that do not come to an end hold up those of no other upstream.
+/// Promise 11: repositories that never finish delay no other upstream's.
 #[tokio::test]
 async fn an_upstream_has_so_many_jobs_that_others_have_some_too() {
     let (forge, stuck) = (Forge::new(), Forge::new());

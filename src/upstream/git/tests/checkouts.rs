@@ -131,7 +131,7 @@ async fn attributes_are_applied_as_git_applies_them() {
         }
     }
     index.push_str(&format!("100644 {}\t.gitattributes\n", hashed(&repository, rules.as_bytes())));
-    // Past git's own conversion on the way in: it is the way out that counts.
+    // // Written without git's own conversion: the test is about checkout.
     write(&repository, ".git/entries", index);
     let entries = fs::File::open(repository.join(".git/entries")).unwrap();
     assert!(git_command(&repository).args(["update-index", "--index-info"]).stdin(entries).status().unwrap().success());
@@ -153,7 +153,7 @@ fn hashed(repository: &Path, bytes: &[u8]) -> String {
     String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap().trim().to_owned()
 }
 
-/// A mode, a name and what it has.
+/// A mode, a name and contents.
 type Crafted<'a> = (&'a str, &'a str, &'a [u8]);
 
 /// A tree of any entries, at the branch `crafted`.

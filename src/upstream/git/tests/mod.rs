@@ -33,7 +33,7 @@ use crate::upstream::bounds::Bounds;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstream, Upstreams};
 
-/// Runs git, away from whatever configuration there is, and answers what it says.
+/// Runs git without any user configuration, and returns its output.
 fn git(folder: &Path, arguments: &[&str]) -> String {
     let output = git_command(folder).args(arguments).output().unwrap();
     assert!(output.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -77,7 +77,7 @@ impl Forge {
         let path = self.folder.path().join(name);
         fs::create_dir_all(&path).unwrap();
         git(&path, &["init", "-q", "-b", "main"]);
-        // What relative URLs of submodules are relative to.
+        // // The base of relative submodule URLs.
         git(&path, &["remote", "add", "origin", &path.join(".git").to_string_lossy()]);
         path
     }
@@ -183,7 +183,7 @@ fn ask<'a>(source: &'a GitSource, upstream: &'a Upstream) -> GitAsk<'a> {
     }
 }
 
-/// What something in a tree is: its mode and bytes, or where it leads.
+/// A tree entry: mode and bytes, or a link target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Thing {
     Folder,
@@ -206,7 +206,7 @@ fn listed(tree: &Tree) -> Listing {
     tree.entries().map(|(path, entry)| (path.as_bytes().to_vec(), thing(entry))).collect()
 }
 
-/// What a checkout of git's left, but for `.git`.
+/// The files of a git checkout, without `.git`.
 fn on_disk(folder: &Path) -> Listing {
     let mut found = Listing::new();
     let mut folders = vec![folder.to_owned()];
@@ -234,7 +234,7 @@ fn on_disk(folder: &Path) -> Listing {
     found
 }
 
-/// What a clone leaves that checks out `reference`, with submodules: or that it fails.
+/// The files of a clone with submodules that checks out `reference`; `None` if that fails.
 fn cloned(url: &Url, reference: &str) -> Option<Listing> {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {

@@ -23,7 +23,7 @@ fn tangled(forge: &Forge) -> BTreeMap<&'static str, String> {
     next("both", &["checkout", "-q", "-b", "both"]);
     next("prefix", &["checkout", "-q", "-b", "v1.0"]);
     git(&r, &["tag", "v1.0.0-rc", "both~1"]);
-    // A commit that a tag of its own leads to, and nothing else.
+    // // A commit that only a tag leads to.
     next("noted", &["checkout", "-q", "--detach"]);
     git(&r, &["tag", "-a", "-m", "x", "note"]);
     next("lost", &["checkout", "-q", "--detach", "HEAD~1"]);

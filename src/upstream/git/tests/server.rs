@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ReceivedRequest {
     pub(super) method: String,
@@ -25,7 +25,7 @@ impl ReceivedRequest {
     }
 }
 
-/// What is done to a request instead of answering it, or before.
+/// A fault instead of an answer, or before it.
 #[derive(Clone)]
 pub(super) enum Instead {
     /// It is answered.
@@ -94,7 +94,7 @@ fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<ReceivedRequest>>, faul
     };
 }
 
-/// Ends when nobody listens any more.
+/// Stops when the client disconnects.
 fn progress(writer: &mut TcpStream, apart: std::time::Duration) -> std::io::Result<()> {
     let line = |said: &str| format!("{:04x}{said}", said.len() + 4);
     let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-result\r\n\r\n";
@@ -127,7 +127,7 @@ fn read(reader: &mut impl BufRead) -> Option<ReceivedRequest> {
     Some(asked)
 }
 
-/// A connection to somebody far away.
+/// A slow connection.
 struct Dripping {
     writer: TcpStream,
     first: usize,
@@ -141,7 +141,7 @@ impl Write for Dripping {
             self.first -= written;
             return Ok(written);
         }
-        // What is tested is that somebody waits.
+        // // The wait itself is tested.
         std::thread::sleep(self.apart);
         self.writer.write(&bytes[..bytes.len().min(1)])
     }

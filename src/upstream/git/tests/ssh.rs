@@ -139,7 +139,7 @@ async fn a_server_without_a_key_of_its_own_is_not_asked() {
     assert_eq!(server.connections.load(Ordering::SeqCst), 0);
 }
 
-/// A server that says nothing: the process is killed, and whoever waits is told.
+/// A silent server: the process is killed, and the caller gets an error.
 #[tokio::test]
 async fn a_silent_ssh_server_is_given_up_and_leaves_no_process() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -156,7 +156,7 @@ async fn a_silent_ssh_server_is_given_up_and_leaves_no_process() {
     let error = setting.fetch(&GitSource { url, reference: None, depth: None }).await.unwrap_err();
     assert!(matches!(&error, GitError::Upstream(error) if matches!(error.fault, Fault::Slow(_))), "{error}");
     let (mut stream, _) = listener.accept().unwrap();
-    // It greeted, and then its end was closed: a process that lived on would keep this open for ever.
+    // // After the greeting its end was closed: a surviving process would keep this open.
     let mut greeting = Vec::new();
     let _ = stream.read_to_end(&mut greeting);
     assert!(greeting.starts_with(b"SSH-2.0"));

@@ -69,7 +69,7 @@ async fn a_redirect_of_what_was_posted_is_not_followed() {
     assert_eq!(forge.server.asked().len(), 2);
 }
 
-/// Promise 8: a credential goes to the host it is for, and on no hop to another.
+/// Promise 8: a credential goes to its host, and on no redirect to another.
 #[tokio::test]
 async fn a_credential_is_shown_to_its_host_alone() {
     let (private, public) = (Forge::new(), Forge::new());
@@ -139,7 +139,7 @@ async fn offline_nothing_is_asked_and_no_ssh_started() {
     assert_eq!(forge.server.asked().len(), 0);
 }
 
-/// Whoever waits may leave: the job ends, and its place is free.
+/// A cancelled job ends and releases its permit.
 #[tokio::test]
 async fn a_job_that_nobody_waits_for_ends_and_frees_its_place() {
     let forge = Forge::new();
@@ -166,7 +166,7 @@ async fn a_job_that_nobody_waits_for_ends_and_frees_its_place() {
     setting.fetch_with(&outbound, &source).await.unwrap();
 }
 
-/// Promise 8: nobody is told a secret because a server says it.
+/// Promise 8: a secret is not shown because a server quotes it.
 #[tokio::test]
 async fn what_quotes_a_credential_is_not_told() {
     let forge = Forge::new();
