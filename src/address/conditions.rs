@@ -1,8 +1,8 @@
-//! What constraints of both kinds have in common: conditions between commas, no more of them than anybody needs.
+//! Syntax shared by both kinds of version constraints: a bounded number of conditions, separated by commas.
 
 use super::BadAddress;
 
-/// The longest constraint that is taken from anybody, in bytes.
+/// The longest accepted constraint, in bytes.
 const LONGEST: usize = 512;
 /// The most conditions in one constraint.
 const MOST: usize = 16;

@@ -6,13 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{BadAddress, Version, conditions};
 
-/// What it is called where it is none.
+/// The term used in error texts.
 const KIND: &str = "version constraint";
 
-/// Conditions that a version must meet, all of them.
+/// Version conditions that must all be met.
 ///
-/// A pre-release meets them only where a `=` names it. Build metadata is looked at by `=` and `!=`, and is nothing to
-/// the others.
+/// A pre-release matches only where a `=` names it. Build metadata matters to `=` and `!=` only.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Constraint(Vec<Condition>);
@@ -38,10 +37,10 @@ enum Operator {
 }
 
 impl Constraint {
-    /// Parses conditions between commas. A version without an operator is meant exactly.
+    /// Parses conditions separated by commas. A version without an operator is exact.
     ///
     /// # Errors
-    /// [`BadAddress`]: the clients would refuse it too, or it is longer than anybody needs.
+    /// [`BadAddress`]: clients would refuse it too, or it is too long.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         let conditions = conditions::of(KIND, given)?;
         conditions.into_iter().map(|condition| Condition::parse(condition, given)).collect::<Result<_, _>>().map(Self)
@@ -53,7 +52,7 @@ impl Constraint {
         Self(of.into_iter().flat_map(|one| one.0.iter().cloned()).collect())
     }
 
-    /// How many conditions it has.
+    /// The number of conditions.
     pub fn number_of_conditions(&self) -> usize {
         self.0.len()
     }
@@ -85,7 +84,7 @@ impl Constraint {
         each.map(|one| one.trim_start_matches("= ").to_owned()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether a version is one that clients would take.
+    /// Returns true if clients would accept the version.
     pub fn allows(&self, version: &Version) -> bool {
         let named = || self.0.iter().any(|one| one.operator == Operator::Equal && one.version == *version);
         (!version.is_pre_release() || named()) && self.0.iter().all(|condition| condition.allows(version))
@@ -125,7 +124,8 @@ impl Condition {
 
     fn allows(&self, version: &Version) -> bool {
         let order = version.precedence(&self.version);
-        // A pre-release of what is too new is not too new itself: where another condition names it, it is taken.
+        // // A pre-release of a version that is too new is not too new itself: it matches where another condition names
+        // it.
         let before = |next: [u64; 3]| (version.numbers(), !version.is_pre_release()) < (next, true);
         let [major, minor, _] = self.version.numbers();
         match self.operator {
@@ -141,7 +141,7 @@ impl Condition {
     }
 }
 
-/// How many numbers a version is written with.
+/// The number of components that are written.
 fn numbers_in(version: &str) -> usize {
     version.split(['-', '+']).next().unwrap_or_default().split('.').count()
 }
@@ -168,7 +168,7 @@ impl fmt::Display for Condition {
             Operator::LessOrEqual => write!(f, "<= {version}"),
             Operator::SamePatchLine => write!(f, "~> {version}"),
             Operator::SameMajorLine => match version.as_str().split_once(['-', '+']) {
-                // With what follows, two numbers are all that tells it from the other.
+                // // With a suffix, two components suffice to identify it.
                 Some((core, _)) => write!(f, "~> {}{}", two_of(core), &version.as_str()[core.len()..]),
                 None => write!(f, "~> {}", two_of(version.as_str())),
             },
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// What Terraform 1.11.4 wants to be written in a lock file.
+    /// The form that Terraform 1.11.4 expects in a lock file.
     #[test]
     fn clients_write_it_into_a_lock_file_in_one_form() {
         for (given, locked) in [

@@ -10,8 +10,8 @@ use super::{BadAddress, LONGEST_PART};
 
 /// A registry's host name as one key: lower-case ASCII (punycode), `:443` dropped, any other port kept.
 ///
-/// The spellings it accepts are those of terraform-svchost (PROTOCOL 1.1): Unicode or punycode, any
-/// case, no trailing dot, no underscore.
+/// It accepts the spellings of terraform-svchost (PROTOCOL 1.1): Unicode or punycode, any case, no trailing dot, no
+/// underscore.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Hostname(String);

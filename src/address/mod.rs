@@ -1,5 +1,5 @@
-//! What things are called: hosts, providers, versions and platforms, parsed at the door into one key
-//! for every spelling. The leaf that every other room may use; it knows no URL and no file.
+//! Addresses: hosts, providers, modules, versions and platforms, parsed into one key for every spelling. A leaf that
+//! every other module may use; it contains no URLs and no paths.
 
 mod conditions;
 mod constraint;
@@ -22,10 +22,10 @@ pub use self::package_ref::PackageRef;
 pub use self::version::Version;
 pub use self::what::{BadSelector, PackageSelector, Selection, Versions};
 
-/// The longest name, version or platform that is taken from anybody, in bytes.
+/// The longest accepted name, version or platform, in bytes.
 pub const LONGEST_PART: usize = 128;
 
-/// Text that is no host, name, version or platform. Says which it was to be, and what is wrong with it.
+/// Invalid text for a host, name, version or platform: the expected kind, and the problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{given:?} is not a {kind}: {why}")]
 pub struct BadAddress {
@@ -84,9 +84,9 @@ impl fmt::Display for Name {
 pub struct ProviderAddress {
     /// The registry.
     pub host: Hostname,
-    /// Who publishes it.
+    /// Namespace of the publisher.
     pub namespace: Name,
-    /// What it is called.
+    /// Provider type.
     pub type_: Name,
 }
 
@@ -96,7 +96,7 @@ impl fmt::Display for ProviderAddress {
     }
 }
 
-/// What a provider is released for: `OS_ARCH`.
+/// A platform: `OS_ARCH`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Platform {
@@ -139,7 +139,7 @@ impl Platform {
         platforms.into_iter().map(|(os, arch)| Self { os: os.to_owned(), arch: arch.to_owned() })
     }
 
-    /// This machine's own: what a client on it would ask for.
+    /// The platform of this machine.
     pub fn here() -> Self {
         let os = match std::env::consts::OS {
             "macos" => "darwin",
@@ -155,7 +155,7 @@ impl Platform {
     }
 }
 
-/// What one archive is released as: a version of a provider for one platform.
+/// A provider version for one platform: the unit of an archive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Package {
     /// The provider.
@@ -172,7 +172,7 @@ impl fmt::Display for Package {
     }
 }
 
-/// What versions are of: a provider or a module.
+/// A provider or a module, which has versions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
     /// A provider.
@@ -212,7 +212,7 @@ impl From<&ModuleAddress> for Address {
     }
 }
 
-/// What an archive is kept as.
+/// The subject of a stored archive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Artifact {

@@ -1,4 +1,4 @@
-//! Modules, as registries name them: `HOST/NAMESPACE/NAME/SYSTEM`. Case is kept (PROTOCOL 4.1).
+//! Module addresses: `HOST/NAMESPACE/NAME/SYSTEM`. Case is kept (PROTOCOL 4.1).
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use super::{BadAddress, Hostname, Version, checked_name};
 pub struct ModuleName(String);
 
 impl ModuleName {
-    /// Parses a name; clients send what the user typed.
+    /// Parses a name; clients send it as the user typed it.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         Ok(Self(checked_name("module name", given)?.to_owned()))
     }
@@ -64,16 +64,16 @@ impl fmt::Display for System {
 pub struct ModuleAddress {
     /// The registry.
     pub host: Hostname,
-    /// Who publishes it.
+    /// Namespace of the publisher.
     pub namespace: ModuleName,
-    /// What it is called.
+    /// Module name.
     pub name: ModuleName,
-    /// What it is for.
+    /// Target system.
     pub system: System,
 }
 
 impl ModuleAddress {
-    /// The same in lower case: one key for every spelling, where the registry takes them for one (`fold_case`).
+    /// In lower case: one key for every spelling, where the registry ignores case (`fold_case`).
     pub fn folded(&self) -> Self {
         let fold = |name: &ModuleName| ModuleName(name.0.to_ascii_lowercase());
         Self { namespace: fold(&self.namespace), name: fold(&self.name), ..self.clone() }
@@ -96,7 +96,7 @@ pub struct ModulePackage {
 }
 
 impl ModulePackage {
-    /// The same with its module in lower case.
+    /// With its module in lower case.
     pub fn folded(&self) -> Self {
         Self { module: self.module.folded(), version: self.version.clone() }
     }

@@ -1,6 +1,6 @@
-//! Version constraints as the clients read them for modules, and for themselves (`required_version`). They are read by another library than those of providers,
-//! and mean other things: `~> 1` is anything from 1 on, a `v` may stand in front, and a pre-release has to be named
-//! without a space. Pure. Each rule here was seen with Terraform 1.11.
+//! Version constraints of modules and of `required_version`. Clients parse them with another library than those of
+//! providers, and with other rules: `~> 1` matches anything from 1 on, a `v` may precede a version, and a pre-release
+//! must be written without a space. Pure. Each rule was observed with Terraform 1.11.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::version::compare_pre;
 use super::{BadAddress, Version, conditions};
 
-/// What it is called where it is none.
+/// The term used in error texts.
 const KIND: &str = "version constraint of a module";
 /// The most numbers in the version of a condition.
 const MOST_NUMBERS: usize = 16;
@@ -20,7 +20,7 @@ const MOST_NUMBERS: usize = 16;
 #[serde(try_from = "String", into = "String")]
 pub struct ModuleConstraint {
     conditions: Vec<Condition>,
-    /// The one pre-release that is meant, where one is named as clients need it named.
+    /// The single pre-release that is named in the form that clients need.
     pre_release: Option<Version>,
     given: String,
 }
@@ -47,16 +47,16 @@ enum Operator {
 struct Limit {
     /// Three at least.
     numbers: Vec<u64>,
-    /// How many of them are written.
+    /// The number of components that are written.
     written: usize,
     pre: String,
 }
 
 impl ModuleConstraint {
-    /// Parses conditions between commas. A version without an operator is meant exactly.
+    /// Parses conditions separated by commas. A version without an operator is exact.
     ///
     /// # Errors
-    /// [`BadAddress`]: the clients refuse it too, or it is longer than anybody needs.
+    /// [`BadAddress`]: clients would refuse it too, or it is too long.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         let texts = conditions::of(KIND, given)?;
         let conditions: Option<Vec<Condition>> = texts.iter().map(|text| Condition::parse(text)).collect();
@@ -73,7 +73,7 @@ impl ModuleConstraint {
         Ok(Self { conditions, pre_release, given: given.split_ascii_whitespace().collect::<Vec<_>>().join(" ") })
     }
 
-    /// Whether a version is one that clients would take.
+    /// Returns true if clients would accept the version.
     pub fn allows(&self, version: &Version) -> bool {
         if version.is_pre_release() && self.pre_release.as_ref() != Some(version) {
             return false;
@@ -81,12 +81,12 @@ impl ModuleConstraint {
         self.conditions.iter().all(|condition| condition.allows(version))
     }
 
-    /// Whether any of its conditions holds a pre-release against what it asks for.
+    /// Returns true if a condition contains a pre-release.
     pub fn names_a_pre_release(&self) -> bool {
         self.conditions.iter().any(|condition| !condition.limit.pre.is_empty())
     }
 
-    /// Whether there could be a release, no older than this one, that all of these allow.
+    /// Returns true if a release, no older than this one, could meet all constraints.
     pub fn could_all_be_met_from(oldest: &Version, all: &[Self]) -> bool {
         let limits = all.iter().flat_map(|one| &one.conditions).map(|condition| &condition.limit.numbers);
         // Where a range begins that they leave open: at a limit, behind it, or at the oldest.
@@ -175,14 +175,14 @@ impl Limit {
         is_well.then(|| Self { numbers, written, pre: pre.to_owned() })
     }
 
-    /// How it stands to a version; numbers that one of them does not have are 0.
+    /// Compares with a version; missing components are 0.
     fn precedence(&self, version: &Version) -> Ordering {
         let theirs = version.numbers();
         let theirs = |place: usize| theirs.get(place).copied().unwrap_or(0);
         let numbers = self.numbers.iter().enumerate().map(|(place, number)| number.cmp(&theirs(place)));
         let numbers = numbers.fold(Ordering::Equal, Ordering::then);
         match numbers {
-            // With a fourth number, pre-releases are not looked at.
+            // // With a fourth component, pre-releases are ignored.
             Ordering::Equal if self.numbers.len() == 3 => compare_pre(&self.pre, version.pre()),
             numbers => numbers,
         }
@@ -197,7 +197,7 @@ impl Limit {
         }
     }
 
-    /// Whether all but the last of the numbers that are written are those of a version.
+    /// Returns true if all written components but the last equal those of the version.
     fn begins(&self, version: &Version) -> bool {
         let theirs = version.numbers();
         let only_pre_releases = !self.pre.is_empty() && !version.is_pre_release();
@@ -235,7 +235,7 @@ mod tests {
         constraint.newest(&listed).map(ToString::to_string)
     }
 
-    /// Each line is what Terraform 1.11.4 chose of this list; an empty one where it said that none matches.
+    /// Each line is the choice of Terraform 1.11.4 from this list; an empty one where it found no match.
     #[test]
     fn the_version_is_the_one_that_terraform_takes() {
         for (constraint, chosen) in [

@@ -1,5 +1,5 @@
-//! The one spelling of what a report or a message is about: `{"address":…,"version":…,"platform":…}` in JSON, and
-//! `ADDRESS VERSION (PLATFORM)` for people.
+//! The one spelling of a package in reports and messages: `{"address":…,"version":…,"platform":…}` in JSON, `ADDRESS
+//! VERSION (PLATFORM)` as text.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{Artifact, Hostname, ModulePackage, Package, PackageSelector, Platform};
 
-/// A provider or a module, as far as it is known, or a document of it.
+/// A provider or module, as far as it is known, or a document of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PackageRef {
-    /// `HOST/NAMESPACE/TYPE` or `HOST/NAMESPACE/NAME/SYSTEM`; `HOST` of a discovery document. Of what could not be read as
-    /// an address, what was asked for. Records of before call it `what`, and have the version in it.
+    /// `HOST/NAMESPACE/TYPE` or `HOST/NAMESPACE/NAME/SYSTEM`; `HOST` of a discovery document; otherwise the requested
+    /// text. Older records call it `what`, and include the version.
     #[serde(alias = "what")]
     pub address: String,
     /// The version; the constraint while none is chosen.
@@ -50,13 +50,13 @@ impl PackageRef {
         Self { address: of.to_string(), document: Some("discovery document".to_owned()), ..Self::default() }
     }
 
-    /// The same for one platform.
+    /// A copy for one platform.
     #[must_use]
     pub fn on(self, platform: Option<&Platform>) -> Self {
         Self { platform: platform.map(ToString::to_string), ..self }
     }
 
-    /// The same for people whose addresses without a host are of `default_host`.
+    /// A copy without the host, if it is `default_host`.
     #[must_use]
     pub fn without(&self, default_host: &Hostname) -> Self {
         let short = self.address.strip_prefix(default_host.as_str()).and_then(|rest| rest.strip_prefix('/'));
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// What larders of before wrote down is read.
+    /// Records of older versions are readable.
     #[test]
     fn a_record_of_before_is_read() {
         #[derive(Debug, PartialEq, Serialize, Deserialize)]

@@ -11,9 +11,9 @@ use super::BadAddress;
 /// The longest version, in bytes: `VERSION.json` must fit into a path segment, in normal form too.
 const LONGEST_VERSION: usize = 96;
 
-/// A version in the clients' own normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (PROTOCOL 2.2).
+/// A version in the clients' normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (PROTOCOL 2.2).
 ///
-/// Ordered by SemVer precedence; build metadata only tells equals apart.
+/// Ordered by SemVer precedence; build metadata only breaks ties.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Version {
@@ -85,12 +85,12 @@ impl Version {
         &self.normal
     }
 
-    /// Whether it comes before its release: clients take it only where it is named exactly.
+    /// Returns true for a pre-release: clients accept it only by its exact name.
     pub fn is_pre_release(&self) -> bool {
         !self.pre.is_empty()
     }
 
-    /// What stands after the first `-`; empty where it is a release.
+    /// The pre-release part; empty for a release.
     pub(super) fn pre(&self) -> &str {
         &self.pre
     }

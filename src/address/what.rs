@@ -1,4 +1,4 @@
-//! What an operator names: `[HOST/]NAMESPACE/TYPE[@CONSTRAINT]`, or `[HOST/]NAMESPACE/NAME/SYSTEM[@CONSTRAINT]`.
+//! Selectors of operators: `[HOST/]NAMESPACE/TYPE[@CONSTRAINT]`, or `[HOST/]NAMESPACE/NAME/SYSTEM[@CONSTRAINT]`.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::{
     Version,
 };
 
-/// A provider or a module, and which of its versions are meant.
+/// A provider or module, and a selection of its versions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PackageSelector {
@@ -19,7 +19,7 @@ pub enum PackageSelector {
     Module(Selection<ModuleAddress>),
 }
 
-/// Which versions of something are meant.
+/// An address with selected versions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Selection<A> {
     /// The provider or the module.
@@ -28,7 +28,7 @@ pub struct Selection<A> {
     pub versions: Versions,
 }
 
-/// Which versions are meant.
+/// Selected versions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Versions {
@@ -61,7 +61,7 @@ pub enum BadSelector {
 }
 
 impl Versions {
-    /// Whether a version is meant.
+    /// Returns true if the version is selected.
     pub fn include(&self, version: &Version) -> bool {
         match self {
             Self::All => true,
@@ -71,7 +71,7 @@ impl Versions {
         }
     }
 
-    /// What stands after the `@` of a provider's address.
+    /// Parses the part after the `@` of a provider's address.
     fn of_provider(given: &str) -> Result<Self, BadAddress> {
         if !given.contains(['~', '>', '<', '=', '!', ',', '*', ' ']) {
             return Ok(Self::Exactly(Version::parse(given)?));
@@ -80,7 +80,7 @@ impl Versions {
         Ok(constraint.exactly().cloned().map_or(Self::Matching(constraint), Self::Exactly))
     }
 
-    /// The same of a module's.
+    /// Parses the part after the `@` of a module's address.
     fn of_module(given: &str) -> Result<Self, BadAddress> {
         let given = given.trim();
         if let Ok(version) = Version::parse(given.strip_prefix('=').map_or(given, str::trim_start))
@@ -93,11 +93,10 @@ impl Versions {
 }
 
 impl Selection<ProviderAddress> {
-    /// The version that a client would take of those that are listed: the newest that is meant. Only a version that is
-    /// named exactly may be a pre-release.
+    /// Chooses from the listed versions like a client: the newest selected one. A pre-release needs its exact name.
     ///
     /// # Errors
-    /// Why it would take none.
+    /// The reason why none matches.
     pub fn choose<'a>(&self, listed: &[&'a Version]) -> Result<&'a Version, String> {
         let is_meant = |version: &&Version| match &self.versions {
             Versions::All => !version.is_pre_release(),
@@ -210,7 +209,7 @@ mod tests {
         PackageSelector::parse(given, &Hostname::parse("registry.example").unwrap())
     }
 
-    /// What is left of `hashicorp/aws@~> 5.0`, and of others, once a shell has read it without quotes.
+    /// The remains of `hashicorp/aws@~> 5.0` and others after a shell read them without quotes.
     #[test]
     fn a_constraint_that_a_shell_cut_off_says_quote_it() {
         for given in ["hashicorp/aws@~", "hashicorp/aws@", "hashicorp/aws@~>", "a.example/hashicorp/aws@!"] {

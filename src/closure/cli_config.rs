@@ -1,5 +1,5 @@
-//! A client's CLI configuration, as far as it decides where providers and modules come from (PROTOCOL 1.2, 1.3). What
-//! is secret in it, such as the tokens of `credentials` blocks, is not kept.
+//! A client's CLI configuration, as far as it decides where providers and modules come from (PROTOCOL 1.2, 1.3).
+//! Secrets, such as the tokens of `credentials` blocks, are dropped.
 
 mod hcl1;
 mod node;
@@ -13,18 +13,18 @@ use self::reach::Pattern;
 use super::hcl::BadHcl;
 use crate::address::Hostname;
 
-/// What the files of one client say together.
+/// The merged configuration files of one client.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CliConfig {
-    /// Whose services are not asked for but said: by host, in place of that host's whole list.
+    /// `host` blocks: services by host, replacing that host's discovery.
     pub hosts: BTreeMap<Hostname, Services>,
-    /// How providers are installed, in the order they are tried; `None` where nothing says so, which is directly.
+    /// Installation methods in order; `None` without such a block, which means direct.
     pub installation: Option<Vec<Method>>,
-    /// The hosts that a token is held for.
+    /// Hosts with a token.
     pub credentials: Vec<Hostname>,
     /// A folder where packages are shared between configurations, as it is written.
     pub plugin_cache_dir: Option<String>,
-    /// What the client prints an error about before it goes on without it.
+    /// Errors that the client prints before it continues without the setting.
     pub complaints: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ pub enum ServiceValue {
     Other,
 }
 
-/// One way that providers are installed, and for which of them it is.
+/// An installation method, and the providers that it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Method {
     /// Where they come from.
@@ -66,15 +66,15 @@ pub enum InstallationSource {
 }
 
 impl CliConfig {
-    /// Reads one file: HCL 1, or JSON where it begins with a brace.
+    /// Parses one file: HCL 1, or JSON if it starts with a brace.
     ///
     /// # Errors
-    /// Says where it does not parse. The client prints an error then, and goes on without the file.
+    /// The position of a syntax error. The client prints an error then, and continues without the file.
     pub fn read(file: &[u8]) -> Result<Self, BadHcl> {
         Ok(Self::of(&Node::read(file)?))
     }
 
-    /// This one with what a later file says; of two that say the same thing, the later one counts.
+    /// Merges a later file; its settings win.
     pub fn merge(mut self, later: Self) -> Self {
         self.hosts.extend(later.hosts);
         self.credentials.extend(later.credentials);

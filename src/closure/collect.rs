@@ -1,5 +1,4 @@
-//! Users' directories, read from the disk: what a client would read of them, and of the local modules that they call,
-//! wherever these are.
+//! Reads configurations from disk: the files that a client would read, and the local modules that they call.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -14,10 +13,10 @@ use super::{BadFiles, Files};
 
 /// The most folders that are read.
 const MOST_FOLDERS: usize = 4096;
-/// How deep folders with a configuration are looked for below one that has none.
+/// Depth of the search for configurations below a folder without one.
 const DEEPEST: usize = 16;
 
-/// What a client would read of directories.
+/// Files that a client would read.
 #[derive(Debug)]
 pub struct Collected {
     /// Their files, and those of the local modules that they call, by paths below the folder that all of them are in;
@@ -26,7 +25,7 @@ pub struct Collected {
     /// The folders that `init` is run in, below that folder: the directories that were named. Of one that has no
     /// configuration itself, those below it that have one and that no other calls.
     pub roots: Vec<String>,
-    /// What was passed over, and why: folders that cannot be searched, and files that were gone when they were read.
+    /// Skipped paths with their reasons: unreadable folders, and files that vanished.
     pub passed_over: Vec<String>,
 }
 
@@ -38,7 +37,7 @@ pub enum NotCollected {
     Unreadable {
         /// Which file or folder.
         path: PathBuf,
-        /// What it says.
+        /// The system's error.
         error: io::Error,
     },
     /// One of the files is none that is taken.
@@ -59,11 +58,11 @@ pub enum NotCollected {
     TooMany(PathBuf),
 }
 
-/// Reads directories, and gives their roots these values. A path is followed as the client follows it: `..` of what is
-/// written, then links.
+/// Reads directories, and gives these values to their roots. Paths are resolved like the client does: first `..` in the
+/// text, then links.
 ///
 /// # Errors
-/// [`NotCollected`]. A local module that is not there is no error here: whoever resolves its call says so.
+/// [`NotCollected`]. A missing local module is not an error here; resolving its call reports it.
 pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, NotCollected> {
     let mut collecting = Collecting { values: values.as_file(), ..Collecting::default() };
     let (mut roots, mut searched) = (BTreeSet::new(), BTreeSet::new());
@@ -85,12 +84,12 @@ pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, N
     collecting.below_one_folder(&roots, &searched)
 }
 
-/// Folders on their way into [`Files`].
+/// Reads folders into [`Files`].
 #[derive(Default)]
 struct Collecting {
-    /// What was read, by the path it has for those who call it.
+    /// Files read so far, by the path under which callers know them.
     read: BTreeMap<PathBuf, BTreeMap<String, Vec<u8>>>,
-    /// What is to be read: by that path, where it really is, and as what.
+    /// Folders to read: that path, the real path, and the role.
     waiting: VecDeque<(PathBuf, PathBuf, FolderRole)>,
     passed_over: Vec<String>,
     /// The values of all roots, as a file beside each.
@@ -110,7 +109,7 @@ impl Collecting {
                 if looked_at > MOST_FOLDERS {
                     return Err(NotCollected::TooMany(given.to_owned()));
                 }
-                // A root that is named must be readable; what else lies beside the configurations need not be.
+                // // A named root must be readable; other folders need not be.
                 let names = match names_in(&folder) {
                     Err(error) if folder != top => {
                         self.passed_over.push(error.to_string());
@@ -121,7 +120,7 @@ impl Collecting {
                 if has_configuration(&names) {
                     found.insert(folder.clone());
                 }
-                // What is hidden is what tools keep. A link may lead anywhere.
+                // // Hidden folders belong to tools. A link may lead anywhere.
                 let folders =
                     names.iter().filter(|(name, entry)| **entry == FolderEntry::Folder && !name.starts_with('.'));
                 next.extend(folders.map(|(name, _)| folder.join(name)));
@@ -170,7 +169,7 @@ impl Collecting {
     }
 
     fn folder(&mut self, path: PathBuf, real: &Path, standing: FolderRole) -> Result<(), NotCollected> {
-        // Where there is none, the call of it cannot be resolved, and that is said there.
+        // // Without the folder its call cannot be resolved, which is reported there.
         let Ok(real) = real.canonicalize() else {
             self.read.insert(path, BTreeMap::new());
             return Ok(());

@@ -9,13 +9,13 @@ use super::configuration::forget_other_values;
 use super::hcl::LARGEST;
 use super::{Files, MOST_BYTES};
 
-/// The most names in a folder that are looked at.
+/// Names read from a folder.
 const MOST_ENTRIES: usize = 100_000;
 
 /// Reads a file of at most [`LARGEST`] bytes.
 ///
 /// # Errors
-/// What the system says, and where it is larger or no file.
+/// The system's error, a file that is too large, or not a file.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     read_up_to(path, LARGEST)
 }
@@ -26,7 +26,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// As for [`read`].
 #[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
 pub fn read_up_to(path: &Path, largest: usize) -> io::Result<Vec<u8>> {
-    // A pipe that nobody writes to would not even open.
+    // // Opening a pipe without a writer blocks.
     if !path.metadata()?.is_file() {
         return Err(io::Error::other("it is no file"));
     }
@@ -43,17 +43,18 @@ pub fn read_up_to(path: &Path, largest: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a user's lock file: what it says, not yet what it means.
+/// Reads a user's lock file as text.
 ///
 /// # Errors
-/// Why it cannot be read, for people.
+/// The reason, for people.
 pub fn read_lock_file(path: &Path) -> Result<String, String> {
     let name = path.display();
     let bytes = read(path).map_err(|error| format!("{name} cannot be read: {error}"))?;
     String::from_utf8(bytes).map_err(|_| format!("{name} is no UTF-8 text"))
 }
 
-/// Reads a user's tar of folders; of its values only those are left that decide which modules are called.
+/// Reads a user's tar of folders; of its values only those that decide which modules are
+/// called are kept.
 ///
 /// # Errors
 /// As for [`read_lock_file`].
@@ -66,7 +67,7 @@ pub fn read_tar(path: &Path) -> Result<Files, String> {
     Ok(files)
 }
 
-/// What a name in a folder stands for.
+/// Kind of a folder entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FolderEntry {
     /// A folder.
@@ -75,10 +76,10 @@ pub(super) enum FolderEntry {
     Other,
 }
 
-/// The names in a folder; those that are no UTF-8 are left out, because no client reads such a file.
+/// The names in a folder; names that are not UTF-8 are dropped, because no client reads them.
 ///
 /// # Errors
-/// What the system says, and where there are more than anybody keeps in one.
+/// The system's error, or too many names.
 pub(super) fn entries(folder: &Path) -> io::Result<BTreeMap<String, FolderEntry>> {
     let mut names = BTreeMap::new();
     for (number, entry) in folder.read_dir()?.enumerate() {

@@ -1,4 +1,4 @@
-//! Users' files in memory, within bounds: what a client reads of a folder, whoever sent it.
+//! Users' files in memory, within limits: the files that a client reads, from disk, a tar or JSON.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -15,17 +15,17 @@ const MOST_FILES: usize = 10_000;
 pub const MOST_BYTES: usize = 16 << 20;
 /// The longest path, in bytes.
 const LONGEST_PATH: usize = 1024;
-/// What a client keeps beside a configuration, by its name.
+/// A client's lock file.
 const LOCK_FILE: &str = ".terraform.lock.hcl";
-/// Where a client keeps what is nobody else's affair.
+/// A client's private folder.
 const PRIVATE: &str = ".terraform";
-/// The most entries of a tar that are looked at.
+/// Entries read from a tar.
 pub(super) const MOST_ENTRIES: usize = 100_000;
-/// How the names of the files end that a client reads.
+/// Endings of the files that clients read.
 const ENDINGS: [&str; 8] =
     [".tf", ".tf.json", ".tofu", ".tofu.json", ".tftest.hcl", ".tftest.json", ".tofutest.hcl", ".tofutest.json"];
 
-/// Whether a file of that name gives values to the variables of a root.
+/// Returns true for files with values of a root's variables.
 pub(super) fn is_values_file(name: &str) -> bool {
     ["terraform.tfvars", "terraform.tfvars.json"].contains(&name)
         || [".auto.tfvars", ".auto.tfvars.json"].iter().any(|ending| name.ends_with(ending))
@@ -40,13 +40,13 @@ pub struct Files {
     bytes: usize,
 }
 
-/// What a file says. As JSON: a string, or `{"unreadable": "no_text"}`.
+/// Contents of a file. As JSON: a string, or `{"unreadable": "no_text"}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum FileContents {
     /// This.
     Text(String),
-    /// Nobody knows. It is wrong with whatever reads it, and with nothing else.
+    /// Unreadable. Only what needs the file fails.
     Unreadable {
         /// Why.
         unreadable: Unreadable,
@@ -66,7 +66,7 @@ pub enum Unreadable {
     /// A link leads out of the tar, or to a folder, or to nothing.
     #[error("it is a link, and what it leads to is no file in the tar: make the tar with `tar -h --hard-dereference`")]
     Link,
-    /// Something that an archive keeps in a way of its own.
+    /// An entry that is neither file nor folder.
     #[error("it is no plain file in the tar: make the tar without --sparse, of files and folders")]
     NoFile,
 }
@@ -82,32 +82,32 @@ pub enum BadFiles {
     /// It is more than one order may be about.
     #[error("these are more than {MOST_FILES} files or 16 MiB: name fewer folders")]
     TooMany,
-    /// What should be a tar is none.
+    /// Not a tar.
     #[error("it is no tar of files: {0}")]
     NoTar(String),
 }
 
 impl Files {
-    /// Whether a client reads a file of that name, without its folders.
+    /// Returns true for file names that a client reads.
     pub fn are_read(name: &str) -> bool {
-        // What an editor leaves beside a file is none (PROTOCOL has no word; the clients pass it over).
+        // // Editor backups are ignored, as the clients do.
         let is_left_over =
             name.starts_with('.') || name.ends_with('~') || (name.starts_with('#') && name.ends_with('#'));
         let is_configuration = ENDINGS.iter().any(|ending| name.ends_with(ending)) || is_values_file(name);
         name == LOCK_FILE || (!is_left_over && is_configuration)
     }
 
-    /// Whether a client reads a file at that path: what it keeps in `.terraform` is its own affair.
+    /// Returns true for paths that a client reads: `.terraform` is private.
     fn is_read_at(path: &str) -> bool {
         let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
         Self::are_read(name) && !folders.split('/').any(|folder| folder == PRIVATE)
     }
 
-    /// Adds a file, or replaces it. One that no client reads is left out; one that is no text, or too large, is kept as
+    /// Adds or replaces a file. Files that no client reads are dropped; one that is not text, or too large, becomes
     /// [`Unreadable`].
     ///
     /// # Errors
-    /// [`BadFiles`]; nothing was added then.
+    /// [`BadFiles`]; nothing was added.
     pub fn insert(&mut self, path: &str, contents: &[u8]) -> Result<(), BadFiles> {
         Self::checked(path)?;
         if !Self::is_read_at(path) {
@@ -149,8 +149,8 @@ impl Files {
         }
     }
 
-    /// Those of a user's own tar that a client reads, as unpacking it would leave them. A link to a file in the tar is
-    /// that file; any other is kept as [`Unreadable`].
+    /// Reads a user's tar, as if unpacked. A link to a file in the tar becomes that file; any other becomes
+    /// [`Unreadable`].
     ///
     /// # Errors
     /// [`BadFiles`].
@@ -175,8 +175,8 @@ impl Files {
         Ok(files)
     }
 
-    /// Those of a module's tar that a client reads. What is no file is passed over, as clients make an empty file of a
-    /// link in a module; and so is a leading `./`.
+    /// Reads a module's tar. Entries other than files are skipped, because clients turn a link in a module into an
+    /// empty file. A leading `./` is dropped.
     ///
     /// # Errors
     /// [`BadFiles`].
@@ -205,12 +205,12 @@ impl Files {
         Ok(files)
     }
 
-    /// What a file says, if there is one.
+    /// The text of a file, if there is one.
     pub fn get(&self, path: &str) -> Option<Result<&str, Unreadable>> {
         self.by_path.get(path).map(FileContents::text)
     }
 
-    /// What stands in the way of a folder: a link in its place, or in that of one above it.
+    /// The link that blocks a folder, at its path or above it.
     pub fn in_the_way_of(&self, folder: &str) -> Option<(&str, Unreadable)> {
         let ends = folder.match_indices('/').map(|(end, _)| end).chain([folder.len()]);
         ends.filter_map(|end| self.by_path.get_key_value(&folder[..end]))
@@ -225,14 +225,14 @@ impl Files {
         below.filter(|(name, _)| !name.contains('/')).collect()
     }
 
-    /// Whether anything is in a folder, or in one below it. The top is always there.
+    /// Returns true if a folder, or one below it, has files. The top always exists.
     pub fn has_folder(&self, folder: &str) -> bool {
         let first = format!("{folder}/");
         let mut from = self.by_path.range::<str, _>((Bound::Included(first.as_str()), Bound::Unbounded));
         folder.is_empty() || from.next().is_some_and(|(path, _)| path.starts_with(&first))
     }
 
-    /// How many bytes they have, with their names.
+    /// Total size in bytes, including names.
     pub fn size_bytes(&self) -> usize {
         self.bytes
     }
@@ -246,7 +246,7 @@ impl Files {
         folders
     }
 
-    /// Whether there are none.
+    /// Returns true without files.
     pub fn is_empty(&self) -> bool {
         self.by_path.is_empty()
     }

@@ -1,16 +1,16 @@
-//! HCL as users write it, within bounds: what it says is for those who know the file.
+//! Parses users' HCL within limits. The callers know each file's meaning.
 
 use std::borrow::Cow;
 
 use hcl_edit::expr::{Expression, UnaryOperator};
 use hcl_edit::structure::Body;
 
-/// The largest file that is read, in bytes. What clients write is a few kilobytes.
+/// The largest accepted file, in bytes. Files that clients write have a few kilobytes.
 pub const LARGEST: usize = 1 << 20;
 
-/// What the parser says where an object has a key again.
+/// The parser's message for a repeated key in an object.
 const REDEFINED: &str = "redefined object key";
-/// How often a file is parsed anew for such a key, and how many bytes in all.
+/// Retries for such keys, and the bytes that they may parse in all.
 const MOST_TRIES: usize = 256;
 const MOST_PARSED: usize = 8 << 20;
 
@@ -30,7 +30,7 @@ pub enum BadHcl {
         line: usize,
         /// Where in the line, counted from 1.
         column: usize,
-        /// What the parser says.
+        /// The parser's message.
         why: String,
     },
 }
@@ -60,11 +60,11 @@ impl BadHcl {
     }
 }
 
-/// Parses a file. The parser refuses what is nested deeper than 64 levels. A key that an object has again, which clients
-/// accept, is there with a minus before it.
+/// Parses a file. The parser refuses nesting beyond 64 levels. A repeated key of an object, which clients accept, gets
+/// a minus as prefix.
 ///
 /// # Errors
-/// [`BadHcl`], with the place where it is known.
+/// [`BadHcl`], with the position where known.
 pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
     if file.len() > LARGEST {
         return Err(BadHcl::TooLarge(file.len()));

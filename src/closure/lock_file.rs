@@ -22,9 +22,9 @@ const MOST_PROVIDERS: usize = 256;
 const MOST_HASHES: usize = 1024;
 /// The longest text in it, in bytes.
 const LONGEST_TEXT: usize = 512;
-/// Where what is part of the client is said to be.
+/// Address of the built-in provider.
 const BUILT_IN: (&str, &str) = ("terraform.io", "builtin");
-/// How much of a text that is wrong is shown, in characters.
+/// Quoted length of a wrong text, in characters.
 const SHOWN: usize = 128;
 
 /// One provider of a lock file.
@@ -36,18 +36,17 @@ pub struct Locked {
     pub version: Version,
     /// The constraints it was chosen by, as they are written there.
     pub constraints: Option<String>,
-    /// What its archives may have, as they are written there: `h1:…`, `zh:…`. None where the file has none, and then any
-    /// archive does.
+    /// Accepted hashes as written: `h1:…`, `zh:…`. Empty if the file has none; then any archive is accepted.
     pub hashes: Vec<String>,
 }
 
-/// Why a lock file cannot be gone by: everything that is wrong with it.
+/// Every problem of a lock file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadLockFile {
     /// It is no HCL.
     #[error("the lock file: {0}")]
     Hcl(#[from] BadHcl),
-    /// It does not say what a lock file says; each with its line.
+    /// Invalid contents; each problem with its line.
     #[error("the lock file: {}", .0.join("; "))]
     Wrong(Vec<String>),
 }
@@ -62,11 +61,11 @@ impl BadLockFile {
     }
 }
 
-/// Reads a lock file.
+/// Parses a lock file.
 ///
 /// # Errors
-/// Everything that is wrong with it: what a client would refuse. That is also whatever it does not know, and what is
-/// not written in the one form that clients write (seen with Terraform 1.11.4).
+/// Everything that a client would refuse: unknown members, and any form other than the one that clients write (observed
+/// with Terraform 1.11.4).
 pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
     if file.len() > LARGEST {
         let why = format!("it has {} bytes; at most {} KiB is read", file.len(), LARGEST >> 10);
@@ -98,7 +97,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
     }
 }
 
-/// A file on its way to what it means.
+/// Parser state of a lock file.
 struct LockFileReader {
     lines: Lines,
     problems: Vec<String>,
@@ -112,7 +111,7 @@ impl LockFileReader {
         });
     }
 
-    /// What a part says, or `None` once its problem is noted.
+    /// Returns a part, or records its problem and returns `None`.
     fn noted<T>(&mut self, at: Option<Range<usize>>, read: Result<T, String>) -> Option<T> {
         match read {
             Ok(read) => Some(read),

@@ -1,4 +1,4 @@
-//! What users write in their own files, and what it means for a mirror. The home of HCL.
+//! Requirements: users' own files, and what they need from a mirror. The only user of HCL.
 
 pub mod cli_config;
 mod collect;

@@ -1,4 +1,4 @@
-//! What one word of an operator names: an address, or a file or a folder of theirs.
+//! Interprets one word of an operator: an address, a file or a folder.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::configuration::is_configuration;
 use super::file::{self, FolderEntry};
 use crate::address::{Hostname, PackageSelector};
 
-/// What a word names.
+/// Meaning of a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LabelKind {
     /// A provider or a module.
@@ -22,11 +22,11 @@ pub enum LabelKind {
 }
 
 impl LabelKind {
-    /// What a word names; `path` is where it would lead as a path. What is written as a path (`./NAME`, `/NAME`, `NAME/`)
-    /// is one. What could be an address is one, unless there is a folder of that name with a configuration.
+    /// Interprets a word; `path` is its meaning as a path. The spellings `./NAME`, `/NAME` and `NAME/` are paths. A
+    /// possible address is one, unless a folder of that name has a configuration.
     ///
     /// # Errors
-    /// Nothing is there, or it could be both; what to write instead.
+    /// Nothing is there, or the word is ambiguous; with the remedy.
     pub fn of(given: &str, path: &Path, default_host: &Hostname) -> Result<Self, String> {
         if given.is_empty() {
             return Err("nothing is named".to_owned());
@@ -49,7 +49,7 @@ impl LabelKind {
         }
     }
 
-    /// What is there, by its name and its kind; none where nothing is.
+    /// The kind of an existing path, by its name and type; `None` if it does not exist.
     pub fn of_path(path: &Path) -> Option<Self> {
         match path.metadata().ok()? {
             there if there.is_dir() => Some(Self::Folder),

@@ -1,5 +1,4 @@
-//! What users hand larder: addresses with constraints, lock files, and the files of their configurations. What an
-//! `init` would need for it is found out by whoever resolves it.
+//! Orders: addresses with constraints, lock files, and configuration files. `resolve` computes their requirements.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,13 +13,13 @@ pub const MOST_PLATFORMS: usize = 32;
 /// Everything that one command or one request is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
-    /// The things.
+    /// The entries.
     pub given: Vec<Given>,
     /// For which platforms; never none, and each once.
     pub platforms: Vec<Platform>,
 }
 
-/// One thing that was handed over.
+/// One entry of an order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Given {
@@ -34,9 +33,9 @@ pub enum Given {
     },
     /// A `.terraform.lock.hcl`.
     LockFile {
-        /// What it is called, for people.
+        /// Its name, for people.
         name: String,
-        /// What it says.
+        /// Its providers.
         locked: Vec<Locked>,
     },
     /// Root directories, with the local modules that they call.
@@ -50,7 +49,7 @@ pub struct Configurations {
     pub files: Files,
     /// The folders in which `init` is run; `""` is the top.
     pub roots: Vec<String>,
-    /// Whose rules count; of each root by itself where nobody says so.
+    /// The client whose rules apply; without it each root decides by its files.
     #[serde(default)]
     pub client: Option<ClientKind>,
 }

@@ -1,28 +1,28 @@
-//! What finding out asks of registries. It is a mirror that answers; here nobody knows of one.
+//! The registry queries that resolving needs. A mirror implements them elsewhere.
 
 use std::fmt::Display;
 
 use super::Files;
 use crate::address::{ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
 
-/// Whoever knows versions, and what modules hold.
+/// Access to versions and module files.
 pub trait Registries: Sync {
-    /// Why something cannot be had.
+    /// The reason why an item is unavailable.
     type Error: Display + Send;
 
-    /// The versions that a client would be told of a provider.
+    /// The versions of a provider that clients see.
     fn provider_versions(&self, of: &ProviderAddress)
     -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
 
-    /// The versions that a client would be told of a module.
+    /// The versions of a module that clients see.
     fn module_versions(&self, of: &ModuleAddress) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
 
-    /// What a provider has beyond the versions that clients are told of; none where they are told of all.
+    /// Versions of a provider that exist but that clients do not see; `None` if they see all.
     fn provider_beyond(&self, _: &ProviderAddress) -> impl Future<Output = Result<Option<Beyond>, Self::Error>> + Send {
         async { Ok(None) }
     }
 
-    /// The same of a module.
+    /// Versions of a module that exist but that clients do not see; `None` if they see all.
     fn module_beyond(&self, _: &ModuleAddress) -> impl Future<Output = Result<Option<Beyond>, Self::Error>> + Send {
         async { Ok(None) }
     }
@@ -31,16 +31,16 @@ pub trait Registries: Sync {
     fn module_files(&self, of: &ModulePackage) -> impl Future<Output = Result<ModuleFiles, Self::Error>> + Send;
 }
 
-/// What clients would be told of, were it brought here.
+/// Versions that clients would see after they were brought here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Beyond {
-    /// All versions, those that clients are told of among them.
+    /// All versions, including those that clients see.
     pub versions: Vec<Version>,
-    /// For which platforms a version must be there before clients are told of it.
+    /// Platforms for which a version must be stored before clients see it.
     pub platforms: Vec<Platform>,
 }
 
-/// What a client finds in the archive of a module.
+/// The files in a module's archive.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModuleFiles {
     /// All of its files that a client reads, wherever in it they are.

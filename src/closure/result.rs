@@ -1,13 +1,13 @@
-//! What an `init` will ask for.
+//! The requirements of an order.
 
 use crate::address::Artifact;
 
-/// Everything that an order comes to.
+/// The result of resolving an order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Closure {
-    /// Each archive once, in order of what it is of.
+    /// Required archives, each once, in order of address.
     pub wanted: Vec<RequiredArchive>,
-    /// What no `init` could have, and why.
+    /// Unavailable items, with reasons.
     pub cannot: Vec<Cannot>,
 }
 
@@ -19,17 +19,17 @@ pub struct RequiredArchive {
     /// For each lock file that lists any for it, and each list once: those one of which it must have. It has to fit all of
     /// them. Empty where no lock file says anything, and then any archive does.
     pub hashes: Vec<Vec<String>>,
-    /// Who wants it: an address as it was given, or the name of a lock file, or a file with its line.
+    /// The requirements that name it: an address as given, a lock file, or a file with its line.
     pub by: Vec<String>,
 }
 
-/// Something that cannot be had from a registry.
+/// An item that no registry provides.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cannot {
-    /// What: a source as it is written, an address, a file.
+    /// Its name: a source as written, an address, a file.
     pub what: String,
     /// Why not, and what to do.
     pub why: String,
-    /// Who wants it.
+    /// The requirements that name it.
     pub by: Vec<String>,
 }

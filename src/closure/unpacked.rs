@@ -1,4 +1,4 @@
-//! What a user's own tar would be once unpacked: its files, and its links as what they lead to.
+//! A user's tar as if unpacked: its files, and its links as their targets.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tar::EntryType;
 use super::files::{BadFiles, MOST_ENTRIES, Unreadable};
 use super::path;
 
-/// How many links may lead to each other, as on any system.
+/// Length of a chain of links, as on any system.
 const MOST_LINKS: usize = 40;
 
 /// A tar, taken apart.
@@ -15,7 +15,7 @@ pub(super) struct Unpacked<'a> {
     by_path: BTreeMap<String, Member<'a>>,
 }
 
-/// What stands at a path.
+/// An entry at a path.
 enum Member<'a> {
     File(&'a [u8]),
     /// A link to this path from the top of the tar; none where it leads elsewhere.

@@ -1,5 +1,5 @@
-//! HCL 1, in which the clients still read their CLI configuration, whatever their other files are in. It differs from
-//! HCL 2 both ways: a colon is no `=`, names hold dots, commas and line breaks are free, and no value is an expression.
+//! HCL 1, the syntax of the clients' CLI configuration. It differs from HCL 2: a colon is not `=`, names may contain
+//! dots, commas and line breaks are optional, and values are not expressions.
 
 use std::iter::Peekable;
 use std::str::CharIndices;
@@ -7,7 +7,7 @@ use std::str::CharIndices;
 use super::super::hcl::{self, BadHcl};
 use super::node::Node;
 
-/// Deeper than anybody writes, and far from the end of the stack.
+/// More than any real file needs, and far from a stack overflow.
 const DEEPEST: usize = 32;
 
 /// Reads a whole file.
@@ -74,7 +74,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What stands after a name: labels and a block, or a value.
+    /// Parses the part after a name: labels and a block, or a value.
     fn after_name(&mut self, depth: usize) -> ParseResult<Node> {
         let mut labels = Vec::new();
         loop {
@@ -178,7 +178,7 @@ impl Reader<'_> {
         while self.rest.next_if(|(at, _)| *at < to).is_some() {}
     }
 
-    /// The rest of a text in quotes. What stands in `${…}` stays as it is written.
+    /// Parses the rest of a quoted string. `${…}` is kept verbatim.
     fn quoted(&mut self) -> ParseResult<String> {
         let mut text = String::new();
         let mut open = 0usize;

@@ -1,4 +1,4 @@
-//! HCL 1 and JSON as one tree: what a block, an object and a list of either say alike.
+//! HCL 1 and JSON as one tree of blocks, objects and lists.
 
 use serde_json::Value;
 
@@ -81,7 +81,7 @@ impl Node {
         }
     }
 
-    /// A block below its labels. One with more of them than any that is known is none.
+    /// A block below its labels. Too many labels make it an unknown block.
     pub(super) fn labelled(labels: &[String], body: Self) -> Self {
         if labels.len() > MOST_LABELS {
             return Self::Other;

@@ -55,7 +55,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Where `client` looks in this environment; `is_there` looks at the disk.
+    /// The search paths of `client` in this environment; `is_there` checks the disk.
     pub fn of(client: ClientProgram, environment: &Environment, is_there: &dyn Fn(&Path) -> bool) -> Self {
         let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
         for name in ["TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG"] {
@@ -84,7 +84,7 @@ impl Places {
         Self { file: Some(file), named_by: None, folder: Some(folder) }
     }
 
-    /// Whether a file of the folder is read.
+    /// Returns true if a file of the folder is read.
     pub fn is_read(name: &str) -> bool {
         name.ends_with(".tfrc") || name.ends_with(".tfrc.json")
     }

@@ -20,7 +20,7 @@ enum PatternHost {
     Nothing,
 }
 
-/// How many of a registry's providers are meant.
+/// Extent to which a method covers a registry's providers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reach {
     /// None of them.
@@ -62,7 +62,7 @@ impl Pattern {
 }
 
 impl Method {
-    /// How many providers of `host` this method is for.
+    /// The extent to which this method covers the providers of `host`.
     pub fn reach(&self, host: &Hostname, default_host: &str) -> Reach {
         let most = |patterns: &[Pattern]| patterns.iter().map(|pattern| pattern.reach(host, default_host)).max();
         let included = most(&self.include).unwrap_or(Reach::All);

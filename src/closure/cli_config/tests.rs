@@ -116,7 +116,7 @@ fn what_the_clients_read_is_read_and_what_they_refuse_is_refused() {
     assert_eq!(heredoc.plugin_cache_dir.as_deref(), Some("/a\n"));
 }
 
-/// A stack that overflows ends the process, also where what was built is thrown away.
+/// A stack overflow ends the process, also in a drop.
 #[test]
 fn nothing_in_a_file_overflows_the_stack() {
     let labels = format!("host {} {{}}", "a ".repeat(20_000));
@@ -175,7 +175,7 @@ fn each_client_finds_its_files_where_it_looks_for_them() {
 }
 
 proptest! {
-    /// Whatever lies there: it is read or refused.
+    /// Any file is parsed or refused.
     #[test]
     fn any_file_is_read_or_refused(
         text in "([a-z]{1,3}|host|services|provider_installation|direct|include|[\"{}\\[\\]()=\n ?:!<$%.,-]){0,60}",

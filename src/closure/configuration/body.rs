@@ -8,7 +8,7 @@ use super::super::hcl::{self, BadHcl, Lines};
 use super::expression::{self, Constant, Formula};
 use super::json::{self, Json};
 
-/// How deep values of JSON are looked into.
+/// Depth of JSON values that are examined.
 const DEEPEST_JSON: usize = 16;
 
 /// A file that parses.
@@ -17,7 +17,7 @@ pub(super) enum Parsed<'a> {
     Json { text: &'a str, lines: Lines },
 }
 
-/// What stands between the braces of a block, or in a file.
+/// The body of a block or file.
 #[derive(Clone, Copy)]
 pub(super) enum BlockBody<'a> {
     Hcl {
@@ -116,7 +116,7 @@ impl<'a> BlockBody<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// Its value, where nothing else is known.
+    /// The value without variables and locals.
     pub(super) fn constant(self) -> Constant {
         match self {
             Self::Hcl { expression, .. } => Formula::of(expression).alone(),
@@ -134,7 +134,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// What it comes to, where nothing but a text will do: not even a number or null.
+    /// The value where only a string is accepted: no number, no null.
     pub(super) fn plain_text(self) -> Constant {
         let is_other = match self {
             Self::Hcl { expression, .. } => expression::is_other_than_text(expression),

@@ -1,5 +1,4 @@
-//! What the files of one folder declare together, before it is known what it means: each thing once, as the override
-//! files leave it.
+//! Collects the declarations of a folder's files, with override files applied, before their meaning is known.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +12,7 @@ const MOST_PROBLEMS: usize = 64;
 
 /// Blocks that declare something, by as many of their labels: once, and override files change it.
 const DECLARING: [(&str, usize); 5] = [("resource", 2), ("data", 2), ("module", 1), ("variable", 1), ("output", 1)];
-/// The same of what override files do not change.
+/// Block types that override files do not change.
 const DECLARING_FOR_GOOD: [(&str, usize); 3] = [("ephemeral", 2), ("action", 2), ("check", 1)];
 /// Blocks that no override file may have.
 const NEVER_OVERRIDING: [&str; 3] = ["check", "import", "moved"];
@@ -21,7 +20,7 @@ const NEVER_OVERRIDING: [&str; 3] = ["check", "import", "moved"];
 /// After how much that is declared in one folder no more of its files are read.
 const MOST_DECLARED: usize = 1 << 16;
 
-/// What an entry of `required_providers` may say.
+/// Members of an entry of `required_providers`.
 const MEMBERS: [&str; 3] = ["source", "version", "configuration_aliases"];
 
 /// Everything of one folder.
@@ -41,7 +40,7 @@ pub(super) struct Declared {
     pub(super) users: BTreeMap<String, User>,
     /// `import` blocks.
     pub(super) imports: Vec<ImportBlock>,
-    /// What is wrong.
+    /// Problems found.
     pub(super) problems: Vec<Problem>,
     /// Which clients it asks for.
     pub(super) required_versions: Vec<LocatedValue>,
@@ -49,7 +48,7 @@ pub(super) struct Declared {
     pub(super) variables: BTreeMap<String, Variable>,
     /// Locals, by their names.
     pub(super) locals: BTreeMap<String, Formula>,
-    /// Where each thing was declared that can be declared once.
+    /// First declarations of items that may occur once.
     once: BTreeMap<String, SourceLine>,
 }
 
@@ -59,7 +58,7 @@ pub(super) type LocatedValue = (Constant, SourceLine);
 /// An expression with its place.
 pub(super) type LocatedExpression = (Formula, SourceLine);
 
-/// What of a module call is no variable of the module.
+/// Arguments of a module call that are not variables of the module.
 const NO_ARGUMENTS: [&str; 7] =
     ["source", "version", "count", "for_each", "providers", "depends_on", "ignore_nested_deprecations"];
 
@@ -68,9 +67,9 @@ const NO_ARGUMENTS: [&str; 7] =
 pub(super) struct Calling {
     pub(super) source: Option<LocatedExpression>,
     pub(super) version: Option<LocatedExpression>,
-    /// What it gives to the variables of the module.
+    /// Values for the module's variables.
     pub(super) arguments: BTreeMap<String, Formula>,
-    /// Where its source and its version were said in one block, which is where they are held against each other.
+    /// True if source and version are in one block, which is where they are checked against each other.
     pub(super) has_version_beside_source: bool,
     pub(super) at: SourceLine,
 }
@@ -88,10 +87,10 @@ pub(super) struct Configured {
     pub(super) at: SourceLine,
 }
 
-/// What uses a provider.
+/// A use of a provider.
 pub(super) struct User {
     pub(super) type_: String,
-    /// The local name of the provider, where that is said.
+    /// Local name of the provider, where given.
     pub(super) provider: Option<String>,
     pub(super) at: SourceLine,
 }
@@ -104,7 +103,7 @@ pub(super) struct ImportBlock {
 }
 
 impl Declared {
-    /// Adds what a file says.
+    /// Adds the declarations of a file.
     pub(super) fn add(&mut self, body: &BlockBody<'_>, kind: Kind, file: &str) {
         let body = *body;
         let at = |line| SourceLine { file: file.to_owned(), line };
@@ -156,19 +155,19 @@ impl Declared {
         }
     }
 
-    /// Whether it is more than anybody writes by hand, or a program for them.
+    /// Returns true beyond any realistic number of declarations.
     pub(super) fn is_too_much(&self) -> bool {
         self.once.len() > MOST_DECLARED
     }
 
-    /// Notes what is wrong.
+    /// Adds a problem.
     pub(super) fn problem(&mut self, problem: Problem) {
         if self.problems.len() < MOST_PROBLEMS {
             self.problems.push(problem);
         }
     }
 
-    /// Notes what a file declares, and holds it against what is declared already.
+    /// Records a file's declarations, and checks them against earlier ones.
     fn note_what_is_declared(&mut self, body: BlockBody<'_>, kind: Kind, file: &str) {
         let at = |line| SourceLine { file: file.to_owned(), line };
         for (of, labels) in DECLARING {
@@ -262,7 +261,7 @@ impl Declared {
         }
     }
 
-    /// An override file changes what it says of a variable, and nothing else of it.
+    /// Merges a variable: an override file changes only the members that it has.
     fn add_variable(&mut self, block: &Block<'_>) {
         let Some(name) = block.labels.first() else { return };
         let variable = self.variables.entry(name.clone()).or_default();
@@ -343,7 +342,7 @@ fn written(body: BlockBody<'_>, name: &str, file: &str) -> Option<LocatedExpress
     Some((attribute.value.formula(), SourceLine { file: file.to_owned(), line: attribute.line }))
 }
 
-/// What a declaration is called, for people: its kind and its labels.
+/// Name of a declaration for people: its kind and labels.
 fn called(of: &str, labels: &[String]) -> String {
     let labels = labels.iter().filter(|label| !label.is_empty());
     labels.fold(of.to_owned(), |called, label| format!("{called} {label:?}"))

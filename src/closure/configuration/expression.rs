@@ -1,5 +1,5 @@
-//! Expressions that clients evaluate at `init`: those of sources and versions, and what these are made of. They are kept
-//! apart from the file that they stand in, because a value may stand in another file than its use.
+//! Expressions that clients evaluate at `init`: sources, versions, and the values that they depend on. They are
+//! independent of their file, because a value may be in another file than its use.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,11 +13,11 @@ use super::super::hcl;
 use super::super::order::ClientKind;
 use super::FolderRole;
 
-/// How deep locals may refer to each other.
+/// Depth of references between locals.
 const DEEPEST: usize = 128;
 /// The longest text that is a value here, in bytes: sources and versions are shorter.
 const LONGEST_TEXT: usize = 4096;
-/// The most parts of a list or an object, all that is in it included. What refers to itself twice over would have no end.
+/// Parts of a list or object, including nested ones. A value that contains itself twice would grow without limit.
 const MOST_PARTS: usize = 4096;
 /// The most steps that are taken for one folder: each expression and each part of a value is one. Sixteen MiB of
 /// configuration have about three million expressions.
@@ -34,11 +34,11 @@ pub(in super::super) enum Constant {
     List(Arc<[Constant]>),
     /// An object or a map.
     Object(Arc<BTreeMap<String, Constant>>),
-    /// No client knows it at `init`, or larder does not: what it depends on and what to do, for people.
+    /// Unknown to clients at `init`, or to larder: its cause and the remedy, for people.
     Unknown(Arc<str>),
 }
 
-/// What to do where nothing else helps.
+/// The general remedy.
 const WRITE_IT_OUT: &str = "write it as a plain string, or name what it comes to";
 
 impl Constant {
@@ -65,7 +65,7 @@ impl Constant {
         }
     }
 
-    /// How many parts it has, all that is in it included; no more than one too many are counted.
+    /// The number of parts, including nested ones; counting stops one above the limit.
     fn parts(&self) -> usize {
         let (mut waiting, mut parts) = (vec![self], 0);
         while let Some(value) = waiting.pop() {
@@ -89,7 +89,7 @@ pub(in super::super) type Inputs = BTreeMap<String, Constant>;
 /// An expression, as far as clients evaluate it at `init`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Formula {
-    /// Its value is known.
+    /// A known value.
     Value(Constant),
     /// `var.x`, `local.x.y["z"]`, or anything else that names something.
     Reference(Vec<Step>),
@@ -177,7 +177,7 @@ impl Formula {
                 let sides = [Self::of(&operation.lhs_expr), Self::of(&operation.rhs_expr)];
                 Self::Binary(*operation.operator.value(), Box::new(sides))
             }
-            // Nobody writes a version as a sum.
+            // // No real version is computed.
             Expression::UnaryOp(_) | Expression::BinaryOp(_) => Self::unknown("arithmetic"),
             Expression::ForExpr(_) => Self::unknown("a for expression"),
         }
@@ -211,7 +211,7 @@ impl Formula {
         Self::Value(Constant::unknown(what))
     }
 
-    /// Its value where nothing else is known: no variable, no local.
+    /// The value without variables and locals.
     pub(super) fn alone(&self) -> Constant {
         Scope::empty().value(self)
     }
@@ -263,13 +263,13 @@ pub(super) struct Variable {
     /// `const`: Terraform evaluates those with `true` alone at `init` (since 1.15), OpenTofu all but those with `false`
     /// (since 1.8; `false` since 1.12).
     pub(super) is_const: Option<bool>,
-    /// True for `nullable = false`: null stands for the default.
+    /// True for `nullable = false`: null means the default.
     pub(super) is_never_null: bool,
     /// OpenTofu refuses these at `init`.
     pub(super) is_secret: bool,
 }
 
-/// What the expressions of one folder refer to.
+/// Variables and locals of one folder.
 pub(super) struct Scope<'a> {
     client: ClientKind,
     standing: FolderRole,
@@ -305,7 +305,7 @@ impl<'a> Scope<'a> {
         Self { client, standing, variables, locals, inputs, known, under_evaluation, steps }
     }
 
-    /// Whether so many steps more may be taken.
+    /// Returns true if the step budget has space.
     fn may_take(&self, steps: usize) -> bool {
         self.steps.set(self.steps.get().saturating_add(steps));
         self.steps.get() <= MOST_STEPS
@@ -572,7 +572,7 @@ fn written(steps: &[Step]) -> String {
     text
 }
 
-/// Whether it is a number, a truth value or nothing, as it is written.
+/// Returns true for a literal number, boolean or null.
 pub(super) fn is_other_than_text(expression: &Expression) -> bool {
     match expression {
         Expression::Parenthesis(inner) => is_other_than_text(inner.inner()),
@@ -602,7 +602,7 @@ pub(super) fn reference(expression: &Expression) -> Vec<String> {
     }
 }
 
-/// The same of a text.
+/// The references in a string.
 pub(super) fn reference_in(text: &str) -> Vec<String> {
     let text = text.strip_prefix("${").and_then(|text| text.strip_suffix('}')).unwrap_or(text).trim();
     let text = text.split('[').next().unwrap_or(text);

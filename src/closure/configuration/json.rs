@@ -72,7 +72,7 @@ impl<'a> Json<'a> {
     }
 }
 
-/// Whether a file is JSON at all.
+/// Checks that a file is JSON.
 pub(super) fn check(file: &str) -> Result<&RawValue, BadHcl> {
     if file.len() > hcl::LARGEST {
         return Err(BadHcl::TooLarge(file.len()));

@@ -1,5 +1,5 @@
-//! What one folder of a configuration says about modules and providers, as the clients read it: its files and those that
-//! override them, in both syntaxes. What is wrong in one place never hides what another says.
+//! The modules and providers that one configuration folder needs, as the clients read it: its files and override files,
+//! in both syntaxes. A problem in one place hides nothing elsewhere.
 
 mod body;
 mod declared;
@@ -27,7 +27,7 @@ use super::Files;
 use super::order::ClientKind;
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
-/// What a folder says.
+/// The needs of a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Module {
     /// The modules it calls.
@@ -36,7 +36,7 @@ pub(super) struct Module {
     pub(super) needs: Vec<Need>,
     /// The variables whose values decide which modules it calls.
     pub(super) inputs: BTreeSet<String>,
-    /// What is wrong with it, or could not be read.
+    /// Problems, and unreadable parts.
     pub(super) problems: Vec<Problem>,
 }
 
@@ -47,29 +47,29 @@ pub(super) struct ModuleCall {
     pub(super) source: ModuleSource,
     /// Which versions; only of a registry's.
     pub(super) versions: ModuleConstraint,
-    /// What it gives to the variables of the module.
+    /// Values for the module's variables.
     pub(super) inputs: Inputs,
     /// Where it stands.
     pub(super) at: SourceLine,
 }
 
-/// That a provider is needed.
+/// A required provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Need {
     /// Which.
     pub(super) provider: ProviderAddress,
-    /// Which of its versions, where that is said.
+    /// Its version constraint, where given.
     pub(super) versions: Option<Constraint>,
     /// Where it stands.
     pub(super) at: SourceLine,
 }
 
-/// Something that a client would refuse, or that cannot be told from here.
+/// A configuration problem that clients would refuse, or that cannot be decided here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
-    /// What it is about: a source as it is written, a file.
+    /// Its subject: a source as written, a file.
     pub(super) what: String,
-    /// What is wrong, and what to do.
+    /// The problem, and the remedy.
     pub(super) why: String,
     /// Where it stands.
     pub(super) at: SourceLine,
@@ -90,7 +90,7 @@ impl fmt::Display for SourceLine {
     }
 }
 
-/// What a folder is to the client that reads it.
+/// Role of a folder for its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum FolderRole {
     /// The one that `init` is run in: its tests are read too.

@@ -1,4 +1,4 @@
-//! What the declarations of a folder mean: which modules and providers it needs.
+//! Interprets a folder's declarations: the modules and providers that it needs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -10,7 +10,7 @@ use super::source::{self, ModuleSource};
 use super::{FolderRole, Module, ModuleCall, Need, Problem, SourceLine, required_version};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
-/// What is declared, as it is meant; `inputs` are the values that its variables are given.
+/// Interprets declarations; `inputs` are the values of its variables.
 pub(super) fn of(mut declared: Declared, standing: FolderRole, client: ClientKind, inputs: &Inputs) -> Module {
     let mut problems = std::mem::take(&mut declared.problems);
     problems.extend(required_version::problems(&declared.required_versions, client));
@@ -93,9 +93,9 @@ fn last(import: &ImportBlock) -> &str {
 
 struct ModuleReader {
     client: ClientKind,
-    /// What `required_providers` says of local names.
+    /// `required_providers` by local name.
     names: BTreeMap<String, ProviderReference>,
-    /// What is needed already: the first place that says so is enough.
+    /// Requirements recorded so far: the first place is enough.
     said: HashSet<(ProviderAddress, Option<Constraint>)>,
     module: Module,
 }
@@ -175,7 +175,7 @@ impl ModuleReader {
         while let [module, _, rest @ ..] = to
             && module == "module"
         {
-            // What is imported into another module is that module's affair to Terraform.
+            // // Terraform ignores imports into called modules.
             if self.client == ClientKind::Terraform {
                 return;
             }
@@ -222,7 +222,7 @@ impl ModuleReader {
     }
 }
 
-/// Why a source or a version is not known, and what to do.
+/// The reason why a source or version is unknown, and the remedy.
 fn not_known(what: &str, value: &Constant) -> String {
     match value {
         Constant::Unknown(depends_on) => format!("its {what} depends on {depends_on}"),

@@ -3,7 +3,7 @@
 use super::super::order::ClientKind;
 use crate::address::{Hostname, Name, ProviderAddress};
 
-/// What is named.
+/// Result of parsing a provider source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ProviderReference {
     /// A provider that a registry has.
@@ -12,9 +12,9 @@ pub(super) enum ProviderReference {
     BuiltIn,
 }
 
-/// The namespace of what is named by its type alone.
+/// Namespace of a source that has only a type.
 const DEFAULT_NAMESPACE: &str = "hashicorp";
-/// Where the built-in one is said to be.
+/// Address of the built-in provider.
 const BUILT_IN: (&str, &str, &str) = ("terraform.io", "builtin", "terraform");
 
 /// The registry of an address without a host.
@@ -64,10 +64,10 @@ pub(super) fn of_source(given: &str, client: ClientKind) -> Result<ProviderRefer
     }
 }
 
-/// The provider that a local name stands for where nothing says so.
+/// The provider of a local name without an entry.
 ///
 /// # Errors
-/// Why clients refuse it.
+/// The reason why clients refuse it.
 pub(super) fn of_local_name(name: &str, client: ClientKind) -> Result<ProviderReference, String> {
     match name {
         "terraform" => Ok(ProviderReference::BuiltIn),

@@ -1,4 +1,5 @@
-//! Which clients a folder asks for. Which one will read it is not known here, so only what refuses all of them is wrong.
+//! `required_version`. The client's version is unknown here, so only a constraint that excludes every version is a
+//! problem.
 
 use super::super::order::ClientKind;
 use super::Problem;
@@ -6,7 +7,7 @@ use super::declared::LocatedValue;
 use super::expression::Constant;
 use crate::address::{ModuleConstraint, Version};
 
-/// What this is about, for people.
+/// The term used in messages.
 const WHAT: &str = "required_version";
 
 /// The first release of a client that installs from mirrors as they are today.
@@ -17,7 +18,7 @@ fn oldest(client: ClientKind) -> (&'static str, &'static str) {
     }
 }
 
-/// What is wrong with the constraints of one folder.
+/// Problems of one folder's constraints.
 pub(super) fn problems(said: &[LocatedValue], client: ClientKind) -> Vec<Problem> {
     let (mut problems, mut constraints) = (Vec::new(), Vec::new());
     for (value, at) in said {

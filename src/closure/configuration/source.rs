@@ -8,7 +8,7 @@ use crate::address::{Hostname, ModuleAddress, ModuleName, System};
 const NO_REGISTRIES: [&str; 2] = ["github.com", "bitbucket.org"];
 /// The longest source that is taken, in bytes.
 const LONGEST: usize = 2048;
-/// How much of a source is shown, in characters.
+/// Shown length of a source, in characters.
 const SHOWN: usize = 200;
 
 /// Where a module comes from.
@@ -44,7 +44,7 @@ impl ModuleSource {
         }
         match (registry(given, client), has_version) {
             (Ok(source), _) => Ok(source),
-            // What is wrong with a part may show a secret.
+            // // The detail could show a secret.
             (Err(_), true) if shown(given) != given => {
                 Err(format!("with a version, it has to be the address of a registry: {}", elsewhere(given)))
             }
@@ -54,8 +54,8 @@ impl ModuleSource {
     }
 }
 
-/// A source as it may be shown to anybody: without userinfo but `git@`, without what stands behind a `#`, and without
-/// what stands behind a `?` but for a `ref`. Where it cannot be told what is a secret, more is left out.
+/// Makes a source safe to show: without userinfo except `git@`, without a fragment, and of the query only `ref`. Where
+/// secrets cannot be recognised, more is dropped.
 pub(in super::super) fn shown(given: &str) -> String {
     let is_word = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "+.-".contains(c));
     let (mut start, mut rest) = (String::new(), given);
@@ -69,7 +69,7 @@ pub(in super::super) fn shown(given: &str) -> String {
         rest = after;
     }
     let end = rest.find(['?', '#']).unwrap_or(rest.len());
-    // Either a password holds such a sign, or what follows it holds an @: there is no telling.
+    // // A password may contain such a sign, or the rest an @: they cannot be distinguished.
     if rest[end..].contains('@') {
         return format!("{}…", start.chars().take(SHOWN).collect::<String>());
     }
@@ -88,7 +88,7 @@ pub(in super::super) fn shown(given: &str) -> String {
     shown.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(SHOWN).collect()
 }
 
-/// What can be done about a source that no registry answers for.
+/// The remedy for a source that no registry answers.
 fn elsewhere(given: &str) -> String {
     if given.starts_with('/') || given.split("::").last().is_some_and(|url| url.starts_with("file:")) {
         return "it is a path of one machine: what is there was not handed over. Write the path from here on, with ./ or ../ before it".to_owned();

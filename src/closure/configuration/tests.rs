@@ -362,7 +362,7 @@ fn what_no_override_file_can_add_is_wrong() {
     assert_eq!((problems(&module), needs(&module)), (vec![], vec!["hashicorp/a".to_owned(), "x/b".to_owned()]));
 }
 
-/// Each file is within its bounds; what all of them say is kept in memory together.
+/// Each file is within its limits; the total of a folder is limited, too.
 #[test]
 fn a_folder_that_declares_without_end_is_not_read_to_its_end() {
     let many = |from: usize| (from..from + 36_000).map(|n| format!("output \"{n}\" {{}}\n")).collect::<String>();
@@ -682,7 +682,7 @@ proptest! {
         let given = files(&[(&name, &text), ("b.tf", "module \"b\" {\n  source = \"./b\"\n}\n")]);
         for client in [ClientKind::Terraform, ClientKind::Opentofu] {
             let module = read(&given, "", FolderRole::Root, client, "", &Inputs::new());
-            // What one file says, nothing in another hides.
+            // // One file hides nothing in another.
             prop_assert!(calls(&module).contains(&"./b".to_owned()) || text.contains("module"));
         }
     }
@@ -702,7 +702,7 @@ proptest! {
     }
 }
 
-/// What stands around each source: variables and locals of every kind.
+/// Variables and locals of every kind around each source.
 const SURROUNDINGS: &str = r#"
 variable "c" {
   const   = true
@@ -738,7 +738,7 @@ locals {
 }
 "#;
 
-/// The source of one module call, or what is wrong with it.
+/// The source of one module call, or its problem.
 fn source_of(source: &str, client: ClientKind) -> String {
     let text = format!("{SURROUNDINGS}\nmodule \"m\" {{\n  source = {source}\n}}\n").replace("\"name\" =", "name =");
     let given = files(&[("main.tf", &text)]);
@@ -755,7 +755,7 @@ fn source_of(source: &str, client: ClientKind) -> String {
     }
 }
 
-/// Each line was seen with Terraform 1.15.5 and OpenTofu 1.12.6. `…` stands for the same as Terraform.
+/// Each line was observed with Terraform 1.15.5 and OpenTofu 1.12.6. `…` stands for the same as Terraform.
 #[test]
 fn sources_are_evaluated_as_each_client_does() {
     for (source, terraform, opentofu) in [
@@ -809,7 +809,7 @@ fn sources_are_evaluated_as_each_client_does() {
     }
 }
 
-/// The same of versions: null is none at all.
+/// Versions: null means no constraint.
 #[test]
 fn versions_are_evaluated_too_and_json_has_templates() {
     let hcl = "variable \"v\" {\n  const = true\n  default = \"~> 1.0\"\n}\nvariable \"n\" {\n  const = true\n  default = null\n}\n";
@@ -829,7 +829,7 @@ fn versions_are_evaluated_too_and_json_has_templates() {
     assert_eq!(calls(&module), ["registry.terraform.io/acme/vpc/aws  ~> 1.2"], "{:#?}", problems(&module));
 }
 
-/// Override files change a default, and a local stands for what all files say of it.
+/// Override files change a default, and a local sees the merged value.
 #[test]
 fn the_values_of_override_files_and_of_tfvars_win_in_the_clients_order() {
     let main = "variable \"v\" {\n  const = true\n  default = \"a\"\n}\nmodule \"m\" {\n  source = \"./${var.v}\"\n}\n";
@@ -851,7 +851,7 @@ fn the_values_of_override_files_and_of_tfvars_win_in_the_clients_order() {
         ["./f"]
     );
     assert_eq!(with(&[("prod.tfvars", "v = \"c\"\n"), ("terraform.tfvars", "v = {")]), ["./a"]);
-    // Of a module that is called, nobody reads them.
+    // // Values files of a called module are not read.
     let given = files(&[("main.tf", main), ("terraform.tfvars", "v = \"c\"\n")]);
     let given_a_value = Inputs::from([("v".to_owned(), expression::Constant::Text("g".to_owned()))]);
     for (inputs, expected) in [(&Inputs::new(), "./a"), (&given_a_value, "./g")] {
@@ -879,7 +879,7 @@ fn of_the_values_in_tfvars_only_those_are_left_that_decide_what_is_called() {
 }
 
 proptest! {
-    /// Nothing that is written there takes for ever, or all of the memory.
+    /// No expression takes unlimited time or memory.
     #[test]
     fn locals_that_double_each_other_come_to_an_end(depth in 1..300usize, joined in any::<bool>()) {
         let local = |number: usize| match (number == depth, joined) {
@@ -891,12 +891,12 @@ proptest! {
         let calls = "module \"m\" {\n  source = local.l0\n}\nmodule \"n\" {\n  source = \"./n\"\n  x = local.l0\n}\n";
         let module = terraform(&[("main.tf", &format!("locals {{\n{locals}}}\n{calls}"))]);
         prop_assert_eq!(module.calls.len() + module.problems.len(), 2);
-        // They are compared when the folder that is called is looked for.
+        // // They are compared when the called folder is looked up.
         prop_assert_eq!(&module.calls.clone(), &module.calls);
     }
 }
 
-/// What a hostile file repeats is worked out once, or not at all.
+/// Repeated expressions of a hostile file are evaluated at most once.
 #[test]
 fn values_that_are_large_and_used_often_cost_little() {
     let list = format!("[{}]", "\"0123456789abcdef\",".repeat(20_000));

@@ -60,15 +60,15 @@ fn values_of(parsed: &Parsed<'_>) -> Inputs {
 /// A name that comes after those that people give.
 const LAST: &str = "~.auto.tfvars.json";
 
-/// The file that holds all that is left.
+/// The file that contains all remaining values.
 const ALL_VALUES: &str = "terraform.tfvars.json";
 
-/// The values for the variables of a root, as clients read them: the last file that gives one wins, and those that
-/// people name themselves come last. Values of the command line and of the environment are not known here.
+/// The values of a root's variables in the clients' order: the last file wins, then the command line. The client's own
+/// command line and environment are unknown here.
 pub(super) fn of_root(files: &Files, folder: &str) -> Inputs {
     let mut inputs = Inputs::new();
     for (name, text) in in_order(files, folder) {
-        // What cannot be read is a problem of the client's, and hides no other value.
+        // // An unreadable file is the client's problem, and hides no other value.
         let Ok(parsed) = Parsed::read(name, text) else { continue };
         inputs.extend(values_of(&parsed));
     }
@@ -88,8 +88,8 @@ fn in_order<'a>(files: &'a Files, folder: &str) -> Vec<(&'a str, &'a str)> {
     all
 }
 
-/// Leaves no values but those that decide which modules are called, all of a folder in one file. The others may be secrets,
-/// and nobody needs them.
+/// Drops all values except those that decide which modules are called, and merges them into one file per folder. The
+/// others may be secrets and are not needed.
 pub(in super::super) fn forget_others(files: &mut Files) {
     let folders: Vec<String> = files.folders().into_iter().map(str::to_owned).collect();
     for folder in folders {
@@ -107,13 +107,13 @@ pub(in super::super) fn forget_others(files: &mut Files) {
         names.iter().for_each(|name| files.remove(&at(name)));
         if !values.is_empty() {
             let text = serde_json::Value::Object(values).to_string();
-            // It is shorter than what it was made of.
+            // // It is shorter than its sources.
             let _ = files.insert(&at(ALL_VALUES), text.as_bytes());
         }
     }
 }
 
-/// What is not known is left out like a null: neither is a source.
+/// Unknown values are dropped like null: neither is a source.
 fn as_json(value: &Constant) -> serde_json::Value {
     match value {
         Constant::Null | Constant::Unknown(_) => serde_json::Value::Null,

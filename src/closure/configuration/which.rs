@@ -8,16 +8,16 @@ use super::FolderRole;
 pub(super) struct SelectedFile<'a> {
     /// Its path.
     pub(super) path: String,
-    /// What it says.
+    /// Its text.
     pub(super) text: Result<&'a str, Unreadable>,
-    /// What it is to the others.
+    /// Its role in the folder.
     pub(super) kind: Kind,
 }
 
-/// What a file is to the others of its folder.
+/// Role of a file in its folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// Declares things.
+    /// A primary file.
     Primary,
     /// Changes what others declare; read after all of them.
     Override,
@@ -25,24 +25,24 @@ pub(super) enum Kind {
     Test,
 }
 
-/// How the names of configuration files end; those of OpenTofu first, which take the place of the others.
+/// Endings of configuration files; OpenTofu's first, which replace the others.
 const CONFIGURATION: [(&str, &str); 2] = [(".tofu", ".tf"), (".tofu.json", ".tf.json")];
-/// The same of test files.
+/// Endings of test files.
 const TESTS: [(&str, &str); 2] = [(".tofutest.hcl", ".tftest.hcl"), (".tofutest.json", ".tftest.json")];
-/// The folder below a root that tests are looked for in, besides the root itself.
+/// Besides the root itself, tests are in this folder.
 pub(in super::super) const TEST_FOLDER: &str = "tests";
 
-/// Whether a file of that name is configuration to any client: no test, and no lock file.
+/// Returns true for configuration files of any client: no tests, no lock files.
 pub(in super::super) fn is_configuration(name: &str) -> bool {
     CONFIGURATION.iter().any(|(tofu, terraform)| name.ends_with(tofu) || name.ends_with(terraform))
 }
 
-/// Whether a file of that name is a test to any client.
+/// Returns true for test files of any client.
 pub(in super::super) fn is_test(name: &str) -> bool {
     TESTS.iter().any(|(tofu, terraform)| name.ends_with(tofu) || name.ends_with(terraform))
 }
 
-/// Whether a file of that name is one that only OpenTofu reads.
+/// Returns true for files that only OpenTofu reads.
 pub(in super::super) fn is_for_opentofu_only(name: &str) -> bool {
     CONFIGURATION.iter().any(|(tofu, _)| name.ends_with(tofu))
 }

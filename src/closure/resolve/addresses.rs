@@ -11,7 +11,7 @@ use crate::address::{
     Artifact, ModulePackage, Package, PackageSelector, Platform, ProviderAddress, Selection, Version, Versions,
 };
 
-/// What an address means: its own archive, and nothing that it calls.
+/// Resolves an address: its own archive, without calls.
 pub(super) async fn of_address(
     asking: &Asking<'_, impl Registries>,
     what: &PackageSelector,
@@ -39,7 +39,7 @@ pub(super) async fn of_address(
     }
 }
 
-/// What a lock file names.
+/// Resolves a lock file.
 pub(super) async fn of_lock_file(
     asking: &Asking<'_, impl Registries>,
     name: &str,

@@ -1,4 +1,4 @@
-//! Registries, asked once for each thing by everybody who needs it, and a few things at a time.
+//! Registry queries: each is sent once, and a few at a time.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -13,18 +13,18 @@ use super::super::order::ClientKind;
 use super::super::{Beyond, ModuleFiles, Registries};
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 
-/// How many questions are open at a time.
+/// Open queries at a time.
 const AT_ONCE: usize = 16;
 /// The most lists of versions that one order may ask for.
 const MOST_LISTS: usize = 8192;
-/// The most modules of registries that one order may come to.
+/// Registry modules in one order.
 const MOST_MODULES: usize = 1024;
 /// The most bytes that the files of them may have in all, for as long as it takes.
 const MOST_BYTES: usize = 64 << 20;
 
 /// The most calls that are followed for one order, all of its roots together.
 const MOST_CALLS: usize = 1 << 18;
-/// The most conditions that versions are held against for one order.
+/// Version comparisons in one order.
 const MOST_COMPARED: usize = 1 << 27;
 
 /// An answer, or why there is none.
@@ -40,12 +40,12 @@ pub(super) struct Asking<'a, R> {
     module_versions: Answers<ModuleAddress, Vec<Version>>,
     module_files: Answers<ModulePackage, ModuleFiles>,
     modules: Answers<(ModulePackage, String, ClientKind, Arc<Inputs>), Module>,
-    /// How many lists were asked for.
+    /// Lists queried.
     lists: AtomicUsize,
-    /// How many modules were asked for, and how many bytes they have.
+    /// Modules queried, and their bytes.
     number: AtomicUsize,
     bytes: AtomicUsize,
-    /// How many calls were followed, and how many conditions looked at.
+    /// Calls followed, and comparisons made.
     calls: AtomicUsize,
     compared: AtomicUsize,
 }
@@ -67,7 +67,7 @@ impl<'a, R: Registries> Asking<'a, R> {
         }
     }
 
-    /// The versions of a provider that clients are told of.
+    /// The versions of a provider that clients see.
     pub(super) async fn provider_versions(&self, of: &ProviderAddress) -> Answer<Vec<Version>> {
         let ask = async || {
             self.one_more_list()?;
@@ -76,7 +76,7 @@ impl<'a, R: Registries> Asking<'a, R> {
         self.once(&self.provider_versions, of, ask).await
     }
 
-    /// The same of a module.
+    /// The versions of a module that clients see.
     pub(super) async fn module_versions(&self, of: &ModuleAddress) -> Answer<Vec<Version>> {
         let ask = async || {
             self.one_more_list()?;
@@ -85,14 +85,15 @@ impl<'a, R: Registries> Asking<'a, R> {
         self.once(&self.module_versions, of, ask).await
     }
 
-    /// What a provider has beyond them. It is asked of what is held, and only where none of them will do.
+    /// Versions of a provider that clients do not see. Asked from the cache, and only if none of the visible ones
+    /// matches.
     pub(super) async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<Beyond>, String> {
         // It is never closed.
         let _turn = self.turns.acquire().await;
         self.registries.provider_beyond(of).await.map_err(|why| why.to_string())
     }
 
-    /// The same of a module.
+    /// Versions of a module that clients do not see.
     pub(super) async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<Beyond>, String> {
         let _turn = self.turns.acquire().await;
         self.registries.module_beyond(of).await.map_err(|why| why.to_string())
@@ -117,7 +118,7 @@ impl<'a, R: Registries> Asking<'a, R> {
         self.once(&self.module_files, of, ask).await
     }
 
-    /// What a folder of a module says, given these values.
+    /// Parses a folder of a module with these values.
     pub(super) async fn module(
         &self,
         of: &ModulePackage,
@@ -136,7 +137,7 @@ impl<'a, R: Registries> Asking<'a, R> {
         cell.get_or_init(read).await.clone()
     }
 
-    /// Whether so many calls more may be followed.
+    /// Checks the limit of calls.
     pub(super) fn may_follow(&self, calls: usize) -> Result<(), String> {
         match self.calls.fetch_add(calls, Ordering::Relaxed).saturating_add(calls) <= MOST_CALLS {
             true => Ok(()),
@@ -146,7 +147,7 @@ impl<'a, R: Registries> Asking<'a, R> {
         }
     }
 
-    /// Whether versions may be held against so many conditions more.
+    /// Checks the limit of comparisons.
     pub(super) fn may_compare(&self, conditions: usize) -> Result<(), String> {
         match self.compared.fetch_add(conditions, Ordering::Relaxed).saturating_add(conditions) <= MOST_COMPARED {
             true => Ok(()),

@@ -17,7 +17,7 @@ pub(super) struct Spot {
     pub(super) package: Option<ModulePackage>,
     /// Its path there.
     pub(super) folder: String,
-    /// The values that decide what it calls; none for a root, beside which they stand.
+    /// The values that decide its calls; none for a root, whose values are files.
     pub(super) inputs: Arc<Inputs>,
 }
 
@@ -29,9 +29,9 @@ pub(super) struct Led {
     pub(super) through: Option<ModulePackage>,
 }
 
-/// Something that cannot be had.
+/// An unavailable item.
 pub(super) struct Refused {
-    /// What.
+    /// Its name.
     pub(super) what: String,
     /// Why.
     pub(super) why: String,
@@ -52,8 +52,7 @@ pub(super) async fn follow(
     }
 }
 
-/// The same folder with those values of a call that decide what is called there. Without any it is the same one for all
-/// who call it.
+/// The folder with the values of a call that decide what it calls. Without any, all callers share it.
 async fn given(
     asking: &Asking<'_, impl Registries>,
     local: &Local,
@@ -108,7 +107,7 @@ async fn within_the_same(
         }));
     };
     let has_folder = match &from.package {
-        // What calls it was read from them, so they are there.
+        // // The caller was read from them, so they are loaded.
         Some(package) => asking.module_files(package).await.is_ok_and(|files| files.files.has_folder(&folder)),
         None => files.has_folder(&folder),
     };

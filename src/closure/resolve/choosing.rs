@@ -1,14 +1,13 @@
-//! Which version is chosen: of those that clients are told of; where none of them will do, of those that they would be
-//! told of, were they brought here.
+//! Picks the newest matching version that is available; otherwise the newest that exists upstream.
 
 use super::super::{Beyond, Registries};
 use super::asking::Asking;
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 
-/// What was chosen.
+/// A chosen version.
 pub(super) struct Chosen {
     pub(super) version: Version,
-    /// For which platforms it must be there too before clients are told of it.
+    /// Platforms for which it must also be stored before clients see it.
     pub(super) besides: Vec<Platform>,
 }
 
@@ -28,7 +27,7 @@ pub(super) async fn of_provider(
     }
 }
 
-/// A version of a module.
+/// Chooses a version of a module.
 ///
 /// # Errors
 /// As for a provider.

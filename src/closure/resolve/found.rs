@@ -1,20 +1,20 @@
-//! What is found out, merged by what it is about.
+//! Results of resolving, merged by item.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{Cannot, Closure, RequiredArchive};
 use crate::address::Artifact;
 
-/// The most names of whoever wants one thing.
+/// Names of requirements listed for one item.
 const MOST_BY: usize = 16;
 
-/// How much is said of one thing, in characters.
+/// Length of the texts about one item, in characters.
 const LONGEST: usize = 4096;
 
-/// The most things that are said to be impossible.
+/// Unavailable items listed.
 const MOST_CANNOT: usize = 4096;
 
-/// What was found out.
+/// Results so far.
 #[derive(Debug, Default)]
 pub(super) struct ResolutionResult {
     wanted: BTreeMap<Artifact, RequiredVersions>,
@@ -40,7 +40,7 @@ impl ResolutionResult {
         terms.by.extend(by);
     }
 
-    /// Something cannot be had.
+    /// Adds an unavailable item.
     pub(super) fn cannot(
         &mut self,
         what: impl Into<String>,
@@ -81,7 +81,7 @@ impl ResolutionResult {
     }
 }
 
-/// As much as anybody reads of it: what users wrote may be of any length.
+/// Truncates a text: users' texts may have any length.
 fn shortened(mut text: String) -> String {
     if let Some((end, _)) = text.char_indices().nth(LONGEST) {
         text.truncate(end);

@@ -11,7 +11,7 @@ use super::asking::{Answers, cell};
 use super::found::ResolutionResult;
 use super::roots::{self, Root};
 
-/// How many folders are read at a time.
+/// Folders read at a time.
 const AT_ONCE: usize = 2;
 /// Why there is nothing where reading panicked.
 const ENDED: &str = "reading it ended unexpectedly";
@@ -53,7 +53,7 @@ impl Local {
         }
     }
 
-    /// What a folder says, given these values.
+    /// Parses a folder with these values.
     pub(super) async fn module(
         &self,
         folder: &str,

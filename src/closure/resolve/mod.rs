@@ -1,5 +1,5 @@
-//! What an order comes to: every archive that an `init` will ask for, found out as the clients find it out. Whatever
-//! cannot be had is named, and hides nothing else.
+//! Resolves an order to the archives that an `init` needs, as the clients do. An unavailable item is listed, and hides
+//! nothing else.
 
 mod addresses;
 mod asking;
@@ -21,10 +21,10 @@ use self::local::Local;
 pub(super) use self::roots::uncalled;
 use super::{Closure, Given, Order, Registries};
 
-/// Finds out what an order comes to. Registries are asked for each list and each module once, and only a few at a time.
+/// Resolves an order. Each list and module is queried once, a few at a time.
 ///
-/// What is chosen is what `init` would choose in folders where nothing is installed yet, of the versions that the
-/// registries tell now. A provider is wanted for every platform; a module once.
+/// The chosen versions are those of an `init` in folders without installed providers, from the registries' current
+/// lists. A provider is required for every platform; a module once.
 pub async fn resolve(order: &Order, registries: &impl Registries) -> Closure {
     let asking = Asking::new(registries);
     let each = order.given.iter().map(|given| {

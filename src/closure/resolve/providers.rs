@@ -44,7 +44,7 @@ pub(super) async fn choose(
     }
     let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MOST_PROVIDERS).collect();
     let lists = by_provider.keys().map(|provider| asking.provider_versions(provider));
-    // All at once; one after the other it is known then.
+    // // Starts all queries at once; the sequential loop below then finds them answered.
     join_all(lists.collect::<Vec<_>>()).await;
     for (provider, needs) in by_provider {
         let locked = locked.get(provider);
@@ -108,7 +108,7 @@ fn said(needs: &[&Need]) -> String {
     said.join("; ")
 }
 
-/// What the lock file of a root says.
+/// The locked providers of a root.
 fn locked(files: &Files, root: &Root, found: &mut ResolutionResult) -> BTreeMap<ProviderAddress, Locked> {
     let path = if root.folder.is_empty() { LOCK_FILE.to_owned() } else { format!("{}/{LOCK_FILE}", root.folder) };
     let text = match files.get(&path) {

@@ -11,9 +11,9 @@ use super::found::ResolutionResult;
 
 /// The most roots of one order.
 const MOST_ROOTS: usize = 512;
-/// What a lock file names that OpenTofu has written.
+/// The registry in lock files that OpenTofu has written.
 const OPENTOFU: &str = "registry.opentofu.org";
-/// What clients keep beside a configuration.
+/// A client's lock file.
 pub(super) const LOCK_FILE: &str = ".terraform.lock.hcl";
 
 /// A folder that `init` is run in.
@@ -21,7 +21,7 @@ pub(super) const LOCK_FILE: &str = ".terraform.lock.hcl";
 pub(super) struct Root {
     /// Its path.
     pub(super) folder: String,
-    /// Who runs it.
+    /// Its client.
     pub(super) client: ClientKind,
 }
 

@@ -10,7 +10,7 @@ use crate::address::{
 };
 use crate::closure::{Cannot, ClientKind, Configurations, Files, ModuleFiles, lock_file};
 
-/// Registries that know what they are told, and count what they are asked.
+/// Registries with fixed contents, which count queries.
 #[derive(Default)]
 struct KnownRegistries {
     providers: BTreeMap<String, Vec<&'static str>>,
@@ -85,7 +85,7 @@ fn configurations(given: &[(&str, &str)], roots: &[&str], client: Option<ClientK
 }
 
 fn run(order: &Order, registries: &KnownRegistries) -> Closure {
-    // What is asked for runs on any thread.
+    // // Queries must be Send.
     fn on_any_thread<T: Send>(future: T) -> T {
         future
     }
@@ -93,7 +93,7 @@ fn run(order: &Order, registries: &KnownRegistries) -> Closure {
     runtime.block_on(on_any_thread(resolve(order, registries)))
 }
 
-/// `ADDRESS@VERSION` of what is wanted, without the host of Terraform's registry.
+/// `ADDRESS@VERSION` of each requirement, without the host of Terraform's registry.
 fn wanted(closure: &Closure) -> Vec<String> {
     let name = |of: &Artifact| match of {
         Artifact::Provider(package) => format!("{}@{}", package.provider, package.version),
@@ -165,7 +165,7 @@ fn const_variables_are_handed_on_from_call_to_call() {
     let with_values = [&files[..], &[("terraform.tfvars", "v = \"1.1.0\"\n")]].concat();
     is(&run(&configurations(&with_values, &[""], Some(ClientKind::Terraform)), &registries), &all[1..], &[]);
 
-    // What is known later is no version, and hides nothing else.
+    // // A value known after `init` is not a version, and hides nothing else.
     let later = main.replace("local.two", "data.x.y.z");
     let files = [("main.tf", later.as_str()), ("child/main.tf", &child)];
     let refused = ["child/main.tf … its version depends on data.x.y.z, which no client knows at init"];
@@ -374,7 +374,7 @@ fn a_module_that_cannot_be_read_is_wanted_still() {
 const LOCKED: &str =
     "provider \"registry.terraform.io/x/a\" {\n  version = \"1.1.0\"\n  hashes = [\"zh:one\", \"h1:two\"]\n}\n";
 
-/// As Terraform 1.11 goes by a lock file.
+/// As Terraform 1.11 uses a lock file.
 #[test]
 fn the_lock_file_of_a_root_comes_first() {
     let registries = KnownRegistries::default().provider("x/a", &["1.0.0", "1.1.0", "1.2.0", "2.0.0"]);

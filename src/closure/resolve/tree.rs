@@ -15,7 +15,7 @@ use super::providers;
 use super::roots::Root;
 use crate::address::{Artifact, Platform};
 
-/// How deep modules may call each other.
+/// Depth of module calls.
 const DEEPEST: usize = 64;
 /// The most folders of one root.
 const MOST_FOLDERS: usize = 4096;
@@ -41,7 +41,7 @@ struct RequirementsWalk<'a, R> {
     local: &'a Local,
     root: &'a Root,
     found: &'a mut ResolutionResult,
-    /// What each folder calls.
+    /// The calls of each folder.
     seen: BTreeMap<Spot, BTreeMap<Spot, String>>,
     needs: Vec<Need>,
 }
@@ -77,7 +77,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             }
         });
         let modules: Vec<Result<Arc<Module>, String>> = join_all(read.collect::<Vec<_>>()).await;
-        // Whatever cannot be read is known already: it was read to follow the call that leads here.
+        // // Unreadable folders were reported when the call was followed.
         let modules: Vec<(&Spot, Arc<Module>)> =
             level.iter().zip(modules).filter_map(|(spot, module)| Some((spot, module.ok()?))).collect();
         let mut calls: Vec<(&Spot, &ModuleCall)> = Vec::new();
@@ -93,7 +93,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             self.found.cannot(self.name(), why, []);
             calls.clear();
         }
-        // What is in memory already needs nobody to wait for it: others go on in between.
+        // // Cached answers complete without waiting; let other tasks run.
         tokio::task::yield_now().await;
         let mut follow = Vec::with_capacity(calls.len());
         for (spot, call) in calls {

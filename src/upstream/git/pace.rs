@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use crate::upstream::bounds::GitLimits;
 use crate::upstream::error::Fault;
 
-/// As for archives: slower transfers delay others.
+/// Slower transfers delay others. The limit is that of archives.
 const LEAST_BYTES_PER_SECOND: f64 = 1024.0;
 
 /// Waiting times and received bytes of one job.
