@@ -1,4 +1,4 @@
-//! One request on its way: what the rest of the way needs to know of it, and what comes back.
+//! The context of one request, and the answer to it.
 
 use std::sync::Arc;
 
@@ -16,95 +16,93 @@ use crate::upstream::Upstream;
 use crate::upstream::ask::Asker;
 use crate::upstream::restraint::RevalidationPermit;
 
-/// What the rest of a request's way needs to know of it.
+/// The context of one request: its time, its client, its limits and its configuration.
 #[derive(Debug, Clone)]
 pub struct RequestContext {
-    /// When it came.
+    /// The time of arrival.
     pub now: Timestamp,
-    /// Through which proxies it came.
+    /// The proxies that the request passed through (CDN-Loop).
     pub via: CdnLoop,
-    /// When that was on the clock that waits go by: patience counts from here, over all that is waited for.
+    /// The time of arrival on the monotonic clock. Patience counts from here, over all waits.
     pub began: Instant,
-    /// By when a document must be answered.
+    /// The deadline for answering a document.
     pub deadline: Instant,
-    /// Whether the client can take a body whose length is not known (not so before HTTP/1.1).
+    /// True if the client accepts a body of unknown length (not before HTTP/1.1).
     pub takes_unknown_length: bool,
-    /// Who waits for the answer.
+    /// The party that waits for the answer.
     pub asker: Asker,
-    /// The client that asks; none for a job.
+    /// The client; `None` for a job.
     pub client: Option<ClientAddress>,
     pub(super) terms: Arc<RuntimeConfig>,
     pub(super) part: CallerKind,
     pub(super) leave: RevalidationPermit,
 }
 
-/// What a call is a part of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallerKind {
-    /// A request: one of those that wait.
+    /// A client's request. It counts towards the limit of waiting requests.
     Request,
-    /// A flight that others wait for.
+    /// A single flight that others may join.
     Flight,
-    /// A step of a job: it waits for as long as the flight that it joins, because nobody waits for it.
+    /// A step of a job. It waits until its flight ends, because no client waits.
     Step,
-    /// A step of a plan: the same, but what an upstream that asked for time said before is good enough for it.
+    /// A step of a plan. Like a job's step, but where an upstream asked for a delay it accepts the stored copy.
     Look,
 }
 
-/// Whether somebody waits to be told.
+/// The haste of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
-    /// A job has time: where upstream asked to be left alone, it is asked later.
+    /// A job has time: where an upstream asked for a delay, the step is tried later.
     None,
-    /// A plan is to tell what is so now: where upstream asked to be left alone, by what is held.
+    /// A plan reports the present state: where an upstream asked for a delay, it uses the stored copy.
     ToTell,
 }
 
-/// What a flight is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum FetchReason {
-    /// Something that is not held: it is always tried.
+    /// Nothing is stored: the fetch is always tried.
     Fetch,
-    /// Something that is held: it is asked about within the upstream's budget.
+    /// A copy is stored: the revalidation stays within the upstream's rate budget.
     Revalidate,
 }
 
-/// Who shares a flight, and how it ends: calls on the same terms that came alike.
+/// The part of a flight's key that separates requests of another configuration or from another route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Company {
     generation: Generation,
     came: CameBy,
 }
 
-/// Whether a request came through proxies that named themselves (CDN-Loop). An upstream may answer 508 to what such a
-/// list says, and nobody shares that who sent none.
+/// The presence of named proxies (CDN-Loop) in a request. An upstream may answer 508 because of them, and a request
+/// without them must not share that answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum CameBy {
     Straight,
     ThroughProxies,
 }
 
-/// How an answer came about.
+/// The cache outcome of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// From what is held, and fresh.
+    /// Stored and fresh.
     Hit,
     /// Fetched for this request.
     Miss,
-    /// Fetched for this request, and not here yet: only where it will be is told.
+    /// Being fetched for this request. The answer only names the URL it will have.
     Coming,
-    /// Fetched for this request alone, and not kept: the disk would not take it.
+    /// Fetched for this request alone and not stored, because the disk cannot take it.
     Passed,
-    /// Held, and confirmed or replaced by upstream for this request.
+    /// Stored, and confirmed or replaced by upstream for this request.
     Revalidated,
-    /// Held, past its time, and upstream could not say otherwise.
+    /// Stored and stale, and upstream could not be asked.
     Stale,
-    /// Held, and upstream has deleted it.
+    /// Stored, and deleted upstream.
     Gone,
 }
 
 impl Outcome {
-    /// How an answer that came about so came about where it is given out again.
+    /// The outcome to report where the same answer is served again.
     pub(crate) fn again(self) -> Self {
         match self {
             Self::Hit | Self::Miss | Self::Coming | Self::Passed | Self::Revalidated => Self::Hit,
@@ -113,21 +111,20 @@ impl Outcome {
     }
 }
 
-/// A value, how it came about, and until when it may be given out again unasked.
+/// A value with its cache outcome and its freshness.
 #[derive(Debug, Clone)]
 pub struct Answer<T> {
     /// The value.
     pub value: T,
-    /// How it came about.
+    /// The cache outcome.
     pub outcome: Outcome,
-    /// Until when it is fresh; already past for what is stale.
+    /// The end of its freshness; in the past for a stale value.
     pub fresh_until: Timestamp,
-    /// When upstream last confirmed it. Archives never age: of them, now.
+    /// The time of upstream's last confirmation. For archives, which never age, the present.
     pub checked: Timestamp,
 }
 
 impl<T> Answer<T> {
-    /// The same about another value.
     pub(super) fn map<U>(self, other: impl FnOnce(T) -> U) -> Answer<U> {
         let Self { value, outcome, fresh_until, checked } = self;
         Answer { value: other(value), outcome, fresh_until, checked }
@@ -135,48 +132,43 @@ impl<T> Answer<T> {
 }
 
 impl RequestContext {
-    /// Whether it is a step of a job or of a plan.
     pub(super) fn is_a_step(&self) -> bool {
         matches!(self.part, CallerKind::Step | CallerKind::Look)
     }
 
-    /// Whether it is to tell what is so, and nothing else.
     pub(super) fn only_looks(&self) -> bool {
         self.part == CallerKind::Look
     }
 
-    /// Whether it came through proxies that named themselves.
     pub(super) fn came(&self) -> CameBy {
         if self.via.names_nobody() { CameBy::Straight } else { CameBy::ThroughProxies }
     }
 
-    /// Who may share the flights of this call.
     pub(super) fn company(&self) -> Company {
         Company { generation: self.terms.generation, came: self.came() }
     }
 
-    /// The upstream that `host` names, on the terms of this call.
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.terms.upstream(host)
     }
 }
 
-/// A place among those that wait, for as long as this lives.
+/// A place among the waiting requests, released on drop.
 #[derive(Debug)]
 pub(super) struct WaitingPlace(#[expect(dead_code, reason = "held, and never looked at")] Option<OwnedSemaphorePermit>);
 
 impl Mirror {
-    /// A call that nobody waits for at a client's side: what an operator or the schedule asks for. Clients go first.
+    /// A context for work of an operator or of the schedule. Clients take precedence over it.
     pub fn job(&self, now: Timestamp) -> RequestContext {
         RequestContext { asker: Asker::Job, ..self.call(now, self.terms(), CdnLoop::default(), None, true) }
     }
 
-    /// A call for one step of a job, which would rather know what upstream has than what is held.
+    /// A context for one step of a job, which prefers upstream's answer to the stored copy.
     pub(super) fn step(&self, now: Timestamp) -> RequestContext {
         RequestContext { part: CallerKind::Step, ..self.job(now) }
     }
 
-    /// The same for somebody who has this much time.
+    /// A context for one step of this haste.
     pub(super) fn step_in(&self, haste: Urgency, now: Timestamp) -> RequestContext {
         let part = match haste {
             Urgency::None => CallerKind::Step,
@@ -185,7 +177,7 @@ impl Mirror {
         RequestContext { part, ..self.job(now) }
     }
 
-    /// A call that comes now, on the terms of the configuration that let it in.
+    /// A context for a request that arrives now, under the configuration that admitted it.
     pub fn call(
         &self,
         now: Timestamp,
@@ -200,7 +192,7 @@ impl Mirror {
         RequestContext { now, via, began, deadline, takes_unknown_length, asker, client, terms, part, leave }
     }
 
-    /// A call that a flight makes for itself: nobody waits for it, and it ends by its own limits.
+    /// A context for a flight: no client waits for it directly, and it ends by its own deadline.
     pub(super) fn inner(&self, call: &RequestContext) -> RequestContext {
         let began = Instant::now();
         let now = call.now.after(began.saturating_duration_since(call.began));
@@ -213,12 +205,12 @@ impl Mirror {
         }
     }
 
-    /// How many requests wait for upstreams now.
+    /// The number of requests that wait for upstreams.
     pub(super) fn waiting(&self) -> usize {
         self.limits.waiting.saturating_sub(self.places.available_permits())
     }
 
-    /// A place among those that wait for upstreams; a flight needs none, and neither does a job.
+    /// Takes a place among the waiting requests; `None` where all are taken. Flights and jobs need none.
     pub(super) fn place(&self, call: &RequestContext) -> Option<WaitingPlace> {
         match call.part {
             CallerKind::Flight | CallerKind::Step | CallerKind::Look => Some(WaitingPlace(None)),

@@ -1,82 +1,78 @@
-//! When a held document is served, asked about again, or fetched. Pure: no clock, no disk, no network.
+//! Decides if a stored document is served, revalidated or fetched. Pure: no clock, no disk, no network.
 
 use std::time::Duration;
 
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::upstream::outbound::Link;
 
-/// How old a held document is.
+/// The age of a stored document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Age {
-    /// When upstream last confirmed it.
+    /// The time of upstream's last confirmation.
     pub(super) checked: Timestamp,
-    /// Whether upstream said then that it does not exist any more.
+    /// True if upstream said then that it no longer exists.
     pub(super) gone: bool,
 }
 
 impl Age {
-    /// Whether what is held with this age stays where something of another comes to take its place: it was confirmed
-    /// later, and not at a time that has not come.
+    /// Returns true if a stored copy of this age stays when `coming` arrives: it was confirmed later, and not in the
+    /// future by a wrong clock.
     pub(super) fn outlasts(self, coming: Self, now: Timestamp) -> bool {
         self.checked > coming.checked && self.checked <= now.after(CLOCK_SLACK)
     }
 }
 
-/// How long documents of a kind stay fresh.
+/// The freshness rule of a kind of document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rule {
-    /// The fresh time of the kind.
     pub(super) fresh: Duration,
-    /// For how long a 404 is believed; never longer than `fresh`.
+    /// The lifetime of a 404; never longer than `fresh`.
     pub(super) not_found: Duration,
-    /// How long a request waits for a revalidation.
+    /// The longest wait for a revalidation.
     pub(super) patience: Duration,
-    /// Where it is asked about again.
     pub(super) place: RevalidationOrder,
 }
 
-/// Where something held is asked about again.
+/// The location at which a stored document is revalidated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RevalidationOrder {
-    /// Where it came from.
+    /// The location that it came from.
     AsBefore,
-    /// Elsewhere: its upstream has moved since.
+    /// A seen location: its upstream has moved since.
     Another,
 }
 
 impl Rule {
-    /// When a document of this age stops being fresh.
+    /// The end of freshness for a document of this age.
     pub(super) fn fresh_until(&self, age: Age) -> Timestamp {
         age.checked.after(if age.gone { self.believed() } else { self.fresh })
     }
 
-    /// The rule for what another place said: it is past its time whatever its age.
+    /// The rule for a copy from a former location: it is stale at any age.
     pub(super) fn of_another_place(self) -> Self {
         Self { fresh: Duration::ZERO, place: RevalidationOrder::Another, ..self }
     }
 
-    /// For how long a 404 is believed.
+    /// The effective lifetime of a 404.
     pub(super) fn believed(&self) -> Duration {
         self.not_found.min(self.fresh)
     }
 }
 
-/// What to do with a request for a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FreshnessDecision {
-    /// Serve what is held; it is fresh.
+    /// Serve the stored copy; it is fresh.
     Serve,
-    /// Serve what is held; nobody can be asked.
+    /// Serve the stored copy; upstream cannot be asked.
     ServeStale,
-    /// Ask upstream again, with patience; serve what is held if that fails.
+    /// Revalidate with patience; serve the stored copy if that fails.
     Revalidate,
-    /// Fetch it; nothing is held.
+    /// Fetch it; nothing is stored.
     Fetch,
-    /// Nothing is held, and nobody can be asked.
+    /// Refuse: nothing is stored, and upstream cannot be asked.
     Refuse,
 }
 
-/// Decides.
 pub(super) fn decide(held: Option<Age>, rule: &Rule, link: Link, now: Timestamp) -> FreshnessDecision {
     let Some(age) = held else {
         return match link {

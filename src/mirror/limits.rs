@@ -1,21 +1,21 @@
-//! How long is waited for what, and how much is taken.
+//! Deadlines and size limits.
 
 use std::time::Duration;
 
-/// How long we wait for what.
+/// The deadlines and size limits of a mirror.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Every document is answered within this.
+    /// The deadline for answering a document.
     pub answer_within: Duration,
-    /// An archive that brings no byte for this long, or less than 1 KiB/s over it, is given up.
+    /// The stall time: an archive without a byte for this long, or below 1 KiB/s over it, is given up.
     pub stall: Duration,
     /// The largest document, in bytes.
     pub document_bytes: u64,
     /// The largest archive, in bytes.
     pub archive_bytes: u64,
-    /// How many bytes of the store pages of the registry HTTP API may have.
+    /// The most bytes of registry API pages in the store.
     pub page_bytes: u64,
-    /// How many requests may wait for upstreams at one time.
+    /// The most requests that wait for upstreams at a time.
     pub waiting: usize,
 }
 

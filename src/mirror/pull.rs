@@ -1,4 +1,4 @@
-//! The way of every document, alone or in a set: serve it, ask again with patience, or fetch it.
+//! Serves documents and proof sets by freshness: from the store, by revalidation with patience, or by a fetch.
 
 use std::sync::Arc;
 
@@ -16,7 +16,6 @@ use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::restraint::Spends;
 
-/// What a flight brought back.
 #[derive(Debug, Clone)]
 pub(super) struct Landed<T> {
     pub(super) value: T,
@@ -25,18 +24,18 @@ pub(super) struct Landed<T> {
 
 pub(super) type Flight<T> = Result<Landed<T>, Error>;
 
-/// What is held, and can be asked about again.
+/// A stored object that can be revalidated.
 pub(super) trait AskedAgain {
-    /// Whom that would take.
+    /// The origins that a revalidation contacts.
     fn origins(&self) -> Vec<Origin>;
 }
 
-/// The error of a request that finds as many others waiting as may.
+/// The error for a request when too many others already wait.
 pub(super) fn nobody_may_wait(what: &str) -> Error {
     Error::Busy { what: what.to_owned(), why: "as many requests wait for upstreams as may at one time".to_owned() }
 }
 
-/// Waits for a flight until a moment; a job waits until it has landed, which it does by its own limits.
+/// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.
 async fn awaited<T: Clone>(call: &RequestContext, until: Instant, flight: Awaited<T>) -> Result<T, Elapsed> {
     match call.part {
         CallerKind::Request | CallerKind::Flight => timeout_at(until, flight).await,
@@ -45,7 +44,7 @@ async fn awaited<T: Clone>(call: &RequestContext, until: Instant, flight: Awaite
 }
 
 impl Mirror {
-    /// Answers from `held` or from a flight, as freshness decides. What is refused while sealed is for the caller to note.
+    /// Answers from the stored copy or from a flight, as freshness decides. The caller records what is refused offline.
     pub(super) async fn pull<T: AskedAgain + Clone + Send + Sync + 'static>(
         self: &Arc<Self>,
         what: &str,
@@ -70,14 +69,14 @@ impl Mirror {
         };
         match (verdict, held) {
             (FreshnessDecision::Serve, Some(held)) => Ok(answer(held, Outcome::Hit)),
-            // Nobody can be asked: for a moment it need not even be looked for.
+            // Upstream cannot be asked, so for a moment the store need not be look again either.
             (FreshnessDecision::ServeStale, Some(held)) => {
                 Ok(Answer { fresh_until: call.now.after(STORED_ANSWER_LIFETIME), ..stale(held) })
             }
             (FreshnessDecision::Revalidate, Some(held)) => {
                 let origins = match rule.place {
                     RevalidationOrder::AsBefore => held.value.origins(),
-                    // That the old place is left alone says nothing of the new one.
+                    // The backoff of the old location does not apply to the seen one.
                     RevalidationOrder::Another => vec![Origin::of(&call.upstream(host)?.settings.url)],
                 };
                 let Some(leave) = call.terms.outbound.leave(&origins, &call.leave, call.now) else {
@@ -121,7 +120,7 @@ impl Mirror {
         }
     }
 
-    /// Takes what a flight will ask for out of the upstream's budget, unless it fetches what is not held.
+    /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
     pub(super) fn spend(
         &self,
         what: &str,
@@ -132,14 +131,16 @@ impl Mirror {
     ) -> Result<(), Error> {
         match errand {
             FetchReason::Fetch => Ok(()),
-            FetchReason::Revalidate if call.terms.outbound.spend(host, Spends::Revalidation, requests, call.now) => {
+            FetchReason::Revalidate
+                if call.terms.outbound.spend(host, Spends::Revalidation, requests, call.now) =>
+            {
                 Ok(())
             }
             FetchReason::Revalidate => Err(Error::Spared(what.to_owned())),
         }
     }
 
-    /// Gives a flight that may ask several times the time limit of one document.
+    /// Limits a flight of several requests to the deadline of one document.
     pub(super) async fn within_limits<T>(
         self: &Arc<Self>,
         what: &str,

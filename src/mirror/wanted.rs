@@ -1,5 +1,5 @@
-//! A document that stands alone, on its way: what is held of it, the one flight for it, and what becomes of it once
-//! upstream says that it does not exist. What is asked, and what the answer must be, is for whoever wants it.
+//! Fetches one document: loads the stored copy, shares one request per key, handles an upstream 404. The URL and the
+//! checks of the answer are left to the caller.
 
 use std::sync::Arc;
 
@@ -16,14 +16,12 @@ use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
 
-/// What is wanted.
 #[derive(Debug, Clone)]
 pub(super) struct WantedDocument {
-    /// What is asked for, for people.
     pub(super) what: String,
     pub(super) key: Key,
     pub(super) upstream: Arc<Upstream>,
-    /// Which service of the upstream it comes from.
+    /// The upstream's service that has it.
     pub(super) service: Service,
     pub(super) rule: Rule,
 }
@@ -33,7 +31,7 @@ impl WantedDocument {
         &self.upstream.settings.host
     }
 
-    /// That upstream sent something that is not what was asked for.
+    /// The error for an answer that cannot be used.
     pub(super) fn unusable(&self, why: impl Into<String>) -> UpstreamError {
         let (asked, at) = (self.what.clone(), origin(&self.upstream.settings.url));
         UpstreamError { asked, at, fault: Fault::Unusable(why.into()) }
@@ -41,10 +39,10 @@ impl WantedDocument {
 }
 
 impl Mirror {
-    /// What is held, and by which rule it is asked about again.
+    /// Returns the stored copy and its freshness rule.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where nothing is held, and upstream said a moment ago that it does not exist.
+    /// [`Error::NotFound`] where nothing is stored and a 404 is cached.
     pub(super) async fn held_or_absent(
         self: &Arc<Self>,
         wanted: &WantedDocument,
@@ -66,8 +64,8 @@ impl Mirror {
         Ok((held, rule))
     }
 
-    /// Joins the flight for a document, or starts it with `fetch`, which is given what it may build on. `seen` is what
-    /// the caller saw held.
+    /// Joins or starts the flight for a document. `fetch` gets the copy to build on. `seen` is the age of the copy that
+    /// the caller look.
     pub(super) fn fly_for_document<F: Future<Output = DocumentFlight> + Send>(
         self: &Arc<Self>,
         wanted: &WantedDocument,
@@ -94,10 +92,10 @@ impl Mirror {
         })
     }
 
-    /// What is held of a document that upstream says does not exist (`keep_gone`).
+    /// Handles an upstream 404: returns the stored copy as deleted upstream (`keep_gone`), or removes it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where nothing is kept of it; that is remembered for a while.
+    /// [`Error::NotFound`] where no copy is kept. It is cached for a while.
     pub(super) async fn kept_though_gone(
         self: &Arc<Self>,
         wanted: &WantedDocument,

@@ -1,4 +1,4 @@
-//! The task that makes the index whole behind the start: after a `kill -9`, after damage, for the store of an older larder.
+//! Rebuilds the index in the background after `kill -9`, after damage, or for the store of an older larder.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -7,11 +7,10 @@ use super::Mirror;
 use crate::address::Artifact;
 use crate::store::StoreError;
 
-/// How long after a failure it is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 impl Mirror {
-    /// Makes the index whole; what fails is tried again until the mirror is gone.
+    /// Rebuilds the index. Retries until it succeeds or the mirror is dropped.
     pub(super) async fn make_index_whole(mirror: Weak<Self>) {
         while let Some(mirror) = mirror.upgrade() {
             let of = Arc::clone(&mirror);
@@ -31,7 +30,7 @@ impl Mirror {
         }
     }
 
-    /// Says whether the index is whole now.
+    /// Returns true if the index is whole now.
     fn reconcile_index(&self) -> bool {
         let index = &self.store.index;
         if !index.begin_to_make_whole() {
@@ -48,7 +47,7 @@ impl Mirror {
         {
             tracing::error!(%error, to_do = error.to_do(), "the index could not be made whole; it is tried again");
         }
-        // Not in the task, which a close may cut short: others wait for it.
+        // Reported here and not in the async task, which a shutdown may cancel: others wait for it.
         index.made_whole(ended);
         self.store_bytes_now();
         index.is_whole()
