@@ -26,21 +26,21 @@ use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::error::Error;
-use crate::http::alive::{self, Listening, Pool, Silent};
+use crate::http::alive::{self, BlockingPoolCheck, ListenerCheck, NotAlive};
 use crate::http::clients::Clients;
 use crate::http::listener::{self, serve};
-use crate::http::places::{PeerClass, Places};
+use crate::http::places::{ConnectionSlots, PeerClass};
 use crate::http::tls::Tls;
-use crate::http::{Admin, Main, Requests};
+use crate::http::{Admin, MainListener, Requests};
 use crate::jobs::{self, Jobs, Recurring};
 use crate::mirror::{Counters, Gauges, Limits, Mirror, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, ClientRoute};
-use crate::protocol::route::{Door, Mount};
+use crate::protocol::route::{Mount, RouteContext};
 use crate::store::{Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
-use crate::upstream::bounds::Bounds;
+use crate::upstream::bounds::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
 
@@ -52,7 +52,7 @@ pub struct StartSettings {
     /// Timeouts and sizes of the mirror. The store's size limit comes from the configuration.
     pub limits: Limits,
     /// Limits on outgoing requests and git jobs.
-    pub bounds: Bounds,
+    pub bounds: UpstreamLimits,
     /// Limits on client connections of each listener.
     pub connections: listener::Limits,
     /// Longest wait for a thread of the blocking pool before the liveness check fails.
@@ -64,7 +64,7 @@ impl Default for StartSettings {
         Self {
             clock: Clock::default(),
             limits: Limits::default(),
-            bounds: Bounds::default(),
+            bounds: UpstreamLimits::default(),
             connections: listener::Limits::default(),
             pool_within: alive::POOL_WITHIN,
         }
@@ -81,7 +81,7 @@ pub fn start_problems(config: &Config) -> Vec<String> {
     }
     if let Ok(own) = OwnEntry::random()
         && let Err(error) =
-            Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), Bounds::default())
+            Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), UpstreamLimits::default())
     {
         problems.push(error.to_string());
     }
@@ -146,9 +146,9 @@ pub struct RunningApp {
     parts: SharedParts,
     front: ArcSwap<Handlers>,
     tls: Option<Arc<Tls>>,
-    main_places: Places,
-    admin_places: Places,
-    pool: Pool,
+    main_places: ConnectionSlots,
+    admin_places: ConnectionSlots,
+    pool: BlockingPoolCheck,
     config: tokio::sync::Mutex<Config>,
 }
 
@@ -173,7 +173,7 @@ struct SharedParts {
 /// The request handlers of both listeners for one configuration. A request keeps the handlers it started with.
 #[derive(Debug)]
 struct Handlers {
-    main: Arc<Main>,
+    main: Arc<MainListener>,
     admin: Arc<Admin>,
 }
 
@@ -215,9 +215,9 @@ impl App {
         };
         let front = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.terms(), None)?);
         let config_in_force = tokio::sync::Mutex::new(config.clone());
-        let places = || Places::new(&settings.connections, parts.requests.clone());
+        let places = || ConnectionSlots::new(&settings.connections, parts.requests.clone());
         let (main_places, admin_places) = (places(), places());
-        let pool = Pool::new(settings.pool_within);
+        let pool = BlockingPoolCheck::new(settings.pool_within);
         let running = RunningApp { parts, front, tls, main_places, admin_places, pool, config: config_in_force };
         let (connections, http2) = (settings.connections, config.server.http2);
         let (scrub, base) = (config.store.scrub, base_url_of(config, main_at));
@@ -247,7 +247,7 @@ impl App {
     /// Size limit of the store in bytes.
     pub async fn size_limit(&self) -> u64 {
         // The limit depends on what is stored, so the index must be complete. A start waits for it at most a second.
-        let _ = tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.index.until_whole()).await;
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.index.until_complete()).await;
         let mirror = Arc::clone(&self.running.parts.mirror);
         self.running.parts.mirror.blocking(move || mirror.status().max_size_bytes).await.unwrap_or_default()
     }
@@ -260,7 +260,7 @@ impl App {
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
         let Self { running, main, admin, connections, http2, scrub, .. } = self;
-        running.parts.jobs.go_on();
+        running.parts.jobs.resume_interrupted();
         let mut background = running.background(scrub, &stop);
         let tls = running.tls.clone();
         let (main_places, admin_places) = (running.main_places.clone(), running.admin_places.clone());
@@ -298,7 +298,7 @@ impl RunningApp {
         let SharedParts { mirror, recurring, supervisor, clock, .. } = &self.parts;
         let mut tasks = JoinSet::new();
         let (of, at) = (Arc::clone(mirror), clock.clone());
-        supervisor.spawn(&mut tasks, Task::Housekeeping, move || jobs::keep_house(Arc::clone(&of), at.clone()));
+        supervisor.spawn(&mut tasks, Task::Housekeeping, move || jobs::run_housekeeping(Arc::clone(&of), at.clone()));
         let of = Arc::clone(recurring);
         supervisor.spawn(&mut tasks, Task::RecurringWarmUps, move || Arc::clone(&of).run());
         if let Some(every) = scrub {
@@ -344,11 +344,11 @@ impl RunningApp {
     }
 
     /// Checks that both listeners answer over their own sockets and that the blocking pool has free threads.
-    pub async fn check_liveness(&self) -> Result<(), Silent> {
+    pub async fn check_liveness(&self) -> Result<(), NotAlive> {
         let (main, admin) = (loopback_if_unspecified(self.parts.main), loopback_if_unspecified(self.parts.admin));
         let standing = self.front.load().main.standing(main.ip());
-        let main = Listening { at: main, places: &self.main_places, standing };
-        let admin = Listening { at: admin, places: &self.admin_places, standing: PeerClass::Client };
+        let main = ListenerCheck { at: main, places: &self.main_places, standing };
+        let admin = ListenerCheck { at: admin, places: &self.admin_places, standing: PeerClass::Client };
         alive::listeners_answer(main, admin).await?;
         let store = Arc::clone(&self.parts.store);
         self.pool.answers(move || store.try_disk().is_ok())
@@ -363,7 +363,7 @@ impl SharedParts {
         terms: Arc<RuntimeConfig>,
         before: Option<&Handlers>,
     ) -> Result<Handlers, StoreError> {
-        let door = Door {
+        let door = RouteContext {
             upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
             default_upstream: config.server.default_upstream.clone(),
         };
@@ -374,7 +374,7 @@ impl SharedParts {
         let clients =
             Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
         let main = match before {
-            None => Main::new(protocols, self.requests.clone(), clients, self.clock.clone()),
+            None => MainListener::new(protocols, self.requests.clone(), clients, self.clock.clone()),
             Some(before) => before.main.renewed(protocols, clients),
         };
         let token = match &config.admin.token {

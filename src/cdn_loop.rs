@@ -47,7 +47,7 @@ impl CdnLoop {
     }
 
     /// Returns true for an empty list, as of a client that asks larder directly.
-    pub fn names_nobody(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.entries().next().is_none()
     }
 
@@ -84,7 +84,7 @@ mod tests {
         assert!(through("larder, larder;id=2, larder;id=3, larder, larder").is_a_loop(&own));
         assert!(through("larder;id=1").names_a_larder());
         assert!(!through("notlarder;id=1, larder2").names_a_larder());
-        assert!(through("").names_nobody() && through(" , ").names_nobody() && !through("fastly").names_nobody());
+        assert!(through("").is_empty() && through(" , ").is_empty() && !through("fastly").is_empty());
     }
 
     proptest! {

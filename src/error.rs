@@ -176,7 +176,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             // For the log, which may name the paths of this machine.
-            Self::Store(error) => f.write_str(&public_text(&format!("the store failed: {error}; {}", error.to_do()))),
+            Self::Store(error) => f.write_str(&public_text(&format!("the store failed: {error}; {}", error.remedy()))),
             error => error.explain().fmt(f),
         }
     }
@@ -226,7 +226,7 @@ impl Error {
             Self::Looped => of("the request has been through this larder already, or through more than four")
                 .remedied_by("an [[upstream]] points back at larder: check its url"),
             Self::Store(error) => Explanation::of(format!("larder's store failed: {}", error.in_short()))
-                .remedied_by(format!("its operator can {}", error.to_do())),
+                .remedied_by(format!("its operator can {}", error.remedy())),
             Self::Interrupted(what) => of("the work on it was interrupted").about(what).remedied_by(AGAIN),
         }
     }

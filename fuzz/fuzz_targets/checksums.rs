@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use larder::address::Platform;
-use larder::verify::{Checksums, Policy, judge, platform_of};
+use larder::verify::{Checksums, VerificationPolicy, verify_proof_set, platform_of};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -19,9 +19,9 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(Checksums::parse(plain.as_bytes()).as_ref(), Ok(&sums), "{plain}");
 
     if let Some((name, digest)) = sums.iter().last() {
-        assert!(judge(Policy::Checksum, bytes, b"", &[], name, &digest).is_ok());
-        assert!(judge(Policy::Signature, bytes, b"", &[], name, &digest).is_err());
-        assert!(judge(Policy::Checksum, bytes, b"", &[], "not listed", &digest).is_err());
+        assert!(verify_proof_set(VerificationPolicy::Checksum, bytes, b"", &[], name, &digest).is_ok());
+        assert!(verify_proof_set(VerificationPolicy::Signature, bytes, b"", &[], name, &digest).is_err());
+        assert!(verify_proof_set(VerificationPolicy::Checksum, bytes, b"", &[], "not listed", &digest).is_err());
     }
     for (name, _) in sums.iter().take(100) {
         if let Some((os, arch)) = platform_of(name, "null", &["1.0.0", "1.0"]) {

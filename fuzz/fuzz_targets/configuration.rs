@@ -3,7 +3,7 @@
 #![no_main]
 
 use larder::address::{ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
-use larder::closure::{Configurations, Files, Given, ModuleFiles, Order, Registries, resolve};
+use larder::closure::{Configurations, Files, OrderEntry, ModuleFiles, Order, Registries, resolve};
 use libfuzzer_sys::fuzz_target;
 
 const NAMES: [&str; 9] = [
@@ -48,7 +48,7 @@ fuzz_target!(|input: &[u8]| {
     files.insert("well.tf", b"resource \"well_x\" \"y\" {}\n").expect("it is a file");
     let configurations = Configurations::new(files.clone(), vec![String::new()], None).expect("the top has files");
     let platform = Platform::parse("linux_amd64").expect("it is a platform");
-    let order = Order::new(vec![Given::Configurations(configurations)], vec![platform]).expect("it is an order");
+    let order = Order::new(vec![OrderEntry::Configurations(configurations)], vec![platform]).expect("it is an order");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let closure = runtime.block_on(resolve(&order, &Same(files)));
     assert!(closure.cannot.iter().all(|cannot| !cannot.why.is_empty() && !cannot.what.contains(char::is_control)));

@@ -5,7 +5,7 @@
 use larder::address::Hostname;
 use larder::closure::MOST_PLATFORMS;
 use larder::jobs::WarmUp;
-use larder::protocol::admin::order::ToldOrder;
+use larder::protocol::admin::order::OrderRequest;
 use larder::protocol::admin::order_query::OrderQuery;
 use libfuzzer_sys::fuzz_target;
 
@@ -17,7 +17,7 @@ fuzz_target!(|input: &[u8]| {
         assert!(told.what.is_empty() && told.files.is_empty() && told.lock_files.is_empty());
         assert!(problems.iter().all(|problem| problem.starts_with("the query: ") && problem.len() < 1_000));
     }
-    let Ok(told) = ToldOrder::read(input.get(end + 1..).unwrap_or_default()) else { return };
+    let Ok(told) = OrderRequest::read(input.get(end + 1..).unwrap_or_default()) else { return };
     match told.order(&host) {
         Ok(order) => {
             assert!(!order.given.is_empty() && (1..=MOST_PLATFORMS).contains(&order.platforms.len()));

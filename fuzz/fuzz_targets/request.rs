@@ -9,14 +9,14 @@ use std::sync::{Arc, LazyLock};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use larder::app::{Settings, mirror};
+use larder::app::{StartSettings, mirror};
 use larder::clock::Clock;
 use larder::config::Config;
 use larder::http::clients::Clients;
 use larder::http::listener::Peer;
-use larder::http::{Main, Requests};
+use larder::http::{MainListener, Requests};
 use larder::protocol::Protocols;
-use larder::protocol::route::{Door, Mount};
+use larder::protocol::route::{RouteContext, Mount};
 use larder::store::ReadMemory;
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
@@ -29,7 +29,7 @@ const ANSWERS: [&str; 15] =
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));
 
-static LARDER: LazyLock<(Arc<Main>, TempDir)> = LazyLock::new(|| {
+static LARDER: LazyLock<(Arc<MainListener>, TempDir)> = LazyLock::new(|| {
     let memory = PathBuf::from("/dev/shm");
     let folder = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() }.expect("a folder");
     let text = format!(
@@ -38,13 +38,13 @@ static LARDER: LazyLock<(Arc<Main>, TempDir)> = LazyLock::new(|| {
         folder.path().display()
     );
     let (config, _) = Config::parse(&text, "/nowhere/mirror.toml".as_ref(), &|_| None).expect("a configuration");
-    let (mirror, _, _) = mirror(&config, &Settings::default()).expect("a mirror");
+    let (mirror, _, _) = mirror(&config, &StartSettings::default()).expect("a mirror");
     let hosts = config.upstreams.iter().map(|upstream| upstream.host.clone());
-    let door = Door { upstreams: hosts.collect(), default_upstream: config.server.default_upstream.clone() };
+    let door = RouteContext { upstreams: hosts.collect(), default_upstream: config.server.default_upstream.clone() };
     let terms = mirror.terms();
     let protocols = Protocols::new(mirror, terms, Mount::new(None), door, 1 << 20);
     let clients = Clients { allowed: config.server.clients, trusted_proxies: config.server.trusted_proxies };
-    (Main::new(Arc::new(protocols), Requests::default(), clients, Clock::system()), folder)
+    (MainListener::new(Arc::new(protocols), Requests::default(), clients, Clock::system()), folder)
 });
 
 fuzz_target!(|request: &[u8]| {

@@ -6,13 +6,13 @@ use std::sync::LazyLock;
 
 use larder::address::Hostname;
 use larder::cdn_loop::CdnLoop;
-use larder::protocol::route::{Base, Door, Mount, Origin, Route, RouteSubject, Scheme};
+use larder::protocol::route::{Base, RouteContext, Mount, Origin, Route, RouteSubject, Scheme};
 use libfuzzer_sys::fuzz_target;
 use url::Url;
 
-static DOOR: LazyLock<Door> = LazyLock::new(|| {
+static DOOR: LazyLock<RouteContext> = LazyLock::new(|| {
     let hosts = ["registry.example", "registry.example:8443", "xn--bcher-kva.example"];
-    Door { upstreams: hosts.iter().filter_map(|host| Hostname::parse(host).ok()).collect(), default_upstream: None }
+    RouteContext { upstreams: hosts.iter().filter_map(|host| Hostname::parse(host).ok()).collect(), default_upstream: None }
 });
 
 static MOUNT: LazyLock<Mount> = LazyLock::new(|| Mount::new(Url::parse("https://mirror.example/tf/").ok().as_ref()));
@@ -50,7 +50,7 @@ fuzz_target!(|text: &str| {
                     assert_eq!(Route::parse(url.path(), url.query(), None, &DOOR), Ok(route.clone()), "{url}");
                 }
             }
-            let host = route.about().map(|about| match about {
+            let host = route.subject().map(|about| match about {
                 RouteSubject::Provider(address) => &address.host,
                 RouteSubject::Module(address) => &address.host,
                 RouteSubject::Pages(host) => host,

@@ -1,7 +1,7 @@
 //! Source addresses, and the answers that name them: nothing with userinfo comes out, and no subdir that leads upwards.
 #![no_main]
 
-use larder::upstream::source::{Checksum, Located, PackageSource, Subdir, location_in_download, location_in_page};
+use larder::upstream::source::{Checksum, LocatedSource, PackageSource, Subdir, location_in_download, location_in_page};
 use libfuzzer_sys::fuzz_target;
 use url::Url;
 
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
 
 fn look(text: &str, base: &Url) {
     match PackageSource::parse(text, base) {
-        Ok(Located { source, subdir }) => {
+        Ok(LocatedSource { source, subdir }) => {
             if let Some(Subdir::Plain(path)) = subdir {
                 assert!(!path.is_root() && path.names().all(|name| name != b".." && name != b"."));
             }

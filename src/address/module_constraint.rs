@@ -28,7 +28,7 @@ pub struct ModuleConstraint {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Condition {
     operator: Operator,
-    limit: Limit,
+    limit: PartialVersion,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,7 +44,7 @@ enum Operator {
 
 /// A version as it may stand in a condition: any count of numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Limit {
+struct PartialVersion {
     /// Three at least.
     numbers: Vec<u64>,
     /// The number of components that are written.
@@ -130,7 +130,7 @@ impl Condition {
         .into_iter()
         .find_map(|(sign, operator)| given.strip_prefix(sign).map(|rest| (operator, rest)))
         .unwrap_or((Operator::Equal, given));
-        Some(Self { operator, limit: Limit::parse(rest.trim_ascii_start())? })
+        Some(Self { operator, limit: PartialVersion::parse(rest.trim_ascii_start())? })
     }
 
     fn allows(&self, version: &Version) -> bool {
@@ -143,12 +143,12 @@ impl Condition {
             Operator::GreaterOrEqual => limit.can_be_beside(version) && order.is_ge(),
             Operator::Less => limit.can_be_beside(version) && order.is_lt(),
             Operator::LessOrEqual => limit.can_be_beside(version) && order.is_le(),
-            Operator::Pessimistic => limit.can_be_beside(version) && order.is_ge() && limit.begins(version),
+            Operator::Pessimistic => limit.can_be_beside(version) && order.is_ge() && limit.is_prefix_of(version),
         }
     }
 }
 
-impl Limit {
+impl PartialVersion {
     /// `v1.2.3.4-pre+build`: a `v` or none, numbers, and a pre-release with or without its hyphen.
     fn parse(given: &str) -> Option<Self> {
         let given = given.strip_prefix('v').unwrap_or(given);
@@ -198,7 +198,7 @@ impl Limit {
     }
 
     /// Returns true if all written components but the last equal those of the version.
-    fn begins(&self, version: &Version) -> bool {
+    fn is_prefix_of(&self, version: &Version) -> bool {
         let theirs = version.numbers();
         let only_pre_releases = !self.pre.is_empty() && !version.is_pre_release();
         self.numbers.len() == theirs.len()

@@ -27,7 +27,7 @@ pub struct PackageRef {
 
 impl PackageRef {
     /// Something that was asked for: an address with its version or constraint, or whatever else it is.
-    pub fn asked(text: &str) -> Self {
+    pub fn requested(text: &str) -> Self {
         let is_address = |address: &str| {
             let host = address.split('/').next().unwrap_or_default();
             host.contains(['.', ':']) && (3..=4).contains(&address.split('/').count()) && !address.contains("//")
@@ -99,7 +99,7 @@ impl From<&Artifact> for PackageRef {
 
 impl From<&PackageSelector> for PackageRef {
     fn from(what: &PackageSelector) -> Self {
-        Self::asked(&what.to_string())
+        Self::requested(&what.to_string())
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_reference_has_one_spelling_for_programs_and_one_for_people() {
         let host = Hostname::parse("registry.terraform.io").unwrap();
-        let package = PackageRef::asked("registry.terraform.io/hashicorp/aws@5.1.0");
+        let package = PackageRef::requested("registry.terraform.io/hashicorp/aws@5.1.0");
         let package = package.on(Some(&Platform::parse("linux_amd64").unwrap()));
         assert_eq!(
             serde_json::to_string(&package).unwrap(),
@@ -119,11 +119,14 @@ mod tests {
         );
         assert_eq!(package.without(&host).to_string(), "hashicorp/aws 5.1.0 (linux_amd64)");
         assert_eq!(package.to_string(), "registry.terraform.io/hashicorp/aws 5.1.0 (linux_amd64)");
-        let other = PackageRef::asked("registry.terraform.io.example/hashicorp/aws@~> 5.0").without(&host);
+        let other = PackageRef::requested("registry.terraform.io.example/hashicorp/aws@~> 5.0").without(&host);
         assert_eq!(other.to_string(), "registry.terraform.io.example/hashicorp/aws ~> 5.0");
         assert_eq!(PackageRef::version_list(&"a.example/b/c").to_string(), "the version list of a.example/b/c");
         for text in ["git::https://git@x.example/y.git", "./prod", "./a@b/c.tf", "acme/null@1.0.0"] {
-            assert_eq!((PackageRef::asked(text).address.as_str(), PackageRef::asked(text).version), (text, None));
+            assert_eq!(
+                (PackageRef::requested(text).address.as_str(), PackageRef::requested(text).version),
+                (text, None)
+            );
         }
     }
 

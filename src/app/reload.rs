@@ -66,7 +66,7 @@ impl RunningApp {
             .map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
-            tls.take_over(renewal);
+            tls.use_pair(renewal);
         }
         self.parts.mirror.renew(terms);
         self.front.store(Arc::new(front));

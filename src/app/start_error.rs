@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::http::tls::TlsError;
 use crate::store::StoreError;
-use crate::upstream::clients::Unbuildable;
+use crate::upstream::clients::ConnectorError;
 
 /// Reason why larder did not start.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum StartError {
     Store(#[from] StoreError),
     /// The outbound connector could not be built.
     #[error(transparent)]
-    Outbound(#[from] Unbuildable),
+    Outbound(#[from] ConnectorError),
     /// The certificate could not be loaded.
     #[error("[server] tls: {0}")]
     Tls(#[from] TlsError),

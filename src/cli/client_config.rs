@@ -5,8 +5,8 @@ use clap::Args;
 
 use super::{CommonOptions, ask_running, print_line, runtime};
 use crate::app::{self, StartSettings};
-use crate::http::admin_client::{self, NoAnswer};
-use crate::protocol::client_config::{ClientRoute, own_host_name, text, text_of_nothing_held};
+use crate::http::admin_client::{self, AdminClientError};
+use crate::protocol::client_config::{ClientRoute, default_text, own_host_name, text};
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -45,11 +45,11 @@ impl ClientConfig {
         let paste: anyhow::Result<String> = runtime()?.block_on(async {
             match ask_running(&config, async |at, token| admin_client::get(at, path, token).await).await {
                 Ok(answer) => Ok(String::from_utf8_lossy(&answer).into_owned()),
-                Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path)? => {
+                Err(AdminClientError::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                     let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
-                    Ok(text_of_nothing_held(&hosts, &base, way).await?)
+                    Ok(default_text(&hosts, &base, way).await?)
                 }
-                Err(NoAnswer::NotRunning(_)) => {
+                Err(AdminClientError::NotRunning(_)) => {
                     let (mirror, _, _) = app::mirror(&config, &StartSettings::default())?;
                     let paste = text(&mirror, &base, way).await?;
                     mirror.close().await?;

@@ -12,7 +12,7 @@ use super::{CommonOptions, ask_running, print_error, print_line, runtime};
 use crate::address::Hostname;
 use crate::app::{self, StartSettings};
 use crate::config::Config;
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::{self, AdminClientError};
 use crate::mirror::{Accepted, News, PinOutcome, Pinned, Purged, Refreshed, Ruling};
 use crate::protocol::admin::command::{self, Done, Operation, OperationTarget};
 use crate::store::Store;
@@ -88,7 +88,7 @@ async fn run_remotely<T: DeserializeOwned>(
     let asked = ask_running(config, async |at, token| admin_client::post(at, &path, token, body).await);
     match asked.await {
         Ok(answer) => Ok(Some(serde_json::from_slice(&answer).context("the running larder is of another version")?)),
-        Err(NoAnswer::NotRunning(_)) => {
+        Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
             Ok(None)
         }
@@ -252,7 +252,7 @@ mod tests {
         let file = "a\u{1b}[2Kb\u{202e}\u{9b}é.zip".to_owned();
         let files = vec![ChangedFile { file, before: vec![], now }];
         let ruling = Ruling::Accepted { files, keys_before: vec![], key: None };
-        let lines = accepted_lines(&[Accepted { package: PackageRef::asked("acme/null"), ruling }], &host);
+        let lines = accepted_lines(&[Accepted { package: PackageRef::requested("acme/null"), ruling }], &host);
         assert!(lines.contains(&"  a\\u{1b}[2Kb\\u{202e}\\u{9b}é.zip".to_owned()), "{lines:?}");
         assert!(!lines.concat().contains(|c: char| !is_plain(c)));
     }

@@ -22,10 +22,10 @@ use crate::digest::Digest;
 use crate::filesystem_mirror::folder::MirrorFolder;
 use crate::filesystem_mirror::layout;
 use crate::filesystem_mirror::receive::{self, ReceiveSummary};
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::{self, AdminClientError};
 use crate::jobs::JobId;
 use crate::jobs::report::{Job, JobItem, JobState};
-use crate::protocol::admin::trees::{EXPORT, ToldToExport};
+use crate::protocol::admin::trees::{EXPORT, ExportRequest};
 
 #[derive(Debug, Args)]
 pub(super) struct Export {
@@ -108,17 +108,17 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
     let receiving = spawn_blocking(move || receive::receive(tar, &of));
     let sent = match by {
         JobRunner::Running { at, token } => {
-            let told = ToldToExport { job: job.id.clone(), partial, have };
+            let told = ExportRequest { job: job.id.clone(), partial, have };
             let body = Body::from(serde_json::to_vec(&told)?);
             let sent = admin_client::download(*at, EXPORT, token.as_deref(), body, out).await;
             sent.map(drop).map_err(|error| match error {
                 // The receiving side has the cause.
-                NoAnswer::Here(error) => anyhow::Error::from(error),
+                AdminClientError::Here(error) => anyhow::Error::from(error),
                 error => error.into(),
             })
         }
         JobRunner::InProcess { mirror, jobs, .. } => {
-            let held = JobId::parse(&job.id).and_then(|id| jobs.held(id)).context("the job is forgotten")?;
+            let held = JobId::parse(&job.id).and_then(|id| jobs.stored_archives(id)).context("the job is forgotten")?;
             let packages = held.into_iter().filter_map(|(of, digest)| match of {
                 Artifact::Provider(package) => Some((package, digest)),
                 Artifact::Module(_) => None,

@@ -16,8 +16,8 @@ use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::filesystem_mirror::folder::MirrorFolder;
 use crate::filesystem_mirror::send::{self, SendPlan};
-use crate::http::admin_client::{self, NoAnswer};
-use crate::mirror::{FileVerdict, ImportCounts, ImportStep, ImportedFile, ProvenBy, Unsigned};
+use crate::http::admin_client::{self, AdminClientError};
+use crate::mirror::{FileVerdict, ImportCounts, ImportStep, ImportedFile, ProvenBy, UnsignedPolicy};
 use crate::protocol::admin::trees::import_path;
 
 #[derive(Debug, Args)]
@@ -60,7 +60,7 @@ impl ImportCommand {
             );
         }
         let tree = TreeUpload { folder, sorted: Arc::new(sorted), sent: ByteCounter::default() };
-        let unsigned = if self.unsigned { Unsigned::Taken } else { Unsigned::Refused };
+        let unsigned = if self.unsigned { UnsignedPolicy::Allowed } else { UnsignedPolicy::Refused };
         let runtime = runtime()?;
         let imported = runtime.block_on(async {
             let drawing = ProgressTask::begin("importing", &tree.sent, Some(tree.sorted.bytes));
@@ -82,7 +82,7 @@ fn refused_locally(file: &str, why: &str) -> ImportedFile {
 async fn import(
     config: &Config,
     tree: &TreeUpload,
-    unsigned: Unsigned,
+    unsigned: UnsignedPolicy,
     report: &mut ImportReporter,
 ) -> anyhow::Result<()> {
     let _too_large = catch_file_size_signal()?;
@@ -96,7 +96,7 @@ async fn import(
     });
     match asking.await {
         Ok(()) => {}
-        Err(NoAnswer::NotRunning(_)) => {
+        Err(AdminClientError::NotRunning(_)) => {
             let settings = StartSettings::default();
             // An import may create the store.
             let (mirror, _, _) = app::mirror(config, &settings)?;
@@ -275,7 +275,7 @@ mod tests {
             file: "registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name/1.2.0/linux_amd64".to_owned(),
             package: Some(PackageRef {
                 platform: Some("linux_amd64".to_owned()),
-                ..PackageRef::asked("registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name@1.2.0")
+                ..PackageRef::requested("registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name@1.2.0")
             }),
             size_bytes: 12 << 20,
             judged,

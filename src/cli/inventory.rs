@@ -6,7 +6,7 @@ use anyhow::Context;
 use super::command::require_store;
 use super::{CommonOptions, ask_running, print_line, runtime};
 use crate::app::{self, StartSettings};
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::{self, AdminClientError};
 use crate::protocol::admin::bundle::INVENTORY;
 
 /// Prints the inventory, always as JSON on one line.
@@ -16,7 +16,7 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
         let asked = ask_running(&config, async |at, token| admin_client::get_large(at, INVENTORY, token).await).await;
         match asked {
             Ok(answer) => anyhow::Ok(answer.to_vec()),
-            Err(NoAnswer::NotRunning(_)) => {
+            Err(AdminClientError::NotRunning(_)) => {
                 require_store(&config)?;
                 let settings = StartSettings::default();
                 let (mirror, _, _) = app::mirror(&config, &settings)?;

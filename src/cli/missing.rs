@@ -10,9 +10,9 @@ use super::{CommonOptions, ask_running, print_line, runtime};
 use crate::address::{Hostname, PackageRef};
 use crate::app::{self, StartSettings};
 use crate::config::Config;
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::{self, AdminClientError};
 use crate::protocol::admin::missing::{MISSING, order_of};
-use crate::protocol::admin::order::{AddressFor, ToldAddress, ToldOrder};
+use crate::protocol::admin::order::{AddressFor, AddressRequest, OrderRequest};
 
 #[derive(Debug, Args)]
 pub(super) struct MissingCommand {
@@ -41,13 +41,13 @@ impl MissingCommand {
     }
 }
 
-async fn fetch_missing(config: &Config) -> anyhow::Result<ToldOrder> {
+async fn fetch_missing(config: &Config) -> anyhow::Result<OrderRequest> {
     let asked = ask_running(config, async |at, token| admin_client::get(at, MISSING, token).await);
     match asked.await {
         Ok(answer) => {
-            ToldOrder::read(&answer).map_err(anyhow::Error::msg).context("the running larder is of another version")
+            OrderRequest::read(&answer).map_err(anyhow::Error::msg).context("the running larder is of another version")
         }
-        Err(NoAnswer::NotRunning(_)) => {
+        Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
             let (mirror, _, _) = app::mirror(config, &StartSettings::default())?;
             let order = order_of(&mirror.missing().await?, &mirror.sealed_platforms());
@@ -58,23 +58,23 @@ async fn fetch_missing(config: &Config) -> anyhow::Result<ToldOrder> {
     }
 }
 
-async fn forget(config: &Config) -> anyhow::Result<ToldOrder> {
+async fn forget(config: &Config) -> anyhow::Result<OrderRequest> {
     let asked = ask_running(config, async |at, token| admin_client::delete(at, MISSING, token).await);
     match asked.await {
-        Ok(_) => Ok(ToldOrder::default()),
-        Err(NoAnswer::NotRunning(_)) => {
+        Ok(_) => Ok(OrderRequest::default()),
+        Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
             let (mirror, _, _) = app::mirror(config, &StartSettings::default())?;
             mirror.forget_missing().await?;
             mirror.close().await?;
-            Ok(ToldOrder::default())
+            Ok(OrderRequest::default())
         }
         Err(error) => Err(error).context("the running larder did not forget what is missing"),
     }
 }
 
 /// Renders each provider and module once, with its versions and their platforms, for a terminal of this width.
-fn page(order: &ToldOrder, host: &Hostname, width: Option<usize>) -> String {
+fn page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
     if order.what.is_empty() {
         page.group("missing", "nothing: all that was asked for while offline is held");
@@ -85,22 +85,22 @@ fn page(order: &ToldOrder, host: &Hostname, width: Option<usize>) -> String {
     let mut last = "";
     for told in &order.what {
         let (whole, platforms) = match told {
-            ToldAddress::Text(address) => (address, &[][..]),
-            ToldAddress::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
+            AddressRequest::Text(address) => (address, &[][..]),
+            AddressRequest::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
         };
         let (address, version) =
             whole.split_once('@').map_or((whole.as_str(), None), |(of, version)| (of, Some(version)));
         if address != last {
-            page.item(&PackageRef::asked(address).without(host).to_string(), None);
+            page.item(&PackageRef::requested(address).without(host).to_string(), None);
             last = address;
         }
         let platforms = if platforms.is_empty() { String::new() } else { format!("  {}", platforms.join(", ")) };
         page.push_hanging("    ", &format!("{}{platforms}", version.unwrap_or("any version")));
     }
     // A request for a version list names no platform.
-    let names_none = |told: &ToldAddress| match told {
-        ToldAddress::Text(address) => names_a_provider(address),
-        ToldAddress::For(AddressFor { address, platforms }) => platforms.is_empty() && names_a_provider(address),
+    let names_none = |told: &AddressRequest| match told {
+        AddressRequest::Text(address) => names_a_provider(address),
+        AddressRequest::For(AddressFor { address, platforms }) => platforms.is_empty() && names_a_provider(address),
     };
     let (runners, platform) = match order.what.iter().any(names_none) {
         true => (", for the platforms of your runners", " --platform linux_amd64"),
@@ -125,10 +125,10 @@ mod tests {
         Hostname::parse("registry.terraform.io").unwrap()
     }
 
-    fn order() -> ToldOrder {
+    fn order() -> OrderRequest {
         let told = |address: &str, platforms: &[&str]| {
             let platforms = platforms.iter().map(|name| (*name).to_owned()).collect();
-            ToldAddress::For(AddressFor { address: address.to_owned(), platforms })
+            AddressRequest::For(AddressFor { address: address.to_owned(), platforms })
         };
         let what = vec![
             told("registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name", &[]),
@@ -138,7 +138,7 @@ mod tests {
             ),
             told("registry.terraform.io/acme/vpc/aws@5.1.0", &[]),
         ];
-        ToldOrder { what, ..ToldOrder::default() }
+        OrderRequest { what, ..OrderRequest::default() }
     }
 
     #[test]
@@ -152,6 +152,6 @@ mod tests {
             let shown = page(&order(), &host(), Some(width));
             assert!(shown.lines().all(|line| line.chars().count() <= width), "{shown}");
         }
-        assert!(page(&ToldOrder::default(), &host(), Some(80)).contains("nothing"));
+        assert!(page(&OrderRequest::default(), &host(), Some(80)).contains("nothing"));
     }
 }

@@ -42,7 +42,7 @@ use self::text::escape_for_terminal;
 use crate::app::StartError;
 use crate::config::{self, Config, Problems, Warning};
 use crate::error::public_text;
-use crate::http::admin_client::NoAnswer;
+use crate::http::admin_client::AdminClientError;
 use crate::protocol::admin;
 use crate::store::Store;
 
@@ -347,20 +347,20 @@ fn catch_file_size_signal() -> anyhow::Result<Signals> {
 /// listen on the address, so nothing is sent.
 async fn ask_running<T>(
     config: &Config,
-    ask: impl AsyncFnOnce(SocketAddr, Option<&str>) -> Result<T, NoAnswer>,
-) -> Result<T, NoAnswer> {
+    ask: impl AsyncFnOnce(SocketAddr, Option<&str>) -> Result<T, AdminClientError>,
+) -> Result<T, AdminClientError> {
     let address = config.admin.listen;
     if Store::is_free(&config.store.path) {
-        return Err(NoAnswer::NotRunning(address));
+        return Err(AdminClientError::NotRunning(address));
     }
     let token = admin_token(config);
     let asked = ask(address, token.as_deref()).await;
-    if matches!(asked, Err(NoAnswer::NotRunning(_))) && Store::exists(&config.store.path).unwrap_or(false) {
-        return Err(NoAnswer::Elsewhere { store: config.store.path.clone(), address });
+    if matches!(asked, Err(AdminClientError::NotRunning(_))) && Store::exists(&config.store.path).unwrap_or(false) {
+        return Err(AdminClientError::Elsewhere { store: config.store.path.clone(), address });
     }
     match Store::admin_token_is_private(&config.store.path) {
-        Some(why) if token.is_none() && matches!(asked, Err(NoAnswer::Refused { .. })) => {
-            Err(NoAnswer::TokenIsPrivate { address, why: why.to_string() })
+        Some(why) if token.is_none() && matches!(asked, Err(AdminClientError::Refused { .. })) => {
+            Err(AdminClientError::TokenIsPrivate { address, why: why.to_string() })
         }
         _ => asked,
     }

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use super::print_error;
 use crate::address::{Hostname, Platform};
 use crate::closure::{self, ClientKind, GivenValues, LabelKind, file};
-use crate::protocol::admin::order::{NamedText, ToldAddress, ToldOrder};
+use crate::protocol::admin::order::{AddressRequest, NamedText, OrderRequest};
 
 #[derive(Debug, Args)]
 pub(super) struct OrderArgs {
@@ -50,7 +50,7 @@ fn platform(given: &str) -> Result<Platform, String> {
 
 impl OrderArgs {
     /// Builds the order, in the form that the admin API takes.
-    pub(super) fn to_order(&self, default_host: &Hostname) -> anyhow::Result<ToldOrder> {
+    pub(super) fn to_order(&self, default_host: &Hostname) -> anyhow::Result<OrderRequest> {
         self.also.to_order(&self.what, default_host)
     }
 }
@@ -71,21 +71,21 @@ impl OrderOptions {
     }
 
     /// Builds an order from these arguments.
-    pub(super) fn to_order(&self, what: &[String], default_host: &Hostname) -> anyhow::Result<ToldOrder> {
-        let mut told = ToldOrder {
+    pub(super) fn to_order(&self, what: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
+        let mut told = OrderRequest {
             platforms: self.platforms.iter().map(ToString::to_string).collect(),
             client: self.client.map(|whose| match whose {
                 ClientChoice::Terraform => ClientKind::Terraform,
                 ClientChoice::Opentofu => ClientKind::Opentofu,
             }),
-            ..ToldOrder::default()
+            ..OrderRequest::default()
         };
         let mut folders = Vec::new();
         let mut tar: Option<&str> = None;
         for given in what {
             let path = PathBuf::from(given);
             match LabelKind::of(given, &path, default_host).map_err(anyhow::Error::msg)? {
-                LabelKind::Address => told.what.push(ToldAddress::Text(given.clone())),
+                LabelKind::Address => told.what.push(AddressRequest::Text(given.clone())),
                 LabelKind::LockFile => {
                     let text = file::read_lock_file(&path).map_err(anyhow::Error::msg)?;
                     told.lock_files.push(NamedText { name: given.clone(), text });
@@ -93,7 +93,7 @@ impl OrderOptions {
                 LabelKind::Told => {
                     let bytes = file::read_up_to(&path, closure::MOST_BYTES)
                         .with_context(|| format!("{given} cannot be read"))?;
-                    let more = ToldOrder::read(&bytes).map_err(|why| anyhow!("{given}: {why}"))?;
+                    let more = OrderRequest::read(&bytes).map_err(|why| anyhow!("{given}: {why}"))?;
                     told.add(more).map_err(|why| anyhow!("{given}: {why}"))?;
                 }
                 LabelKind::Folder => folders.push(path),

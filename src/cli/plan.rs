@@ -12,9 +12,9 @@ use super::text::width_of_stdout;
 use super::{CommonOptions, ask_running, print_error, print_line, runtime};
 use crate::app::{self, StartSettings};
 use crate::config::Config;
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::{self, AdminClientError};
 use crate::jobs::{self, Plan};
-use crate::protocol::admin::order::{PLAN, ToldOrder};
+use crate::protocol::admin::order::{OrderRequest, PLAN};
 
 #[derive(Debug, Args)]
 pub(super) struct PlanCommand {
@@ -48,12 +48,12 @@ impl PlanCommand {
     }
 }
 
-async fn planned(config: &Config, told: &ToldOrder) -> anyhow::Result<Plan> {
+async fn planned(config: &Config, told: &OrderRequest) -> anyhow::Result<Plan> {
     let body = Bytes::from(serde_json::to_vec(told)?);
     let asked = ask_running(config, async |at, token| admin_client::post(at, PLAN, token, body).await);
     match asked.await {
         Ok(answer) => Ok(serde_json::from_slice(&answer).context("the running larder is of another version")?),
-        Err(NoAnswer::NotRunning(_)) => {
+        Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
             let order = told.order(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
             let settings = StartSettings::default();

@@ -11,7 +11,7 @@ use super::{CommonOptions, ask_running, print_line, runtime};
 use crate::address::{Hostname, PackageRef};
 use crate::app::{self, StartSettings};
 use crate::bundle::BundleKeyIds;
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::{self, AdminClientError};
 use crate::jobs::report::JobState;
 use crate::jobs::{LastRun, Recurring, RecurringState};
 use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreState, Trouble, UpstreamState};
@@ -27,11 +27,11 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
         let asked = ask_running(&config, async |at, token| admin_client::get(at, "/admin/v1/status", token).await);
         match asked.await {
             Ok(answer) => serde_json::from_slice::<Report>(&answer).context("the running larder is of another version"),
-            Err(NoAnswer::NotRunning(_)) if !Store::exists(&config.store.path)? => {
+            Err(AdminClientError::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                 let path = config.store.path.display();
                 Err(anyhow!("no larder runs here, and there is no store in {path} yet: `larder serve` makes it"))
             }
-            Err(NoAnswer::NotRunning(_)) => {
+            Err(AdminClientError::NotRunning(_)) => {
                 let settings = StartSettings::default();
                 let (mirror, store, _) = app::mirror(&config, &settings)?;
                 let warm_ups = Recurring::at_rest(store, &settings.clock, &config).await;

@@ -10,7 +10,7 @@ use super::text::plural;
 use super::{CommonOptions, ask_running, print_error, print_line, runtime};
 use crate::app::{self, StartSettings};
 use crate::config::Config;
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::{self, AdminClientError};
 use crate::mirror::{DamageFinding, Healed, Step, Wrong};
 
 /// Step between two progress lines without a terminal, in percent.
@@ -35,7 +35,7 @@ async fn walk(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()
         ask_running(config, async |at, token| admin_client::post_lines(at, "/admin/v1/verify", token, told).await);
     match reading.await {
         Ok(()) => {}
-        Err(NoAnswer::NotRunning(_)) => {
+        Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
             let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;

@@ -21,9 +21,9 @@ use super::text::{width_of_stderr, width_of_stdout};
 use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, print_line, runtime};
 use crate::address::Hostname;
 use crate::config::Config;
-use crate::http::admin_client::NoAnswer;
+use crate::http::admin_client::AdminClientError;
 use crate::jobs::report::{Job, JobState};
-use crate::protocol::admin::order::ToldOrder;
+use crate::protocol::admin::order::OrderRequest;
 
 /// Interval between two requests for the job's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -74,7 +74,7 @@ pub(super) enum WarmOutput {
 /// Warms an order and shows its progress, then runs `then` with the larder that warmed it and the finished job.
 pub(super) async fn warm_and<T>(
     config: &Config,
-    told: &ToldOrder,
+    told: &OrderRequest,
     shown: WarmOutput,
     then: impl AsyncFnOnce(&JobRunner, &Job) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
@@ -108,7 +108,7 @@ pub(super) async fn warm_and<T>(
 async fn begin(
     by: &mut JobRunner,
     config: &Config,
-    told: &ToldOrder,
+    told: &OrderRequest,
     shown: WarmOutput,
     interrupts: &mut StopSignals,
 ) -> anyhow::Result<Job> {
@@ -117,7 +117,7 @@ async fn begin(
         () = interrupts.next() => return Err(by.stopped()),
     };
     match started {
-        Err(error) if matches!(error.downcast_ref(), Some(NoAnswer::NotRunning(_))) => {
+        Err(error) if matches!(error.downcast_ref(), Some(AdminClientError::NotRunning(_))) => {
             *by = JobRunner::own(config)?;
             if shown == WarmOutput::Lines {
                 let store = config.store.path.display();

@@ -31,7 +31,7 @@ pub struct Collected {
 
 /// Why directories are not read.
 #[derive(Debug, thiserror::Error)]
-pub enum NotCollected {
+pub enum CollectError {
     /// The system does not let us.
     #[error("{path} cannot be read: {error}")]
     Unreadable {
@@ -62,9 +62,9 @@ pub enum NotCollected {
 /// text, then links.
 ///
 /// # Errors
-/// [`NotCollected`]. A missing local module is not an error here; resolving its call reports it.
-pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, NotCollected> {
-    let mut collecting = Collecting { values: values.as_file(), ..Collecting::default() };
+/// [`CollectError`]. A missing local module is not an error here; resolving its call reports it.
+pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, CollectError> {
+    let mut collecting = DirectoryLoader { values: values.as_file(), ..DirectoryLoader::default() };
     let (mut roots, mut searched) = (BTreeSet::new(), BTreeSet::new());
     for given in folders {
         let folder = given.canonicalize().map_err(|error| unreadable(given, error))?;
@@ -74,7 +74,7 @@ pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, N
         }
         let below = collecting.search(given, &folder)?;
         if below.is_empty() {
-            return Err(NotCollected::Nothing(given.clone()));
+            return Err(CollectError::Nothing(given.clone()));
         }
         searched.extend(below);
     }
@@ -86,7 +86,7 @@ pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, N
 
 /// Reads folders into [`Files`].
 #[derive(Default)]
-struct Collecting {
+struct DirectoryLoader {
     /// Files read so far, by the path under which callers know them.
     read: BTreeMap<PathBuf, BTreeMap<String, Vec<u8>>>,
     /// Folders to read: that path, the real path, and the role.
@@ -96,9 +96,9 @@ struct Collecting {
     values: Option<(String, Vec<u8>)>,
 }
 
-impl Collecting {
+impl DirectoryLoader {
     /// The folders with a configuration below one that has none.
-    fn search(&mut self, given: &Path, top: &Path) -> Result<BTreeSet<PathBuf>, NotCollected> {
+    fn search(&mut self, given: &Path, top: &Path) -> Result<BTreeSet<PathBuf>, CollectError> {
         let mut found = BTreeSet::new();
         let mut level = vec![top.to_owned()];
         let mut looked_at = 0;
@@ -107,7 +107,7 @@ impl Collecting {
             for folder in std::mem::take(&mut level) {
                 looked_at += 1;
                 if looked_at > MOST_FOLDERS {
-                    return Err(NotCollected::TooMany(given.to_owned()));
+                    return Err(CollectError::TooMany(given.to_owned()));
                 }
                 // // A named root must be readable; other folders need not be.
                 let names = match names_in(&folder) {
@@ -134,13 +134,13 @@ impl Collecting {
         self.waiting.push_back((path, real, standing));
     }
 
-    fn whole(&mut self) -> Result<(), NotCollected> {
+    fn whole(&mut self) -> Result<(), CollectError> {
         while let Some((path, real, standing)) = self.waiting.pop_front() {
             if self.read.contains_key(&path) {
                 continue;
             }
             if self.read.len() >= MOST_FOLDERS {
-                return Err(NotCollected::TooMany(path));
+                return Err(CollectError::TooMany(path));
             }
             self.folder(path, &real, standing)?;
         }
@@ -148,7 +148,7 @@ impl Collecting {
     }
 
     /// The files of a folder that a client reads.
-    fn read_all(&mut self, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, NotCollected> {
+    fn read_all(&mut self, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, CollectError> {
         let mut read = BTreeMap::new();
         for (name, entry) in names_in(folder)? {
             let path = folder.join(&name);
@@ -168,7 +168,7 @@ impl Collecting {
         Ok(read)
     }
 
-    fn folder(&mut self, path: PathBuf, real: &Path, standing: FolderRole) -> Result<(), NotCollected> {
+    fn folder(&mut self, path: PathBuf, real: &Path, standing: FolderRole) -> Result<(), CollectError> {
         // // Without the folder its call cannot be resolved, which is reported there.
         let Ok(real) = real.canonicalize() else {
             self.read.insert(path, BTreeMap::new());
@@ -204,7 +204,7 @@ impl Collecting {
         self,
         roots: &BTreeSet<PathBuf>,
         searched: &BTreeSet<PathBuf>,
-    ) -> Result<Collected, NotCollected> {
+    ) -> Result<Collected, CollectError> {
         let mut top = self.read.keys().cloned().reduce(|a, b| common(&a, &b)).unwrap_or_default();
         if let Ok(here) = std::env::current_dir().and_then(|here| here.canonicalize())
             && top.starts_with(&here)
@@ -263,29 +263,29 @@ fn common(a: &Path, b: &Path) -> PathBuf {
 }
 
 /// A path below another one, as [`Files`] has it.
-fn below(path: &Path, top: &Path) -> Result<String, NotCollected> {
+fn below(path: &Path, top: &Path) -> Result<String, CollectError> {
     let rest = path.strip_prefix(top).unwrap_or(path).components();
     let segments = rest.filter_map(|component| match component {
         Component::Normal(segment) => Some(segment.to_str()),
         Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
     });
     let segments: Option<Vec<&str>> = segments.collect();
-    let bad = || NotCollected::Bad {
+    let bad = || CollectError::Bad {
         folder: path.to_owned(),
         bad: BadFiles::Path(path.to_string_lossy().chars().take(128).collect()),
     };
     segments.map(|segments| segments.join("/")).ok_or_else(bad)
 }
 
-fn in_memory(folder: &Path, shown: &str, contents: &BTreeMap<String, Vec<u8>>) -> Result<Files, NotCollected> {
+fn in_memory(folder: &Path, shown: &str, contents: &BTreeMap<String, Vec<u8>>) -> Result<Files, CollectError> {
     contents.iter().try_fold(Files::default(), |files, (name, bytes)| and(files, folder, shown, name, bytes))
 }
 
-fn and(mut files: Files, folder: &Path, below: &str, name: &str, bytes: &[u8]) -> Result<Files, NotCollected> {
+fn and(mut files: Files, folder: &Path, below: &str, name: &str, bytes: &[u8]) -> Result<Files, CollectError> {
     let path = if below.is_empty() { name.to_owned() } else { format!("{below}/{name}") };
     match files.insert(&path, bytes) {
         Ok(()) => Ok(files),
-        Err(bad) => Err(NotCollected::Bad { folder: folder.to_owned(), bad }),
+        Err(bad) => Err(CollectError::Bad { folder: folder.to_owned(), bad }),
     }
 }
 
@@ -293,12 +293,12 @@ fn has_configuration(names: &BTreeMap<String, FolderEntry>) -> bool {
     names.iter().any(|(name, entry)| *entry != FolderEntry::Folder && Files::are_read(name) && is_configuration(name))
 }
 
-fn names_in(folder: &Path) -> Result<BTreeMap<String, FolderEntry>, NotCollected> {
+fn names_in(folder: &Path) -> Result<BTreeMap<String, FolderEntry>, CollectError> {
     file::entries(folder).map_err(|error| unreadable(folder, error))
 }
 
-fn unreadable(path: &Path, error: io::Error) -> NotCollected {
-    NotCollected::Unreadable { path: path.to_owned(), error }
+fn unreadable(path: &Path, error: io::Error) -> CollectError {
+    CollectError::Unreadable { path: path.to_owned(), error }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::ops::Bound;
 use serde::{Deserialize, Serialize};
 
 use super::hcl;
-use super::unpacked::Unpacked;
+use super::unpacked::UnpackedTar;
 
 /// The most files of one order.
 const MOST_FILES: usize = 10_000;
@@ -156,7 +156,7 @@ impl Files {
     /// [`BadFiles`].
     pub fn from_users_tar(tar: &[u8]) -> Result<Self, BadFiles> {
         let mut files = Self::default();
-        let unpacked = Unpacked::read(tar)?;
+        let unpacked = UnpackedTar::read(tar)?;
         for path in unpacked.paths() {
             match unpacked.at(path) {
                 Ok(contents) => files.insert(path, contents)?,

@@ -29,7 +29,7 @@ const SHOWN: usize = 128;
 
 /// One provider of a lock file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Locked {
+pub struct LockedProvider {
     /// The provider.
     pub provider: ProviderAddress,
     /// The version that clients will ask for.
@@ -66,7 +66,7 @@ impl BadLockFile {
 /// # Errors
 /// Everything that a client would refuse: unknown members, and any form other than the one that clients write (observed
 /// with Terraform 1.11.4).
-pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
+pub fn parse(file: &[u8]) -> Result<Vec<LockedProvider>, BadLockFile> {
     if file.len() > LARGEST {
         let why = format!("it has {} bytes; at most {} KiB is read", file.len(), LARGEST >> 10);
         return Err(BadLockFile::Wrong(vec![why]));
@@ -74,7 +74,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<Locked>, BadLockFile> {
     let body = hcl::parse(file)?;
     let mut reading = LockFileReader { lines: Lines::of(file), problems: Vec::new() };
     reading.only(&body, None, &[], &["provider", "module"]);
-    let mut locked: BTreeMap<ProviderAddress, Locked> = BTreeMap::new();
+    let mut locked: BTreeMap<ProviderAddress, LockedProvider> = BTreeMap::new();
     for (number, block) in body.blocks().filter(|block| block.has_ident("provider")).enumerate() {
         if number == MOST_PROVIDERS {
             reading.wrong(block.span(), &format!("there are more than {MOST_PROVIDERS} providers"));
@@ -112,7 +112,7 @@ impl LockFileReader {
     }
 
     /// Returns a part, or records its problem and returns `None`.
-    fn noted<T>(&mut self, at: Option<Range<usize>>, read: Result<T, String>) -> Option<T> {
+    fn or_record<T>(&mut self, at: Option<Range<usize>>, read: Result<T, String>) -> Option<T> {
         match read {
             Ok(read) => Some(read),
             Err(what) => {
@@ -134,23 +134,23 @@ impl LockFileReader {
         }
     }
 
-    fn provider(&mut self, block: &Block) -> Option<Locked> {
+    fn provider(&mut self, block: &Block) -> Option<LockedProvider> {
         self.only(&block.body, block.span(), &["version", "constraints", "hashes"], &[]);
         let address = address(block);
-        let provider = self.noted(block.span(), address);
+        let provider = self.or_record(block.span(), address);
         let version = self.version(block);
         let constraints = block.body.get_attribute("constraints");
         let constraints = match constraints {
             None => Some(None),
-            Some(attribute) => {
-                self.noted(attribute.span(), text(&attribute.value, "constraints").and_then(constraints_of)).map(Some)
-            }
+            Some(attribute) => self
+                .or_record(attribute.span(), text(&attribute.value, "constraints").and_then(constraints_of))
+                .map(Some),
         };
         let hashes = match block.body.get_attribute("hashes") {
             None => Some(Vec::new()),
             Some(attribute) => self.hashes(attribute),
         };
-        Some(Locked { provider: provider?, version: version?, constraints: constraints?, hashes: hashes? })
+        Some(LockedProvider { provider: provider?, version: version?, constraints: constraints?, hashes: hashes? })
     }
 
     fn version(&mut self, block: &Block) -> Option<Version> {
@@ -164,7 +164,7 @@ impl LockFileReader {
             Ok(version) => Err(format!("clients refuse the version {} unless it is written {version}", shown(&given))),
             Err(bad) => Err(bad.to_string()),
         });
-        self.noted(attribute.span(), read)
+        self.or_record(attribute.span(), read)
     }
 
     fn hashes(&mut self, attribute: &Attribute) -> Option<Vec<String>> {
@@ -182,7 +182,7 @@ impl LockFileReader {
                 Some((scheme, rest)) if !scheme.is_empty() && !rest.is_empty() => Ok(hash),
                 _ => Err(format!("{} is no hash: it begins with h1:, zh: or the like", shown(&hash))),
             });
-            hashes.push(self.noted(value.span().or(attribute.span()), read)?);
+            hashes.push(self.or_record(value.span().or(attribute.span()), read)?);
         }
         Some(hashes)
     }

@@ -15,11 +15,11 @@ mod resolve;
 mod result;
 mod unpacked;
 
-pub use self::collect::{Collected, NotCollected, collect};
+pub use self::collect::{CollectError, Collected, collect};
 pub use self::configuration::GivenValues;
 pub use self::files::{BadFiles, FileContents, Files, MOST_BYTES, Unreadable};
 pub use self::named::LabelKind;
-pub use self::order::{ClientKind, Configurations, Given, MOST_PLATFORMS, Order};
-pub use self::registries::{Beyond, ModuleFiles, Registries};
+pub use self::order::{ClientKind, Configurations, MOST_PLATFORMS, Order, OrderEntry};
+pub use self::registries::{ModuleFiles, Registries, UnlistedVersions};
 pub use self::resolve::resolve;
-pub use self::result::{Cannot, Closure, RequiredArchive};
+pub use self::result::{RequiredArchive, ResolvedRequirements, UnavailableItem};

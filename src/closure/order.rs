@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Files;
 use super::configuration::forget_other_values;
-use super::lock_file::Locked;
+use super::lock_file::LockedProvider;
 use crate::address::{PackageSelector, Platform};
 
 /// The most platforms of one order.
@@ -14,7 +14,7 @@ pub const MOST_PLATFORMS: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     /// The entries.
-    pub given: Vec<Given>,
+    pub given: Vec<OrderEntry>,
     /// For which platforms; never none, and each once.
     pub platforms: Vec<Platform>,
 }
@@ -22,7 +22,7 @@ pub struct Order {
 /// One entry of an order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Given {
+pub enum OrderEntry {
     /// A provider or a module, and which of its versions.
     Address {
         /// Which.
@@ -36,7 +36,7 @@ pub enum Given {
         /// Its name, for people.
         name: String,
         /// Its providers.
-        locked: Vec<Locked>,
+        locked: Vec<LockedProvider>,
     },
     /// Root directories, with the local modules that they call.
     Configurations(Configurations),
@@ -69,7 +69,7 @@ impl Order {
     ///
     /// # Errors
     /// It is about nothing, or for more platforms than one may be.
-    pub fn new(given: Vec<Given>, mut platforms: Vec<Platform>) -> Result<Self, Vec<String>> {
+    pub fn new(given: Vec<OrderEntry>, mut platforms: Vec<Platform>) -> Result<Self, Vec<String>> {
         if platforms.is_empty() {
             platforms.push(Platform::here());
         }

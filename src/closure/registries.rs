@@ -18,12 +18,18 @@ pub trait Registries: Sync {
     fn module_versions(&self, of: &ModuleAddress) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
 
     /// Versions of a provider that exist but that clients do not see; `None` if they see all.
-    fn provider_beyond(&self, _: &ProviderAddress) -> impl Future<Output = Result<Option<Beyond>, Self::Error>> + Send {
+    fn provider_beyond(
+        &self,
+        _: &ProviderAddress,
+    ) -> impl Future<Output = Result<Option<UnlistedVersions>, Self::Error>> + Send {
         async { Ok(None) }
     }
 
     /// Versions of a module that exist but that clients do not see; `None` if they see all.
-    fn module_beyond(&self, _: &ModuleAddress) -> impl Future<Output = Result<Option<Beyond>, Self::Error>> + Send {
+    fn module_beyond(
+        &self,
+        _: &ModuleAddress,
+    ) -> impl Future<Output = Result<Option<UnlistedVersions>, Self::Error>> + Send {
         async { Ok(None) }
     }
 
@@ -33,7 +39,7 @@ pub trait Registries: Sync {
 
 /// Versions that clients would see after they were brought here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Beyond {
+pub struct UnlistedVersions {
     /// All versions, including those that clients see.
     pub versions: Vec<Version>,
     /// Platforms for which a version must be stored before clients see it.

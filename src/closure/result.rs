@@ -4,11 +4,11 @@ use crate::address::Artifact;
 
 /// The result of resolving an order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Closure {
+pub struct ResolvedRequirements {
     /// Required archives, each once, in order of address.
     pub wanted: Vec<RequiredArchive>,
     /// Unavailable items, with reasons.
-    pub cannot: Vec<Cannot>,
+    pub cannot: Vec<UnavailableItem>,
 }
 
 /// One archive.
@@ -25,7 +25,7 @@ pub struct RequiredArchive {
 
 /// An item that no registry provides.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cannot {
+pub struct UnavailableItem {
     /// Its name: a source as written, an address, a file.
     pub what: String,
     /// Why not, and what to do.

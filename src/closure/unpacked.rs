@@ -11,12 +11,12 @@ use super::path;
 const MOST_LINKS: usize = 40;
 
 /// A tar, taken apart.
-pub(super) struct Unpacked<'a> {
-    by_path: BTreeMap<String, Member<'a>>,
+pub(super) struct UnpackedTar<'a> {
+    by_path: BTreeMap<String, TarMember<'a>>,
 }
 
 /// An entry at a path.
-enum Member<'a> {
+enum TarMember<'a> {
     File(&'a [u8]),
     /// A link to this path from the top of the tar; none where it leads elsewhere.
     Link(Option<String>),
@@ -24,7 +24,7 @@ enum Member<'a> {
     Other,
 }
 
-impl<'a> Unpacked<'a> {
+impl<'a> UnpackedTar<'a> {
     /// Takes it apart; of two entries at one path, the later one counts. Folders are left out.
     ///
     /// # Errors
@@ -47,15 +47,15 @@ impl<'a> Unpacked<'a> {
                     let from = usize::try_from(entry.raw_file_position()).unwrap_or(usize::MAX);
                     let size = usize::try_from(entry.size()).unwrap_or(usize::MAX);
                     let contents = bytes.get(from..from.saturating_add(size));
-                    Member::File(contents.ok_or_else(|| BadFiles::NoTar(format!("it ends within {path:?}")))?)
+                    TarMember::File(contents.ok_or_else(|| BadFiles::NoTar(format!("it ends within {path:?}")))?)
                 }
-                EntryType::Symlink => Member::Link(to().filter(|to| !to.starts_with('/')).and_then(|to| {
+                EntryType::Symlink => TarMember::Link(to().filter(|to| !to.starts_with('/')).and_then(|to| {
                     let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
                     path::join(folder, &to)
                 })),
-                EntryType::Link => Member::Link(to().and_then(|to| path::join("", &to))),
+                EntryType::Link => TarMember::Link(to().and_then(|to| path::join("", &to))),
                 EntryType::Directory | EntryType::XGlobalHeader | EntryType::XHeader => continue,
-                _ => Member::Other,
+                _ => TarMember::Other,
             };
             by_path.insert(path.to_owned(), member);
         }
@@ -75,10 +75,10 @@ impl<'a> Unpacked<'a> {
         let mut path = path;
         for links in 0..MOST_LINKS {
             match self.by_path.get(path) {
-                Some(Member::File(contents)) => return Ok(contents),
-                Some(Member::Link(Some(to))) => path = to,
-                Some(Member::Other) if links == 0 => return Err(Unreadable::NoFile),
-                Some(Member::Link(None) | Member::Other) | None => break,
+                Some(TarMember::File(contents)) => return Ok(contents),
+                Some(TarMember::Link(Some(to))) => path = to,
+                Some(TarMember::Other) if links == 0 => return Err(Unreadable::NoFile),
+                Some(TarMember::Link(None) | TarMember::Other) | None => break,
             }
         }
         Err(Unreadable::Link)

@@ -140,8 +140,8 @@ fn an_upstream_that_names_only_its_host_has_that_hosts_defaults() {
         good("[[upstream]]\nhost = 'registry.corp.example:8443'\n[[upstream]]\nhost = 'registry.opentofu.org'");
     let urls: Vec<_> = config.upstreams.iter().map(|upstream| upstream.url.as_str()).collect();
     assert_eq!(urls, ["https://registry.corp.example:8443/", "https://registry.opentofu.org/"]);
-    assert!(matches!(config.upstreams[0].verification, crate::verify::Policy::Signature));
-    assert!(matches!(config.upstreams[1].verification, crate::verify::Policy::SignatureIfKeys));
+    assert!(matches!(config.upstreams[0].verification, crate::verify::VerificationPolicy::Signature));
+    assert!(matches!(config.upstreams[1].verification, crate::verify::VerificationPolicy::SignatureIfKeys));
     assert!(!config.upstreams[0].fold_case && config.upstreams[1].fold_case);
 }
 

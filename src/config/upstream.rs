@@ -6,7 +6,7 @@ use std::time::Duration;
 use url::Url;
 
 use crate::address::Hostname;
-use crate::verify::Policy;
+use crate::verify::VerificationPolicy;
 
 use super::credential::{self, CredentialKind};
 use super::section::Section;
@@ -30,7 +30,7 @@ pub struct Upstream {
     /// Further hosts in the credential scope.
     pub credentials_for: Vec<Hostname>,
     /// Verification that an archive must pass before it is stored.
-    pub verification: Policy,
+    pub verification: VerificationPolicy,
     /// Freshness lifetimes of its documents.
     pub fresh: FreshnessLifetimes,
     /// Longest wait for a revalidation before the stale copy is served.
@@ -51,7 +51,8 @@ impl Upstream {
     /// Builds an upstream at `url` with the defaults of its host.
     pub fn at(host: Hostname, url: Url) -> Self {
         let name = host.to_string();
-        let verification = if name == OPENTOFU { Policy::SignatureIfKeys } else { Policy::Signature };
+        let verification =
+            if name == OPENTOFU { VerificationPolicy::SignatureIfKeys } else { VerificationPolicy::Signature };
         Self {
             host,
             url,

@@ -10,7 +10,7 @@ use url::Url;
 
 use super::outside;
 use crate::address::{Hostname, Platform};
-use crate::verify::Policy;
+use crate::verify::VerificationPolicy;
 
 /// Longer spans overflow clocks sooner or later, and mean "for ever" anyway.
 const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
@@ -141,11 +141,11 @@ pub(super) fn private(value: &str) -> Result<super::PrivateDestination, String> 
     Ok(PrivateDestination::Name(host.to_string()))
 }
 
-pub(super) fn policy(value: &str) -> Result<Policy, String> {
+pub(super) fn policy(value: &str) -> Result<VerificationPolicy, String> {
     match value {
-        "signature" => Ok(Policy::Signature),
-        "signature-if-keys" => Ok(Policy::SignatureIfKeys),
-        "checksum" => Ok(Policy::Checksum),
+        "signature" => Ok(VerificationPolicy::Signature),
+        "signature-if-keys" => Ok(VerificationPolicy::SignatureIfKeys),
+        "checksum" => Ok(VerificationPolicy::Checksum),
         _ => Err(format!("{} is none of signature, signature-if-keys, checksum", quoted(value))),
     }
 }

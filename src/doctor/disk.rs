@@ -4,7 +4,7 @@ use bytesize::ByteSize;
 
 use super::{Check, WITHIN};
 use crate::config::Config;
-use crate::store::{Examined, Room, Store, StoreError};
+use crate::store::{DiskSpace, Store, StoreError, StoreFindings};
 
 /// With less free space, the next provider may not fit.
 const NEARLY_FULL: u64 = 256 << 20;
@@ -15,7 +15,7 @@ const NEARLY_FULL_MEANS: &str = "until there is room, larder evicts what was use
      fit is passed through without being kept";
 
 /// Checks the store and its disk. `used` is the size of archives and documents, if a running larder reported it.
-pub(super) async fn look(config: &Config, examined: &Examined, used: Option<u64>) -> Vec<Check> {
+pub(super) async fn look(config: &Config, examined: &StoreFindings, used: Option<u64>) -> Vec<Check> {
     let mut checks = vec![store(config, examined)];
     match &examined.room {
         Ok(room) => {
@@ -26,7 +26,7 @@ pub(super) async fn look(config: &Config, examined: &Examined, used: Option<u64>
             let limit = config.store.max_size.bytes(used.unwrap_or_default(), room.free_bytes);
             checks.push(disk(room, limit, used));
         }
-        Err(error) => checks.push(Check::fail("disk", error.to_string()).advise(error.to_do())),
+        Err(error) => checks.push(Check::fail("disk", error.to_string()).advise(error.remedy())),
     }
     checks
 }
@@ -37,11 +37,11 @@ async fn measured(config: &Config) -> Option<u64> {
     tokio::time::timeout(WITHIN, measuring).await.ok()?.ok()?.ok()
 }
 
-fn store(config: &Config, examined: &Examined) -> Check {
+fn store(config: &Config, examined: &StoreFindings) -> Check {
     const STORE: &str = "store";
     let path = config.store.path.display();
     let failed = |error: &StoreError| {
-        let check = Check::fail(STORE, format!("not writable: {error}")).advise(error.to_do());
+        let check = Check::fail(STORE, format!("not writable: {error}")).advise(error.remedy());
         match examined.foreign_owner {
             Some(owner) => check.advise(format!("it belongs to user {owner}: run the doctor as that user")),
             None => check,
@@ -66,9 +66,9 @@ fn store(config: &Config, examined: &Examined) -> Check {
 }
 
 /// Judges the free disk space for a store that may grow to `max_size`.
-fn disk(room: &Room, max_size: u64, used: Option<u64>) -> Check {
+fn disk(room: &DiskSpace, max_size: u64, used: Option<u64>) -> Check {
     const DISK: &str = "disk";
-    let Room { free_bytes, total_bytes, free_files, is_read_only: _ } = *room;
+    let DiskSpace { free_bytes, total_bytes, free_files, is_read_only: _ } = *room;
     let size = |bytes: u64| ByteSize(bytes).to_string();
     let found = format!("{} free of {}; the store may grow to {}", size(free_bytes), size(total_bytes), size(max_size));
     if let Some(files) = free_files.filter(|files| *files < FEW_FILES) {
@@ -109,7 +109,7 @@ mod tests {
             (100 * GIB, 50 * GIB, None, Some(10), CheckResult::Fail),
             (100 * GIB, 50 * GIB, None, Some(1_000_000), CheckResult::Ok),
         ] {
-            let room = Room { free_bytes: free, total_bytes: 200 * GIB, free_files: files, is_read_only: false };
+            let room = DiskSpace { free_bytes: free, total_bytes: 200 * GIB, free_files: files, is_read_only: false };
             let check = disk(&room, max_size, used);
             assert_eq!(check.verdict, verdict, "{free} {used:?} {files:?}: {check:?}");
             assert_eq!(check.to_do.is_empty(), verdict == CheckResult::Ok);

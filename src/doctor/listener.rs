@@ -10,8 +10,8 @@ use super::{Check, Findings, clock};
 use crate::app;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::http::trust::Trust;
-use crate::http::visit::{BadCertificate, NoVisit};
+use crate::http::trust::ClientRoots;
+use crate::http::visit::{BadCertificate, ProbeError};
 use crate::protocol::route::providers_base;
 
 const LISTENER: &str = "listener";
@@ -43,7 +43,7 @@ fn reaches(listening: IpAddr) -> bool {
 }
 
 /// Requests the base URL as a client would.
-pub(super) async fn look(config: &Config, running: &RunningLarder, trust: &Trust) -> Findings {
+pub(super) async fn look(config: &Config, running: &RunningLarder, trust: &ClientRoots) -> Findings {
     let (true, Some(base), Some(upstream)) = (running.is_up(), base(config), config.upstreams.first()) else {
         return Findings::default();
     };
@@ -114,11 +114,11 @@ fn links(config: &Config) -> Option<Check> {
     ))
 }
 
-fn of_no_visit(error: &NoVisit, shown: &str, config: &Config) -> Vec<Check> {
+fn of_no_visit(error: &ProbeError, shown: &str, config: &Config) -> Vec<Check> {
     let behind_a_name = config.server.public_url.is_some();
     let found = format!("{shown}: {error}");
     match error {
-        NoVisit::Certificate(bad) => {
+        ProbeError::Certificate(bad) => {
             let ok = Check::ok(LISTENER, format!("somebody answers at {shown} over TLS"));
             vec![ok, Check::fail(CERTIFICATE, found).advise(what_to_do_about(bad))]
         }

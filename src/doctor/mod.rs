@@ -24,9 +24,9 @@ use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::closure::cli_config::places::Environment;
 use crate::config::{self, Config, Problems, Warning};
-use crate::http::trust::Trust;
-use crate::store::{Examined, Store};
-use crate::upstream::bounds::Bounds;
+use crate::http::trust::ClientRoots;
+use crate::store::{Store, StoreFindings};
+use crate::upstream::bounds::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
 
@@ -97,16 +97,16 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
 }
 
 /// Examines the store on disk; `None` where the disk does not respond in time.
-async fn examine_store(config: &Config) -> Option<Examined> {
+async fn examine_store(config: &Config) -> Option<StoreFindings> {
     let folder = config.store.path.clone();
     let looking = tokio::task::spawn_blocking(move || Store::examine(&folder));
     tokio::time::timeout(WITHIN, looking).await.ok()?.ok()
 }
 
 /// Reads the certificate authorities that clients trust; `None` where the disk does not respond in time.
-async fn trust(environment: &Environment) -> Option<Trust> {
+async fn trust(environment: &Environment) -> Option<ClientRoots> {
     let [file, folders] = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| environment.get(name).cloned());
-    let reading = tokio::task::spawn_blocking(move || Trust::of_clients(file.as_deref(), folders.as_deref()));
+    let reading = tokio::task::spawn_blocking(move || ClientRoots::of_clients(file.as_deref(), folders.as_deref()));
     tokio::time::timeout(WITHIN, reading).await.ok()?.ok()
 }
 
@@ -140,5 +140,5 @@ async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool,
 /// Builds larder's outbound connector, without a store.
 fn outbound(config: &Config) -> Result<Outbound, StartError> {
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
-    Ok(Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), Bounds::default())?)
+    Ok(Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), UpstreamLimits::default())?)
 }

@@ -12,8 +12,8 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::http::clients::NOT_AMONG_CLIENTS;
 use crate::http::respond;
-use crate::http::trust::Trust;
-use crate::http::visit::{NoVisit, Visited, visit};
+use crate::http::trust::ClientRoots;
+use crate::http::visit::{ProbeAnswer, ProbeError, visit};
 use crate::protocol::route::PROBE;
 use crate::upstream::retry_after::date;
 
@@ -67,15 +67,15 @@ pub(super) async fn identify_server(
     base: &Url,
     service: ProbedService,
     host: &Hostname,
-    trust: &Trust,
-) -> Result<Identified, NoVisit> {
+    trust: &ClientRoots,
+) -> Result<Identified, ProbeError> {
     let mut asked = base.clone();
     asked.set_path(&format!("{}{}", base.path(), service.probe_path(host)));
     let visited = visit(&asked, trust, WITHIN).await?;
     Ok(Identified { who: classify(&visited, host), ends_soon: visited.ends_soon, date: date(&visited.headers) })
 }
 
-fn classify(visited: &Visited, host: &Hostname) -> ServerKind {
+fn classify(visited: &ProbeAnswer, host: &Hostname) -> ServerKind {
     let says = visited.headers.get_all("cache-status").into_iter().filter_map(|value| value.to_str().ok());
     let mut caches = says.flat_map(|value| value.split(',')).map(|member| member.split(';').next().unwrap_or_default());
     if !caches.any(|name| name.trim().trim_matches('"') == respond::NAME) {

@@ -8,9 +8,9 @@ use tokio::time::timeout;
 
 use super::{Check, WITHIN};
 use crate::config::Config;
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::{self, AdminClientError};
 use crate::protocol::admin::{AdminRefusal, Operation, Report};
-use crate::store::{Examined, LockState, Store, TokenFile};
+use crate::store::{LockState, Store, StoreFindings, TokenFile};
 
 const HELD_BY_ANOTHER: &str = "a larder with another [admin] listen has this store, or a command is at work on it: \
      give the doctor the --config of the larder that runs";
@@ -43,7 +43,7 @@ impl RunningLarder {
 }
 
 /// Checks the running larder and the admin token.
-pub(super) async fn look(config: &Config, examined: &Examined) -> (RunningLarder, Vec<Check>) {
+pub(super) async fn look(config: &Config, examined: &StoreFindings) -> (RunningLarder, Vec<Check>) {
     if config.source.is_none() && matches!(examined.there, Ok(false)) {
         return never_set_up(config.admin.listen).await;
     }
@@ -55,7 +55,7 @@ pub(super) async fn look(config: &Config, examined: &Examined) -> (RunningLarder
 /// Without a configuration and a store, the only finding is that no larder is set up.
 async fn never_set_up(at: SocketAddr) -> (RunningLarder, Vec<Check>) {
     let somebody = match get(at, "/healthz", None).await {
-        Err(NoAnswer::NotRunning(_)) => String::new(),
+        Err(AdminClientError::NotRunning(_)) => String::new(),
         Ok(_) => format!("; another larder answers on {at}"),
         Err(_) => format!("; something else answers on {at}"),
     };
@@ -65,20 +65,20 @@ async fn never_set_up(at: SocketAddr) -> (RunningLarder, Vec<Check>) {
     (running, vec![Check::warn("running", found).advise(NONE_HERE)])
 }
 
-async fn larder(config: &Config, examined: &Examined) -> (RunningLarder, Check) {
+async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
     let at = config.admin.listen;
     let store = config.store.path.display();
     let down = |check| (RunningLarder::default(), check);
     match (get(at, "/healthz", None).await, examined.lock) {
-        (Err(NoAnswer::NotRunning(_)), LockState::Held) => {
+        (Err(AdminClientError::NotRunning(_)), LockState::Held) => {
             down(Check::fail(RUNNING, format!("{store} is in use, and nobody listens on {at}")).advise(HELD_BY_ANOTHER))
         }
-        (Err(NoAnswer::NotRunning(_)), _) => down(
+        (Err(AdminClientError::NotRunning(_)), _) => down(
             Check::fail(RUNNING, format!("no larder runs: nobody listens on {at}"))
                 .advise("start it: larder serve, or systemctl start larder"),
         ),
-        (Err(error @ NoAnswer::SomethingElse { .. }), _) => down(
+        (Err(error @ AdminClientError::SomethingElse { .. }), _) => down(
             Check::fail(RUNNING, error.to_string())
                 .advise("see what listens there (ss -ltnp) and end it, or give larder another [admin] listen"),
         ),
@@ -95,7 +95,7 @@ async fn larder(config: &Config, examined: &Examined) -> (RunningLarder, Check) 
     }
 }
 
-async fn up(config: &Config, examined: &Examined, at: SocketAddr) -> (RunningLarder, Check) {
+async fn up(config: &Config, examined: &StoreFindings, at: SocketAddr) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
     let here = env!("CARGO_PKG_VERSION");
     let mut running = RunningLarder { state: LarderState::Up, used_bytes: None };
@@ -123,7 +123,7 @@ async fn up(config: &Config, examined: &Examined, at: SocketAddr) -> (RunningLar
     (running, Check::ok(RUNNING, format!("larder {here}, ready{offline}; admin listener on {at}")))
 }
 
-async fn token(config: &Config, examined: &Examined, is_up: bool) -> Check {
+async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check {
     const TOKEN: &str = "token";
     let file = Store::token_file(&config.store.path);
     let file = file.display();
@@ -168,11 +168,11 @@ async fn token(config: &Config, examined: &Examined, is_up: bool) -> Check {
         Bytes::from_static(b"{\"what\":[]}"),
     );
     match timeout(WITHIN, asked).await {
-        Ok(Err(NoAnswer::Refused { said, .. })) if said == AdminRefusal::NoToken.to_string() => {
+        Ok(Err(AdminClientError::Refused { said, .. })) if said == AdminRefusal::NoToken.to_string() => {
             Check::fail(TOKEN, format!("the running larder does not take the token of {from}"))
                 .advise("it was started with another token: restart larder")
         }
-        Ok(Ok(_) | Err(NoAnswer::Refused { .. })) => {
+        Ok(Ok(_) | Err(AdminClientError::Refused { .. })) => {
             Check::ok(TOKEN, format!("{from}, and the running larder takes it"))
         }
         Ok(Err(error)) => Check::fail(TOKEN, error.to_string()),
@@ -180,7 +180,7 @@ async fn token(config: &Config, examined: &Examined, is_up: bool) -> Check {
     }
 }
 
-fn known_token(config: &Config, examined: &Examined) -> Option<SecretString> {
+fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString> {
     match (&config.admin.token, &examined.token) {
         (Some(configured), _) => Some(configured.clone()),
         (None, TokenFile::Good { token, .. }) => Some(token.clone()),
@@ -188,9 +188,9 @@ fn known_token(config: &Config, examined: &Examined) -> Option<SecretString> {
     }
 }
 
-async fn get(at: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
+async fn get(at: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     match timeout(WITHIN, admin_client::get(at, path, token)).await {
         Ok(answer) => answer,
-        Err(_) => Err(NoAnswer::Failed { address: at, why: format!("nothing within {} s", WITHIN.as_secs()) }),
+        Err(_) => Err(AdminClientError::Failed { address: at, why: format!("nothing within {} s", WITHIN.as_secs()) }),
     }
 }

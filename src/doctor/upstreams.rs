@@ -11,13 +11,13 @@ use crate::address::{Hostname, Name, ProviderAddress};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::{Clock, Timestamp};
 use crate::store::Store;
-use crate::upstream::ask::{Ask, Asker, Document, Fetched};
+use crate::upstream::ask::{Document, Fetched, RequestPriority, UpstreamRequest};
 use crate::upstream::discovery::{self, Discovery};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::guard::EgressRefusal;
 use crate::upstream::outbound::{Outbound, origin};
 use crate::upstream::providers::{VersionList, versions_url};
-use crate::upstream::{Grant, Upstream};
+use crate::upstream::{CredentialScope, Upstream};
 
 const NAME: &str = "upstream.name";
 const CONNECTION: &str = "upstream.connection";
@@ -89,10 +89,11 @@ struct UpstreamCheck<'a> {
 }
 
 impl UpstreamCheck<'_> {
-    async fn ask(&self, what: &str, url: &Url, grant: &Grant, limit: u64) -> Result<Document, FetchFailure> {
+    async fn ask(&self, what: &str, url: &Url, grant: &CredentialScope, limit: u64) -> Result<Document, FetchFailure> {
         let via = CdnLoop::default();
         let (upstream, now) = (self.host, self.now);
-        let ask = Ask { what, url, upstream, grant, via: &via, retries: 0, asker: Asker::Job, now };
+        let ask =
+            UpstreamRequest { what, url, upstream, grant, via: &via, retries: 0, asker: RequestPriority::Job, now };
         match timeout(WITHIN, self.outbound.document(ask, None, limit)).await {
             Err(_) => Err(FetchFailure::Slow),
             Ok(Err(error)) => Err(FetchFailure::Failed(error)),
@@ -187,7 +188,7 @@ impl UpstreamCheck<'_> {
     }
 
     /// Checks the discovery document; returns the base URL of providers.v1 with its credential scope.
-    fn discovered(&self, document: Document, took: u128) -> (Check, Option<(Url, Grant)>) {
+    fn discovered(&self, document: Document, took: u128) -> (Check, Option<(Url, CredentialScope)>) {
         let bad = |why: String| (self.fail(DISCOVERY, why).advise(NO_REGISTRY), None);
         if !Discovery::accepts(document.content_type.as_deref()) {
             let sent = document.content_type.unwrap_or_else(|| "no media type".to_owned());
@@ -202,7 +203,7 @@ impl UpstreamCheck<'_> {
         match discovery.service("providers.v1") {
             Some(base) => {
                 let grant = self.upstream.grant.clone();
-                let grant = if document.is_from_whom_was_asked() { grant.and(&base) } else { grant.permitting(&base) };
+                let grant = if document.is_from_asked_origin() { grant.and(&base) } else { grant.permitting(&base) };
                 (self.ok(DISCOVERY, format!("names {}, in {took} ms", offered.join(" and "))), Some((base, grant)))
             }
             None if offered.is_empty() => {
@@ -215,9 +216,9 @@ impl UpstreamCheck<'_> {
         }
     }
 
-    async fn list(&self, base: &Url, grant: &Grant, store: &Path) -> Check {
+    async fn list(&self, base: &Url, grant: &CredentialScope, store: &Path) -> Check {
         let (folder, host) = (store.to_owned(), self.host.clone());
-        let looking = tokio::task::spawn_blocking(move || Store::a_held_provider(&folder, &host));
+        let looking = tokio::task::spawn_blocking(move || Store::any_cached_provider(&folder, &host));
         let held = timeout(WITHIN, looking).await.ok().and_then(Result::ok).flatten();
         let Some(address) = held.or_else(|| well_known(self.host)) else {
             return self.ok(LIST, "no list was asked for: nothing of it is held yet that could be");

@@ -32,7 +32,7 @@ const SILENT_FOR: Duration = Duration::from_secs(300);
 
 /// Why a running larder gave no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum NoAnswer {
+pub enum AdminClientError {
     /// Connection refused.
     #[error("no larder listens on {0}")]
     NotRunning(SocketAddr),
@@ -97,14 +97,14 @@ enum RequestDetails {
 }
 
 /// Asks the admin listener at `address` for `path`.
-pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
+pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     let asking =
         async { whole(address, exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?).await };
     within(address, WITHIN, asking).await
 }
 
 /// Gets a large answer, with a longer limit.
-pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
+pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     let asking = async {
         let response = exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?;
         whole_of(address, response, LARGEST_OF_ALL).await
@@ -113,23 +113,38 @@ pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> 
 }
 
 /// Sends DELETE to `path`.
-pub async fn delete(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, NoAnswer> {
+pub async fn delete(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     let telling =
         async { whole(address, exchange(address, Method::DELETE, path, token, RequestDetails::Nothing).await?).await };
     within(address, WITHIN, telling).await
 }
 
 /// Tells the admin listener at `address` to do something.
-pub async fn post(address: SocketAddr, path: &str, token: Option<&str>, body: Bytes) -> Result<Bytes, NoAnswer> {
-    tell(address, path, token, RequestDetails::Json(body)).await
+pub async fn post(
+    address: SocketAddr,
+    path: &str,
+    token: Option<&str>,
+    body: Bytes,
+) -> Result<Bytes, AdminClientError> {
+    post_json(address, path, token, RequestDetails::Json(body)).await
 }
 
 /// Posts a text, such as a user's file.
-pub async fn post_text(address: SocketAddr, path: &str, token: Option<&str>, text: Bytes) -> Result<Bytes, NoAnswer> {
-    tell(address, path, token, RequestDetails::Text(text)).await
+pub async fn post_text(
+    address: SocketAddr,
+    path: &str,
+    token: Option<&str>,
+    text: Bytes,
+) -> Result<Bytes, AdminClientError> {
+    post_json(address, path, token, RequestDetails::Text(text)).await
 }
 
-async fn tell(address: SocketAddr, path: &str, token: Option<&str>, said: RequestDetails) -> Result<Bytes, NoAnswer> {
+async fn post_json(
+    address: SocketAddr,
+    path: &str,
+    token: Option<&str>,
+    said: RequestDetails,
+) -> Result<Bytes, AdminClientError> {
     let telling = async { whole(address, exchange(address, Method::POST, path, token, said).await?).await };
     within(address, COMMAND_WITHIN, telling).await
 }
@@ -140,7 +155,7 @@ pub async fn post_lines(
     path: &str,
     token: Option<&str>,
     line: impl FnMut(&[u8]),
-) -> Result<(), NoAnswer> {
+) -> Result<(), AdminClientError> {
     let telling = exchange(address, Method::POST, path, token, RequestDetails::Json(Bytes::from_static(b"{}")));
     lines(address, within(address, WITHIN, telling).await?.into_body(), line).await
 }
@@ -148,7 +163,7 @@ pub async fn post_lines(
 /// Uploads everything that `source` writes. Calls `line` with each line of the answer, while it still sends.
 ///
 /// # Errors
-/// [`NoAnswer::Here`] if `source` fails: the server then sees a broken request.
+/// [`AdminClientError::Here`] if `source` fails: the server then sees a broken request.
 pub async fn upload(
     address: SocketAddr,
     path: &str,
@@ -156,7 +171,7 @@ pub async fn upload(
     kind: &'static str,
     mut source: impl Read + Send + 'static,
     line: impl FnMut(&[u8]),
-) -> Result<(), NoAnswer> {
+) -> Result<(), AdminClientError> {
     // // Connects first: without a server nothing is read.
     let stream = connect(address).await?;
     let (entry, exit) = pipe();
@@ -169,7 +184,7 @@ pub async fn upload(
             Err(e) => {
                 let kind = e.kind();
                 writer.end(Err(io::Error::from(kind)));
-                return Err(NoAnswer::Here(e));
+                return Err(AdminClientError::Here(e));
             }
         }
         Ok(())
@@ -181,7 +196,9 @@ pub async fn upload(
     };
     match answered {
         // A source that failed is why there is no answer.
-        Err(failed @ NoAnswer::Failed { .. }) => Err(reading.await.ok().and_then(Result::err).unwrap_or(failed)),
+        Err(failed @ AdminClientError::Failed { .. }) => {
+            Err(reading.await.ok().and_then(Result::err).unwrap_or(failed))
+        }
         answered => answered,
     }
 }
@@ -189,15 +206,15 @@ pub async fn upload(
 /// Posts JSON, and writes the answer as it arrives. Returns the number of bytes and the writer.
 ///
 /// # Errors
-/// [`NoAnswer::Failed`] if the answer broke off: the output is incomplete. [`NoAnswer::Here`] if `to` fails.
+/// [`AdminClientError::Failed`] if the answer broke off: the output is incomplete. [`AdminClientError::Here`] if `to` fails.
 pub async fn download<W: Write + Send + 'static>(
     address: SocketAddr,
     path: &str,
     token: Option<&str>,
     body: Bytes,
     mut to: W,
-) -> Result<(u64, W), NoAnswer> {
-    let failed = |why: String| NoAnswer::Failed { address, why };
+) -> Result<(u64, W), AdminClientError> {
+    let failed = |why: String| AdminClientError::Failed { address, why };
     let response =
         within(address, COMMAND_WITHIN, exchange(address, Method::POST, path, token, RequestDetails::Json(body)));
     let mut body = response.await?.into_body();
@@ -227,13 +244,13 @@ pub async fn download<W: Write + Send + 'static>(
     match (arrived, written) {
         (Err(why), _) => Err(failed(why)),
         (Ok(()), Ok(written)) => Ok(written),
-        (Ok(()), Err(e)) => Err(NoAnswer::Here(e)),
+        (Ok(()), Err(e)) => Err(AdminClientError::Here(e)),
     }
 }
 
 /// Calls `line` with each line of a body.
-async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u8])) -> Result<(), NoAnswer> {
-    let failed = |why: String| NoAnswer::Failed { address, why };
+async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u8])) -> Result<(), AdminClientError> {
+    let failed = |why: String| AdminClientError::Failed { address, why };
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| failed(format!("it broke off: {e}")))?;
@@ -255,11 +272,11 @@ async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u
 async fn within<T>(
     address: SocketAddr,
     limit: Duration,
-    asking: impl Future<Output = Result<T, NoAnswer>>,
-) -> Result<T, NoAnswer> {
+    asking: impl Future<Output = Result<T, AdminClientError>>,
+) -> Result<T, AdminClientError> {
     match timeout(limit, asking).await {
         Ok(answer) => answer,
-        Err(_) => Err(NoAnswer::Failed { address, why: format!("nothing within {} s", limit.as_secs()) }),
+        Err(_) => Err(AdminClientError::Failed { address, why: format!("nothing within {} s", limit.as_secs()) }),
     }
 }
 
@@ -270,14 +287,14 @@ async fn exchange(
     path: &str,
     token: Option<&str>,
     said: RequestDetails,
-) -> Result<Response<Incoming>, NoAnswer> {
+) -> Result<Response<Incoming>, AdminClientError> {
     exchange_over(connect(address).await?, address, method, path, token, said).await
 }
 
-async fn connect(address: SocketAddr) -> Result<TcpStream, NoAnswer> {
+async fn connect(address: SocketAddr) -> Result<TcpStream, AdminClientError> {
     TcpStream::connect(address).await.map_err(|e| match e.kind() {
-        io::ErrorKind::ConnectionRefused => NoAnswer::NotRunning(address),
-        _ => NoAnswer::Failed { address, why: e.to_string() },
+        io::ErrorKind::ConnectionRefused => AdminClientError::NotRunning(address),
+        _ => AdminClientError::Failed { address, why: e.to_string() },
     })
 }
 
@@ -288,8 +305,8 @@ async fn exchange_over(
     path: &str,
     token: Option<&str>,
     said: RequestDetails,
-) -> Result<Response<Incoming>, NoAnswer> {
-    let failed = |why: &dyn std::fmt::Display| NoAnswer::Failed { address, why: why.to_string() };
+) -> Result<Response<Incoming>, AdminClientError> {
+    let failed = |why: &dyn std::fmt::Display| AdminClientError::Failed { address, why: why.to_string() };
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
     tokio::spawn(connection);
@@ -309,7 +326,7 @@ async fn exchange_over(
     let request = request.body(body).map_err(|e| failed(&e))?;
     let response = sender.send_request(request).await.map_err(|e| failed(&e))?;
     if response.headers().get(header::SERVER) != Some(&SERVER) {
-        return Err(NoAnswer::SomethingElse { address, status: response.status() });
+        return Err(AdminClientError::SomethingElse { address, status: response.status() });
     }
     if response.status().is_success() {
         return Ok(response);
@@ -321,16 +338,20 @@ async fn exchange_over(
         errors: Vec<String>,
     }
     Err(match serde_json::from_slice::<Errors>(&body) {
-        Ok(Errors { errors }) => NoAnswer::Refused { address, said: errors.join("; ") },
+        Ok(Errors { errors }) => AdminClientError::Refused { address, said: errors.join("; ") },
         Err(_) => failed(&format!("{status}: {}", String::from_utf8_lossy(&body))),
     })
 }
 
-async fn whole(address: SocketAddr, response: Response<Incoming>) -> Result<Bytes, NoAnswer> {
+async fn whole(address: SocketAddr, response: Response<Incoming>) -> Result<Bytes, AdminClientError> {
     whole_of(address, response, LARGEST_ANSWER).await
 }
 
-async fn whole_of(address: SocketAddr, response: Response<Incoming>, largest: usize) -> Result<Bytes, NoAnswer> {
+async fn whole_of(
+    address: SocketAddr,
+    response: Response<Incoming>,
+    largest: usize,
+) -> Result<Bytes, AdminClientError> {
     let body = Limited::new(response.into_body(), largest).collect().await;
-    body.map(|body| body.to_bytes()).map_err(|e| NoAnswer::Failed { address, why: e.to_string() })
+    body.map(|body| body.to_bytes()).map_err(|e| AdminClientError::Failed { address, why: e.to_string() })
 }

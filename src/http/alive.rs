@@ -14,7 +14,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::Instant;
 
 use super::admin_client;
-use super::places::{PeerClass, Places};
+use super::places::{ConnectionSlots, PeerClass};
 
 /// No request in any protocol that is spoken here: refused before it reaches a handler, a log or a counter, with TLS
 /// and without.
@@ -28,7 +28,7 @@ const DISK_WITHIN: Duration = Duration::from_secs(1);
 
 /// The part of this process that did not answer.
 #[derive(Debug, thiserror::Error)]
-pub enum Silent {
+pub enum NotAlive {
     /// The pool of blocking threads.
     #[error(
         "no blocking task got a thread for {} s, although the disk works: larder's own work holds all threads", .0.as_secs()
@@ -39,7 +39,7 @@ pub enum Silent {
     Main(SocketAddr, std::io::Error),
     /// The admin one.
     #[error(transparent)]
-    Admin(#[from] admin_client::NoAnswer),
+    Admin(#[from] admin_client::AdminClientError),
 }
 
 /// Checks the pool of blocking threads with a task that does nothing.
@@ -48,21 +48,21 @@ pub enum Silent {
 /// the task gets no thread, the disk is tested on a thread outside the pool. The pool counts as starved only while the
 /// disk works.
 #[derive(Debug)]
-pub struct Pool {
+pub struct BlockingPoolCheck {
     within: Duration,
     /// The task that does nothing, and since when there is one.
     waiting: Mutex<Option<(JoinHandle<()>, Instant)>>,
-    disk: Arc<Disk>,
+    disk: Arc<DiskCheck>,
 }
 
 /// The disk, as it was when it was last tried.
 #[derive(Debug, Default)]
-struct Disk {
+struct DiskCheck {
     is_being_tried: AtomicBool,
     worked: AtomicBool,
 }
 
-impl Pool {
+impl BlockingPoolCheck {
     /// The pool of this runtime, and the longest wait for a thread.
     pub fn new(within: Duration) -> Self {
         Self { within, waiting: Mutex::default(), disk: Arc::default() }
@@ -71,8 +71,8 @@ impl Pool {
     /// Reports the state since the last call; `disk` writes to the disk and returns true on success. Does not block.
     ///
     /// # Errors
-    /// [`Silent::Pool`] if no task got a thread in time although the disk worked at its last test.
-    pub fn answers(&self, disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), Silent> {
+    /// [`NotAlive::Pool`] if no task got a thread in time although the disk worked at its last test.
+    pub fn answers(&self, disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), NotAlive> {
         let mut waiting = self.waiting.lock();
         let Some((_, since)) = waiting.as_ref().filter(|(task, _)| !task.is_finished()) else {
             *waiting = Some((spawn_blocking(|| ()), Instant::now()));
@@ -83,11 +83,11 @@ impl Pool {
         if waited < self.within {
             return Ok(());
         }
-        if Disk::worked_before(&self.disk, disk) { Err(Silent::Pool(waited)) } else { Ok(()) }
+        if DiskCheck::worked_before(&self.disk, disk) { Err(NotAlive::Pool(waited)) } else { Ok(()) }
     }
 }
 
-impl Disk {
+impl DiskCheck {
     /// Returns the result of the last disk test, and starts another unless one hangs.
     fn worked_before(disk: &Arc<Self>, attempt: impl FnOnce() -> bool + Send + 'static) -> bool {
         if disk.is_being_tried.swap(true, Ordering::AcqRel) {
@@ -111,11 +111,11 @@ impl Disk {
 
 /// A listener of ours.
 #[derive(Debug, Clone, Copy)]
-pub struct Listening<'a> {
+pub struct ListenerCheck<'a> {
     /// Where.
     pub at: SocketAddr,
     /// Whom it still lets in.
-    pub places: &'a Places,
+    pub places: &'a ConnectionSlots,
     /// The peer class of this machine at this listener.
     pub standing: PeerClass,
 }
@@ -124,20 +124,20 @@ pub struct Listening<'a> {
 ///
 /// A listener that has all the connections it may have lets new ones wait, or closes them: that it is busy is no sign of
 /// death, and who asks turns on the same runtime.
-pub async fn listeners_answer(main: Listening<'_>, admin: Listening<'_>) -> Result<(), Silent> {
-    if admin.can_be_asked().await {
+pub async fn listeners_answer(main: ListenerCheck<'_>, admin: ListenerCheck<'_>) -> Result<(), NotAlive> {
+    if admin.is_reachable().await {
         admin_client::get(admin.at, "/healthz", None).await?;
     }
-    if main.can_be_asked().await {
-        knock(main.at).await.map_err(|error| Silent::Main(main.at, error))?;
+    if main.is_reachable().await {
+        knock(main.at).await.map_err(|error| NotAlive::Main(main.at, error))?;
     }
     Ok(())
 }
 
-impl Listening<'_> {
-    async fn can_be_asked(self) -> bool {
+impl ListenerCheck<'_> {
+    async fn is_reachable(self) -> bool {
         // // A connection to its own address comes from that address.
-        !self.places.keeps_out(self.at.ip().to_canonical(), self.standing) && is_of_this_machine(self.at).await
+        !self.places.is_full_for(self.at.ip().to_canonical(), self.standing) && is_of_this_machine(self.at).await
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
     /// A listener on loopback, for which this machine is a client.
     struct Listener {
         at: SocketAddr,
-        places: Places,
+        places: ConnectionSlots,
     }
 
     impl Listener {
@@ -200,19 +200,19 @@ mod tests {
             let at = listener.local_addr().unwrap();
             let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
             let limits = Limits { header_time: LONG, idle: LONG, ..limits };
-            let places = Places::new(&limits, Requests::default());
+            let places = ConnectionSlots::new(&limits, Requests::default());
             let standing = |_| PeerClass::Client;
             tokio::spawn(serve(listener, None, limits, places.clone(), standing, handler, CancellationToken::new()));
             Self { at, places }
         }
 
-        fn asked(&self) -> Listening<'_> {
+        fn asked(&self) -> ListenerCheck<'_> {
             self.asked_at(self.at)
         }
 
         /// Returns this listener at another address.
-        fn asked_at(&self, at: SocketAddr) -> Listening<'_> {
-            Listening { at, places: &self.places, standing: PeerClass::Client }
+        fn asked_at(&self, at: SocketAddr) -> ListenerCheck<'_> {
+            ListenerCheck { at, places: &self.places, standing: PeerClass::Client }
         }
     }
 
@@ -249,7 +249,7 @@ mod tests {
         for limits in [all_taken, all_of_this_machine_taken] {
             let [full, other] = [Listener::within(limits).await, Listener::within(Limits::default()).await];
             let keeps_out = async |so: bool| {
-                while full.places.keeps_out(full.at.ip(), PeerClass::Client) != so {
+                while full.places.is_full_for(full.at.ip(), PeerClass::Client) != so {
                     tokio::task::yield_now().await;
                 }
             };
@@ -281,7 +281,7 @@ mod tests {
     fn a_starved_pool_counts_only_while_the_disk_works() {
         let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(2).enable_all().build().unwrap();
         runtime.block_on(async {
-            let pool = Pool::new(Duration::from_millis(20));
+            let pool = BlockingPoolCheck::new(Duration::from_millis(20));
             let a_while = || tokio::time::sleep(Duration::from_millis(20));
             let until = async |is_starved: bool| {
                 while pool.answers(|| true).is_err() != is_starved {
@@ -337,7 +337,7 @@ mod tests {
             let address = listener.local_addr().unwrap();
             let handler = |_: Request<Incoming>, _: Peer| async { panic!("it is no request") as Response<Body> };
             let limits = Limits::default();
-            let places = Places::new(&limits, Requests::default());
+            let places = ConnectionSlots::new(&limits, Requests::default());
             let (standing, stop) = (|_| PeerClass::Client, CancellationToken::new());
             tokio::spawn(serve(listener, tls, limits, places, standing, handler, stop));
             timeout(WITHIN, knock(address)).await.unwrap().unwrap();

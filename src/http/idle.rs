@@ -101,7 +101,7 @@ impl Activity {
     }
 
     /// The connection is an outsider's: it must ask by `at`, and only once.
-    pub(super) fn must_ask_by(&self, at: Instant) {
+    pub(super) fn next_check(&self, at: Instant) {
         self.state.lock().ask_by = Some(at);
     }
 
@@ -210,7 +210,7 @@ impl InFlight {
         self.is_outsiders
     }
 
-    fn asked_for_more(&mut self) {
+    fn reader_waits(&mut self) {
         let mut state = self.activity.state.lock();
         state.moved = Instant::now();
         state.offering -= usize::from(self.offering);
@@ -261,7 +261,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = &mut *self;
-        this.request.asked_for_more();
+        this.request.reader_waits();
         let frame = match catch_unwind(AssertUnwindSafe(|| this.body.as_mut().poll_frame(cx))) {
             Ok(polled) => ready!(polled),
             Err(panic) => {

@@ -35,7 +35,7 @@ use tokio_util::{
 
 use super::{
     idle::{Activity, BoxError, CloseReason, InFlightBody, Protocol, WatchedSocket},
-    places::{ConnectionSlot, PeerClass, Places},
+    places::{ConnectionSlot, ConnectionSlots, PeerClass},
     tls::Tls,
 };
 use crate::store::{ReadMemory, ReadShare};
@@ -125,7 +125,7 @@ pub async fn serve<H, F, B>(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
     limits: Limits,
-    places: Places,
+    places: ConnectionSlots,
     standing: impl Fn(IpAddr) -> PeerClass,
     handler: H,
     stop: CancellationToken,
@@ -143,7 +143,9 @@ pub async fn serve<H, F, B>(
     let memory = ReadMemory::new(limits.memory_bytes);
     let site = Arc::new(Site { tls, limits, places, memory, handler, stop: stop.clone() });
 
-    while let Some(Entered { socket, address, standing, place }) = stop.run_until_cancelled(door.next()).await {
+    while let Some(AcceptedConnection { socket, address, standing, place }) =
+        stop.run_until_cancelled(door.next()).await
+    {
         let site = Arc::clone(&site);
         let cut = cut.clone();
         connections.spawn(async move {
@@ -168,7 +170,7 @@ pub async fn serve<H, F, B>(
 }
 
 /// A connection that has a place.
-struct Entered {
+struct AcceptedConnection {
     socket: TcpStream,
     address: SocketAddr,
     standing: PeerClass,
@@ -178,22 +180,22 @@ struct Entered {
 /// Where connections come in, no more than there are places.
 struct Door<S> {
     listener: TcpListener,
-    places: Places,
+    places: ConnectionSlots,
     standing: S,
-    said_full: Rarely,
-    said_closed: Rarely,
+    said_full: RateLimitedLog,
+    said_closed: RateLimitedLog,
     failures: u32,
 }
 
 impl<S: Fn(IpAddr) -> PeerClass> Door<S> {
-    fn new(listener: TcpListener, places: Places, standing: S) -> Self {
-        let (said_full, said_closed) = (Rarely::default(), Rarely::default());
+    fn new(listener: TcpListener, places: ConnectionSlots, standing: S) -> Self {
+        let (said_full, said_closed) = (RateLimitedLog::default(), RateLimitedLog::default());
         Self { listener, places, standing, said_full, said_closed, failures: 0 }
     }
 
-    async fn next(&mut self) -> Entered {
+    async fn next(&mut self) -> AcceptedConnection {
         let when_full = || {
-            if self.said_full.may_be_said() {
+            if self.said_full.may_log() {
                 tracing::warn!("all connections are taken, new ones wait until one ends");
             }
         };
@@ -204,11 +206,11 @@ impl<S: Fn(IpAddr) -> PeerClass> Door<S> {
                     self.failures = 0;
                     let ip = address.ip().to_canonical();
                     let standing = (self.standing)(ip);
-                    let place = match self.places.give(any, ip, standing) {
+                    let place = match self.places.assign(any, ip, standing) {
                         Ok(place) => place,
                         Err((unused, why)) => {
                             any = unused;
-                            if self.said_closed.may_be_said() {
+                            if self.said_closed.may_log() {
                                 let reason = why.word();
                                 tracing::warn!(%address, reason, "a connection was closed at once: too many of its kind");
                             }
@@ -218,7 +220,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Door<S> {
                     if let Err(error) = socket.set_nodelay(true) {
                         tracing::debug!(%address, %error, "cannot switch off Nagle's algorithm");
                     }
-                    return Entered { socket, address, standing, place };
+                    return AcceptedConnection { socket, address, standing, place };
                 }
                 Err(error) if is_of_one_connection(&error) => {
                     tracing::debug!(%error, "a connection ended before it was accepted");
@@ -241,10 +243,10 @@ impl<S: Fn(IpAddr) -> PeerClass> Door<S> {
 
 /// Logs at most once every ten seconds.
 #[derive(Default)]
-struct Rarely(Option<Instant>);
+struct RateLimitedLog(Option<Instant>);
 
-impl Rarely {
-    fn may_be_said(&mut self) -> bool {
+impl RateLimitedLog {
+    fn may_log(&mut self) -> bool {
         let now = Instant::now();
         let may = self.0.is_none_or(|said| now - said > Duration::from_secs(10));
         if may {
@@ -263,7 +265,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 struct Site<H> {
     tls: Option<Arc<Tls>>,
     limits: Limits,
-    places: Places,
+    places: ConnectionSlots,
     memory: ReadMemory,
     handler: H,
     stop: CancellationToken,
@@ -281,7 +283,7 @@ impl<H> Site<H> {
         let activity = Activity::new(self.limits.idle, self.limits.header_time, memory.clone());
         let mut handshake_time = self.limits.handshake;
         if standing == PeerClass::Outsider {
-            activity.must_ask_by(Instant::now() + self.limits.outsider_time);
+            activity.next_check(Instant::now() + self.limits.outsider_time);
             handshake_time = handshake_time.min(self.limits.outsider_time);
         }
         let socket = WatchedSocket::new(socket, Arc::clone(&activity));

@@ -38,7 +38,7 @@ use self::clients::{Clients, RequestClient};
 use self::listener::Peer;
 use self::origin::{Connection, origin};
 use self::places::PeerClass;
-use self::requests::{Content, End, Refusal, RouteLabel, way_word};
+use self::requests::{Content, End, Refusal, RouteLabel, route_label};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
@@ -47,7 +47,7 @@ use crate::protocol::{self, Failure, Protocols};
 
 /// The main listener's side of the protocols.
 #[derive(Debug)]
-pub struct Main {
+pub struct MainListener {
     protocols: Arc<Protocols>,
     requests: Requests,
     clients: Clients,
@@ -55,7 +55,7 @@ pub struct Main {
     number: Arc<AtomicU64>,
 }
 
-impl Main {
+impl MainListener {
     /// Joins the parts.
     pub fn new(protocols: Arc<Protocols>, requests: Requests, clients: Clients, clock: Clock) -> Arc<Self> {
         Arc::new(Self { protocols, requests, clients, clock, number: Arc::new(AtomicU64::new(1)) })
@@ -102,7 +102,7 @@ impl Main {
         response.map(|body| {
             body.when_done(move |bytes, broke_off| {
                 let end = if broke_off { End::Error } else { outcome };
-                let line = Line { outcome: end, ..line };
+                let line = AccessLogLine { outcome: end, ..line };
                 requests.ended(route, end, outcome.source(), bytes);
                 line.write(bytes);
             })
@@ -155,7 +155,7 @@ impl Main {
             Err(no_route) => {
                 let failure = Failure::from(no_route);
                 tracing::debug!(request = number, error = %respond::log_text(&failure), "no route");
-                let end = if is_probe(asked.path) { End::NoOutcome } else { self.end_of(&failure, api) };
+                let end = if is_probe(asked.path) { End::NoOutcome } else { self.end_of_failure(&failure, api) };
                 return (respond::failure(&failure, api), end);
             }
         };
@@ -180,14 +180,14 @@ impl Main {
                 (response, outcome)
             }
             Err(failure) => {
-                tell(number, &failure);
-                (respond::failure(&failure, api), self.end_of(&failure, api))
+                log_failure(number, &failure);
+                (respond::failure(&failure, api), self.end_of_failure(&failure, api))
             }
         }
     }
 
     /// The end state of a failed request; counts refusals by our own rules.
-    fn end_of(&self, failure: &Failure, api: Api) -> End {
+    fn end_of_failure(&self, failure: &Failure, api: Api) -> End {
         if let Some(refusal) = Refusal::of(failure) {
             self.requests.refused(refusal);
         }
@@ -259,7 +259,7 @@ fn without_body(response: Response<Body>) -> Response<Body> {
 }
 
 /// Logs a failure; "not found" is not logged.
-fn tell(number: u64, failure: &Failure) {
+fn log_failure(number: u64, failure: &Failure) {
     match failure {
         Failure::NoRoute(_) | Failure::Mirror(Error::NotFound(_) | Error::UnknownHost(_)) => {
             tracing::debug!(request = number, error = %respond::log_text(failure), "not found");
@@ -275,7 +275,7 @@ fn tell(number: u64, failure: &Failure) {
 
 /// A request without an answer yet. Dropped early, it records that its client left.
 struct PendingRequest<'a> {
-    main: &'a Main,
+    main: &'a MainListener,
     request: &'a Request<Incoming>,
     number: u64,
     client: IpAddr,
@@ -285,10 +285,10 @@ struct PendingRequest<'a> {
 }
 
 impl PendingRequest<'_> {
-    fn line(&self, status: Option<StatusCode>, outcome: End) -> Line {
+    fn line(&self, status: Option<StatusCode>, outcome: End) -> AccessLogLine {
         let Self { number, client, began, route, .. } = *self;
         let (method, uri) = (self.request.method().clone(), self.request.uri().clone());
-        Line { number, method, uri, client, status, route, outcome, began }
+        AccessLogLine { number, method, uri, client, status, route, outcome, began }
     }
 }
 
@@ -304,7 +304,7 @@ impl Drop for PendingRequest<'_> {
     }
 }
 
-struct Line {
+struct AccessLogLine {
     number: u64,
     method: Method,
     uri: Uri,
@@ -315,7 +315,7 @@ struct Line {
     began: Instant,
 }
 
-impl Line {
+impl AccessLogLine {
     fn write(self, bytes: u64) {
         let Self { number, method, uri, client, status, route, outcome, began } = self;
         let took: Duration = began.elapsed();
@@ -324,7 +324,7 @@ impl Line {
             request = number,
             %client,
             status = status.map(|status| status.as_u16()),
-            route = way_word(route),
+            route = route_label(route),
             outcome = outcome.word(),
             bytes,
             ms = took.as_millis() as u64,

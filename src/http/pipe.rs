@@ -21,16 +21,16 @@ enum PipePiece {
 }
 
 /// A pipe.
-pub(super) fn pipe() -> (PipeEntry, PipeExit) {
+pub(super) fn pipe() -> (PipeSender, PipeReceiver) {
     let (to, from) = channel(PIECES);
-    (PipeEntry(to), PipeExit { from, piece: Bytes::new(), ended: false })
+    (PipeSender(to), PipeReceiver { from, piece: Bytes::new(), ended: false })
 }
 
 /// Where bytes go in, for a task. Dropped without an end, it is broken.
 #[derive(Debug)]
-pub(super) struct PipeEntry(Sender<PipePiece>);
+pub(super) struct PipeSender(Sender<PipePiece>);
 
-impl PipeEntry {
+impl PipeSender {
     /// Sends bytes, and waits for space; returns false if the reader has gone.
     pub(super) async fn put(&self, bytes: Bytes) -> bool {
         self.0.send(PipePiece::Bytes(bytes)).await.is_ok()
@@ -56,7 +56,7 @@ impl PipeEntry {
 /// Where bytes are written to.
 #[derive(Debug)]
 pub(super) struct PipeWriter {
-    to: PipeEntry,
+    to: PipeSender,
     piece: BytesMut,
 }
 
@@ -93,22 +93,22 @@ impl Write for PipeWriter {
 
 /// Where bytes come out: to be read where that may block, or as a stream.
 #[derive(Debug)]
-pub(super) struct PipeExit {
+pub(super) struct PipeReceiver {
     from: Receiver<PipePiece>,
     piece: Bytes,
     ended: bool,
 }
 
-impl PipeExit {
+impl PipeReceiver {
     /// The bytes as a stream, which ends in an error where they broke off.
     pub(super) fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
         stream::try_unfold(self, |mut exit| async move {
             let piece = exit.from.recv().await;
-            Ok(exit.taken(piece)?.map(|bytes| (bytes, exit)))
+            Ok(exit.next_piece(piece)?.map(|bytes| (bytes, exit)))
         })
     }
 
-    fn taken(&mut self, piece: Option<PipePiece>) -> io::Result<Option<Bytes>> {
+    fn next_piece(&mut self, piece: Option<PipePiece>) -> io::Result<Option<Bytes>> {
         match piece {
             Some(PipePiece::Bytes(bytes)) => Ok(Some(bytes)),
             Some(PipePiece::End) => {
@@ -122,11 +122,11 @@ impl PipeExit {
 }
 
 /// Blocks: not for a task.
-impl Read for PipeExit {
+impl Read for PipeReceiver {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.piece.is_empty() && !self.ended {
             let piece = self.from.blocking_recv();
-            self.piece = self.taken(piece)?.unwrap_or_default();
+            self.piece = self.next_piece(piece)?.unwrap_or_default();
         }
         let some = buffer.len().min(self.piece.len());
         self.piece.copy_to_slice(&mut buffer[..some]);

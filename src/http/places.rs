@@ -30,7 +30,7 @@ pub enum PeerClass {
 
 /// The places of one listener; all copies are of the same.
 #[derive(Debug, Clone)]
-pub struct Places(Arc<Shared>);
+pub struct ConnectionSlots(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -50,7 +50,7 @@ struct TakenSlots {
     outsiders: usize,
 }
 
-impl Places {
+impl ConnectionSlots {
     /// As many as `limits` allows; who gets none is counted in `requests`.
     pub fn new(limits: &Limits, requests: Requests) -> Self {
         Self(Arc::new(Shared {
@@ -64,22 +64,22 @@ impl Places {
     }
 
     /// True where a new connection of this address would wait, or be closed.
-    pub fn keeps_out(&self, address: IpAddr, standing: PeerClass) -> bool {
+    pub fn is_full_for(&self, address: IpAddr, standing: PeerClass) -> bool {
         self.0.is_full.load(Ordering::Relaxed) || self.0.refusal(&self.0.taken.lock(), address, standing).is_some()
     }
 
     /// Waits until there is a place at all; calls `when_full` where there is none at once.
-    pub(super) async fn any(&self, mut when_full: impl FnMut()) -> AnyPlace {
+    pub(super) async fn any(&self, mut when_full: impl FnMut()) -> UnassignedSlot {
         loop {
             if let Ok(permit) = Arc::clone(&self.0.all).try_acquire_owned() {
-                return AnyPlace(permit);
+                return UnassignedSlot(permit);
             }
             self.0.is_full.store(true, Ordering::Relaxed);
             when_full();
             // // Fails only on a closed semaphore, which does not happen.
             if let Ok(permit) = Arc::clone(&self.0.all).acquire_owned().await {
                 self.0.is_full.store(false, Ordering::Relaxed);
-                return AnyPlace(permit);
+                return UnassignedSlot(permit);
             }
         }
     }
@@ -88,12 +88,12 @@ impl Places {
     ///
     /// # Errors
     /// Why this address gets none; then the place is there for another.
-    pub(super) fn give(
+    pub(super) fn assign(
         &self,
-        place: AnyPlace,
+        place: UnassignedSlot,
         address: IpAddr,
         standing: PeerClass,
-    ) -> Result<ConnectionSlot, (AnyPlace, NoPlace)> {
+    ) -> Result<ConnectionSlot, (UnassignedSlot, NoPlace)> {
         let mut taken = self.0.taken.lock();
         if let Some(refusal) = self.0.refusal(&taken, address, standing) {
             self.0.requests.got_no_place(refusal);
@@ -125,15 +125,15 @@ impl Shared {
 
 /// A slot that no address has yet.
 #[derive(Debug)]
-pub(super) struct AnyPlace(#[expect(dead_code, reason = "it is held")] OwnedSemaphorePermit);
+pub(super) struct UnassignedSlot(#[expect(dead_code, reason = "it is held")] OwnedSemaphorePermit);
 
 /// The place of one connection.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
-    places: Places,
+    places: ConnectionSlots,
     address: IpAddr,
     standing: PeerClass,
-    _place: AnyPlace,
+    _place: UnassignedSlot,
 }
 
 impl Drop for ConnectionSlot {

@@ -12,7 +12,7 @@ pub(super) enum RequestedRange {
 }
 
 /// Reads a Range header for a file of `size` bytes.
-pub(super) fn asked_range(header: &str, size: u64) -> RequestedRange {
+pub(super) fn requested_range(header: &str, size: u64) -> RequestedRange {
     let Some(range) = header.trim().strip_prefix("bytes=") else { return RequestedRange::Whole };
     let Some((first, last)) = range.split_once('-') else { return RequestedRange::Whole };
     let number = |text: &str| text.parse::<u64>().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
@@ -66,9 +66,9 @@ mod tests {
             ("bytes=0-18446744073709551615", RequestedRange::Part(0, 10)),
             ("bytes=99999999999999999999-", RequestedRange::Whole),
         ] {
-            assert_eq!(asked_range(header, 10), asked, "{header}");
+            assert_eq!(requested_range(header, 10), asked, "{header}");
         }
-        assert_eq!(asked_range("bytes=0-", 0), RequestedRange::Beyond);
+        assert_eq!(requested_range("bytes=0-", 0), RequestedRange::Beyond);
     }
 
     proptest! {
@@ -77,7 +77,7 @@ mod tests {
             header in "[ -~]{0,20}|bytes=[ +]?[0-9]{0,20}-[ -]?[0-9]{0,20}",
             size in prop_oneof![0..30_u64, any::<u64>()],
         ) {
-            if let RequestedRange::Part(start, end) = asked_range(&header, size) {
+            if let RequestedRange::Part(start, end) = requested_range(&header, size) {
                 prop_assert!(start < end && end <= size, "{start} {end}");
             }
         }
@@ -89,7 +89,7 @@ mod tests {
                 (true, false) => RequestedRange::Beyond,
                 (true, true) => RequestedRange::Part(first, size.min(last + 1)),
             };
-            prop_assert_eq!(asked_range(&format!("bytes={first}-{last}"), size), asked);
+            prop_assert_eq!(requested_range(&format!("bytes={first}-{last}"), size), asked);
         }
     }
 }

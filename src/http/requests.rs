@@ -195,7 +195,7 @@ impl Refusal {
 pub(super) type RouteLabel = Option<RouteKind>;
 
 /// The name of a route, in logs and labels.
-pub(super) fn way_word(way: RouteLabel) -> &'static str {
+pub(super) fn route_label(way: RouteLabel) -> &'static str {
     way.map_or("none", RouteKind::word)
 }
 
@@ -213,7 +213,7 @@ struct Sent {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Because {
+struct RefusalLabel {
     reason: Refusal,
 }
 
@@ -223,7 +223,7 @@ struct Closed {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Of {
+struct ContentLabel {
     content: Content,
 }
 
@@ -245,11 +245,11 @@ struct RequestCounters {
     ended: [[Counter; End::ALL.len()]; WAYS],
     sent_family: Family<Sent, Counter>,
     sent: [Counter; Source::ALL.len()],
-    refused_family: Family<Because, Counter>,
+    refused_family: Family<RefusalLabel, Counter>,
     refused: [Counter; Refusal::ALL.len()],
     no_place_family: Family<Closed, Counter>,
     no_place: [Counter; NoPlace::ALL.len()],
-    hit_family: Histograms<Of>,
+    hit_family: Histograms<ContentLabel>,
     hit: [Histogram; Content::ALL.len()],
     age_family: Histograms<OnRoute>,
     ages: [Histogram; RouteKind::DOCUMENTS.len()],
@@ -259,20 +259,20 @@ impl Default for Requests {
     fn default() -> Self {
         let ended_family = Family::<RequestEnd, Counter>::default();
         let sent_family = Family::<Sent, Counter>::default();
-        let refused_family = Family::<Because, Counter>::default();
+        let refused_family = Family::<RefusalLabel, Counter>::default();
         let no_place_family = Family::<Closed, Counter>::default();
-        let hit_family: Histograms<Of> = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
+        let hit_family: Histograms<ContentLabel> = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
         let age_family: Histograms<OnRoute> = Family::new_with_constructor(|| Histogram::new(&AGES));
         let ended = |way: usize, end: usize| {
-            let route = way_word(RouteKind::ALL.get(way).copied());
+            let route = route_label(RouteKind::ALL.get(way).copied());
             ended_family.get_or_create_owned(&RequestEnd { route, outcome: End::ALL[end] })
         };
         Self(Arc::new(RequestCounters {
             ended: array::from_fn(|way| array::from_fn(|end| ended(way, end))),
             sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&Sent { source })),
-            refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&Because { reason })),
+            refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&RefusalLabel { reason })),
             no_place: NoPlace::ALL.map(|reason| no_place_family.get_or_create_owned(&Closed { reason })),
-            hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&Of { content })),
+            hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&ContentLabel { content })),
             ages: RouteKind::DOCUMENTS.map(|kind| age_family.get_or_create_owned(&OnRoute { route: kind.word() })),
             ended_family,
             sent_family,

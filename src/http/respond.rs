@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::body::Body;
 use super::phrase;
-use super::range::{RequestedRange, asked_range};
+use super::range::{RequestedRange, requested_range};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::{Explanation, Kind, public_text};
@@ -78,7 +78,7 @@ fn content_type(route: &Route) -> HeaderValue {
 }
 
 /// Cache-Control of a file: immutable where its URL contains its digest.
-fn for_how_long(route: &Route) -> HeaderValue {
+fn cache_control(route: &Route) -> HeaderValue {
     match route {
         Route::ModuleArchive(wanted) if wanted.digest.is_none() => ASK_AGAIN,
         _ => FOR_EVER,
@@ -195,21 +195,21 @@ fn file(archive: Archive, route: &Route, asked: RequestConditions<'_>, memory: R
         Archive::Passing { passing, length } => Response::new(Body::stream(passing.stream(), length)),
         Archive::InMemory { bytes, digest, stored } => {
             let size_bytes = bytes.len() as u64;
-            held(Validators::of(digest, stored), size_bytes, asked, |start, end| {
+            stored_archive_response(Validators::of(digest, stored), size_bytes, asked, |start, end| {
                 // The range is inside the bytes, whose length fits a usize.
                 Body::full(bytes.slice(start as usize..end as usize))
             })
         }
         Archive::Held { blob, digest, stored } => {
             let size_bytes = blob.size_bytes();
-            held(Validators::of(digest, Some(stored)), size_bytes, asked, |start, end| {
+            stored_archive_response(Validators::of(digest, Some(stored)), size_bytes, asked, |start, end| {
                 Body::stream(blob.stream(start..end, memory), Some(end - start))
             })
         }
     };
     let has_content = response.status() != StatusCode::NOT_MODIFIED;
     let headers = response.headers_mut();
-    headers.entry(header::CACHE_CONTROL).or_insert(for_how_long(route));
+    headers.entry(header::CACHE_CONTROL).or_insert(cache_control(route));
     if has_content && !headers.contains_key(header::CONTENT_TYPE) {
         headers.insert(header::CONTENT_TYPE, content_type(route));
     }
@@ -250,7 +250,7 @@ impl Validators {
 }
 
 /// Conditional and range answers (RFC 9110 13, 14), for stored and verified content only.
-fn held(
+fn stored_archive_response(
     known: Validators,
     size_bytes: u64,
     asked: RequestConditions<'_>,
@@ -263,7 +263,7 @@ fn held(
             let if_range = asked.headers.get(header::IF_RANGE);
             let may_be = asked.has_parts && asked.is_get && if_range.is_none_or(|given| known.is_if_range(given));
             let range = asked.headers.get(header::RANGE).filter(|_| may_be).and_then(|range| range.to_str().ok());
-            match range.map_or(RequestedRange::Whole, |range| asked_range(range, size_bytes)) {
+            match range.map_or(RequestedRange::Whole, |range| requested_range(range, size_bytes)) {
                 RequestedRange::Whole => Response::new(body(0, size_bytes)),
                 RequestedRange::Part(start, end) => {
                     let mut response = Response::new(body(start, end));

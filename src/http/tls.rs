@@ -48,12 +48,12 @@ struct Files {
 }
 
 impl Files {
-    fn seen(certificate: &Path, key: &Path) -> Self {
+    fn new(certificate: &Path, key: &Path) -> Self {
         Self { certificate: certificate.to_owned(), key: key.to_owned(), stamp: Stamp::of(certificate, key) }
     }
 
-    fn seen_again(&self) -> Self {
-        Self::seen(&self.certificate, &self.key)
+    fn refresh(&self) -> Self {
+        Self::new(&self.certificate, &self.key)
     }
 }
 
@@ -166,7 +166,7 @@ impl Tls {
     }
 
     /// Uses this pair for new connections, and watches its files.
-    pub fn take_over(&self, Renewal { pair, files }: Renewal) {
+    pub fn use_pair(&self, Renewal { pair, files }: Renewal) {
         let mut reading = self.read.lock();
         *reading = files;
         self.current.0.store(Arc::new(pair));
@@ -180,7 +180,7 @@ impl Tls {
             let tls = Arc::clone(&self);
             // Off the runtime's threads: the files may live on a network file system that hangs.
             let last = before.clone();
-            match tokio::task::spawn_blocking(move || tls.look(&last)).await {
+            match tokio::task::spawn_blocking(move || tls.check_files(&last)).await {
                 Ok(seen) => before = seen,
                 // // The supervisor counts the panic and restarts the task.
                 Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
@@ -191,9 +191,9 @@ impl Tls {
 
     /// One look: takes over what has changed since it was last read, and has not since the look `before`. Two files are
     /// seldom replaced in one instant; waiting for them to settle keeps half a renewal out of the log.
-    fn look(&self, before: &Files) -> Files {
+    fn check_files(&self, before: &Files) -> Files {
         let read = self.read.lock().clone();
-        let seen = read.seen_again();
+        let seen = read.refresh();
         if seen == read || seen != *before {
             return seen;
         }
@@ -236,7 +236,7 @@ impl ResolvesServerCert for Current {
 
 fn renewal(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Renewal, TlsError> {
     // // Before reading: a write in between shows as a change.
-    let files = Files::seen(certificate, key);
+    let files = Files::new(certificate, key);
     Ok(Renewal { pair: certified_key(certificate, key, provider)?, files })
 }
 

@@ -24,13 +24,13 @@ const MOST_FILES: usize = 4096;
 
 /// The authorities that a client trusts.
 #[derive(Debug, Clone)]
-pub struct Trust {
+pub struct ClientRoots {
     pub(super) roots: Arc<RootCertStore>,
     /// The file that `SSL_CERT_FILE` names and that could not be read.
     pub unreadable: Option<PathBuf>,
 }
 
-impl Trust {
+impl ClientRoots {
     /// The roots that a client finds, given its `SSL_CERT_FILE` and `SSL_CERT_DIR`. Each replaces the default places of
     /// its kind only. Blocks.
     pub fn of_clients(file: Option<&str>, folders: Option<&str>) -> Self {

@@ -25,7 +25,7 @@ use url::Url;
 
 mod connect;
 
-use super::trust::Trust;
+use super::trust::ClientRoots;
 use crate::clock::Timestamp;
 
 const LARGEST_BODY: usize = 64 << 10;
@@ -36,7 +36,7 @@ const ENDS_SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// A server's answer.
 #[derive(Debug)]
-pub struct Visited {
+pub struct ProbeAnswer {
     /// The status.
     pub status: StatusCode,
     /// The headers.
@@ -49,7 +49,7 @@ pub struct Visited {
 
 /// Why there was no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoVisit {
+pub enum ProbeError {
     /// The name leads nowhere.
     #[error("the name {name} leads nowhere: {why}")]
     NoSuchName {
@@ -105,15 +105,15 @@ fn day(at: &Option<Timestamp>) -> String {
 /// Asks for `url`, directly and within a time; redirects are followed, as the clients do.
 ///
 /// # Errors
-/// [`NoVisit`], with the cause.
-pub async fn visit(url: &Url, trust: &Trust, within: Duration) -> Result<Visited, NoVisit> {
+/// [`ProbeError`], with the cause.
+pub async fn visit(url: &Url, trust: &ClientRoots, within: Duration) -> Result<ProbeAnswer, ProbeError> {
     match timeout(within, followed(url, trust)).await {
         Ok(visited) => visited,
-        Err(_) => Err(NoVisit::Slow(within)),
+        Err(_) => Err(ProbeError::Slow(within)),
     }
 }
 
-async fn followed(url: &Url, trust: &Trust) -> Result<Visited, NoVisit> {
+async fn followed(url: &Url, trust: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
     let mut url = url.clone();
     let mut followed = 0;
     loop {
@@ -129,38 +129,38 @@ async fn followed(url: &Url, trust: &Trust) -> Result<Visited, NoVisit> {
     }
 }
 
-async fn visited(url: &Url, trust: &Trust) -> Result<Visited, NoVisit> {
-    let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else { return Err(NoVisit::NoUrl) };
+async fn visited(url: &Url, trust: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
+    let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else { return Err(ProbeError::NoUrl) };
     let name = host.trim_start_matches('[').trim_end_matches(']');
     let found = tokio::net::lookup_host((name, port)).await;
-    let nowhere = |why: String| NoVisit::NoSuchName { name: name.to_owned(), why };
+    let nowhere = |why: String| ProbeError::NoSuchName { name: name.to_owned(), why };
     let addresses: Vec<SocketAddr> = found.map_err(|e| nowhere(e.to_string()))?.collect();
     if addresses.is_empty() {
         return Err(nowhere("it has no address".to_owned()));
     }
     let connected = connect::first(&addresses, TcpStream::connect::<SocketAddr>).await;
-    let stream = connected.map_err(|e| NoVisit::Unreachable(e.to_string()))?;
+    let stream = connected.map_err(|e| ProbeError::Unreachable(e.to_string()))?;
     match url.scheme() {
-        "http" => ask(stream, url, None).await,
+        "http" => send_probe(stream, url, None).await,
         "https" => {
             let verifier = Verifier::new(trust)?;
             let ends = Arc::clone(&verifier.ends_soon);
-            let name = ServerName::try_from(name.to_owned()).map_err(|_| NoVisit::NoUrl)?;
+            let name = ServerName::try_from(name.to_owned()).map_err(|_| ProbeError::NoUrl)?;
             let connector = TlsConnector::from(Arc::new(config(verifier)?));
             let stream = connector.connect(name, stream).await.map_err(|e| of_handshake(&e))?;
             let ends_soon = *ends.lock();
-            ask(stream, url, ends_soon).await
+            send_probe(stream, url, ends_soon).await
         }
-        _ => Err(NoVisit::NoUrl),
+        _ => Err(ProbeError::NoUrl),
     }
 }
 
-async fn ask(
+async fn send_probe(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     url: &Url,
     ends_soon: Option<Timestamp>,
-) -> Result<Visited, NoVisit> {
-    let failed = |e: hyper::Error| NoVisit::NoHttp(e.to_string());
+) -> Result<ProbeAnswer, ProbeError> {
+    let failed = |e: hyper::Error| ProbeError::NoHttp(e.to_string());
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
     let connection = tokio::spawn(connection);
     let authority = url.authority().rsplit('@').next().unwrap_or_default();
@@ -168,15 +168,15 @@ async fn ask(
         .header(header::HOST, authority)
         .header(header::USER_AGENT, concat!("larder/", env!("CARGO_PKG_VERSION"), " (doctor)"))
         .body(Empty::<Bytes>::new())
-        .map_err(|_| NoVisit::NoUrl)?;
+        .map_err(|_| ProbeError::NoUrl)?;
     let (parts, body) = sender.send_request(request).await.map_err(failed)?.into_parts();
     // Its status and headers say enough where the body is long, or breaks off.
     let body = Limited::new(body, LARGEST_BODY).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     connection.abort();
-    Ok(Visited { status: parts.status, headers: parts.headers, body, ends_soon })
+    Ok(ProbeAnswer { status: parts.status, headers: parts.headers, body, ends_soon })
 }
 
-fn config(verifier: Verifier) -> Result<ClientConfig, NoVisit> {
+fn config(verifier: Verifier) -> Result<ClientConfig, ProbeError> {
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|e| BadCertificate::Other(e.to_string()))?;
@@ -185,12 +185,12 @@ fn config(verifier: Verifier) -> Result<ClientConfig, NoVisit> {
     Ok(config)
 }
 
-fn of_handshake(error: &std::io::Error) -> NoVisit {
+fn of_handshake(error: &std::io::Error) -> ProbeError {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
     match tls {
         Some(Error::InvalidCertificate(bad)) => bad_certificate(bad).into(),
-        Some(tls) => NoVisit::NoTls(tls.to_string()),
-        None => NoVisit::NoTls(error.to_string()),
+        Some(tls) => ProbeError::NoTls(tls.to_string()),
+        None => ProbeError::NoTls(error.to_string()),
     }
 }
 
@@ -221,12 +221,12 @@ fn is_authority_itself(bad: &CertificateError) -> bool {
 #[derive(Debug)]
 struct Verifier {
     inner: Arc<WebPkiServerVerifier>,
-    trust: Trust,
+    trust: ClientRoots,
     ends_soon: Arc<Mutex<Option<Timestamp>>>,
 }
 
 impl Verifier {
-    fn new(trust: &Trust) -> Result<Self, NoVisit> {
+    fn new(trust: &ClientRoots) -> Result<Self, ProbeError> {
         if trust.roots.is_empty() {
             return Err(BadCertificate::Untrusted.into());
         }

@@ -15,35 +15,35 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::id::JobId;
-use super::news::News;
-use super::patience::Turns;
+use super::news::JobSubscription;
+use super::patience::JobLimits;
 use super::record::JobRecords;
 use super::report::{Job, JobState, JobSummary};
-use super::told::End;
-use super::under::{Beginning, Home, Under};
+use super::told::JobEnd;
+use super::under::{JobOrigin, RunningJob, SharedJobState};
 use super::warm::WarmUp;
 use super::warming;
 use crate::address::{Artifact, PackageRef};
 use crate::clock::Clock;
 use crate::digest::Digest;
-use crate::mirror::{Link, Mirror, Pin};
+use crate::mirror::{Connectivity, Mirror, Pin};
 use crate::store::Store;
 
-const MOST_RUNNING: usize = 8;
+const MAX_RUNNING: usize = 8;
 /// The last slot is for jobs that a person starts.
-const MOST_RUNNING_TO_RECUR: usize = MOST_RUNNING - 1;
+const MAX_RUNNING_FOR_RECURRING: usize = MAX_RUNNING - 1;
 /// The number of jobs in the list, running ones included.
-const MOST_KEPT: usize = 16;
+const MAX_LISTED: usize = 16;
 
 /// Every job of this larder.
 #[derive(Debug)]
 pub struct Jobs {
     mirror: Arc<Mirror>,
-    home: Home,
-    kept: Mutex<VecDeque<Arc<Under>>>,
+    home: SharedJobState,
+    kept: Mutex<VecDeque<Arc<RunningJob>>>,
     /// The place of the next.
     places: AtomicU64,
-    turns: Arc<Turns>,
+    turns: Arc<JobLimits>,
     running: TaskTracker,
 }
 
@@ -60,9 +60,9 @@ pub struct ToPin {
 
 /// Why a job was not taken on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotStarted {
+pub enum JobStartError {
     /// As many run as may.
-    #[error("{MOST_RUNNING} jobs run, and no more may at one time: wait for one to end, or stop one")]
+    #[error("{MAX_RUNNING} jobs run, and no more may at one time: wait for one to end, or stop one")]
     TooMany,
     /// Larder is about to end.
     #[error("larder is stopping: ask again when it is back")]
@@ -78,7 +78,7 @@ impl Jobs {
         Self::over(mirror, clock, None)
     }
 
-    /// Loads the jobs of a serving larder, including those of earlier runs. Interrupted jobs resume on [`Jobs::go_on`].
+    /// Loads the jobs of a serving larder, including those of earlier runs. Interrupted jobs resume on [`Jobs::resume_interrupted`].
     pub async fn of_store(mirror: Arc<Mirror>, clock: Clock, store: Arc<Store>) -> Arc<Self> {
         let records = JobRecords::of(store);
         let mut written = records.all().await;
@@ -90,13 +90,13 @@ impl Jobs {
             Arc::new(match (written.job.state, written.warm_up.take()) {
                 (JobState::Running, Some(mut warm_up)) => {
                     warm_up.pin = written.job.pin;
-                    Under::new(id, Arc::new(warm_up), written.beginning, &jobs.home)
+                    RunningJob::new(id, Arc::new(warm_up), written.beginning, &jobs.home)
                 }
                 (JobState::Running, None) => {
                     written.job.state = JobState::Failed;
-                    Under::ended(id, written, &jobs.home)
+                    RunningJob::ended(id, written, &jobs.home)
                 }
-                _ => Under::ended(id, written, &jobs.home),
+                _ => RunningJob::ended(id, written, &jobs.home),
             })
         });
         jobs.kept.lock().extend(kept);
@@ -106,7 +106,12 @@ impl Jobs {
     fn over(mirror: Arc<Mirror>, clock: Clock, records: Option<JobRecords>) -> Arc<Self> {
         Arc::new(Self {
             mirror,
-            home: Home { records, clock, stops: CancellationToken::new(), one_ended: Arc::new(Notify::new()) },
+            home: SharedJobState {
+                records,
+                clock,
+                stops: CancellationToken::new(),
+                one_ended: Arc::new(Notify::new()),
+            },
             kept: Mutex::default(),
             places: AtomicU64::new(0),
             turns: Arc::default(),
@@ -116,10 +121,10 @@ impl Jobs {
 
     /// Resumes the jobs that a restart interrupted. Offline, recurring jobs do not run: their interrupted runs are
     /// dropped and start again when they are due.
-    pub fn go_on(&self) {
+    pub fn resume_interrupted(&self) {
         let mut kept = self.kept.lock();
-        if self.mirror.link() == Link::Offline {
-            let is_no_more = |under: &Arc<Under>| under.beginning.recurs.is_some() && !under.has_ended();
+        if self.mirror.link() == Connectivity::Offline {
+            let is_no_more = |under: &Arc<RunningJob>| under.beginning.recurs.is_some() && !under.has_ended();
             let forgotten = kept.iter().filter(|under| is_no_more(under)).map(|under| under.id).collect();
             kept.retain(|under| !is_no_more(under));
             if let Some(records) = self.home.records.clone() {
@@ -137,18 +142,18 @@ impl Jobs {
     /// Accepts a warm-up, writes it to the store, and returns its initial report.
     ///
     /// # Errors
-    /// [`NotStarted`].
-    pub async fn start(&self, warm_up: WarmUp) -> Result<(JobId, Job), NotStarted> {
+    /// [`JobStartError`].
+    pub async fn start(&self, warm_up: WarmUp) -> Result<(JobId, Job), JobStartError> {
         let under = self.begin(warm_up, None).await?;
         Ok((under.id, under.job()))
     }
 
     /// Waits until a run of a recurring job may begin.
-    pub(super) async fn until_one_may_recur(&self) {
+    pub(super) async fn until_recurring_slot(&self) {
         loop {
             // // Registered before the check, so that a job that ends after it is not missed.
             let one_ended = self.home.one_ended.notified();
-            if running(&self.kept.lock()) < MOST_RUNNING_TO_RECUR {
+            if running(&self.kept.lock()) < MAX_RUNNING_FOR_RECURRING {
                 return;
             }
             one_ended.await;
@@ -156,12 +161,16 @@ impl Jobs {
     }
 
     /// Takes on a run of a recurring job. The run before it is forgotten.
-    pub(super) async fn begin(&self, warm_up: WarmUp, recurs: Option<String>) -> Result<Arc<Under>, NotStarted> {
-        let id = JobId::random().ok_or(NotStarted::Random)?;
+    pub(super) async fn begin(
+        &self,
+        warm_up: WarmUp,
+        recurs: Option<String>,
+    ) -> Result<Arc<RunningJob>, JobStartError> {
+        let id = JobId::random().ok_or(JobStartError::Random)?;
         let warm_up = Arc::new(warm_up);
         let (started, place) = (self.home.clock.now(), self.places.fetch_add(1, Ordering::Relaxed));
-        let beginning = Beginning { started, place, recurs };
-        let under = Arc::new(Under::new(id, Arc::clone(&warm_up), beginning, &self.home));
+        let beginning = JobOrigin { started, place, recurs };
+        let under = Arc::new(RunningJob::new(id, Arc::clone(&warm_up), beginning, &self.home));
         let (forgotten, runs) = self.put_on_list(&under)?;
         let (tell, written) = oneshot::channel();
         let (to_write, records, work) =
@@ -182,22 +191,22 @@ impl Jobs {
     }
 
     /// Puts a job on the list, and has a stop wait for it; says which are off the list.
-    fn put_on_list(&self, under: &Arc<Under>) -> Result<(Vec<JobId>, TaskTrackerToken), NotStarted> {
+    fn put_on_list(&self, under: &Arc<RunningJob>) -> Result<(Vec<JobId>, TaskTrackerToken), JobStartError> {
         let mut kept = self.kept.lock();
         if self.home.stops.is_cancelled() {
-            return Err(NotStarted::Stopping);
+            return Err(JobStartError::Stopping);
         }
         let recurs = &under.beginning.recurs;
-        let most = if recurs.is_some() { MOST_RUNNING_TO_RECUR } else { MOST_RUNNING };
+        let most = if recurs.is_some() { MAX_RUNNING_FOR_RECURRING } else { MAX_RUNNING };
         if running(&kept) >= most {
-            return Err(NotStarted::TooMany);
+            return Err(JobStartError::TooMany);
         }
         let mut forgotten = Vec::new();
-        let is_run_before = |other: &Arc<Under>| recurs.is_some() && other.beginning.recurs == *recurs;
+        let is_run_before = |other: &Arc<RunningJob>| recurs.is_some() && other.beginning.recurs == *recurs;
         while let Some(before) = kept.iter().position(|other| is_run_before(other) && other.has_ended()) {
             forgotten.extend(kept.remove(before).map(|under| under.id));
         }
-        while kept.len() >= MOST_KEPT {
+        while kept.len() >= MAX_LISTED {
             let Some(oldest) = kept.iter().position(|under| under.has_ended()) else { break };
             forgotten.extend(kept.remove(oldest).map(|under| under.id));
         }
@@ -206,18 +215,18 @@ impl Jobs {
     }
 
     /// All that one job does.
-    fn work(&self, under: Arc<Under>, warm_up: Arc<WarmUp>) -> impl Future<Output = ()> + Send + 'static {
+    fn work(&self, under: Arc<RunningJob>, warm_up: Arc<WarmUp>) -> impl Future<Output = ()> + Send + 'static {
         let (mirror, clock, turns) = (Arc::clone(&self.mirror), self.home.clock.clone(), Arc::clone(&self.turns));
         async move {
             let job = &under;
             tracing::info!(job = %job.id, items = job.len(), pin = job.pins(), "a warm-up begins");
             let work = warming::run(&mirror, &clock, &turns, job, &warm_up);
             let how = match AssertUnwindSafe(job.stop.run_until_cancelled(work)).catch_unwind().await {
-                Ok(Some(())) => End::Reached,
+                Ok(Some(())) => JobEnd::Reached,
                 // // The job resumes at the next start.
                 Ok(None) if job.is_interrupted() => return,
-                Ok(None) => End::Stopped,
-                Err(_) => End::Lost,
+                Ok(None) => JobEnd::Stopped,
+                Err(_) => JobEnd::Lost,
             };
             job.end(how).await;
         }
@@ -234,14 +243,14 @@ impl Jobs {
     }
 
     /// The stored archives of a job; `None` if there is no such job.
-    pub fn held(&self, id: JobId) -> Option<Vec<(Artifact, Digest)>> {
-        let held = self.find(id)?.all_held();
+    pub fn stored_archives(&self, id: JobId) -> Option<Vec<(Artifact, Digest)>> {
+        let held = self.find(id)?.stored_items();
         Some(held.into_iter().map(|(_, of, digest)| (of, digest)).collect())
     }
 
     /// Subscribes to the changes of one job; `None` if there is no such job.
-    pub fn news(&self, id: JobId) -> Option<News> {
-        Some(News::of(self.find(id)?))
+    pub fn subscribe(&self, id: JobId) -> Option<JobSubscription> {
+        Some(JobSubscription::of(self.find(id)?))
     }
 
     /// Cancels a job unless it has ended, and returns its report. Stored packages stay. A running download continues,
@@ -249,7 +258,7 @@ impl Jobs {
     pub async fn cancel(&self, id: JobId) -> Option<Job> {
         let under = self.find(id)?;
         under.stop.cancel();
-        under.end(End::Stopped).await;
+        under.end(JobEnd::Stopped).await;
         Some(under.job())
     }
 
@@ -271,7 +280,7 @@ impl Jobs {
     }
 
     /// The run of a recurring job that is not over.
-    pub(super) fn run_of(&self, recurs: &str) -> Option<Arc<Under>> {
+    pub(super) fn run_of(&self, recurs: &str) -> Option<Arc<RunningJob>> {
         let kept = self.kept.lock();
         kept.iter().rev().find(|under| under.beginning.recurs.as_deref() == Some(recurs) && !under.has_ended()).cloned()
     }
@@ -279,7 +288,7 @@ impl Jobs {
     /// The finished run of a recurring job, while it is in the list.
     pub(super) fn ended_run_of(&self, recurs: &str) -> Option<JobSummary> {
         let kept = self.kept.lock();
-        let ended = |under: &&Arc<Under>| under.beginning.recurs.as_deref() == Some(recurs) && under.has_ended();
+        let ended = |under: &&Arc<RunningJob>| under.beginning.recurs.as_deref() == Some(recurs) && under.has_ended();
         kept.iter().rev().find(ended).map(|under| under.listed())
     }
 
@@ -287,11 +296,11 @@ impl Jobs {
         self.home.records.as_ref()
     }
 
-    fn find(&self, id: JobId) -> Option<Arc<Under>> {
+    fn find(&self, id: JobId) -> Option<Arc<RunningJob>> {
         self.kept.lock().iter().find(|under| under.id == id).cloned()
     }
 }
 
-fn running(kept: &VecDeque<Arc<Under>>) -> usize {
+fn running(kept: &VecDeque<Arc<RunningJob>>) -> usize {
     kept.iter().filter(|under| !under.has_ended()).count()
 }

@@ -7,7 +7,7 @@ use crate::error::Error;
 
 /// Why an archive is not warmed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NotWarm {
+pub(super) enum LockMismatch {
     #[error(transparent)]
     Mirror(#[from] Error),
     #[error(
@@ -18,7 +18,7 @@ pub(super) enum NotWarm {
 
 /// Result of comparing an archive with a lock file's hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fit {
+pub(super) enum LockFit {
     /// One of them is its own, or there are none to go by.
     Its,
     /// Its `h1:` may be among them.
@@ -27,7 +27,7 @@ pub(super) enum Fit {
     None,
 }
 
-impl Fit {
+impl LockFit {
     /// Of the hashes that a lock file lists, to the archive with this digest.
     pub(super) fn of(locked: &[String], digest: Digest) -> Self {
         let is_package_hash = |hash: &&String| hash.starts_with("h1:");
@@ -57,16 +57,16 @@ impl Fit {
 
 /// Checks that every list which needs the package hash contains this one.
 pub(super) fn all_have(lists: &[Vec<String>], digest: Digest, hash: &String) -> bool {
-    lists.iter().all(|locked| Fit::of(locked, digest) == Fit::Its || locked.contains(hash))
+    lists.iter().all(|locked| LockFit::of(locked, digest) == LockFit::Its || locked.contains(hash))
 }
 
-impl NotWarm {
+impl LockMismatch {
     pub(super) fn locked_to_another(package: &Package, locked: &[String], proven: String) -> Self {
         Self::LockedToAnother { package: package.clone(), locked: locked.len(), proven }
     }
 }
 
-impl AsError for NotWarm {
+impl AsError for LockMismatch {
     fn as_error(&self) -> Option<&Error> {
         match self {
             Self::Mirror(error) => Some(error),

@@ -24,17 +24,17 @@ use crate::clock::Clock;
 use crate::mirror::Mirror;
 
 pub use self::id::JobId;
-pub use self::list::{Jobs, NotStarted, ToPin};
-pub use self::news::{JobEvent, News, NumberedItem};
-pub use self::plan::{Installs, NotPlanned, Plan, PlanState, Planned, Sums, plan};
+pub use self::list::{JobStartError, Jobs, ToPin};
+pub use self::news::{JobEvent, JobSubscription, NumberedItem};
+pub use self::plan::{Installs, Plan, PlanError, PlanState, Planned, Sums, plan};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::warm::WarmUp;
 
 const EVERY: Duration = Duration::from_secs(3600);
-const LOOKS_AGAIN: Duration = Duration::from_secs(24 * 3600);
+const MAX_SCRUB_PAUSE: Duration = Duration::from_secs(24 * 3600);
 
 /// Completes work that an earlier run left, then sweeps leftovers every hour. Stops when dropped.
-pub async fn keep_house(mirror: Arc<Mirror>, clock: Clock) {
+pub async fn run_housekeeping(mirror: Arc<Mirror>, clock: Clock) {
     if let Err(error) = mirror.complete_hashes().await {
         tracing::error!(%error, "the h1 hashes of an earlier run could not be completed");
     }
@@ -59,6 +59,6 @@ pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
             }
         };
         // The clock may be set meanwhile, and then nothing is due when it was.
-        let _ = tokio::time::timeout(LOOKS_AGAIN, clock.until(next)).await;
+        let _ = tokio::time::timeout(MAX_SCRUB_PAUSE, clock.until(next)).await;
     }
 }

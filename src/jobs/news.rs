@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::report::{Job, JobItem, JobSummary};
-use super::under::Under;
+use super::under::RunningJob;
 
 /// Changes are collected this long before they are sent: an arriving archive changes with each piece.
 const GATHERED_FOR: Duration = Duration::from_millis(100);
@@ -37,8 +37,8 @@ pub struct NumberedItem {
 
 /// A subscription to the changes of one job.
 #[derive(Debug)]
-pub struct News {
-    under: Arc<Under>,
+pub struct JobSubscription {
+    under: Arc<RunningJob>,
     changes: watch::Receiver<u64>,
     /// The revision last sent; `None` before the first.
     told: Option<u64>,
@@ -46,8 +46,8 @@ pub struct News {
     not_before: Instant,
 }
 
-impl News {
-    pub(super) fn of(under: Arc<Under>) -> Self {
+impl JobSubscription {
+    pub(super) fn of(under: Arc<RunningJob>) -> Self {
         let changes = under.changes();
         Self { under, changes, told: None, is_over: false, not_before: Instant::now() }
     }
@@ -76,7 +76,7 @@ impl News {
 
     fn gather(&mut self) -> Vec<JobEvent> {
         let before = self.told;
-        let (events, revision, is_over) = self.under.look(|told| {
+        let (events, revision, is_over) = self.under.read_state(|told| {
             let mut events = Vec::new();
             match before {
                 Some(before) if told.head <= before => {

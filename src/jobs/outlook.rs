@@ -5,7 +5,7 @@ use crate::upstream::error::Fault;
 
 /// Availability of an item that is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outlook {
+pub(super) enum ItemAvailability {
     /// This mirror is offline; the item can be brought in a bundle.
     ToBeBrought,
     /// Upstream gave no answer.
@@ -14,7 +14,7 @@ pub(super) enum Outlook {
     Never,
 }
 
-impl Outlook {
+impl ItemAvailability {
     /// Availability after a failed document fetch: an unusable answer counts as an upstream failure.
     pub(super) fn of_a_document(error: &Error) -> Self {
         match error {

@@ -13,11 +13,11 @@ use crate::error::Error;
 use crate::mirror::Urgency;
 
 /// For how long upstreams may say "later" to a job, of which nothing comes in meanwhile, before that is a failure.
-const LONGEST_PUT_OFF: Duration = Duration::from_secs(6 * 3600);
+const GIVE_UP_AFTER: Duration = Duration::from_secs(6 * 3600);
 /// The longest wait before a rate limit is checked again.
-const LONGEST_OF_OUR_OWN: Duration = Duration::from_secs(30);
+const MAX_RATE_LIMIT_PAUSE: Duration = Duration::from_secs(30);
 /// The wait after a local limit was reached.
-const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+const LOCAL_LIMIT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Archives fetched at a time, over all jobs.
 const ARCHIVES: usize = 4;
@@ -27,11 +27,11 @@ const SMALL_ARCHIVES: usize = 16;
 const STEPS: usize = 16;
 
 /// Retries of a plan when a local limit is reached.
-const MOST_MOMENTS: u32 = 30;
+const MAX_PLAN_RETRIES: u32 = 30;
 
 /// The turns that jobs take.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(super) struct JobLimits {
     steps: Semaphore,
     archives: Semaphore,
     small: Semaphore,
@@ -39,16 +39,16 @@ pub(super) struct Turns {
 
 /// The turn of one archive.
 pub(super) struct ArchiveTurn<'a> {
-    turns: &'a Turns,
-    held: Mutex<Held<'a>>,
+    turns: &'a JobLimits,
+    held: Mutex<TurnPermit<'a>>,
 }
 
-enum Held<'a> {
+enum TurnPermit<'a> {
     Usual(#[expect(dead_code, reason = "held, and never looked at")] Option<SemaphorePermit<'a>>),
     Small(#[expect(dead_code, reason = "held, and never looked at")] SemaphorePermit<'a>),
 }
 
-impl Turns {
+impl JobLimits {
     /// Turns of which so many are taken at one time.
     pub(super) fn of(number: usize) -> Self {
         let [steps, archives, small] = [number, number, 0].map(Semaphore::new);
@@ -56,7 +56,7 @@ impl Turns {
     }
 }
 
-impl Default for Turns {
+impl Default for JobLimits {
     fn default() -> Self {
         let [steps, archives, small] = [STEPS, ARCHIVES, SMALL_ARCHIVES].map(Semaphore::new);
         Self { steps, archives, small }
@@ -67,57 +67,57 @@ impl ArchiveTurn<'_> {
     /// The archive has turned out to be small: another has this turn, too, unless there are enough of those.
     pub(super) fn is_of_a_small_one(&self) {
         let mut held = self.held.lock();
-        if let Held::Usual(_) = &*held
+        if let TurnPermit::Usual(_) = &*held
             && let Ok(small) = self.turns.small.try_acquire()
         {
-            *held = Held::Small(small);
+            *held = TurnPermit::Small(small);
         }
     }
 }
 
 /// The patience of one job.
-pub(super) struct Patience<'a> {
-    turns: &'a Turns,
+pub(super) struct RetryPolicy<'a> {
+    turns: &'a JobLimits,
     clock: &'a Clock,
     /// When the last byte arrived, in seconds since 1970.
     came_in: AtomicU64,
     haste: Urgency,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> RetryPolicy<'a> {
     /// The patience of a job that begins now, and has its turns among these.
-    pub(super) fn new(turns: &'a Turns, clock: &'a Clock) -> Self {
+    pub(super) fn new(turns: &'a JobLimits, clock: &'a Clock) -> Self {
         Self { turns, clock, came_in: AtomicU64::new(clock.now().0), haste: Urgency::None }
     }
 
     /// Limits for a plan, for which a client waits: it waits for local limits only.
-    pub(super) fn of_a_plan(turns: &'a Turns, clock: &'a Clock) -> Self {
+    pub(super) fn of_a_plan(turns: &'a JobLimits, clock: &'a Clock) -> Self {
         Self { haste: Urgency::ToTell, ..Self::new(turns, clock) }
     }
 
-    pub(super) fn haste(&self) -> Urgency {
+    pub(super) fn urgency(&self) -> Urgency {
         self.haste
     }
 
     /// Runs a step within the limits, and again when it is put off; `waits` is called then.
-    pub(super) async fn take<'b, T, E: AsError>(
+    pub(super) async fn run_step<'b, T, E: AsError>(
         &self,
         step: impl Fn() -> BoxFuture<'b, Result<T, E>>,
         waits: impl Fn(),
     ) -> Result<T, E> {
-        self.until_taken(&self.turns.steps, |_| step(), waits).await
+        self.retry_until_done(&self.turns.steps, |_| step(), waits).await
     }
 
     /// Runs a step that fetches an archive; the step receives its turn.
-    pub(super) async fn take_archive<'b, T, E: AsError>(
+    pub(super) async fn run_archive_step<'b, T, E: AsError>(
         &self,
         step: impl Fn(Arc<ArchiveTurn<'a>>) -> BoxFuture<'b, Result<T, E>>,
         waits: impl Fn(),
     ) -> Result<T, E> {
-        self.until_taken(&self.turns.archives, step, waits).await
+        self.retry_until_done(&self.turns.archives, step, waits).await
     }
 
-    async fn until_taken<'b, T, E: AsError>(
+    async fn retry_until_done<'b, T, E: AsError>(
         &self,
         turns: &'a Semaphore,
         step: impl Fn(Arc<ArchiveTurn<'a>>) -> BoxFuture<'b, Result<T, E>>,
@@ -126,17 +126,17 @@ impl<'a> Patience<'a> {
         let (mut times, mut since): (u32, _) = (0, None);
         loop {
             // They are never closed.
-            let held = Mutex::new(Held::Usual(turns.acquire().await.ok()));
+            let held = Mutex::new(TurnPermit::Usual(turns.acquire().await.ok()));
             let taken = step(Arc::new(ArchiveTurn { turns: self.turns, held })).await;
             let until = match taken.as_ref().err().and_then(AsError::as_error) {
                 Some(Error::HeldBack { .. }) if self.haste == Urgency::ToTell => return taken,
                 Some(Error::Spared(_) | Error::Busy { .. })
-                    if self.haste == Urgency::ToTell && times >= MOST_MOMENTS =>
+                    if self.haste == Urgency::ToTell && times >= MAX_PLAN_RETRIES =>
                 {
                     return taken;
                 }
                 Some(Error::HeldBack { what, until })
-                    if !self.stands_still(*since.get_or_insert_with(|| self.clock.now())) =>
+                    if !self.has_stalled(*since.get_or_insert_with(|| self.clock.now())) =>
                 {
                     tracing::debug!(
                         what,
@@ -144,14 +144,14 @@ impl<'a> Patience<'a> {
                         "a job waits, because its upstream has asked to be left alone"
                     );
                     times = times.saturating_add(1);
-                    let pause = TRY_AGAIN_AFTER.saturating_mul(times).min(LONGEST_OF_OUR_OWN);
+                    let pause = LOCAL_LIMIT_PAUSE.saturating_mul(times).min(MAX_RATE_LIMIT_PAUSE);
                     self.clock.now().after(pause).max(*until)
                 }
                 Some(Error::Spared(_) | Error::Busy { .. })
-                    if !self.stands_still(*since.get_or_insert_with(|| self.clock.now())) =>
+                    if !self.has_stalled(*since.get_or_insert_with(|| self.clock.now())) =>
                 {
                     times = times.saturating_add(1);
-                    self.clock.now().after(TRY_AGAIN_AFTER)
+                    self.clock.now().after(LOCAL_LIMIT_PAUSE)
                 }
                 Some(_) => return taken,
                 None => {
@@ -165,9 +165,9 @@ impl<'a> Patience<'a> {
     }
 
     /// Returns true if nothing has arrived for so long that a step put off `since` then should give up.
-    fn stands_still(&self, since: Timestamp) -> bool {
+    fn has_stalled(&self, since: Timestamp) -> bool {
         let came_in = Timestamp(self.came_in.load(Ordering::Relaxed));
-        self.clock.now().since(came_in.max(since)) > LONGEST_PUT_OFF
+        self.clock.now().since(came_in.max(since)) > GIVE_UP_AFTER
     }
 
     /// Waits until `until`, and no longer than planned if the clock is set back.

@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::locked::{Fit, NotWarm, all_have};
-use super::outlook::Outlook;
-use super::patience::{AsError, Patience, Turns};
-use super::registries::{Learned, MirrorRegistries};
+use super::locked::{LockFit, LockMismatch, all_have};
+use super::outlook::ItemAvailability;
+use super::patience::{AsError, JobLimits, RetryPolicy};
+use super::registries::{MirrorRegistries, ResolveFindings};
 use super::warm::MOST_ITEMS;
 use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Versions};
 use crate::clock::Clock;
-use crate::closure::{self, Cannot, Closure, Given, Order, RequiredArchive};
+use crate::closure::{self, Order, OrderEntry, RequiredArchive, ResolvedRequirements, UnavailableItem};
 use crate::error::Error;
 use crate::mirror::{Mirror, Resolved, StoredArchive};
 
@@ -140,7 +140,7 @@ impl Installs {
 
 /// Why a plan is not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotPlanned {
+pub enum PlanError {
     /// As many are made as may be.
     #[error("as many plans are made as may be at one time: ask again in a moment")]
     Busy,
@@ -152,20 +152,20 @@ pub enum NotPlanned {
 /// Resolves an order and compares it with the store. An unavailable item is a line of the plan, not an error.
 ///
 /// # Errors
-/// [`NotPlanned`].
-pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan, NotPlanned> {
-    let _place = PLACES.try_acquire().map_err(|_| NotPlanned::Busy)?;
-    let _turn = timeout(WAITS, PLANS.acquire()).await.map_err(|_| NotPlanned::Busy)?;
-    let turns = Turns::of(TURNS);
-    let patience = Patience::of_a_plan(&turns, clock);
+/// [`PlanError`].
+pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan, PlanError> {
+    let _place = PLACES.try_acquire().map_err(|_| PlanError::Busy)?;
+    let _turn = timeout(WAITS, PLANS.acquire()).await.map_err(|_| PlanError::Busy)?;
+    let turns = JobLimits::of(TURNS);
+    let patience = RetryPolicy::of_a_plan(&turns, clock);
     let asked = MirrorRegistries::new(mirror, clock, &patience);
-    let Closure { wanted, cannot } = closure::resolve(order, &asked).await;
+    let ResolvedRequirements { wanted, cannot } = closure::resolve(order, &asked).await;
     if wanted.len() + cannot.len() > MOST_ITEMS {
-        return Err(NotPlanned::TooMany(wanted.len() + cannot.len()));
+        return Err(PlanError::TooMany(wanted.len() + cannot.len()));
     }
-    let learned = asked.learned();
-    let planning = Planning { mirror, clock, patience: &patience };
-    let looked = join_all(wanted.iter().map(|wanted| planning.look_at(wanted)).collect::<Vec<_>>()).await;
+    let learned = asked.findings();
+    let planning = Planner { mirror, clock, patience: &patience };
+    let looked = join_all(wanted.iter().map(|wanted| planning.check_archive(wanted)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
     let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| learned.line_of(cannot)).collect();
     // // A module that cannot be read has its reason already, and is not listed again as to be fetched.
@@ -176,7 +176,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     unconfirmed.sort();
     unconfirmed.dedup();
     let sums = Sums::of(&items);
-    let offline = mirror.link() == crate::mirror::Link::Offline;
+    let offline = mirror.link() == crate::mirror::Connectivity::Offline;
     if offline && !unconfirmed.is_empty() {
         unconfirmed = if names_versions(order) { Vec::new() } else { vec![MAY_BE_OLD.to_owned()] };
     }
@@ -187,10 +187,14 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
 /// Returns true if the order names exact versions, so that a newer version changes nothing.
 fn names_versions(order: &Order) -> bool {
     order.given.iter().all(|given| match given {
-        Given::Address { what: PackageSelector::Provider(meant), .. } => matches!(meant.versions, Versions::Exactly(_)),
-        Given::Address { what: PackageSelector::Module(meant), .. } => matches!(meant.versions, Versions::Exactly(_)),
-        Given::LockFile { .. } => true,
-        Given::Configurations(_) => false,
+        OrderEntry::Address { what: PackageSelector::Provider(meant), .. } => {
+            matches!(meant.versions, Versions::Exactly(_))
+        }
+        OrderEntry::Address { what: PackageSelector::Module(meant), .. } => {
+            matches!(meant.versions, Versions::Exactly(_))
+        }
+        OrderEntry::LockFile { .. } => true,
+        OrderEntry::Configurations(_) => false,
     })
 }
 
@@ -217,40 +221,40 @@ impl Sums {
     }
 }
 
-impl Learned {
+impl ResolveFindings {
     /// The line of something that could not be found out.
-    fn line_of(&self, Cannot { what, why, by }: Cannot) -> Planned {
+    fn line_of(&self, UnavailableItem { what, why, by }: UnavailableItem) -> Planned {
         let address = what.split('@').next().unwrap_or_default();
         let outlook = self.outlooks.get(&what).or_else(|| self.outlooks.get(address));
-        let state = state_of(outlook.copied().unwrap_or(Outlook::Never), why);
-        Planned { package: PackageRef::asked(&what), state, by }
+        let state = state_of(outlook.copied().unwrap_or(ItemAvailability::Never), why);
+        Planned { package: PackageRef::requested(&what), state, by }
     }
 }
 
-fn state_of(outlook: Outlook, why: String) -> PlanState {
+fn state_of(outlook: ItemAvailability, why: String) -> PlanState {
     match outlook {
-        Outlook::ToBeBrought => PlanState::Need { size_bytes: None, note: Some(TO_BE_BROUGHT.to_owned()) },
-        Outlook::Unknown => PlanState::Unknown { why },
-        Outlook::Never => PlanState::Cannot { why },
+        ItemAvailability::ToBeBrought => PlanState::Need { size_bytes: None, note: Some(TO_BE_BROUGHT.to_owned()) },
+        ItemAvailability::Unknown => PlanState::Unknown { why },
+        ItemAvailability::Never => PlanState::Cannot { why },
     }
 }
 
-struct Planning<'a> {
+struct Planner<'a> {
     mirror: &'a Arc<Mirror>,
     clock: &'a Clock,
-    patience: &'a Patience<'a>,
+    patience: &'a RetryPolicy<'a>,
 }
 
-impl Planning<'_> {
+impl Planner<'_> {
     /// Checks one archive. Also returns what upstream did not confirm.
-    async fn look_at(&self, wanted: &RequiredArchive) -> (Planned, Option<String>) {
+    async fn check_archive(&self, wanted: &RequiredArchive) -> (Planned, Option<String>) {
         let looked = match &wanted.of {
             Artifact::Provider(package) => self.provider(package, &wanted.hashes).await.map_err(|error| {
-                let outlook = error.as_error().map_or(Outlook::Never, Outlook::of_a_document);
+                let outlook = error.as_error().map_or(ItemAvailability::Never, ItemAvailability::of_a_document);
                 state_of(outlook, error.to_string())
             }),
             Artifact::Module(package) => {
-                self.module(package).await.map_err(|error| state_of(Outlook::of(&error), error.to_string()))
+                self.module(package).await.map_err(|error| state_of(ItemAvailability::of(&error), error.to_string()))
             }
         };
         let (state, unconfirmed) = looked.unwrap_or_else(|state| (state, None));
@@ -261,33 +265,34 @@ impl Planning<'_> {
         &self,
         package: &Package,
         locked: &[Vec<String>],
-    ) -> Result<(PlanState, Option<String>), NotWarm> {
-        let set =
-            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_set(package, self.patience.haste(), self.clock.now())) };
-        let Resolved { value: set, unconfirmed } = self.patience.take(set, || {}).await?;
+    ) -> Result<(PlanState, Option<String>), LockMismatch> {
+        let set = || -> BoxFuture<'_, _> {
+            Box::pin(self.mirror.warm_set(package, self.patience.urgency(), self.clock.now()))
+        };
+        let Resolved { value: set, unconfirmed } = self.patience.run_step(set, || {}).await?;
         let digest = set.document.shasum;
-        let fit = Fit::of_all(locked, digest);
-        if fit == Fit::None {
-            return Err(NotWarm::locked_to_another(package, &locked.concat(), digest.zh()));
+        let fit = LockFit::of_all(locked, digest);
+        if fit == LockFit::None {
+            return Err(LockMismatch::locked_to_another(package, &locked.concat(), digest.zh()));
         }
         let held = match self.mirror.still_holds(package, digest).await? {
             true => self.mirror.name_entry(package, digest).await?,
             false => None,
         };
-        let Some(held) = self.sound(package.into(), held).await? else {
+        let Some(held) = self.verified_archive(package.into(), held).await? else {
             let size = || -> BoxFuture<'_, Result<_, Error>> {
                 Box::pin(async { Ok(self.mirror.announced_size(package, &set, self.clock.now()).await) })
             };
-            let size_bytes = self.patience.take(size, || {}).await?;
-            let note = (fit == Fit::ItsPackageHashTells).then(|| KNOWN_ONCE_FETCHED.to_owned());
+            let size_bytes = self.patience.run_step(size, || {}).await?;
+            let note = (fit == LockFit::ItsPackageHashTells).then(|| KNOWN_ONCE_FETCHED.to_owned());
             return Ok((PlanState::Need { size_bytes, note }, unconfirmed));
         };
-        if fit == Fit::ItsPackageHashTells {
+        if fit == LockFit::ItsPackageHashTells {
             match self.mirror.package_hash(package, digest).await? {
                 Some(hash) if all_have(locked, digest, &hash) => {}
                 hash => {
                     let proven = hash.unwrap_or_else(|| digest.zh());
-                    return Err(NotWarm::locked_to_another(package, &locked.concat(), proven));
+                    return Err(LockMismatch::locked_to_another(package, &locked.concat(), proven));
                 }
             }
         }
@@ -299,7 +304,11 @@ impl Planning<'_> {
     }
 
     /// Returns the stored archive of a package if it is the verified one.
-    async fn sound(&self, of: Artifact, held: Option<StoredArchive>) -> Result<Option<StoredArchive>, Error> {
+    async fn verified_archive(
+        &self,
+        of: Artifact,
+        held: Option<StoredArchive>,
+    ) -> Result<Option<StoredArchive>, Error> {
         let Some(held) = held else { return Ok(None) };
         Ok(self.mirror.is_sound(of, &held, self.clock.now()).await?.then_some(held))
     }
@@ -307,14 +316,14 @@ impl Planning<'_> {
     /// Checks a module. A module that was fetched for its calls counts as stored.
     async fn module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
         let look = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warmed_module(package, self.patience.haste(), self.clock.now()))
+            Box::pin(self.mirror.warmed_module(package, self.patience.urgency(), self.clock.now()))
         };
-        let Resolved { value: held, unconfirmed } = self.patience.take(look, || {}).await?;
+        let Resolved { value: held, unconfirmed } = self.patience.run_step(look, || {}).await?;
         let held = match held {
             Some(held) if self.mirror.is_module_installable(package, held.digest).await? => Some(held),
             Some(_) | None => None,
         };
-        let held = self.sound(self.mirror.artifact_of(package), held).await?;
+        let held = self.verified_archive(self.mirror.artifact_of(package), held).await?;
         let state = match held.map(|held| held.size_bytes) {
             Some(size_bytes) => PlanState::Have { size_bytes, installs: Installs::AnyWay },
             None => PlanState::Need { size_bytes: None, note: None },

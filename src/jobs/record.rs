@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::id::JobId;
 use super::report::Job;
 use super::told::ItemSubject;
-use super::under::Beginning;
+use super::under::JobOrigin;
 use super::warm::WarmUp;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 
@@ -22,7 +22,7 @@ pub(super) struct JobRecords(Arc<Store>);
 pub(super) struct JobRecord<W = WarmUp> {
     /// The report at the time of writing. A running job's items are left out: they are resolved again.
     pub(super) job: Job,
-    pub(super) beginning: Beginning,
+    pub(super) beginning: JobOrigin,
     /// The packages of its items.
     pub(super) about: Vec<ItemSubject>,
     /// The order to resume; `None` once it has ended.
@@ -127,7 +127,7 @@ impl JobRecords {
 #[derive(Serialize)]
 struct Writing<'a> {
     job: &'a Job,
-    beginning: &'a Beginning,
+    beginning: &'a JobOrigin,
     about: &'a [ItemSubject],
     warm_up: Option<&'a WarmUp>,
 }
@@ -139,12 +139,12 @@ fn put(store: &Store, key: &Key, written: &impl Serialize) -> Result<(), StoreEr
 }
 
 fn read<T: DeserializeOwned>(store: &Store, key: &Key) -> Result<Option<T>, StoreError> {
-    let Recorded::Whole(record) = store.records.look(key)? else { return Ok(None) };
+    let Recorded::Whole(record) = store.records.read(key)? else { return Ok(None) };
     match serde_json::from_slice(&record) {
         Ok(written) => Ok(Some(written)),
         Err(error) => {
             tracing::error!(?key, %error, "a record does not say what such a record says");
-            store.records.set_aside(key)?;
+            store.records.quarantine(key)?;
             Ok(None)
         }
     }

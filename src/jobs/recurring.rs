@@ -15,10 +15,10 @@ use tokio::task::{AbortHandle, JoinSet};
 pub use self::last::{LastRun, RecurringState};
 
 use self::last::{LastRuns, with_jitter};
-use super::list::{Jobs, NotStarted};
+use super::list::{JobStartError, Jobs};
 use super::record::JobRecords;
 use super::report::JobSummary;
-use super::under::Under;
+use super::under::RunningJob;
 use super::warm::WarmUp;
 use crate::address::Hostname;
 use crate::clock::Clock;
@@ -35,7 +35,7 @@ pub struct Recurring {
     jobs: Arc<Jobs>,
     clock: Clock,
     supervisor: Supervisor,
-    in_force: watch::Sender<Arc<InForce>>,
+    in_force: watch::Sender<Arc<ConfiguredJobs>>,
     last: Mutex<LastRuns>,
     /// Held while they are written down.
     writing: tokio::sync::Mutex<()>,
@@ -45,13 +45,13 @@ pub struct Recurring {
 
 /// The recurring jobs of the current configuration.
 #[derive(Debug, PartialEq, Eq)]
-struct InForce {
+struct ConfiguredJobs {
     entries: Vec<RecurringWarmUp>,
     default_host: Hostname,
     offline: bool,
 }
 
-impl InForce {
+impl ConfiguredJobs {
     fn of(config: &Config) -> Arc<Self> {
         let (entries, default_host) = (config.warm.clone(), config.default_host());
         Arc::new(Self { entries, default_host, offline: config.network.offline })
@@ -65,7 +65,7 @@ impl Recurring {
             Some(records) => records.recurring().await,
             None => LastRuns::default(),
         };
-        let in_force = watch::Sender::new(InForce::of(config));
+        let in_force = watch::Sender::new(ConfiguredJobs::of(config));
         let [writing, beginning] = <[tokio::sync::Mutex<()>; 2]>::default();
         Arc::new(Self { jobs, clock, supervisor, in_force, last: Mutex::new(last), writing, beginning })
     }
@@ -79,13 +79,13 @@ impl Recurring {
 
     /// Applies another configuration. A running job ends as it began.
     pub fn renew(&self, config: &Config) {
-        self.in_force.send_replace(InForce::of(config));
+        self.in_force.send_replace(ConfiguredJobs::of(config));
     }
 
     /// Each of them, and how it ran last.
-    pub fn told(&self) -> Vec<RecurringState> {
+    pub fn states(&self) -> Vec<RecurringState> {
         let in_force = self.in_force.borrow().clone();
-        in_force.entries.iter().for_each(|entry| self.catch_up(&last::key(entry)));
+        in_force.entries.iter().for_each(|entry| self.record_finished_run(&last::key(entry)));
         let last = self.last.lock();
         let told = in_force.entries.iter().map(|entry| {
             let key = last::key(entry);
@@ -117,7 +117,7 @@ impl Recurring {
                 let (entry, host) = (entry.clone(), now.default_host.clone());
                 at_work.entry(key.clone()).or_insert_with(|| {
                     let (recurring, warm, of) = (Arc::clone(&self), entry.clone(), host.clone());
-                    let start = move || Arc::clone(&recurring).keep_current(key.clone(), warm.clone(), of.clone());
+                    let start = move || Arc::clone(&recurring).run_scheduler(key.clone(), warm.clone(), of.clone());
                     let task = self.supervisor.spawn(&mut tasks, Task::RecurringWarmUps, start);
                     (entry, host, task)
                 });
@@ -130,9 +130,9 @@ impl Recurring {
         }
     }
 
-    async fn keep_current(self: Arc<Self>, key: String, entry: RecurringWarmUp, default_host: Hostname) {
+    async fn run_scheduler(self: Arc<Self>, key: String, entry: RecurringWarmUp, default_host: Hostname) {
         loop {
-            self.catch_up(&key);
+            self.record_finished_run(&key);
             // // After a restart the run resumes by itself.
             let run = match self.jobs.run_of(&key) {
                 Some(run) => Ok(run),
@@ -143,17 +143,17 @@ impl Recurring {
             };
             let ended = match run {
                 Ok(run) => Ok(run.wait().await),
-                Err(NotBegun::Stopping) => return,
-                Err(NotBegun::Why(why)) => Err(why),
+                Err(RunNotStarted::Stopping) => return,
+                Err(RunNotStarted::Why(why)) => Err(why),
             };
             self.has_run(&key, ended).await;
         }
     }
 
     /// Records a run that ended while a reload or restart came between.
-    fn catch_up(&self, key: &str) {
+    fn record_finished_run(&self, key: &str) {
         if let Some(run) = self.jobs.ended_run_of(key) {
-            self.last.lock().catch_up(key, run, self.clock.now());
+            self.last.lock().record_finished_run(key, run, self.clock.now());
         }
     }
 
@@ -166,11 +166,16 @@ impl Recurring {
     }
 
     /// Begins a run once there is a place for it.
-    async fn begin(&self, key: &str, entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Arc<Under>, NotBegun> {
+    async fn begin(
+        &self,
+        key: &str,
+        entry: &RecurringWarmUp,
+        default_host: &Hostname,
+    ) -> Result<Arc<RunningJob>, RunNotStarted> {
         let _one_after_the_other = self.beginning.lock().await;
         loop {
-            self.jobs.until_one_may_recur().await;
-            match self.try_to_begin(key, entry, default_host).await {
+            self.jobs.until_recurring_slot().await;
+            match self.try_start(key, entry, default_host).await {
                 // // Another task took it meanwhile.
                 None => {}
                 Some(begun) => return begun,
@@ -179,25 +184,25 @@ impl Recurring {
     }
 
     /// Begins a run, unless there is no place for it.
-    async fn try_to_begin(
+    async fn try_start(
         &self,
         key: &str,
         entry: &RecurringWarmUp,
         default_host: &Hostname,
-    ) -> Option<Result<Arc<Under>, NotBegun>> {
+    ) -> Option<Result<Arc<RunningJob>, RunNotStarted>> {
         let (reading, host, pin) = (entry.clone(), default_host.clone(), entry.pin);
         let read = tokio::task::spawn_blocking(move || order::read(&reading, &host)).await;
         let order = read.unwrap_or_else(|error| Err(vec![error.to_string()]));
         let warm_up = order.and_then(|order| WarmUp::of_order(order, pin));
         let warm_up = match warm_up {
             Ok(warm_up) => warm_up,
-            Err(problems) => return Some(Err(NotBegun::Why(problems.join("; ")))),
+            Err(problems) => return Some(Err(RunNotStarted::Why(problems.join("; ")))),
         };
         match self.jobs.begin(warm_up, Some(key.to_owned())).await {
             Ok(run) => Some(Ok(run)),
-            Err(NotStarted::TooMany) => None,
-            Err(NotStarted::Stopping) => Some(Err(NotBegun::Stopping)),
-            Err(why @ NotStarted::Random) => Some(Err(NotBegun::Why(why.to_string()))),
+            Err(JobStartError::TooMany) => None,
+            Err(JobStartError::Stopping) => Some(Err(RunNotStarted::Stopping)),
+            Err(why @ JobStartError::Random) => Some(Err(RunNotStarted::Why(why.to_string()))),
         }
     }
 
@@ -220,7 +225,7 @@ impl Recurring {
 }
 
 /// Why a run did not begin.
-enum NotBegun {
+enum RunNotStarted {
     Stopping,
     Why(String),
 }

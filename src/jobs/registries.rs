@@ -10,11 +10,11 @@ use flate2::read::GzDecoder;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
-use super::outlook::Outlook;
-use super::patience::Patience;
+use super::outlook::ItemAvailability;
+use super::patience::RetryPolicy;
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 use crate::clock::Clock;
-use crate::closure::{Beyond, Files, ModuleFiles, Registries};
+use crate::closure::{Files, ModuleFiles, Registries, UnlistedVersions};
 use crate::error::Error;
 use crate::mirror::{Archive, Mirror, ModuleArchiveRef, Resolved};
 
@@ -22,32 +22,32 @@ use crate::mirror::{Archive, Mirror, ModuleArchiveRef, Resolved};
 pub(super) struct MirrorRegistries<'a> {
     mirror: &'a Arc<Mirror>,
     clock: &'a Clock,
-    patience: &'a Patience<'a>,
-    learned: Mutex<Learned>,
+    patience: &'a RetryPolicy<'a>,
+    learned: Mutex<ResolveFindings>,
 }
 
 /// Findings besides the answers.
 #[derive(Debug, Default)]
-pub(super) struct Learned {
+pub(super) struct ResolveFindings {
     /// Availability of the providers and modules that could not be resolved, by printed name.
-    pub(super) outlooks: BTreeMap<String, Outlook>,
+    pub(super) outlooks: BTreeMap<String, ItemAvailability>,
     /// Answers that upstream did not confirm, as text.
     pub(super) unconfirmed: BTreeSet<String>,
 }
 
 impl<'a> MirrorRegistries<'a> {
-    pub(super) fn new(mirror: &'a Arc<Mirror>, clock: &'a Clock, patience: &'a Patience<'a>) -> Self {
+    pub(super) fn new(mirror: &'a Arc<Mirror>, clock: &'a Clock, patience: &'a RetryPolicy<'a>) -> Self {
         Self { mirror, clock, patience, learned: Mutex::default() }
     }
 
-    pub(super) fn learned(self) -> Learned {
+    pub(super) fn findings(self) -> ResolveFindings {
         self.learned.into_inner()
     }
 
-    fn told<T>(
+    fn record_error<T>(
         &self,
         of: &impl Display,
-        outlook: fn(&Error) -> Outlook,
+        outlook: fn(&Error) -> ItemAvailability,
         answer: Result<Resolved<T>, Error>,
     ) -> Result<T, Error> {
         let mut learned = self.learned.lock();
@@ -61,7 +61,7 @@ impl<'a> MirrorRegistries<'a> {
 
     fn beyond<T>(&self, of: &impl Display, answer: Result<T, Error>) -> Result<T, Error> {
         let answer = answer.map(|value| Resolved { value, unconfirmed: None });
-        self.told(of, Outlook::of_a_document, answer)
+        self.record_error(of, ItemAvailability::of_a_document, answer)
     }
 }
 
@@ -70,33 +70,33 @@ impl Registries for MirrorRegistries<'_> {
 
     async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, Error> {
         let list =
-            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, self.patience.haste(), self.clock.now())) };
-        let list = self.told(of, Outlook::of_a_document, self.patience.take(list, || {}).await)?;
+            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, self.patience.urgency(), self.clock.now())) };
+        let list = self.record_error(of, ItemAvailability::of_a_document, self.patience.run_step(list, || {}).await)?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 
     async fn module_versions(&self, of: &ModuleAddress) -> Result<Vec<Version>, Error> {
         let list = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_module_list(of, self.patience.haste(), self.clock.now()))
+            Box::pin(self.mirror.warm_module_list(of, self.patience.urgency(), self.clock.now()))
         };
-        let list = self.told(of, Outlook::of_a_document, self.patience.take(list, || {}).await)?;
+        let list = self.record_error(of, ItemAvailability::of_a_document, self.patience.run_step(list, || {}).await)?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 
-    async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<Beyond>, Error> {
+    async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
         let beyond = self.beyond(of, self.mirror.listed_versions_offline(of).await)?;
-        Ok(beyond.map(|(versions, platforms)| Beyond { versions, platforms }))
+        Ok(beyond.map(|(versions, platforms)| UnlistedVersions { versions, platforms }))
     }
 
-    async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<Beyond>, Error> {
+    async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
         let beyond = self.beyond(of, self.mirror.listed_module_versions_offline(of).await)?;
-        Ok(beyond.map(|versions| Beyond { versions, platforms: Vec::new() }))
+        Ok(beyond.map(|versions| UnlistedVersions { versions, platforms: Vec::new() }))
     }
 
     async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, Error> {
         let fetch =
-            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_module(of, self.patience.haste(), self.clock.now())) };
-        let (_, held) = self.told(of, Outlook::of, self.patience.take(fetch, || {}).await)?;
+            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_module(of, self.patience.urgency(), self.clock.now())) };
+        let (_, held) = self.record_error(of, ItemAvailability::of, self.patience.run_step(fetch, || {}).await)?;
         let subdir = held.proof.how.tree().and_then(|packed| packed.subdir.clone()).unwrap_or_default();
         let wanted = ModuleArchiveRef { package: of.clone(), digest: Some(held.digest.prefix()) };
         let files = match self.mirror.module_archive(&wanted, &self.mirror.job(self.clock.now())).await?.value {

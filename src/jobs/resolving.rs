@@ -10,24 +10,26 @@ use super::registries::MirrorRegistries;
 use super::report::{ItemState, JobItem};
 use super::told::{ItemSubject, shortened, waiting};
 use super::warm::MOST_ITEMS;
-use super::warming::Run;
+use super::warming::WarmUpRun;
 use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, PackageRef, ProviderAddress, Version};
-use crate::closure::{self, Beyond, Cannot, Closure, ModuleFiles, Order, Registries, RequiredArchive};
+use crate::closure::{
+    self, ModuleFiles, Order, Registries, RequiredArchive, ResolvedRequirements, UnavailableItem, UnlistedVersions,
+};
 use crate::error::Error;
 
 const MOST_PLACES: usize = 3;
 
 /// The packages of one provider: the number of each item, and what its archive may have.
-type OfProvider = Vec<(usize, Package, Vec<Vec<String>>)>;
+type ProviderItems = Vec<(usize, Package, Vec<Vec<String>>)>;
 
-impl Run<'_> {
+impl WarmUpRun<'_> {
     /// Finds out what configurations need, and warms it.
     pub(super) async fn configurations(&self, order: &Order) {
         let asked = MirrorRegistries::new(self.mirror, self.clock, &self.patience);
-        let telling = Telling { run: self, asked: &asked, modules: Mutex::default() };
+        let telling = ItemRegistries { run: self, asked: &asked, modules: Mutex::default() };
         let closure = closure::resolve(order, &telling).await;
         let modules = telling.modules.into_inner();
-        self.under.is_resolved(asked.learned().unconfirmed.into_iter().collect());
+        self.under.is_resolved(asked.findings().unconfirmed.into_iter().collect());
         let (providers, more_modules) = self.items_of(closure, &modules);
         let providers = providers.into_iter().map(|(of, packages)| async move { self.packages(&of, packages).await });
         let more_modules = more_modules.into_iter().map(|(item, package)| async move {
@@ -41,10 +43,10 @@ impl Run<'_> {
     /// Adds an item for each requirement that has none.
     fn items_of(
         &self,
-        Closure { wanted, cannot }: Closure,
+        ResolvedRequirements { wanted, cannot }: ResolvedRequirements,
         known: &BTreeMap<ModulePackage, FetchedModule>,
-    ) -> (BTreeMap<ProviderAddress, OfProvider>, Vec<(usize, ModulePackage)>) {
-        let (mut providers, mut modules) = (BTreeMap::<_, OfProvider>::new(), Vec::new());
+    ) -> (BTreeMap<ProviderAddress, ProviderItems>, Vec<(usize, ModulePackage)>) {
+        let (mut providers, mut modules) = (BTreeMap::<_, ProviderItems>::new(), Vec::new());
         let room = MOST_ITEMS.saturating_sub(self.under.len());
         if new_ones(&wanted, &cannot, known) > room {
             let error =
@@ -52,10 +54,10 @@ impl Run<'_> {
             self.under.add(vec![failed("the configurations".to_owned(), error)]);
             return (providers, modules);
         }
-        for Cannot { what, why, by } in cannot {
-            let error = told_with_places(&why, &by);
+        for UnavailableItem { what, why, by } in cannot {
+            let error = error_with_places(&why, &by);
             // // The module's own item has the error already, without the places that require it.
-            match told_of(&why, known) {
+            match item_of_error(&why, known) {
                 Some(known) => self.under.has_failed(known.item, &error),
                 None => drop(self.under.add(vec![failed(what, error)])),
             }
@@ -89,13 +91,13 @@ struct FetchedModule {
 }
 
 /// Registry access that also maintains the job's items.
-struct Telling<'a, 'b> {
-    run: &'a Run<'b>,
+struct ItemRegistries<'a, 'b> {
+    run: &'a WarmUpRun<'b>,
     asked: &'a MirrorRegistries<'a>,
     modules: Mutex<BTreeMap<ModulePackage, FetchedModule>>,
 }
 
-impl Telling<'_, '_> {
+impl ItemRegistries<'_, '_> {
     /// The item of a module, where it is new.
     fn item_of(&self, of: &ModulePackage) -> Option<usize> {
         let mut modules = self.modules.lock();
@@ -108,7 +110,7 @@ impl Telling<'_, '_> {
     }
 }
 
-impl Registries for Telling<'_, '_> {
+impl Registries for ItemRegistries<'_, '_> {
     type Error = Error;
 
     async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, Error> {
@@ -119,11 +121,11 @@ impl Registries for Telling<'_, '_> {
         self.asked.module_versions(of).await
     }
 
-    async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<Beyond>, Error> {
+    async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
         self.asked.provider_beyond(of).await
     }
 
-    async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<Beyond>, Error> {
+    async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
         self.asked.module_beyond(of).await
     }
 
@@ -149,11 +151,11 @@ impl Registries for Telling<'_, '_> {
 fn failed(what: String, error: String) -> (JobItem, ItemSubject) {
     let error = shortened(&error);
     tracing::warn!(what, error, "could not be warmed");
-    (JobItem { state: ItemState::Failed { error }, ..waiting(PackageRef::asked(&what)) }, ItemSubject::default())
+    (JobItem { state: ItemState::Failed { error }, ..waiting(PackageRef::requested(&what)) }, ItemSubject::default())
 }
 
 /// Prefixes an error with the places that require the item.
-fn told_with_places(why: &str, by: &[String]) -> String {
+fn error_with_places(why: &str, by: &[String]) -> String {
     let places = by.iter().take(MOST_PLACES).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = by.len().saturating_sub(MOST_PLACES);
     match (by.len(), more) {
@@ -164,18 +166,22 @@ fn told_with_places(why: &str, by: &[String]) -> String {
 }
 
 /// The item of a module whose error was reported first.
-fn told_of<'a>(why: &str, known: &'a BTreeMap<ModulePackage, FetchedModule>) -> Option<&'a FetchedModule> {
+fn item_of_error<'a>(why: &str, known: &'a BTreeMap<ModulePackage, FetchedModule>) -> Option<&'a FetchedModule> {
     known.values().find(|known| known.failed.as_ref().is_some_and(|error| why.contains(error)))
 }
 
 /// The number of items still to be added.
-fn new_ones(wanted: &[RequiredArchive], cannot: &[Cannot], known: &BTreeMap<ModulePackage, FetchedModule>) -> usize {
+fn new_ones(
+    wanted: &[RequiredArchive],
+    cannot: &[UnavailableItem],
+    known: &BTreeMap<ModulePackage, FetchedModule>,
+) -> usize {
     let is_new = |of: &Artifact| match of {
         Artifact::Provider(_) => true,
         Artifact::Module(package) => !known.contains_key(package),
     };
     let wanted = wanted.iter().filter(|wanted| is_new(&wanted.of)).count();
-    wanted.saturating_add(cannot.iter().filter(|cannot| told_of(&cannot.why, known).is_none()).count())
+    wanted.saturating_add(cannot.iter().filter(|cannot| item_of_error(&cannot.why, known).is_none()).count())
 }
 
 #[cfg(test)]
@@ -201,7 +207,7 @@ mod tests {
             by: Vec::new(),
             hashes: Vec::new(),
         });
-        let cannot = ["acme/gone: it is gone", "something else"].map(|why| Cannot {
+        let cannot = ["acme/gone: it is gone", "something else"].map(|why| UnavailableItem {
             what: "something".to_owned(),
             why: why.to_owned(),
             by: Vec::new(),

@@ -25,7 +25,7 @@ pub(super) struct ItemSubject {
 
 /// Outcome of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum JobEnd {
     /// All items were processed.
     Reached,
     /// The job was cancelled.
@@ -76,7 +76,7 @@ impl TrackedJob {
     }
 
     /// The items with a stored archive.
-    pub(super) fn held(&self) -> Vec<(usize, Artifact, Digest)> {
+    pub(super) fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
         let held = self.job.items.iter().zip(&self.about).enumerate();
         held.filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))
             .filter_map(|(number, (_, about))| Some((number, about.of.clone()?, about.digest?)))
@@ -103,7 +103,7 @@ impl TrackedJob {
     }
 
     /// A copy of the state with the job ended.
-    pub(super) fn ended(&self, how: End, now: Timestamp) -> Self {
+    pub(super) fn ended(&self, how: JobEnd, now: Timestamp) -> Self {
         let (job, about, items) = (self.job.clone(), self.about.clone(), self.items.clone());
         let mut ended = Self { job, about, items, warm_up: None, ..*self };
         ended.end(how, now);
@@ -111,21 +111,21 @@ impl TrackedJob {
     }
 
     /// It has ended.
-    pub(super) fn end(&mut self, how: End, now: Timestamp) {
+    pub(super) fn end(&mut self, how: JobEnd, now: Timestamp) {
         let unended: Vec<usize> =
             (0..).zip(&self.job.items).filter(|(_, item)| !item.state.has_ended()).map(|(number, _)| number).collect();
         for number in unended {
             let Some((item, _)) = self.item(number) else { continue };
             item.state = match how {
-                End::Reached | End::Stopped => ItemState::Cancelled,
-                End::Lost => ItemState::Failed { error: LOST.to_owned() },
+                JobEnd::Reached | JobEnd::Stopped => ItemState::Cancelled,
+                JobEnd::Lost => ItemState::Failed { error: LOST.to_owned() },
             };
         }
         let is_well = |item: &JobItem| matches!(item.state, ItemState::Held | ItemState::Fetched);
         self.job.state = match how {
-            End::Stopped => JobState::Cancelled,
-            End::Reached if self.job.items.iter().all(is_well) => JobState::Done,
-            End::Reached | End::Lost => JobState::Failed,
+            JobEnd::Stopped => JobState::Cancelled,
+            JobEnd::Reached if self.job.items.iter().all(is_well) => JobState::Done,
+            JobEnd::Reached | JobEnd::Lost => JobState::Failed,
         };
         self.job.resolving = false;
         self.job.ended = Some(now);

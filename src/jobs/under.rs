@@ -12,7 +12,7 @@ use super::id::JobId;
 use super::list::ToPin;
 use super::record::{JobRecord, JobRecords};
 use super::report::{ItemState, Job, JobItem, JobState, JobSummary};
-use super::told::{End, ItemSubject, TrackedJob, shortened};
+use super::told::{ItemSubject, JobEnd, TrackedJob, shortened};
 use super::warm::WarmUp;
 use crate::address::Artifact;
 use crate::clock::{Clock, Timestamp};
@@ -21,10 +21,10 @@ use crate::mirror::{Came, Pin};
 
 /// One job.
 #[derive(Debug)]
-pub(super) struct Under {
+pub(super) struct RunningJob {
     pub(super) id: JobId,
-    pub(super) beginning: Beginning,
-    home: Home,
+    pub(super) beginning: JobOrigin,
+    home: SharedJobState,
     /// Cancelled when the job or larder is stopped.
     pub(super) stop: CancellationToken,
     told: Mutex<TrackedJob>,
@@ -35,7 +35,7 @@ pub(super) struct Under {
 
 /// Origin of a job; unchanged by a restart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Beginning {
+pub(super) struct JobOrigin {
     pub(super) started: Timestamp,
     /// Its place among the others: who was taken on later has a higher one.
     pub(super) place: u64,
@@ -46,7 +46,7 @@ pub(super) struct Beginning {
 
 /// State shared by all jobs of a larder.
 #[derive(Debug, Clone)]
-pub(super) struct Home {
+pub(super) struct SharedJobState {
     /// Where they are written down; nowhere, where they are a command's.
     pub(super) records: Option<JobRecords>,
     pub(super) clock: Clock,
@@ -56,9 +56,9 @@ pub(super) struct Home {
     pub(super) one_ended: Arc<Notify>,
 }
 
-impl Under {
+impl RunningJob {
     /// A new or resumed job.
-    pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, beginning: Beginning, home: &Home) -> Self {
+    pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, beginning: JobOrigin, home: &SharedJobState) -> Self {
         let items = warm_up.items();
         let job = Job {
             id: id.to_string(),
@@ -73,20 +73,20 @@ impl Under {
             items,
         };
         let about = vec![ItemSubject::default(); job.items.len()];
-        Self::told_as(id, beginning, home, job, about, Some(warm_up))
+        Self::set_item_state(id, beginning, home, job, about, Some(warm_up))
     }
 
     /// A job that ended before a restart.
-    pub(super) fn ended(id: JobId, written: JobRecord, home: &Home) -> Self {
+    pub(super) fn ended(id: JobId, written: JobRecord, home: &SharedJobState) -> Self {
         let JobRecord { job, mut about, beginning, .. } = written;
         about.resize(job.items.len(), ItemSubject::default());
-        Self::told_as(id, beginning, home, job, about, None)
+        Self::set_item_state(id, beginning, home, job, about, None)
     }
 
-    fn told_as(
+    fn set_item_state(
         id: JobId,
-        beginning: Beginning,
-        home: &Home,
+        beginning: JobOrigin,
+        home: &SharedJobState,
         job: Job,
         about: Vec<ItemSubject>,
         warm_up: Option<Arc<WarmUp>>,
@@ -124,7 +124,7 @@ impl Under {
     }
 
     /// Reads the state under its lock.
-    pub(super) fn look<T>(&self, look: impl FnOnce(&TrackedJob) -> T) -> T {
+    pub(super) fn read_state<T>(&self, look: impl FnOnce(&TrackedJob) -> T) -> T {
         look(&self.told.lock())
     }
 
@@ -147,7 +147,7 @@ impl Under {
     }
 
     /// Updates the state, unless the job has ended.
-    fn tell<T>(&self, change: impl FnOnce(&mut TrackedJob) -> T) -> Option<T> {
+    fn update<T>(&self, change: impl FnOnce(&mut TrackedJob) -> T) -> Option<T> {
         let changed = {
             let mut told = self.told.lock();
             if told.is_ending {
@@ -160,8 +160,8 @@ impl Under {
         Some(changed)
     }
 
-    fn tell_of(&self, item: usize, change: impl FnOnce(&mut JobItem, &mut ItemSubject)) {
-        self.tell(|told| {
+    fn update_item(&self, item: usize, change: impl FnOnce(&mut JobItem, &mut ItemSubject)) {
+        self.update(|told| {
             if let Some((item, about)) = told.item(item) {
                 change(item, about);
             }
@@ -175,7 +175,7 @@ impl Under {
 
     /// Its packages, to be pinned or unpinned now. The setting also applies to packages still to be fetched.
     pub(super) async fn to_pin(&self, pin: Pin) -> Vec<ToPin> {
-        self.tell(|told| told.head().pin = pin == Pin::Set);
+        self.update(|told| told.head().pin = pin == Pin::Set);
         self.write().await;
         let told = self.told.lock();
         let items = told.job.items.iter().zip(&told.about).map(|(item, about)| ToPin {
@@ -188,7 +188,7 @@ impl Under {
 
     /// Adds items that wait for their turn: their numbers.
     pub(super) fn add(&self, items: Vec<(JobItem, ItemSubject)>) -> Range<usize> {
-        let added = self.tell(|told| {
+        let added = self.update(|told| {
             let first = told.job.items.len();
             items.into_iter().for_each(|(item, about)| told.add(item, about));
             first..told.job.items.len()
@@ -203,19 +203,19 @@ impl Under {
 
     /// Marks the requirements as resolved, with the lists that upstream did not confirm.
     pub(super) fn is_resolved(&self, unconfirmed: Vec<String>) {
-        self.tell(|told| {
+        self.update(|told| {
             let job = told.head();
             (job.resolving, job.unconfirmed) = (false, unconfirmed);
         });
     }
 
     pub(super) fn is_now(&self, item: usize, state: ItemState) {
-        self.tell_of(item, |item, _| item.state = state);
+        self.update_item(item, |item, _| item.state = state);
     }
 
     /// The version of an item was chosen; it waits for its turn again.
-    pub(super) fn is_about(&self, item: usize, of: &Artifact) {
-        self.tell_of(item, |item, about| {
+    pub(super) fn set_subject(&self, item: usize, of: &Artifact) {
+        self.update_item(item, |item, about| {
             item.package = of.into();
             item.state = ItemState::Waiting;
             about.of = Some(of.clone());
@@ -224,22 +224,22 @@ impl Under {
 
     /// Upstream could not be asked about something that an item is chosen by.
     pub(super) fn is_unconfirmed(&self, item: usize, why: String) {
-        self.tell_of(item, |item, _| {
+        self.update_item(item, |item, _| {
             tracing::warn!(job = %self.id, what = %item.package, why, "warmed by what is held");
             item.unconfirmed.get_or_insert(why);
         });
     }
 
     pub(super) fn arriving(&self, item: usize, bytes: u64, length: Option<u64>) {
-        self.tell_of(item, |item, _| (item.bytes, item.size_bytes) = (bytes, length.or(item.size_bytes)));
+        self.update_item(item, |item, _| (item.bytes, item.size_bytes) = (bytes, length.or(item.size_bytes)));
     }
 
-    pub(super) fn is_held(&self, item: usize, came: Came, digest: Digest, size_bytes: u64) {
+    pub(super) fn mark_stored(&self, item: usize, came: Came, digest: Digest, size_bytes: u64) {
         let state = match came {
             Came::Held => ItemState::Held,
             Came::Fetched => ItemState::Fetched,
         };
-        self.tell_of(item, |item, about| {
+        self.update_item(item, |item, about| {
             (item.state, item.bytes, item.size_bytes) = (state, size_bytes, Some(size_bytes));
             about.digest = Some(digest);
         });
@@ -247,15 +247,15 @@ impl Under {
 
     pub(super) fn has_failed(&self, item: usize, error: &str) {
         let error = shortened(error);
-        self.tell_of(item, |item, _| {
+        self.update_item(item, |item, _| {
             tracing::warn!(job = %self.id, what = %item.package, error, "could not be warmed");
             item.state = ItemState::Failed { error };
         });
     }
 
     /// The items with a stored archive.
-    pub(super) fn all_held(&self) -> Vec<(usize, Artifact, Digest)> {
-        self.told.lock().held()
+    pub(super) fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
+        self.told.lock().stored_items()
     }
 
     /// Writes it down as it is, unless it has ended: that was written then.
@@ -272,7 +272,7 @@ impl Under {
     }
 
     /// Ends the job, unless it has ended. The record is written before the end is reported.
-    pub(super) async fn end(&self, how: End) {
+    pub(super) async fn end(&self, how: JobEnd) {
         let _nobody_else = self.ending.lock().await;
         let written = {
             let mut told = self.told.lock();

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::report::JobItem;
 use super::told::waiting;
 use crate::address::{PackageRef, PackageSelector, Platform, Selection, Versions};
-use crate::closure::lock_file::Locked;
-use crate::closure::{Configurations, Given, Order};
+use crate::closure::lock_file::LockedProvider;
+use crate::closure::{Configurations, Order, OrderEntry};
 
 /// The most archives that one job is about.
 pub(super) const MOST_ITEMS: usize = 8192;
@@ -46,12 +46,12 @@ impl WarmUp {
         let mut places = HashMap::new();
         for given in given {
             match given {
-                Given::Address { what, platforms: own } => {
+                OrderEntry::Address { what, platforms: own } => {
                     let platforms = if own.is_empty() { platforms.clone() } else { sorted(own) };
                     wanted.push(WarmTarget::of(what, platforms, Vec::new()));
                 }
-                Given::LockFile { locked, .. } => {
-                    for Locked { provider, version, hashes, .. } in locked {
+                OrderEntry::LockFile { locked, .. } => {
+                    for LockedProvider { provider, version, hashes, .. } in locked {
                         let place = *places.entry((provider.clone(), version.clone())).or_insert(wanted.len());
                         match wanted.get_mut(place) {
                             Some(known) => known.locked.push(hashes),
@@ -66,7 +66,7 @@ impl WarmUp {
                         }
                     }
                 }
-                Given::Configurations(_) => configurations.push(given),
+                OrderEntry::Configurations(_) => configurations.push(given),
             }
         }
         let configurations =
@@ -94,7 +94,8 @@ impl WarmUp {
     pub(super) fn names(&self) -> Vec<String> {
         let named = self.wanted.iter().map(|wanted| wanted.what.to_string());
         let given = self.configurations.iter().flat_map(|order| &order.given);
-        let folders = given.filter_map(|given| if let Given::Configurations(of) = given { Some(of) } else { None });
+        let folders =
+            given.filter_map(|given| if let OrderEntry::Configurations(of) = given { Some(of) } else { None });
         named.chain(folders.flat_map(folders_of)).collect()
     }
 }
@@ -135,10 +136,10 @@ mod tests {
     use super::*;
     use crate::address::{Hostname, Name, ProviderAddress, Version};
 
-    fn locked(hash: &str) -> Locked {
+    fn locked(hash: &str) -> LockedProvider {
         let host = Hostname::parse("registry.example").unwrap();
         let [namespace, type_] = ["acme", "null"].map(|name| Name::parse(name).unwrap());
-        Locked {
+        LockedProvider {
             provider: ProviderAddress { host, namespace, type_ },
             version: Version::parse("1.2.0").unwrap(),
             constraints: None,
@@ -148,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_same_version_in_several_lock_files_is_one_thing_that_must_fit_each() {
-        let file = |name: &str, hash| Given::LockFile { name: name.to_owned(), locked: vec![locked(hash)] };
+        let file = |name: &str, hash| OrderEntry::LockFile { name: name.to_owned(), locked: vec![locked(hash)] };
         let platforms = vec![Platform::parse("linux_amd64").unwrap()];
         let order = Order { given: vec![file("a", "zh:1"), file("b", "zh:2")], platforms };
         let warm_up = WarmUp::of_order(order, false).unwrap();
@@ -160,7 +161,7 @@ mod tests {
     fn a_module_is_one_archive_and_an_address_may_have_platforms_of_its_own() {
         let host = Hostname::parse("registry.example").unwrap();
         let platforms = |names: &[&str]| names.iter().map(|name| Platform::parse(name).unwrap()).collect::<Vec<_>>();
-        let given = |what: &str, own: &[&str]| Given::Address {
+        let given = |what: &str, own: &[&str]| OrderEntry::Address {
             what: PackageSelector::parse(what, &host).unwrap(),
             platforms: platforms(own),
         };

@@ -9,10 +9,10 @@ use futures_util::future::{BoxFuture, join, join_all};
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 
-use super::locked::{Fit, NotWarm, all_have};
-use super::patience::{ArchiveTurn, Patience, Turns};
+use super::locked::{LockFit, LockMismatch, all_have};
+use super::patience::{ArchiveTurn, JobLimits, RetryPolicy};
 use super::report::ItemState;
-use super::under::Under;
+use super::under::RunningJob;
 use super::warm::{WarmTarget, WarmUp};
 use crate::address::{
     Artifact, ModuleAddress, ModulePackage, Package, PackageSelector, ProviderAddress, Selection, Version,
@@ -23,11 +23,17 @@ use crate::error::Error;
 use crate::mirror::{Came, Mirror, Pin, Resolved, SMALL_ARCHIVE_BYTES, Urgency};
 
 /// Final checks at a time.
-const LOOKS_AT_ONCE: usize = 8;
+const FINAL_CHECKS: usize = 8;
 
 /// Runs a warm-up to its end and reports the result of each archive.
-pub(super) async fn run(mirror: &Arc<Mirror>, clock: &Clock, turns: &Turns, under: &Arc<Under>, warm_up: &WarmUp) {
-    let run = Run { mirror, clock, under, patience: Patience::new(turns, clock) };
+pub(super) async fn run(
+    mirror: &Arc<Mirror>,
+    clock: &Clock,
+    turns: &JobLimits,
+    under: &Arc<RunningJob>,
+    warm_up: &WarmUp,
+) {
+    let run = WarmUpRun { mirror, clock, under, patience: RetryPolicy::new(turns, clock) };
     let mut first = 0;
     let each = warm_up.wanted.iter().map(|wanted| {
         let items = first..first + wanted.len();
@@ -41,18 +47,18 @@ pub(super) async fn run(mirror: &Arc<Mirror>, clock: &Clock, turns: &Turns, unde
         }
     };
     join(each, found).await;
-    run.look_again().await;
+    run.check_again().await;
 }
 
 /// A warm-up, while it runs.
-pub(super) struct Run<'a> {
+pub(super) struct WarmUpRun<'a> {
     pub(super) mirror: &'a Arc<Mirror>,
     pub(super) clock: &'a Clock,
-    pub(super) under: &'a Arc<Under>,
-    pub(super) patience: Patience<'a>,
+    pub(super) under: &'a Arc<RunningJob>,
+    pub(super) patience: RetryPolicy<'a>,
 }
 
-impl Run<'_> {
+impl WarmUpRun<'_> {
     /// Chooses the version, and warms it: of a provider, for each platform.
     async fn warm(&self, items: Range<usize>, wanted: &WarmTarget) {
         let warmed = match &wanted.what {
@@ -108,11 +114,11 @@ impl Run<'_> {
     /// # Errors
     /// The reason why it is unavailable; its item then waits.
     pub(super) async fn module_item(&self, item: usize, package: &ModulePackage) -> Result<(), Error> {
-        self.under.is_about(item, &Artifact::from(package));
+        self.under.set_subject(item, &Artifact::from(package));
         let waits = || self.under.is_now(item, ItemState::Waiting);
-        let warmed = self.patience.take_archive(|_| Box::pin(self.module_package(item, package)), waits);
+        let warmed = self.patience.run_archive_step(|_| Box::pin(self.module_package(item, package)), waits);
         let (came, digest, size_bytes) = warmed.await?;
-        self.under.is_held(item, came, digest, size_bytes);
+        self.under.mark_stored(item, came, digest, size_bytes);
         Ok(())
     }
 
@@ -123,12 +129,12 @@ impl Run<'_> {
         if let Some(why) = unconfirmed {
             self.under.is_unconfirmed(item, why);
         }
-        self.pin_if_told(self.mirror.artifact_of(package)).await?;
+        self.pin_if_ordered(self.mirror.artifact_of(package)).await?;
         self.mirror.sync_module(package, held.digest).await?;
         Ok((came, held.digest, held.size_bytes))
     }
 
-    async fn pin_if_told(&self, of: Artifact) -> Result<(), Error> {
+    async fn pin_if_ordered(&self, of: Artifact) -> Result<(), Error> {
         if !self.under.pins() {
             return Ok(());
         }
@@ -144,7 +150,7 @@ impl Run<'_> {
         list: impl Fn() -> BoxFuture<'b, Result<Resolved<T>, Error>>,
     ) -> Result<T, Error> {
         let each = |state: ItemState| items.iter().for_each(|item| self.under.is_now(*item, state.clone()));
-        let list = self.patience.take(
+        let list = self.patience.run_step(
             || {
                 each(ItemState::Resolving);
                 list()
@@ -160,7 +166,7 @@ impl Run<'_> {
 
     async fn item(&self, item: usize, package: Package, locked: &[Vec<String>]) {
         match self.package(item, &package, locked).await {
-            Ok((came, digest, size_bytes)) => self.under.is_held(item, came, digest, size_bytes),
+            Ok((came, digest, size_bytes)) => self.under.mark_stored(item, came, digest, size_bytes),
             Err(error) => self.failed(item, &error),
         }
     }
@@ -170,10 +176,10 @@ impl Run<'_> {
         item: usize,
         package: &Package,
         locked: &[Vec<String>],
-    ) -> Result<(Came, Digest, u64), NotWarm> {
-        self.under.is_about(item, &Artifact::from(package));
+    ) -> Result<(Came, Digest, u64), LockMismatch> {
+        self.under.set_subject(item, &Artifact::from(package));
         let waits = || self.under.is_now(item, ItemState::Waiting);
-        let set = self.patience.take(|| Box::pin(self.set(item, package, locked)), waits).await?;
+        let set = self.patience.run_step(|| Box::pin(self.set(item, package, locked)), waits).await?;
         waits();
         let known = Mutex::new(Some(set));
         let fetch = |turn| -> BoxFuture<'_, _> {
@@ -187,13 +193,13 @@ impl Run<'_> {
                 self.archive(item, package, digest, turn).await
             })
         };
-        let (came, digest, size_bytes) = self.patience.take_archive(fetch, waits).await?;
-        self.patience.take(|| Box::pin(self.complete(package, digest, locked)), || {}).await?;
+        let (came, digest, size_bytes) = self.patience.run_archive_step(fetch, waits).await?;
+        self.patience.run_step(|| Box::pin(self.complete(package, digest, locked)), || {}).await?;
         Ok((came, digest, size_bytes))
     }
 
     /// The digest of the archive that an `init` would be given.
-    async fn set(&self, item: usize, package: &Package, locked: &[Vec<String>]) -> Result<Digest, NotWarm> {
+    async fn set(&self, item: usize, package: &Package, locked: &[Vec<String>]) -> Result<Digest, LockMismatch> {
         self.under.is_now(item, ItemState::Resolving);
         let Resolved { value: set, unconfirmed } =
             self.mirror.warm_set(package, Urgency::None, self.clock.now()).await?;
@@ -202,9 +208,9 @@ impl Run<'_> {
         }
         let digest = set.document.shasum;
         // // Before anything is fetched, where the digest is known.
-        match Fit::of_all(locked, digest) {
-            Fit::None => Err(NotWarm::locked_to_another(package, &locked.concat(), digest.zh())),
-            Fit::Its | Fit::ItsPackageHashTells => Ok(digest),
+        match LockFit::of_all(locked, digest) {
+            LockFit::None => Err(LockMismatch::locked_to_another(package, &locked.concat(), digest.zh())),
+            LockFit::Its | LockFit::ItsPackageHashTells => Ok(digest),
         }
     }
 
@@ -214,7 +220,7 @@ impl Run<'_> {
         package: &Package,
         digest: Digest,
         turn: Arc<ArchiveTurn<'_>>,
-    ) -> Result<(Came, Digest, u64), NotWarm> {
+    ) -> Result<(Came, Digest, u64), LockMismatch> {
         self.under.is_now(item, ItemState::Fetching);
         let arriving = |bytes, length: Option<u64>| {
             if length.is_some_and(|length| length <= SMALL_ARCHIVE_BYTES) {
@@ -227,17 +233,17 @@ impl Run<'_> {
     }
 
     /// Completes an item after its archive is stored.
-    async fn complete(&self, package: &Package, digest: Digest, locked: &[Vec<String>]) -> Result<(), NotWarm> {
-        if Fit::of_all(locked, digest) == Fit::ItsPackageHashTells {
+    async fn complete(&self, package: &Package, digest: Digest, locked: &[Vec<String>]) -> Result<(), LockMismatch> {
+        if LockFit::of_all(locked, digest) == LockFit::ItsPackageHashTells {
             match self.mirror.package_hash(package, digest).await? {
                 Some(hash) if all_have(locked, digest, &hash) => {}
                 hash => {
                     let proven = hash.unwrap_or_else(|| digest.zh());
-                    return Err(NotWarm::locked_to_another(package, &locked.concat(), proven));
+                    return Err(LockMismatch::locked_to_another(package, &locked.concat(), proven));
                 }
             }
         }
-        self.pin_if_told(Artifact::from(package)).await?;
+        self.pin_if_ordered(Artifact::from(package)).await?;
         Ok(self.mirror.settle(package, digest).await?)
     }
 
@@ -246,7 +252,7 @@ impl Run<'_> {
     }
 
     /// Early archives may have been evicted for later ones.
-    async fn look_again(&self) {
+    async fn check_again(&self) {
         self.mirror.eviction_is_at_rest().await;
         let look = async |(item, of, digest)| {
             let holds = match &of {
@@ -259,6 +265,6 @@ impl Run<'_> {
                 Err(error) => self.failed(item, &error),
             }
         };
-        stream::iter(self.under.all_held()).for_each_concurrent(LOOKS_AT_ONCE, look).await;
+        stream::iter(self.under.stored_items()).for_each_concurrent(FINAL_CHECKS, look).await;
     }
 }

@@ -1,4 +1,4 @@
-//! What only an operator can decide: that a version which somebody unknown has published anew is right.
+//! Operator acceptance: trusts what upstream has now, even where it contradicts what was verified before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::address::{Package, PackageRef, PackageSelector, Platform, ProviderAdd
 use crate::digest::Digest;
 use crate::error::Error;
 
-/// How many sets are asked for at one time.
+/// The most sets fetched at a time.
 const AT_ONE_TIME: usize = 8;
 
-/// A file that a verified set gives another digest than those that were verified before.
+/// A file with a digest that no earlier verified set gave it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangedFile {
-    /// Its name, or its platform where only the download document tells.
+    /// Its name, or its platform where only the download document names it.
     pub file: String,
-    /// Every digest that it had before; none where the version did not have it.
+    /// Every digest that it had before; empty for a file that the version did not have.
     pub before: Vec<Digest>,
-    /// The one it has now.
+    /// Its digest now.
     pub now: Digest,
 }
 
@@ -43,68 +43,68 @@ impl ChangedFile {
     }
 }
 
-/// What came of accepting one package.
+/// The result of accepting one package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accepted {
     /// The package.
     #[serde(flatten)]
     pub package: PackageRef,
-    /// How it went.
+    /// The outcome.
     #[serde(flatten)]
     pub ruling: Ruling,
 }
 
-/// How the acceptance of one package went.
+/// The outcome of accepting one package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Ruling {
-    /// What upstream has now is believed from now on.
+    /// The set that upstream has now is trusted from now on.
     Accepted {
-        /// What it changes.
+        /// The changed files.
         files: Vec<ChangedFile>,
-        /// The fingerprints of the keys that were known for the provider before.
+        /// The fingerprints of the keys known for the provider before.
         keys_before: Vec<String>,
-        /// The fingerprint of the key that vouches now; none where nobody signed.
+        /// The fingerprint of the signing key; `None` for an unsigned set.
         key: Option<String>,
     },
-    /// The tree that upstream has now of a version of a module is the right one from now on.
+    /// The tree that upstream has now for a module version is pinned from now on.
     AcceptedTree {
-        /// The digest of the tree that was pinned before; none where nothing was.
+        /// The digest of the tree pinned before, if any.
         tree_before: Option<Digest>,
-        /// That of the one that is pinned now.
+        /// The digest of the tree pinned now.
         tree: Digest,
-        /// The commit that it was before, where it was one.
+        /// The commit before, if it came from git.
         commit_before: Option<String>,
-        /// The commit that it is now, where it is one.
+        /// The commit now, if it comes from git.
         commit: Option<String>,
     },
-    /// A version of a module is at a source that larder cannot fetch: clients are sent there, and nothing is checked.
+    /// A module version is at a source that larder cannot fetch: clients are sent there, and nothing is verified.
     AcceptedElsewhere {
-        /// The digest of the tree that was pinned before; none where nobody knows it any more.
+        /// The digest of the tree pinned before, if it is still known.
         tree_before: Option<Digest>,
-        /// What it is, for people.
+        /// The source, for people.
         source: String,
     },
-    /// Upstream has nothing else than what was proven before.
+    /// Upstream has nothing that differs from what was verified before.
     NothingToAccept,
-    /// Upstream has it no more. Nothing was accepted, and the alarms about it are resolved.
+    /// Upstream no longer has it. Nothing was accepted, and its alarms are resolved.
     Withdrawn {
-        /// What upstream said.
+        /// Upstream's answer.
         error: String,
     },
-    /// It could not be had, or does not prove: nothing was accepted.
+    /// The fetch or the verification failed. Nothing was accepted.
     Failed {
-        /// Why.
+        /// The cause.
         error: String,
     },
 }
 
 impl Mirror {
-    /// Fetches what upstream has now, proves it as ever, and believes it whatever was proven before. Of a provider
-    /// as a whole, and of what meets a constraint, that is every package whose set is held.
+    /// Fetches what upstream has now, verifies it as always, and trusts it whatever was verified before. For a provider
+    /// as a whole or a constraint, this covers every package whose set is stored.
     ///
     /// # Errors
-    /// [`Error::Sealed`] where nothing may be asked, [`Error::UnknownHost`], and what the version list fails with.
+    /// [`Error::Sealed`] while offline, [`Error::UnknownHost`], and errors of fetching the version list.
     pub async fn accept(
         self: &Arc<Self>,
         what: &PackageSelector,
@@ -112,7 +112,7 @@ impl Mirror {
     ) -> Result<Vec<Accepted>, Error> {
         self.must_be_online(&format!("accepting {what}"))?;
         call.upstream(what.host())?;
-        // In a task: who asked may leave, and half a decision is none.
+        // A separate task: a client that disconnects must not leave half a decision.
         let (mirror, of, call) = (Arc::clone(self), what.clone(), self.inner(call));
         let work = self.tasks.spawn(async move {
             match &of {
@@ -158,7 +158,7 @@ impl Mirror {
         for version in unlisted.keys() {
             found.entry(version.clone()).or_default().is_unlisted = true;
         }
-        // All are held against what was verified before any of them is recorded: the sums of one version list them all.
+        // Compare all sets with the history before any is recorded: the sums of one version list all its platforms.
         let withdrawn: BTreeSet<Version> =
             found.iter().filter(|(_, found)| found.is_withdrawn()).map(|(version, _)| version.clone()).collect();
         let (provider, now) = (what.of.clone(), self.inner(call).now);
@@ -202,15 +202,15 @@ impl Mirror {
         Ok(accepted)
     }
 
-    /// The stored packages; of one version, and of those that an alarm is about, the platforms that upstream lists, too,
-    /// and those that the alarm is about.
+    /// Returns the stored packages, those that an alarm is about, and all platforms that upstream lists of the versions
+    /// that are named exactly or have an alarm.
     async fn packages_to_accept(
         self: &Arc<Self>,
         what: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<ToAccept, Error> {
         let held = self.held_packages(what).await?;
-        // What an alarm is about may be stored nowhere, because it is refused.
+        // A package with an alarm may not be stored, because it is refused.
         let is_meant =
             |subject: &AlarmSubject| subject.is_resolved_by_accept() && what.versions.include(&subject.version);
         let alarmed = self.alarms.subjects(&(&what.of).into(), is_meant);
@@ -240,7 +240,7 @@ impl Mirror {
         Ok(ToAccept { packages, unlisted })
     }
 
-    /// The platforms that upstream lists of a version; within, why it lists none.
+    /// The platforms that upstream lists of a version. The inner error says why it lists none.
     async fn listed_platforms(
         self: &Arc<Self>,
         what: &Selection<ProviderAddress>,
@@ -257,13 +257,14 @@ impl Mirror {
             Some(listed) => Ok(Ok(listed.platforms.clone())),
             None => {
                 let error = Error::NotFound(format!("upstream lists no {what}"));
-                // What upstream said before does not tell what it has now.
+                // A stale list does not show what upstream has now.
                 if answer.outcome == Outcome::Stale { Err(error) } else { Ok(Err(error)) }
             }
         }
     }
 
-    /// The set that upstream has now, proven. Nothing of it is built on what is held: it is judged as a whole.
+    /// Fetches and verifies the set that upstream has now. Uses nothing of the stored set, so that it is judged as a
+    /// whole.
     async fn current_set(self: &Arc<Self>, package: &Package, call: &RequestContext) -> Result<ProofSet, NoSet> {
         let asked = sets::what(package);
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
@@ -287,18 +288,16 @@ impl Mirror {
     }
 }
 
-/// What an `accept` asks upstream for.
 struct ToAccept {
     packages: BTreeSet<Package>,
-    /// The versions that upstream does not list, and what it said.
+    /// The versions that upstream does not list, with its answer.
     unlisted: BTreeMap<Version, Error>,
 }
 
-/// What came of the packages and versions of which there is no set: where alarms about them are resolved, upstream has
-/// withdrawn them.
+/// Builds the results for packages and versions without a set: withdrawn if their alarms were resolved, else failed.
 ///
 /// # Errors
-/// Upstream does not list the one version that is meant, and nothing else is to be said of it.
+/// Upstream does not list the one version that was selected, and there is no other result for it.
 fn withdrawn_or_failed(
     what: &Selection<ProviderAddress>,
     others: Vec<(Package, NoSet)>,
@@ -323,7 +322,7 @@ fn withdrawn_or_failed(
     for (version, error) in unlisted {
         if resolved.iter().any(|subject| subject.version == version) {
             let ruling = Ruling::Withdrawn { error: error.to_string() };
-            accepted.push(Accepted { package: PackageRef::asked(&format!("{}@{version}", what.of)), ruling });
+            accepted.push(Accepted { package: PackageRef::requested(&format!("{}@{version}", what.of)), ruling });
         } else if matches!(what.versions, Versions::Exactly(_)) {
             return Err(error);
         }

@@ -1,4 +1,4 @@
-//! Raising and resolving alarms, and counting them.
+//! Raises, resolves and counts alarms.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 
 impl Mirror {
-    /// Raises an alarm about a version, once as long as its detail stays the same. Writes to the disk.
+    /// Raises an alarm about a version, once for the same detail. Writes to disk.
     pub(super) fn alarm(
         &self,
         kind: AlarmKind,
@@ -22,7 +22,7 @@ impl Mirror {
         self.alarm_of_part(kind, address, version, AlarmPart::Whole, detail, at);
     }
 
-    /// The same about a part of a version: its set for a platform, or the key that signed it.
+    /// Raises an alarm about part of a version: its set for a platform, or its signing key.
     pub(super) fn alarm_of_part(
         &self,
         kind: AlarmKind,
@@ -42,12 +42,12 @@ impl Mirror {
         }
     }
 
-    /// Resolves alarms of these kinds about a version. Writes to the disk where there is one.
+    /// Resolves alarms of these kinds about a version. Writes to disk if there are any.
     pub(super) fn resolved(&self, kinds: &[AlarmKind], address: impl Into<Address>, version: &Version) {
         self.alarms.resolve(&address.into(), &AlarmEvent::Ended { kinds, version });
     }
 
-    /// The same, from where the disk must not be waited for; says how many those were.
+    /// Resolves alarms like [`Self::resolved`], for async code. Returns their number.
     pub(super) async fn resolved_soon(
         self: &Arc<Self>,
         kinds: &'static [AlarmKind],
@@ -64,7 +64,7 @@ impl Mirror {
         .await
     }
 
-    /// Resolves the alarms that nothing else does where an operator had versions forgotten. Writes to the disk.
+    /// Resolves the alarms that only a purge of these versions resolves. Writes to disk.
     pub(super) fn resolve_purged(&self, address: impl Into<Address>, versions: &Versions, left: &BTreeSet<Version>) {
         let address = address.into();
         let is_configured = self.terms().upstream(address.host()).is_ok();
@@ -95,7 +95,7 @@ impl Mirror {
         .await
     }
 
-    /// The alarms that stand, at most a thousand of each kind about each address.
+    /// The unresolved alarms, at most a thousand of each kind about each address.
     pub fn alarms(&self) -> Vec<Alarm> {
         self.alarms.all()
     }

@@ -1,4 +1,4 @@
-//! Pull-through for archives and the two files beside them: held and checked, or arriving and followed.
+//! Serves provider archives, SHA256SUMS and signatures: from the store, or from a fill in progress.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
 use crate::store::{Blob, Key, StoreError};
-use crate::upstream::outbound::Link;
+use crate::upstream::outbound::Connectivity;
 
-/// One file of a package, as our URLs name it.
+/// A provider archive, as one of our URLs names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ArchiveRef {
     /// The package.
     pub package: Package,
-    /// The first digits of the file's own SHA-256: so a client never mixes two sets.
+    /// The first 16 hex digits of the file's own SHA-256, so that a client never mixes two proof sets.
     pub digest: DigestPrefix,
     /// The file's name.
     pub filename: FileName,
@@ -38,63 +38,63 @@ pub struct ArchiveRef {
 /// A file to send.
 #[derive(Debug)]
 pub enum Archive {
-    /// Whole and checked, in memory.
+    /// Verified, whole in memory.
     InMemory {
-        /// Its bytes.
+        /// The bytes.
         bytes: Bytes,
-        /// Its SHA-256.
+        /// Their SHA-256.
         digest: Digest,
-        /// When it was first stored; nothing is known of that for what is part of a proof set.
+        /// Time of first storage. `None` for a file of a proof set.
         stored: Option<Timestamp>,
     },
-    /// Held and checked, read as it is sent.
+    /// Verified, read from disk while it is sent.
     Held {
-        /// Its bytes.
+        /// The open file.
         blob: Blob,
         /// Its SHA-256.
         digest: Digest,
-        /// When it was first stored.
+        /// Time of first storage.
         stored: Timestamp,
     },
-    /// On its way from upstream: not proven yet, so nothing of it may look complete.
+    /// Arriving from upstream and not verified yet. Must not look complete before it is.
     Arriving {
-        /// Its bytes; the last of them only come once it is proven and kept.
+        /// The body; its last bytes are withheld until the archive is verified and committed.
         follow: Follow,
-        /// Its length, where upstream gave one.
+        /// The length, where upstream announced one.
         length: Option<u64>,
     },
-    /// The same, for one client alone: the disk would not take it.
+    /// Passed through for one client, because the archive cannot be stored.
     Passing {
-        /// Its bytes; the last of them only come once they are proven.
+        /// The body; its last bytes are withheld until the archive is verified.
         passing: Box<Passing>,
-        /// Its length, where upstream gave one.
+        /// The length, where upstream announced one.
         length: Option<u64>,
     },
 }
 
-/// How long a copy in memory of a checked archive is as good as reading and checking it again, unless its provider's
-/// revision changes.
+/// The lifetime of an answer from a checked copy, before the archive is opened and checked again. A change of the
+/// provider's revision ends it earlier.
 const COPY_BELIEVED: Duration = Duration::from_secs(60);
 
-/// For how many platforms of a version upstream is asked for a file of its proof sets. All platforms of nearly every
-/// provider share one SHA256SUMS.
+/// The most platforms of a version for which upstream is asked for SHA256SUMS or a signature. Nearly every provider has
+/// one SHA256SUMS for all platforms.
 const MOST_ASKED: usize = 4;
 
-/// SHA256SUMS of a version or its signature, as our URLs name it: the same for every platform, because clients such as
-/// Renovate count one list of hashes for each URL.
+/// The SHA256SUMS of a version or its signature, as one of our URLs names it. The URL has no platform, because clients
+/// such as Renovate count one list of hashes for each URL.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ProofFileRef {
     /// The provider.
     pub provider: ProviderAddress,
-    /// Its version.
+    /// The version.
     pub version: Version,
-    /// The first digits of the file's own SHA-256.
+    /// The first 16 hex digits of the file's own SHA-256.
     pub digest: DigestPrefix,
-    /// Which of the two files.
+    /// Selects one of the two files.
     pub file: ProofFile,
 }
 
-/// A file of a proof set that proves its archive.
+/// A file of a proof set beside the download document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ProofFile {
     /// SHA256SUMS.
@@ -112,13 +112,13 @@ impl ProofFile {
         }
     }
 
-    /// The file with this name.
+    /// Parses a name from one of our URLs.
     pub fn named(name: &str) -> Option<Self> {
         [Self::Sums, Self::Signature].into_iter().find(|file| file.name() == name)
     }
 }
 
-/// What our URLs call the files of a proof set.
+/// The URLs of the files that one proof set names, as references.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct References {
     /// The archive.
@@ -130,7 +130,7 @@ pub struct References {
 }
 
 impl ProofSet {
-    /// What our URLs call the files of this set.
+    /// Builds the references for this set.
     pub fn references(&self, package: &Package) -> References {
         let Package { provider, version, .. } = package;
         let proof = |digest: Digest, file| ProofFileRef {
@@ -157,10 +157,10 @@ impl ProofSet {
 }
 
 impl Mirror {
-    /// The file that one of our URLs names.
+    /// Returns the archive that one of our URLs names: from the store, or from a fill that it joins or starts.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where no kept set or name lists its digest, also after asking upstream anew.
+    /// [`Error::NotFound`] where no stored proof set or name lists the digest, even after asking upstream again.
     pub async fn archive(
         self: &Arc<Self>,
         wanted: &ArchiveRef,
@@ -188,11 +188,11 @@ impl Mirror {
         }
     }
 
-    /// SHA256SUMS or a signature: of any stored proof set of the version, current or previous, that holds the digest.
-    /// Where none does, upstream is asked again for the sets that it may be of.
+    /// Returns SHA256SUMS or a signature from any stored proof set of the version, current or previous, that contains
+    /// the digest. Where none does, asks upstream again for the sets that may contain it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where no set holds the digest, also after asking upstream.
+    /// [`Error::NotFound`] where no set contains the digest, even after asking upstream.
     pub async fn proof_file(
         self: &Arc<Self>,
         wanted: &ProofFileRef,
@@ -226,7 +226,8 @@ impl Mirror {
                     }
                     None => asked = asked.or(Some(of.is_absent())),
                 },
-                // What is absent for one platform may be there for another; any other failure hides whether it is.
+                // A file absent for one platform may exist for another. After any other failure its absence is
+                // unproven.
                 Err(Error::NotFound(why)) => asked = asked.or(Some(Error::NotFound(why))),
                 Err(error) => return Err(error),
             }
@@ -235,8 +236,8 @@ impl Mirror {
         Err(asked.unwrap_or_else(|| Error::NotFound(format!("{what}: no platform of that version is known"))))
     }
 
-    /// The platforms for which upstream is asked again when no stored set holds a file: those with a set, then those that
-    /// the cached version list names, the most used first.
+    /// Returns the platforms to ask upstream about when no stored set contains a file: those with a set first, then
+    /// those in the cached version list, the common ones before the others.
     async fn likely_platforms(
         self: &Arc<Self>,
         provider: &ProviderAddress,
@@ -259,8 +260,8 @@ impl Mirror {
         Ok(likely)
     }
 
-    /// Asks for the set of an archive URL that nothing kept lists; where it does not list it either, not
-    /// again for a while.
+    /// Fetches the proof set again, for a URL whose digest no stored set lists. Where the new set does not list it
+    /// either, upstream is not asked again for a while.
     async fn set_that_lists(
         self: &Arc<Self>,
         wanted: FileOf<'_>,
@@ -271,7 +272,7 @@ impl Mirror {
         if call.terms.asked_anew.get(package, call.now).is_some() {
             return Err(wanted.is_absent());
         }
-        if self.link() == Link::Offline {
+        if self.link() == Connectivity::Offline {
             return Err(self.missing_error(package, format!("{} of {package}", wanted.name), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the download document of {package}")))?;
@@ -301,7 +302,7 @@ impl Mirror {
             SetFile::Archive if set.document.filename == wanted.filename => {
                 self.cold(&wanted.package, &held.kept, set, call).await
             }
-            // URLs of before named the platform with these, too.
+            // URLs of earlier releases named the platform in these paths too.
             SetFile::Proof(file) if file.name() == name => Ok(proof(file)),
             SetFile::Archive | SetFile::Proof(_) => {
                 Err(FileOf { package: &wanted.package, digest: &wanted.digest, name }.is_absent())
@@ -309,7 +310,7 @@ impl Mirror {
         }
     }
 
-    /// Joins the fill of an archive that is not held, or starts it.
+    /// Joins or starts the fill of an archive that is not stored.
     async fn cold(
         self: &Arc<Self>,
         package: &Package,
@@ -318,20 +319,20 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let digest = set.document.shasum;
-        // Whoever asks right after a fill landed finds the archive, not another fill.
+        // A fill may have finished since the first check: do not start another.
         if let Some(held) = self.name_entry(package, digest).await?
             && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
         {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
         }
-        if self.link() == Link::Offline && !self.holds(digest).await? {
+        if self.link() == Connectivity::Offline && !self.holds(digest).await? {
             return Err(self.missing_error(package, format!("the archive of {package}"), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
         let progress = self.fill_of(package, kept, set, call)?;
         let (value, outcome) = match self.arrival(package, progress, call).await? {
             Arrival::Kept(archive) => (archive, Outcome::Miss),
-            // Nobody waits for its bytes: it was to be kept.
+            // A job only wants the archive stored, so a failure to store it is an error.
             Arrival::Unkept(_, why) | Arrival::NoPlace(why) if call.part != CallerKind::Request => {
                 return Err(why.into());
             }
@@ -344,10 +345,10 @@ impl Mirror {
         Ok(Answer { value, outcome, fresh_until: call.now, checked: call.now })
     }
 
-    /// Joins the fill of an archive, or starts it.
+    /// Joins the fill of an archive, or starts one.
     ///
     /// # Errors
-    /// [`Error::Unattended`] where it would be one too many that its client started and does not wait for.
+    /// [`Error::Unattended`] where this client has already started too many fills that nothing waits for.
     pub(super) fn fill_of(
         self: &Arc<Self>,
         package: &Package,
@@ -375,7 +376,8 @@ impl Mirror {
         })
     }
 
-    /// Waits until there is something to send: proven and kept, or large and under way (promise 3).
+    /// Waits until a response can begin: the archive is verified and committed, or it is large and streaming (Promise
+    /// 3).
     async fn arrival(
         self: &Arc<Self>,
         package: &Package,
@@ -400,7 +402,7 @@ impl Mirror {
                     let length = Some(held.size_bytes);
                     return match (self.open_held(package, &held, call).await?, bytes) {
                         (Opened::Checked(archive), _) => Ok(Arrival::Kept(archive)),
-                        // Evicted already; the file that it arrived in is still open.
+                        // Already evicted again, but the file of the download is still open.
                         (Opened::Missing, Some(_)) => {
                             let follow = Follow::new(progress, length);
                             Ok(Arrival::Kept(Archive::Arriving { follow, length }))
@@ -424,7 +426,7 @@ impl Mirror {
         }
     }
 
-    /// What a name lists of what a URL of ours names.
+    /// Looks up the stored archive that one of our URLs names.
     pub(super) async fn held(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<StoredArchive>, Error> {
         let wanted = wanted.clone();
         self.on_disk(move |mirror| {
@@ -434,7 +436,7 @@ impl Mirror {
         .await
     }
 
-    /// What is known of a held archive.
+    /// Returns the catalog entry of a stored archive.
     pub async fn name_entry(
         self: &Arc<Self>,
         package: &Package,
@@ -444,7 +446,7 @@ impl Mirror {
         self.on_disk(move |mirror| Ok(unless_gone(mirror.catalog.name(&package))?.get(&digest).cloned())).await
     }
 
-    /// Notes a use, at most once a minute.
+    /// Records the use of an archive, at most once a minute.
     pub(super) fn used(self: &Arc<Self>, digest: Digest, now: Timestamp) {
         if self.used_lately.get(&digest, now).is_some() {
             return;
@@ -455,17 +457,15 @@ impl Mirror {
     }
 }
 
-/// What came of waiting for a fill.
 enum Arrival {
-    /// It is kept, or will be before its last bytes leave.
+    /// Stored, or committed before its last bytes are sent.
     Kept(Archive),
-    /// It is proven, and could not be kept.
+    /// Verified, but it could not be stored.
     Unkept(Archive, StoreError),
-    /// The disk would not take it.
+    /// The disk cannot take it.
     NoPlace(StoreError),
 }
 
-/// A file of a package's proof set.
 #[derive(Debug, Clone, Copy)]
 struct FileOf<'a> {
     package: &'a Package,

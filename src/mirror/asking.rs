@@ -1,5 +1,5 @@
-//! Asking upstream for one archive, as often as it takes: from the byte that is wanted next, at a URL that is
-//! asked for anew where it may be too old, and not for ever.
+//! Requests one archive from upstream: resumes at the next byte, replaces an expired URL, and gives up when a retry is
+//! useless.
 
 use std::sync::Arc;
 
@@ -14,20 +14,19 @@ use super::{Mirror, RequestContext};
 use crate::address::Package;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::upstream::Grant;
-use crate::upstream::ask::{Ask, Incoming, Validators};
+use crate::upstream::CredentialScope;
+use crate::upstream::ask::{IncomingFile, UpstreamRequest, Validators};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
-use crate::verify::Unproven;
+use crate::verify::VerificationError;
 
-/// The archive of a proven set, as upstream is asked for it.
+/// The archive of a verified set, and the state of its download.
 pub(super) struct Asking {
     pub(super) mirror: Arc<Mirror>,
     pub(super) package: Package,
     pub(super) set: Arc<ProofSet>,
     pub(super) call: RequestContext,
-    /// What is asked for, for people.
     pub(super) what: String,
     pub(super) attempts: Attempts,
     url: Url,
@@ -41,8 +40,8 @@ impl Asking {
         Self { mirror, package, set, call, what, attempts, url }
     }
 
-    /// Asks for the bytes from `from` on; upstream may start over all the same.
-    pub(super) async fn ask(&mut self, from: u64, held: &Validators) -> Result<Incoming, Error> {
+    /// Requests the bytes from `from` on. Upstream may start at byte 0 all the same.
+    pub(super) async fn ask(&mut self, from: u64, held: &Validators) -> Result<IncomingFile, Error> {
         loop {
             let asked = Instant::now();
             let answered = self.ask_once(from, held).await;
@@ -60,8 +59,8 @@ impl Asking {
         }
     }
 
-    /// The connection broke after it had brought this many new bytes, and is to be resumed at byte `at`: waits
-    /// a while, unless there is no use in that.
+    /// Handles a connection that broke at byte `at` after `brought` new bytes: pauses before the next attempt, or
+    /// returns the error.
     pub(super) async fn broke(&mut self, error: UpstreamError, brought: u64, at: u64) -> Result<(), Error> {
         match self.attempts.broke(brought) {
             Next::AskAfter(pause) => {
@@ -74,7 +73,7 @@ impl Asking {
         }
     }
 
-    async fn ask_once(&self, from: u64, held: &Validators) -> Result<Incoming, UpstreamError> {
+    async fn ask_once(&self, from: u64, held: &Validators) -> Result<IncomingFile, UpstreamError> {
         let grant = self.grant().await;
         let limit = self.mirror.limits.stall;
         match timeout(limit, self.call.terms.outbound.file(self.of(&grant), from, held)).await {
@@ -83,7 +82,7 @@ impl Asking {
         }
     }
 
-    /// How long upstream says that the archive is, in bytes; nothing of it is fetched. `None` where it does not say.
+    /// Returns the length that upstream announces, in bytes, without fetching the body. `None` where it announces none.
     pub(super) async fn announced_length(&self) -> Option<u64> {
         let grant = self.grant().await;
         match self.call.terms.outbound.announced_length(self.of(&grant)).await {
@@ -95,11 +94,11 @@ impl Asking {
         }
     }
 
-    /// What the origins of the upstream may be shown. The service's is asked for again: it may have moved since the set
-    /// was fetched.
-    async fn grant(&self) -> Grant {
+    /// Returns the credential scope for the download. The service is looked up again, because it may have moved since
+    /// the set was fetched.
+    async fn grant(&self) -> CredentialScope {
         let Some(upstream) = self.call.terms.upstreams.get(&self.package.provider.host) else {
-            return Grant::default();
+            return CredentialScope::default();
         };
         let call = self.mirror.inner(&self.call);
         match self.mirror.service(Service::Providers, upstream, DiscoveryTrust::InAny, &call).await {
@@ -108,8 +107,8 @@ impl Asking {
         }
     }
 
-    fn of<'b>(&'b self, grant: &'b Grant) -> Ask<'b> {
-        Ask {
+    fn of<'b>(&'b self, grant: &'b CredentialScope) -> UpstreamRequest<'b> {
+        UpstreamRequest {
             what: &self.what,
             url: &self.url,
             upstream: &self.package.provider.host,
@@ -130,7 +129,7 @@ impl Asking {
         self.failed(Fault::Slow(why)).into()
     }
 
-    /// Registries sign the URLs in their documents, and those expire: the document is asked once more.
+    /// Registries sign the URLs in their documents, and those expire: fetch the document once more.
     async fn url_asked_anew(&self, error: &UpstreamError) -> Result<Url, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is asked anew");
         let kept = self.mirror.ask_anew(&self.package, &self.call).await?;
@@ -140,11 +139,13 @@ impl Asking {
         Ok(kept.current.document.archive_url.clone())
     }
 
-    /// Its bytes do not prove. Perhaps the version was published anew since the set was fetched: so the next to
-    /// ask is told.
+    /// Returns the error for bytes with the wrong digest. The version may have been republished since the set was
+    /// fetched, so the next request revalidates the set.
     pub(super) async fn wrong(&self, actual: Digest) -> Error {
         let expected = self.set.document.shasum;
-        self.mirror.counters.unproven(&self.package.provider.host, Unproven::Bytes { actual, expected }.word());
+        self.mirror
+            .counters
+            .unproven(&self.package.provider.host, VerificationError::Bytes { actual, expected }.word());
         if let Err(error) = self.mirror.expire_set(&self.package, expected).await {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
         }
@@ -154,18 +155,16 @@ impl Asking {
     }
 }
 
-/// What an answer of upstream's announces.
-pub(super) fn announced(incoming: &Incoming) -> Announced {
+pub(super) fn announced(incoming: &IncomingFile) -> Announced {
     Announced { from: incoming.from, length: incoming.length }
 }
 
-/// An upstream that contradicts what clients were told.
-pub(super) fn contradiction(incoming: &Incoming, told: u64, now: u64) -> Error {
+/// The error for an upstream that contradicts the length announced to clients.
+pub(super) fn contradiction(incoming: &IncomingFile, told: u64, now: u64) -> Error {
     incoming.failed(Fault::Unusable(format!("it announced {told} bytes, and then {now}"))).into()
 }
 
-/// What upstream says to a file that a proven document names is upstream's trouble: the client asked for
-/// something that exists.
+/// Turns a 4xx for a file of a verified document into an upstream failure: the client asked for something that exists.
 fn not_of_the_client(error: UpstreamError) -> UpstreamError {
     let status = match error.fault {
         Fault::Absent(status) | Fault::Rejected { status, .. } => status,

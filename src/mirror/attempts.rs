@@ -1,78 +1,68 @@
-//! What became of the requests for one archive so far, and what follows from that. No I/O: a machine of a few
-//! states, for fills and for what is passed through.
+//! The retry policy for one archive: a small state machine without I/O, used by fills and by pass-through.
 
 use std::time::Duration;
 
 use crate::upstream::error::Fault;
 
-/// How often in a row a download may break without having brought a byte.
+/// The most consecutive breaks without a new byte.
 const MOST_FRUITLESS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(200);
-/// Slower than this over the stall time is given up.
+/// The minimum throughput over the stall time.
 const LEAST_BYTES_PER_SECOND: u64 = 1024;
 
-/// What clients may have been told of the length. With another one they could take a part for the whole.
+/// The length announced to clients. With a different length they could take a part for the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AnnouncedLength {
-    /// Nobody was told anything yet.
     Nothing,
     /// This many bytes.
     Length(u64),
-    /// That it is not known.
+    /// Announced as unknown.
     NoLength,
 }
 
-/// Where the URL that is asked comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UrlFrom {
     TheSet,
     TheDocumentAskedAnew,
 }
 
-/// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Ask for the rest after this pause.
+    /// Request the rest after this pause.
     AskAfter(Duration),
-    /// The URL may be too old: ask for the document that names it.
+    /// The URL may have expired: fetch the document that names it again.
     AskTheDocumentAnew,
-    /// There is no use in going on.
+    /// A retry is useless.
     GiveUp,
-    /// Upstream brings too little.
     TooSlow,
 }
 
-/// What comes of holding what upstream announces against what was announced before.
+/// The result of comparing upstream's announcement with the earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Agreed {
-    /// They agree on this.
+    /// They agree on this length.
     Length(Option<u64>),
-    /// What is there already is not worth keeping.
+    /// The partial download must be discarded.
     StartOver,
-    /// They contradict each other, and clients were told the first.
-    Never {
-        /// What clients were told.
-        told: u64,
-        /// What upstream says now.
-        now: u64,
-    },
+    /// They contradict each other, and clients have seen the first.
+    Never { told: u64, now: u64 },
 }
 
-/// An announcement: where the bytes begin, and how long the whole is.
+/// Upstream's announcement: the first byte of the body, and the length of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Announced {
     pub(super) from: u64,
     pub(super) length: Option<u64>,
 }
 
-/// What is there already: how much of it, and how long the whole was said to be.
+/// The partial download: its size, and the length announced for the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Before {
     pub(super) bytes: u64,
     pub(super) length: Option<u64>,
 }
 
-/// The requests for one archive so far.
+/// The state of the attempts to fetch one archive.
 #[derive(Debug)]
 pub(super) struct Attempts {
     told: AnnouncedLength,
@@ -83,7 +73,7 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// None so far. An upstream that brings too little over `stall` is given up.
+    /// Starts without attempts. An upstream that is too slow over `stall` is given up.
     pub(super) fn new(stall: Duration) -> Self {
         Self {
             told: AnnouncedLength::Nothing,
@@ -94,27 +84,26 @@ impl Attempts {
         }
     }
 
-    /// Clients may be told this length from now on.
+    /// Records that clients may be sent this length from now on.
     pub(super) fn tell(&mut self, length: Option<u64>) {
         self.told = length.map_or(AnnouncedLength::NoLength, AnnouncedLength::Length);
     }
 
-    /// What clients may have been told.
     pub(super) fn told(&self) -> AnnouncedLength {
         self.told
     }
 
-    /// Upstream was silent for `waited` before it answered: does it go on?
+    /// Counts a wait for an answer. Returns true if upstream is too slow; before anything was announced to clients,
+    /// never.
     pub(super) fn is_too_slow_to_answer(&mut self, waited: Duration) -> bool {
         self.told != AnnouncedLength::Nothing && self.is_too_slow(waited, 0)
     }
 
-    /// Upstream brought this many bytes after `waited`: is that too little by now?
+    /// Counts a wait and its bytes. Returns true if upstream is too slow.
     pub(super) fn is_too_slow(&mut self, waited: Duration, brought: u64) -> bool {
         self.pace.is_too_slow(waited, brought, self.stall)
     }
 
-    /// Upstream refused: what now?
     pub(super) fn refused(&mut self, fault: &Fault) -> Next {
         match self.url {
             UrlFrom::TheSet if fault.may_be_an_expired_url() => {
@@ -125,11 +114,11 @@ impl Attempts {
         }
     }
 
-    /// The connection broke after it had brought this many new bytes: what now?
+    /// Decides the next step after a connection broke with `brought` new bytes.
     pub(super) fn broke(&mut self, brought: u64) -> Next {
         if brought > 0 {
             self.fruitless = 0;
-            // A long download may outlive its second URL, too.
+            // A long download may outlive its second URL too.
             self.url = UrlFrom::TheSet;
         } else {
             self.fruitless += 1;
@@ -144,13 +133,12 @@ impl Attempts {
         }
     }
 
-    /// Holds what upstream announces now against what was announced before.
     pub(super) fn agreed(&self, before: Before, now: Announced) -> Agreed {
         match (self.told, now.length) {
             (AnnouncedLength::Length(told), Some(now)) if told != now => Agreed::Never { told, now },
             (AnnouncedLength::Length(told), _) => Agreed::Length(Some(told)),
             (AnnouncedLength::NoLength, _) => Agreed::Length(None),
-            // What an earlier run left is only worth keeping if it fits.
+            // The partial download of an earlier run is only useful if it fits.
             (AnnouncedLength::Nothing, length) => {
                 let fits = before.length.is_none() || length.is_none() || before.length == length;
                 let starts_over = now.from == 0 && before.bytes > 0;
@@ -160,7 +148,7 @@ impl Attempts {
     }
 }
 
-/// How fast upstream is, over all the connections of one download.
+/// Measures throughput over all connections of one download.
 #[derive(Debug, Default)]
 struct ThroughputMeter {
     waited: Duration,
@@ -168,7 +156,7 @@ struct ThroughputMeter {
 }
 
 impl ThroughputMeter {
-    /// Counts a wait and what it brought; says whether a whole stall time went by with too little.
+    /// Counts a wait and its bytes. Returns true if a whole stall time had too few bytes.
     fn is_too_slow(&mut self, waited: Duration, brought: u64, stall: Duration) -> bool {
         self.waited += waited;
         self.brought += brought;
@@ -200,20 +188,20 @@ mod tests {
         Next::AskAfter(Duration::from_millis(milliseconds))
     }
 
-    /// Each row: what happens, and what the last of it leads to.
+    /// Each row: a sequence of events, and the step after the last one.
     #[test]
     fn what_happened_decides_what_is_next() {
         let table: [(&[Event], Next); 12] = [
-            // A URL that may be too old is asked for anew, once.
+            // A URL that may have expired is replaced once.
             (&[Refused(GONE)], Next::AskTheDocumentAnew),
             (&[Refused(GONE), Refused(GONE)], Next::GiveUp),
             (&[Refused(DOWN)], Next::GiveUp),
             (&[Refused(Fault::Denied(403))], Next::AskTheDocumentAnew),
             (&[Refused(Fault::Denied(451))], Next::GiveUp),
-            // And once more after it has brought something.
+            // And once more after bytes have arrived.
             (&[Refused(GONE), Broke(1), Refused(GONE)], Next::AskTheDocumentAnew),
             (&[Refused(GONE), Broke(0), Refused(GONE)], Next::GiveUp),
-            // Breaks that bring nothing end it, each after a longer pause.
+            // Breaks without bytes end the download, each after a longer pause.
             (&[Broke(1)], after(200)),
             (&[Broke(0)], after(400)),
             (&[Broke(0), Broke(0)], after(600)),
@@ -262,7 +250,7 @@ mod tests {
         assert!(attempts.is_too_slow(STALL / 2, 30 * 1024 - 1));
     }
 
-    /// Each row: what was told, what is there and how long it was said to be, what upstream says now.
+    /// Each row: the announced length, the partial download with its length, upstream's announcement, and the result.
     #[test]
     fn announcements_are_held_against_each_other() {
         let (nothing, length, no_length) =
@@ -273,10 +261,10 @@ mod tests {
             (nothing, (4, Some(10)), (4, Some(10)), Agreed::Length(Some(10))),
             (nothing, (4, None), (4, Some(10)), Agreed::Length(Some(10))),
             (nothing, (4, Some(10)), (4, None), Agreed::Length(None)),
-            // Another file now, or one that begins anew: what a run before left is worth nothing.
+            // Another file, or one that starts over: the partial download of an earlier run is useless.
             (nothing, (4, Some(10)), (4, Some(11)), Agreed::StartOver),
             (nothing, (4, Some(10)), (0, Some(10)), Agreed::StartOver),
-            // Clients hold bytes of the first: what begins anew is compared, what has another length never fits.
+            // Clients have bytes of the first: a restart is compared, and another length never fits.
             (length, (4, Some(10)), (4, Some(10)), Agreed::Length(Some(10))),
             (length, (4, Some(10)), (0, Some(10)), Agreed::Length(Some(10))),
             (length, (4, Some(10)), (4, None), Agreed::Length(Some(10))),

@@ -13,7 +13,7 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::upstream::Upstream;
-use crate::upstream::ask::Asker;
+use crate::upstream::ask::RequestPriority;
 use crate::upstream::restraint::RevalidationPermit;
 
 /// The context of one request: its time, its client, its limits and its configuration.
@@ -30,7 +30,7 @@ pub struct RequestContext {
     /// True if the client accepts a body of unknown length (not before HTTP/1.1).
     pub takes_unknown_length: bool,
     /// The party that waits for the answer.
-    pub asker: Asker,
+    pub asker: RequestPriority,
     /// The client; `None` for a job.
     pub client: Option<ClientAddress>,
     pub(super) terms: Arc<RuntimeConfig>,
@@ -50,7 +50,7 @@ pub(super) enum CallerKind {
     Look,
 }
 
-/// The haste of a step.
+/// The urgency of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
     /// A job has time: where an upstream asked for a delay, the step is tried later.
@@ -141,7 +141,7 @@ impl RequestContext {
     }
 
     pub(super) fn came(&self) -> CameBy {
-        if self.via.names_nobody() { CameBy::Straight } else { CameBy::ThroughProxies }
+        if self.via.is_empty() { CameBy::Straight } else { CameBy::ThroughProxies }
     }
 
     pub(super) fn company(&self) -> Company {
@@ -160,7 +160,7 @@ pub(super) struct WaitingPlace(#[expect(dead_code, reason = "held, and never loo
 impl Mirror {
     /// A context for work of an operator or of the schedule. Clients take precedence over it.
     pub fn job(&self, now: Timestamp) -> RequestContext {
-        RequestContext { asker: Asker::Job, ..self.call(now, self.terms(), CdnLoop::default(), None, true) }
+        RequestContext { asker: RequestPriority::Job, ..self.call(now, self.terms(), CdnLoop::default(), None, true) }
     }
 
     /// A context for one step of a job, which prefers upstream's answer to the stored copy.
@@ -168,7 +168,7 @@ impl Mirror {
         RequestContext { part: CallerKind::Step, ..self.job(now) }
     }
 
-    /// A context for one step of this haste.
+    /// A context for one step of this urgency.
     pub(super) fn step_in(&self, haste: Urgency, now: Timestamp) -> RequestContext {
         let part = match haste {
             Urgency::None => CallerKind::Step,
@@ -188,7 +188,7 @@ impl Mirror {
     ) -> RequestContext {
         let began = Instant::now();
         let deadline = began + self.limits.answer_within;
-        let (asker, part, leave) = (Asker::Client, CallerKind::Request, RevalidationPermit::default());
+        let (asker, part, leave) = (RequestPriority::Client, CallerKind::Request, RevalidationPermit::default());
         RequestContext { now, via, began, deadline, takes_unknown_length, asker, client, terms, part, leave }
     }
 

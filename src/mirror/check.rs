@@ -1,5 +1,5 @@
-//! Holding an archive against its digest again, all of it and at a bounded rate. What is wrong is set aside, taken
-//! off its names, and fetched again (promise 10).
+//! Re-hashes stored archives at a limited rate. A wrong one is quarantined, taken off its names, and fetched again
+//! (Promise 10).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,11 @@ use crate::address::Artifact;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Blob, StoreError};
-use crate::upstream::outbound::Link;
+use crate::upstream::outbound::Connectivity;
 
-/// How many pieces are read and hashed in one go on a thread that may block: 1 MiB.
+/// The pieces read and hashed in one blocking call: 1 MiB in all.
 const PIECES_AT_ONCE: usize = 4;
 
-/// How many bytes may be read in a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReadRate {
     bytes_per_second: u64,
@@ -27,12 +26,11 @@ pub(super) struct ReadRate {
 }
 
 impl ReadRate {
-    /// At most this many bytes in a second.
     pub(super) const fn of(bytes_per_second: u64) -> Self {
         Self { bytes_per_second, free_at: None }
     }
 
-    /// When the next bytes may be read, after these were, which was begun at `began`. Pauses are not made up for.
+    /// Returns the time of the next read, after `bytes` were read from `began` on. Pauses are not made up for.
     fn next(&mut self, began: Instant, bytes: u64) -> Instant {
         let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second.max(1) as f64);
         let free_at = self.free_at.map_or(began, |free_at| free_at.max(began)) + takes;
@@ -41,43 +39,42 @@ impl ReadRate {
     }
 }
 
-/// What came of holding an archive against its digest.
+/// The result of re-hashing an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Checked {
-    /// It is what its digest says.
+    /// It matches its digest.
     Right,
-    /// It is not held, and nothing names it: it was removed meanwhile.
+    /// It is not stored, and no name lists it: it was removed meanwhile.
     Gone,
-    /// It is not, or not there.
     Wrong(Wrong),
 }
 
-/// An archive that was not what its digest says.
+/// An archive that does not match its digest, or is missing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wrong {
-    /// The digest it should have.
+    /// The expected digest.
     pub digest: Digest,
-    /// The packages that named it.
+    /// The packages that listed it.
     pub of: Vec<String>,
-    /// How it was wrong.
+    /// The kind of damage.
     pub found: DamageFinding,
-    /// What was done for it.
+    /// The outcome of the repair.
     #[serde(flatten)]
     pub healed: Healed,
 }
 
-/// How an archive was wrong.
+/// The kind of damage to an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DamageFinding {
-    /// Its bytes are others; they were set aside.
+    /// Its bytes are wrong. They were quarantined.
     Damaged,
-    /// A name listed it, and it was not there.
+    /// A name listed it, but it was not stored.
     Missing,
 }
 
 impl DamageFinding {
-    /// The word for it.
+    /// The name in metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Damaged => "damaged",
@@ -86,25 +83,25 @@ impl DamageFinding {
     }
 }
 
-/// What was done for an archive that was wrong.
+/// The outcome of repairing an archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "healed", rename_all = "snake_case")]
 pub enum Healed {
-    /// It was fetched again, and proven.
+    /// It was fetched again and verified.
     FetchedAgain,
-    /// Nothing named it, so nobody needs it.
+    /// No name lists it, so it is not needed.
     NobodyNeedsIt,
-    /// Nobody can be asked for it; it is listed as missing.
+    /// Larder is offline. The archive is listed as missing.
     Offline,
-    /// It could not be fetched now; it is, as soon as a client asks for it.
+    /// It could not be fetched now. The next client request tries again.
     NotNow {
-        /// Why.
+        /// The cause.
         error: String,
     },
 }
 
 impl Mirror {
-    /// Reads all of an archive and holds it against its digest.
+    /// Re-hashes an archive at the rate of `pace`, and repairs it if it is wrong.
     pub(super) async fn check(
         self: &Arc<Self>,
         digest: Digest,
@@ -131,7 +128,7 @@ impl Mirror {
                 self.counters.checked();
                 self.counters.damaged(found);
                 let of = names.iter().map(|(of, _)| of.to_string()).collect();
-                // On the terms of now: those that a walk of hours began on may be gone since.
+                // Use the present configuration: the one at the start of a long run may be gone.
                 let healed = self.fetch_again(names, &self.job(self.inner(call).now)).await;
                 tracing::error!(%digest, ?found, ?of, ?healed, "a held archive was not what its digest says");
                 Ok(Checked::Wrong(Wrong { digest, of, found, healed }))
@@ -147,7 +144,7 @@ impl Mirror {
                 .on_disk(move |_| {
                     let mut read = 0;
                     for _ in 0..PIECES_AT_ONCE {
-                        match unless_damaged(reading.go_on())? {
+                        match unless_damaged(reading.read_next())? {
                             None => return Ok((None, 0)),
                             Some(0) => break,
                             Some(piece) => read += piece,
@@ -165,8 +162,8 @@ impl Mirror {
         }
     }
 
-    /// Sets aside an archive that is wrong, and takes it off every name. `None` where it was replaced or removed
-    /// since it was opened.
+    /// Quarantines a wrong archive and takes it off every name. `None` where it was replaced or removed since it was
+    /// opened.
     fn take_off_all_names(
         &self,
         digest: Digest,
@@ -175,8 +172,8 @@ impl Mirror {
         self.store.index.needs_to_be_whole()?;
         let _lock = self.catalog.digest_lock(&digest).lock();
         match opened {
-            Some(opened) if !self.store.blobs.set_aside_unless_replaced(&digest, opened)? => return Ok(None),
-            None if self.store.blobs.holds(&digest)? => return Ok(None),
+            Some(opened) if !self.store.blobs.quarantine_unless_replaced(&digest, opened)? => return Ok(None),
+            None if self.store.blobs.is_stored(&digest)? => return Ok(None),
             Some(_) | None => {}
         }
         self.checked.lock().remove(&digest);
@@ -194,7 +191,7 @@ impl Mirror {
         Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))
     }
 
-    /// Fetches an archive for everybody who named it, as a request that nobody waits for would.
+    /// Fetches an archive again for every package that named it, as a job does.
     async fn fetch_again(self: &Arc<Self>, names: Vec<(Artifact, StoredArchive)>, call: &RequestContext) -> Healed {
         let mut healed = Healed::NobodyNeedsIt;
         for (of, held) in names {
@@ -208,20 +205,20 @@ impl Mirror {
             healed = match brought {
                 Ok(()) if matches!(healed, Healed::NobodyNeedsIt | Healed::FetchedAgain) => Healed::FetchedAgain,
                 Ok(()) => healed,
-                Err(_) if self.link() == Link::Offline => Healed::Offline,
+                Err(_) if self.link() == Connectivity::Offline => Healed::Offline,
                 Err(error) => Healed::NotNow { error: error.to_string() },
             };
         }
         healed
     }
 
-    /// Sees to it that an archive is held.
+    /// Ensures that an archive is stored.
     ///
     /// # Errors
-    /// Why it is not: it could not be had, or the disk would not keep it.
+    /// The fetch failed, or the disk could not store it.
     pub(super) async fn bring(self: &Arc<Self>, wanted: &ArchiveRef, call: &RequestContext) -> Result<(), Error> {
         let what = format!("the archive of {}", wanted.package);
-        // A call that nobody waits for: what cannot be kept is not fetched for it.
+        // The context of a flight: an archive that cannot be stored is not passed through for it.
         if let Archive::Arriving { follow, .. } = self.archive(wanted, &self.inner(call)).await?.value {
             follow.until_kept(&what).await?;
         }
@@ -236,7 +233,7 @@ impl Mirror {
 mod tests {
     use super::*;
 
-    /// Promise 11: what reads everything leaves the disk to others.
+    /// Promise 11: re-hashing everything leaves disk bandwidth to others.
     #[test]
     fn what_was_read_is_waited_for_and_a_pause_is_not_made_up_for() {
         let mut pace = ReadRate::of(1000);

@@ -1,4 +1,4 @@
-//! The order in which a proven archive becomes a held one, and what is computed of it afterwards.
+//! The commit order of a verified archive, and the `h1:` hashes that are computed afterwards.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Durability, IndexedName, Key, Staged, StoreError};
-use crate::verify::{How, PackageLimits, Verified, package_hashes};
+use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
 
-/// How many provider zips are unpacked at one time for their `h1:`; one more by an import.
+/// The most provider zips unpacked at a time for their `h1:`. An import adds one.
 pub(super) const MOST_HASHING: usize = 2;
 
 impl Mirror {
-    /// Makes a proven archive a held one: blob, then its proof set, then its name, each synced with its
-    /// folder; only then is it committed, and only then is the index told (promise 9).
+    /// Commits a verified archive: blob, then proof set, then name, each synced with its folder. Only now is the
+    /// archive committed, and the index is updated (Promise 9).
     pub(super) fn commit(
         &self,
         package: &Package,
@@ -33,13 +33,13 @@ impl Mirror {
         self.checked.lock().insert(digest);
         let named = self.name_it(package, kept, held);
         if named.is_err() {
-            // It lies there without a name: what eviction does not know of, it cannot evict.
-            self.store.index.archive_kept(&digest, size_bytes, now);
+            // The blob is stored without a name. Eviction only finds it if it is in the index.
+            self.store.index.archive_stored(&digest, size_bytes, now);
         }
         named
     }
 
-    /// Takes over an archive whose bytes are held already: under another name, or from before a crash.
+    /// Adopts an archive whose bytes are already stored: under another name, or from before a crash.
     pub(super) async fn adopt(
         self: &Arc<Self>,
         package: &Package,
@@ -54,13 +54,14 @@ impl Mirror {
             let Some(blob) = mirror.store.blobs.get(&digest)? else { return Ok(None) };
             let hashes = unless_damaged(blob.hashes())?;
             let Some((_, fast)) = hashes.filter(|(actual, _)| *actual == digest) else {
-                mirror.store.blobs.set_aside(&digest)?;
+                mirror.store.blobs.quarantine(&digest)?;
                 return Ok(None);
             };
             let size_bytes = blob.size_bytes();
             let mut held = StoredArchive::of_set(&set, fast, size_bytes, now);
-            if held.proof.how == How::Imported {
-                // Nobody knows any more whether it was imported as a zip: only its `h1:` is sure to be its publisher's.
+            if held.proof.how == ProofBasis::Imported {
+                // It may have been imported as something else than a zip, so only its `h1:` is certain to be the
+                // publisher's.
                 held.zip = ZipOrigin::PackedAnew;
             }
             Ok(Some(match mirror.name_it(&package, &kept, held) {
@@ -79,25 +80,25 @@ impl Mirror {
     ) -> Result<StoredArchive, StoreError> {
         let key = Key::ProofSet(package.clone());
         if !self.store.records.sync(&key)? {
-            // Without evicting: this runs under the lock of a digest.
+            // Without evicting: this runs under a digest lock.
             self.write_document(&key, &kept.write(), held.kept, Durability::Synced)?;
         }
         self.catalog.change_name(package, |name| {
             name.put(held.clone());
         })?;
-        self.store.index.archive_kept(&held.digest, held.size_bytes, held.kept);
+        self.store.index.archive_stored(&held.digest, held.size_bytes, held.kept);
         self.changed(&package.provider);
         Ok(held)
     }
 
-    /// Computes both `h1:` of a held archive. One that fails is tried again at the next start.
+    /// Computes both `h1:` of a stored archive. After a failure, the next start tries again.
     pub(super) async fn complete_hashes_of(self: &Arc<Self>, package: Package, digest: Digest) {
         if let Err(error) = self.compute_hashes_in_turn(&package, digest).await {
             tracing::error!(%package, %error, "the h1 hashes of an archive could not be computed");
         }
     }
 
-    /// Computes both `h1:` of a held archive, unless they are known when it is its turn.
+    /// Computes both `h1:` of a stored archive once a permit is free, unless they are known by then.
     ///
     /// # Errors
     /// The store failed.
@@ -120,7 +121,7 @@ impl Mirror {
         }
     }
 
-    /// Computes both `h1:` of a held archive at once: for an import, of which there is one at a time.
+    /// Computes both `h1:` of a stored archive without a permit: for imports, of which one runs at a time.
     pub(super) fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
         let Some(blob) = self.store.blobs.get(digest)? else { return Ok(()) };
         let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {
@@ -139,7 +140,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Computes the `h1:` that an earlier run did not come to, one archive at a time.
+    /// Computes the `h1:` hashes that an earlier run did not complete, one archive at a time.
     pub async fn complete_hashes(self: &Arc<Self>) -> Result<(), Error> {
         let without = self.on_whole_index(|mirror| {
             let lacking = |of, name: IndexedName| match of {

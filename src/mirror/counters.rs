@@ -1,4 +1,4 @@
-//! What the mirror counts, under which names. Every label is a word of ours, or the host of a configured upstream.
+//! The metrics of the mirror. Every label value is a constant of ours, or the host of a configured upstream.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -12,28 +12,28 @@ use crate::address::Hostname;
 use crate::upstream::Traffic;
 use crate::verify;
 
-/// The kind of what proves as such, and is not what was proven before.
+/// The label for a verified set that contradicts an earlier one.
 pub(super) const REPUBLISHED: &str = "republished";
 
-/// The kind of a set that nobody signed, of a provider that was signed before.
+/// The label for an unsigned set of a provider that was signed before.
 pub(super) const SIGNATURE_LOST: &str = "signature-lost";
 
-/// The kind of what cannot be held against its first-seen record, because that is damaged.
+/// The label for a set that cannot be compared with its first-seen record, because that is damaged.
 pub(super) const SEEN_DAMAGED: &str = "seen-damaged";
 
-/// The kind of what no archive of a module can be packed of.
+/// The label for a module tree that cannot be packed into an archive.
 pub(super) const REFUSED_TREE: &str = "tree";
 
-/// What the mirror counts, or tells of what is counted below it.
+/// The counters of the mirror and of the layers below it.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
     /// Requests to and bytes from upstreams.
     pub(super) traffic: Traffic,
-    /// Archive downloads under way.
+    /// Archive downloads in progress.
     pub(super) fills: Gauge,
-    /// Archives that were given to a client without being kept.
+    /// Archives that were passed through to a client without being stored.
     pub(super) passed_through: Counter,
-    /// Locations of modules that larder cannot fetch, and that clients were sent to.
+    /// Locations of modules that larder cannot fetch and that clients were sent to.
     pub(super) elsewhere: Counter,
     not_kept: Family<OfKind, Counter>,
     unproven: Family<Unproven, Counter>,
@@ -66,12 +66,12 @@ struct HowFound {
     found: &'static str,
 }
 
-/// The two kinds of what is stored.
+/// The two kinds of stored objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stored {
-    /// It never ages.
+    /// Never ages.
     Archive,
-    /// It does: also a proof set.
+    /// Ages. Proof sets are included.
     Document,
 }
 
@@ -86,12 +86,9 @@ impl Stored {
     }
 }
 
-/// Why something is evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Because {
-    /// There is more than the size limit allows.
     SizeLimit,
-    /// The disk is full.
     DiskFull,
 }
 
@@ -105,12 +102,12 @@ impl Because {
 }
 
 impl Counters {
-    /// What is counted of upstreams: all copies count together.
+    /// The traffic counters of upstreams; all copies share one total.
     pub fn traffic(&self) -> Traffic {
         self.traffic.clone()
     }
 
-    /// Registers the counters under their names. What bears no foreign label is seen from the start, at nothing.
+    /// Registers the counters under their names. Those without a host label are visible from the start, at zero.
     pub fn register(&self, registry: &mut Registry) {
         self.traffic.register(registry);
         registry.register("larder_fills_under_way", "Archive downloads under way", self.fills.clone());
@@ -148,42 +145,43 @@ impl Counters {
         }
     }
 
-    /// Lets an upstream be seen before anything of it failed: at nothing.
+    /// Makes the counters of an upstream visible at zero, before any failure.
     pub(super) fn expect(&self, host: &Hostname) {
-        for kind in verify::Unproven::WORDS.into_iter().chain([REPUBLISHED, SIGNATURE_LOST, REFUSED_TREE, SEEN_DAMAGED])
-        {
+        for kind in verify::VerificationError::WORDS.into_iter().chain([
+            REPUBLISHED,
+            SIGNATURE_LOST,
+            REFUSED_TREE,
+            SEEN_DAMAGED,
+        ]) {
             self.unproven.get_or_create_owned(&Unproven { host: host.to_string(), kind });
         }
     }
 
-    /// The store would not take something.
+    /// Counts an object that the store could not take.
     pub(super) fn not_kept(&self, kind: Stored) {
         self.not_kept.get_or_create(&OfKind { kind: kind.word() }).inc();
     }
 
-    /// What an upstream sent does not prove.
+    /// Counts an object that failed verification.
     pub(super) fn unproven(&self, host: &Hostname, kind: &'static str) {
         self.unproven.get_or_create(&Unproven { host: host.to_string(), kind }).inc();
     }
 
-    /// Something came up that an operator should look at.
     pub(super) fn alarm(&self, kind: AlarmKind) {
         self.alarms.get_or_create(&OfKind { kind: kind.name() }).inc();
     }
 
-    /// Something was evicted.
     pub(super) fn evicted(&self, kind: Stored, because: Because, bytes: u64) {
         let labels = Evicted { kind: kind.word(), reason: because.word() };
         self.evicted.get_or_create(&labels).inc();
         self.evicted_bytes.get_or_create(&labels).inc_by(bytes);
     }
 
-    /// An archive was held against its digest.
     pub(super) fn checked(&self) {
         self.checked.inc();
     }
 
-    /// A held archive was not what its digest says.
+    /// Counts a stored archive that did not match its digest, or was missing.
     pub(super) fn damaged(&self, found: DamageFinding) {
         self.damaged.get_or_create(&HowFound { found: found.word() }).inc();
     }

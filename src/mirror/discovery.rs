@@ -1,4 +1,4 @@
-//! Pull-through for discovery documents, and what they say about where providers and modules come from.
+//! Serves discovery documents, and resolves the base URLs of services from them.
 
 use std::sync::Arc;
 
@@ -18,16 +18,17 @@ use crate::upstream::ask::Fetched;
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::{self, Discovery, Service};
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::{Link, origin};
+use crate::upstream::outbound::{Connectivity, origin};
 use crate::upstream::providers::RawObject;
-use crate::upstream::{Grant, Upstream};
+use crate::upstream::{CredentialScope, Upstream};
 
-/// Which discovery document a fetch may go by.
+/// The discovery document that a fetch may rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DiscoveryTrust {
-    /// One that upstream stands by: what is held is served stale rather than asked for at an old place.
+    /// Only one that upstream has confirmed. Otherwise the stored copy is served stale, instead of asking a former
+    /// location.
     InConfirmed,
-    /// Any that is held: the thing asked for is not held, and is always tried.
+    /// Any stored one: the requested object is not stored, so its fetch is always tried.
     InAny,
 }
 
@@ -38,20 +39,20 @@ impl DiscoveryTrust {
 }
 
 impl KeptDocument {
-    /// Whether it is the upstream's own word: no redirect led to another origin (promise 8).
+    /// Returns true if no redirect led to another origin, so that the document is the upstream's own (Promise 8).
     fn is_from_whom_was_asked(self: &Arc<Self>) -> bool {
         self.origins().iter().all(|origin| *origin == Origin::of(&self.about.url))
     }
 
-    /// Which of the services that larder asks for it names.
+    /// The services known to larder that the document names.
     fn services(&self) -> Vec<Service> {
         let discovery = self.discovery().ok();
         let names = |service: &Service| discovery.as_ref().is_some_and(|named| named.base(*service).is_some());
         Service::ALL.into_iter().filter(names).collect()
     }
 
-    /// The document as discovery, with the services that upstream has dropped from it: what is held of them is served
-    /// all the same, so clients must find them here.
+    /// Parses the document, and adds the services that upstream has dropped from it. Their stored data is still served,
+    /// so clients must find them.
     pub fn discovery_for_clients(&self) -> Result<Discovery, String> {
         let mut discovery = self.discovery()?;
         for (name, entry) in self.dropped_services() {
@@ -64,7 +65,7 @@ impl KeptDocument {
         serde_json::from_slice(&self.dropped).unwrap_or_default()
     }
 
-    /// The same document with the services that another names, or carries on, and it does not name.
+    /// Adds the services that `before` names or carries on and this document does not name.
     pub(super) fn with_services_of(self, before: &Self) -> Self {
         let mut dropped: RawObject = serde_json::from_slice(&before.dropped_in(&self)).unwrap_or_default();
         dropped.extend(self.dropped_services());
@@ -74,7 +75,7 @@ impl KeptDocument {
         Self { dropped: serde_json::to_vec(&dropped).unwrap_or_default().into(), ..self }
     }
 
-    /// The entries of services that this document names, or whose entries it carries on, and `now` does not name.
+    /// The entries of services that this document names or carries on and `now` does not name.
     fn dropped_in(&self, now: &Self) -> Bytes {
         let names = now.services();
         let before = self.discovery_for_clients();
@@ -89,7 +90,7 @@ impl KeptDocument {
 }
 
 impl Mirror {
-    /// The discovery document of an upstream.
+    /// Returns the discovery document of an upstream.
     pub async fn discovery(
         self: &Arc<Self>,
         host: &Hostname,
@@ -99,14 +100,14 @@ impl Mirror {
         let rule = upstream.rule(|fresh| fresh.discovery);
         let asked = discovery_url(&upstream)?;
         let held = self.held_document(&Key::Discovery(host.clone())).await?;
-        let held = held.filter(|held| self.link() == Link::Offline || held.value.about.asked == asked);
+        let held = held.filter(|held| self.link() == Connectivity::Offline || held.value.about.asked == asked);
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| self.fly_for_discovery(upstream, asked, seen, errand, call);
         let pulled = self.pull(&what(host), host, call, &rule, held, fly).await;
         pulled.inspect_err(|error| self.record_text_if_offline(error, call))
     }
 
-    /// Asks for the discovery document of an upstream again, however fresh it is.
+    /// Fetches the discovery document of an upstream again, even if the stored one is fresh.
     pub(super) async fn refresh_discovery(
         self: &Arc<Self>,
         host: &Hostname,
@@ -118,7 +119,7 @@ impl Mirror {
         self.fly_for_discovery(upstream, asked, seen, FetchReason::Fetch, call).await.map(drop)
     }
 
-    /// Joins the flight for a discovery document, or starts it. `seen` is what the caller saw held.
+    /// Joins or starts the fetch of a discovery document. `seen` is the age of the copy that the caller read.
     fn fly_for_discovery(
         self: &Arc<Self>,
         upstream: Arc<Upstream>,
@@ -134,7 +135,7 @@ impl Mirror {
         self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
             let (mirror, call) = (Arc::clone(self), self.inner(call));
             async move {
-                // What another `url` said says nothing of this one: its services would be shown this one's credential.
+                // Ignore a document of another `url`: its services would get this upstream's credential.
                 let is_of_this = |kept: &KeptDocument| kept.about.asked == asked;
                 match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
                     Meanwhile::Landed(landed) if is_of_this(&landed.value) => Ok(landed),
@@ -150,13 +151,13 @@ impl Mirror {
         })
     }
 
-    /// The held discovery of an upstream, without asking anybody.
+    /// Reads the stored discovery document of an upstream.
     pub async fn held_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<KeptDocument>>, Error> {
         Ok(self.held_document(&Key::Discovery(host.clone())).await?.map(|held| held.value))
     }
 
-    /// The rule for what was asked of a service at `asked`: where that is at another place since, its time is over. As
-    /// far as the held discovery document tells, which the first that is asked for replaces.
+    /// The freshness rule for something fetched from a service at `asked`: stale at any age if the stored discovery
+    /// document now names another location. An outdated discovery document is replaced by the next request for it.
     pub(super) async fn rule_for_what_is_of(
         self: &Arc<Self>,
         service: Service,
@@ -167,7 +168,7 @@ impl Mirror {
         let Some(discovery) = self.held_discovery(&upstream.settings.host).await? else { return Ok(rule) };
         let of_now = discovery.about.asked == discovery_url(upstream)?;
         let base = discovery.discovery().ok().and_then(|discovery| discovery.base(service));
-        // The list of all is at the base itself, without its slash.
+        // The list of all is at the base URL itself, without its slash.
         let path = format!("{}/", asked.path());
         let is_below = |base: Url| {
             let base = base.join(".");
@@ -176,25 +177,25 @@ impl Mirror {
         Ok(if of_now && base.is_none_or(is_below) { rule } else { rule.of_another_place() })
     }
 
-    /// Whether a discovery document is held that is of where this upstream is asked, and the one that comes is not: that
-    /// would not be used while anybody can be asked, and would hide this one.
+    /// Returns true if the stored discovery document was fetched from this upstream's `url`, and `coming` was not. That
+    /// one would replace it, and would not be used while online.
     pub(super) fn holds_discovery_of_its_own(&self, key: &Key, coming: &KeptDocument) -> Result<bool, StoreError> {
         let terms = self.terms();
         let Key::Discovery(host) = key else { return Ok(false) };
         let asked = terms.upstreams.get(host).and_then(|upstream| discovery_url(upstream).ok());
         let held = self.store.records.get(key)?.and_then(KeptDocument::read);
         let is_of_it = |kept: &KeptDocument| asked.as_ref() == Some(&kept.about.asked);
-        Ok(self.link() == Link::Online && held.as_ref().is_some_and(is_of_it) && !is_of_it(coming))
+        Ok(self.link() == Connectivity::Online && held.as_ref().is_some_and(is_of_it) && !is_of_it(coming))
     }
 
-    /// The base URL of one of an upstream's services, and who may see its credential there.
+    /// Returns the base URL of a service of an upstream, and the credential scope for it.
     pub(super) async fn service(
         self: &Arc<Self>,
         service: Service,
         upstream: &Upstream,
         faith: DiscoveryTrust,
         call: &RequestContext,
-    ) -> Result<(Url, Grant), Error> {
+    ) -> Result<(Url, CredentialScope), Error> {
         let host = &upstream.settings.host;
         let unusable = |why: &str| UpstreamError {
             asked: format!("{} of {host}", service.key()),
@@ -209,7 +210,8 @@ impl Mirror {
         let mut base = base_in(&answer.value);
         let mut named_by = Arc::clone(&answer.value);
         if base.is_none() && answer.outcome == Outcome::Hit {
-            // That it lacks the service is not remembered, although it may be held for another that it names.
+            // The lack of a service is not cached, even where the document is stored for its other service: fetch it
+            // again.
             let (asked, seen) = (discovery_url(upstream)?, Some(answer.value.age()));
             let again = call.upstream(host).map(Arc::clone)?;
             let landed = Box::pin(self.fly_for_discovery(again, asked, seen, FetchReason::Fetch, call)).await?;
@@ -219,7 +221,7 @@ impl Mirror {
         let base = base.ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
         let grant = upstream.grant.clone();
         let grant = match &named_by.about {
-            // It was not this upstream that named the origin.
+            // A bundle named this origin, not the upstream, so it gets no credential.
             DocumentSubject { carried: true, .. } => grant,
             _ if named_by.is_from_whom_was_asked() => grant.and(&base),
             _ => grant.permitting(&base),
@@ -255,7 +257,7 @@ impl Mirror {
                     );
                 }
                 Discovery::parse(&document.body, document.url.clone()).map_err(unusable)?;
-                if settings.credential.is_some() && !document.is_from_whom_was_asked() {
+                if settings.credential.is_some() && !document.is_from_asked_origin() {
                     let (host, at) = (&settings.host, origin(&document.url));
                     tracing::warn!(%host, at, "a redirect to another origin led to the discovery document of this upstream: the services that it names are asked without the upstream's credential; to show it to them all the same, add their hosts to credentials_for, or set url to where the document is");
                 }
@@ -263,19 +265,19 @@ impl Mirror {
                 let dropped = before.filter(|_| settings.keep_gone).map(|before| before.dropped_in(&kept));
                 KeptDocument { dropped: dropped.unwrap_or_default(), ..kept }
             }
-            // A registry without discovery is no registry: that is never "the provider does not exist".
+            // A registry without discovery is no registry. This must never look like a missing provider.
             (Err(UpstreamError { fault: Fault::Absent(status), .. }), _) => {
                 return Err(unusable(format!("it has no discovery document ({status}): it is no registry")).into());
             }
             (Err(error), _) => return Err(error.into()),
         };
         let names = kept.services();
-        // One that names the other service is the registry's word; one that names neither is no registry's.
+        // A document that names only the other service is valid. One that names neither is not a registry's.
         if names.is_empty() && had_services {
             return Err(unusable("its discovery document names no service any more that larder asks for".into()).into());
         }
         if names.is_empty() {
-            // It is given out, and asked for again the next time, like anything that is not held.
+            // Returned, but fetched again by the next request, like anything that is not stored.
             let kept = kept.checked_again(Timestamp(0), false);
             return Ok(Landed { age: kept.age(), value: Arc::new(kept) });
         }
@@ -283,7 +285,6 @@ impl Mirror {
     }
 }
 
-/// Where an upstream's discovery document is.
 fn discovery_url(upstream: &Upstream) -> Result<Url, Error> {
     let settings = &upstream.settings;
     settings.url.join(".well-known/terraform.json").map_err(|e| {

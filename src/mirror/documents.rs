@@ -1,4 +1,4 @@
-//! What documents that stand alone have in common: how they are held, asked for and kept.
+//! Stored documents: their record format, and how they are fetched, stored and replaced.
 
 use std::sync::Arc;
 
@@ -16,60 +16,61 @@ use crate::clock::Timestamp;
 use crate::digest::{FastHash, FastHasher};
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
-use crate::upstream::ask::{Ask, Document, Fetched, Validators};
+use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::error::UpstreamError;
 use crate::upstream::providers::VersionList;
-use crate::upstream::room::Room;
-use crate::upstream::{Grant, Upstream};
+use crate::upstream::room::MemoryGrant;
+use crate::upstream::{CredentialScope, Upstream};
 
-/// How often a fetch of something not held is tried again before it fails.
+/// The number of retries of a fetch when nothing is stored.
 pub(super) const RETRIES: usize = 2;
 
 pub(super) type DocumentFlight = Flight<Arc<KeptDocument>>;
 
-/// From this many bytes on, a document is read on a thread of its own.
+/// Documents of this size or larger are parsed on a blocking thread, in bytes.
 const LARGE_DOCUMENT: usize = 64 * 1024;
 
-/// How many large documents are read at one time, whoever holds them: each takes several times its size.
+/// The most large documents parsed at a time in this process. Parsing takes several times the size of a document.
 static LARGE_READS: Semaphore = Semaphore::const_new(4);
 
-/// What a flight finds when it begins.
+/// The state of the store when a flight begins.
 pub(super) enum Meanwhile {
-    /// What it was to fetch.
+    /// Another flight has just fetched the document.
     Landed(Landed<Arc<KeptDocument>>),
-    /// What it may build on.
+    /// The stored copy to build on, if any.
     Held(Option<Arc<KeptDocument>>),
 }
 
-/// What is held once a document came to take the place of another.
+/// The result of replacing a stored document.
 pub(super) enum Placed {
-    /// It.
+    /// The new document was stored.
     Put,
-    /// The one before, which is newer.
+    /// The old document stays, because it was confirmed later.
     OutlastedBy(Box<KeptDocument>),
 }
 
-/// A document as it is held: upstream's bytes, and what is known of them.
+/// A stored document: upstream's bytes and their metadata.
 #[derive(Debug, Clone)]
 pub struct KeptDocument {
     pub(super) about: DocumentSubject,
     /// The bytes upstream sent.
     pub(super) body: Bytes,
-    /// Entries of an earlier version list that upstream has dropped and that are still held: a JSON list.
+    /// Entries of an earlier copy that upstream has dropped: versions that are still stored (a JSON list), or services
+    /// (a JSON object).
     pub(super) dropped: Bytes,
-    /// What the bytes take up, where they came from upstream just now.
-    pub(super) _room: Room,
+    /// Memory reserved for the body, if it was just fetched.
+    pub(super) _room: MemoryGrant,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct DocumentSubject {
-    /// Which URL was asked.
+    /// The requested URL.
     pub(super) asked: Url,
-    /// Where the bytes came from, after redirects.
+    /// The URL after redirects.
     pub(super) url: Url,
-    /// Whom it took to get them, redirects included.
+    /// The origins contacted, redirects included.
     #[serde(default)]
     pub(super) origins: Vec<Origin>,
     #[serde(default)]
@@ -78,7 +79,8 @@ pub(super) struct DocumentSubject {
     pub(super) checked: Timestamp,
     #[serde(default)]
     pub(super) gone: bool,
-    /// Whether it was carried here, and no upstream has confirmed it since: no origin that it names is shown a credential.
+    /// Set for a document from a bundle until it is fetched from upstream. No credential is sent to the origins it
+    /// names.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) carried: bool,
 }
@@ -91,7 +93,7 @@ impl KeptDocument {
     pub(super) fn read(record: Vec<u8>) -> Option<Self> {
         let (about, parts) = parts::read(record)?;
         let [body, dropped] = <[Bytes; 2]>::try_from(parts).ok()?;
-        Some(Self { about, body, dropped, _room: Room::default() })
+        Some(Self { about, body, dropped, _room: MemoryGrant::default() })
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
@@ -118,7 +120,6 @@ impl KeptDocument {
         Self { about, ..self.clone() }
     }
 
-    /// Whether another says nothing else.
     pub(super) fn says_the_same_as(&self, other: &Self) -> bool {
         self.body == other.body && self.dropped == other.dropped
     }
@@ -127,7 +128,7 @@ impl KeptDocument {
         serde_json::from_slice(&self.dropped).unwrap_or_default()
     }
 
-    /// What tells it from one that says something else.
+    /// A hash of the content, including dropped entries.
     pub fn says(&self) -> FastHash {
         let mut hasher = FastHasher::new();
         hasher.update(&(self.body.len() as u64).to_le_bytes());
@@ -136,12 +137,12 @@ impl KeptDocument {
         hasher.finish()
     }
 
-    /// The document as discovery.
+    /// Parses the document as discovery.
     pub fn discovery(&self) -> Result<Discovery, String> {
         Discovery::parse(&self.body, self.about.url.clone())
     }
 
-    /// The document as a version list, with what upstream has dropped and larder still holds.
+    /// Parses the document as a version list, with the dropped versions that are still stored.
     pub async fn versions(self: &Arc<Self>) -> Result<VersionList, String> {
         self.read_as(Self::as_versions).await
     }
@@ -152,7 +153,7 @@ impl KeptDocument {
         Ok(list)
     }
 
-    /// Reads the document. A large one is read where that holds up nobody else.
+    /// Parses the document; a large one on a blocking thread, so that it delays no other task.
     pub(super) async fn read_as<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Self) -> Result<T, String> + Send + 'static,
@@ -163,7 +164,7 @@ impl KeptDocument {
         let turn = LARGE_READS.acquire().await;
         let kept = Arc::clone(self);
         let reading = tokio::task::spawn_blocking(move || {
-            // It is over when the reading is, and not when nobody waits for that any more.
+            // The permit is released when the parsing ends, even if the caller has gone.
             let _turn = turn;
             read(&kept)
         });
@@ -196,7 +197,7 @@ impl Upstream {
 }
 
 impl Mirror {
-    /// What is held now that a flight begins: another may have landed since its caller looked.
+    /// Reads the store at the start of a flight: another may have landed since the caller read it.
     pub(super) async fn landed_meanwhile(
         self: &Arc<Self>,
         key: &Key,
@@ -226,7 +227,7 @@ impl Mirror {
         self.on_disk(move |mirror| {
             let Some(record) = unless_gone(mirror.store.records.get(&wanted))? else { return Ok(None) };
             let Some(kept) = KeptDocument::read(record) else {
-                mirror.store.records.set_aside(&wanted)?;
+                mirror.store.records.quarantine(&wanted)?;
                 return Ok(None);
             };
             Ok(Some(Landed { age: kept.age(), value: Arc::new(kept) }))
@@ -240,7 +241,7 @@ impl Mirror {
         what: &str,
         url: &Url,
         upstream: &Upstream,
-        grant: &Grant,
+        grant: &CredentialScope,
         before: Option<&KeptDocument>,
         limit: u64,
         call: &RequestContext,
@@ -248,13 +249,14 @@ impl Mirror {
         let retries = if before.is_some() { 0 } else { RETRIES };
         let RequestContext { via, asker, now, .. } = call;
         let upstream = &upstream.settings.host;
-        let ask = Ask { what, url, upstream, grant, via, retries, asker: *asker, now: *now };
+        let ask = UpstreamRequest { what, url, upstream, grant, via, retries, asker: *asker, now: *now };
         let held = before.filter(|before| before.about.asked == *url).map(|before| &before.about.validators);
         call.terms.outbound.document(ask, held, limit).await
     }
 
-    /// Keeps a document that upstream has, too, and keeps to the size limit. What came to be held meanwhile and is newer
-    /// stays, and has landed, unless another place was asked for it: that counts for later calls. A disk that cannot be written costs the keeping, not the answer.
+    /// Stores a document that was just fetched, and enforces the size limit. A stored copy that was confirmed later
+    /// stays; it is also returned, unless it was fetched from another URL. A failed write is logged, and the caller
+    /// still gets the document.
     pub(super) async fn keep_document(self: &Arc<Self>, key: Key, kept: KeptDocument) -> DocumentFlight {
         let coming = kept.clone();
         let put = self.on_disk(move |mirror| {
@@ -282,7 +284,7 @@ impl Mirror {
         Ok(Landed { age: kept.age(), value: Arc::new(kept) })
     }
 
-    /// Puts a document in place of the one that is held, as `made` of both; unless what is held outlasts it.
+    /// Stores the document that `made` builds from the old and the new one, unless the old one was confirmed later.
     pub(super) fn place_document(
         &self,
         key: &Key,
@@ -298,11 +300,11 @@ impl Mirror {
         }
         let made = made(held.as_ref(), coming)?;
         let size_bytes = self.store.records.put(key, &made.write(), durability)?;
-        self.store.index.document_kept(key, size_bytes, made.about.checked);
+        self.store.index.document_stored(key, size_bytes, made.about.checked);
         Ok(Placed::Put)
     }
 
-    /// Puts a document and notes its size.
+    /// Writes a document and indexes its size.
     pub(super) fn write_document(
         &self,
         key: &Key,
@@ -312,11 +314,10 @@ impl Mirror {
     ) -> Result<(), StoreError> {
         let _lock = self.catalog.record_lock(key).lock();
         let size_bytes = self.store.records.put(key, record, durability)?;
-        self.store.index.document_kept(key, size_bytes, now);
+        self.store.index.document_stored(key, size_bytes, now);
         Ok(())
     }
 
-    /// Removes a document.
     pub(super) fn remove_document(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
         let _lock = self.catalog.record_lock(key).lock();
         self.store.records.remove(key, durability)?;

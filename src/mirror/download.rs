@@ -1,5 +1,5 @@
-//! From the wire into the stage: one task reads, one thread hashes and writes, and what is there already
-//! is compared where upstream starts over.
+//! Copies a download from the connection to the staging file: one task reads, one thread hashes and writes. Where
+//! upstream starts over, the bytes already staged are compared.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,44 +14,44 @@ use super::follow::Progress;
 use super::library::Reservation;
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StoreError};
-use crate::upstream::ask::Incoming;
+use crate::upstream::ask::IncomingFile;
 use crate::upstream::error::{Fault, UpstreamError};
 
-/// Pieces between the reader and the writer; with those of the connection, all the memory a fill takes.
+/// Pieces queued between reader and writer. With the buffers of the connection, this is all the memory of a fill.
 const PIECES_WAITING: usize = 4;
-/// A download without a length takes its room in steps of this.
+/// The step in which a download of unknown length reserves disk space.
 const ROOM_STEP_BYTES: u64 = 1 << 20;
-/// What is staged is written back in stretches, so that the sync at the end is short.
+/// The amount of staged bytes after which write-back starts, so that the final sync is short.
 const WRITE_BACK_BYTES: u64 = 32 << 20;
 
-/// How a stretch of a download ended.
+/// The end of one connection of a download.
 pub(super) enum TransferEnd {
-    /// Upstream sent all it announced.
+    /// Upstream sent everything that it announced.
     Whole,
-    /// The connection broke; what is staged can be built on.
+    /// The connection broke. The download can be resumed.
     Broken(UpstreamError),
-    /// It contradicts what it said or sent before: nothing of it can be built on.
+    /// Upstream contradicts what it announced or sent before. The staged bytes are useless.
     Differs(Error),
-    /// It is given up, or the disk failed.
+    /// The download is given up, or the disk failed.
     Failed(Error),
 }
 
-/// What takes a stretch of a download from the wire into the stage.
+/// Copies the bytes of one connection to the staging file.
 pub(super) struct Pump<'a, L> {
     pub(super) mirror: &'a Arc<Mirror>,
     pub(super) attempts: &'a mut Attempts,
     pub(super) room: &'a mut Reservation,
     pub(super) progress: &'a watch::Sender<Progress>,
-    /// Resolves when it is to be given up.
+    /// Resolves when the download must be given up.
     pub(super) given_up: L,
 }
 
 impl<L: Future<Output = Error>> Pump<'_, L> {
-    /// Appends what arrives to the stage until it ends. The stage comes back, unless its thread died.
+    /// Appends the arriving bytes until the connection ends. Returns the staging file, unless its thread died.
     pub(super) async fn run(
         self,
         staged: Staged,
-        mut incoming: Incoming,
+        mut incoming: IncomingFile,
         length: Option<u64>,
     ) -> (Option<Staged>, TransferEnd) {
         let Self { mirror, attempts, room, progress, given_up } = self;
@@ -59,10 +59,10 @@ impl<L: Future<Output = Error>> Pump<'_, L> {
         let writer =
             Writer { staged, at: incoming.from, length, progress: progress.clone(), write_back: WriteBack::default() };
         let (end, ended) = oneshot::channel();
-        // A thread of its own: a slow upstream must not take one from those who read what is held.
+        // A dedicated thread: a slow upstream must not occupy one that serves stored archives.
         let thread = std::thread::Builder::new().name("fill".into());
         let started = thread.spawn(move || {
-            // Nobody may be left to be told.
+            // The receiver may be gone.
             let _ = end.send(writer.run(waiting));
         });
         if started.is_err() {
@@ -100,17 +100,17 @@ impl<L: Future<Output = Error>> Pump<'_, L> {
     }
 }
 
-/// Why no more was read.
+/// The reason why reading stopped.
 enum NotRead {
     Upstream(UpstreamError),
-    /// It would not fit, or is not wanted any more.
+    /// There is no disk space, or the fill is no longer wanted.
     GivenUp(Error),
 }
 
-/// Reads to the end. What has no length takes its room as it grows.
+/// Reads to the end. A download of unknown length reserves disk space as it grows.
 async fn read(
     mirror: &Arc<Mirror>,
-    incoming: &mut Incoming,
+    incoming: &mut IncomingFile,
     attempts: &mut Attempts,
     mut growing: Option<&mut Reservation>,
     pieces: mpsc::Sender<Bytes>,
@@ -119,22 +119,22 @@ async fn read(
     while let Some(piece) = next_piece(mirror, incoming, attempts, received).await.map_err(NotRead::Upstream)? {
         received += piece.len() as u64;
         if let Some(room) = growing.as_deref_mut() {
-            // In steps, or a store that is full would be gone over for every piece.
+            // In steps, or a full store would be scanned for every piece.
             let step = received.next_multiple_of(ROOM_STEP_BYTES).min(mirror.store_bytes()).max(received);
             mirror.reserve(room, step).await.map_err(NotRead::GivenUp)?;
         }
         if pieces.send(piece).await.is_err() {
-            // The writer stopped, and says why.
+            // The writer stopped and reports the cause.
             return Ok(());
         }
     }
     Ok(())
 }
 
-/// The next bytes, unless upstream takes too long over them, or sends too much; `None` at the end.
+/// Returns the next bytes; `None` at the end. Fails where upstream is too slow or sends too much.
 pub(super) async fn next_piece(
     mirror: &Mirror,
-    incoming: &mut Incoming,
+    incoming: &mut IncomingFile,
     attempts: &mut Attempts,
     received: u64,
 ) -> Result<Option<Bytes>, UpstreamError> {
@@ -148,7 +148,7 @@ pub(super) async fn next_piece(
     if received + piece.len() as u64 > limit {
         return Err(incoming.failed(Fault::TooLarge(limit)));
     }
-    // Only the time spent waiting for upstream counts, and not what our own disk or a client takes.
+    // Count only the wait for upstream, not the time that our disk or a client takes.
     if attempts.is_too_slow(began.elapsed(), piece.len() as u64) {
         return Err(incoming.failed(Fault::Slow(format!("less than 1 KiB/s over {} s", stall.as_secs()))));
     }
@@ -201,7 +201,7 @@ impl Writer {
     }
 }
 
-/// Writes back what is staged behind the writer's back, one stretch at a time.
+/// Starts write-back of the staged bytes on another thread, one stretch at a time.
 #[derive(Default)]
 struct WriteBack {
     written: u64,
@@ -220,7 +220,7 @@ impl WriteBack {
             bytes.write_back();
             under_way.store(false, Ordering::Release);
         });
-        // Without a thread the sync at the end is only longer.
+        // Without it, only the final sync takes longer.
         if started.is_err() {
             self.under_way.store(false, Ordering::Release);
         }

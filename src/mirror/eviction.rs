@@ -1,5 +1,6 @@
-//! The size limit: what was used longest ago goes first, archives before documents, pages before other documents, and
-//! nothing while offline. What upstream has deleted goes last, because nobody could bring it back.
+//! Enforces the size limit by evicting what was least recently used: archives before documents, pages before other
+//! documents, and archives that upstream has deleted last, because they cannot be fetched again. Offline, nothing is
+//! evicted.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -13,36 +14,36 @@ use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Durability, IndexedArchive, Key, SizeLimit, StoreError};
-use crate::upstream::outbound::Link;
+use crate::upstream::outbound::Connectivity;
 
-/// Of a store, one part in this many at most is for pages.
+/// Pages may take at most one part in this many of the size limit.
 const PAGES_SHARE: u64 = 8;
 
-/// How often the index is gone over in one eviction, when some of it was used meanwhile.
+/// The most times that one pass lists the candidates again because some were used meanwhile.
 const MOST_LOOKS: usize = 3;
-/// How many archives a pass evicts beyond what must go, at most: so that fills rarely wait, and a pass is short.
+/// The most archives that a pass evicts ahead of need, so that fills rarely wait and a pass stays short.
 const AHEAD: usize = 64;
 
-/// How long a fill waits for an index that is being made.
+/// The longest that a fill waits for the index to be rebuilt.
 const INDEX_WITHIN: Duration = Duration::from_secs(5);
-/// How long it waits for its room.
+/// The longest that a fill waits for eviction to free its space.
 const ROOM_WITHIN: Duration = Duration::from_secs(60);
 
-/// How many documents are evicted before somebody may pin again.
+/// Documents evicted in one batch; pinning waits until the batch is done.
 const DOCUMENTS_AT_ONCE: usize = 256;
 
-/// What became of one archive.
+/// The result of evicting one archive.
 #[derive(Debug, Clone, Copy)]
 enum Evicted {
-    /// It is gone, with so many bytes.
+    /// Evicted; the bytes that it freed.
     Freed(u64),
-    /// It was used meanwhile, or the disk is too full to change its names.
+    /// Used meanwhile, or the disk is too full to rewrite its names.
     PassedOver,
-    /// It is never evicted.
+    /// Exempt from eviction, or impossible to read or change.
     Stays,
 }
 
-/// What an eviction came to so far.
+/// The progress of one eviction pass.
 #[derive(Debug, Clone, Copy, Default)]
 struct Freed {
     bytes: u64,
@@ -64,15 +65,14 @@ impl Freed {
 }
 
 impl Mirror {
-    /// Promises no room yet.
     pub(super) fn reservation(&self) -> Reservation {
         self.evictor.reservation()
     }
 
-    /// Raises a promise to `bytes`, and waits until what must go for it is evicted.
+    /// Raises a reservation to `bytes`, and waits until enough is evicted for it.
     ///
     /// # Errors
-    /// [`StoreError::NoRoom`] for what could never fit, before anything is evicted for it.
+    /// [`StoreError::NoRoom`] where it could never fit; then nothing is evicted for it.
     pub(super) async fn reserve(self: &Arc<Self>, room: &mut Reservation, bytes: u64) -> Result<(), Error> {
         let more = bytes.saturating_sub(room.bytes());
         if more == 0 {
@@ -86,8 +86,8 @@ impl Mirror {
             return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
         }
         if self.taken_up().saturating_add(more) > limit {
-            // A fill waits for its room, and not for all files of the store: it is passed through where that takes long.
-            let whole = tokio::time::timeout(INDEX_WITHIN, self.store.index.until_whole()).await;
+            // A fill waits for its space, but not for the whole index: it is passed through where that takes long.
+            let whole = tokio::time::timeout(INDEX_WITHIN, self.store.index.until_complete()).await;
             whole.unwrap_or_else(|_| self.store.index.needs_to_be_whole())?;
             let stays = self.on_disk(Self::staying_bytes).await?;
             if bytes.saturating_add(stays) > limit {
@@ -102,20 +102,20 @@ impl Mirror {
         Ok(())
     }
 
-    /// Waits until what must go for everything that is stored by now is evicted, for a minute at most.
+    /// Waits until eviction is idle, for a minute at most.
     pub async fn eviction_is_at_rest(&self) {
-        // Whoever looks then sees what is stored, and that is all that it promises.
+        // On a timeout the caller reads the sizes as they are then.
         let _ = tokio::time::timeout(ROOM_WITHIN, self.evictor.wait_idle()).await;
     }
 
-    /// Evicts whenever that is asked for, until the mirror is gone.
+    /// Runs an eviction pass for each request, until the mirror is dropped.
     pub(super) async fn evict_when_asked(mirror: Weak<Self>, evictor: Arc<Evictor>) {
         loop {
             let asked = evictor.next_request().await;
             let Some(mirror) = mirror.upgrade() else { return };
             let of = Arc::clone(&mirror);
-            // Until then what has no name yet would seem to be nobody's. Where it fails, the pass says so.
-            let _ = mirror.store.index.until_whole().await;
+            // Before that, an archive without an indexed name would seem unused. If this fails, the pass reports it.
+            let _ = mirror.store.index.until_complete().await;
             let passed = mirror.tasks.spawn_blocking(move || of.keep_all_limits()).await;
             let failed = match &passed {
                 Ok(Ok(())) => None,
@@ -125,7 +125,7 @@ impl Mirror {
                 }
                 Err(_) => Some(StoreError::Index("eviction panicked".to_owned())),
             };
-            // Before it panics itself: those who wait go on.
+            // Before the panic is resumed: the waiting fills must go on.
             evictor.finish_pass(asked, failed);
             if let Err(panicked) = passed
                 && let Ok(panic) = panicked.try_into_panic()
@@ -135,13 +135,13 @@ impl Mirror {
         }
     }
 
-    /// Removes a set, once what it proves is sure to be remembered.
+    /// Removes a proof set, after recording its digests and keys in the first-seen record.
     pub(super) fn remove_set(&self, package: &Package) -> Result<(), StoreError> {
         self.histories.record_before_removal(package)?;
         self.remove_document(&Key::ProofSet(package.clone()), Durability::Lazy)
     }
 
-    /// Has what is too much evicted, after whoever brought the last bytes.
+    /// Requests an eviction pass if a limit is exceeded.
     pub(super) fn keep_to_the_limit(&self) {
         if self.is_over(self.store_bytes()) || self.pages_are_over() {
             self.evictor.request_pass();
@@ -149,7 +149,7 @@ impl Mirror {
     }
 
     fn keep_all_limits(&self) -> Result<(), StoreError> {
-        if self.link() == Link::Offline {
+        if self.link() == Connectivity::Offline {
             return Ok(());
         }
         self.evict_surplus_pages()?;
@@ -164,13 +164,13 @@ impl Mirror {
         self.store.index.totals().page_bytes > self.most_page_bytes()
     }
 
-    /// Evicts pages, least recently used first, where there are more than may be: whoever varies a query could fill
-    /// the store with them, and a small store with a few.
+    /// Evicts the least recently used pages while they exceed their share. A client that varies a query could otherwise
+    /// fill the store with pages.
     fn evict_surplus_pages(&self) -> Result<(), StoreError> {
         if !self.pages_are_over() {
             return Ok(());
         }
-        // A little more than must be, or every page would look at all of them again.
+        // Frees slightly more than necessary, or every new page would start another scan.
         let enough = self.most_page_bytes() / 100 * 98;
         self.evict_pages(|| self.store.index.totals().page_bytes <= enough)
     }
@@ -194,7 +194,7 @@ impl Mirror {
         self.evictor.wake_waiters();
     }
 
-    /// What may be stored, in bytes; of a share of the disk, as it was reckoned last.
+    /// The size limit in bytes. A share of the disk is as last computed.
     pub(super) fn store_bytes(&self) -> u64 {
         match self.terms.load().size_limit {
             SizeLimit::Bytes(bytes) => bytes,
@@ -202,12 +202,12 @@ impl Mirror {
         }
     }
 
-    /// The same for a share of the disk as it is now; asks the disk.
+    /// Recomputes the size limit; for a share of the disk this reads the free disk space.
     pub(super) fn store_bytes_now(&self) -> u64 {
         let share = self.terms.load().size_limit;
-        // Until the index is whole it does not say what is stored.
+        // Until the index is whole, its totals are too low.
         if share == SizeLimit::ShareOfDisk
-            && self.store.index.is_whole()
+            && self.store.index.is_complete()
             && let Ok(free) = self.store.free_bytes()
         {
             let bytes = share.bytes(self.store.index.totals().bytes(), free);
@@ -220,31 +220,31 @@ impl Mirror {
         self.taken_up() > limit
     }
 
-    /// Whether so many more bytes fit without anything being evicted.
+    /// Returns true if `bytes` more fit without an eviction.
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
         self.taken_up().saturating_add(bytes) <= self.store_bytes()
     }
 
-    /// What is held, and what is promised to fills.
+    /// The stored bytes and the bytes reserved for fills.
     pub(super) fn taken_up(&self) -> u64 {
         self.store.index.totals().bytes().saturating_add(self.evictor.reserved())
     }
 
     fn evict_to_fit(&self) -> Result<(), StoreError> {
         let limit = self.store_bytes_now();
-        // A little more than must be, or every document would have all of them looked at again.
-        // What is stored already is no reason to evict where it alone is the limit.
+        // Frees slightly more than necessary, or every new document would start another scan. Where the limit equals
+        // the stored bytes, because the disk is full, only the excess is evicted.
         let is_floor = limit == self.store.index.totals().bytes();
         let enough = if is_floor { limit } else { limit / 100 * 98 };
         if self.is_over(limit) {
-            // Whatever the totals say afterwards, no more goes than was too much.
+            // Even if the totals lag behind, a pass evicts no more than the excess.
             let too_much = self.taken_up().saturating_sub(enough);
             self.evict_archives(Because::SizeLimit, |freed| {
                 let is_ahead = freed.archives >= AHEAD && !self.is_over(limit);
                 is_ahead || freed.bytes >= too_much || !self.is_over(enough)
             })?;
         }
-        // What is promised to fills is no reason to forget documents.
+        // Reservations of fills are no reason to evict documents.
         let stored = || self.store.index.totals().bytes();
         if stored() <= limit {
             return Ok(());
@@ -258,7 +258,7 @@ impl Mirror {
             if enough() || self.tasks.are_stopped() {
                 break;
             }
-            // Which documents are of what is pinned is looked up once for all of these: nothing is pinned meanwhile.
+            // The pinned documents are looked up once a batch: the lock keeps out new pins meanwhile.
             let _alone = self.evictor.block_evictions();
             let pinned = self.documents_of_what_is_pinned()?;
             for (key, size_bytes) in some {
@@ -281,8 +281,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Makes room for `bytes` on a disk that is full, whatever the size limit says; evicts nothing for what
-    /// would not fit all the same.
+    /// Frees space for `bytes` on a full disk, regardless of the size limit. Evicts nothing if they would not fit
+    /// anyway.
     pub(super) fn make_room_on_disk(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
         let free = self.free_on_disk(bytes, full)?;
         let (held, stays) = (self.store.index.totals().archive_bytes, self.staying_bytes()?);
@@ -294,20 +294,20 @@ impl Mirror {
         self.evict_archives(Because::DiskFull, |freed| freed.bytes >= missing).map(drop)
     }
 
-    /// What a disk that is full still takes. Where that is too little, what was set aside goes first.
+    /// Returns the free bytes of a full disk. If they are too few, deletes the quarantined files first.
     fn free_on_disk(&self, needed: u64, full: &StoreError) -> Result<u64, StoreError> {
-        // What the disk has free says nothing of this user's share of it.
+        // With a user quota, the free bytes of the disk say nothing.
         let free = || if full.is_over_quota() { Ok(0) } else { self.store.free_bytes() };
         if free()? < needed {
-            self.store.drop_what_was_set_aside()?;
+            self.store.empty_quarantine()?;
         }
         free()
     }
 
-    /// Makes room on a disk that is full where nobody knows how much it takes: this much is free then.
+    /// Frees `bytes` on a full disk when the size of the whole archive is unknown.
     ///
     /// # Errors
-    /// [`StoreError::NoRoom`] where nothing is left that could go; `full` itself where it is no room that is missing.
+    /// [`StoreError::NoRoom`] where nothing is left to evict; `full` itself where the file exceeds the file size limit.
     pub(super) fn make_some_room(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
         if full.is_too_large() {
             return Err(full.clone());
@@ -324,10 +324,10 @@ impl Mirror {
         }
     }
 
-    /// Evicts archives, least recently used first, until it is enough, and says how many bytes that freed. Those that upstream
-    /// has deleted go last.
+    /// Evicts archives, least recently used first, until `enough`; returns the bytes freed. Archives that upstream has
+    /// deleted are evicted last.
     fn evict_archives(&self, because: Because, enough: impl Fn(Freed) -> bool) -> Result<u64, StoreError> {
-        if self.link() == Link::Offline {
+        if self.link() == Connectivity::Offline {
             return Ok(0);
         }
         self.store.index.needs_to_be_whole()?;
@@ -367,7 +367,7 @@ impl Mirror {
         Ok(freed.bytes)
     }
 
-    /// Evicts one archive, unless it stays, or was used since the look at the index.
+    /// Evicts one archive, unless it is exempt or was used since the candidates were listed.
     fn evict(&self, archive: &IndexedArchive, because: Because) -> Result<Evicted, StoreError> {
         let digest = &archive.digest;
         let _alone = self.evictor.block_evictions();
@@ -382,7 +382,7 @@ impl Mirror {
             return Ok(Evicted::Stays);
         }
         for of in &of {
-            // The record has the last word: a note in the index may have been lost.
+            // The record is authoritative: the index may have lost a pin.
             if self.catalog.name(of.clone())?.pinned {
                 return Ok(Evicted::Stays);
             }
@@ -401,14 +401,14 @@ impl Mirror {
     }
 
     fn is_gone_upstream(&self, of: &Artifact) -> bool {
-        // What cannot be read cannot be known to be gone, and its archive can be fetched again.
+        // If this cannot be read, treat the archive as still upstream: it can be fetched again.
         match of {
             Artifact::Provider(package) => self.read_set(package).ok().flatten().is_some_and(|held| held.kept.age.gone),
             Artifact::Module(package) => self.location_is_gone(package),
         }
     }
 
-    /// Whether an archive is never evicted: it is pinned, or of the bundle that is being applied.
+    /// Returns true if an archive is exempt from eviction: pinned, or listed by a bundle that is being imported.
     fn stays(&self, digest: &Digest, of: &[Artifact]) -> Result<bool, StoreError> {
         for of in of {
             if self.store.index.name(of)?.is_some_and(|name| name.pinned) {
@@ -418,7 +418,7 @@ impl Mirror {
         Ok(self.staying.has_archive(digest))
     }
 
-    /// How many bytes of archives are never evicted, as things stand.
+    /// The total bytes of archives that are exempt from eviction.
     pub(super) fn staying_bytes(&self) -> Result<u64, StoreError> {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
@@ -434,13 +434,14 @@ impl Mirror {
     }
 }
 
-/// What cannot be read, or not be changed, stays, and holds up the eviction of nothing else. A name that lists other archives,
-/// too, must be written, which a full disk may refuse: that one is passed over until others have made room.
+/// Turns errors of a single archive into an outcome, so that one unreadable file does not block the eviction of the
+/// others. Rewriting a name that lists other archives too may fail on a full disk: such an archive is retried after
+/// others have freed space.
 fn unless_it_must_stay(archive: &IndexedArchive, evicted: Result<Evicted, StoreError>) -> Result<Evicted, StoreError> {
     match evicted {
         Err(full) if full.is_full() => Ok(Evicted::PassedOver),
         Err(error @ StoreError::Io { .. } | error @ StoreError::Newer { .. }) => {
-            tracing::error!(digest = %archive.digest, %error, to_do = error.to_do(), "an archive could not be evicted; it stays");
+            tracing::error!(digest = %archive.digest, %error, to_do = error.remedy(), "an archive could not be evicted; it stays");
             Ok(Evicted::Stays)
         }
         evicted => evicted,

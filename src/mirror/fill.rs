@@ -1,5 +1,5 @@
-//! One archive on its way into the store: asked for, staged, resumed, proven, committed. It outlives
-//! whoever asked first, and tells all who follow it how far it is (promise 4).
+//! Fills one archive into the store: fetch, stage, resume, verify, commit. A fill outlives the client that started it,
+//! and publishes its progress to all followers (Promise 4).
 
 use std::sync::Arc;
 
@@ -21,27 +21,25 @@ use crate::address::Package;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StagedNote, StoreError};
-use crate::upstream::ask::{Incoming, Validators};
+use crate::upstream::ask::{IncomingFile, Validators};
 use crate::upstream::error::Fault;
 use crate::verify::Verified;
 
-/// How much more room is asked for than there was when an archive of unknown length did not fit, in bytes.
+/// Extra bytes to reserve next time, after an archive of unknown length did not fit.
 const MORE_THAN_THERE_WAS: u64 = 1 << 20;
 
-/// What a fill is for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct FillKey {
     pub(super) package: Package,
     pub(super) digest: Digest,
 }
 
-/// The work of one fill.
 pub(super) struct Fill {
     mirror: Arc<Mirror>,
     asking: Asking,
     kept: Arc<KeptSet>,
     progress: watch::Sender<Progress>,
-    /// Its place in the list of the client that started it.
+    /// The entry in the list of the client that started it.
     started: Option<StartedFill>,
 }
 
@@ -58,14 +56,15 @@ impl Fill {
         Self { mirror, asking, kept, progress, started: None }
     }
 
-    /// The same for a client's list, from which it goes when it lands.
+    /// Attaches the entry in a client's list of started fills. The entry is removed when the fill ends.
     pub(super) fn listed(self, started: Option<StartedFill>) -> Self {
         Self { started, ..self }
     }
 
-    /// Fills, and tells how it ended. What is held then still lacks its `h1:`.
+    /// Runs the fill and publishes its result. Returns the digest of a stored archive whose `h1:` is still to be
+    /// computed.
     ///
-    /// It lands before it tells: whoever asks after that finds the archive, or starts another fill.
+    /// The flight ends before the result is published: a later request finds the archive, or starts another fill.
     pub(super) async fn run<L>(mut self, landing: L) -> Option<Digest> {
         let counted = FillGauge::new(&self.mirror.counters.fills);
         let ended = self.fill().await;
@@ -90,7 +89,7 @@ impl Fill {
                 None
             }
             Err(error) => {
-                // Each request that waits tells it.
+                // Waiting requests report the error themselves.
                 if self.progress.receiver_count() == 0 {
                     tracing::error!(package = %self.asking.package, %error, "an archive that nobody waits for could not be stored");
                 }
@@ -102,7 +101,7 @@ impl Fill {
 
     fn could_not_be_kept(&self, why: &StoreError, what: &str) {
         let (package, store) = (&self.asking.package, self.mirror.store.root().display());
-        tracing::error!(%package, %store, error = %why, to_do = why.to_do(), "{what}");
+        tracing::error!(%package, %store, error = %why, to_do = why.remedy(), "{what}");
         self.mirror.was_not_kept(Stored::Archive, why);
     }
 
@@ -117,7 +116,7 @@ impl Fill {
         self.prove_and_commit(staged, room).await
     }
 
-    /// Downloads until all is staged.
+    /// Downloads until everything is staged.
     async fn download(&mut self, mut staged: Staged, room: &mut Reservation) -> Result<Staged, Error> {
         let what = self.asking.what.clone();
         while !is_complete(&staged) {
@@ -172,7 +171,7 @@ impl Fill {
     }
 
     async fn stage(&self) -> Result<Staged, Error> {
-        // A stage belongs to one fill: packages never mix, not even while they send the same bytes.
+        // A staging file belongs to one fill: packages never share one, even if they download the same bytes.
         let package = FastHash::of(self.asking.package.to_string().as_bytes()).to_string();
         let came = match self.asking.call.came() {
             CameBy::Straight => "",
@@ -182,12 +181,12 @@ impl Fill {
         self.mirror.on_disk(move |mirror| mirror.store.blobs.stage(&name)).await
     }
 
-    /// Makes room for the whole length before anybody is told of it, and notes what a resumption needs.
+    /// Reserves disk space for the whole length before any client gets a byte, and records the validators for a resume.
     async fn take_room(
         &self,
         room: &mut Reservation,
         staged: Staged,
-        incoming: &Incoming,
+        incoming: &IncomingFile,
         length: Option<u64>,
     ) -> Result<Staged, Error> {
         let limit = self.mirror.limits.archive_bytes;
@@ -199,7 +198,7 @@ impl Fill {
         match taken {
             Ok(()) => Ok(staged),
             Err(why) => {
-                // What an earlier run left can be built on when there is room again; an empty stage cannot.
+                // Bytes of an earlier run can be resumed once there is space. An empty file is useless.
                 if staged.written() == 0 {
                     self.try_to_discard(staged).await;
                 }
@@ -208,17 +207,17 @@ impl Fill {
         }
     }
 
-    /// How long it turned out to be when it came without a length before.
+    /// The size of an earlier download without an announced length.
     fn length_of_before(&self) -> Option<u64> {
         let Asking { package, set, call, .. } = &self.asking;
         let key = FillKey { package: package.clone(), digest: set.document.shasum };
         self.mirror.lengths.get(&key, call.now)
     }
 
-    /// The disk would not take it in the middle: what is there is worth less than the room it takes.
+    /// Handles a disk that is full in mid-download: the partial file is worth less than the space it takes.
     async fn found_no_place(&self, staged: Staged, length: Option<u64>) {
         if length.is_none() {
-            // So that the next fill asks for more than there was before it tells anybody of a byte.
+            // The next fill then reserves more before a client gets a byte.
             self.mirror.remember_length(&self.asking, staged.written() + MORE_THAN_THERE_WAS);
         }
         self.try_to_discard(staged).await;
@@ -243,7 +242,7 @@ impl Fill {
         let expected = self.asking.set.document.shasum;
         let (actual, fast) = staged.hashes();
         if actual != expected {
-            // Thrown away before anything is said, so that the next request starts afresh.
+            // Discard before reporting the error, so that the next request starts afresh.
             self.discard(staged).await?;
             return Err(self.asking.wrong(actual).await);
         }
@@ -258,11 +257,11 @@ impl Fill {
                 let held = StoredArchive::of_set(&set, fast, size_bytes, now);
                 let held = mirror.commit(&package, &kept, held, verified);
                 drop(room);
-                // Where upstream gave no length, nothing was evicted for it yet.
+                // Without an announced length, nothing was evicted for it before.
                 mirror.keep_to_the_limit();
                 match held {
                     Ok(held) => Ok(Filled::Held { bytes: Some(bytes), held: Box::new(held) }),
-                    // A disk that failed to write may have lost what it took: so it is looked at once more.
+                    // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
                     Err(why) if bytes.fast_hash()? == fast => Ok(Filled::Unkept { bytes, size_bytes, why }),
                     Err(why) => Err(why),
                 }
@@ -272,12 +271,12 @@ impl Fill {
 }
 
 impl Mirror {
-    /// Makes room for `bytes` in all, and notes what a resumption needs. Says whether there was room.
+    /// Reserves `bytes` in total and records the validators for a resume. The inner result reports a lack of space.
     pub(super) async fn take_room(
         self: &Arc<Self>,
         room: &mut Reservation,
         mut staged: Staged,
-        incoming: &Incoming,
+        incoming: &IncomingFile,
         length: Option<u64>,
         bytes: u64,
     ) -> Result<(Staged, Result<(), StoreError>), Error> {
@@ -302,11 +301,10 @@ impl Mirror {
     }
 }
 
-/// What a fill came to.
 pub(super) enum Filled {
-    /// It is held. Where it arrived just now, the file it arrived in.
+    /// Stored. `bytes` is the file that it was downloaded to, if it was downloaded now.
     Held { bytes: Option<FileBytes>, held: Box<StoredArchive> },
-    /// Proven, and the disk would not keep it.
+    /// Verified, but the disk could not store it.
     Unkept { bytes: FileBytes, size_bytes: u64, why: StoreError },
 }
 
@@ -314,13 +312,13 @@ pub(super) fn is_complete(staged: &Staged) -> bool {
     staged.note().and_then(|note| note.length).is_some_and(|length| length > 0 && staged.written() == length)
 }
 
-/// What a resumption of what is staged may go by.
+/// The validators for resuming a staged download.
 pub(super) fn validators(staged: &Staged) -> Validators {
     let note = staged.note().cloned().unwrap_or_default();
     Validators { etag: note.etag, last_modified: note.last_modified }
 }
 
-/// Counts a fill as under way for as long as it lives.
+/// Counts a fill in progress until dropped.
 pub(super) struct FillGauge(Gauge);
 
 impl FillGauge {

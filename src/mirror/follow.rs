@@ -1,5 +1,5 @@
-//! The bytes of a fill under way, for one client: from the start, at the client's own pace, and the last
-//! of them only once the archive is proven and committed (promise 3).
+//! Streams a fill in progress to one client, from the start and at the client's speed. The last bytes are withheld
+//! until the archive is verified and committed (Promise 3).
 
 use std::io;
 
@@ -11,31 +11,40 @@ use super::library::StoredArchive;
 use crate::error::Error;
 use crate::store::{FileBytes, READ_AT_ONCE, ReadShare, StoreError};
 
-/// What is held back at the end of what has arrived, in bytes.
+/// The number of bytes withheld at the end of a download.
 pub(super) const TAIL_BYTES: u64 = 64 * 1024;
 
-/// How far a fill is.
+/// The state of a fill.
 #[derive(Debug, Clone)]
 pub(super) enum Progress {
     /// Upstream has not answered yet.
     Asking,
-    /// Bytes arrive.
-    Streaming { bytes: FileBytes, written: u64, length: Option<u64> },
-    /// Proven and kept.
-    Committed { bytes: Option<FileBytes>, held: Box<StoredArchive> },
-    /// Proven, but the disk would not keep it: it lives as long as its file is open.
-    Unkept { bytes: FileBytes, size_bytes: u64, why: StoreError },
-    /// The disk would not take it: whoever has nothing of it yet gets it straight from upstream.
+    Streaming {
+        bytes: FileBytes,
+        written: u64,
+        length: Option<u64>,
+    },
+    /// Verified and stored.
+    Committed {
+        bytes: Option<FileBytes>,
+        held: Box<StoredArchive>,
+    },
+    /// Verified, but the disk could not store it. It is readable while its file is open.
+    Unkept {
+        bytes: FileBytes,
+        size_bytes: u64,
+        why: StoreError,
+    },
+    /// The disk cannot take it. Clients without any of its bytes get it passed through from upstream.
     NoPlace(StoreError),
-    /// It came to nothing.
     Failed(Error),
 }
 
-/// One client's place in a fill.
+/// One client's position in a fill.
 #[derive(Debug)]
 pub struct Follow {
     progress: watch::Receiver<Progress>,
-    /// The length the client was told, if any: no other one makes a whole body for it.
+    /// The length announced to the client, if any. A body of another length is an error.
     told: Option<u64>,
 }
 
@@ -44,10 +53,10 @@ impl Follow {
         Self { progress, told }
     }
 
-    /// Waits until the archive is kept, and reads nothing of it.
+    /// Waits until the archive is stored, without reading its bytes.
     ///
     /// # Errors
-    /// Why it is not: the disk would not keep it, or it did not come.
+    /// The fill failed, or the disk could not store the archive.
     pub(super) async fn until_kept(mut self, what: &str) -> Result<(), Error> {
         loop {
             match &*self.progress.borrow_and_update() {
@@ -62,8 +71,8 @@ impl Follow {
         }
     }
 
-    /// The bytes, as they arrive and `memory` has room for them. Ends in an error where the fill fails: then the client
-    /// must not take what it has for complete.
+    /// Streams the bytes as they arrive, within the read budget `memory`. Ends in an error where the fill fails, so
+    /// that the client does not take the body for complete.
     pub fn stream(self, memory: ReadShare) -> impl Stream<Item = io::Result<Bytes>> + Send {
         let told = self.told;
         stream::try_unfold((self.progress, 0, memory), move |(mut progress, offset, memory)| async move {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::{CLOCK_SLACK, Timestamp};
-use crate::upstream::outbound::Link;
+use crate::upstream::outbound::Connectivity;
 
 /// The age of a stored document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub(super) struct Rule {
 pub(super) enum RevalidationOrder {
     /// The location that it came from.
     AsBefore,
-    /// A seen location: its upstream has moved since.
+    /// A new location: its upstream has moved since.
     Another,
 }
 
@@ -73,18 +73,18 @@ pub(super) enum FreshnessDecision {
     Refuse,
 }
 
-pub(super) fn decide(held: Option<Age>, rule: &Rule, link: Link, now: Timestamp) -> FreshnessDecision {
+pub(super) fn decide(held: Option<Age>, rule: &Rule, link: Connectivity, now: Timestamp) -> FreshnessDecision {
     let Some(age) = held else {
         return match link {
-            Link::Online => FreshnessDecision::Fetch,
-            Link::Offline => FreshnessDecision::Refuse,
+            Connectivity::Online => FreshnessDecision::Fetch,
+            Connectivity::Offline => FreshnessDecision::Refuse,
         };
     };
     let from_the_future = age.checked > now.after(CLOCK_SLACK);
     match link {
         _ if now < rule.fresh_until(age) && !from_the_future => FreshnessDecision::Serve,
-        Link::Online => FreshnessDecision::Revalidate,
-        Link::Offline => FreshnessDecision::ServeStale,
+        Connectivity::Online => FreshnessDecision::Revalidate,
+        Connectivity::Offline => FreshnessDecision::ServeStale,
     }
 }
 
@@ -103,17 +103,17 @@ mod tests {
     fn the_table_of_decisions_holds() {
         let held = |checked, gone| Some(Age { checked: Timestamp(checked), gone });
         for (case, held, link, now, verdict) in [
-            ("nothing held", None, Link::Online, 1000, FreshnessDecision::Fetch),
-            ("nothing held, sealed", None, Link::Offline, 1000, FreshnessDecision::Refuse),
-            ("just checked", held(1000, false), Link::Online, 1000, FreshnessDecision::Serve),
-            ("the last fresh second", held(1000, false), Link::Online, 1299, FreshnessDecision::Serve),
-            ("the first stale second", held(1000, false), Link::Online, 1300, FreshnessDecision::Revalidate),
-            ("stale and sealed", held(1000, false), Link::Offline, 1300, FreshnessDecision::ServeStale),
-            ("fresh and sealed", held(1000, false), Link::Offline, 1001, FreshnessDecision::Serve),
-            ("gone is believed for less", held(1000, true), Link::Online, 1029, FreshnessDecision::Serve),
-            ("then asked again", held(1000, true), Link::Online, 1030, FreshnessDecision::Revalidate),
-            ("the clock went back a little", held(1000, false), Link::Online, 990, FreshnessDecision::Serve),
-            ("the clock went back a lot", held(9000, false), Link::Online, 1000, FreshnessDecision::Revalidate),
+            ("nothing held", None, Connectivity::Online, 1000, FreshnessDecision::Fetch),
+            ("nothing held, sealed", None, Connectivity::Offline, 1000, FreshnessDecision::Refuse),
+            ("just checked", held(1000, false), Connectivity::Online, 1000, FreshnessDecision::Serve),
+            ("the last fresh second", held(1000, false), Connectivity::Online, 1299, FreshnessDecision::Serve),
+            ("the first stale second", held(1000, false), Connectivity::Online, 1300, FreshnessDecision::Revalidate),
+            ("stale and sealed", held(1000, false), Connectivity::Offline, 1300, FreshnessDecision::ServeStale),
+            ("fresh and sealed", held(1000, false), Connectivity::Offline, 1001, FreshnessDecision::Serve),
+            ("gone is believed for less", held(1000, true), Connectivity::Online, 1029, FreshnessDecision::Serve),
+            ("then asked again", held(1000, true), Connectivity::Online, 1030, FreshnessDecision::Revalidate),
+            ("the clock went back a little", held(1000, false), Connectivity::Online, 990, FreshnessDecision::Serve),
+            ("the clock went back a lot", held(9000, false), Connectivity::Online, 1000, FreshnessDecision::Revalidate),
         ] {
             assert_eq!(decide(held, &RULE, link, Timestamp(now)), verdict, "{case}");
         }
@@ -137,7 +137,7 @@ mod tests {
     fn no_fresh_time_means_always_asked() {
         let rule = Rule { fresh: Duration::ZERO, ..RULE };
         let age = Age { checked: Timestamp(5), gone: false };
-        assert_eq!(decide(Some(age), &rule, Link::Online, Timestamp(5)), FreshnessDecision::Revalidate);
+        assert_eq!(decide(Some(age), &rule, Connectivity::Online, Timestamp(5)), FreshnessDecision::Revalidate);
         assert_eq!(rule.believed(), Duration::ZERO);
     }
 }

@@ -1,4 +1,4 @@
-//! What there is to see of the mirror at one moment: read when it is asked for, and noted nowhere.
+//! The gauges of the mirror, read when they are scraped.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use prometheus_client::registry::Unit;
 
 use super::counters::Stored;
 use super::status::StoreState;
-use super::{Link, Mirror};
+use super::{Connectivity, Mirror};
 use crate::clock::Clock;
-use crate::store::{Room, Totals};
+use crate::store::{DiskSpace, Totals};
 
-/// The mirror, as it is when somebody looks. Reads the disk: not for a thread that must not wait.
+/// A collector of the mirror's gauges. Reads the disk, so it belongs on a blocking thread.
 #[derive(Debug)]
 pub struct Gauges {
-    /// What is looked at.
+    /// The mirror.
     pub mirror: Arc<Mirror>,
-    /// When somebody looks.
+    /// The clock.
     pub clock: Clock,
 }
 
@@ -35,21 +35,21 @@ impl Collector for Gauges {
         let bytes = [(of(Stored::Archive), archive_bytes), (of(Stored::Document), document_bytes)];
         to.family("larder_store", "What is stored, by kind", Some(&Unit::Bytes), bytes)?;
         to.bytes("larder_store_limit", "What may be stored", mirror.store_bytes_now())?;
-        if let Ok(Room { free_bytes, .. }) = mirror.store.room() {
+        if let Ok(DiskSpace { free_bytes, .. }) = mirror.store.room() {
             to.bytes("larder_store_free", "What the disk of the store still takes", free_bytes)?;
         }
         to.bytes("larder_index", "The index of the store on disk", mirror.store.index.disk_bytes())?;
         let now = mirror.store_state();
         let states = StoreState::ALL.map(|state| ([("state", state.word())], u64::from(state == now)));
         to.family("larder_store_state", "How the store is: 1 for the one state it is in", None, states)?;
-        to.one("larder_offline", "Whether nothing may go out", u64::from(mirror.link() == Link::Offline))?;
+        to.one("larder_offline", "Whether nothing may go out", u64::from(mirror.link() == Connectivity::Offline))?;
         let upstreams = mirror.upstream_states(clock.now());
         let left_alone = upstreams.iter().map(|of| ([("host", of.host.as_str())], of.left_alone.len() as u64));
         let help = "Origins that are left alone after failures, by the upstream that led there";
         to.family("larder_breaker_open", help, None, left_alone)?;
         let missing = mirror.missing_in_words().len() as u64;
         to.one("larder_missing", "What was asked for while offline and is not held, at most 1100", missing)?;
-        let whole = mirror.store.index.is_whole().into();
+        let whole = mirror.store.index.is_complete().into();
         to.one("larder_index_whole", "Whether the index knows all files; nothing is evicted before that", whole)?;
         let waiting = mirror.waiting_for_accept() as u64;
         to.one("larder_waiting_for_accept", "Versions that were published anew and wait for accept", waiting)?;
@@ -60,7 +60,6 @@ impl Collector for Gauges {
     }
 }
 
-/// Where the gauges go.
 struct To<'a, 'b>(&'a mut DescriptorEncoder<'b>);
 
 impl To<'_, '_> {
@@ -92,7 +91,7 @@ impl To<'_, '_> {
         unit: Option<&Unit>,
         values: impl FnOnce(MetricEncoder<'_>) -> fmt::Result,
     ) -> fmt::Result {
-        // Those that are registered get their full stop by that.
+        // Registered metrics get this full stop from the library.
         values(self.0.encode_descriptor(name, &format!("{help}."), unit, MetricType::Gauge)?)
     }
 }

@@ -1,5 +1,5 @@
-//! Looks a version up in the upstream's own version list. An unlisted version is not asked for: a registry that answers
-//! for any version would have anybody fill the store, and the first-seen records, which are never removed.
+//! Looks a version up in upstream's own version list. An unlisted version is not fetched. With a registry that answers
+//! for any version, a client could otherwise fill the store, and the first-seen records, which are never removed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::Key;
 
-/// The answer of an upstream's version list about one version.
+/// The state of one version in upstream's version list.
 pub(super) enum ListingState {
-    /// The list names it, spelled so.
+    /// Listed, with this spelling.
     As(String),
-    /// The list does not name it; when upstream last confirmed that, and the copy that says so.
+    /// Not listed. `checked` is upstream's last confirmation of the list, `age` that of the copy read.
     Not { checked: Timestamp, age: Age },
-    /// Upstream has no such list, or it cannot be read; then why.
+    /// Upstream has no such list, or it cannot be read; then with the error.
     Unknown(Option<Error>),
 }
 
 impl ListingState {
-    /// By a list, or why there is none. `spelled` looks a version up in it; none where it is no list.
+    /// Reads the state from a list or its error. `spelled` looks the version up; `None` where the list is invalid.
     async fn of<F: Future<Output = Option<Option<String>>>>(
         list: Result<(Arc<KeptDocument>, Timestamp), Error>,
         spelled: impl FnOnce(Arc<KeptDocument>) -> F,
@@ -44,7 +44,7 @@ impl ListingState {
         }
     }
 
-    /// The version as upstream spells it; as clients do where its list does not tell.
+    /// The version as upstream spells it, or as clients do where it is not listed.
     pub(super) fn spelled(&self, as_clients_do: impl ToString) -> String {
         match self {
             Self::As(spelled) => spelled.clone(),
@@ -58,7 +58,7 @@ fn of_answer(answer: Answer<Arc<KeptDocument>>) -> (Arc<KeptDocument>, Timestamp
 }
 
 impl Mirror {
-    /// Looks a package's version up in the list of its provider.
+    /// Looks up a package's version in the list of its provider.
     pub(super) async fn listed(self: &Arc<Self>, package: &Package, call: &RequestContext) -> ListingState {
         let list = Box::pin(self.provider_versions(&package.provider, call)).await.map(of_answer);
         self.listed_in(package, list).await
@@ -72,7 +72,7 @@ impl Mirror {
         .await
     }
 
-    /// Looks a version up in the list of its module.
+    /// Looks up a version in the list of its module.
     pub(super) async fn module_listed(
         self: &Arc<Self>,
         package: &ModulePackage,
@@ -94,11 +94,11 @@ impl Mirror {
         .await
     }
 
-    /// Refuses a package of which nothing is stored and whose version upstream does not list. A list that is older than a
-    /// 404 is believed is asked again first: the version may have been published a moment ago.
+    /// Refuses a package that is not stored and whose version upstream does not list. A list older than the lifetime of
+    /// a 404 is revalidated first, because the version may just have been published.
     ///
     /// # Errors
-    /// [`Error::NotFound`], which is remembered as long as any 404.
+    /// [`Error::NotFound`], which is cached as long as any 404.
     pub(super) async fn must_be_listed(
         self: &Arc<Self>,
         package: &Package,
@@ -117,7 +117,7 @@ impl Mirror {
         Ok(listed)
     }
 
-    /// The same of a version of a module.
+    /// Refuses an unlisted module version, like [`Self::must_be_listed`].
     pub(super) async fn module_must_be_listed(
         self: &Arc<Self>,
         package: &ModulePackage,

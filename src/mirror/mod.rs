@@ -1,7 +1,7 @@
-//! The heart: decides hit, stale, fill or refuse. Knows no wire format of the client's side, no HTTP.
+//! The cache core: decides between hit, stale, fill and refusal. Contains no HTTP and no client wire format.
 //!
-//! A request comes with the time it is; documents age, archives do not. Work that goes upstream runs in
-//! a flight of its own, so whoever asked may leave without ending it for others.
+//! A request carries its own time. Documents age, archives do not. Upstream work runs in single flights, so a client
+//! that disconnects cancels nothing for others.
 
 mod accept;
 mod alarm;
@@ -119,30 +119,30 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, SizeLimit, Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
-pub use crate::upstream::outbound::Link;
+pub use crate::upstream::outbound::Connectivity;
 use crate::upstream::pages::PageRef;
-use crate::upstream::permits::Permits;
+use crate::upstream::permits::ConcurrencyLimits;
 
-/// Archives up to this many bytes are proven whole before the status line, and checked on every read.
+/// Archives up to this size are verified before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
 
-/// How many proof sets are verified at one time: each costs a processor up to a second.
+/// The most proof sets verified at a time; each may take a second of CPU.
 const MOST_JUDGING: usize = 2;
 
-/// How long a look at the store may take before larder is called not ready.
+/// Deadline of the readiness probe of the store.
 const PROBED_WITHIN: Duration = Duration::from_secs(3);
 
-/// Why nothing can be kept and read now.
+/// A reason why the store is not ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotReady {
-    /// The store is gone, or cannot be looked at.
+    /// The store is gone or cannot be read.
     NotThere,
-    /// Its disk does not answer.
+    /// Its disk does not respond.
     Silent,
 }
 
 impl NotReady {
-    /// In words.
+    /// The reason, for people.
     pub fn words(self) -> &'static str {
         match self {
             Self::NotThere => "the store is not there",
@@ -151,7 +151,7 @@ impl NotReady {
     }
 }
 
-/// The single door to everything that is mirrored.
+/// The facade of the cache core.
 #[derive(Debug)]
 pub struct Mirror {
     store: Arc<Store>,
@@ -176,7 +176,7 @@ pub struct Mirror {
     share_of_disk: AtomicU64,
     verifying: Arc<tokio::sync::Mutex<()>>,
     importing: Arc<tokio::sync::Mutex<()>>,
-    /// Held by whoever takes in what was carried here: one at a time.
+    /// Serializes bundle imports.
     taking_in: tokio::sync::Mutex<()>,
     staying: EvictionHolds,
     sealed: OfflineState,
@@ -185,7 +185,7 @@ pub struct Mirror {
     troubles: Mutex<StoreErrors>,
     places: Arc<Semaphore>,
     passing: Arc<Semaphore>,
-    unpacking: Permits,
+    unpacking: ConcurrencyLimits,
     judging: Turns,
     hashing: Turns,
     transfers: Arc<Semaphore>,
@@ -197,10 +197,10 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// Joins the parts, and sets off what works behind them: eviction, and making the index whole where it is behind.
+    /// Creates the mirror and starts its background tasks: eviction, and rebuilding the index where needed.
     ///
     /// # Errors
-    /// The alarms of the store cannot be read.
+    /// The stored alarms cannot be read.
     pub fn new(
         store: Arc<Store>,
         terms: RuntimeConfig,
@@ -244,7 +244,7 @@ impl Mirror {
             troubles: Mutex::default(),
             places: Arc::new(Semaphore::new(limits.waiting)),
             passing: Arc::new(Semaphore::new(MOST_PASSING)),
-            unpacking: Permits::new(UNPACK_LIMITS),
+            unpacking: ConcurrencyLimits::new(UNPACK_LIMITS),
             judging: Turns::of(MOST_JUDGING),
             hashing: Turns::of(MOST_HASHING),
             transfers: Arc::new(Semaphore::new(MOST_TRANSFERS)),
@@ -266,22 +266,22 @@ impl Mirror {
         let (of, watched) = (Arc::downgrade(self), supervisor.clone());
         let indexing = move || Self::make_index_whole(Weak::clone(&of));
         self.tasks.spawn(async move { watched.run(Task::Index, indexing).await });
-        // What was over the limit when the last process ended is over it now.
+        // The last process may have ended while over the limit.
         self.keep_to_the_limit();
     }
 
-    /// Whether a request has been through this larder already.
+    /// Refuses a request that has already passed through this larder.
     ///
     /// # Errors
-    /// [`Error::Looped`], before any flight could be joined.
+    /// [`Error::Looped`], before the request joins any flight.
     pub fn refuse_loops(&self, via: &CdnLoop) -> Result<(), Error> {
         if via.is_a_loop(&self.own) { Err(Error::Looped) } else { Ok(()) }
     }
 
-    /// Whether what is asked for can be kept and read. A disk that hangs holds back one thread, however many ask.
+    /// Checks that the store can be read. A hanging disk blocks one thread, however many requests ask.
     ///
     /// # Errors
-    /// [`NotReady`], which says why not.
+    /// [`NotReady`] with the reason.
     pub async fn ready(self: &Arc<Self>) -> Result<(), NotReady> {
         let probe = self.probes.share(&self.tasks, (), Err(NotReady::NotThere), || {
             let mirror = Arc::clone(self);
@@ -294,13 +294,13 @@ impl Mirror {
         tokio::time::timeout(PROBED_WITHIN, probe).await.unwrap_or(Err(NotReady::Silent))
     }
 
-    /// Counts up with every change of what is known about a provider: whoever rendered an answer
-    /// before must render it again.
+    /// A counter that grows with every change to a provider's data. An answer rendered at an older revision must be
+    /// rendered again.
     pub fn revision(&self, address: &ProviderAddress) -> u64 {
         self.revision_of(address).load(Ordering::Acquire)
     }
 
-    /// The same of a module, however its name is spelled.
+    /// The revision counter of a module, regardless of the spelling of its name.
     pub fn revision_of_module(&self, address: &ModuleAddress) -> u64 {
         self.revision_of(&address.folded()).load(Ordering::Acquire)
     }
@@ -313,7 +313,7 @@ impl Mirror {
         self.revision_of(&address.folded()).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Grows with each purge of pages of a registry.
+    /// A counter that grows with each purge of a registry's pages.
     pub fn revision_of_pages(&self, host: &Hostname) -> u64 {
         self.revision_of(host).load(Ordering::Acquire)
     }
@@ -330,11 +330,11 @@ impl Mirror {
     }
 
     fn revision_of(&self, address: &impl Hash) -> &AtomicU64 {
-        // The modulus keeps the index inside; two that share a counter only render once more.
+        // The modulus keeps the index in bounds. A shared counter only causes an extra rendering.
         &self.revisions[self.hasher.hash_one(address) as usize % self.revisions.len()]
     }
 
-    /// Runs file work where it may block.
+    /// Runs file work on a blocking thread.
     async fn on_disk<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
@@ -346,44 +346,44 @@ impl Mirror {
         }
     }
 
-    /// The same for what must know all names of an archive.
+    /// Runs file work once the index is whole.
     async fn on_whole_index<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, Error> {
-        self.store.index.until_whole().await?;
+        self.store.index.until_complete().await?;
         self.on_disk(work).await
     }
 
-    /// Whether an archive is held.
+    /// Returns true if an archive is stored.
     pub async fn holds(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
-        self.on_disk(move |mirror| unless_gone(mirror.store.blobs.holds(&digest))).await
+        self.on_disk(move |mirror| unless_gone(mirror.store.blobs.is_stored(&digest))).await
     }
 
-    /// For how long a 404 of this upstream is believed.
+    /// The time for which a 404 of this upstream is cached.
     pub fn absence_is_believed(&self, host: &Hostname) -> Duration {
         let terms = self.terms.load();
         terms.upstreams.get(host).map_or(Duration::ZERO, |upstream| upstream.rule(|fresh| fresh.download).believed())
     }
 
-    /// Whether anything may go out.
-    pub fn link(&self) -> Link {
+    /// The state of the outbound link: online or offline.
+    pub fn link(&self) -> Connectivity {
         self.terms.load().outbound.link()
     }
 
-    /// Removes leftovers whose time is over.
+    /// Removes leftover files past their lifetime.
     pub async fn sweep(self: &Arc<Self>, now: Timestamp) -> Result<(), Error> {
         self.on_disk(move |mirror| mirror.store.sweep(now)).await
     }
 
-    /// Stops the work under way, which is resumed after the next start, and closes the store.
+    /// Stops the work in progress, which resumes at the next start, and closes the store.
     pub async fn close(&self) -> Result<(), StoreError> {
         let stopped = self.tasks.stop().await;
         if let Err(error) = self.save_missing() {
             tracing::warn!(%error, "what is missing while sealed could not be written down");
         }
         if !stopped {
-            // The index may miss what is still being committed: without the mark, it is rebuilt.
+            // The index may miss a commit in progress. Without the clean mark, it is rebuilt.
             tracing::warn!("some work did not stop in time; the index is rebuilt at the next start");
             return Ok(());
         }
@@ -391,7 +391,7 @@ impl Mirror {
     }
 }
 
-/// What was read; nothing where the store is gone, which holds nothing for anybody then.
+/// Treats a store that is gone as empty.
 fn unless_gone<T: Default>(read: Result<T, StoreError>) -> Result<T, StoreError> {
     match read {
         Err(StoreError::Gone) => Ok(T::default()),

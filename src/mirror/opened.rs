@@ -1,4 +1,4 @@
-//! Held archives, checked before they are served (promise 10): what is damaged or missing is taken off its name.
+//! Opens stored archives and checks them before they are served (Promise 10).
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::store::{Blob, StoreError};
 
 impl Mirror {
-    /// Opens a held archive and checks it (promise 10). One that is gone or damaged is taken off its name, and
-    /// can be fetched again.
+    /// Opens and checks a stored archive (Promise 10). A missing or damaged one is taken off its name, so that it is
+    /// fetched again.
     pub(super) async fn open_held(
         self: &Arc<Self>,
         of: impl Into<Artifact>,
@@ -47,8 +47,8 @@ impl Mirror {
         Ok(Opened::Checked(archive))
     }
 
-    /// Reads and checks a small archive, unless a copy that was is being sent just now: readers share one, however
-    /// slow they are.
+    /// Reads and checks a small archive, unless a checked copy is in memory. Readers share one copy, however slow they
+    /// are.
     async fn read_once(self: &Arc<Self>, blob: &Blob, held: &StoredArchive) -> Result<SmallArchiveRead, Error> {
         if let Some(bytes) = self.small.shared(&held.digest) {
             return Ok(SmallArchiveRead::Right(bytes));
@@ -62,8 +62,8 @@ impl Mirror {
         }))
     }
 
-    /// Checks an archive on the disk: a large one before its first answer after a start, a small one each time. The answer
-    /// is shared.
+    /// Checks an archive on disk: a large one before its first answer after a start, a small one each time. Concurrent
+    /// requests share one check.
     async fn check_once(self: &Arc<Self>, blob: &Blob, held: &StoredArchive) -> Result<bool, Error> {
         if blob.size_bytes() != held.size_bytes {
             return Ok(false);
@@ -87,7 +87,7 @@ impl Mirror {
         check.await
     }
 
-    /// That it cannot be taken off costs nobody the answer: it is fetched again, or passed through.
+    /// A failure is only logged, because the archive is fetched again or passed through anyway.
     async fn try_to_take_off(self: &Arc<Self>, of: &Artifact, held: &StoredArchive, because: DamageFinding) {
         if let Err(error) = self.take_off(of, held, because).await {
             tracing::error!(package = %of, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
@@ -103,13 +103,13 @@ impl Mirror {
         let (of, digest, fast) = (of.clone(), held.digest, held.fast);
         self.on_disk(move |mirror| {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
-            // Somebody may have put it right since it was looked at.
+            // It may have been repaired since it was opened.
             match (because, mirror.store.blobs.get(&digest)?) {
                 (DamageFinding::Missing, Some(_)) => return Ok(()),
                 (DamageFinding::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => {
                     return Ok(());
                 }
-                (DamageFinding::Damaged, Some(_)) => mirror.store.blobs.set_aside(&digest)?,
+                (DamageFinding::Damaged, Some(_)) => mirror.store.blobs.quarantine(&digest)?,
                 (_, None) => {}
             }
             mirror.checked.lock().remove(&digest);
@@ -123,22 +123,21 @@ impl Mirror {
     }
 }
 
-/// What came of opening an archive that a name lists.
 pub(super) enum Opened {
     Checked(Archive),
     Missing,
     Damaged,
 }
 
-/// What came of reading a small archive into memory.
+/// The result of reading a small archive into memory.
 enum SmallArchiveRead {
     Right(Bytes),
     Damaged,
-    /// There is none in memory: it is checked and sent from the disk, as a large one.
+    /// The memory budget is used up: the archive is checked and sent from disk, like a large one.
     NoRoom,
 }
 
-/// What was read; `None` where what lies there is damaged for good.
+/// Returns the value, or `None` where the data on disk is damaged for good.
 pub(super) fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     match read {
         Ok(read) => Ok(Some(read)),

@@ -1,5 +1,5 @@
-//! How a record that carries foreign bytes is written: one line of JSON about them, then the bytes as
-//! they came.
+//! The format of a record with foreign bytes: one line of JSON with metadata and part lengths, then the parts as they
+//! were received.
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -11,7 +11,7 @@ struct Head<M> {
     parts: Vec<usize>,
 }
 
-/// Writes what is known about the parts, and the parts.
+/// Writes the metadata and the parts.
 pub(super) fn write<M: Serialize>(about: &M, parts: &[&[u8]]) -> Vec<u8> {
     let head = Head { about, parts: parts.iter().map(|part| part.len()).collect() };
     let mut record = serde_json::to_vec(&head).expect("our own records are plain data, which always serialises");
@@ -22,7 +22,7 @@ pub(super) fn write<M: Serialize>(about: &M, parts: &[&[u8]]) -> Vec<u8> {
     record
 }
 
-/// Reads what [`write()`] wrote; `None` where it is something else.
+/// Parses a record of [`write()`]; `None` where it is malformed.
 pub(super) fn read<M: DeserializeOwned>(record: Vec<u8>) -> Option<(M, Vec<Bytes>)> {
     let record = Bytes::from(record);
     let end = record.iter().position(|byte| *byte == b'\n')?;

@@ -1,5 +1,5 @@
-//! An archive that the disk will not take: straight from upstream to one client, hashed on its way, and its
-//! last bytes released by proof alone (promise 9). Nothing of it is kept.
+//! Passes an archive that cannot be stored from upstream to one client. It is hashed in transit, and its last bytes are
+//! withheld until it is verified (Promise 9).
 
 use std::io;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use crate::address::Package;
 use crate::digest::Hasher;
 use crate::error::Error;
 use crate::store::StoreError;
-use crate::upstream::ask::{Incoming, Validators};
+use crate::upstream::ask::{IncomingFile, Validators};
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::Link;
+use crate::upstream::outbound::Connectivity;
 
-/// How many clients get archives straight from upstream at one time; each takes a connection of its own.
+/// The most clients with a pass-through at a time. Each takes a connection to upstream.
 pub(super) const MOST_PASSING: usize = 16;
-/// How long the length of what came without one is remembered.
+/// The time for which the length of an archive is remembered that upstream sent without one.
 const LENGTH_REMEMBERED: Duration = Duration::from_secs(24 * 3600);
 
 impl Mirror {
-    /// Gives one client an archive that could not be kept, and why.
+    /// Passes an archive through to one client. `why` is the reason that it cannot be stored.
     pub(super) async fn pass_through(
         self: &Arc<Self>,
         package: &Package,
@@ -39,7 +39,7 @@ impl Mirror {
         why: StoreError,
         call: &RequestContext,
     ) -> Result<Archive, Error> {
-        if self.link() == Link::Offline {
+        if self.link() == Connectivity::Offline {
             return Err(why.into());
         }
         let Ok(permit) = Arc::clone(&self.passing).try_acquire_owned() else {
@@ -54,8 +54,8 @@ impl Mirror {
         Passing::begin(asking, permit).await?.into_archive(call).await
     }
 
-    /// Remembers how much room an archive takes whose length upstream does not say: the next fill takes it
-    /// before anybody is told of a byte.
+    /// Remembers the length of an archive that upstream sends without one. The next fill reserves that much disk space
+    /// before a client gets a byte.
     pub(super) fn remember_length(&self, asking: &Asking, bytes: u64) {
         let key = FillKey { package: asking.package.clone(), digest: asking.set.document.shasum };
         let now = asking.call.now;
@@ -63,18 +63,18 @@ impl Mirror {
     }
 }
 
-/// One client's archive on its way from upstream.
+/// A pass-through of an archive to one client.
 pub struct Passing {
     asking: Asking,
-    /// Nothing while it is asked for again: who waits for the right to ask holds none.
-    incoming: Option<Incoming>,
+    /// `None` while reconnecting: a request that waits for a concurrency permit must not hold another.
+    incoming: Option<IncomingFile>,
     validators: Validators,
     length: Option<u64>,
-    /// How much has arrived, over all connections; and how much had, when the last one began.
+    /// `received` counts all connections; `had` is its value at the start of the last one.
     received: u64,
     had: u64,
     hasher: Hasher,
-    /// What has arrived and was not given out.
+    /// The bytes received and not yet sent.
     held_back: BytesMut,
     _permit: OwnedSemaphorePermit,
 }
@@ -105,7 +105,7 @@ impl Passing {
         })
     }
 
-    /// Takes in as much as must be there before the status line (promise 3).
+    /// Receives the bytes that are needed before the status line (Promise 3).
     async fn into_archive(mut self, call: &RequestContext) -> Result<Archive, Error> {
         loop {
             let may_begin = match self.length {
@@ -132,8 +132,8 @@ impl Passing {
         }
     }
 
-    /// The bytes, the last of them once they are proven. Ends in an error where they are not, or do not come:
-    /// then the client must not take what it has for complete.
+    /// Streams the bytes, the last of them only after verification. Ends in an error where they are wrong or do not
+    /// arrive, so that the client does not take the body for complete.
     pub fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
         stream::try_unfold(Some(self), |passing| async move {
             let Some(mut passing) = passing else { return Ok(None) };
@@ -152,7 +152,7 @@ impl Passing {
         loop {
             let before_the_tail = self.length.unwrap_or(self.received).saturating_sub(TAIL_BYTES).min(self.received);
             let given = self.received.saturating_sub(self.held_back.len() as u64);
-            // What is held back is in memory, so its length fits a usize.
+            // The withheld bytes are in memory, so their length fits a usize.
             let more = (before_the_tail.saturating_sub(given) as usize).min(self.held_back.len());
             if more > 0 {
                 return Ok((self.held_back.split_to(more).freeze(), Whole::No));
@@ -167,7 +167,7 @@ impl Passing {
         }
     }
 
-    /// What arrives next, over as many connections as it takes; `None` once all is there.
+    /// Returns the next bytes, over as many connections as needed; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
             let Asking { mirror, attempts, what, .. } = &mut self.asking;
@@ -208,7 +208,7 @@ impl Passing {
                     }
                     incoming.length
                 }
-                // What the client has was not kept, so it cannot be compared.
+                // The bytes already sent were not stored, so a restart cannot be compared with them.
                 Agreed::Length(_) | Agreed::StartOver => {
                     let fault = Fault::Unusable("it started the download over instead of resuming it".into());
                     return Err(incoming.failed(fault).into());
@@ -238,7 +238,6 @@ impl Passing {
     }
 }
 
-/// Whether that was all.
 enum Whole {
     Yes,
     No,

@@ -1,4 +1,4 @@
-//! What an operator wants never evicted, and no more so.
+//! Pins and unpins packages for an operator. A pinned package is never evicted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,43 +10,43 @@ use crate::address::{Artifact, PackageRef, PackageSelector};
 use crate::error::Error;
 use crate::store::{Key, StoreError};
 
-/// Whether a package is to be pinned or unpinned.
+/// The requested change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pin {
-    /// Eviction and purge leave it alone from now on.
+    /// Exempt from eviction and purge.
     Set,
-    /// It is as any other from now on.
+    /// No longer exempt.
     Lift,
 }
 
-/// What came of pinning or unpinning one package.
+/// The result of pinning or unpinning one package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
-    /// The package; what was told where it names nothing that is held.
+    /// The package; the selection as given, where it names nothing stored.
     #[serde(flatten)]
     pub package: PackageRef,
-    /// How it is now.
+    /// The outcome.
     pub outcome: PinOutcome,
 }
 
-/// How a package is after it was to be pinned or unpinned.
+/// The outcome of pinning or unpinning one package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PinOutcome {
-    /// It is pinned now.
+    /// It is now pinned.
     Pinned,
-    /// It is not any more.
+    /// It is no longer pinned.
     Unpinned,
-    /// It was so already.
+    /// It was already so.
     AsBefore,
-    /// It is when its job has fetched it.
+    /// It will be pinned when its job has fetched it.
     WhenItComes,
-    /// No archive of it is held: there is nothing to pin, and a pin is not remembered for later.
+    /// No archive of it is stored. There is nothing to pin, and the request is not remembered.
     NotHeld,
 }
 
 impl Pin {
-    /// How something is that is still on its way.
+    /// The outcome for a package that is still being fetched.
     pub fn of_what_comes(self) -> PinOutcome {
         match self {
             Self::Set => PinOutcome::WhenItComes,
@@ -56,17 +56,17 @@ impl Pin {
 }
 
 impl Pinned {
-    /// Whether it is as it was to be.
+    /// Returns true if the change was made or was not needed.
     pub fn is_well(&self) -> bool {
         self.outcome != PinOutcome::NotHeld
     }
 }
 
 impl Mirror {
-    /// Pins or unpins what is held of what an operator means.
+    /// Pins or unpins the stored packages of a selection.
     ///
     /// # Errors
-    /// Where the disk fails; some of it may be done then.
+    /// The disk failed. Some packages may have been changed.
     pub async fn pin(self: &Arc<Self>, what: &PackageSelector, pin: Pin) -> Result<Vec<Pinned>, Error> {
         let of = what.clone();
         let mut pinned = self
@@ -91,7 +91,7 @@ impl Mirror {
             })
             .await?;
         if pinned.iter().any(Pinned::is_well) {
-            // A name may be left of what is not held.
+            // A name may be left of a package that is not stored.
             pinned.retain(Pinned::is_well);
         } else {
             pinned = vec![Pinned { package: what.into(), outcome: PinOutcome::NotHeld }];
@@ -102,7 +102,7 @@ impl Mirror {
     /// Pins or unpins these packages.
     ///
     /// # Errors
-    /// Where the disk fails; some of it may be done then.
+    /// The disk failed. Some packages may have been changed.
     pub async fn pin_artifacts(self: &Arc<Self>, packages: Vec<Artifact>, pin: Pin) -> Result<Vec<Pinned>, Error> {
         self.on_disk(move |mirror| mirror.pin_each(&packages, pin)).await
     }
@@ -114,7 +114,7 @@ impl Mirror {
             let is_held = self.is_held(package)?;
             let mut outcome = PinOutcome::NotHeld;
             self.catalog.change_name(package, |name| {
-                // A pin whose archive was lost can be lifted all the same.
+                // A pin can be lifted even if the archive was lost.
                 if is_held || (name.pinned && pin == Pin::Lift) {
                     let before = std::mem::replace(&mut name.pinned, pin == Pin::Set);
                     outcome = match pin {
@@ -134,14 +134,14 @@ impl Mirror {
 
     fn is_held(&self, package: &Artifact) -> Result<bool, StoreError> {
         for held in &self.catalog.name(package)?.archives {
-            if self.store.blobs.holds(&held.digest)? {
+            if self.store.blobs.is_stored(&held.digest)? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// The documents that what is pinned cannot be installed without: they are no more evicted than its archives.
+    /// The documents that pinned packages need to be installed. They are not evicted either.
     pub(super) fn documents_of_what_is_pinned(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
         self.store.index.needs_to_be_whole()?;

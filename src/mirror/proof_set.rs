@@ -1,5 +1,5 @@
-//! What a proof set is: a download document with its SHA256SUMS and signature, proven together and kept
-//! as one file with the set it replaced (promise 2).
+//! A proof set: a download document with its SHA256SUMS and signature, verified together and stored as one file with
+//! its predecessor (Promise 2).
 
 use std::sync::Arc;
 
@@ -17,20 +17,20 @@ use crate::digest::{Digest, DigestPrefix};
 use crate::upstream::ask::Validators;
 use crate::upstream::breaker::Origin;
 use crate::upstream::providers::DownloadDocument;
-use crate::verify::{Checksums, How, Policy, Proof};
+use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy};
 
 const PREDECESSOR_ANSWERS_SECONDS: u64 = 24 * 3600;
 
-/// A download document, its SHA256SUMS and its signature, proven together.
+/// A download document, its SHA256SUMS and its signature, verified together.
 #[derive(Debug, Clone)]
 pub struct ProofSet {
     pub(super) about: ProofSetSubject,
     pub(super) body: Bytes,
     /// SHA256SUMS, byte for byte.
     pub(super) sums: Bytes,
-    /// Its signature, byte for byte; empty where the upstream has none and need not.
+    /// The signature, byte for byte; empty where the upstream has none and needs none.
     pub(super) signature: Bytes,
-    /// What the document says.
+    /// The parsed download document.
     pub document: DownloadDocument,
     sums_digest: Digest,
     signature_digest: Digest,
@@ -40,7 +40,7 @@ pub struct ProofSet {
 pub(super) struct ProofSetSubject {
     pub(super) asked: Url,
     pub(super) url: Url,
-    /// Whom it took to get all three, redirects included.
+    /// The origins contacted for all three, redirects included.
     #[serde(default)]
     pub(super) origins: Vec<Origin>,
     pub(super) validators: Validators,
@@ -50,7 +50,6 @@ pub(super) struct ProofSetSubject {
     pub(super) proof: Proof,
 }
 
-/// Which file of a set a digest names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SetFile {
     Archive,
@@ -70,27 +69,27 @@ impl ProofSet {
         Ok(Self { about, body, sums, signature, document, sums_digest, signature_digest })
     }
 
-    /// The digest of SHA256SUMS.
+    /// The SHA-256 of SHA256SUMS.
     pub fn sums_digest(&self) -> Digest {
         self.sums_digest
     }
 
-    /// The digest of the signature.
+    /// The SHA-256 of the signature.
     pub fn signature_digest(&self) -> Digest {
         self.signature_digest
     }
 
-    /// The checksums, which were proven when the set was kept.
+    /// The parsed checksums, which were verified before the set was stored.
     pub fn checksums(&self) -> Option<Checksums> {
         Checksums::parse(&self.sums).ok()
     }
 
-    /// Whether nobody signed it: what it names was imported, on the operator's word.
+    /// Returns true if it was imported without signatures, on the operator's word.
     pub fn was_imported(&self) -> bool {
-        self.about.proof.how == How::Imported
+        self.about.proof.how == ProofBasis::Imported
     }
 
-    /// When it was fetched and proven.
+    /// The time when it was fetched and verified.
     pub fn fetched(&self) -> Timestamp {
         self.about.fetched
     }
@@ -130,12 +129,12 @@ impl AskedAgain for Arc<KeptSet> {
     }
 }
 
-/// A set as it is held, with the one it replaced.
+/// A stored set with its predecessor.
 #[derive(Debug, Clone)]
 pub(super) struct KeptSet {
-    /// The set that is answered.
+    /// The set to serve.
     pub(super) current: Arc<ProofSet>,
-    /// The set before it, and when it was replaced.
+    /// The set before it, and the time of its replacement.
     pub(super) predecessor: Option<(Arc<ProofSet>, Timestamp)>,
     pub(super) age: Age,
 }
@@ -148,17 +147,17 @@ struct ProofSetRecord {
     predecessor: Option<(ProofSetSubject, Timestamp)>,
 }
 
-/// A set as it is held, and whether the set before it must stand in for it.
+/// A stored set, and its predecessor where that must be served instead.
 #[derive(Debug, Clone)]
 pub(super) struct HeldSet {
     pub(super) kept: Arc<KeptSet>,
-    /// The predecessor, where its archive is held and the current one's is not.
+    /// The predecessor, if its archive is stored and the current one's is not.
     pub(super) fallback: Option<Arc<ProofSet>>,
 }
 
 impl HeldSet {
-    /// What of it is proven as far as the policy asks now; nothing, where the set that answers is not.
-    pub(super) fn meeting(self, policy: Policy) -> Option<Self> {
+    /// Drops the sets that do not meet the policy; `None` if the current one does not.
+    pub(super) fn meeting(self, policy: VerificationPolicy) -> Option<Self> {
         let is_met = |set: &Arc<ProofSet>| policy.is_met_by(&set.about.proof.how);
         if !is_met(&self.kept.current) {
             return None;
@@ -173,13 +172,13 @@ impl HeldSet {
         Some(Self { kept, fallback })
     }
 
-    /// The set that answers while nobody can be asked.
+    /// The set to serve while upstream cannot be asked.
     pub(super) fn answering(&self) -> &Arc<ProofSet> {
         self.fallback.as_ref().unwrap_or(&self.kept.current)
     }
 
-    /// The set that has the file a digest names, and which file that is. The predecessor's digests
-    /// answer for a day; longer, while only its archive is held.
+    /// Finds the set with the file that a digest names. The predecessor's digests are served for a day, and longer
+    /// while only its archive is stored.
     pub(super) fn find(&self, prefix: &DigestPrefix, now: Timestamp) -> Option<(Arc<ProofSet>, SetFile)> {
         let lately = |replaced: Timestamp| now.since(replaced).as_secs() < PREDECESSOR_ANSWERS_SECONDS;
         let predecessor = self.kept.predecessor.as_ref().filter(|(_, replaced)| lately(*replaced));
@@ -187,7 +186,7 @@ impl HeldSet {
         sets.into_iter().flatten().find_map(|set| Some((Arc::clone(set), set.file(prefix)?)))
     }
 
-    /// The set whose SHA256SUMS or signature has this digest.
+    /// Finds the set whose SHA256SUMS or signature has this digest.
     pub(super) fn with_proof_file(
         &self,
         file: ProofFile,

@@ -1,5 +1,5 @@
-//! Asking for a proof set and judging it: the document, then its sums and signature side by side; proven
-//! together, and held against what was proven before. Nothing of an unproven set leaves this file.
+//! Fetches and verifies a proof set: the document, then SHA256SUMS and the signature in parallel. A verified set is
+//! compared with the history of its version before it is admitted. An unverified set never leaves this file.
 
 use std::sync::Arc;
 
@@ -16,27 +16,26 @@ use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::StoreError;
-use crate::upstream::ask::{Ask, Document, Fetched, Validators};
+use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
-use crate::upstream::room::Room;
-use crate::upstream::{Grant, Upstream};
-use crate::verify::{Policy, Proof, judge};
+use crate::upstream::room::MemoryGrant;
+use crate::upstream::{CredentialScope, Upstream};
+use crate::verify::{Proof, VerificationPolicy, verify_proof_set};
 
 const LARGEST_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
 const LARGEST_SUMS: u64 = 4 << 20;
 const LARGEST_SIGNATURE: u64 = 64 << 10;
 
-/// How many known keys an alarm names.
+/// The most known keys that an alarm names.
 const KEYS_SHOWN: usize = 3;
 
-/// A file beside a document, and whom it took to get it where it was not held.
+/// SHA256SUMS or a signature: its bytes, its validators, and the origins contacted for it.
 type Companion = (Bytes, Validators, Vec<Origin>);
 
 impl Mirror {
-    /// Fetches a document, and its sums and signature side by side; proves them.
     pub(super) async fn visit(
         self: &Arc<Self>,
         visit: &Visit<'_>,
@@ -51,14 +50,14 @@ impl Mirror {
             at: origin(at),
             fault: Fault::Unusable(why),
         };
-        // The room is taken for as long as the body is looked at.
+        // `_room` reserves memory for the body until this function ends.
         let (body, url, validators, mut origins, _room) = match (fetched, held) {
             (Fetched::New(Document { body, validators, url, origins, room, .. }), _) => {
                 (body, url, validators, origins, room)
             }
             (Fetched::Unchanged, Some(held)) => {
                 let ProofSetSubject { url, validators, origins, .. } = held.about.clone();
-                (held.body.clone(), url, validators, origins, Room::default())
+                (held.body.clone(), url, validators, origins, MemoryGrant::default())
             }
             (Fetched::Unchanged, None) => {
                 return Err(unusable(visit.asked, "304 to an unconditional request".into()).into());
@@ -76,7 +75,7 @@ impl Mirror {
             self.signature(visit, policy, &document, signature_held),
         )?;
         let proven = self.prove(policy, &sums.0, &signature.0, document).await;
-        // It may quote what upstream wrote, and that may be the query of a URL.
+        // The verdict may quote upstream's text, which may contain the query of a URL.
         let proof = proven.map_err(|(kind, verdict)| {
             self.counters.unproven(&visit.package.provider.host, kind);
             unverified(visit.what, &url, relayed(&verdict))
@@ -100,18 +99,18 @@ impl Mirror {
         Ok(ProofSet::new(about, body, sums.0, signature.0, visit.package).map_err(|why| unusable(&url, why))?)
     }
 
-    /// Judges a set where it may take its time: a registry may list many keys. Two at a time, and one that nobody waits for any
-    /// more counts until it ends. An error with its word for metrics.
+    /// Verifies a set on a blocking thread, because a registry may list many keys. At most two run at a time; one whose
+    /// caller has gone counts until it ends. The error carries its metric label.
     async fn prove(
         &self,
-        policy: Policy,
+        policy: VerificationPolicy,
         sums: &Bytes,
         signature: &Bytes,
         document: DownloadDocument,
     ) -> Result<Proof, (&'static str, String)> {
         let (sums, signature) = (sums.clone(), signature.clone());
         let judged = self.judging.run(&self.tasks, move || {
-            judge(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
+            verify_proof_set(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
         });
         match judged.await {
             Some(judged) => judged.map(|(proof, _)| proof).map_err(|verdict| (verdict.word(), verdict.to_string())),
@@ -122,15 +121,17 @@ impl Mirror {
     async fn signature(
         &self,
         visit: &Visit<'_>,
-        policy: Policy,
+        policy: VerificationPolicy,
         document: &DownloadDocument,
         held: Option<(&Bytes, &Validators)>,
     ) -> Result<Companion, Error> {
         let none = Ok(Companion::default());
         let Some(url) = &document.signature_url else { return none };
         match self.companion(visit, "the signature of SHA256SUMS", url, held, LARGEST_SIGNATURE).await {
-            // Nobody asked for a signature where checksums suffice, so its absence is no failure there.
-            Err(Error::Upstream(error)) if policy == Policy::Checksum && matches!(error.fault, Fault::Absent(_)) => {
+            // A policy of checksums needs no signature, so its absence is no error.
+            Err(Error::Upstream(error))
+                if policy == VerificationPolicy::Checksum && matches!(error.fault, Fault::Absent(_)) =>
+            {
                 none
             }
             fetched => fetched,
@@ -163,7 +164,7 @@ impl Mirror {
         }
     }
 
-    /// Lets a verified set in, unless it is refused for what was verified before (promise 14).
+    /// Admits a verified set, unless it contradicts an earlier one without the right to (Promise 14).
     pub(super) async fn admit(
         self: &Arc<Self>,
         package: &Package,
@@ -187,7 +188,7 @@ impl Mirror {
         }
     }
 
-    /// Judges a verified set, raises and resolves alarms, and records it.
+    /// Compares a verified set with the history of its version, raises and resolves alarms, and records it.
     pub(super) fn admit_now(
         &self,
         seen: &Observation<'_>,
@@ -253,7 +254,7 @@ impl Mirror {
     }
 }
 
-/// Keys for people: the first of them, and how many more there are.
+/// Lists keys for people: the first few, and the number of the others.
 fn listed(keys: &[String]) -> String {
     let (shown, more) = keys.split_at(keys.len().min(KEYS_SHOWN));
     match more.len() {
@@ -262,19 +263,18 @@ fn listed(keys: &[String]) -> String {
     }
 }
 
-/// How a verified set is let in.
+/// The reason for admitting a verified set.
 pub(super) enum Admitted {
-    /// It changes nothing that was verified before.
+    /// Consistent with everything verified before.
     Consistent,
-    /// It changes the version, and may.
+    /// It changes the version, and its key may vouch for that.
     Changed(HistoryChange),
-    /// The store is gone, so nobody can tell: it is served, and never kept.
+    /// The store is gone, so the history is unknown: the set is served but not stored.
     Unjudged,
 }
 
-/// Why a verified set is not taken.
+/// The refusal of a verified set.
 pub(super) struct NotAdmitted {
-    /// The cause.
     pub(super) words: String,
     is_of_the_provider: bool,
 }
@@ -288,7 +288,6 @@ impl NotAdmitted {
         }
     }
 
-    /// The word for it in metrics.
     fn word(refusal: &HistoryRefusal) -> &'static str {
         match refusal {
             HistoryRefusal::ChangedByUntrustedKey(_) | HistoryRefusal::Full => REPUBLISHED,
@@ -315,7 +314,7 @@ impl NotAdmitted {
         }
     }
 
-    /// The command that accepts it.
+    /// The command that accepts the refused set.
     fn command(&self, package: &Package) -> String {
         let Package { provider, version, .. } = package;
         let of = if self.is_of_the_provider { provider.to_string() } else { format!("{provider}@{version}") };
@@ -323,22 +322,22 @@ impl NotAdmitted {
     }
 }
 
-/// One round of questions about a package.
+/// The parameters of fetching one proof set.
 pub(super) struct Visit<'a> {
     pub(super) what: &'a str,
     pub(super) asked: &'a Url,
     pub(super) upstream: &'a Upstream,
-    pub(super) grant: &'a Grant,
+    pub(super) grant: &'a CredentialScope,
     pub(super) package: &'a Package,
     pub(super) call: &'a RequestContext,
     pub(super) retries: usize,
 }
 
 impl Visit<'_> {
-    fn ask<'b>(&'b self, what: &'b str, url: &'b Url) -> Ask<'b> {
+    fn ask<'b>(&'b self, what: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
         let upstream = &self.upstream.settings.host;
         let RequestContext { via, asker, now, .. } = self.call;
-        Ask { what, url, upstream, grant: self.grant, via, retries: self.retries, asker: *asker, now: *now }
+        UpstreamRequest { what, url, upstream, grant: self.grant, via, retries: self.retries, asker: *asker, now: *now }
     }
 }
 
@@ -346,7 +345,7 @@ fn unverified(asked: &str, url: &Url, verdict: String) -> Error {
     Error::Unverified { asked: format!("{asked} from {}", origin(url)), verdict }
 }
 
-/// A file that a document names is missing: that is upstream's trouble, and not "no such package".
+/// Turns a missing companion file into an upstream failure: it must not look like "no such package".
 pub(super) fn not_of_the_document(error: Error, what: &str) -> Error {
     match error {
         Error::Upstream(error)

@@ -14,7 +14,7 @@ use crate::address::Hostname;
 use crate::error::Error;
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::restraint::Spends;
+use crate::upstream::restraint::BudgetPurpose;
 
 #[derive(Debug, Clone)]
 pub(super) struct Landed<T> {
@@ -69,17 +69,17 @@ impl Mirror {
         };
         match (verdict, held) {
             (FreshnessDecision::Serve, Some(held)) => Ok(answer(held, Outcome::Hit)),
-            // Upstream cannot be asked, so for a moment the store need not be look again either.
+            // Upstream cannot be asked, so for a moment the store need not be read again either.
             (FreshnessDecision::ServeStale, Some(held)) => {
                 Ok(Answer { fresh_until: call.now.after(STORED_ANSWER_LIFETIME), ..stale(held) })
             }
             (FreshnessDecision::Revalidate, Some(held)) => {
                 let origins = match rule.place {
                     RevalidationOrder::AsBefore => held.value.origins(),
-                    // The backoff of the old location does not apply to the seen one.
+                    // The backoff of the old location does not apply to the new one.
                     RevalidationOrder::Another => vec![Origin::of(&call.upstream(host)?.settings.url)],
                 };
-                let Some(leave) = call.terms.outbound.leave(&origins, &call.leave, call.now) else {
+                let Some(leave) = call.terms.outbound.revalidation_permit(&origins, &call.leave, call.now) else {
                     tracing::debug!(what, "its upstream is left alone for a while; what is held is served");
                     return Ok(stale(held));
                 };
@@ -132,7 +132,7 @@ impl Mirror {
         match errand {
             FetchReason::Fetch => Ok(()),
             FetchReason::Revalidate
-                if call.terms.outbound.spend(host, Spends::Revalidation, requests, call.now) =>
+                if call.terms.outbound.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
             {
                 Ok(())
             }

@@ -1,5 +1,5 @@
-//! What an operator wants forgotten: documents, sets, names and archives. Not what was seen: a version that is
-//! published anew is noticed all the same.
+//! Purges documents, proof sets, names and archives for an operator. First-seen records stay, so that a republished
+//! version is still noticed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,51 +15,51 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
 
-/// What was forgotten.
+/// The result of a purge.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Purged {
-    /// Of what.
+    /// The selection.
     #[serde(flatten)]
     pub package: PackageRef,
-    /// How many archives were removed.
+    /// The number of archives removed.
     pub archives: u64,
     /// Their bytes.
     pub archive_bytes: u64,
-    /// How many archives lost their name here and stay, because another package names them too.
+    /// The number of archives that lost this name but stay, because another package names them too.
     pub shared: u64,
-    /// How many documents and proof sets were removed.
+    /// The number of documents and proof sets removed.
     pub documents: u64,
     /// Their bytes.
     pub document_bytes: u64,
-    /// Packages that were left alone, because they are pinned.
+    /// Packages that were left alone because they are pinned.
     pub pinned: Vec<String>,
-    /// Proof sets that could not be read: an archive that only they list may still be held.
+    /// Proof sets that could not be read. An archive that only they list may still be stored.
     #[serde(default)]
     pub unreadable: Vec<String>,
-    /// Packages whose proof sets were left alone, because nothing else tells what they prove; and why.
+    /// Packages whose proof sets were left alone, because nothing else records what they prove; with the cause.
     #[serde(default)]
     pub left: Vec<String>,
-    /// Whether what was ever proven is remembered all the same. It always is, or nothing is removed: so a version
-    /// that is published anew is still noticed.
+    /// True if everything ever verified is still recorded. Always true, or nothing is removed: so a republished version
+    /// is still noticed.
     pub seen_is_kept: bool,
 }
 
 impl Purged {
-    /// Whether all that was meant is gone.
+    /// Returns true if the whole selection was removed.
     pub fn is_all(&self) -> bool {
         self.pinned.is_empty() && self.unreadable.is_empty() && self.left.is_empty()
     }
 }
 
 impl Mirror {
-    /// Forgets what an operator means, all but what was seen of it and what is pinned. Of a registry that is no
-    /// upstream any more, too. Downloads under way are not stopped: what they bring is kept anew.
+    /// Purges a selection, except first-seen records and pinned packages. Its host need not be an upstream any more.
+    /// Downloads in progress are not stopped, and their results are stored.
     ///
     /// # Errors
-    /// Where the disk fails. Nothing was removed if a name cannot be read, or what was proven not be put down.
+    /// The disk failed. Nothing was removed if a name cannot be read, or if first-seen records cannot be completed.
     pub async fn purge(self: &Arc<Self>, what: &PackageSelector, call: &RequestContext) -> Result<Purged, Error> {
         let (what, now) = (what.clone(), call.now);
-        // All of it where it is not cut short: who asked may leave, and what is gone must be told.
+        // One task that is never cut short: the client may disconnect, and the result must be logged.
         self.on_whole_index(move |mirror| {
             let mut purged = Purged { package: (&what).into(), seen_is_kept: true, ..Purged::default() };
             let ended = match &what {
@@ -94,9 +94,9 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let of = &what.of;
-        // Nothing is pinned meanwhile: what looks unpinned here is so until it is gone.
+        // The lock keeps out new pins: a package that is not pinned here stays so until it is removed.
         let _nothing_is_pinned = self.evictor.block_evictions();
-        // Before anything goes: what was proven must be put down, or it all stays.
+        // Everything verified must be recorded before anything is removed.
         let mut spared = BTreeSet::new();
         for UnrecordedSet { package, why } in self.histories.record_stored(of)? {
             if what.versions.include(&package.version) {
@@ -112,7 +112,7 @@ impl Mirror {
             if !what.versions.include(&package.version) || spared.contains(&package) {
                 continue;
             }
-            // A download may have landed since: what it brought is kept anew, and with it what proves it.
+            // A download may have landed since. Its archive keeps the set that proves it.
             if self.catalog.name(&package)?.archives.is_empty() {
                 self.purge_document(&Key::ProofSet(package), purged)?;
             }
@@ -125,7 +125,7 @@ impl Mirror {
         }
     }
 
-    /// Removes the names that are meant, and the archives that no other name lists. Says which are pinned.
+    /// Removes the selected names, and the archives that no other name lists. Returns the pinned packages.
     fn purge_archives(
         &self,
         what: &Selection<ProviderAddress>,
@@ -135,10 +135,10 @@ impl Mirror {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
         if let Some(unreadable) = index.unreadable_name() {
-            // It may list any archive, so none could be removed: and then no name may go.
+            // It may list any archive, so none could be removed, and no name may be removed either.
             return Err(unreadable);
         }
-        // Nothing is taken in or removed meanwhile.
+        // No archive is stored or removed meanwhile.
         let _locks = self.catalog.lock_all_digests();
         let records = &self.store.records;
         let mut packages: BTreeSet<Package> = records.packages_with_names(&what.of)?.into_iter().collect();
@@ -153,7 +153,7 @@ impl Mirror {
                 continue;
             }
             digests.extend(name.archives.iter().map(|held| held.digest));
-            // What a set lists may be held without a name, from before a crash.
+            // After a crash, an archive that a set lists may be stored without a name.
             match self.read_set(package) {
                 Ok(Some(HeldSet { kept, .. })) => {
                     let predecessor = kept.predecessor.as_ref().map(|(set, _)| set);
@@ -180,7 +180,8 @@ impl Mirror {
         Ok(pinned)
     }
 
-    /// The list stays. What upstream has dropped was only in it because it was held.
+    /// Removes versions from a list that upstream has dropped: they were only listed because they were stored. The rest
+    /// of the list stays.
     pub(super) fn unlist_dropped(&self, list: &Key, versions: &Versions, now: Timestamp) -> Result<(), StoreError> {
         let _lock = self.catalog.record_lock(list).lock();
         let Some(kept) = self.store.records.get(list)?.and_then(KeptDocument::read) else { return Ok(()) };
@@ -189,7 +190,7 @@ impl Mirror {
         }
         let record = kept.without_dropped(versions).write();
         let size_bytes = self.store.records.put(list, &record, Durability::Lazy)?;
-        self.store.index.document_kept(list, size_bytes, now);
+        self.store.index.document_stored(list, size_bytes, now);
         Ok(())
     }
 

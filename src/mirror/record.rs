@@ -1,4 +1,4 @@
-//! What the records of the store say, by the kind of their key: the one list of who reads which.
+//! The type of each store record, by the kind of its key.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,8 +11,7 @@ use super::proof_set::KeptSet;
 use super::sealed::MissingRequests;
 use crate::store::Key;
 
-/// The record that would be written to say what this one says; `None` where it cannot be read, and would be
-/// set aside.
+/// Parses a record and writes it again; `None` where it cannot be read and would be quarantined.
 pub fn written_anew(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
     match key {
         Key::Discovery(_)
@@ -28,7 +27,7 @@ pub fn written_anew(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         Key::FirstListed(_) => as_json::<FirstListed>(&record),
         Key::Alarms(_) => as_json::<AlarmsRecord>(&record),
         Key::SeenModule(_) => as_json::<ModuleFirstSeenRecord>(&record),
-        // No business of a mirror's: whoever runs jobs reads them.
+        // The job code reads these, so any JSON is valid here.
         Key::Job(_) | Key::RecurringJobs => as_json::<serde_json::Value>(&record),
         Key::Missing => MissingRequests::read(&record).map(|wants| wants.write()),
     }
@@ -119,7 +118,7 @@ mod tests {
             rest in prop::collection::vec(any::<u8>(), 0..40),
         ) {
             let record = [head.as_bytes(), b"\n", &rest].concat();
-            // Of what was seen, any JSON object says something: nothing.
+            // Any JSON object is a valid first-seen record, possibly an empty one.
             for key in keys().into_iter().filter(|key| !matches!(key, Key::Seen(_))) {
                 prop_assert_eq!(written_anew(&key, record.clone()), None);
             }

@@ -1,4 +1,4 @@
-//! What an operator wants asked again now, whatever its age: a provider's version list, and the sets that are held.
+//! Revalidates a provider's version list and stored proof sets for an operator, whatever their age.
 
 use std::sync::Arc;
 
@@ -14,44 +14,44 @@ use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::Upstream;
 
-/// How many sets are asked for at one time.
+/// The most sets fetched at a time.
 const AT_ONE_TIME: usize = 8;
 
-/// What came of asking for one thing again.
+/// The result of refreshing one object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refreshed {
-    /// What was asked for.
+    /// The object.
     #[serde(flatten)]
     pub package: PackageRef,
-    /// What upstream said.
+    /// The outcome.
     #[serde(flatten)]
     pub news: News,
 }
 
-/// What upstream said to what was asked again.
+/// The outcome of refreshing one object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum News {
-    /// It is as it is held.
+    /// The stored copy is unchanged.
     Unchanged,
-    /// It was not held, or is another now.
+    /// It was not stored before, or it has changed.
     New,
-    /// Upstream has deleted it; what is held is kept.
+    /// Upstream has deleted it. The stored copy stays.
     Gone,
-    /// Upstream does not have it, and nothing is held.
+    /// Upstream does not have it, and no copy is stored.
     Absent {
-        /// What upstream said.
+        /// Upstream's answer.
         error: String,
     },
-    /// It could not be asked, or what came does not prove: what is held stays.
+    /// The fetch or the verification failed. The stored copy stays.
     Failed {
-        /// Why.
+        /// The cause.
         error: String,
     },
 }
 
 impl News {
-    /// Tells what came of a flight; `is_as_before` holds what it brought against what was held.
+    /// The outcome of a flight; `is_as_before` compares its result with the stored copy.
     pub(super) fn of<T>(flight: Flight<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
         match flight {
             Ok(landed) if landed.age.gone => Self::Gone,
@@ -62,17 +62,17 @@ impl News {
         }
     }
 
-    /// Whether upstream was asked and has it, or had it.
+    /// Returns true if upstream was asked, and has the object or had it.
     pub fn is_well(&self) -> bool {
         !matches!(self, Self::Failed { .. } | Self::Absent { .. })
     }
 }
 
 impl Mirror {
-    /// Asks upstream again for the version list and the held sets, however fresh they are; forgets that it said no.
+    /// Revalidates the version list and the stored sets, even if they are fresh, and forgets cached 404s.
     ///
     /// # Errors
-    /// [`Error::Sealed`] where nothing may be asked, and [`Error::UnknownHost`].
+    /// [`Error::Sealed`] while offline, and [`Error::UnknownHost`].
     pub async fn refresh(
         self: &Arc<Self>,
         what: &PackageSelector,
@@ -93,7 +93,7 @@ impl Mirror {
         let upstream = Arc::clone(call.upstream(&what.of.host)?);
         self.forget_absences(what);
         let mut refreshed = Vec::new();
-        // What an operator asks for is asked, also while the origin is left alone; so where to ask is asked first.
+        // An operator's request is sent even during backoff, so the location is refreshed first.
         if let Err(error) = self.refresh_discovery(&what.of.host, call).await {
             let package = PackageRef::discovery(&what.of.host);
             refreshed.push(Refreshed { package, news: News::Failed { error: error.to_string() } });
@@ -104,7 +104,7 @@ impl Mirror {
         let sets = self.held_packages(what).await?;
         let asking = sets.into_iter().map(|package| async {
             let of = PackageRef::from(&package);
-            // What is wrong with one keeps nobody from the others.
+            // A failure of one does not stop the others.
             let news = self.refresh_set(Arc::clone(&upstream), package, call).await;
             Refreshed { package: of, news: news.unwrap_or_else(|error| News::Failed { error: error.to_string() }) }
         });
@@ -140,7 +140,7 @@ impl Mirror {
         }))
     }
 
-    /// The packages that an operator means and whose sets are held.
+    /// The selected packages whose sets are stored.
     pub(super) async fn held_packages(
         self: &Arc<Self>,
         what: &Selection<ProviderAddress>,
@@ -155,7 +155,7 @@ impl Mirror {
         .await
     }
 
-    /// Forgets that upstream said no to what an operator means.
+    /// Forgets cached 404s about the selection.
     pub(super) fn forget_absences(&self, what: &Selection<ProviderAddress>) {
         let means = |package: &Package| package.provider == what.of && what.versions.include(&package.version);
         let terms = self.terms();
@@ -182,8 +182,8 @@ impl Mirror {
 
     pub(super) fn must_be_online(&self, what: &str) -> Result<(), Error> {
         match self.link() {
-            super::Link::Online => Ok(()),
-            super::Link::Offline => Err(Error::Sealed(what.to_owned())),
+            super::Connectivity::Online => Ok(()),
+            super::Connectivity::Offline => Err(Error::Sealed(what.to_owned())),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is known for a short while only, such as that upstream has no such thing. Bounded in number.
+//! A map of values with a lifetime, such as cached 404s. Bounded in number.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -9,7 +9,7 @@ use crate::clock::{CLOCK_SLACK, Timestamp};
 
 const MOST: usize = 10_000;
 
-/// Values that are believed until a moment each has.
+/// A map whose values expire.
 #[derive(Debug)]
 pub(super) struct Remembered<K, V>(Mutex<HashMap<K, Believed<V>>>);
 
@@ -21,7 +21,7 @@ struct Believed<V> {
 }
 
 impl<V> Believed<V> {
-    /// What was learnt while the clock was ahead is not believed after it was set back.
+    /// A value stored while the clock was ahead is ignored after it was set back.
     fn holds(&self, now: Timestamp) -> bool {
         self.since <= now.after(CLOCK_SLACK) && now < self.until
     }
@@ -34,14 +34,13 @@ impl<K, V> Default for Remembered<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> Remembered<K, V> {
-    /// What is known of `key` and still believed.
     pub(super) fn get(&self, key: &K, now: Timestamp) -> Option<V> {
         let map = self.0.lock();
         map.get(key).filter(|believed| believed.holds(now)).map(|believed| believed.value.clone())
     }
 
-    /// Believes `value` until a moment. When too much is believed already, it is not: whoever asks for ten
-    /// thousand absent things has them asked for.
+    /// Stores a value until `until`. A full map takes no more: a client that requests ten thousand absent objects has
+    /// them asked for upstream.
     pub(super) fn put(&self, key: K, value: V, until: Timestamp, now: Timestamp) {
         let mut map = self.0.lock();
         if map.len() >= MOST && !map.contains_key(&key) {
@@ -52,7 +51,6 @@ impl<K: Hash + Eq + Clone, V: Clone> Remembered<K, V> {
         }
     }
 
-    /// Forgets everything that `which` says.
     pub(super) fn forget(&self, which: impl Fn(&K) -> bool) {
         self.0.lock().retain(|key, _| !which(key));
     }

@@ -1,4 +1,4 @@
-//! Pull-through for proof sets: held, asked about again, fetched, replaced as one.
+//! Serves, revalidates, fetches and replaces proof sets.
 
 mod kept;
 
@@ -21,35 +21,35 @@ use crate::store::Key;
 use crate::upstream::Upstream;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::{Link, origin};
+use crate::upstream::outbound::{Connectivity, origin};
 use crate::upstream::providers::download_url;
 
-/// The document, its sums and its signature.
+/// The download document, SHA256SUMS and the signature.
 const REQUESTS: u32 = 3;
 
 pub(super) type SetFlight = Flight<Arc<KeptSet>>;
 
-/// Whether a fetch may build on what is held.
+/// The extent of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum ProofSetRefresh {
-    /// What is held may be confirmed, or served as it is.
+    /// The stored set may be confirmed by upstream, or served as it is.
     IfChanged(FetchReason),
     Whole,
 }
 
-/// Whether upstream is asked for a version that its own list does not name.
+/// The treatment of a version that upstream's own list does not name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unlisted {
-    /// Not where nothing is stored of it.
+    /// Not fetched. Chosen where nothing of the version is stored.
     Refused,
     Asked,
 }
 
-/// Why there is no set.
+/// The reason why a fetch brought no set.
 pub(super) enum NoSet {
-    /// Upstream says that there is no such package.
+    /// Upstream has no such package.
     Absent(Arc<UpstreamError>),
-    /// It could not be had, or does not prove.
+    /// The fetch or the verification failed.
     Failed(Error),
 }
 
@@ -69,7 +69,8 @@ impl From<Error> for NoSet {
 }
 
 impl Mirror {
-    /// The proof set that answers for a package.
+    /// Returns the proof set to serve for a package: the current one, or its predecessor while only that one's archive
+    /// is stored and upstream does not answer (Promise 2).
     pub async fn proof_set(
         self: &Arc<Self>,
         package: &Package,
@@ -89,7 +90,7 @@ impl Mirror {
         {
             return Err(Error::NotFound(said));
         }
-        if self.link() == Link::Offline {
+        if self.link() == Connectivity::Offline {
             let has_archive = match &held {
                 Some(held) => self.holds(held.answering().document.shasum).await?,
                 None => false,
@@ -102,7 +103,7 @@ impl Mirror {
         let landed = held.map(|held| {
             let mut age = held.kept.age;
             if held.fallback.is_some() {
-                // Whether the current archive can be had at all decides which set answers: so ask.
+                // Revalidate now: the predecessor is served only if upstream cannot be reached.
                 age.checked = Timestamp(0);
             }
             Landed { age, value: held.kept }
@@ -117,7 +118,7 @@ impl Mirror {
                 Answer { value: predecessor, outcome: answer.outcome, fresh_until: call.now, checked }
             }
             (outcome, fallback) => {
-                // As long as only the predecessor's archive is held, every answer asks.
+                // While only the predecessor's archive is stored, every request revalidates.
                 let fresh_until = if fallback.is_some() { call.now } else { answer.fresh_until };
                 let checked = answer.checked;
                 Answer { value: Arc::clone(&answer.value.current), outcome, fresh_until, checked }
@@ -125,18 +126,18 @@ impl Mirror {
         })
     }
 
-    /// The error for a package that is not held while sealed.
+    /// The error for a package that is not stored while offline.
     async fn lacks_package(self: &Arc<Self>, package: &Package, what: String, call: &RequestContext) -> Error {
         let missing = self.missing_error(package, what, call).await;
         match (&missing, self.is_known(package).await) {
-            // To a client, 404 says that other platforms may be there; it is missing all the same.
+            // A 404 tells the client that other platforms may exist. The package is recorded as missing all the same.
             (Error::Offline(_), Ok(true)) if !call.is_a_step() => Error::NotFound(missing.to_string()),
             (_, Err(error)) => error,
             _ => missing,
         }
     }
 
-    /// Whether a package's version is known: by the held version list, or by what is held of it for other platforms.
+    /// Returns true if the version is in the stored version list, or if a set of another platform is stored.
     async fn is_known(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
         let Package { provider, version, .. } = package;
         if !self.platforms_with_sets(provider, version).await?.is_empty() {
@@ -148,7 +149,7 @@ impl Mirror {
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
     }
 
-    /// Asks about the set again, however fresh it is, unless another has since the caller saw it.
+    /// Revalidates a set even if it is fresh, unless another flight has done so since the caller read `seen`.
     pub(super) async fn ask_again(
         self: &Arc<Self>,
         package: &Package,
@@ -163,7 +164,7 @@ impl Mirror {
         Ok(HeldSet { kept: landed.value, fallback: None })
     }
 
-    /// Asks the whole set anew, as if nothing of it were held: for the URLs in it, which are too old.
+    /// Fetches the whole set unconditionally, because the URLs in the stored one have expired.
     pub(super) async fn ask_anew(
         self: &Arc<Self>,
         package: &Package,
@@ -173,8 +174,7 @@ impl Mirror {
         Ok(self.fly(package, upstream, None, ProofSetRefresh::Whole, call).await?.value)
     }
 
-    /// The set that is held, without asking anybody. One that was proven when `verification` asked for less is not
-    /// held for this call (promise 1).
+    /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (Promise 1).
     pub(super) async fn held_set(
         self: &Arc<Self>,
         package: &Package,
@@ -186,7 +186,7 @@ impl Mirror {
         Ok(held.and_then(|held| held.meeting(policy)))
     }
 
-    /// The platforms of a version whose sets are held.
+    /// The platforms of a version whose sets are stored.
     pub async fn platforms_with_sets(
         self: &Arc<Self>,
         provider: &ProviderAddress,
@@ -196,7 +196,7 @@ impl Mirror {
         self.on_disk(move |mirror| unless_gone(mirror.store.records.platforms_with_sets(&provider, &version))).await
     }
 
-    /// Joins the flight for a package's set, or starts it. `seen` is what the caller saw held.
+    /// Joins or starts the fetch of a package's set. `seen` is the age of the copy that the caller read.
     pub(super) fn fly(
         self: &Arc<Self>,
         package: &Package,
@@ -206,7 +206,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Awaited<SetFlight> {
         let what = what(package);
-        // One that builds on what is held may bring back the very URLs that are too old: so they are two.
+        // A conditional fetch may return the very URLs that have expired, so the two kinds never share a flight.
         let key = (package.clone(), anew, call.company());
         self.sets.share(&self.tasks, key, Err(Error::Interrupted(what.clone())), || {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
@@ -230,7 +230,7 @@ impl Mirror {
         if let Some(before) =
             before.as_ref().filter(|before| anew != ProofSetRefresh::Whole && seen != Some(before.age))
         {
-            // Another flight landed between the look of who asked and this one.
+            // Another flight has landed since the caller read the store.
             let rule = upstream.rule(|fresh| fresh.download);
             if decide(Some(before.age), &rule, self.link(), call.now) == FreshnessDecision::Serve {
                 return Ok(Landed { age: before.age, value: Arc::clone(before) });
@@ -247,7 +247,7 @@ impl Mirror {
                 match self.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
                     Admitted::Consistent | Admitted::Changed(_) => self.keep_set(package, set, call.now).await,
                     Admitted::Unjudged => {
-                        // Once the store is back, it may hold what speaks against this one.
+                        // Once the store is back, its history may contradict this set.
                         let age = Age { checked: call.now, gone: false };
                         let value = Arc::new(KeptSet { predecessor: None, current: Arc::new(set), age });
                         Ok(Landed { age, value })
@@ -259,7 +259,7 @@ impl Mirror {
         }
     }
 
-    /// Fetches a set and proves it; whether it may replace what was proven before is not its question.
+    /// Fetches and verifies a set. Does not compare it with earlier sets of the version.
     #[expect(clippy::too_many_arguments, reason = "what is asked for, of whom, and on what it may build")]
     pub(super) async fn ask_for_set(
         self: &Arc<Self>,
@@ -288,12 +288,12 @@ impl Mirror {
         let fetched = match self.visit(&visit, build_on).await {
             Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.asked == what => {
                 return Err(match listed {
-                    // That there is no version of this spelling says nothing while the list cannot be read.
+                    // A 404 for this spelling proves nothing while the list cannot be read.
                     ListingState::Unknown(Some(unread)) => NoSet::Failed(unread),
                     _ => NoSet::Absent(error),
                 });
             }
-            // The document was asked already, and one of its files would not come: its URLs may be too old.
+            // The document was just revalidated, and one of its files failed: its URLs may have expired.
             Err(Error::Upstream(error)) if error.asked != what && error.fault.may_be_an_expired_url() => {
                 self.visit(&visit, None).await
             }
@@ -333,7 +333,6 @@ impl Mirror {
     }
 }
 
-/// What is asked for, for people.
 pub(super) fn what(package: &Package) -> String {
     format!("the download document of {package}")
 }

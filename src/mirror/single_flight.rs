@@ -1,4 +1,4 @@
-//! One piece of work per key at a time. It outlives whoever asked first; all who ask share how it ends.
+//! One task per key at a time. It outlives its first caller, and all callers share its result.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::tasks::Tasks;
 
-/// The work under way, by key; `V` is what those who join it get hold of.
+/// The tasks in progress, by key; `V` is the handle for those who join.
 #[derive(Debug)]
 pub(super) struct Flights<K: Hash + Eq, V>(Arc<Mutex<HashMap<K, V>>>);
 
@@ -22,7 +22,7 @@ impl<K: Hash + Eq, V> Default for Flights<K, V> {
     }
 }
 
-/// Ends a flight when it is dropped: the next to ask starts another.
+/// Ends a flight on drop: the next request starts another.
 #[derive(Debug)]
 pub(super) struct Landing<K: Hash + Eq, V> {
     key: K,
@@ -36,17 +36,17 @@ impl<K: Hash + Eq, V> Drop for Landing<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
-    /// Joins the flight for `key`, or starts it: `start` says what there is to join, and gives the work,
-    /// which must hold the landing, as something to set off once others can join.
+    /// Joins the flight for `key`, or starts one. `start` returns the handle to join, and a closure that starts the
+    /// work once others can join. The work must own the landing.
     pub(super) fn join<Go: FnOnce()>(&self, key: K, start: impl FnOnce(Landing<K, V>) -> (V, Go)) -> V {
         let Ok(joined) = self.try_join(key, || Ok::<(), Infallible>(()), start);
         joined
     }
 
-    /// The same where not everybody may start one.
+    /// Joins the flight for `key`, or starts one if `may_start` allows it.
     ///
     /// # Errors
-    /// What `may_start` says; it is not asked where there is a flight to join.
+    /// The error of `may_start`, which is not called where a flight can be joined.
     pub(super) fn try_join<E, Go: FnOnce()>(
         &self,
         key: K,
@@ -63,13 +63,13 @@ impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
             flights.insert(key, started.clone());
             (started, go)
         };
-        // Not under the lock: a runtime that is shutting down drops the work, and with it the landing, here.
+        // Outside the lock: a runtime in shutdown drops the work, and with it the landing, here.
         go();
         Ok(started)
     }
 }
 
-/// A result that many wait for.
+/// A result that several callers wait for.
 pub(super) type Awaited<T> = Shared<BoxFuture<'static, T>>;
 
 impl<K, T> Flights<K, Awaited<T>>
@@ -77,7 +77,7 @@ where
     K: Hash + Eq + Clone + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// Joins the work for `key`, or spawns it. `lost` is what all get if its task dies.
+    /// Joins the work for `key`, or spawns it. All callers get `lost` if its task dies.
     pub(super) fn share<F>(&self, tasks: &Tasks, key: K, lost: T, work: impl FnOnce() -> F) -> Awaited<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -89,8 +89,8 @@ where
     }
 }
 
-/// The result of work that many wait for, and what spawns that work, given what is to be dropped when it is done and
-/// before anybody is told. `lost` is what all get if its task dies.
+/// Makes the result of `work` shareable. The closure spawns the work, and drops its argument before the result is
+/// published. All callers get `lost` if the task dies.
 pub(super) fn awaited<T, F, L>(tasks: &Tasks, lost: T, work: F) -> (Awaited<T>, impl FnOnce(L))
 where
     T: Clone + Send + Sync + 'static,
@@ -102,7 +102,7 @@ where
         tasks.spawn(async move {
             let done = work.await;
             drop(landing);
-            // Nobody may be left to be told.
+            // The callers may be gone.
             let _ = tell.send(done);
         });
     };

@@ -1,5 +1,5 @@
-//! Small archives in memory, on their way to clients: within one budget, however many are asked for and however slowly
-//! they are read (promise 11). Those who are sent the same one at the same time share a copy.
+//! Small archives in memory while they are sent, within one memory budget, however many are requested and however
+//! slowly they are read (Promise 11). Concurrent readers of an archive share a copy.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -8,22 +8,21 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::digest::Digest;
-use crate::store::{MemoryRoom, ReadMemory};
+use crate::store::{ReadGrant, ReadMemory};
 
-/// The bytes of all copies.
+/// The memory budget of all copies, in bytes.
 const ALL_BYTES: usize = 64 << 20;
-/// From this many copies on, those that nobody reads any more are forgotten.
+/// The number of entries from which on those without readers are removed.
 const MOST_LISTED: usize = 1000;
 
-/// The copies that are in memory.
 #[derive(Debug)]
 pub(super) struct SmallCopies {
     memory: ReadMemory,
-    // The bytes lie elsewhere: a list of what holds them itself would keep them in memory.
+    // Weak, because a list that owns the bytes would keep them in memory.
     shared: Mutex<HashMap<Digest, Weak<Bytes>>>,
 }
 
-/// A copy as the bytes of an answer.
+/// A copy as the owner of a response body.
 struct Reader(Arc<Bytes>);
 
 impl AsRef<[u8]> for Reader {
@@ -39,19 +38,19 @@ impl Default for SmallCopies {
 }
 
 impl SmallCopies {
-    /// The copy of an archive that somebody is being sent.
+    /// The copy that is being sent to another client, if any.
     pub(super) fn shared(&self, digest: &Digest) -> Option<Bytes> {
         self.shared.lock().get(digest).and_then(Weak::upgrade).map(|copy| Bytes::from_owner(Reader(copy)))
     }
 
-    /// Room for an archive of so many bytes; nothing where others have it.
-    pub(super) fn room(&self, bytes: u64) -> Option<MemoryRoom> {
-        usize::try_from(bytes).ok().and_then(|bytes| self.memory.room_at_once(bytes))
+    /// Reserves memory for an archive; `None` where the budget is used up.
+    pub(super) fn room(&self, bytes: u64) -> Option<ReadGrant> {
+        usize::try_from(bytes).ok().and_then(|bytes| self.memory.try_grant(bytes))
     }
 
-    /// A copy for all who ask for the same archive as long as somebody reads it.
-    pub(super) fn share(&self, digest: Digest, bytes: Vec<u8>, room: MemoryRoom) -> Bytes {
-        let copy = Arc::new(room.taken_by(bytes));
+    /// Shares a new copy with other readers for as long as it has any.
+    pub(super) fn share(&self, digest: Digest, bytes: Vec<u8>, room: ReadGrant) -> Bytes {
+        let copy = Arc::new(room.fill(bytes));
         let mut shared = self.shared.lock();
         if shared.len() >= MOST_LISTED {
             shared.retain(|_, copy| copy.strong_count() > 0);
@@ -66,7 +65,7 @@ impl SmallCopies {
 mod tests {
     use super::*;
 
-    /// Promise 11: what is listed and read by nobody takes no room, and all copies together take no more than there is.
+    /// Promise 11: an entry without a reader takes no memory, and all copies stay within the budget.
     #[test]
     fn a_copy_takes_its_room_for_as_long_as_somebody_reads_it() {
         let copies = SmallCopies::default();

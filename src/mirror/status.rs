@@ -1,92 +1,92 @@
-//! What a mirror tells of itself.
+//! The status report of a mirror.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Alarm, Link, Mirror, Trouble};
+use super::{Alarm, Connectivity, Mirror, Trouble};
 use crate::address::{Hostname, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::Totals;
-use crate::upstream::OfUpstream;
+use crate::upstream::UpstreamTraffic;
 
-/// What a mirror has, and what it stands for.
+/// The status of a mirror.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The version of larder.
     pub version: String,
     /// The store folder.
     pub store: String,
-    /// How the store is.
+    /// The state of the store.
     pub store_state: StoreState,
-    /// Why it would not take the last archive, or else document, that it was given; none where it took both.
+    /// The cause why the last archive, or else the last document, could not be stored; `None` if both were.
     pub trouble: Option<Trouble>,
     /// The size limit, in bytes.
     pub max_size_bytes: u64,
-    /// What its disk still takes, in bytes; none where that cannot be told.
+    /// The free bytes of its disk, where known.
     pub free_bytes: Option<u64>,
     /// The size of its index on disk, in bytes.
     pub index_bytes: u64,
-    /// How many archives are stored.
+    /// The number of stored archives.
     pub archives: u64,
     /// Their size, in bytes.
     pub archive_bytes: u64,
-    /// How many documents and proof sets are stored.
+    /// The number of stored documents and proof sets.
     pub documents: u64,
     /// Their size, in bytes.
     pub document_bytes: u64,
-    /// How many first-seen records there are. They are never evicted.
+    /// The number of first-seen records. They are never evicted.
     #[serde(default)]
     pub first_seen_records: u64,
     /// Their size, in bytes.
     #[serde(default)]
     pub first_seen_bytes: u64,
-    /// What was imported without signatures, and nothing else vouches for; at most a thousand packages.
+    /// Packages that were imported without signatures and that nothing else verifies; at most a thousand.
     #[serde(default)]
     pub imported: Vec<PackageRef>,
-    /// The bundle that was applied last; none where none was.
+    /// The bundle that was imported last, if any.
     #[serde(default)]
     pub last_bundle: Option<LastBundle>,
-    /// Whether nothing may go out.
+    /// True while larder is offline: no outbound traffic.
     pub offline: bool,
     /// The configured upstreams.
     pub upstreams: Vec<String>,
-    /// What was asked for while offline and is not held, also before the start: at most a thousand things, and since
-    /// the start a hundred that are no artifacts.
+    /// The objects requested while offline and not stored, also before the start: at most a thousand packages, and a
+    /// hundred others since the start.
     pub missing: Vec<PackageRef>,
-    /// What an operator should look at, since the start; at most a thousand things of each kind.
+    /// The unresolved alarms; at most a thousand of each kind about each address.
     pub alarms: Vec<Alarm>,
 }
 
-/// A bundle that was applied.
+/// A bundle that was imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastBundle {
     /// The SHA-256 of its manifest.
     pub manifest: Digest,
-    /// When it was made, in seconds since 1970.
+    /// The time of its creation, in seconds since 1970.
     pub created: Timestamp,
-    /// When it had been applied, in seconds since 1970.
+    /// The time when its import was complete, in seconds since 1970.
     pub applied: Timestamp,
 }
 
-/// How a store is.
+/// The state of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoreState {
-    /// It is there, and takes what it is given.
+    /// It can be read and written.
     Ready,
-    /// It is there, and would not take the last archive or the last document that it was given.
+    /// The last archive or the last document could not be stored.
     NotKeeping,
-    /// Its disk is mounted for reading alone.
+    /// Its disk is mounted read-only.
     ReadOnly,
-    /// It was removed or replaced, or its folder cannot be looked at.
+    /// It was removed or replaced, or its folder cannot be read.
     Gone,
 }
 
 impl StoreState {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 4] = [Self::Ready, Self::NotKeeping, Self::ReadOnly, Self::Gone];
 
-    /// The word for it.
+    /// The name in metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -97,29 +97,29 @@ impl StoreState {
     }
 }
 
-/// An upstream since the start, and now.
+/// The state of an upstream: totals since the start, and present backoff.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpstreamState {
     /// Its host.
     pub host: String,
     /// Requests sent.
     pub requests: u64,
-    /// Those that brought no answer, or 429 or 5xx.
+    /// Requests without an answer, or with 429 or 5xx.
     pub failed: u64,
     /// Body bytes received.
     pub bytes: u64,
-    /// Requests that larder refused to make.
+    /// Requests that larder refused to send.
     pub refused: u64,
-    /// The origins that are left alone now.
+    /// The origins in backoff.
     pub left_alone: Vec<LeftAlone>,
 }
 
-/// An origin that is left alone after failures.
+/// An origin in backoff after failures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftAlone {
     /// `https://HOST`
     pub origin: String,
-    /// For how much longer, in seconds.
+    /// The remaining time, in seconds.
     pub seconds: u64,
 }
 
@@ -129,22 +129,22 @@ impl Mirror {
         self.terms.load().upstreams.hosts().into_iter().cloned().collect()
     }
 
-    /// Body bytes received since the start, also from upstreams that are not configured any more.
+    /// Body bytes received since the start, also from upstreams that are no longer configured.
     pub fn upstream_bytes(&self) -> u64 {
         self.counters.traffic.all_bytes()
     }
 
-    /// Downloads under way.
+    /// The number of downloads in progress.
     pub fn fills_under_way(&self) -> i64 {
         self.counters.fills.get()
     }
 
-    /// Requests that wait for an upstream.
+    /// The number of requests that wait for an upstream.
     pub fn waiting_requests(&self) -> u64 {
         self.waiting() as u64
     }
 
-    /// How the store is. Asks the disk.
+    /// The state of the store. Reads the disk.
     pub fn store_state(&self) -> StoreState {
         if self.store.check().is_err() {
             return StoreState::Gone;
@@ -156,11 +156,11 @@ impl Mirror {
         }
     }
 
-    /// Each upstream, since the start and now.
+    /// The state of each upstream.
     pub fn upstream_states(&self, now: Timestamp) -> Vec<UpstreamState> {
-        let left_alone = self.terms.load().outbound.left_alone(now);
+        let left_alone = self.terms.load().outbound.open_breakers(now);
         let state = |host: Hostname| {
-            let OfUpstream { requests, failed, bytes, refused } = self.counters.traffic.of(&host);
+            let UpstreamTraffic { requests, failed, bytes, refused } = self.counters.traffic.of(&host);
             let of_it = left_alone.iter().filter(|(upstream, ..)| *upstream == host);
             let mut left_alone: Vec<LeftAlone> = of_it
                 .map(|(_, origin, until)| LeftAlone { origin: origin.to_string(), seconds: until.since(now).as_secs() })
@@ -179,7 +179,7 @@ impl Mirror {
         serde_json::from_slice(&receipt?).ok()
     }
 
-    /// What there is to say of the store and its upstreams. Asks the disk.
+    /// The status report. Reads the disk.
     pub fn status(&self) -> Status {
         let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = self.store.index.totals();
         let first_seen = self.store.records.first_seen_totals().unwrap_or_else(|error| {
@@ -202,7 +202,7 @@ impl Mirror {
             first_seen_bytes: first_seen.1,
             imported: self.catalog.imported(),
             last_bundle: self.last_bundle(),
-            offline: self.link() == Link::Offline,
+            offline: self.link() == Connectivity::Offline,
             upstreams: self.hosts().iter().map(ToString::to_string).collect(),
             missing: self.missing_in_words(),
             alarms: self.alarms(),

@@ -1,4 +1,4 @@
-//! What the store would not take, so that `status` says so.
+//! The store's last write errors, for `status`.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,33 @@ use super::Mirror;
 use super::counters::Stored;
 use crate::store::StoreError;
 
-/// That the store would not take something, the last time that one tried.
+/// The last failure to store an object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trouble {
-    /// Why.
+    /// The cause.
     pub why: String,
-    /// What the operator can do about it.
+    /// The remedy.
     pub to_do: String,
 }
 
-/// What the store would not take, the last time that one tried: each kind for itself, or a small document would hide
-/// that no archive finds room.
+/// The last failure of each kind. With one entry for all, a small document that fits would hide that no archive does.
 #[derive(Debug, Default)]
 pub(super) struct StoreErrors(BTreeMap<Stored, Trouble>);
 
 impl Mirror {
-    /// The store would not take something.
+    /// Records that an object could not be stored.
     pub(super) fn was_not_kept(&self, kind: Stored, why: &StoreError) {
         self.counters.not_kept(kind);
-        let trouble = Trouble { why: why.to_string(), to_do: why.to_do().to_owned() };
+        let trouble = Trouble { why: why.to_string(), to_do: why.remedy().to_owned() };
         self.troubles.lock().0.insert(kind, trouble);
     }
 
-    /// The store took something.
+    /// Clears the failure of a kind, after an object was stored.
     pub(super) fn was_kept(&self, kind: Stored) {
         self.troubles.lock().0.remove(&kind);
     }
 
-    /// Why the store would not take what it was last given of a kind; of archives, where it is neither.
+    /// The last failure; that of archives first.
     pub fn trouble(&self) -> Option<Trouble> {
         self.troubles.lock().0.values().next().cloned()
     }

@@ -1,4 +1,4 @@
-//! The work that nobody waits for, and its end: a mirror that closes leaves none of it behind.
+//! The background tasks of the mirror, and their shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// How long the work may take to notice that it has been stopped.
+/// The time that a shutdown gives tasks to end.
 const STOPPED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Flights, fills and what follows them.
+/// Tracks flights, fills and their follow-up work.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     tracker: TaskTracker,
@@ -19,7 +19,7 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    /// Runs `work` until it ends or the mirror closes; `None` in that case.
+    /// Runs `work` until it ends or the mirror closes; `None` in the latter case.
     pub(super) fn spawn<F>(&self, work: F) -> JoinHandle<Option<F::Output>>
     where
         F: Future + Send + 'static,
@@ -28,17 +28,17 @@ impl Tasks {
         self.tracker.spawn(self.stop.clone().run_until_cancelled_owned(work))
     }
 
-    /// Runs file work on a thread where it may block. It is never cut short: a close waits for it.
+    /// Runs file work on a blocking thread. It is never cut short: a shutdown waits for it.
     pub(super) fn spawn_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         self.tracker.spawn_blocking(work)
     }
 
-    /// The mirror closes: long work ends early.
+    /// Returns true once the mirror is closing. Long work must end early then.
     pub(super) fn are_stopped(&self) -> bool {
         self.stop.is_cancelled()
     }
 
-    /// Stops everything; says whether it has all ended.
+    /// Stops everything. Returns true if it ended in time.
     pub(super) async fn stop(&self) -> bool {
         self.stop.cancel();
         self.tracker.close();
@@ -46,18 +46,17 @@ impl Tasks {
     }
 }
 
-/// Turns at work that is heavy for the machine: so many at a time. Who waits for a turn takes no thread.
+/// A concurrency limit for CPU-heavy work. Waiting for a permit takes no thread.
 #[derive(Debug)]
 pub(super) struct Turns(Arc<Semaphore>);
 
 impl Turns {
-    /// Turns for `most` at a time.
     pub(super) fn of(most: usize) -> Self {
         Self(Arc::new(Semaphore::new(most)))
     }
 
-    /// Waits for a turn, then runs file work where it may block; `None` where that panicked. Whoever waits no more before
-    /// its turn has come gives it up; work that began keeps its turn until it has ended.
+    /// Waits for a permit, then runs `work` on a blocking thread; `None` if it panicked. A caller that stops waiting
+    /// gives up its place in the queue. Work that has begun keeps its permit until it ends.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         tasks: &Tasks,
@@ -81,12 +80,12 @@ mod tests {
 
     use super::*;
 
-    /// Promise 11: heavy work has a bound, however much of it there is.
+    /// Promise 11: heavy work is limited, however much of it is queued.
     #[tokio::test]
     async fn as_many_work_at_a_time_as_there_are_turns() {
         let (tasks, turns) = (Tasks::default(), Turns::of(2));
         let (working, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        // Work goes on only where another works beside it: so two do, and a third would be counted.
+        // Each job waits for a second one: so two run together, and a third would be counted.
         let beside = Arc::new(Barrier::new(2));
         let all = (0..16).map(|_| {
             let (working, most, beside) = (Arc::clone(&working), Arc::clone(&most), Arc::clone(&beside));
@@ -100,7 +99,7 @@ mod tests {
         assert_eq!(most.load(Ordering::SeqCst), 2);
     }
 
-    /// Promise 11: work that panics gives its turn back.
+    /// Promise 11: work that panics releases its permit.
     #[tokio::test]
     async fn a_turn_that_ends_in_a_panic_is_free_again() {
         let (tasks, turns) = (Tasks::default(), Turns::of(1));

@@ -1,5 +1,5 @@
-//! What the configuration says of upstreams and of room: exchanged as one by a reload. A call keeps the terms that it
-//! began on, and so does what it sets off.
+//! The reloadable settings (upstreams, size limit), swapped atomically. A request keeps the settings that it began
+//! with, and so does the work that it starts.
 
 use std::sync::Arc;
 
@@ -12,38 +12,37 @@ use crate::store::{Key, SizeLimit};
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Upstream, Upstreams};
 
-/// What the configuration says of upstreams and of room.
+/// The reloadable settings, and the caches that are only valid under them.
 #[derive(Debug)]
 pub struct RuntimeConfig {
-    /// The registries that are mirrored.
+    /// The mirrored registries.
     pub upstreams: Upstreams,
-    /// The way to them.
+    /// The connector to them.
     pub outbound: Outbound,
-    /// What may be stored.
+    /// The size limit of the store.
     pub size_limit: SizeLimit,
-    /// What a version must be held for to be listed while sealed.
+    /// The platforms that must be stored for a version to be listed while offline.
     pub sealed_for: RequiredPlatforms,
     pub(super) generation: Generation,
-    /// What upstreams say that they have not. Another place, or another credential, may have it: so what was said on
-    /// other terms says nothing on these.
+    /// Cached 404s of upstreams. They end with a reload, because another URL or another credential may have the object.
     pub(super) absent: Remembered<Key, String>,
-    /// Which sets were asked again in vain, for the same time.
+    /// The packages whose sets were revalidated in vain, for the lifetime of a 404.
     pub(super) asked_anew: Remembered<Package, ()>,
-    /// The same of modules' locations.
+    /// The modules whose locations were revalidated in vain, for the lifetime of a 404.
     pub(super) asked_anew_of_module: Remembered<ModulePackage, ()>,
-    /// Where in what a page named the module is, while the archive is on its way.
+    /// The subdirectory of a module in the archive that a page led to, while that archive is being fetched.
     pub(super) led_to: Remembered<ModulePackage, Option<String>>,
-    /// What a location led to was looked at a moment ago.
+    /// The modules whose trees were rechecked a moment ago.
     pub(super) looked_at: Remembered<ModulePackage, ()>,
 }
 
-/// Which terms: a part of every flight's key. Whoever joined a flight of other terms would be led by what another
-/// place says, and show it the credential that is for this one (promise 8).
+/// The number of a configuration, part of every flight's key. A request that joined a flight of another configuration
+/// would follow another upstream's document, and send it the credential meant for this one (Promise 8).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Generation(u64);
 
 impl RuntimeConfig {
-    /// The first terms of a mirror.
+    /// The settings at the start.
     pub fn new(upstreams: Upstreams, outbound: Outbound, size_limit: SizeLimit, sealed_for: RequiredPlatforms) -> Self {
         Self {
             upstreams,
@@ -59,7 +58,7 @@ impl RuntimeConfig {
         }
     }
 
-    /// The terms that come after these. Nobody goes by them yet.
+    /// The settings of a reload, not active yet.
     pub fn followed_by(
         &self,
         upstreams: Upstreams,
@@ -77,24 +76,25 @@ impl RuntimeConfig {
 }
 
 impl Mirror {
-    /// What holds for whoever comes now.
+    /// The active settings.
     pub fn terms(&self) -> Arc<RuntimeConfig> {
         self.terms.load_full()
     }
 
-    /// Exchanges the terms, for whoever comes from now on.
+    /// Activates settings for new requests.
     pub fn renew(&self, terms: Arc<RuntimeConfig>) {
         terms.upstreams.hosts().into_iter().for_each(|host| self.counters.expect(host));
         terms.outbound.come_into_force();
         self.terms.store(terms);
     }
 
-    /// Whether a call goes by the terms of now: what was said on others removes nothing.
+    /// Returns true if a request's settings are still active. An answer under former ones removes nothing from the
+    /// store.
     pub(super) fn is_on_these_terms(&self, call: &RequestContext) -> bool {
         self.terms.load().generation == call.terms.generation
     }
 
-    /// Evicts what there is no room for any more.
+    /// Evicts what exceeds the size limit.
     pub async fn make_room(self: &Arc<Self>) -> Result<(), Error> {
         self.on_disk(|mirror| {
             mirror.store_bytes_now();

@@ -1,7 +1,6 @@
-//! Fills that clients started and that nobody waits for any more. A client that asks for many archives and leaves each
-//! would have larder fetch them all: so each address has only so many of them at one time (promise 11). Beyond that none
-//! starts, and of the archives of providers that were asked for at once and left at once the latest are given up; modules
-//! have few places to be worked on anyway.
+//! Limits the fills that clients start and abandon. A client that requests many archives and disconnects each time
+//! would have larder fetch them all (Promise 11). Beyond the limit of its address, no other fill starts, and the latest
+//! of its abandoned provider fills are cancelled. Module fills are few anyway, by their own concurrency limit.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -17,12 +16,12 @@ use tokio::sync::watch;
 use super::follow::Progress;
 use crate::error::Error;
 
-/// How many fills that nobody waits for may run for one client address before it may start no other.
+/// The most abandoned fills of a client address before it may start no other.
 const MOST_UNATTENDED: usize = 16;
-/// How often a fill looks whether it is one too many.
+/// The interval at which a fill checks if it is over the limit.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The address of a client, as far as it tells clients apart: of IPv6 the network that one client is given, a /64.
+/// A client's address. Of IPv6 only the /64 network counts, because one client gets all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClientAddress(IpAddr);
 
@@ -35,14 +34,14 @@ impl From<IpAddr> for ClientAddress {
     }
 }
 
-/// A handle on a fill that tells whether anybody waits for it, and keeps nobody waiting by itself.
+/// A handle that reports if anything waits for a fill. The handle itself does not count.
 pub(super) trait Followed: fmt::Debug + Send {
     fn is_followed(&self) -> bool;
 }
 
 impl Followed for watch::Sender<Progress> {
     fn is_followed(&self) -> bool {
-        // The flights have one receiver, from which those who join get theirs.
+        // The flight map has one receiver, from which joiners clone theirs.
         self.receiver_count() > 1
     }
 }
@@ -52,15 +51,15 @@ where
     F::Output: Clone + Send + Sync,
 {
     fn is_followed(&self) -> bool {
-        // The flights have one, and the one that counts is another.
+        // The flight map has one clone, and `upgrade` makes another.
         self.upgrade().and_then(|shared| shared.strong_count()).is_some_and(|count| count > 2)
     }
 }
 
-/// The running fills of one address, each under a number of its own: the earlier, the lower.
+/// The fills in progress of one address, by ascending start number.
 type Fills = BTreeMap<u64, Box<dyn Followed>>;
 
-/// The running fills that clients started, by address. An address without one has no entry.
+/// The fills in progress that clients started, by address. An address without one has no entry.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StartedFills(Arc<Mutex<RunningDownloads>>);
 
@@ -70,7 +69,7 @@ struct RunningDownloads {
     next: u64,
 }
 
-/// One fill in the list of the client that started it, until this is dropped.
+/// An entry in the list of the client that started the fill, removed on drop.
 #[derive(Debug)]
 pub(super) struct StartedFill {
     of: StartedFills,
@@ -79,10 +78,10 @@ pub(super) struct StartedFill {
 }
 
 impl StartedFills {
-    /// Whether a fill may start for this client; a job may always, because it waits.
+    /// Checks that this client may start a fill. A job always may, because it waits for it.
     ///
     /// # Errors
-    /// [`Error::Unattended`] while too many run that this client started and that nobody waits for.
+    /// [`Error::Unattended`] while too many abandoned fills of this client are in progress.
     pub(super) fn may_start(&self, client: Option<ClientAddress>, what: impl FnOnce() -> String) -> Result<(), Error> {
         let Some(client) = client else { return Ok(()) };
         let running = self.0.lock();
@@ -90,12 +89,12 @@ impl StartedFills {
         if unattended < MOST_UNATTENDED { Ok(()) } else { Err(Error::Unattended { what: what(), running: unattended }) }
     }
 
-    /// How many fills run that clients started and that nobody waits for.
+    /// The number of fills in progress that clients started and abandoned.
     pub(super) fn unattended(&self) -> usize {
         self.0.lock().by.values().map(|fills| unattended(fills.values())).sum()
     }
 
-    /// Lists a fill that others can follow already; nothing for a job's.
+    /// Lists a fill that others can already join. A job's fill is not listed.
     pub(super) fn started(&self, client: Option<ClientAddress>, fill: impl Followed + 'static) -> Option<StartedFill> {
         let client = client?;
         let mut running = self.0.lock();
@@ -111,8 +110,8 @@ fn unattended<'a>(fills: impl Iterator<Item = &'a Box<dyn Followed>>) -> usize {
 }
 
 impl StartedFill {
-    /// Waits until a fill is one too many: nobody waits for it, nor for as many as may be that its client started
-    /// before it. Says why it is given up then. A job's never is.
+    /// Waits until this fill must be cancelled: it is abandoned, and so are as many earlier ones of its client as the
+    /// limit allows. Returns the error. A job's fill is never cancelled.
     pub(super) async fn one_too_many(started: Option<&Self>, what: &str) -> Error {
         let Some(started) = started else { return pending().await };
         let mut looks = tokio::time::interval(LOOK_EVERY);
@@ -139,7 +138,7 @@ impl Drop for StartedFill {
             running.by.remove(&self.client);
         }
         drop(running);
-        // Not under the lock: it may be the last to hold on to what the fill told.
+        // Outside the lock: this may drop the last reference to the fill's result.
         drop(ended);
     }
 }
@@ -167,7 +166,7 @@ mod tests {
         assert_ne!(client("192.0.2.1"), client("192.0.2.2"));
     }
 
-    /// Promise 11: only those that nobody waits for count, and addresses whose fills have ended are forgotten.
+    /// Promise 11: only abandoned fills count, and addresses without a fill are forgotten.
     #[test]
     fn sixteen_fills_that_nobody_waits_for_are_as_many_as_one_address_may_have() {
         let started = StartedFills::default();
@@ -191,7 +190,7 @@ mod tests {
         assert!(started.0.lock().by.is_empty());
     }
 
-    /// The same for work that is awaited, as that on modules.
+    /// Promise 11: the same rule for fills with a shared future, as those of modules.
     #[test]
     fn awaited_work_is_followed_while_anybody_has_a_copy_beside_the_flights() {
         let flight = std::future::pending::<()>().boxed().shared();

@@ -1,5 +1,4 @@
-//! Everything that is stored, read once and held against its checksums: `verify`, at once and as fast as may be, and
-//! the scrub, one archive after the other over weeks.
+//! Re-hashes everything that is stored: `verify` all at once, and the scrub one archive after the other over weeks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,72 +16,70 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, Recorded};
 
-/// How fast `verify` reads: what a disk can spare while it serves.
+/// The read rate of `verify`: it leaves disk bandwidth for serving.
 const VERIFY_PACE: ReadRate = ReadRate::of(64 << 20);
-/// How fast the scrub reads: it has weeks.
+/// The read rate of the scrub, which has weeks.
 const SCRUB_PACE: ReadRate = ReadRate::of(16 << 20);
-/// How many steps may wait for whoever is told of them.
+/// Events buffered for a slow receiver.
 const STEPS_WAITING: usize = 16;
 
-/// What `verify` tells while it goes on.
+/// A progress event of `verify`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum Step {
-    /// It begins, and there is this much to do.
+    /// The run begins, with these totals.
     Begun {
-        /// How many names, documents and other records.
+        /// The number of names, documents and other records.
         records: u64,
-        /// How many archives.
+        /// The number of archives.
         archives: u64,
-        /// Their bytes.
+        /// The bytes of the archives.
         bytes: u64,
     },
-    /// A record does not match its own checksum. It was set aside, or waits for what is put in its place.
+    /// A record does not match its checksum. It was quarantined, or is about to be replaced.
     WrongRecord {
-        /// Which.
+        /// The record.
         record: String,
     },
-    /// An archive was not what its digest says.
+    /// An archive does not match its digest.
     WrongArchive(Wrong),
-    /// Something could not be read, set aside or written again; the disk may be failing.
+    /// Something could not be read, quarantined or rewritten. The disk may be failing.
     Unreadable {
-        /// Which.
+        /// The object.
         what: String,
-        /// Why.
+        /// The cause.
         error: String,
     },
-    /// So many archives were imported without signatures: that they are as they were imported is all that can be
-    /// verified of them.
+    /// Archives that were imported without signatures. They can only be verified to be as they were imported.
     Imported {
-        /// How many.
+        /// The number of archives.
         archives: u64,
     },
-    /// So much is done.
+    /// Progress so far.
     Checked {
         /// Archives so far.
         archives: u64,
-        /// Their bytes.
+        /// The bytes of these archives.
         bytes: u64,
     },
-    /// All is done.
+    /// The run is complete.
     Done {
-        /// How many records were read.
+        /// The number of records read.
         records: u64,
-        /// How many archives were read.
+        /// The number of archives read.
         archives: u64,
-        /// Their bytes.
+        /// The bytes of these archives.
         bytes: u64,
-        /// How many of them all were wrong or could not be read.
+        /// The number of objects that were wrong or could not be read.
         wrong: u64,
     },
-    /// It ended before all was done.
+    /// The run ended early.
     Stopped {
-        /// Why.
+        /// The cause.
         error: String,
     },
 }
 
-/// One walk over everything that is stored.
 struct VerifyWalk {
     mirror: Arc<Mirror>,
     call: RequestContext,
@@ -91,11 +88,10 @@ struct VerifyWalk {
 }
 
 impl Mirror {
-    /// Reads everything that is stored and holds it against its checksums; tells each step. Ends when nobody listens
-    /// any more.
+    /// Re-hashes everything that is stored and reports each step. Ends when the receiver is dropped.
     ///
     /// # Errors
-    /// [`Error::Busy`] while another does.
+    /// [`Error::Busy`] while another run is in progress.
     pub fn verify(self: &Arc<Self>, call: &RequestContext) -> Result<mpsc::Receiver<Step>, Error> {
         let alone = Arc::clone(&self.verifying).try_lock_owned();
         let busy = |_| Error::Busy {
@@ -111,19 +107,19 @@ impl Mirror {
                 () = tell.closed() => return,
             };
             let last = ended.unwrap_or_else(|error| Step::Stopped { error: error.to_string() });
-            // Before the end is told: a script that reads it starts the next walk at once.
+            // Release the lock before the last event: a script that reads it may start the next run at once.
             drop(alone);
-            // Nobody may be left to be told.
+            // The receiver may be gone.
             let _ = tell.send(last).await;
         });
         Ok(told)
     }
 
-    /// Holds every archive against its digest whose last check is `every` ago, and says when the next is due. Offline,
-    /// too: what is damaged is better known while the cable is still near.
+    /// Re-hashes every archive whose last check is at least `every` ago, and returns the time when the next is due.
+    /// Runs offline too, so that damage is found while a repair is still easy.
     ///
     /// # Errors
-    /// The last of them; what cannot be read keeps nobody from the rest.
+    /// The last error. An archive that cannot be read does not stop the others from being checked.
     pub async fn scrub(self: &Arc<Self>, every: Duration, call: &RequestContext) -> Result<Timestamp, Error> {
         let archives = self.on_disk(|mirror| mirror.store.index.archives_by_check()).await?;
         let mut pace = SCRUB_PACE;
@@ -131,7 +127,7 @@ impl Mirror {
         let mut next = None;
         for archive in archives {
             let (now, due) = (self.inner(call).now, archive.last_check.after(every));
-            // What was checked while the clock was ahead was never checked, for all that is known.
+            // A check in the future was recorded by a wrong clock, so it does not count.
             let from_the_future = archive.last_check > now.after(CLOCK_SLACK);
             if now < due && !from_the_future {
                 next = Some(next.map_or(due, |next: Timestamp| next.min(due)));
@@ -144,14 +140,14 @@ impl Mirror {
         }
         match failed {
             Some(error) => Err(error),
-            // What is taken in from now on is due later than this.
+            // Archives stored from now on are due later than this.
             None => Ok(next.unwrap_or_else(|| self.inner(call).now.after(every))),
         }
     }
 }
 
 impl VerifyWalk {
-    /// Walks, and says how it ended.
+    /// Runs to the end and returns the last event.
     async fn go(mut self) -> Result<Step, Error> {
         let look = |mirror: &Mirror| Ok((mirror.store.records.all()?, mirror.store.blobs.all()?));
         let (keys, blobs) = self.mirror.on_disk(look).await?;
@@ -160,7 +156,7 @@ impl VerifyWalk {
         let records = keys.len() as u64;
         self.say(Step::Begun { records, archives: archives.len() as u64, bytes }).await;
         self.records(keys).await;
-        // Only now that damaged names are out of the way: every archive that a name lists is there, or missing.
+        // Only after damaged names are quarantined is every archive listed by a name either stored or missing.
         let listed = self.mirror.on_whole_index(|mirror| mirror.store.index.names(|_, name| Some(name.archives)));
         for listed in listed.await?.iter().flatten() {
             archives.entry(listed.digest).or_default();
@@ -178,7 +174,7 @@ impl VerifyWalk {
             let of = key.clone();
             let looked = self.mirror.on_disk(move |mirror| {
                 let _lock = mirror.catalog.record_lock(&of).lock();
-                let looked = mirror.store.records.look(&of)?;
+                let looked = mirror.store.records.read(&of)?;
                 if matches!(looked, Recorded::Damaged) {
                     mirror.store.index.document_gone(&of);
                 }
@@ -193,14 +189,14 @@ impl VerifyWalk {
                         Key::Seen(ref of) | Key::FirstSeen(ref of, _) | Key::KeyLog(ref of) => {
                             self.restore(key.clone(), of).await;
                         }
-                        // The next list writes it again; what raised an alarm raises it again.
+                        // The next version list rewrites it, and an alarm is raised again by its cause.
                         Key::FirstListed(_) | Key::Alarms(_) => {}
                         Key::SeenModule(package) => self.see_module_again(package).await,
-                        // The next request for it packs it again.
+                        // The next request repacks it.
                         Key::Name(Artifact::Module(_)) => {}
-                        // Whoever runs it writes it again; of one that has ended, what it fetched is held.
+                        // A running job rewrites its record. An ended job needs none: its archives are stored.
                         Key::Job(_) | Key::RecurringJobs => {}
-                        // What this run was asked for is in memory, and is written again.
+                        // The requests of this run are in memory and are written again.
                         Key::Missing => self.mirror.mark_missing_unsaved(),
                         Key::Discovery(_)
                         | Key::ProviderVersions(_)
@@ -217,7 +213,7 @@ impl VerifyWalk {
         }
     }
 
-    /// A first-seen record is written again from the stored sets, before any of them may go.
+    /// Rebuilds a first-seen record from the stored proof sets, before any of them is evicted.
     async fn restore(&mut self, key: Key, provider: &ProviderAddress) {
         let (of, now) = (key.clone(), self.mirror.inner(&self.call).now);
         let restored = self.mirror.on_disk(move |mirror| {
@@ -240,7 +236,7 @@ impl VerifyWalk {
         self.wrong(Step::Unreadable { what: described(&key), error: unknown }).await;
     }
 
-    /// What was seen of a version of a module is written again from its name, before that may go.
+    /// Rebuilds the first-seen record of a module version from its name, before that is evicted.
     async fn see_module_again(&mut self, package: ModulePackage) {
         let (of, now) = (package.clone(), self.mirror.inner(&self.call).now);
         let noted = self.mirror.on_disk(move |mirror| restore_first_seen(mirror, &of, now)).await;
@@ -256,7 +252,7 @@ impl VerifyWalk {
         self.wrong(Step::Unreadable { what: format!("what {package} was at first sight"), error: unknown }).await;
     }
 
-    /// A name that was damaged is written again, where its proof set and its archive are still there.
+    /// Rebuilds a damaged name if its proof set and its archive are still stored.
     async fn name_again(&self, package: Package) {
         let call = self.mirror.inner(&self.mirror.job(self.mirror.inner(&self.call).now));
         let Ok(Some(held)) = self.mirror.held_set(&package, &call).await else { return };
@@ -296,12 +292,11 @@ impl VerifyWalk {
     }
 
     async fn say(&self, step: Step) {
-        // Where nobody listens any more, the walk is dropped.
+        // Without a receiver, the run is dropped.
         let _ = self.tell.send(step).await;
     }
 }
 
-/// A record, for people.
 fn described(key: &Key) -> String {
     match key {
         Key::Discovery(host) => format!("the discovery document of {host}"),

@@ -1,5 +1,5 @@
-//! Pull-through for version lists: what upstream lists, what it has dropped and is still held, and when
-//! each version was first seen.
+//! Serves version lists: upstream's versions, and dropped ones that are still stored. Records when each version was
+//! first listed.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::upstream::error::Fault;
 use crate::upstream::providers::{ListedVersion, VersionList, versions_url};
 
 impl Mirror {
-    /// The version list of a provider.
+    /// Returns the version list of a provider.
     pub async fn provider_versions(
         self: &Arc<Self>,
         address: &ProviderAddress,
@@ -39,7 +39,8 @@ impl Mirror {
         pulled.inspect_err(|error| self.record_if_offline(error, call, || address.into()))
     }
 
-    /// Asks upstream for a version list, however fresh what is held, unless another has since the caller saw it.
+    /// Fetches a version list even if the stored one is fresh, unless another flight has done so since the caller read
+    /// `seen`.
     pub(super) async fn ask_versions_again(
         self: &Arc<Self>,
         address: &ProviderAddress,
@@ -95,7 +96,7 @@ impl Mirror {
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
                 if !before.as_ref().is_some_and(|before| before.about.gone) {
-                    // For the alarms alone: what is kept of the list names them all.
+                    // For the alarms only: the stored list still names them all.
                     let none = VersionList { versions: Vec::new(), rest: Default::default() };
                     self.dropped_but_held(upstream, address, &none, before.as_ref(), call.now).await?;
                 }
@@ -108,8 +109,8 @@ impl Mirror {
         landed
     }
 
-    /// The entries of versions that upstream has dropped and whose archives are held: as upstream wrote
-    /// them, or made anew where nobody remembers that.
+    /// The entries of stored versions that upstream has dropped: as upstream wrote them, or rebuilt where that text is
+    /// lost.
     pub(super) async fn dropped_but_held(
         self: &Arc<Self>,
         upstream: &Upstream,
@@ -136,7 +137,7 @@ impl Mirror {
             Some(before) => before.versions().await.ok(),
             None => None,
         };
-        // What a bundle's list did not name is no word of upstream's yet.
+        // Versions that a bundle's list did not name were not dropped by upstream.
         let said_before = before.filter(|before| !before.about.carried);
         let dropped_before = said_before.map(|before| before.dropped_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
@@ -144,7 +145,7 @@ impl Mirror {
         self.alarm_of_dropped(address, dropped, now).await?;
         let mut entries = Vec::new();
         for (version, platforms) in held {
-            // What was imported without signatures need never have been listed.
+            // A version imported without signatures need never have been listed upstream.
             if !dropped_before.contains(&version) && !imported.contains(&version) {
                 tracing::warn!(provider = %address, %version, "upstream has dropped a version that is held; it stays listed (keep_gone)");
             }
@@ -154,7 +155,7 @@ impl Mirror {
         Ok(serde_json::to_vec(&entries).map(Bytes::from).unwrap_or_default())
     }
 
-    /// Remembers when a version was first seen, and forgets that it was not there.
+    /// Records when versions were first listed, and forgets cached 404s about them.
     async fn note_new_versions(
         self: &Arc<Self>,
         address: &ProviderAddress,
@@ -175,7 +176,6 @@ impl Mirror {
     }
 }
 
-/// The version list of a provider.
 fn list_wanted(address: &ProviderAddress, call: &RequestContext) -> Result<WantedDocument, Error> {
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
@@ -183,7 +183,7 @@ fn list_wanted(address: &ProviderAddress, call: &RequestContext) -> Result<Wante
     Ok(WantedDocument { what, key, upstream, service: Service::Providers, rule })
 }
 
-/// The entry of a version in a list, as a registry would write it.
+/// Builds the entry of a version in a list, as a registry would write it.
 pub(super) fn entry_of<'a>(version: &Version, platforms: impl Iterator<Item = &'a Platform>) -> Option<Box<RawValue>> {
     let platforms: Vec<_> =
         platforms.map(|Platform { os, arch }| serde_json::json!({"os": os, "arch": arch})).collect();
@@ -191,7 +191,7 @@ pub(super) fn entry_of<'a>(version: &Version, platforms: impl Iterator<Item = &'
 }
 
 impl KeptDocument {
-    /// The same list without what it says of these versions that upstream has dropped.
+    /// Removes these versions, which upstream has dropped, from the list.
     pub(super) fn without_dropped(&self, versions: &Versions) -> Self {
         #[derive(Deserialize)]
         struct OfflineEntry {
@@ -205,7 +205,7 @@ impl KeptDocument {
         Self { dropped: serde_json::to_vec(&left).map(Bytes::from).unwrap_or_default(), ..self.clone() }
     }
 
-    /// What upstream has dropped from it.
+    /// The versions that upstream has dropped from it.
     pub(super) fn dropped_versions(&self) -> Vec<ListedVersion> {
         let mut list = VersionList { versions: Vec::new(), rest: Default::default() };
         list.add(self.dropped());

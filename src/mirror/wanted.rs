@@ -65,7 +65,7 @@ impl Mirror {
     }
 
     /// Joins or starts the flight for a document. `fetch` gets the copy to build on. `seen` is the age of the copy that
-    /// the caller look.
+    /// the caller read.
     pub(super) fn fly_for_document<F: Future<Output = DocumentFlight> + Send>(
         self: &Arc<Self>,
         wanted: &WantedDocument,

@@ -1,6 +1,5 @@
-//! What a warm-up asks of the mirror, step by step: the list, the proof set and the archive of a package, held as an
-//! `init` will ask for them, and on the disk before it is told. A request that nobody waits for: it asks no upstream
-//! that wants to be left alone, and no more often than its budget allows.
+//! The steps of a warm-up: fetch the version list, the proof set and the archive of a package, and sync them to disk. A
+//! warm-up waits where an upstream asks for a delay, and stays within the upstream's rate budget.
 
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use super::library::{PackageHashState, StoredArchive};
 use super::opened::Opened;
 use super::proof_set::ProofSet;
 use super::pull::AskedAgain;
-use super::{Answer, Link, Mirror, Outcome, RequestContext, Urgency, sets};
+use super::{Answer, Connectivity, Mirror, Outcome, RequestContext, Urgency, sets};
 use crate::address::{Artifact, Hostname, Package, ProviderAddress};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -22,36 +21,36 @@ use crate::error::Error;
 use crate::store::{Key, Recorded, StoreError};
 use crate::upstream::breaker::Origin;
 use crate::upstream::providers::VersionList;
-use crate::upstream::restraint::Spends;
+use crate::upstream::restraint::BudgetPurpose;
 
-/// The document, its sums and its signature.
+/// The download document, SHA256SUMS and the signature.
 const REQUESTS_FOR_A_SET: u32 = 3;
 
-/// How an archive came to be held.
+/// The origin of a stored archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Came {
-    /// It was held already.
+    /// It was already stored.
     Held,
-    /// It was fetched and proven.
+    /// It was fetched and verified.
     Fetched,
 }
 
-/// A document as an `init` would be given it, and what is to be known of it.
+/// A document as an `init` would get it.
 #[derive(Debug)]
 pub struct Resolved<T> {
-    /// What it says.
+    /// The document.
     pub value: T,
-    /// Where upstream could not be asked about it: since when it has been held as it is. `None` where upstream has
-    /// confirmed it.
+    /// A message for people if upstream could not be asked, with the time of the last confirmation. `None` if upstream
+    /// has confirmed the document.
     pub unconfirmed: Option<String>,
 }
 
 impl Mirror {
-    /// The version list of a provider, held with the discovery document that leads to it; while sealed, what clients are
-    /// shown of it.
+    /// Fetches the version list of a provider and the discovery document that leads to it. Offline, returns the list
+    /// that clients see.
     ///
     /// # Errors
-    /// Why it cannot be had; [`Error::HeldBack`] and [`Error::Spared`] where it may be asked for later.
+    /// The fetch failed. [`Error::HeldBack`] and [`Error::Spared`] where a later attempt may succeed.
     pub async fn warm_list(
         self: &Arc<Self>,
         address: &ProviderAddress,
@@ -71,7 +70,7 @@ impl Mirror {
         }
         self.may_fetch(&what, host, &origins, missing, &call)?;
         let asked = async {
-            if self.link() == Link::Online {
+            if self.link() == Connectivity::Online {
                 self.discovery(host, &call).await?;
             }
             self.client_versions(address, &call).await
@@ -81,10 +80,10 @@ impl Mirror {
         Ok(Resolved { value: list.value, unconfirmed })
     }
 
-    /// The proof set that an `init` would be given for a package.
+    /// Fetches the proof set that an `init` would get for a package.
     ///
     /// # Errors
-    /// As for the list.
+    /// Like [`Mirror::warm_list`].
     pub async fn warm_set(
         self: &Arc<Self>,
         package: &Package,
@@ -106,7 +105,7 @@ impl Mirror {
         Ok(Resolved { value: set.value, unconfirmed })
     }
 
-    /// How large the archive of a set is, as far as its document or its server tells without sending it.
+    /// Returns the size of a set's archive as announced by its document or its server, without downloading it.
     pub async fn announced_size(
         self: &Arc<Self>,
         package: &Package,
@@ -118,7 +117,7 @@ impl Mirror {
         }
         let call = self.step(now);
         let origin = Origin::of(&set.document.archive_url);
-        if self.link() == Link::Offline
+        if self.link() == Connectivity::Offline
             || self.may_fetch("the size of an archive", &package.provider.host, &[origin], 1, &call).is_err()
         {
             return None;
@@ -126,11 +125,11 @@ impl Mirror {
         Asking::new(Arc::clone(self), package.clone(), Arc::clone(set), call).announced_length().await
     }
 
-    /// Sees to it that the archive of a set is held, and tells while it arrives how many bytes of how many are here.
-    /// Follows the fill as it is, and takes no byte of it.
+    /// Ensures that the archive of a set is stored. Meanwhile reports the bytes received and the total. Follows the
+    /// fill without reading its bytes.
     ///
     /// # Errors
-    /// As for the list, and where the disk would not keep it.
+    /// Like [`Mirror::warm_list`]; also where the disk cannot store the archive.
     pub async fn warm_archive(
         self: &Arc<Self>,
         package: &Package,
@@ -153,21 +152,21 @@ impl Mirror {
         let (set, _) = held.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(what.clone()))?;
         let origin = Origin::of(&set.document.archive_url);
         if !self.holds(digest).await? {
-            if self.link() == Link::Offline {
+            if self.link() == Connectivity::Offline {
                 return Err(self.missing_error(package, what, &call).await);
             }
             self.may_fetch(&what, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
         }
         let mut progress = self.fill_of(package, &kept, &set, &call)?;
         loop {
-            // Nothing of it is kept beyond this line: it may hold the file open.
+            // The borrowed state may hold the file open, so do not keep it beyond this line.
             let ended = match &*progress.borrow_and_update() {
                 Progress::Asking => None,
                 Progress::Streaming { written, length, .. } => {
                     tell(*written, *length);
                     None
                 }
-                // Where nothing arrived, its bytes were held under another name.
+                // Without a download, the bytes were already stored under another name.
                 Progress::Committed { bytes: None, held } => Some(Ok((Came::Held, (**held).clone()))),
                 Progress::Committed { bytes: Some(_), held } => Some(Ok((Came::Fetched, (**held).clone()))),
                 Progress::Unkept { why, .. } | Progress::NoPlace(why) => Some(Err(why.clone().into())),
@@ -182,10 +181,10 @@ impl Mirror {
         }
     }
 
-    /// The `h1:` that a client computes of a held archive as it arrives; `None` where it is no zip that has one.
+    /// Returns the `h1:` that a client computes of a stored zip; `None` if it is not a zip that has one.
     ///
     /// # Errors
-    /// The disk failed, or it is not held any more.
+    /// The disk failed, or the archive is no longer stored.
     pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
         let mut held = self.name_entry(package, digest).await?;
         if held.as_ref().is_some_and(|held| held.hashes == PackageHashState::NotYet) {
@@ -199,11 +198,11 @@ impl Mirror {
         }
     }
 
-    /// Makes everything that was warmed for a package survive a power cut: what proves it and leads to it was put
-    /// lazily, and its archive and its name were not.
+    /// Syncs the documents that a warmed package needs, so that they survive a power cut. They were written without a
+    /// sync, unlike the archive and its name.
     ///
     /// # Errors
-    /// [`Error::NotKept`] where some of it is not held, so that an `init` would have to ask upstream.
+    /// [`Error::NotKept`] where one is not stored, so that an `init` would have to ask upstream.
     pub async fn settle(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
         let keys = leading_to(package, self.link());
         let synced = self.on_disk(move |mirror| {
@@ -221,38 +220,40 @@ impl Mirror {
         }
     }
 
-    /// Whether a held archive is what was proven: looked at as before an answer, so a damaged one is set aside.
+    /// Checks a stored archive as before an answer. A damaged one is quarantined.
     pub async fn is_sound(
         self: &Arc<Self>,
         of: impl Into<Artifact>,
         held: &StoredArchive,
         now: Timestamp,
     ) -> Result<bool, Error> {
-        // A name keeps what is not there just now.
+        // Opening a missing archive would take it off its name, which must not happen here.
         if !self.holds(held.digest).await? {
             return Ok(false);
         }
         Ok(matches!(self.open_held(of, held, &self.job(now)).await?, Opened::Checked(_)))
     }
 
-    /// Whether a package can be installed from what is held, with this archive.
+    /// Returns true if a package can be installed from the store, with this archive.
     pub async fn still_holds(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
         let of = package.clone();
         self.on_disk(move |mirror| {
             for (key, _) in leading_to(&of, mirror.link()) {
-                if matches!(mirror.store.records.look(&key)?, Recorded::Absent | Recorded::Damaged) {
+                if matches!(mirror.store.records.read(&key)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
             }
             let Some(set) = mirror.read_set(&of)? else { return Ok(false) };
             let sets = [Some(&set.kept.current), set.fallback.as_ref()];
             let is_proven = sets.into_iter().flatten().any(|set| set.document.shasum == digest);
-            Ok(is_proven && mirror.catalog.name(&of)?.get(&digest).is_some() && mirror.store.blobs.holds(&digest)?)
+            Ok(is_proven
+                && mirror.catalog.name(&of)?.get(&digest).is_some()
+                && mirror.store.blobs.is_stored(&digest)?)
         })
         .await
     }
 
-    /// What to say of something that is not there although it was had.
+    /// The error for an object that was stored before and is missing now.
     pub async fn not_kept(self: &Arc<Self>, what: &str) -> Error {
         match self.on_disk(|mirror| mirror.store.check()).await {
             Err(gone @ Error::Store(StoreError::Gone)) => gone,
@@ -260,10 +261,10 @@ impl Mirror {
         }
     }
 
-    /// What is to be known of an answer that upstream did not confirm.
+    /// Returns a message about an answer that upstream did not confirm.
     ///
     /// # Errors
-    /// [`Error::HeldBack`] where upstream has only asked for time: it will be asked then.
+    /// [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
     pub(super) fn unconfirmed<T>(
         &self,
         what: &str,
@@ -275,9 +276,9 @@ impl Mirror {
         if answer.outcome != Outcome::Stale {
             return Ok(None);
         }
-        if self.link() == Link::Online
+        if self.link() == Connectivity::Online
             && call.part != CallerKind::Look
-            && let Some(until) = call.terms.outbound.asked_to_wait(host, origins, call.now)
+            && let Some(until) = call.terms.outbound.retry_after_until(host, origins, call.now)
         {
             return Err(Error::HeldBack { what: what.to_owned(), until });
         }
@@ -288,7 +289,7 @@ impl Mirror {
         Ok(Some(format!("upstream could not be asked about {what}{since}: there may be a newer one")))
     }
 
-    /// Leave for a job to fetch what is not held; `requests` are what that takes.
+    /// Checks that a job may fetch something that is not stored, at a cost of `requests`.
     pub(super) fn may_fetch(
         &self,
         what: &str,
@@ -297,30 +298,30 @@ impl Mirror {
         requests: u32,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        if requests == 0 || self.link() == Link::Offline {
+        if requests == 0 || self.link() == Connectivity::Offline {
             return Ok(());
         }
-        if let Some(until) = call.terms.outbound.asked_to_wait(of, origins, call.now) {
+        if let Some(until) = call.terms.outbound.retry_after_until(of, origins, call.now) {
             return Err(Error::HeldBack { what: what.to_owned(), until });
         }
-        let has_room = call.terms.outbound.spend(of, Spends::Job, requests, call.now);
+        let has_room = call.terms.outbound.spend(of, BudgetPurpose::Job, requests, call.now);
         if has_room { Ok(()) } else { Err(Error::Spared(what.to_owned())) }
     }
 }
 
-/// What a package cannot be installed without, besides its archive and its name; and what each is called. A sealed
-/// mirror makes its lists of what it holds, and asks for nothing by a discovery document.
-fn leading_to(package: &Package, link: Link) -> Vec<(Key, String)> {
+/// The documents that a package needs besides its archive and name, each with a description. Offline, version lists are
+/// built from the store and no discovery document is used, so only the proof set is needed.
+fn leading_to(package: &Package, link: Connectivity) -> Vec<(Key, String)> {
     let provider = &package.provider;
     let mut keys = vec![(Key::ProofSet(package.clone()), sets::what(package))];
-    if link == Link::Online {
+    if link == Connectivity::Online {
         keys.push((Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)));
         keys.push((Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")));
     }
     keys
 }
 
-/// What a fetch failed with, or when to try again where the upstream said so.
+/// Returns the error of a fetch, or the time to try again if upstream asked for a delay.
 pub(super) fn or_held_back(
     what: &str,
     host: &Hostname,
@@ -329,10 +330,10 @@ pub(super) fn or_held_back(
     call: &RequestContext,
 ) -> Error {
     let Error::Upstream(failed) = &error else { return error };
-    // It may be none that is known of: where a redirect led.
+    // A redirect may have led to an origin that is not in the list.
     let last = Url::parse(&failed.at).ok().map(|at| Origin::of(&at));
     let origins: Vec<Origin> = origins.iter().cloned().chain(last).collect();
-    match call.terms.outbound.asked_to_wait(host, &origins, call.now) {
+    match call.terms.outbound.retry_after_until(host, &origins, call.now) {
         Some(until) => Error::HeldBack { what: what.to_owned(), until },
         None => error,
     }

@@ -19,7 +19,7 @@ impl Mirror {
                 Ok(false) => {}
                 Err(panicked) => {
                     let why = "it panicked while it was made whole".to_owned();
-                    mirror.store.index.made_whole(Err(StoreError::Index(why)));
+                    mirror.store.index.completed(Err(StoreError::Index(why)));
                     if let Ok(panic) = panicked.try_into_panic() {
                         std::panic::resume_unwind(panic);
                     }
@@ -33,7 +33,7 @@ impl Mirror {
     /// Returns true if the index is whole now.
     fn reconcile_index(&self) -> bool {
         let index = &self.store.index;
-        if !index.begin_to_make_whole() {
+        if !index.begin_completion() {
             self.store_bytes_now();
             return true;
         }
@@ -45,11 +45,11 @@ impl Mirror {
         if let Err(error) = &ended
             && !self.tasks.are_stopped()
         {
-            tracing::error!(%error, to_do = error.to_do(), "the index could not be made whole; it is tried again");
+            tracing::error!(%error, to_do = error.remedy(), "the index could not be made whole; it is tried again");
         }
         // Reported here and not in the async task, which a shutdown may cancel: others wait for it.
-        index.made_whole(ended);
+        index.completed(ended);
         self.store_bytes_now();
-        index.is_whole()
+        index.is_complete()
     }
 }

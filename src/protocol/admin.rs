@@ -79,7 +79,7 @@ pub enum AdminRoute {
 
 /// Read or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Nature {
+pub enum AdminAccessKind {
     /// GET and HEAD, with read access.
     Reads,
     /// POST, always with the token.
@@ -117,7 +117,7 @@ impl AdminRoute {
     }
 
     /// Classifies the route as read or change.
-    pub fn nature(self) -> Nature {
+    pub fn nature(self) -> AdminAccessKind {
         match self {
             Self::Health
             | Self::Ready
@@ -126,7 +126,7 @@ impl AdminRoute {
             | Self::ClientConfig(_)
             | Self::Inventory
             | Self::Jobs
-            | Self::JobEvents(_) => Nature::Reads,
+            | Self::JobEvents(_) => AdminAccessKind::Reads,
             Self::Command(_)
             | Self::Verify
             | Self::Plan
@@ -134,8 +134,8 @@ impl AdminRoute {
             | Self::Export
             | Self::Import
             | Self::Bundle
-            | Self::ApplyBundle => Nature::Changes,
-            Self::Missing | Self::Job(_) => Nature::ReadsAndEnds,
+            | Self::ApplyBundle => AdminAccessKind::Changes,
+            Self::Missing | Self::Job(_) => AdminAccessKind::ReadsAndEnds,
         }
     }
 }

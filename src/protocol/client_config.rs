@@ -29,7 +29,7 @@ pub async fn text(mirror: &Arc<Mirror>, base: &str, way: ClientRoute) -> Result<
 }
 
 /// The text to paste when no discovery document is cached.
-pub async fn text_of_nothing_held(hosts: &[&Hostname], base: &str, way: ClientRoute) -> Result<String, Error> {
+pub async fn default_text(hosts: &[&Hostname], base: &str, way: ClientRoute) -> Result<String, Error> {
     written(hosts.to_vec(), None, base, way).await
 }
 

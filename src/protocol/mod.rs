@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use self::rendered::{Answers, Finished, Kept, Rendered};
+use self::rendered::{FinishedReply, Rendered, RenderedAnswer, RenderedAnswers};
 use self::renderings::Renderings;
-use self::route::{Api, Base, Door, Mount, NoRoute, Origin, Route, RouteSubject};
+use self::route::{Api, Base, Mount, NoRoute, Origin, Route, RouteContext, RouteSubject};
 use crate::address::ModulePackage;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::{Error, Explanation};
-use crate::mirror::{Answer, Archive, ClientAddress, Link, Mirror, Outcome, RequestContext, RuntimeConfig};
+use crate::mirror::{Answer, Archive, ClientAddress, Connectivity, Mirror, Outcome, RequestContext, RuntimeConfig};
 
 /// Larger answers are compressed on a blocking thread.
 const LARGE_BODY: usize = 64 * 1024;
@@ -80,12 +80,12 @@ pub enum Content {
     },
 }
 
-impl From<Finished> for Content {
-    fn from(finished: Finished) -> Self {
+impl From<FinishedReply> for Content {
+    fn from(finished: FinishedReply) -> Self {
         match finished {
-            Finished::Document(rendered) => Self::Document(rendered),
-            Finished::Location(location) => Self::Location(location),
-            Finished::Archive { bytes, digest, stored } => Self::File(Archive::InMemory { bytes, digest, stored }),
+            FinishedReply::Document(rendered) => Self::Document(rendered),
+            FinishedReply::Location(location) => Self::Location(location),
+            FinishedReply::Archive { bytes, digest, stored } => Self::File(Archive::InMemory { bytes, digest, stored }),
         }
     }
 }
@@ -119,16 +119,22 @@ pub struct Protocols {
     mirror: Arc<Mirror>,
     terms: Arc<RuntimeConfig>,
     mount: Mount,
-    door: Door,
-    answers: Answers,
+    door: RouteContext,
+    answers: RenderedAnswers,
     renderings: Renderings,
 }
 
 impl Protocols {
     /// Joins the parts: on one configuration's terms come those alone whom it lets in. `memory_bytes` is for finished
     /// answers.
-    pub fn new(mirror: Arc<Mirror>, terms: Arc<RuntimeConfig>, mount: Mount, door: Door, memory_bytes: u64) -> Self {
-        let (answers, renderings) = (Answers::with_room_for(memory_bytes), Renderings::default());
+    pub fn new(
+        mirror: Arc<Mirror>,
+        terms: Arc<RuntimeConfig>,
+        mount: Mount,
+        door: RouteContext,
+        memory_bytes: u64,
+    ) -> Self {
+        let (answers, renderings) = (RenderedAnswers::with_capacity(memory_bytes), Renderings::default());
         Self { mirror, terms, mount, door, answers, renderings }
     }
 
@@ -154,19 +160,21 @@ impl Protocols {
             true => self.mount.base(&request.via, request.origin.clone()),
             false => Base::PathAbsolute,
         };
-        let revision = match route.about() {
+        let revision = match route.subject() {
             Some(RouteSubject::Provider(address)) => self.mirror.revision(address),
             Some(RouteSubject::Module(address)) => self.mirror.revision_of_module(address),
             Some(RouteSubject::Pages(host)) => self.mirror.revision_of_pages(host),
             None => 0,
         };
-        if let Some(Kept { answer, checked, outcome, .. }) = self.answers.fresh(route, &base, revision, request.now) {
-            let age =
-                matches!(answer, Finished::Document(_) | Finished::Location(_)).then(|| request.now.since(checked));
+        if let Some(RenderedAnswer { answer, checked, outcome, .. }) =
+            self.answers.fresh(route, &base, revision, request.now)
+        {
+            let age = matches!(answer, FinishedReply::Document(_) | FinishedReply::Location(_))
+                .then(|| request.now.since(checked));
             return Ok(Reply { content: answer.into(), outcome: Some(outcome), age });
         }
         // // Boxed, or every hit would reserve the memory of the largest miss.
-        Box::pin(self.ask(route, request, &base, revision)).await
+        Box::pin(self.answer_from_mirror(route, request, &base, revision)).await
     }
 
     /// Where a version of a module is.
@@ -184,17 +192,17 @@ impl Protocols {
         let location: Arc<str> = value.text.into();
         // // A location without a digest changes in a moment.
         if value.is_lasting && request.now < fresh_until {
-            let answer = Finished::Location(Arc::clone(&location));
+            let answer = FinishedReply::Location(Arc::clone(&location));
             let outcome = outcome.again();
-            let kept = Kept { answer, made: request.now, checked, fresh_until, revision, outcome };
-            self.answers.keep(route, links.base, kept);
+            let kept = RenderedAnswer { answer, made: request.now, checked, fresh_until, revision, outcome };
+            self.answers.insert(route, links.base, kept);
         }
         let age = Some(request.now.since(checked));
         Ok(Reply { content: Content::Location(location), outcome: Some(outcome), age })
     }
 
     /// Answers from the mirror when no rendered answer is in memory.
-    async fn ask(
+    async fn answer_from_mirror(
         &self,
         route: &Route,
         request: &Request<'_>,
@@ -250,7 +258,7 @@ impl Protocols {
     /// A version list as upstream has it, read and rendered once for all waiting clients; `None` for other routes, and
     /// while offline, when the list depends on the store.
     async fn list(&self, route: &Route, call: &RequestContext) -> Result<Option<Answer<Arc<Rendered>>>, Error> {
-        if self.mirror.link() == Link::Offline {
+        if self.mirror.link() == Connectivity::Offline {
             return Ok(None);
         }
         let list = match route {
@@ -288,9 +296,10 @@ impl Protocols {
         if let Archive::InMemory { bytes, digest, stored } = &value
             && call.now < fresh_until
         {
-            let answer = Finished::Archive { bytes: bytes.clone(), digest: *digest, stored: *stored };
-            let kept = Kept { answer, made: call.now, checked, fresh_until, revision, outcome: outcome.again() };
-            self.answers.keep(route, base, kept);
+            let answer = FinishedReply::Archive { bytes: bytes.clone(), digest: *digest, stored: *stored };
+            let kept =
+                RenderedAnswer { answer, made: call.now, checked, fresh_until, revision, outcome: outcome.again() };
+            self.answers.insert(route, base, kept);
         }
         Reply { content: Content::File(value), outcome: Some(outcome), age: None }
     }
@@ -307,9 +316,9 @@ impl Protocols {
         let Answer { value: rendered, outcome, fresh_until, checked } = document;
         // Kept with the revision from before: if anything changed while it was made, the next request makes it again.
         if now < fresh_until {
-            let answer = Finished::Document(Arc::clone(&rendered));
-            let kept = Kept { answer, made: now, checked, fresh_until, revision, outcome: outcome.again() };
-            self.answers.keep(route, base, kept);
+            let answer = FinishedReply::Document(Arc::clone(&rendered));
+            let kept = RenderedAnswer { answer, made: now, checked, fresh_until, revision, outcome: outcome.again() };
+            self.answers.insert(route, base, kept);
         }
         Reply { content: Content::Document(rendered), outcome: Some(outcome), age: Some(now.since(checked)) }
     }

@@ -15,7 +15,8 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::{
-    Answer, ArchiveRef, KeptDocument, Link, Mirror, Outcome, PackageHashState, ProofSet, RequestContext, ZipOrigin,
+    Answer, ArchiveRef, Connectivity, KeptDocument, Mirror, Outcome, PackageHashState, ProofSet, RequestContext,
+    ZipOrigin,
 };
 use crate::upstream::providers::{ListedVersion, VersionList};
 use crate::verify::platform_of;
@@ -75,8 +76,8 @@ pub(super) async fn version(
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let (named, answer) = match mirror.link() {
-        Link::Online => of_upstream(mirror, address, version, call).await?,
-        Link::Offline => of_what_is_held(mirror, address, version, call).await?,
+        Connectivity::Online => of_upstream(mirror, address, version, call).await?,
+        Connectivity::Offline => stored_archives(mirror, address, version, call).await?,
     };
     let mut archives = Archives::default();
     for (platform, archive) in named {
@@ -96,7 +97,7 @@ pub(super) async fn version(
         archives.archives.insert(key, ArchiveEntry { url: links.to(&Route::ProviderFile(reference).path()), hashes });
     }
     let body = serde_json::to_vec(&archives).map_err(|e| unreadable(address, e.to_string()))?;
-    let Answered { outcome, fresh_until, checked } = answer;
+    let CombinedOutcome { outcome, fresh_until, checked } = answer;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
@@ -106,25 +107,25 @@ async fn of_upstream(
     address: &ProviderAddress,
     version: &Version,
     call: &RequestContext,
-) -> Result<(NamedArchives, Answered), Error> {
+) -> Result<(NamedArchives, CombinedOutcome), Error> {
     let list = mirror.provider_versions(address, call).await?;
-    let mut answer = Answered::of(&list);
+    let mut answer = CombinedOutcome::of(&list);
     let listed = list.value.versions().await.map_err(|why| unreadable(address, why))?;
     let Some(listed) = listed.get(version) else { return Ok((NamedArchives::new(), answer)) };
-    let sets = Sets::of(mirror, address, listed, call, &mut answer).await?;
+    let sets = ProofSetsOfVersion::of(mirror, address, listed, call, &mut answer).await?;
     let archives = sets.archives(mirror, call, &mut answer).await?;
     Ok((archives, answer))
 }
 
 /// The archives of a version while offline: platforms with a stored set and archive.
-async fn of_what_is_held(
+async fn stored_archives(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
     version: &Version,
     call: &RequestContext,
-) -> Result<(NamedArchives, Answered), Error> {
+) -> Result<(NamedArchives, CombinedOutcome), Error> {
     let held = mirror.stored_platforms(address, version, call).await?;
-    let mut answer = Answered::of(&held);
+    let mut answer = CombinedOutcome::of(&held);
     let mut archives = NamedArchives::new();
     for platform in held.value {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
@@ -142,13 +143,13 @@ async fn of_what_is_held(
 }
 
 /// The outcome of an answer made of several documents: the least certain one.
-struct Answered {
+struct CombinedOutcome {
     outcome: Outcome,
     fresh_until: Timestamp,
     checked: Timestamp,
 }
 
-impl Answered {
+impl CombinedOutcome {
     fn of<T>(answer: &Answer<T>) -> Self {
         Self { outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked }
     }
@@ -185,20 +186,20 @@ struct NamedArchive {
 type NamedArchives = BTreeMap<Platform, NamedArchive>;
 
 /// The proof sets of one version.
-struct Sets<'a> {
+struct ProofSetsOfVersion<'a> {
     address: &'a ProviderAddress,
     listed: &'a ListedVersion,
     own: BTreeMap<Platform, Arc<ProofSet>>,
 }
 
-impl<'a> Sets<'a> {
+impl<'a> ProofSetsOfVersion<'a> {
     /// Loads the cached sets of a version, and revalidates stale ones; fetches one set if none is cached.
     async fn of(
         mirror: &Arc<Mirror>,
         address: &'a ProviderAddress,
         listed: &'a ListedVersion,
         call: &RequestContext,
-        answer: &mut Answered,
+        answer: &mut CombinedOutcome,
     ) -> Result<Self, Error> {
         let package = |platform| Package { provider: address.clone(), version: listed.version.clone(), platform };
         let mut sets = Self { address, listed, own: BTreeMap::new() };
@@ -229,16 +230,16 @@ impl<'a> Sets<'a> {
             }
         }
         if sets.own.is_empty() {
-            sets.ask_for_one(mirror, call, answer, package).await?;
+            sets.fetch_one(mirror, call, answer, package).await?;
         }
         Ok(sets)
     }
 
-    async fn ask_for_one(
+    async fn fetch_one(
         &mut self,
         mirror: &Arc<Mirror>,
         call: &RequestContext,
-        answer: &mut Answered,
+        answer: &mut CombinedOutcome,
         package: impl Fn(Platform) -> Package,
     ) -> Result<(), Error> {
         let common: Vec<Platform> = Platform::common().collect();
@@ -269,7 +270,7 @@ impl<'a> Sets<'a> {
         &self,
         mirror: &Arc<Mirror>,
         call: &RequestContext,
-        answer: &mut Answered,
+        answer: &mut CombinedOutcome,
     ) -> Result<NamedArchives, Error> {
         let by_convention = self.by_convention();
         let mut archives = NamedArchives::new();

@@ -11,12 +11,12 @@ use serde_json::value::RawValue;
 use url::Url;
 
 use super::Links;
-use super::route::{Door, Route, modules_base, providers_base};
+use super::route::{Route, RouteContext, modules_base, providers_base};
 use crate::address::{Hostname, ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::{
-    Answer, FromStore, Link, Mirror, PageFound, RequestContext, StoredDetails, StoredEntry, StoredList, StoredThing,
-    UpstreamPage,
+    Answer, Connectivity, FromStore, Mirror, PageFound, RequestContext, StoredDetails, StoredEntry, StoredList,
+    StoredThing, UpstreamPage,
 };
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
@@ -37,18 +37,18 @@ pub(super) async fn page(
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.page(page, call).await?;
-    let unreadable = |why: String| Error::Interrupted(format!("{} cannot be read: {why}", page.what()));
+    let unreadable = |why: String| Error::Interrupted(format!("{} cannot be read: {why}", page.label()));
     let body = match value {
         PageFound::Upstream(kept) => {
             let (mount, base, host) = (links.mount.clone(), links.base.clone().into_owned(), page.host.clone());
             let service = page.path.service();
             let installable = match mirror.link() {
-                Link::Online => None,
-                Link::Offline => mirror.versions_for_page(page).await?,
+                Connectivity::Online => None,
+                Connectivity::Offline => mirror.versions_for_page(page).await?,
             };
             let rewritten = move |found: UpstreamPage| {
                 let found = match &installable {
-                    Some(versions) => UpstreamPage { body: only_these(&found.body, versions)?, ..found },
+                    Some(versions) => UpstreamPage { body: keep_versions(&found.body, versions)?, ..found },
                     None => found,
                 };
                 with_links(&found, service, &host, |path| mount.url(&base, path)).map_err(|e| e.to_string())
@@ -69,7 +69,7 @@ pub(super) async fn page(
 ///
 /// # Errors
 /// Says why the page is none.
-pub fn only_these(page: &Bytes, versions: &[Version]) -> Result<Bytes, String> {
+pub fn keep_versions(page: &Bytes, versions: &[Version]) -> Result<Bytes, String> {
     let text = std::str::from_utf8(page).map_err(|e| e.to_string())?;
     let members: IndexMap<Cow<'_, str>, &RawValue> = serde_json::from_str(text).map_err(|e| e.to_string())?;
     let Some(listed) = members.get("versions") else { return Ok(page.clone()) };
@@ -98,13 +98,13 @@ pub fn with_links(
     let whole: &RawValue = serde_json::from_str(text)?;
     let mut edits = Vec::new();
     let led = |name: &str, reference: &str| {
-        let led = led_back(name, reference, page, service, host, &link);
-        if led == Some(Led::Nowhere) {
+        let led = rewrite_url(name, reference, page, service, host, &link);
+        if led == Some(RewrittenUrl::Nowhere) {
             tracing::debug!(registry = %host, member = name, "a page leads to one that cannot be asked for here; it is left out");
         }
         led
     };
-    look_for_links(whole, DEPTH, &led, &mut edits);
+    find_links(whole, DEPTH, &led, &mut edits);
     let mut body = String::with_capacity(text.len() + 64 * edits.len());
     let mut copied = 0;
     for Edit { of, led } in edits {
@@ -112,8 +112,8 @@ pub fn with_links(
         let start = of.get().as_ptr() as usize - text.as_ptr() as usize;
         body.push_str(text.get(copied..start).unwrap_or_default());
         match led {
-            Led::Back(url) => body.push_str(&serde_json::to_string(&url)?),
-            Led::Nowhere => body.push_str("null"),
+            RewrittenUrl::Back(url) => body.push_str(&serde_json::to_string(&url)?),
+            RewrittenUrl::Nowhere => body.push_str("null"),
         }
         copied = start + of.get().len();
     }
@@ -124,12 +124,12 @@ pub fn with_links(
 /// A string in a page, and what stands there instead.
 struct Edit<'a> {
     of: &'a RawValue,
-    led: Led,
+    led: RewrittenUrl,
 }
 
 /// Where a URL leads instead.
 #[derive(Debug, PartialEq, Eq)]
-enum Led {
+enum RewrittenUrl {
     /// To larder.
     Back(String),
     /// Larder has nothing like it.
@@ -137,10 +137,10 @@ enum Led {
 }
 
 /// Looks for URLs that lead elsewhere now, in the order of the text.
-fn look_for_links<'a>(
+fn find_links<'a>(
     raw: &'a RawValue,
     depth: usize,
-    led: &impl Fn(&str, &str) -> Option<Led>,
+    led: &impl Fn(&str, &str) -> Option<RewrittenUrl>,
     edits: &mut Vec<Edit<'a>>,
 ) {
     let text = raw.get();
@@ -149,7 +149,7 @@ fn look_for_links<'a>(
     }
     if text.starts_with('[') {
         let entries: Vec<&RawValue> = serde_json::from_str(text).unwrap_or_default();
-        entries.into_iter().for_each(|entry| look_for_links(entry, depth - 1, led, edits));
+        entries.into_iter().for_each(|entry| find_links(entry, depth - 1, led, edits));
         return;
     }
     let members: IndexMap<Cow<'a, str>, &RawValue> = serde_json::from_str(text).unwrap_or_default();
@@ -157,7 +157,7 @@ fn look_for_links<'a>(
     for (name, value) in members {
         match name.ends_with("_url").then(|| serde_json::from_str::<String>(value.get()).ok()).flatten() {
             Some(url) => of_members.extend(led(&name, &url).map(|led| Edit { of: value, led })),
-            None => look_for_links(value, depth - 1, led, &mut of_members),
+            None => find_links(value, depth - 1, led, &mut of_members),
         }
     }
     // Of two members with one name the last counts, and stands where the first did in the map.
@@ -169,27 +169,27 @@ fn look_for_links<'a>(
 const FURTHER: [&str; 2] = ["next_url", "prev_url"];
 
 /// Where a URL in a page leads through larder; `None` where it leads to no page.
-fn led_back(
+fn rewrite_url(
     name: &str,
     reference: &str,
     page: &UpstreamPage,
     service: Service,
     host: &Hostname,
     link: &impl Fn(&str) -> String,
-) -> Option<Led> {
+) -> Option<RewrittenUrl> {
     if reference.is_empty() {
         return None;
     }
-    let elsewhere = || FURTHER.contains(&name).then_some(Led::Nowhere);
+    let elsewhere = || FURTHER.contains(&name).then_some(RewrittenUrl::Nowhere);
     let Ok(url) = page.url.join(reference) else { return elsewhere() };
     let base = match service {
         Service::Modules => modules_base(host),
         Service::Providers => providers_base(host),
     };
     let Some(below) = page.bases.iter().find_map(|base| below(&url, base)) else { return elsewhere() };
-    let door = Door { upstreams: [host.clone()].into(), default_upstream: None };
+    let door = RouteContext { upstreams: [host.clone()].into(), default_upstream: None };
     let route = Route::parse(&format!("{base}{below}"), url.query(), None, &door).ok();
-    Some(route.map_or(Led::Nowhere, |route| Led::Back(link(&route.path()))))
+    Some(route.map_or(RewrittenUrl::Nowhere, |route| RewrittenUrl::Back(link(&route.path()))))
 }
 
 /// The path of a URL below a base, whose last slash the list of all may lack.

@@ -61,7 +61,7 @@ fn gzip(body: &[u8]) -> Option<Vec<u8>> {
 
 /// A reply that can be sent unchanged.
 #[derive(Debug, Clone)]
-pub enum Finished {
+pub enum FinishedReply {
     /// A document.
     Document(Arc<Rendered>),
     /// The location of a module, as sent to clients.
@@ -77,7 +77,7 @@ pub enum Finished {
     },
 }
 
-impl Finished {
+impl FinishedReply {
     fn weight(&self) -> usize {
         match self {
             Self::Document(rendered) => rendered.weight(),
@@ -89,9 +89,9 @@ impl Finished {
 
 /// A finished answer, and how long it may be given out.
 #[derive(Debug, Clone)]
-pub struct Kept {
+pub struct RenderedAnswer {
     /// The answer.
-    pub answer: Finished,
+    pub answer: FinishedReply,
     /// When it was made.
     pub made: Timestamp,
     /// Last confirmation by upstream of its source.
@@ -140,26 +140,26 @@ const MOST_BASES: u64 = 64;
 
 /// Rendered answers, up to a number of bytes.
 #[derive(Debug)]
-pub struct Answers {
-    cache: Cache<Key, Kept>,
+pub struct RenderedAnswers {
+    cache: Cache<Key, RenderedAnswer>,
     /// The bases that are asked for most.
     bases: Cache<Base<'static>, ()>,
     /// Memory for archives that were evicted while clients still read them.
     archives: ReadMemory,
 }
 
-impl Answers {
+impl RenderedAnswers {
     /// Sets the limit in bytes.
-    pub fn with_room_for(bytes: u64) -> Self {
+    pub fn with_capacity(bytes: u64) -> Self {
         // A key and its bookkeeping weigh something too, or small answers would be free.
-        let weigh = |_: &Key, kept: &Kept| u32::try_from(kept.answer.weight() + 512).unwrap_or(u32::MAX);
+        let weigh = |_: &Key, kept: &RenderedAnswer| u32::try_from(kept.answer.weight() + 512).unwrap_or(u32::MAX);
         let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
         let archives = ReadMemory::new(usize::try_from(bytes).unwrap_or(usize::MAX));
         Self { cache, bases: Cache::new(MOST_BASES), archives }
     }
 
     /// The answer to a route, if it is fresh and nothing changed since.
-    pub fn fresh(&self, route: &Route, base: &Base<'_>, revision: u64, now: Timestamp) -> Option<Kept> {
+    pub fn fresh(&self, route: &Route, base: &Base<'_>, revision: u64, now: Timestamp) -> Option<RenderedAnswer> {
         if !self.is_among_bases(base) {
             return None;
         }
@@ -171,7 +171,7 @@ impl Answers {
 
     /// Stores an answer while its base is among the most used ones. An archive is stored only if memory has space for a
     /// copy.
-    pub fn keep(&self, route: &Route, base: &Base<'_>, kept: Kept) {
+    pub fn insert(&self, route: &Route, base: &Base<'_>, kept: RenderedAnswer) {
         let key = Key { route: route.clone(), base: base.clone().into_owned() };
         if !self.is_among_bases(base) {
             self.bases.insert(key.base.clone(), ());
@@ -181,13 +181,13 @@ impl Answers {
         let answer = match kept.answer {
             // // A copy: the mirror's bytes are shared by concurrent readers, and would count as in use while they are
             // stored here.
-            Finished::Archive { bytes, digest, stored } => {
+            FinishedReply::Archive { bytes, digest, stored } => {
                 let Some(bytes) = self.archives.copy(&bytes) else { return };
-                Finished::Archive { bytes, digest, stored }
+                FinishedReply::Archive { bytes, digest, stored }
             }
             answer => answer,
         };
-        self.cache.insert(key, Kept { answer, ..kept });
+        self.cache.insert(key, RenderedAnswer { answer, ..kept });
     }
 
     fn is_among_bases(&self, base: &Base<'_>) -> bool {
@@ -204,26 +204,32 @@ mod tests {
     /// Promise 11: a client that asks under ever other names gets its answers, and fills no memory with them.
     #[test]
     fn answers_are_kept_for_so_many_bases_and_for_those_that_are_asked_for_most() {
-        let answers = Answers::with_room_for(64 << 20);
+        let answers = RenderedAnswers::with_capacity(64 << 20);
         let route = Route::Discovery(Hostname::parse("registry.example").unwrap());
         let base = |number: usize| {
             Base::Absolute(Origin::parse(Scheme::Https, &format!("h{number}.example")).unwrap().into_owned())
         };
         let now = Timestamp(1_000);
-        let answer = Finished::Document(Arc::new(Rendered::plain(b"{}".to_vec())));
-        let kept =
-            Kept { answer, made: now, checked: now, fresh_until: Timestamp(2_000), revision: 0, outcome: Outcome::Hit };
+        let answer = FinishedReply::Document(Arc::new(Rendered::plain(b"{}".to_vec())));
+        let kept = RenderedAnswer {
+            answer,
+            made: now,
+            checked: now,
+            fresh_until: Timestamp(2_000),
+            revision: 0,
+            outcome: Outcome::Hit,
+        };
         let often = base(0);
         let is_kept = |base: &Base<'_>| answers.fresh(&route, base, 0, now).is_some();
         let mut misses = 0;
         for number in 1..2_000 {
-            answers.keep(&route, &base(number), kept.clone());
+            answers.insert(&route, &base(number), kept.clone());
             if number % 10 == 0 && !is_kept(&often) {
                 misses += 1;
-                answers.keep(&route, &often, kept.clone());
+                answers.insert(&route, &often, kept.clone());
             }
         }
-        answers.keep(&route, &Base::PathAbsolute, kept.clone());
+        answers.insert(&route, &Base::PathAbsolute, kept.clone());
         let count = (0..2_000).filter(|number| is_kept(&base(*number))).count();
         assert!((1..=MOST_BASES as usize).contains(&count), "{count}");
         assert!(is_kept(&Base::PathAbsolute));

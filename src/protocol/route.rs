@@ -138,14 +138,14 @@ impl From<crate::digest::BadDigest> for NoRoute {
 
 /// Settings that decide how a path is parsed.
 #[derive(Debug, Clone, Default)]
-pub struct Door {
+pub struct RouteContext {
     /// The configured upstreams.
     pub upstreams: BTreeSet<Hostname>,
     /// The upstream behind larder's own host name.
     pub default_upstream: Option<Hostname>,
 }
 
-impl Door {
+impl RouteContext {
     /// The upstream whose name the client believes to talk to. The Host header may carry the port that
     /// larder happens to listen on.
     pub fn taken_over(&self, host: Option<&str>) -> Option<&Hostname> {
@@ -188,7 +188,7 @@ impl Route {
     ///
     /// # Errors
     /// [`NoRoute`], with the reason for the client.
-    pub fn parse(path: &str, query: Option<&str>, host: Option<&str>, door: &Door) -> Result<Self, NoRoute> {
+    pub fn parse(path: &str, query: Option<&str>, host: Option<&str>, door: &RouteContext) -> Result<Self, NoRoute> {
         let decoded = plain(path)?;
         let mut segments = Vec::with_capacity(MOST_SEGMENTS);
         segments.extend(decoded.split('/').skip(1));
@@ -361,7 +361,7 @@ impl Route {
     }
 
     /// The subject whose changes invalidate the answer.
-    pub fn about(&self) -> Option<RouteSubject<'_>> {
+    pub fn subject(&self) -> Option<RouteSubject<'_>> {
         match self {
             Self::ProviderVersions(address) | Self::MirrorIndex(address) | Self::MirrorVersion(address, _) => {
                 Some(RouteSubject::Provider(address))

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use rustix::io::ReadWriteFlags;
 
-use super::claim::Claim;
-use super::disk::{self, Aside};
+use super::claim::StoreLock;
+use super::disk::{self, Quarantine};
 use super::staged::Staged;
 use super::{Durability, ReadCursor, ReadShare, Scratch, StoreError, scratch};
 use crate::clock::Timestamp;
@@ -29,12 +29,12 @@ const LEFTOVERS_KEPT_SECONDS: u64 = 24 * 3600;
 pub struct Blobs {
     folder: PathBuf,
     staging: PathBuf,
-    aside: Aside,
-    claim: Claim,
+    aside: Quarantine,
+    claim: StoreLock,
 }
 
 impl Blobs {
-    pub(super) fn open(folder: &Path, staging: &Path, aside: Aside, claim: Claim) -> Result<Self, StoreError> {
+    pub(super) fn open(folder: &Path, staging: &Path, aside: Quarantine, claim: StoreLock) -> Result<Self, StoreError> {
         disk::make_folder(folder)?;
         Ok(Self { folder: folder.to_owned(), staging: staging.to_owned(), aside, claim })
     }
@@ -63,14 +63,14 @@ impl Blobs {
         let path = self.staging.join(format!("{name}.part"));
         let note_path = self.staging.join(format!("{name}.json"));
         self.claim.check()?;
-        disk::make_again(&self.staging)?;
+        disk::recreate_folder(&self.staging)?;
         Staged::open(path, note_path, self.claim.clone())
     }
 
     /// A temporary folder for files that are unpacked or fetched on the way to an archive.
     pub fn scratch(&self) -> Result<Scratch, StoreError> {
         self.claim.check()?;
-        disk::make_again(&self.staging)?;
+        disk::recreate_folder(&self.staging)?;
         Scratch::below(&self.staging)
     }
 
@@ -80,7 +80,7 @@ impl Blobs {
         let staged = staged.into_inner();
         staged.sync()?;
         self.claim.check()?;
-        disk::make_way_for(&place, self.claim.root())?;
+        disk::create_parent(&place, self.claim.root())?;
         staged.move_to(&place)?;
         disk::sync_folder_of(&place)?;
         staged.remove_note()
@@ -89,19 +89,19 @@ impl Blobs {
     /// Opens a stored archive; `None` if it is not stored.
     pub fn get(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
         let path = self.path(digest);
-        let Some(file) = self.claim.vouch(disk::open(&path))? else { return Ok(None) };
+        let Some(file) = self.claim.if_ours(disk::open(&path))? else { return Ok(None) };
         let size_bytes = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?.len();
         Ok(Some(Blob { bytes: FileBytes { file: Arc::new(file) }, path, size_bytes }))
     }
 
     /// Returns true if an archive is stored, without opening it.
-    pub fn holds(&self, digest: &Digest) -> Result<bool, StoreError> {
-        self.claim.vouch(disk::is_there(&self.path(digest)))
+    pub fn is_stored(&self, digest: &Digest) -> Result<bool, StoreError> {
+        self.claim.if_ours(disk::file_exists(&self.path(digest)))
     }
 
     /// Size in bytes and modification time of an archive; `None` if it is not stored.
     pub fn file_of(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
-        self.claim.vouch(disk::file(&self.path(digest)))
+        self.claim.if_ours(disk::file(&self.path(digest)))
     }
 
     /// Removes an archive. Open readers continue to read it.
@@ -113,7 +113,7 @@ impl Blobs {
     }
 
     /// Quarantines an archive whose bytes do not match its name.
-    pub fn set_aside(&self, digest: &Digest) -> Result<(), StoreError> {
+    pub fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
         self.claim.check()?;
         let place = self.aside.take(&self.path(digest))?;
         tracing::error!(digest = %digest, aside = %place.display(), "a damaged archive was set aside");
@@ -121,12 +121,12 @@ impl Blobs {
     }
 
     /// Quarantines an archive if it is still the opened one; returns true if it was.
-    pub fn set_aside_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
+    pub fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
         let Some(there) = self.get(digest)? else { return Ok(false) };
         if there.identity()? != opened.identity()? {
             return Ok(false);
         }
-        self.set_aside(digest)?;
+        self.quarantine(digest)?;
         Ok(true)
     }
 
@@ -171,7 +171,7 @@ impl FileBytes {
     ///
     /// Cached pages are read inline; anything else in a blocking task.
     pub async fn read_at(&self, offset: u64, most: usize, memory: &ReadShare) -> io::Result<Bytes> {
-        let room = memory.room(most).await;
+        let room = memory.grant(most).await;
         let mut buffer = vec![0; room.bytes()];
         let at_once = {
             let mut slices = [IoSliceMut::new(&mut buffer)];
@@ -192,7 +192,7 @@ impl FileBytes {
             }
         };
         buffer.truncate(read);
-        Ok(room.taken_by(buffer))
+        Ok(room.fill(buffer))
     }
 }
 

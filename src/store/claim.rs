@@ -15,10 +15,10 @@ use super::disk::{self, Identity};
 /// the store is gone: nothing in it is read or written until it is back. A different store at the path may belong to
 /// another larder.
 #[derive(Debug, Clone)]
-pub(super) struct Claim(Arc<Lock>);
+pub(super) struct StoreLock(Arc<LockedFile>);
 
 #[derive(Debug)]
-struct Lock {
+struct LockedFile {
     root: PathBuf,
     path: PathBuf,
     identity: Identity,
@@ -26,9 +26,9 @@ struct Lock {
     _held: File,
 }
 
-impl Claim {
+impl StoreLock {
     /// Locks the store at `root`, whose folder is there.
-    pub(super) fn take(root: &Path) -> Result<Self, StoreError> {
+    pub(super) fn acquire(root: &Path) -> Result<Self, StoreError> {
         let path = root.join("lock");
         let held = disk::open_lock(&path)?;
         match held.try_lock() {
@@ -37,7 +37,13 @@ impl Claim {
             Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", root, source)),
         }
         let identity = disk::identity(&held).map_err(|e| StoreError::io("look at", &path, e))?;
-        Ok(Self(Arc::new(Lock { root: root.to_owned(), path, identity, is_gone: AtomicBool::new(false), _held: held })))
+        Ok(Self(Arc::new(LockedFile {
+            root: root.to_owned(),
+            path,
+            identity,
+            is_gone: AtomicBool::new(false),
+            _held: held,
+        })))
     }
 
     /// The folder everything is in.
@@ -48,7 +54,7 @@ impl Claim {
     /// # Errors
     /// [`StoreError::Gone`], where the store at the path is not the one that was locked.
     pub(super) fn check(&self) -> Result<(), StoreError> {
-        let Lock { root, path, identity, is_gone, .. } = &*self.0;
+        let LockedFile { root, path, identity, is_gone, .. } = &*self.0;
         let is_ours = match disk::identity_of(path) {
             Ok(there) => there == *identity,
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => false,
@@ -61,7 +67,7 @@ impl Claim {
             } else {
                 tracing::error!(
                     store = %root.display(),
-                    to_do = StoreError::Gone.to_do(),
+                    to_do = StoreError::Gone.remedy(),
                     "the store was removed or replaced; until it is back, nothing is kept and nothing that was kept is served"
                 );
             }
@@ -70,7 +76,7 @@ impl Claim {
     }
 
     /// Passes on a read result only if it came from our store.
-    pub(super) fn vouch<T>(&self, read: Result<T, StoreError>) -> Result<T, StoreError> {
+    pub(super) fn if_ours<T>(&self, read: Result<T, StoreError>) -> Result<T, StoreError> {
         self.check()?;
         read
     }

@@ -37,7 +37,7 @@ pub(super) fn make_private_folder(path: &Path) -> Result<(), StoreError> {
 }
 
 /// Recreates a removed folder, but not the store itself, which may be a disk that is not mounted.
-pub(super) fn make_again(path: &Path) -> Result<(), StoreError> {
+pub(super) fn recreate_folder(path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return Ok(());
     }
@@ -52,8 +52,8 @@ pub(super) fn is_folder(path: &Path) -> bool {
 }
 
 /// Returns true if the folder exists. A failed check is an error, not false.
-pub(super) fn is_folder_there(path: &Path) -> Result<bool, StoreError> {
-    Ok(look(path)?.is_some_and(|(is_folder, _, _)| is_folder))
+pub(super) fn folder_exists(path: &Path) -> Result<bool, StoreError> {
+    Ok(metadata_of(path)?.is_some_and(|(is_folder, _, _)| is_folder))
 }
 
 /// Refuses a store that a newer larder wrote to, before anything in it is read, swept or moved.
@@ -80,8 +80,8 @@ fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
 }
 
 /// Returns true if the file exists. A failed check is an error, not false.
-pub(super) fn is_there(path: &Path) -> Result<bool, StoreError> {
-    Ok(look(path)?.is_some_and(|(is_folder, _, _)| !is_folder))
+pub(super) fn file_exists(path: &Path) -> Result<bool, StoreError> {
+    Ok(metadata_of(path)?.is_some_and(|(is_folder, _, _)| !is_folder))
 }
 
 pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {
@@ -133,7 +133,7 @@ pub(super) fn open_or_make(path: &Path) -> Result<File, StoreError> {
 }
 
 /// Reserves disk space for a file of `bytes`, of which `written` exist; an error if there is none.
-pub(super) fn take_room(file: &File, written: u64, bytes: u64) -> rustix::io::Result<()> {
+pub(super) fn reserve_space(file: &File, written: u64, bytes: u64) -> rustix::io::Result<()> {
     // // RLIMIT_FSIZE limits the file whatever the disk has, and fallocate does not check it.
     if getrlimit(Resource::Fsize).current.is_some_and(|most| bytes > most) {
         return Err(Errno::FBIG);
@@ -150,7 +150,7 @@ pub(super) fn take_room(file: &File, written: u64, bytes: u64) -> rustix::io::Re
 
 /// Free and total space of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct DiskSpace {
     /// Space available to this user, in bytes.
     pub free_bytes: u64,
     /// Total size, in bytes.
@@ -162,9 +162,9 @@ pub struct Room {
 }
 
 /// Space of the disk that holds a path.
-pub(super) fn room(path: &Path) -> Result<Room, StoreError> {
+pub(super) fn disk_space(path: &Path) -> Result<DiskSpace, StoreError> {
     let told = statvfs(path).map_err(|e| StoreError::io("ask for the free room at", path, e.into()))?;
-    Ok(Room {
+    Ok(DiskSpace {
         free_bytes: told.f_bavail.saturating_mul(told.f_frsize),
         total_bytes: told.f_blocks.saturating_mul(told.f_frsize),
         free_files: (told.f_files > 0).then_some(told.f_favail),
@@ -202,12 +202,12 @@ pub(super) fn sync_folder_of(path: &Path) -> Result<(), StoreError> {
 
 /// Makes the folders above `path` below `root`, and makes new ones survive a power cut; but not the root itself,
 /// which may be a disk that is not there.
-pub(super) fn make_way_for(path: &Path, root: &Path) -> Result<(), StoreError> {
+pub(super) fn create_parent(path: &Path, root: &Path) -> Result<(), StoreError> {
     let Some(folder) = path.parent().filter(|folder| *folder != root) else { return Ok(()) };
     if folder.is_dir() {
         return Ok(());
     }
-    make_way_for(folder, root)?;
+    create_parent(folder, root)?;
     match fs::create_dir(folder) {
         Ok(()) => sync_folder_of(folder),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -259,7 +259,7 @@ pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64, Timestamp)
     while let Some(folder) = folders.pop() {
         for name in names_in(&folder)? {
             let path = folder.join(name);
-            let Some((is_folder, size_bytes, changed)) = look(&path)? else { continue };
+            let Some((is_folder, size_bytes, changed)) = metadata_of(&path)? else { continue };
             if is_folder { folders.push(path) } else { found.push((path, size_bytes, changed)) }
         }
     }
@@ -268,11 +268,11 @@ pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64, Timestamp)
 
 /// The size of a file in bytes, and its last change; `None` where there is no file.
 pub(super) fn file(path: &Path) -> Result<Option<(u64, Timestamp)>, StoreError> {
-    let there = look(path)?.filter(|(is_folder, ..)| !is_folder);
+    let there = metadata_of(path)?.filter(|(is_folder, ..)| !is_folder);
     Ok(there.map(|(_, size_bytes, changed)| (size_bytes, changed)))
 }
 
-fn look(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError> {
+fn metadata_of(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError> {
     match fs::symlink_metadata(path) {
         Ok(meta) => {
             let changed = meta.modified().map_or(Timestamp(0), Timestamp::of);
@@ -287,7 +287,7 @@ fn look(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError> {
 pub(super) fn sweep(folder: &Path, oldest: Timestamp) -> Result<(), StoreError> {
     for name in names_in(folder)? {
         let path = folder.join(name);
-        if look(&path)?.is_some_and(|(is_folder, _, changed)| !is_folder && changed < oldest) {
+        if metadata_of(&path)?.is_some_and(|(is_folder, _, changed)| !is_folder && changed < oldest) {
             tracing::info!(file = %path.display(), "swept a leftover");
             remove(&path)?;
         }
@@ -318,11 +318,11 @@ pub(super) fn read_secret(path: &Path) -> Result<Option<String>, StoreError> {
 
 /// The quarantine: damaged files are moved here for inspection.
 #[derive(Debug, Clone)]
-pub(super) struct Aside {
+pub(super) struct Quarantine {
     folder: PathBuf,
 }
 
-impl Aside {
+impl Quarantine {
     pub(super) fn open(folder: &Path) -> Result<Self, StoreError> {
         make_folder(folder)?;
         Ok(Self { folder: folder.to_owned() })

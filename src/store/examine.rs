@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use super::disk::Room;
+use super::disk::DiskSpace;
 use super::{Store, StoreError, disk};
 use crate::address::{Hostname, Name, ProviderAddress};
 
 /// Findings about a store's folder.
 #[derive(Debug)]
-pub struct Examined {
+pub struct StoreFindings {
     /// The store exists.
     pub there: Result<bool, StoreError>,
     /// State of its lock.
@@ -25,7 +25,7 @@ pub struct Examined {
     /// The user it belongs to, where that is another one than this.
     pub foreign_owner: Option<u32>,
     /// Space on its disk.
-    pub room: Result<Room, StoreError>,
+    pub room: Result<DiskSpace, StoreError>,
     /// The file of the admin token.
     pub token: TokenFile,
 }
@@ -66,14 +66,14 @@ impl Store {
     }
 
     /// Looks at the store in `folder` from outside.
-    pub fn examine(folder: &Path) -> Examined {
+    pub fn examine(folder: &Path) -> StoreFindings {
         let root = folder.join("v1");
-        let there = disk::is_folder_there(&root);
+        let there = disk::folder_exists(&root);
         let is_there = matches!(there, Ok(true));
         let nearest = nearest(&root);
         let owner = std::fs::metadata(&nearest).ok().map(|meta| meta.uid());
         let own = rustix::process::geteuid().as_raw();
-        Examined {
+        StoreFindings {
             lock: match there {
                 Ok(true) => lock_state(&root.join("lock")),
                 Ok(false) => LockState::Free,
@@ -82,7 +82,7 @@ impl Store {
             format: if is_there { disk::is_readable_format(&root.join("format")) } else { Ok(()) },
             writable: if is_there { writable(&root) } else { makeable(&nearest) },
             foreign_owner: owner.filter(|owner| is_there && *owner != own),
-            room: disk::room(&nearest),
+            room: disk::disk_space(&nearest),
             token: token(&Self::admin_token_path(folder)),
             there,
         }
@@ -98,7 +98,7 @@ impl Store {
     }
 
     /// A provider of `host` with a cached version list, if there is one.
-    pub fn a_held_provider(folder: &Path, host: &Hostname) -> Option<ProviderAddress> {
+    pub fn any_cached_provider(folder: &Path, host: &Hostname) -> Option<ProviderAddress> {
         let providers = folder.join("v1/documents").join(host.as_str()).join("providers");
         // // An unreadable folder only means that another provider is chosen.
         let names = |folder: &Path| disk::names_in(folder).unwrap_or_default();

@@ -51,7 +51,7 @@ pub struct Index {
 
 impl Index {
     /// Opens the index; quarantines one that does not open. An index that was not closed cleanly is
-    /// [behind](Self::is_whole) the files, and serves until it is complete.
+    /// [behind](Self::is_complete) the files, and serves until it is complete.
     pub(super) fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         refuse_if_locked(folder)?;
         // sled may panic on damage instead of saying so.
@@ -60,7 +60,7 @@ impl Index {
             let opened = catch_unwind(AssertUnwindSafe(|| Self::over(folder))).unwrap_or_else(panicked)?;
             // // A damaged index is not closed: closing may wait forever for a dead thread.
             let index = ManuallyDrop::new(opened);
-            let usable = catch_unwind(AssertUnwindSafe(|| index.take_over()));
+            let usable = catch_unwind(AssertUnwindSafe(|| index.trust_clean_close()));
             usable.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned())))?;
             Ok(ManuallyDrop::into_inner(index))
         };
@@ -74,10 +74,10 @@ impl Index {
         match usable {
             // // A disk that cannot be written does not make stored archives unreadable.
             Err(error @ StoreError::Io { .. }) => {
-                tracing::error!(%error, to_do = error.to_do(), "the index cannot be written; it is made in memory");
+                tracing::error!(%error, to_do = error.remedy(), "the index cannot be written; it is made in memory");
                 let index = Self::of(folder, IndexBackend::in_memory());
                 *index.left_behind.lock() = Some(folder.to_owned());
-                index.leave_behind();
+                index.quarantine_on_disk();
                 Ok(index)
             }
             usable => usable,
@@ -85,7 +85,7 @@ impl Index {
     }
 
     /// Quarantines the on-disk index that this one replaces: the next start must not trust it.
-    fn leave_behind(&self) {
+    fn quarantine_on_disk(&self) {
         let mut folder = self.left_behind.lock();
         // Where it cannot be moved nothing else can be changed either; so it is tried again with each change.
         if folder.as_ref().is_some_and(|folder| set_aside(folder, Timestamp(0)).is_ok()) {
@@ -107,7 +107,7 @@ impl Index {
     }
 
     /// Trusts an index that was closed cleanly; any other is behind.
-    fn take_over(&self) -> Result<(), StoreError> {
+    fn trust_clean_close(&self) -> Result<(), StoreError> {
         let mark = self.entries.read().remove(CLEAN)?;
         match mark.as_deref().and_then(Totals::in_mark) {
             Some(totals) => {
@@ -169,7 +169,7 @@ impl Index {
     }
 
     /// Records an archive that was stored and verified.
-    pub fn archive_kept(&self, digest: &Digest, size_bytes: u64, now: Timestamp) {
+    pub fn archive_stored(&self, digest: &Digest, size_bytes: u64, now: Timestamp) {
         self.note(&archive_key(digest), |_| Some(EvictableEntry { last_use: now, size_bytes, last_check: now }));
     }
 
@@ -189,7 +189,7 @@ impl Index {
     }
 
     /// Records a document that was stored.
-    pub fn document_kept(&self, key: &Key, size_bytes: u64, now: Timestamp) {
+    pub fn document_stored(&self, key: &Key, size_bytes: u64, now: Timestamp) {
         let size_bytes = counted(key, size_bytes);
         self.note(&document_key(key), |_| Some(EvictableEntry { last_use: now, size_bytes, last_check: Timestamp(0) }));
     }
@@ -206,7 +206,7 @@ impl Index {
 
     /// Changes one entry and the totals together.
     fn note(&self, key: &[u8], change: impl FnOnce(Option<EvictableEntry>) -> Option<EvictableEntry>) {
-        self.leave_behind();
+        self.quarantine_on_disk();
         let mut totals = self.totals.lock();
         let before = match self.entries.read().get(key) {
             Ok(before) => before.as_deref().and_then(EvictableEntry::decode),
@@ -216,12 +216,12 @@ impl Index {
         if after == before {
             return;
         }
-        if !self.write_or_go_on(&[(key.to_vec(), after.as_ref().map(|entry| entry.encode().to_vec()))]) {
+        if !self.write_or_continue(&[(key.to_vec(), after.as_ref().map(|entry| entry.encode().to_vec()))]) {
             return;
         }
         let kind = key.first().copied().unwrap_or(DOCUMENT);
         if let Some(before) = before {
-            totals.take_off(kind, before.size_bytes);
+            totals.subtract(kind, before.size_bytes);
         }
         if let Some(after) = after {
             totals.add(kind, after.size_bytes);
@@ -230,16 +230,16 @@ impl Index {
 
     /// Writes entries that are not part of the totals.
     fn put(&self, changes: &[Change]) {
-        self.leave_behind();
+        self.quarantine_on_disk();
         // // Blocks other writers: an index that continues in memory copies everything.
         let _alone = self.totals.lock();
-        self.write_or_go_on(changes);
+        self.write_or_continue(changes);
     }
 
     /// Says whether the changes were written, to the disk or to memory.
-    fn write_or_go_on(&self, changes: &[Change]) -> bool {
+    fn write_or_continue(&self, changes: &[Change]) -> bool {
         let written =
-            self.write(changes).or_else(|error| self.go_on_in_memory(&error).and_then(|()| self.write(changes)));
+            self.write(changes).or_else(|error| self.continue_in_memory(&error).and_then(|()| self.write(changes)));
         written.inspect_err(|error| self.is_broken(error)).is_ok()
     }
 
@@ -253,8 +253,8 @@ impl Index {
 
     /// After one failed write sled writes nothing until the next start, and eviction would work with old data. So
     /// everything is copied into an in-memory index.
-    fn go_on_in_memory(&self, why: &StoreError) -> Result<(), StoreError> {
-        tracing::error!(error = %why, to_do = why.to_do(), "the index cannot be written any more; it goes on in memory, and is rebuilt at the next start");
+    fn continue_in_memory(&self, why: &StoreError) -> Result<(), StoreError> {
+        tracing::error!(error = %why, to_do = why.remedy(), "the index cannot be written any more; it goes on in memory, and is rebuilt at the next start");
         let in_memory = IndexBackend::in_memory();
         let mut taken_over = Ok(());
         self.entries.read().each_below(&[], |key, value| {
@@ -265,7 +265,7 @@ impl Index {
         taken_over?;
         *self.entries.write() = in_memory;
         *self.left_behind.lock() = Some(self.folder.clone());
-        self.leave_behind();
+        self.quarantine_on_disk();
         Ok(())
     }
 
@@ -335,7 +335,7 @@ impl Index {
 
     /// Marks a clean close, unless something was missed.
     pub(super) fn close(&self) -> Result<(), StoreError> {
-        if self.broken.load(Ordering::Relaxed) || !self.is_whole() {
+        if self.broken.load(Ordering::Relaxed) || !self.is_complete() {
             return Ok(());
         }
         let mark = self.totals().mark();

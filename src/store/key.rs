@@ -121,7 +121,7 @@ impl Key {
 
     /// Returns true if the existence of a damaged record matters: it stays in place until it is replaced. Otherwise its
     /// subject would pass for new.
-    pub(super) fn tells_though_damaged(&self) -> bool {
+    pub(super) fn matters_when_damaged(&self) -> bool {
         matches!(self, Self::SeenModule(_) | Self::Seen(_) | Self::FirstSeen(..) | Self::KeyLog(_))
     }
 
@@ -156,12 +156,12 @@ impl Key {
     }
 
     /// The folder of first-seen records of a registry's modules.
-    pub(super) fn seen_of_modules(host: &Hostname) -> PathBuf {
+    pub(super) fn first_seen_of_modules(host: &Hostname) -> PathBuf {
         Path::new("seen").join(host.as_str()).join("modules")
     }
 
     /// The folder of first-seen records of a module.
-    pub(super) fn seen_of_module(address: &ModuleAddress) -> PathBuf {
+    pub(super) fn first_seen_of_module(address: &ModuleAddress) -> PathBuf {
         Self::module("seen", address)
     }
 

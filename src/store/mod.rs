@@ -39,18 +39,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE};
-pub use self::disk::Room;
-pub use self::examine::{Examined, LockState, TokenFile};
+pub use self::disk::DiskSpace;
+pub use self::examine::{LockState, StoreFindings, TokenFile};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, Totals};
 pub use self::key::Key;
-pub use self::read_memory::{MemoryRoom, ReadMemory, ReadShare};
+pub use self::read_memory::{ReadGrant, ReadMemory, ReadShare};
 pub use self::reading::ReadCursor;
 pub use self::records::{Durability, Recorded, Records};
 pub use self::scratch::Scratch;
 pub use self::size_limit::SizeLimit;
 pub use self::staged::{Staged, StagedNote};
 
-use self::claim::Claim;
+use self::claim::StoreLock;
 use crate::clock::Timestamp;
 
 /// The format of everything below `DIR/v1`. A newer one makes an older binary stop.
@@ -123,7 +123,7 @@ impl StoreError {
     }
 
     /// The remedy for the operator.
-    pub fn to_do(&self) -> &'static str {
+    pub fn remedy(&self) -> &'static str {
         use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
         match self {
             Self::Gone => {
@@ -170,8 +170,8 @@ pub struct Store {
     /// open.
     pub index: Index,
     root: PathBuf,
-    claim: Claim,
-    aside: disk::Aside,
+    claim: StoreLock,
+    aside: disk::Quarantine,
     /// Archives by digest.
     pub blobs: Blobs,
     /// Names, documents, first-seen records and jobs, by key.
@@ -184,7 +184,7 @@ impl Store {
     /// # Errors
     /// The check failed, for instance for lack of permission.
     pub fn exists(folder: &Path) -> Result<bool, StoreError> {
-        disk::is_folder_there(&folder.join("v1"))
+        disk::folder_exists(&folder.join("v1"))
     }
 
     /// Returns true if `folder` has a store that no process has open.
@@ -201,9 +201,9 @@ impl Store {
     pub fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         let root = folder.join("v1");
         disk::make_private_folder(&root)?;
-        let claim = Claim::take(&root)?;
+        let claim = StoreLock::acquire(&root)?;
         disk::check_format(&root.join("format"))?;
-        let aside = disk::Aside::open(&root.join("aside"))?;
+        let aside = disk::Quarantine::open(&root.join("aside"))?;
         let staging = root.join("staging");
         disk::make_folder(&staging)?;
         let blobs = Blobs::open(&root.join("blobs/sha256"), &staging, aside.clone(), claim.clone())?;
@@ -212,7 +212,7 @@ impl Store {
         let store = Self { index, root, claim, aside, blobs, records };
         // // Leftovers that cannot be removed cost disk space, not the start.
         if let Err(error) = store.blobs.sweep_halves().and_then(|()| store.sweep(now)) {
-            tracing::warn!(%error, to_do = error.to_do(), "leftovers could not be swept");
+            tracing::warn!(%error, to_do = error.remedy(), "leftovers could not be swept");
         }
         Ok(store)
     }
@@ -225,7 +225,7 @@ impl Store {
     }
 
     /// Empties the quarantine: on a full disk damaged files are removed before anything is evicted.
-    pub fn drop_what_was_set_aside(&self) -> Result<(), StoreError> {
+    pub fn empty_quarantine(&self) -> Result<(), StoreError> {
         self.claim.check()?;
         self.aside.drop_all()
     }
@@ -236,8 +236,8 @@ impl Store {
     }
 
     /// The disk, as it is now.
-    pub fn room(&self) -> Result<Room, StoreError> {
-        disk::room(&self.root)
+    pub fn room(&self) -> Result<DiskSpace, StoreError> {
+        disk::disk_space(&self.root)
     }
 
     /// The folder everything is in.

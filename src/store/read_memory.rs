@@ -38,14 +38,14 @@ impl ReadMemory {
     }
 
     /// Room for so many bytes, where there is any just now.
-    pub fn room_at_once(&self, bytes: usize) -> Option<MemoryRoom> {
+    pub fn try_grant(&self, bytes: usize) -> Option<ReadGrant> {
         let permit = Arc::clone(&self.0).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()?;
-        Some(MemoryRoom { bytes, _permit: Some(permit) })
+        Some(ReadGrant { bytes, _permit: Some(permit) })
     }
 
     /// Copies bytes if the budget has space now.
     pub fn copy(&self, bytes: &[u8]) -> Option<Bytes> {
-        Some(self.room_at_once(bytes.len())?.taken_by(bytes.to_vec()))
+        Some(self.try_grant(bytes.len())?.fill(bytes.to_vec()))
     }
 }
 
@@ -62,35 +62,35 @@ impl ReadShare {
     }
 
     /// Room for up to `most` bytes. Where the budget is used up: for a small piece, once the one before it is gone.
-    pub(super) async fn room(&self, most: usize) -> MemoryRoom {
+    pub(super) async fn grant(&self, most: usize) -> ReadGrant {
         let permits = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
         let bytes = most.min(self.piece_bytes);
         if let Ok(permit) = Arc::clone(&self.all).try_acquire_many_owned(permits(bytes)) {
-            return MemoryRoom { bytes, _permit: Some(permit) };
+            return ReadGrant { bytes, _permit: Some(permit) };
         }
         let bytes = bytes.min(OWN_BYTES);
-        let _waits = Waits::one_more(&self.waiting);
+        let _waits = WaitingRead::one_more(&self.waiting);
         let permit = tokio::select! {
             biased;
             own = Arc::clone(&self.own).acquire_owned() => own,
             of_all = Arc::clone(&self.all).acquire_many_owned(permits(bytes)) => of_all,
         };
         // // Fails only on a closed semaphore, which does not happen.
-        MemoryRoom { bytes, _permit: permit.ok() }
+        ReadGrant { bytes, _permit: permit.ok() }
     }
 }
 
 /// One read that waits.
-struct Waits<'a>(&'a AtomicUsize);
+struct WaitingRead<'a>(&'a AtomicUsize);
 
-impl<'a> Waits<'a> {
+impl<'a> WaitingRead<'a> {
     fn one_more(waiting: &'a AtomicUsize) -> Self {
         waiting.fetch_add(1, Ordering::Relaxed);
         Self(waiting)
     }
 }
 
-impl Drop for Waits<'_> {
+impl Drop for WaitingRead<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -98,29 +98,29 @@ impl Drop for Waits<'_> {
 
 /// Room for one piece, as long as the piece is in memory.
 #[derive(Debug)]
-pub struct MemoryRoom {
+pub struct ReadGrant {
     bytes: usize,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl MemoryRoom {
+impl ReadGrant {
     /// Granted bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Fills the granted memory; `buffer` is no longer than the grant.
-    pub fn taken_by(self, buffer: Vec<u8>) -> Bytes {
-        Bytes::from_owner(Piece { buffer, _room: self })
+    pub fn fill(self, buffer: Vec<u8>) -> Bytes {
+        Bytes::from_owner(GrantedPiece { buffer, _room: self })
     }
 }
 
-struct Piece {
+struct GrantedPiece {
     buffer: Vec<u8>,
-    _room: MemoryRoom,
+    _room: ReadGrant,
 }
 
-impl AsRef<[u8]> for Piece {
+impl AsRef<[u8]> for GrantedPiece {
     fn as_ref(&self) -> &[u8] {
         &self.buffer
     }
@@ -138,9 +138,9 @@ mod tests {
         let memory = ReadMemory::new(100_000);
         let (hog, other) = (memory.share(), memory.share());
         let piece = async |share: &ReadShare, most: usize| {
-            let room = share.room(most).await;
+            let room = share.grant(most).await;
             let bytes = room.bytes();
-            room.taken_by(vec![0; bytes])
+            room.fill(vec![0; bytes])
         };
         let mut hogged = vec![piece(&hog, 60_000).await, piece(&hog.in_pieces_of(40_000), 1 << 20).await];
         assert_eq!(hogged.iter().map(Bytes::len).collect::<Vec<_>>(), [60_000, 40_000]);

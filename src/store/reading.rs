@@ -20,7 +20,7 @@ impl ReadCursor {
     }
 
     /// Reads and hashes the next piece, and says how many bytes it has; none at the end.
-    pub fn go_on(&mut self) -> Result<u64, StoreError> {
+    pub fn read_next(&mut self) -> Result<u64, StoreError> {
         let read = self.from.read(&mut self.buffer).map_err(|e| StoreError::io("read", &self.path, e))?;
         self.hasher.update(&self.buffer[..read]);
         Ok(read as u64)

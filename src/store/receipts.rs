@@ -13,14 +13,14 @@ impl Store {
     ///
     /// # Errors
     /// The disk failed.
-    pub fn keep_receipt(&self, at: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
+    pub fn write_receipt(&self, at: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
         self.check()?;
         let folder = self.root.join("receipts");
-        disk::make_again(&folder)?;
+        disk::recreate_folder(&folder)?;
         let name = format!("{}-{}", at.date_time().replace(':', "-"), manifest.prefix());
         let mut path = folder.join(format!("{name}.json"));
         for number in 2..MOST_ALIKE {
-            if !disk::is_there(&path)? {
+            if !disk::file_exists(&path)? {
                 break;
             }
             path = folder.join(format!("{name}-{number}.json"));

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::claim::Claim;
-use super::disk::{self, Aside};
+use super::claim::StoreLock;
+use super::disk::{self, Quarantine};
 use super::{FORMAT, Key, StoreError};
 use crate::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
@@ -36,7 +36,7 @@ impl Durability {
 
 /// The first line of every record's file, in JSON; the record follows.
 #[derive(Serialize, Deserialize)]
-struct Frame {
+struct RecordHeader {
     format: u32,
     blake3: String,
     bytes: usize,
@@ -66,12 +66,12 @@ impl<R> Recorded<R> {
 pub struct Records {
     root: PathBuf,
     staging: PathBuf,
-    aside: Aside,
-    claim: Claim,
+    aside: Quarantine,
+    claim: StoreLock,
 }
 
 impl Records {
-    pub(super) fn open(root: &Path, staging: &Path, aside: Aside, claim: Claim) -> Result<Self, StoreError> {
+    pub(super) fn open(root: &Path, staging: &Path, aside: Quarantine, claim: StoreLock) -> Result<Self, StoreError> {
         let is_new = !disk::is_folder(&root.join(KINDS[0]));
         for kind in KINDS {
             let made = disk::make_folder(&root.join(kind));
@@ -85,33 +85,33 @@ impl Records {
 
     /// Reads a record. A damaged one is quarantined, logged, and treated as absent.
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
-        match self.look(key)? {
+        match self.read(key)? {
             Recorded::Whole(record) => Ok(Some(record)),
             Recorded::Absent | Recorded::Damaged => Ok(None),
         }
     }
 
     /// Reads a record, and distinguishes damaged from absent.
-    pub fn look(&self, key: &Key) -> Result<Recorded, StoreError> {
+    pub fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
         let path = self.root.join(key.path());
-        let mut file = match self.claim.vouch(disk::read(&path)) {
+        let mut file = match self.claim.if_ours(disk::read(&path)) {
             Ok(Some(file)) => file,
             Ok(None) => return Ok(Recorded::Absent),
             Err(unreadable) if unreadable.is_damage() => {
                 tracing::error!(error = %unreadable, "a record cannot be read");
-                if !key.tells_though_damaged() {
-                    self.set_aside(key)?;
+                if !key.matters_when_damaged() {
+                    self.quarantine(key)?;
                 }
                 return Ok(Recorded::Damaged);
             }
             Err(failed) => return Err(failed),
         };
         match whole(&file) {
-            Frameness::Whole { start } => Ok(Recorded::Whole(file.split_off(start))),
-            Frameness::Newer(found) => Err(StoreError::Newer { path, found }),
-            Frameness::Damaged => {
-                if !key.tells_though_damaged() {
-                    self.set_aside(key)?;
+            HeaderKind::Whole { start } => Ok(Recorded::Whole(file.split_off(start))),
+            HeaderKind::Newer(found) => Err(StoreError::Newer { path, found }),
+            HeaderKind::Damaged => {
+                if !key.matters_when_damaged() {
+                    self.quarantine(key)?;
                 }
                 Ok(Recorded::Damaged)
             }
@@ -124,13 +124,13 @@ impl Records {
         let path = self.root.join(key.path());
         let beside = self.staging.join(format!("record-{}", WRITTEN.fetch_add(1, Ordering::Relaxed)));
         let blake3 = blake3::hash(record).to_hex().to_string();
-        let frame = Frame { format: FORMAT, blake3, bytes: record.len() };
+        let frame = RecordHeader { format: FORMAT, blake3, bytes: record.len() };
         let frame = serde_json::to_vec(&frame).expect("numbers and hex always serialise");
         let synced = durability == Durability::Synced;
         self.claim.check()?;
-        disk::make_again(&self.staging)?;
+        disk::recreate_folder(&self.staging)?;
         let placed = disk::write_new(&beside, &[&frame, b"\n", record], synced)
-            .and_then(|()| disk::make_way_for(&path, &self.root))
+            .and_then(|()| disk::create_parent(&path, &self.root))
             .and_then(|()| disk::rename(&beside, &path));
         if let Err(failed) = placed {
             // // The error of the write is reported, not one of the cleanup.
@@ -146,7 +146,7 @@ impl Records {
     /// Makes a record that was put lazily survive a power cut. Says whether there is one.
     pub fn sync(&self, key: &Key) -> Result<bool, StoreError> {
         let path = self.root.join(key.path());
-        let Some(file) = self.claim.vouch(disk::open(&path))? else { return Ok(false) };
+        let Some(file) = self.claim.if_ours(disk::open(&path))? else { return Ok(false) };
         file.sync_all().map_err(|e| StoreError::io("sync", &path, e))?;
         disk::sync_folder_of(&path)?;
         Ok(true)
@@ -161,7 +161,7 @@ impl Records {
     }
 
     /// Quarantines an unreadable record, and logs it.
-    pub fn set_aside(&self, key: &Key) -> Result<(), StoreError> {
+    pub fn quarantine(&self, key: &Key) -> Result<(), StoreError> {
         self.claim.check()?;
         let path = self.root.join(key.path());
         let place = self.aside.take(&path)?;
@@ -219,7 +219,7 @@ impl Records {
 
     /// The versions of a module that were ever seen.
     pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        let keys = self.keys_below(&Key::seen_of_module(module))?;
+        let keys = self.keys_below(&Key::first_seen_of_module(module))?;
         Ok(keys
             .into_iter()
             .filter_map(|key| if let Key::SeenModule(package) = key { Some(package) } else { None })
@@ -278,7 +278,7 @@ impl Records {
 
     /// The other spellings of a module in which this version of it was seen: those that are the same in lower case.
     pub fn spellings_seen(&self, package: &ModulePackage) -> Result<Vec<ModulePackage>, StoreError> {
-        let (wanted, of_host) = (package.folded(), Key::seen_of_modules(&package.module.host));
+        let (wanted, of_host) = (package.folded(), Key::first_seen_of_modules(&package.module.host));
         let names = |folder: &Path| self.listed(|| disk::names_in(&self.root.join(folder)));
         let mut found = Vec::new();
         for namespace in names(&of_host)? {
@@ -320,7 +320,7 @@ impl Records {
         for kind in KINDS {
             keys.extend(self.keys_below(Path::new(kind))?);
         }
-        if self.listed(|| disk::is_there(&self.root.join(Key::Missing.path())))? {
+        if self.listed(|| disk::file_exists(&self.root.join(Key::Missing.path())))? {
             keys.push(Key::Missing);
         }
         Ok(keys)
@@ -335,7 +335,7 @@ impl Records {
     /// an error.
     fn listed<T>(&self, list: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.claim.check()?;
-        self.claim.vouch(list())
+        self.claim.if_ours(list())
     }
 
     fn keys_below(&self, folder: &Path) -> Result<Vec<Key>, StoreError> {
@@ -354,14 +354,14 @@ impl Records {
     }
 }
 
-enum Frameness {
+enum HeaderKind {
     Whole { start: usize },
     Newer(u32),
     Damaged,
 }
 
-fn whole(file: &[u8]) -> Frameness {
-    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return Frameness::Damaged };
+fn whole(file: &[u8]) -> HeaderKind {
+    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return HeaderKind::Damaged };
     let (line, record) = (&file[..end], &file[end + 1..]);
     // A newer frame may have other members, but says its format where this one does.
     #[derive(Deserialize)]
@@ -371,12 +371,12 @@ fn whole(file: &[u8]) -> Frameness {
     if let Ok(Format { format }) = serde_json::from_slice(line)
         && format > FORMAT
     {
-        return Frameness::Newer(format);
+        return HeaderKind::Newer(format);
     }
-    match serde_json::from_slice::<Frame>(line) {
+    match serde_json::from_slice::<RecordHeader>(line) {
         Ok(frame) if frame.bytes == record.len() && frame.blake3 == *blake3::hash(record).to_hex() => {
-            Frameness::Whole { start: end + 1 }
+            HeaderKind::Whole { start: end + 1 }
         }
-        _ => Frameness::Damaged,
+        _ => HeaderKind::Damaged,
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::blobs::{FileBytes, READ_AT_ONCE};
-use super::claim::Claim;
+use super::claim::StoreLock;
 use super::{StoreError, disk};
 use crate::digest::{Digest, FastHash, Hasher};
 
@@ -35,7 +35,7 @@ pub struct Staged {
     written: u64,
     /// Disk space reserved, in bytes.
     taken: u64,
-    claim: Claim,
+    claim: StoreLock,
 }
 
 impl Drop for Staged {
@@ -50,7 +50,7 @@ impl Drop for Staged {
 
 impl Staged {
     /// Opens a stage and hashes its bytes.
-    pub(super) fn open(path: PathBuf, note_path: PathBuf, claim: Claim) -> Result<Self, StoreError> {
+    pub(super) fn open(path: PathBuf, note_path: PathBuf, claim: StoreLock) -> Result<Self, StoreError> {
         let mut file = disk::open_or_make(&path)?;
         let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let mut hasher = Hasher::new();
@@ -75,7 +75,7 @@ impl Staged {
     /// Writes the resume note, and reserves space for `bytes` in all.
     pub fn remember(&mut self, note: StagedNote, bytes: u64) -> Result<(), StoreError> {
         if bytes > self.written
-            && let Err(e) = disk::take_room(&self.file, self.written, bytes)
+            && let Err(e) = disk::reserve_space(&self.file, self.written, bytes)
         {
             // // Some space may have been reserved. The disk's error is reported already.
             let _ = self.file.set_len(self.written);

@@ -8,10 +8,10 @@ use url::Url;
 
 use super::breaker::Origin;
 use super::error::{Fault, UpstreamError};
-use super::grant::Grant;
+use super::grant::CredentialScope;
 use super::guard::EgressRefusal;
 use super::permits::Permit;
-use super::room::Room;
+use super::room::MemoryGrant;
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
@@ -42,7 +42,7 @@ impl Validators {
 
 /// Priority of a request: free capacity goes to clients first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asker {
+pub enum RequestPriority {
     /// A client waits.
     Client,
     /// A client waits and has some of the bytes already: served first.
@@ -53,7 +53,7 @@ pub enum Asker {
 
 /// One request: what for, where, and under which conditions.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct UpstreamRequest<'a> {
     /// A label for people.
     pub what: &'a str,
     /// Where.
@@ -61,13 +61,13 @@ pub struct Ask<'a> {
     /// The upstream that led here.
     pub upstream: &'a Hostname,
     /// Which origins may see its credential.
-    pub grant: &'a Grant,
+    pub grant: &'a CredentialScope,
     /// Which proxies the request behind this one has been through.
     pub via: &'a CdnLoop,
     /// Retries after a temporary failure.
     pub retries: usize,
     /// Priority of the request.
-    pub asker: Asker,
+    pub asker: RequestPriority,
     /// When it is made.
     pub now: Timestamp,
 }
@@ -90,12 +90,12 @@ pub struct Document {
     /// The server's Date.
     pub date: Option<Timestamp>,
     /// Memory held by the body.
-    pub room: Room,
+    pub room: MemoryGrant,
 }
 
 impl Document {
     /// Returns true if no redirect led to another origin.
-    pub fn is_from_whom_was_asked(&self) -> bool {
+    pub fn is_from_asked_origin(&self) -> bool {
         self.origins.iter().all(|origin| *origin == Origin::of(&self.url))
     }
 }
@@ -112,7 +112,7 @@ pub enum Fetched {
 
 /// The body of a file.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct IncomingFile {
     pub(super) response: reqwest::Response,
     /// Offset of the first byte: 0, or the start of a resumed range.
     pub from: u64,
@@ -126,7 +126,7 @@ pub struct Incoming {
     pub(super) _permit: Permit,
 }
 
-impl Incoming {
+impl IncomingFile {
     /// The next bytes, `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         match self.response.chunk().await {

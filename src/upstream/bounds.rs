@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use super::budget::Rate;
-use super::permits::Bound;
-use super::room::MemoryBound;
+use super::permits::ConcurrencyLimit;
+use super::room::DocumentMemoryLimits;
 
 /// Limits for upstream requests.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds {
+pub struct UpstreamLimits {
     /// Requests for documents and the files of proof sets.
-    pub documents: Bound,
+    pub documents: ConcurrencyLimit,
     /// Requests for archives, each for as long as its bytes arrive.
-    pub archives: Bound,
+    pub archives: ConcurrencyLimit,
     /// The bodies of documents in memory.
-    pub bodies: MemoryBound,
+    pub bodies: DocumentMemoryLimits,
     /// Rate of revalidations for one upstream.
     pub budget: Rate,
     /// Rate of job requests for one upstream. Few run at a time, and `Retry-After` delays them all; this limits their
@@ -23,9 +23,9 @@ pub struct Bounds {
     /// Time limit: for a whole document, with redirects and retries; for anything else, until the first byte.
     pub give_up_after: Duration,
     /// Git jobs, each from its first request to the last file of its tree.
-    pub git_jobs: Bound,
+    pub git_jobs: ConcurrencyLimit,
     /// Jobs that only ask which commit a name has.
-    pub git_looks: Bound,
+    pub git_looks: ConcurrencyLimit,
     /// Limits of one git job.
     pub git: GitLimits,
 }
@@ -61,20 +61,20 @@ pub struct GitLimits {
     pub submodules: usize,
 }
 
-impl Default for Bounds {
+impl Default for UpstreamLimits {
     fn default() -> Self {
         Self {
-            documents: Bound { each: 64, all: 256, wait: Duration::from_secs(3), queue: 4096 },
+            documents: ConcurrencyLimit { each: 64, all: 256, wait: Duration::from_secs(3), queue: 4096 },
             // // Clients wait longer for an archive than for a document; a permit is free once it has arrived.
-            archives: Bound { each: 64, all: 256, wait: Duration::from_secs(20), queue: 4096 },
+            archives: ConcurrencyLimit { each: 64, all: 256, wait: Duration::from_secs(20), queue: 4096 },
             // One upstream never has all of it; half is eight documents of the largest size.
-            bodies: MemoryBound { each_kib: 128 * 1024, all_kib: 256 * 1024 },
+            bodies: DocumentMemoryLimits { each_kib: 128 * 1024, all_kib: 256 * 1024 },
             budget: Rate { burst: 500, per_second: 20 },
             jobs: Rate { burst: 10_000, per_second: 50 },
             give_up_after: Duration::from_secs(15),
             // // A job waits for others that may be slow; one upstream never gets every permit.
-            git_jobs: Bound { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
-            git_looks: Bound { each: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
+            git_jobs: ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
+            git_looks: ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
             git: GitLimits::default(),
         }
     }

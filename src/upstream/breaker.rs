@@ -48,7 +48,7 @@ pub(super) struct Probe {
 
 /// Effect of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Consequence {
+pub(super) enum BreakerChange {
     /// The origin is left alone from now on.
     LeftAlone(Duration),
     /// It failed again when its while was over.
@@ -60,12 +60,12 @@ pub(super) enum Consequence {
 /// The origins that failed recently; `T` is stored with each and returned when it recovers.
 #[derive(Debug)]
 pub(super) struct Breaker<T> {
-    left_alone: HashMap<Origin, While<T>>,
+    left_alone: HashMap<Origin, OpenBreaker<T>>,
     probes: u64,
 }
 
 #[derive(Debug)]
-struct While<T> {
+struct OpenBreaker<T> {
     failures: u32,
     since: Timestamp,
     until: Timestamp,
@@ -75,7 +75,7 @@ struct While<T> {
     kept: T,
 }
 
-impl<T> While<T> {
+impl<T> OpenBreaker<T> {
     /// A pause that began in the future, before the clock was set back, is over.
     fn lasts(&self, now: Timestamp) -> bool {
         self.since <= now.after(CLOCK_SLACK) && now < self.until
@@ -114,20 +114,24 @@ impl<T> Breaker<T> {
     }
 
     /// The origins with an open breaker, until when, and the stored value.
-    pub(super) fn left_alone(&self, now: Timestamp) -> impl Iterator<Item = (&Origin, Timestamp, &T)> {
+    pub(super) fn open_breakers(&self, now: Timestamp) -> impl Iterator<Item = (&Origin, Timestamp, &T)> {
         let lasting = self.left_alone.iter().filter(move |(_, left)| left.lasts(now));
         lasting.map(|(origin, left)| (origin, left.until, &left.kept))
     }
 
     /// The end of the longest Retry-After among matching origins, ignoring our own pauses.
-    pub(super) fn asked_to_wait(&self, is_meant: impl Fn(&Origin, &T) -> bool, now: Timestamp) -> Option<Timestamp> {
+    pub(super) fn retry_after_until(
+        &self,
+        is_meant: impl Fn(&Origin, &T) -> bool,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
         let left_alone =
             self.left_alone.iter().filter(|(origin, left)| left.lasts(now) && is_meant(origin, &left.kept));
         left_alone.filter_map(|(_, left)| left.asked_until).filter(|until| *until > now).max()
     }
 
     /// Returns an unused probe.
-    pub(super) fn give_back(&mut self, probe: &Probe) {
+    pub(super) fn return_probe(&mut self, probe: &Probe) {
         if let Some(left) = self.left_alone.get_mut(&probe.origin).filter(|left| left.probe == Some(probe.number)) {
             left.probe = None;
         }
@@ -141,7 +145,7 @@ impl<T> Breaker<T> {
         jitter: f64,
         now: Timestamp,
         kept: impl FnOnce() -> T,
-    ) -> Consequence {
+    ) -> BreakerChange {
         let asked_for = asked_for.map(|time| time.min(LONGEST_ASKED_FOR));
         if let Some(left) = self.left_alone.get_mut(origin) {
             if left.lasts(now) {
@@ -151,18 +155,18 @@ impl<T> Breaker<T> {
                     (left.since, left.asked_until) = (now, asked_until);
                     left.until = left.until.max(asked_until.unwrap_or(left.until));
                 }
-                return Consequence::AsBefore;
+                return BreakerChange::AsBefore;
             }
             let forgotten = now.since(left.until) > FORGOTTEN_AFTER;
             left.failures = if forgotten { 1 } else { left.failures.saturating_add(1) };
             let time = pause(left.failures, jitter).max(asked_for.unwrap_or_default());
             (left.since, left.until) = (now, now.after(time));
             (left.asked_until, left.probe) = (asked_for.map(|time| now.after(time)), None);
-            return Consequence::LeftAloneAgain(time);
+            return BreakerChange::LeftAloneAgain(time);
         }
-        self.make_room(now);
+        self.remove_expired(now);
         let time = pause(1, jitter).max(asked_for.unwrap_or_default());
-        let left = While {
+        let left = OpenBreaker {
             failures: 1,
             since: now,
             until: now.after(time),
@@ -171,7 +175,7 @@ impl<T> Breaker<T> {
             kept: kept(),
         };
         self.left_alone.insert(origin.clone(), left);
-        Consequence::LeftAlone(time)
+        BreakerChange::LeftAlone(time)
     }
 
     /// Records an answer. Returns the stored value if the origin recovers.
@@ -186,7 +190,7 @@ impl<T> Breaker<T> {
     }
 
     /// Removes expired entries; without any, the one that expires first.
-    fn make_room(&mut self, now: Timestamp) {
+    fn remove_expired(&mut self, now: Timestamp) {
         if self.left_alone.len() < MOST_ORIGINS {
             return;
         }

@@ -13,12 +13,12 @@ pub struct Rate {
 
 /// Token bucket of one upstream.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Budget {
+pub(super) struct TokenBucket {
     left: u32,
     at: Timestamp,
 }
 
-impl Budget {
+impl TokenBucket {
     /// A full one.
     pub(super) fn full(rate: Rate, now: Timestamp) -> Self {
         Self { left: rate.burst, at: now }
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn a_burst_then_a_rate() {
-        let mut budget = Budget::full(RATE, Timestamp(1000));
+        let mut budget = TokenBucket::full(RATE, Timestamp(1000));
         for (now, requests, may) in [
             (1000, 3, true),
             (1000, 3, false),

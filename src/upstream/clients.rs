@@ -15,7 +15,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use rustls_platform_verifier::Verifier;
 
-use super::guard::{Guard, PublicOnly, RequestScheme};
+use super::guard::{EgressPolicy, PublicOnly, RequestScheme};
 use crate::config;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -66,8 +66,8 @@ impl Clients {
     pub(super) fn new(
         network: &config::Network,
         upstreams: &[config::Upstream],
-        guard: &Guard,
-    ) -> Result<Self, Unbuildable> {
+        guard: &EgressPolicy,
+    ) -> Result<Self, ConnectorError> {
         let authorities = network.ca_file.as_deref().map(authorities).transpose()?.unwrap_or_default();
         let tls = tls(authorities)?;
         let client = || {
@@ -117,7 +117,7 @@ impl Clients {
 
 /// Why the connector could not be built.
 #[derive(Debug, thiserror::Error)]
-pub enum Unbuildable {
+pub enum ConnectorError {
     /// The file of `[network] ca_file` is no list of certificates.
     #[error("[network] ca_file {path} is no PEM file of certificates: {why}", path = .path.display())]
     Authorities {
@@ -143,8 +143,8 @@ fn tls(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig, rustls
 }
 
 #[expect(clippy::disallowed_methods, reason = "the trust of the one way out is read where it is used")]
-fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, Unbuildable> {
-    let failed = |why: String| Unbuildable::Authorities { path: path.to_owned(), why };
+fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectorError> {
+    let failed = |why: String| ConnectorError::Authorities { path: path.to_owned(), why };
     let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
     let found =
         CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(|e| failed(e.to_string()))?;

@@ -29,7 +29,7 @@ pub enum Fault {
     #[error("refused larder itself ({0})")]
     Denied(u16),
     /// Any other 4xx, with the errors it gave.
-    #[error("rejected the request ({status}){}", said(.errors))]
+    #[error("rejected the request ({status}){}", quoted_text(.errors))]
     Rejected {
         /// The status.
         status: u16,
@@ -37,7 +37,7 @@ pub enum Fault {
         errors: Vec<String>,
     },
     /// 429 or 5xx.
-    #[error("answered {status}{}{}", said(.errors), held_off(.retry_after))]
+    #[error("answered {status}{}{}", quoted_text(.errors), retry_after_text(.retry_after))]
     Trouble {
         /// The status.
         status: u16,
@@ -128,7 +128,7 @@ impl Fault {
     }
 
     /// Returns true if the upstream sent a Retry-After.
-    pub fn asks_to_wait(&self) -> bool {
+    pub fn has_retry_after(&self) -> bool {
         matches!(self, Self::Trouble { retry_after: Some(_), .. })
     }
 
@@ -138,11 +138,11 @@ impl Fault {
     }
 }
 
-fn said(errors: &[String]) -> String {
+fn quoted_text(errors: &[String]) -> String {
     if errors.is_empty() { String::new() } else { format!(": {}", errors.join("; ")) }
 }
 
-fn held_off(retry_after: &Option<Duration>) -> String {
+fn retry_after_text(retry_after: &Option<Duration>) -> String {
     retry_after.map_or_else(String::new, |time| format!(" and asks to be left alone for {} s", time.as_secs()))
 }
 

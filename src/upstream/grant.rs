@@ -14,12 +14,12 @@ use crate::config::{self, Access, Credential, CredentialKind, PrivateDestination
 
 /// The credentials that may be used for what one upstream leads to, and the origins it names (promises 7, 8).
 #[derive(Debug, Clone, Default)]
-pub struct Grant {
+pub struct CredentialScope {
     /// The upstream's own credential: for its `url`, the services that its own discovery document names, and
     /// `credentials_for`.
-    own: Option<Shown>,
+    own: Option<ScopedCredential>,
     /// Those of the `[[credential]]` sections that list this upstream.
-    others: Vec<Shown>,
+    others: Vec<ScopedCredential>,
     /// The keys of those that are for ssh.
     ssh: Vec<(Hostname, SshFiles)>,
     permitted: Vec<Origin>,
@@ -30,25 +30,25 @@ pub struct Grant {
 
 /// A credential and its origins.
 #[derive(Debug, Clone)]
-struct Shown {
+struct ScopedCredential {
     credential: Arc<CredentialKind>,
     origins: Vec<Origin>,
 }
 
-impl Grant {
+impl CredentialScope {
     /// The scope of an upstream before its discovery is known.
     pub fn of(upstream: &config::Upstream, credentials: &[Credential], allow_private: &[PrivateDestination]) -> Self {
         let own = upstream.credential.clone().map(|credential| {
             let mut origins = vec![upstream.url.origin()];
             origins.extend(upstream.credentials_for.iter().flat_map(origins_of));
-            Shown { credential: Arc::new(credential), origins }
+            ScopedCredential { credential: Arc::new(credential), origins }
         });
         let listing = credentials.iter().filter(|credential| credential.upstreams.contains(&upstream.host));
         let listing: Vec<&Credential> = listing.collect();
         let permitted = listing.iter().filter_map(|credential| https(&credential.host)).collect();
         let others = listing.iter().filter_map(|credential| match &credential.access {
             Access::Http(kind) => {
-                Some(Shown { credential: Arc::new(kind.clone()), origins: origins_of(&credential.host) })
+                Some(ScopedCredential { credential: Arc::new(kind.clone()), origins: origins_of(&credential.host) })
             }
             Access::Ssh(_) => None,
         });
@@ -104,7 +104,7 @@ impl Grant {
     }
 
     /// Returns upstream text unless it quotes a credential.
-    pub(super) fn unless_quoted_in<'a>(&self, text: &'a str) -> &'a str {
+    pub(super) fn text_without_credentials<'a>(&self, text: &'a str) -> &'a str {
         let base64 = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
         let is_quoted = |secret: &str| {
             let encoded = utf8_percent_encode(secret, NON_ALPHANUMERIC).to_string();

@@ -11,8 +11,8 @@ use hyper_util::client::proxy::matcher::Matcher;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use url::{Host, Origin, Url};
 
-use super::Grant;
-use super::special::{Class, class_of};
+use super::CredentialScope;
+use super::special::{SpecialPurpose, class_of};
 use crate::config::{self, PrivateDestination};
 
 /// Why a request may not be made.
@@ -57,20 +57,20 @@ pub enum EgressRefusal {
         /// Where it leads.
         address: IpAddr,
         /// Class of the address.
-        class: Class,
+        class: SpecialPurpose,
     },
 }
 
-fn found(host: &str, address: &IpAddr, class: &Class) -> String {
+fn found(host: &str, address: &IpAddr, class: &SpecialPurpose) -> String {
     if host == address.to_string() { format!("it is {class}") } else { format!("{host} leads to {address}, {class}") }
 }
 
 impl EgressRefusal {
     /// Every word that there is for one.
-    pub(super) fn words() -> impl Iterator<Item = &'static str> {
+    pub(super) fn describe() -> impl Iterator<Item = &'static str> {
         ["offline", "scheme", "userinfo", "plain-http", "no-ssh-key", "private-name"]
             .into_iter()
-            .chain(Class::ALL.map(Class::word))
+            .chain(SpecialPurpose::ALL.map(SpecialPurpose::word))
     }
 
     /// The line of configuration that allows it, where there is one.
@@ -111,13 +111,13 @@ pub(super) enum RequestScheme {
 
 /// The rule for every hop.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(super) struct EgressPolicy {
     named: Vec<Origin>,
     allowed: Arc<[PrivateDestination]>,
     proxies: Matcher,
 }
 
-impl Guard {
+impl EgressPolicy {
     /// The rule of a configuration, with the proxies of the environment.
     pub(super) fn new(upstreams: &[config::Upstream], allowed: &[PrivateDestination]) -> Self {
         let own_names = upstreams.iter().filter_map(|upstream| Url::parse(&format!("https://{}/", upstream.host)).ok());
@@ -133,7 +133,7 @@ impl Guard {
     ///
     /// # Errors
     /// [`EgressRefusal`] for a forbidden URL. Resolved addresses are checked later, by [`PublicOnly`].
-    pub(super) fn judge(&self, url: &Url, grant: &Grant) -> Result<RequestScheme, EgressRefusal> {
+    pub(super) fn check(&self, url: &Url, grant: &CredentialScope) -> Result<RequestScheme, EgressRefusal> {
         let (Some(host), Some(port), "http" | "https") = (url.host(), url.port_or_known_default(), url.scheme()) else {
             return Err(EgressRefusal::Scheme);
         };
@@ -156,13 +156,13 @@ impl Guard {
         let address: IpAddr = match host {
             Host::Ipv4(address) => address.into(),
             Host::Ipv6(address) => address.into(),
-            Host::Domain(name) => return self.judge_name(name.trim_end_matches('.'), url),
+            Host::Domain(name) => return self.check_name(name.trim_end_matches('.'), url),
         };
-        judge_address(&self.allowed, &address.to_string(), address).map(|()| RequestScheme::Named)
+        check_address(&self.allowed, &address.to_string(), address).map(|()| RequestScheme::Named)
     }
 
     /// Checks a URL whose host is a name.
-    fn judge_name(&self, name: &str, url: &Url) -> Result<RequestScheme, EgressRefusal> {
+    fn check_name(&self, name: &str, url: &Url) -> Result<RequestScheme, EgressRefusal> {
         if self.allowed.contains(&PrivateDestination::Name(name.to_owned())) {
             return Ok(RequestScheme::Named);
         }
@@ -192,7 +192,7 @@ fn is_private_name(name: &str) -> bool {
     name.rsplit_once('.').is_none_or(|(_, top)| ["localhost", "internal", "local"].contains(&top))
 }
 
-fn judge_address(allowed: &[PrivateDestination], host: &str, address: IpAddr) -> Result<(), EgressRefusal> {
+fn check_address(allowed: &[PrivateDestination], host: &str, address: IpAddr) -> Result<(), EgressRefusal> {
     let Some(class) = class_of(address) else { return Ok(()) };
     let covers = |entry: &PrivateDestination| match entry {
         PrivateDestination::Network(network) => network.contains(&address) || network.contains(&address.to_canonical()),
@@ -214,7 +214,7 @@ pub(super) struct PublicOnly {
 impl PublicOnly {
     /// The resolver of a configuration. `taken_over` are the names that must not be asked of the resolver of
     /// this machine, because they lead to larder there.
-    pub(super) fn new(guard: &Guard, taken_over: HashMap<String, Vec<SocketAddr>>) -> Self {
+    pub(super) fn new(guard: &EgressPolicy, taken_over: HashMap<String, Vec<SocketAddr>>) -> Self {
         Self { taken_over, allowed: Arc::clone(&guard.allowed) }
     }
 
@@ -260,7 +260,7 @@ fn those_allowed(
     let mut refused = None;
     let mut left = Vec::with_capacity(addresses.len());
     for address in addresses {
-        match judge_address(allowed, name, address.ip()) {
+        match check_address(allowed, name, address.ip()) {
             Ok(()) => left.push(address),
             Err(refusal) => refused = Some(refusal),
         }
@@ -297,7 +297,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_that_was_taken_over_is_judged_by_its_configured_addresses() {
-        let guard = Guard::new(&[], &[]);
+        let guard = EgressPolicy::new(&[], &[]);
         let taken = |name: &str, at: &[&str]| (name.to_owned(), sockets(at));
         let taken = HashMap::from([taken("a.example", &["1.1.1.1", "10.0.0.1"]), taken("b.example", &["10.0.0.1"])]);
         let resolver = PublicOnly::new(&guard, taken);

@@ -28,8 +28,8 @@ mod traffic;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-pub use self::grant::Grant;
-pub use self::traffic::{OfUpstream, Traffic};
+pub use self::grant::CredentialScope;
+pub use self::traffic::{Traffic, UpstreamTraffic};
 use crate::address::Hostname;
 use crate::config;
 
@@ -39,7 +39,7 @@ pub struct Upstream {
     /// Its section of the configuration.
     pub settings: config::Upstream,
     /// Its credential scope before discovery.
-    pub grant: Grant,
+    pub grant: CredentialScope,
 }
 
 /// The configured registries, by host.
@@ -54,7 +54,7 @@ impl Upstreams {
         allow_private: &[config::PrivateDestination],
     ) -> Self {
         let upstream = |settings: &config::Upstream| Upstream {
-            grant: Grant::of(settings, credentials, allow_private),
+            grant: CredentialScope::of(settings, credentials, allow_private),
             settings: settings.clone(),
         };
         Self(sections.iter().map(|section| (section.host.clone(), Arc::new(upstream(section)))).collect())

@@ -159,7 +159,7 @@ impl PageRef {
     }
 
     /// A label for people, without the search text.
-    pub fn what(&self) -> String {
+    pub fn label(&self) -> String {
         let Self { host, path, query: _ } = self;
         let of = path.segments().join("/");
         match path {

@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::ask::Asker;
+use super::ask::RequestPriority;
 use crate::address::Hostname;
 
 /// Concurrency limit for one kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bound {
+pub struct ConcurrencyLimit {
     /// To one upstream, wherever it leads.
     pub each: usize,
     /// To all of them.
@@ -27,11 +27,11 @@ pub struct Bound {
 
 /// Permits in use and waiting requests.
 #[derive(Debug, Clone)]
-pub(crate) struct Permits(Arc<Inner>);
+pub(crate) struct ConcurrencyLimits(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    bound: Bound,
+    bound: ConcurrencyLimit,
     state: Mutex<State>,
 }
 
@@ -46,7 +46,7 @@ struct State {
 #[derive(Debug)]
 struct QueuedRequest {
     upstream: Hostname,
-    asker: Asker,
+    asker: RequestPriority,
     tell: oneshot::Sender<Permit>,
 }
 
@@ -57,18 +57,18 @@ pub(crate) struct Permit {
     of: Arc<Inner>,
 }
 
-impl Permits {
-    pub(crate) fn new(bound: Bound) -> Self {
+impl ConcurrencyLimits {
+    pub(crate) fn new(bound: ConcurrencyLimit) -> Self {
         Self(Arc::new(Inner { bound, state: Mutex::default() }))
     }
 
     /// Takes a permit, waiting if necessary; `None` after the limit.
-    pub(crate) async fn take(&self, upstream: &Hostname, asker: Asker) -> Option<Permit> {
+    pub(crate) async fn take(&self, upstream: &Hostname, asker: RequestPriority) -> Option<Permit> {
         let told = {
             let mut state = self.0.state.lock();
-            if state.has_room(upstream, self.0.bound) {
+            if state.has_capacity(upstream, self.0.bound) {
                 // // Waiting requests need something else: a free permit is passed on at once.
-                return Some(state.give(upstream, &self.0));
+                return Some(state.grant(upstream, &self.0));
             }
             let (tell, told) = oneshot::channel();
             let waiting = QueuedRequest { upstream: upstream.clone(), asker, tell };
@@ -79,9 +79,9 @@ impl Permits {
                 return None;
             }
             match asker {
-                Asker::ClientMidway => state.clients.push_front(waiting),
-                Asker::Client => state.clients.push_back(waiting),
-                Asker::Job => state.jobs.push_back(waiting),
+                RequestPriority::ClientMidway => state.clients.push_front(waiting),
+                RequestPriority::Client => state.clients.push_back(waiting),
+                RequestPriority::Job => state.jobs.push_back(waiting),
             }
             told
         };
@@ -90,17 +90,17 @@ impl Permits {
 }
 
 impl State {
-    fn has_room(&self, upstream: &Hostname, bound: Bound) -> bool {
+    fn has_capacity(&self, upstream: &Hostname, bound: ConcurrencyLimit) -> bool {
         self.all < bound.all && self.taken.get(upstream).copied().unwrap_or_default() < bound.each
     }
 
-    fn give(&mut self, upstream: &Hostname, of: &Arc<Inner>) -> Permit {
+    fn grant(&mut self, upstream: &Hostname, of: &Arc<Inner>) -> Permit {
         *self.taken.entry(upstream.clone()).or_default() += 1;
         self.all += 1;
         Permit { upstream: upstream.clone(), of: Arc::clone(of) }
     }
 
-    fn take_back(&mut self, upstream: &Hostname) {
+    fn release(&mut self, upstream: &Hostname) {
         self.all = self.all.saturating_sub(1);
         if let Some(taken) = self.taken.get_mut(upstream) {
             *taken = taken.saturating_sub(1);
@@ -112,13 +112,16 @@ impl State {
 
     /// The first request that can run, of the upstream with the fewest permits: slow upstreams do not keep them all.
     /// Requests in progress have waited already.
-    fn next(&mut self, bound: Bound) -> Option<QueuedRequest> {
+    fn next(&mut self, bound: ConcurrencyLimit) -> Option<QueuedRequest> {
         let first = |state: &Self, queue: &VecDeque<QueuedRequest>| {
-            let waits = |waiting: &QueuedRequest| !waiting.tell.is_closed() && state.has_room(&waiting.upstream, bound);
+            let waits =
+                |waiting: &QueuedRequest| !waiting.tell.is_closed() && state.has_capacity(&waiting.upstream, bound);
             let waiting = queue.iter().enumerate().filter(|(_, waiting)| waits(waiting));
             let least = |waiting: &QueuedRequest| match waiting.asker {
-                Asker::ClientMidway => 0,
-                Asker::Client | Asker::Job => state.taken.get(&waiting.upstream).copied().unwrap_or_default() + 1,
+                RequestPriority::ClientMidway => 0,
+                RequestPriority::Client | RequestPriority::Job => {
+                    state.taken.get(&waiting.upstream).copied().unwrap_or_default() + 1
+                }
             };
             waiting.min_by_key(|(_, waiting)| least(waiting)).map(|(at, _)| at)
         };
@@ -134,9 +137,9 @@ impl Drop for Permit {
         let mut handed_on = Vec::new();
         {
             let mut state = self.of.state.lock();
-            state.take_back(&self.upstream);
+            state.release(&self.upstream);
             while let Some(waiting) = state.next(self.of.bound) {
-                handed_on.push((state.give(&waiting.upstream, &self.of), waiting.tell));
+                handed_on.push((state.grant(&waiting.upstream, &self.of), waiting.tell));
             }
         }
         for (permit, tell) in handed_on {
@@ -152,17 +155,17 @@ mod tests {
 
     use super::*;
 
-    const BOUND: Bound = Bound { each: 2, all: 3, wait: Duration::from_millis(20), queue: 10 };
+    const BOUND: ConcurrencyLimit = ConcurrencyLimit { each: 2, all: 3, wait: Duration::from_millis(20), queue: 10 };
 
     fn host(name: &str) -> Hostname {
         Hostname::parse(name).unwrap()
     }
 
-    async fn taken(permits: &Permits, name: &str) -> Permit {
-        permits.take(&host(name), Asker::Client).await.unwrap()
+    async fn taken(permits: &ConcurrencyLimits, name: &str) -> Permit {
+        permits.take(&host(name), RequestPriority::Client).await.unwrap()
     }
 
-    fn asking(permits: &Permits, name: &str, asker: Asker) -> JoinHandle<Option<Permit>> {
+    fn asking(permits: &ConcurrencyLimits, name: &str, asker: RequestPriority) -> JoinHandle<Option<Permit>> {
         let (permits, name) = (permits.clone(), host(name));
         tokio::spawn(async move { permits.take(&name, asker).await })
     }
@@ -176,11 +179,11 @@ mod tests {
 
     #[tokio::test]
     async fn one_upstream_does_not_take_what_is_for_others() {
-        let permits = Permits::new(BOUND);
+        let permits = ConcurrencyLimits::new(BOUND);
         let (first, _second) = (taken(&permits, "a.example").await, taken(&permits, "a.example").await);
-        assert!(permits.take(&host("a.example"), Asker::Client).await.is_none(), "a third to one");
+        assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "a third to one");
         let _third = taken(&permits, "b.example").await;
-        assert!(permits.take(&host("b.example"), Asker::Client).await.is_none(), "a fourth in all");
+        assert!(permits.take(&host("b.example"), RequestPriority::Client).await.is_none(), "a fourth in all");
         drop(first);
         let _fourth = taken(&permits, "b.example").await;
     }
@@ -188,10 +191,13 @@ mod tests {
     /// Promise 11: clients go before jobs.
     #[tokio::test]
     async fn what_comes_free_goes_to_clients_before_jobs_in_the_order_they_came() {
-        let permits = Permits::new(Bound { each: 1, all: 1, wait: Duration::from_secs(60), ..BOUND });
+        let permits =
+            ConcurrencyLimits::new(ConcurrencyLimit { each: 1, all: 1, wait: Duration::from_secs(60), ..BOUND });
         let mut held = Some(taken(&permits, "a.example").await);
         let mut waiting = Vec::new();
-        for (name, asker) in [("a", Asker::Job), ("b", Asker::Client), ("a", Asker::Client)] {
+        for (name, asker) in
+            [("a", RequestPriority::Job), ("b", RequestPriority::Client), ("a", RequestPriority::Client)]
+        {
             waiting.push(asking(&permits, &format!("{name}.example"), asker));
             settle().await;
         }
@@ -208,14 +214,15 @@ mod tests {
     /// Promise 11: an upstream with slow modules does not delay others.
     #[tokio::test]
     async fn what_comes_free_goes_to_the_upstream_that_has_least_and_queues_are_so_long() {
-        let permits = Permits::new(Bound { each: 2, all: 2, wait: Duration::from_secs(60), queue: 2 });
+        let permits =
+            ConcurrencyLimits::new(ConcurrencyLimit { each: 2, all: 2, wait: Duration::from_secs(60), queue: 2 });
         let (first, _second) = (taken(&permits, "a.example").await, taken(&permits, "a.example").await);
         let mut waiting = Vec::new();
         for name in ["a.example", "a.example", "b.example"] {
-            waiting.push(asking(&permits, name, Asker::Client));
+            waiting.push(asking(&permits, name, RequestPriority::Client));
             settle().await;
         }
-        assert!(permits.take(&host("a.example"), Asker::Client).await.is_none(), "a third in the queue");
+        assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "a third in the queue");
         drop(first);
         settle().await;
         let done: Vec<bool> = waiting.iter().map(JoinHandle::is_finished).collect();
@@ -224,15 +231,15 @@ mod tests {
 
     #[tokio::test]
     async fn who_gives_up_keeps_nothing_from_others() {
-        let permits = Permits::new(Bound { each: 1, all: 1, ..BOUND });
+        let permits = ConcurrencyLimits::new(ConcurrencyLimit { each: 1, all: 1, ..BOUND });
         let held = taken(&permits, "a.example").await;
-        let gave_up = asking(&permits, "a.example", Asker::Client);
+        let gave_up = asking(&permits, "a.example", RequestPriority::Client);
         settle().await;
         gave_up.abort();
         let _ = gave_up.await;
         drop(held);
         let again = taken(&permits, "a.example").await;
-        assert!(permits.take(&host("a.example"), Asker::Client).await.is_none(), "waited, and gave up");
+        assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "waited, and gave up");
         drop(again);
         drop(taken(&permits, "a.example").await);
         assert_eq!(permits.0.state.lock().all, 0);

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use url::Url;
 
-use super::breaker::{Breaker, Consequence, Origin, Probe};
-use super::budget::{Budget, Rate};
+use super::breaker::{Breaker, BreakerChange, Origin, Probe};
+use super::budget::{Rate, TokenBucket};
 use super::retry_after::retry_after;
 use crate::address::Hostname;
 use crate::clock::Timestamp;
@@ -23,7 +23,7 @@ const TELLS_NOTHING: Duration = Duration::from_secs(1);
 
 /// The breaker and the budgets, as all requests share them.
 #[derive(Debug, Clone)]
-pub(super) struct Restraint(Arc<Inner>);
+pub(super) struct UpstreamBackoff(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -36,7 +36,7 @@ struct Inner {
 struct State {
     /// With each origin, the upstream that led to it.
     breaker: Breaker<Hostname>,
-    budgets: HashMap<(Hostname, Spends), Budget>,
+    budgets: HashMap<(Hostname, BudgetPurpose), TokenBucket>,
     /// Since when requests have been waiting for an answer.
     waiting: HashMap<Origin, HashMap<u64, Instant>>,
     number: u64,
@@ -44,7 +44,7 @@ struct State {
 
 /// Purposes with separate rate limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Spends {
+pub enum BudgetPurpose {
     /// Revalidation of a cached document.
     Revalidation,
     /// Fetch by a job.
@@ -67,7 +67,7 @@ struct Probes {
     taken: Vec<Probe>,
     /// Those of the work that this is a part of.
     before: RevalidationPermit,
-    of: Restraint,
+    of: UpstreamBackoff,
 }
 
 impl RevalidationPermit {
@@ -85,18 +85,18 @@ impl RevalidationPermit {
 impl Drop for Probes {
     fn drop(&mut self) {
         let mut state = self.of.0.state.lock();
-        self.taken.iter().for_each(|probe| state.breaker.give_back(probe));
+        self.taken.iter().for_each(|probe| state.breaker.return_probe(probe));
     }
 }
 
 /// When a request was made: on the clock of the caller, and on the one that waits go by.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Moment {
+pub(super) struct RequestTime {
     at: Timestamp,
     read: Instant,
 }
 
-impl Moment {
+impl RequestTime {
     pub(super) fn new(at: Timestamp) -> Self {
         Self { at, read: Instant::now() }
     }
@@ -106,13 +106,13 @@ impl Moment {
     }
 }
 
-impl Restraint {
+impl UpstreamBackoff {
     pub(super) fn new(rates: Rates) -> Self {
         Self(Arc::new(Inner { rates, jitter: RandomState::new(), state: Mutex::default() }))
     }
 
     /// Permission to revalidate at all of these origins, within the permit of the enclosing work.
-    pub(super) fn leave(
+    pub(super) fn revalidation_permit(
         &self,
         origins: &[Origin],
         by: &RevalidationPermit,
@@ -126,27 +126,32 @@ impl Restraint {
     }
 
     /// Until when one of these origins has asked to be left alone, or any other that the upstream led to.
-    pub(super) fn asked_to_wait(&self, upstream: &Hostname, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
+    pub(super) fn retry_after_until(
+        &self,
+        upstream: &Hostname,
+        origins: &[Origin],
+        now: Timestamp,
+    ) -> Option<Timestamp> {
         let is_meant = |origin: &Origin, by: &Hostname| by == upstream || origins.contains(origin);
-        self.0.state.lock().breaker.asked_to_wait(is_meant, now)
+        self.0.state.lock().breaker.retry_after_until(is_meant, now)
     }
 
     /// Takes requests out of an upstream's budget, or nothing where there are not so many left.
-    pub(super) fn spend(&self, upstream: &Hostname, on: Spends, requests: u32, now: Timestamp) -> bool {
+    pub(super) fn spend(&self, upstream: &Hostname, on: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
         let rate = match on {
-            Spends::Revalidation => self.0.rates.revalidations,
-            Spends::Job => self.0.rates.jobs,
+            BudgetPurpose::Revalidation => self.0.rates.revalidations,
+            BudgetPurpose::Job => self.0.rates.jobs,
         };
         let mut state = self.0.state.lock();
         // // At most one per configured upstream.
-        let budget = state.budgets.entry((upstream.clone(), on)).or_insert_with(|| Budget::full(rate, now));
+        let budget = state.budgets.entry((upstream.clone(), on)).or_insert_with(|| TokenBucket::full(rate, now));
         budget.spend(requests, rate, now)
     }
 
     /// The origins that are left alone now, and until when, by the upstream that led there.
-    pub(super) fn left_alone(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
+    pub(super) fn open_breakers(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
         let state = self.0.state.lock();
-        let left = state.breaker.left_alone(now);
+        let left = state.breaker.open_breakers(now);
         left.map(|(origin, until, by)| (by.clone(), origin.clone(), until)).collect()
     }
 
@@ -163,7 +168,7 @@ impl Restraint {
     }
 
     /// Watches one request to one origin.
-    pub(super) fn watch(&self, upstream: &Hostname, url: &Url, asked: Moment) -> Watch {
+    pub(super) fn watch(&self, upstream: &Hostname, url: &Url, asked: RequestTime) -> RequestObserver {
         let origin = Origin::of(url);
         let mut state = self.0.state.lock();
         state.number += 1;
@@ -171,7 +176,7 @@ impl Restraint {
         let since = Instant::now();
         state.waiting.entry(origin.clone()).or_default().insert(number, since);
         let of = self.clone();
-        Watch { of, upstream: upstream.clone(), origin, asked, since, number, is_over: false }
+        RequestObserver { of, upstream: upstream.clone(), origin, asked, since, number, is_over: false }
     }
 
     fn failed(&self, upstream: &Hostname, origin: &Origin, why: &str, asked_for: Option<Duration>, now: Timestamp) {
@@ -179,13 +184,13 @@ impl Restraint {
         let kept = || upstream.clone();
         let consequence = self.0.state.lock().breaker.failed(origin, asked_for, jitter, now, kept);
         match consequence {
-            Consequence::LeftAlone(time) => {
+            BreakerChange::LeftAlone(time) => {
                 tracing::warn!(%origin, %upstream, why, seconds = time.as_secs(), "an origin is left alone for a while: what is held of it is served as it is");
             }
-            Consequence::LeftAloneAgain(time) => {
+            BreakerChange::LeftAloneAgain(time) => {
                 tracing::debug!(%origin, %upstream, why, seconds = time.as_secs(), "an origin failed again");
             }
-            Consequence::AsBefore => {}
+            BreakerChange::AsBefore => {}
         }
     }
 
@@ -199,17 +204,17 @@ impl Restraint {
 /// Observation of one request. Dropped without a result it was abandoned, which is a failure if there was time to
 /// answer.
 #[derive(Debug)]
-pub(super) struct Watch {
-    of: Restraint,
+pub(super) struct RequestObserver {
+    of: UpstreamBackoff,
     upstream: Hostname,
     origin: Origin,
-    asked: Moment,
+    asked: RequestTime,
     since: Instant,
     number: u64,
     is_over: bool,
 }
 
-impl Watch {
+impl RequestObserver {
     /// Records a failure.
     pub(super) fn failed(mut self, why: &str) {
         self.is_over = true;
@@ -246,7 +251,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for RequestObserver {
     fn drop(&mut self) {
         {
             let mut state = self.of.0.state.lock();

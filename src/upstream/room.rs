@@ -13,7 +13,7 @@ const ROOM_STEP_KIB: u64 = 64;
 
 /// Memory limits for documents, in KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryBound {
+pub struct DocumentMemoryLimits {
     /// Of one upstream, wherever it leads.
     pub each_kib: u32,
     /// Of all of them.
@@ -22,7 +22,7 @@ pub struct MemoryBound {
 
 /// The bound that a body met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NoRoom {
+pub(super) enum MemoryLimitReached {
     #[error("as many bytes of documents of this upstream are in memory as may be at one time")]
     OfThisUpstream,
     #[error("as many bytes of documents are in memory as may be at one time")]
@@ -31,11 +31,11 @@ pub(super) enum NoRoom {
 
 /// The memory for bodies; all copies are of the same.
 #[derive(Debug, Clone)]
-pub(super) struct BodyMemory(Arc<Inner>);
+pub(super) struct DocumentMemory(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    bound: MemoryBound,
+    bound: DocumentMemoryLimits,
     taken: Mutex<TakenMemory>,
 }
 
@@ -48,43 +48,43 @@ struct TakenMemory {
 
 /// Memory of a body, released with the last copy.
 #[derive(Debug, Clone, Default)]
-pub struct Room(#[expect(dead_code, reason = "held, and never looked at")] Option<Arc<Growing>>);
+pub struct MemoryGrant(#[expect(dead_code, reason = "held, and never looked at")] Option<Arc<GrowingGrant>>);
 
 /// Memory of an arriving body. It never waits for more: a request is granted or refused.
 #[derive(Debug)]
-pub(super) struct Growing {
-    of: BodyMemory,
+pub(super) struct GrowingGrant {
+    of: DocumentMemory,
     upstream: Hostname,
     kib: u64,
 }
 
-impl BodyMemory {
-    pub(super) fn new(bound: MemoryBound) -> Self {
+impl DocumentMemory {
+    pub(super) fn new(bound: DocumentMemoryLimits) -> Self {
         Self(Arc::new(Inner { bound, taken: Mutex::default() }))
     }
 
     /// Starts a body of this upstream, without memory.
-    pub(super) fn body_of(&self, upstream: &Hostname) -> Growing {
-        Growing { of: self.clone(), upstream: upstream.clone(), kib: 0 }
+    pub(super) fn start_body(&self, upstream: &Hostname) -> GrowingGrant {
+        GrowingGrant { of: self.clone(), upstream: upstream.clone(), kib: 0 }
     }
 
-    fn take(&self, upstream: &Hostname, kib: u64) -> Result<(), NoRoom> {
-        let MemoryBound { each_kib, all_kib } = self.0.bound;
+    fn take(&self, upstream: &Hostname, kib: u64) -> Result<(), MemoryLimitReached> {
+        let DocumentMemoryLimits { each_kib, all_kib } = self.0.bound;
         let mut taken = self.0.taken.lock();
         let each = taken.each.get(upstream).copied().unwrap_or_default().saturating_add(kib);
         let all = taken.all.saturating_add(kib);
         if each > u64::from(each_kib) {
-            return Err(NoRoom::OfThisUpstream);
+            return Err(MemoryLimitReached::OfThisUpstream);
         }
         if all > u64::from(all_kib) {
-            return Err(NoRoom::OfAll);
+            return Err(MemoryLimitReached::OfAll);
         }
         taken.each.insert(upstream.clone(), each);
         taken.all = all;
         Ok(())
     }
 
-    fn give_back(&self, upstream: &Hostname, kib: u64) {
+    fn release(&self, upstream: &Hostname, kib: u64) {
         let mut taken = self.0.taken.lock();
         taken.all = taken.all.saturating_sub(kib);
         if let Some(each) = taken.each.get_mut(upstream) {
@@ -96,12 +96,12 @@ impl BodyMemory {
     }
 }
 
-impl Growing {
+impl GrowingGrant {
     /// Grows to this many bytes.
     ///
     /// # Errors
     /// The limit that was reached; the memory so far stays allocated.
-    pub(super) fn grow_to(&mut self, bytes: u64) -> Result<(), NoRoom> {
+    pub(super) fn grow_to(&mut self, bytes: u64) -> Result<(), MemoryLimitReached> {
         let needed = bytes.div_ceil(1024);
         if needed <= self.kib {
             return Ok(());
@@ -112,15 +112,15 @@ impl Growing {
         Ok(())
     }
 
-    pub(super) fn taken(self) -> Room {
-        Room((self.kib > 0).then(|| Arc::new(self)))
+    pub(super) fn taken(self) -> MemoryGrant {
+        MemoryGrant((self.kib > 0).then(|| Arc::new(self)))
     }
 }
 
-impl Drop for Growing {
+impl Drop for GrowingGrant {
     fn drop(&mut self) {
         if self.kib > 0 {
-            self.of.give_back(&self.upstream, self.kib);
+            self.of.release(&self.upstream, self.kib);
         }
     }
 }
@@ -132,39 +132,39 @@ mod tests {
     /// Promise 11: limits hold to the KiB, the last copy releases its memory, and no empty entry stays.
     #[test]
     fn one_upstream_has_its_share_and_all_of_them_have_the_whole() {
-        let memory = BodyMemory::new(MemoryBound { each_kib: 100, all_kib: 150 });
+        let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 100, all_kib: 150 });
         let (one, other) = (Hostname::parse("a.example").unwrap(), Hostname::parse("b.example").unwrap());
         let body = |upstream, kib| {
-            let mut growing = memory.body_of(upstream);
+            let mut growing = memory.start_body(upstream);
             growing.grow_to(kib * 1024).map(|()| growing.taken())
         };
         let first = body(&one, 60).unwrap();
         let copy = first.clone();
-        assert_eq!(body(&one, 41).unwrap_err(), NoRoom::OfThisUpstream);
+        assert_eq!(body(&one, 41).unwrap_err(), MemoryLimitReached::OfThisUpstream);
         let second = body(&other, 90).unwrap();
-        assert_eq!(body(&one, 1).unwrap_err(), NoRoom::OfAll);
+        assert_eq!(body(&one, 1).unwrap_err(), MemoryLimitReached::OfAll);
         drop(first);
-        assert_eq!(body(&one, 41).unwrap_err(), NoRoom::OfThisUpstream, "a copy is left");
+        assert_eq!(body(&one, 41).unwrap_err(), MemoryLimitReached::OfThisUpstream, "a copy is left");
         drop((copy, second));
         assert!(memory.0.taken.lock().each.is_empty());
         drop(body(&one, 100).unwrap());
-        assert_eq!(body(&one, u64::MAX / 1024).unwrap_err(), NoRoom::OfThisUpstream);
+        assert_eq!(body(&one, u64::MAX / 1024).unwrap_err(), MemoryLimitReached::OfThisUpstream);
         assert_eq!(memory.0.taken.lock().all, 0);
     }
 
     /// Promise 11: a body without a length grows in steps; a refused one releases its memory.
     #[test]
     fn a_body_grows_until_it_meets_a_bound() {
-        let memory = BodyMemory::new(MemoryBound { each_kib: 130, all_kib: 150 });
+        let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 130, all_kib: 150 });
         let one = Hostname::parse("a.example").unwrap();
-        let mut growing = memory.body_of(&one);
+        let mut growing = memory.start_body(&one);
         growing.grow_to(0).unwrap();
         assert!(memory.0.taken.lock().each.is_empty());
         growing.grow_to(10).unwrap();
         growing.grow_to(2000).unwrap();
         growing.grow_to(64 * 1024 + 1).unwrap();
         assert_eq!(memory.0.taken.lock().all, 128);
-        assert_eq!(growing.grow_to(128 * 1024 + 1), Err(NoRoom::OfThisUpstream));
+        assert_eq!(growing.grow_to(128 * 1024 + 1), Err(MemoryLimitReached::OfThisUpstream));
         assert_eq!(memory.0.taken.lock().all, 128);
         drop(growing);
         assert_eq!(memory.0.taken.lock().all, 0);

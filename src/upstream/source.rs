@@ -14,7 +14,7 @@ mod unsupported;
 use url::Url;
 
 pub use self::archive::ArchiveSource;
-pub use self::checksum::{BadChecksum, Checksum, ChecksumKind, Expected};
+pub use self::checksum::{BadChecksum, Checksum, ChecksumKind, ExpectedChecksum};
 pub use self::git::GitSource;
 pub use self::indirection::{location_in_download, location_in_page};
 pub use self::subdir::Subdir;
@@ -25,7 +25,7 @@ const LONGEST: usize = 8 * 1024;
 
 /// Where a module is: its package, and where in that.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Located {
+pub struct LocatedSource {
     /// The package.
     pub source: PackageSource,
     /// The module inside it, where that is not the root.
@@ -76,7 +76,7 @@ impl PackageSource {
     ///
     /// # Errors
     /// [`BadSource`] for an unusable or forbidden address.
-    pub fn parse(text: &str, base: &Url) -> Result<Located, BadSource> {
+    pub fn parse(text: &str, base: &Url) -> Result<LocatedSource, BadSource> {
         let given = text.trim_matches(|c: char| c.is_ascii_whitespace());
         if given.len() > LONGEST {
             return Err(BadSource::new("is longer than 8 KiB"));
@@ -103,27 +103,27 @@ impl PackageSource {
 }
 
 /// Parses a package's address without its `//subdir`; short forms may contain another.
-fn package_of(package: &str, whole: &str) -> Result<Located, BadSource> {
+fn package_of(package: &str, whole: &str) -> Result<LocatedSource, BadSource> {
     let (forced, rest) = forced_getter(package);
     let unsupported = |what| PackageSource::Unsupported(Unsupported::new(what, whole));
     if !has_scheme(rest) {
         let Some((getter, full)) = short::expand(rest)? else {
-            let what = forced.map_or_else(|| short::what_it_may_be(rest), scheme_name);
-            return Ok(Located { source: unsupported(what), subdir: None });
+            let what = forced.map_or_else(|| short::suggestion(rest), scheme_name);
+            return Ok(LocatedSource { source: unsupported(what), subdir: None });
         };
         let (package, below) = subdir::split(&full);
         let source = of_url(forced.unwrap_or(getter), parse_url(&package)?, whole)?;
-        return Ok(Located { source, subdir: Subdir::parse(&below)? });
+        return Ok(LocatedSource { source, subdir: Subdir::parse(&below)? });
     }
     let url = match rest.split_once(':') {
         Some((scheme, _)) if !is_known(scheme) => {
             let what = scheme_name(forced.unwrap_or(scheme));
-            return Ok(Located { source: unsupported(what), subdir: None });
+            return Ok(LocatedSource { source: unsupported(what), subdir: None });
         }
         _ => parse_url(rest)?,
     };
     let scheme = url.scheme().to_owned();
-    Ok(Located { source: of_url(forced.unwrap_or(&scheme), url, whole)?, subdir: None })
+    Ok(LocatedSource { source: of_url(forced.unwrap_or(&scheme), url, whole)?, subdir: None })
 }
 
 /// The source that a getter makes of a URL.

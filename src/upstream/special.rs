@@ -8,7 +8,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 
 /// Class of a special-purpose address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Class {
+pub enum SpecialPurpose {
     /// "This host": `0.0.0.0/8`, `::`.
     Unspecified,
     /// This machine.
@@ -23,7 +23,7 @@ pub enum Class {
     Reserved,
 }
 
-impl Class {
+impl SpecialPurpose {
     /// All of them.
     pub(super) const ALL: [Self; 6] =
         [Self::Unspecified, Self::Loopback, Self::Private, Self::LinkLocal, Self::Multicast, Self::Reserved];
@@ -41,7 +41,7 @@ impl Class {
     }
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for SpecialPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let article = if *self == Self::Unspecified { "an" } else { "a" };
         write!(f, "{article} {} address", self.word())
@@ -56,68 +56,68 @@ const fn v6(a: u16, b: u16, c: u16, length: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0), length)
 }
 
-const SPECIAL_V4: [(Ipv4Net, Class); 16] = [
-    (v4(0, 0, 0, 0, 8), Class::Unspecified),
-    (v4(10, 0, 0, 0, 8), Class::Private),
-    (v4(100, 64, 0, 0, 10), Class::Private),
-    (v4(127, 0, 0, 0, 8), Class::Loopback),
-    (v4(169, 254, 0, 0, 16), Class::LinkLocal),
-    (v4(172, 16, 0, 0, 12), Class::Private),
-    (v4(192, 0, 0, 0, 24), Class::Reserved),
-    (v4(192, 0, 2, 0, 24), Class::Reserved),
-    (v4(192, 88, 99, 0, 24), Class::Reserved),
-    (v4(192, 168, 0, 0, 16), Class::Private),
-    (v4(198, 18, 0, 0, 15), Class::Reserved),
-    (v4(198, 51, 100, 0, 24), Class::Reserved),
-    (v4(203, 0, 113, 0, 24), Class::Reserved),
-    (v4(224, 0, 0, 0, 4), Class::Multicast),
-    (v4(240, 0, 0, 0, 4), Class::Reserved),
-    (v4(255, 255, 255, 255, 32), Class::Reserved),
+const SPECIAL_V4: [(Ipv4Net, SpecialPurpose); 16] = [
+    (v4(0, 0, 0, 0, 8), SpecialPurpose::Unspecified),
+    (v4(10, 0, 0, 0, 8), SpecialPurpose::Private),
+    (v4(100, 64, 0, 0, 10), SpecialPurpose::Private),
+    (v4(127, 0, 0, 0, 8), SpecialPurpose::Loopback),
+    (v4(169, 254, 0, 0, 16), SpecialPurpose::LinkLocal),
+    (v4(172, 16, 0, 0, 12), SpecialPurpose::Private),
+    (v4(192, 0, 0, 0, 24), SpecialPurpose::Reserved),
+    (v4(192, 0, 2, 0, 24), SpecialPurpose::Reserved),
+    (v4(192, 88, 99, 0, 24), SpecialPurpose::Reserved),
+    (v4(192, 168, 0, 0, 16), SpecialPurpose::Private),
+    (v4(198, 18, 0, 0, 15), SpecialPurpose::Reserved),
+    (v4(198, 51, 100, 0, 24), SpecialPurpose::Reserved),
+    (v4(203, 0, 113, 0, 24), SpecialPurpose::Reserved),
+    (v4(224, 0, 0, 0, 4), SpecialPurpose::Multicast),
+    (v4(240, 0, 0, 0, 4), SpecialPurpose::Reserved),
+    (v4(255, 255, 255, 255, 32), SpecialPurpose::Reserved),
 ];
 
 /// All public IPv6 addresses are in this range.
 const GLOBAL_UNICAST: Ipv6Net = v6(0x2000, 0, 0, 3);
 
-const SPECIAL_V6: [(Ipv6Net, Class); 8] = [
-    (Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128), Class::Unspecified),
-    (Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128), Class::Loopback),
-    (v6(0xfc00, 0, 0, 7), Class::Private),
-    (v6(0xfec0, 0, 0, 10), Class::Private),
+const SPECIAL_V6: [(Ipv6Net, SpecialPurpose); 8] = [
+    (Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128), SpecialPurpose::Unspecified),
+    (Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128), SpecialPurpose::Loopback),
+    (v6(0xfc00, 0, 0, 7), SpecialPurpose::Private),
+    (v6(0xfec0, 0, 0, 10), SpecialPurpose::Private),
     // RFC 8215: translated to IPv4 by whatever this network has decided.
-    (v6(0x64, 0xff9b, 1, 48), Class::Private),
-    (v6(0xfe80, 0, 0, 10), Class::LinkLocal),
-    (v6(0xff00, 0, 0, 8), Class::Multicast),
+    (v6(0x64, 0xff9b, 1, 48), SpecialPurpose::Private),
+    (v6(0xfe80, 0, 0, 10), SpecialPurpose::LinkLocal),
+    (v6(0xff00, 0, 0, 8), SpecialPurpose::Multicast),
     // Protocol assignments, Teredo among them, which carries IPv4 inside.
-    (v6(0x2001, 0, 0, 23), Class::Reserved),
+    (v6(0x2001, 0, 0, 23), SpecialPurpose::Reserved),
 ];
 
 const DOCUMENTATION_V6: [Ipv6Net; 2] = [v6(0x2001, 0xdb8, 0, 32), v6(0x3fff, 0, 0, 20)];
 
 /// The class of an address; `None` for a public one.
-pub fn class_of(address: IpAddr) -> Option<Class> {
+pub fn class_of(address: IpAddr) -> Option<SpecialPurpose> {
     match address {
         IpAddr::V4(address) => class_of_v4(address),
         IpAddr::V6(address) => class_of_v6(address),
     }
 }
 
-fn class_of_v4(address: Ipv4Addr) -> Option<Class> {
+fn class_of_v4(address: Ipv4Addr) -> Option<SpecialPurpose> {
     SPECIAL_V4.iter().find(|(network, _)| network.contains(&address)).map(|(_, class)| *class)
 }
 
-fn class_of_v6(address: Ipv6Addr) -> Option<Class> {
+fn class_of_v6(address: Ipv6Addr) -> Option<SpecialPurpose> {
     if let Some((_, class)) = SPECIAL_V6.iter().find(|(network, _)| network.contains(&address)) {
         return Some(*class);
     }
-    if let Some(inner) = carried(address) {
+    if let Some(inner) = embedded_v4(address) {
         return class_of_v4(inner);
     }
     let public = GLOBAL_UNICAST.contains(&address) && !DOCUMENTATION_V6.iter().any(|net| net.contains(&address));
-    (!public).then_some(Class::Reserved)
+    (!public).then_some(SpecialPurpose::Reserved)
 }
 
 /// The IPv4 address that an IPv6 address leads to: mapped, translated (NAT64, RFC 6052) or tunnelled (6to4).
-fn carried(address: Ipv6Addr) -> Option<Ipv4Addr> {
+fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [a, b, c, d, e, f, g, h] = address.segments();
     let joined = |high: u16, low: u16| {
         let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
@@ -140,50 +140,50 @@ mod tests {
     #[test]
     fn every_address_that_is_not_public_is_known_for_what_it_is() {
         for (address, class) in [
-            ("0.0.0.0", Class::Unspecified),
-            ("0.1.2.3", Class::Unspecified),
-            ("::", Class::Unspecified),
-            ("127.0.0.1", Class::Loopback),
-            ("127.255.255.254", Class::Loopback),
-            ("::1", Class::Loopback),
-            ("::ffff:127.0.0.1", Class::Loopback),
-            ("::127.0.0.1", Class::Loopback),
-            ("::ffff:0:127.0.0.1", Class::Loopback),
-            ("64:ff9b::127.0.0.1", Class::Loopback),
-            ("2002:7f00:1::", Class::Loopback),
-            ("10.0.0.1", Class::Private),
-            ("172.16.0.1", Class::Private),
-            ("172.31.255.255", Class::Private),
-            ("192.168.1.1", Class::Private),
-            ("100.64.0.1", Class::Private),
-            ("::ffff:10.0.0.1", Class::Private),
-            ("64:ff9b::192.168.0.1", Class::Private),
-            ("64:ff9b:1::8.8.8.8", Class::Private),
-            ("2002:a00:1::1", Class::Private),
-            ("fd00::1", Class::Private),
-            ("fc00::1", Class::Private),
-            ("fec0::1", Class::Private),
-            ("169.254.169.254", Class::LinkLocal),
-            ("::ffff:169.254.169.254", Class::LinkLocal),
-            ("64:ff9b::a9fe:a9fe", Class::LinkLocal),
-            ("fe80::1", Class::LinkLocal),
-            ("febf::1", Class::LinkLocal),
-            ("224.0.0.1", Class::Multicast),
-            ("239.255.255.255", Class::Multicast),
-            ("ff02::1", Class::Multicast),
-            ("192.0.0.1", Class::Reserved),
-            ("192.0.2.1", Class::Reserved),
-            ("198.18.0.1", Class::Reserved),
-            ("198.51.100.1", Class::Reserved),
-            ("203.0.113.1", Class::Reserved),
-            ("240.0.0.1", Class::Reserved),
-            ("255.255.255.255", Class::Reserved),
-            ("2001:db8::1", Class::Reserved),
-            ("3fff::1", Class::Reserved),
-            ("2001::1", Class::Reserved),
-            ("100::1", Class::Reserved),
-            ("5f00::1", Class::Reserved),
-            ("4000::1", Class::Reserved),
+            ("0.0.0.0", SpecialPurpose::Unspecified),
+            ("0.1.2.3", SpecialPurpose::Unspecified),
+            ("::", SpecialPurpose::Unspecified),
+            ("127.0.0.1", SpecialPurpose::Loopback),
+            ("127.255.255.254", SpecialPurpose::Loopback),
+            ("::1", SpecialPurpose::Loopback),
+            ("::ffff:127.0.0.1", SpecialPurpose::Loopback),
+            ("::127.0.0.1", SpecialPurpose::Loopback),
+            ("::ffff:0:127.0.0.1", SpecialPurpose::Loopback),
+            ("64:ff9b::127.0.0.1", SpecialPurpose::Loopback),
+            ("2002:7f00:1::", SpecialPurpose::Loopback),
+            ("10.0.0.1", SpecialPurpose::Private),
+            ("172.16.0.1", SpecialPurpose::Private),
+            ("172.31.255.255", SpecialPurpose::Private),
+            ("192.168.1.1", SpecialPurpose::Private),
+            ("100.64.0.1", SpecialPurpose::Private),
+            ("::ffff:10.0.0.1", SpecialPurpose::Private),
+            ("64:ff9b::192.168.0.1", SpecialPurpose::Private),
+            ("64:ff9b:1::8.8.8.8", SpecialPurpose::Private),
+            ("2002:a00:1::1", SpecialPurpose::Private),
+            ("fd00::1", SpecialPurpose::Private),
+            ("fc00::1", SpecialPurpose::Private),
+            ("fec0::1", SpecialPurpose::Private),
+            ("169.254.169.254", SpecialPurpose::LinkLocal),
+            ("::ffff:169.254.169.254", SpecialPurpose::LinkLocal),
+            ("64:ff9b::a9fe:a9fe", SpecialPurpose::LinkLocal),
+            ("fe80::1", SpecialPurpose::LinkLocal),
+            ("febf::1", SpecialPurpose::LinkLocal),
+            ("224.0.0.1", SpecialPurpose::Multicast),
+            ("239.255.255.255", SpecialPurpose::Multicast),
+            ("ff02::1", SpecialPurpose::Multicast),
+            ("192.0.0.1", SpecialPurpose::Reserved),
+            ("192.0.2.1", SpecialPurpose::Reserved),
+            ("198.18.0.1", SpecialPurpose::Reserved),
+            ("198.51.100.1", SpecialPurpose::Reserved),
+            ("203.0.113.1", SpecialPurpose::Reserved),
+            ("240.0.0.1", SpecialPurpose::Reserved),
+            ("255.255.255.255", SpecialPurpose::Reserved),
+            ("2001:db8::1", SpecialPurpose::Reserved),
+            ("3fff::1", SpecialPurpose::Reserved),
+            ("2001::1", SpecialPurpose::Reserved),
+            ("100::1", SpecialPurpose::Reserved),
+            ("5f00::1", SpecialPurpose::Reserved),
+            ("4000::1", SpecialPurpose::Reserved),
         ] {
             assert_eq!(class_of(address.parse().unwrap()), Some(class), "{address}");
         }

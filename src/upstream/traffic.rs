@@ -41,7 +41,7 @@ struct From {
 
 /// Counters of one upstream since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct OfUpstream {
+pub struct UpstreamTraffic {
     /// Requests sent.
     pub requests: u64,
     /// Requests without an answer, or with 429 or 5xx.
@@ -77,10 +77,10 @@ impl Traffic {
     pub(super) fn expect(&self, upstream: &Hostname) {
         self.upstreams.lock().insert(upstream.clone());
         self.bytes.get_or_create_owned(&from(upstream));
-        for status in status_words() {
+        for status in status_labels() {
             self.requests.get_or_create_owned(&Answered { host: upstream.to_string(), status });
         }
-        for reason in EgressRefusal::words() {
+        for reason in EgressRefusal::describe() {
             self.refusals.get_or_create_owned(&Refused { host: upstream.to_string(), reason });
         }
     }
@@ -95,24 +95,24 @@ impl Traffic {
     }
 
     /// The counters of one upstream since the start.
-    pub fn of(&self, host: &Hostname) -> OfUpstream {
+    pub fn of(&self, host: &Hostname) -> UpstreamTraffic {
         // Only a look: asking for a label set that never happened must not make it.
         let asked =
             |status| self.requests.get(&Answered { host: host.to_string(), status }).map_or(0, |count| count.get());
-        let statuses = status_words();
+        let statuses = status_labels();
         let is_failure = |status: &&str| *status == NO_STATUS || *status == "429" || status.starts_with('5');
         let refused =
             |reason| self.refusals.get(&Refused { host: host.to_string(), reason }).map_or(0, |count| count.get());
-        OfUpstream {
+        UpstreamTraffic {
             requests: statuses.iter().map(|status| asked(status)).sum(),
             failed: statuses.iter().copied().filter(is_failure).map(asked).sum(),
             bytes: self.bytes_of(host),
-            refused: EgressRefusal::words().map(refused).sum(),
+            refused: EgressRefusal::describe().map(refused).sum(),
         }
     }
 
-    pub(super) fn asked(&self, upstream: &Hostname, status: Option<u16>) {
-        let status = status.map_or(NO_STATUS, status_word);
+    pub(super) fn count_request(&self, upstream: &Hostname, status: Option<u16>) {
+        let status = status.map_or(NO_STATUS, status_label);
         self.requests.get_or_create(&Answered { host: upstream.to_string(), status }).inc();
     }
 
@@ -122,7 +122,7 @@ impl Traffic {
     }
 
     /// The byte counter of an upstream; looked up once for each answer.
-    pub(super) fn brought_by(&self, upstream: &Hostname) -> Counter {
+    pub(super) fn bytes_counter(&self, upstream: &Hostname) -> Counter {
         self.bytes.get_or_create_owned(&from(upstream))
     }
 }
@@ -130,8 +130,8 @@ impl Traffic {
 const NO_STATUS: &str = "none";
 
 /// Every word that a status can be.
-fn status_words() -> BTreeSet<&'static str> {
-    (0..=600).map(status_word).chain([NO_STATUS]).collect()
+fn status_labels() -> BTreeSet<&'static str> {
+    (0..=600).map(status_label).chain([NO_STATUS]).collect()
 }
 
 fn from(host: &Hostname) -> From {
@@ -140,7 +140,7 @@ fn from(host: &Hostname) -> From {
 
 /// A status as a label: an upstream may send any number. Statuses that matter to an operator have their own label;
 /// others share that of their class.
-fn status_word(status: u16) -> &'static str {
+fn status_label(status: u16) -> &'static str {
     macro_rules! word_of {
         ($($told:literal)*) => {
             match status {
@@ -163,10 +163,10 @@ mod tests {
 
     #[test]
     fn whatever_an_upstream_answers_its_status_is_one_of_a_few_words() {
-        let words: BTreeSet<&str> = (0..=u16::MAX).map(status_word).chain([NO_STATUS]).collect();
-        assert_eq!((words.len(), &words), (31, &status_words()));
+        let words: BTreeSet<&str> = (0..=u16::MAX).map(status_label).chain([NO_STATUS]).collect();
+        assert_eq!((words.len(), &words), (31, &status_labels()));
         assert_eq!(
-            [200, 299, 418, 508, 599, 600, 99].map(status_word),
+            [200, 299, 418, 508, 599, 600, 99].map(status_label),
             ["200", "2xx", "4xx", "508", "5xx", "other", "other"]
         );
     }

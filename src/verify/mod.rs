@@ -21,7 +21,7 @@ pub use signature::{SignatureError, Signer, verify_detached};
 /// Verification level of an upstream (`verification` in the configuration).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Policy {
+pub enum VerificationPolicy {
     /// A listed key signs SHA256SUMS.
     Signature,
     /// As `signature` where the registry lists keys; checksums suffice where it lists none.
@@ -30,20 +30,20 @@ pub enum Policy {
     Checksum,
 }
 
-impl Policy {
+impl VerificationPolicy {
     /// Returns true if an earlier proof meets the policy, which may be stricter now.
-    pub fn is_met_by(self, how: &How) -> bool {
+    pub fn is_met_by(self, how: &ProofBasis) -> bool {
         match self {
             // Its operator vouched for it, whatever is asked of upstreams.
-            _ if *how == How::Imported => true,
-            Self::Checksum => !matches!(how, How::Tree(_)),
-            Self::SignatureIfKeys => matches!(how, How::Signature { .. } | How::NoKeys),
-            Self::Signature => matches!(how, How::Signature { .. }),
+            _ if *how == ProofBasis::Imported => true,
+            Self::Checksum => !matches!(how, ProofBasis::Tree(_)),
+            Self::SignatureIfKeys => matches!(how, ProofBasis::Signature { .. } | ProofBasis::NoKeys),
+            Self::Signature => matches!(how, ProofBasis::Signature { .. }),
         }
     }
 }
 
-impl fmt::Display for Policy {
+impl fmt::Display for VerificationPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Signature => "signature",
@@ -57,7 +57,7 @@ impl fmt::Display for Policy {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof {
     /// By what.
-    pub how: How,
+    pub how: ProofBasis,
     /// Accepted findings that an operator should know, such as an expired key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
@@ -66,7 +66,7 @@ pub struct Proof {
 /// Basis of a proof.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum How {
+pub enum ProofBasis {
     /// A listed key signed SHA256SUMS.
     Signature {
         /// The fingerprint of the key, as upper-case hex; of its primary key where a subkey signed.
@@ -99,7 +99,7 @@ pub struct PackedTree {
     pub subdir: Option<String>,
 }
 
-impl How {
+impl ProofBasis {
     /// The fingerprint of the key that vouches, if one does.
     pub fn fingerprint(&self) -> Option<&str> {
         match self {
@@ -119,7 +119,7 @@ impl How {
 
 /// Reasons for a failed verification.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unproven {
+pub enum VerificationError {
     /// The list of checksums is unusable.
     #[error(transparent)]
     Checksums(#[from] BadChecksums),
@@ -152,7 +152,7 @@ pub enum Unproven {
     },
 }
 
-impl Unproven {
+impl VerificationError {
     /// Every word that there is for one.
     pub const WORDS: [&str; 6] = ["checksums", "not-listed", "contradiction", "no-keys", "signature", "archive"];
 
@@ -171,25 +171,28 @@ impl Unproven {
 
 /// Promise 1: verifies a proof set. SHA256SUMS must list `filename` with exactly `shasum`, and one of `keys`, the
 /// armoured keys that the registry lists, must have signed it if the policy requires that.
-pub fn judge(
-    policy: Policy,
+pub fn verify_proof_set(
+    policy: VerificationPolicy,
     sums: &[u8],
     signature: &[u8],
     keys: &[String],
     filename: &str,
     shasum: &Digest,
-) -> Result<(Proof, Checksums), Unproven> {
+) -> Result<(Proof, Checksums), VerificationError> {
     let checksums = Checksums::parse(sums)?;
-    let listed = checksums.get(filename).ok_or_else(|| Unproven::NotListed { filename: filename.to_owned() })?;
+    let listed =
+        checksums.get(filename).ok_or_else(|| VerificationError::NotListed { filename: filename.to_owned() })?;
     if listed != *shasum {
-        return Err(Unproven::Contradiction { filename: filename.to_owned(), listed, stated: *shasum });
+        return Err(VerificationError::Contradiction { filename: filename.to_owned(), listed, stated: *shasum });
     }
     let proof = match policy {
-        Policy::Checksum => Proof { how: How::Checksum, warnings: Vec::new() },
-        Policy::SignatureIfKeys if keys.is_empty() => Proof { how: How::NoKeys, warnings: Vec::new() },
-        Policy::Signature | Policy::SignatureIfKeys => {
+        VerificationPolicy::Checksum => Proof { how: ProofBasis::Checksum, warnings: Vec::new() },
+        VerificationPolicy::SignatureIfKeys if keys.is_empty() => {
+            Proof { how: ProofBasis::NoKeys, warnings: Vec::new() }
+        }
+        VerificationPolicy::Signature | VerificationPolicy::SignatureIfKeys => {
             let Signer { fingerprint, warnings } = verify_detached(sums, signature, keys)?;
-            Proof { how: How::Signature { fingerprint }, warnings }
+            Proof { how: ProofBasis::Signature { fingerprint }, warnings }
         }
     };
     Ok((proof, checksums))
@@ -204,9 +207,9 @@ pub struct Verified<T> {
 
 impl<T> Verified<T> {
     /// Vouches for a value whose bytes hashed to `actual`, if that is what they should hash to.
-    pub fn by_digest(value: T, actual: Digest, expected: Digest) -> Result<Self, Unproven> {
+    pub fn by_digest(value: T, actual: Digest, expected: Digest) -> Result<Self, VerificationError> {
         if actual != expected {
-            return Err(Unproven::Bytes { actual, expected });
+            return Err(VerificationError::Bytes { actual, expected });
         }
         Ok(Self { value, digest: actual })
     }
@@ -233,8 +236,12 @@ mod tests {
 
     const NAME: &str = "terraform-provider-x_1.0.0_linux_amd64.zip";
 
-    fn judged(policy: Policy, sums: &str, keys: &[String]) -> Result<(Proof, Checksums), Unproven> {
-        judge(policy, sums.as_bytes(), b"no signature", keys, NAME, &Digest::of(b"zip"))
+    fn judged(
+        policy: VerificationPolicy,
+        sums: &str,
+        keys: &[String],
+    ) -> Result<(Proof, Checksums), VerificationError> {
+        verify_proof_set(policy, sums.as_bytes(), b"no signature", keys, NAME, &Digest::of(b"zip"))
     }
 
     fn good_sums() -> String {
@@ -243,32 +250,33 @@ mod tests {
 
     #[test]
     fn the_archive_must_be_listed_with_exactly_its_digest_under_every_policy() {
-        for policy in [Policy::Signature, Policy::SignatureIfKeys, Policy::Checksum] {
+        for policy in [VerificationPolicy::Signature, VerificationPolicy::SignatureIfKeys, VerificationPolicy::Checksum]
+        {
             let absent = judged(policy, &format!("{}  other.zip\n", Digest::of(b"zip")), &[]);
-            assert!(matches!(absent, Err(Unproven::NotListed { .. })), "{policy}");
+            assert!(matches!(absent, Err(VerificationError::NotListed { .. })), "{policy}");
             let differs = judged(policy, &format!("{}  {NAME}\n", Digest::of(b"zap")), &[]);
-            assert!(matches!(differs, Err(Unproven::Contradiction { .. })), "{policy}");
-            let unreadable = judge(policy, b"\xff", b"", &[], NAME, &Digest::of(b"zip"));
-            assert!(matches!(unreadable, Err(Unproven::Checksums(_))), "{policy}");
+            assert!(matches!(differs, Err(VerificationError::Contradiction { .. })), "{policy}");
+            let unreadable = verify_proof_set(policy, b"\xff", b"", &[], NAME, &Digest::of(b"zip"));
+            assert!(matches!(unreadable, Err(VerificationError::Checksums(_))), "{policy}");
         }
     }
 
     #[test]
     fn without_keys_the_policy_decides() {
         let how = |policy| judged(policy, &good_sums(), &[]).map(|(proof, _)| proof.how);
-        assert_eq!(how(Policy::Signature), Err(Unproven::Signature(SignatureError::NoKeys)));
-        assert_eq!(how(Policy::SignatureIfKeys), Ok(How::NoKeys));
-        assert_eq!(how(Policy::Checksum), Ok(How::Checksum));
+        assert_eq!(how(VerificationPolicy::Signature), Err(VerificationError::Signature(SignatureError::NoKeys)));
+        assert_eq!(how(VerificationPolicy::SignatureIfKeys), Ok(ProofBasis::NoKeys));
+        assert_eq!(how(VerificationPolicy::Checksum), Ok(ProofBasis::Checksum));
     }
 
     #[test]
     fn listed_keys_make_a_signature_mandatory_unless_only_checksums_count() {
         let keys = ["a broken key is a key".to_owned()];
-        for policy in [Policy::Signature, Policy::SignatureIfKeys] {
-            assert!(matches!(judged(policy, &good_sums(), &keys), Err(Unproven::Signature(_))), "{policy}");
+        for policy in [VerificationPolicy::Signature, VerificationPolicy::SignatureIfKeys] {
+            assert!(matches!(judged(policy, &good_sums(), &keys), Err(VerificationError::Signature(_))), "{policy}");
         }
-        let (proof, checksums) = judged(Policy::Checksum, &good_sums(), &keys).unwrap();
-        assert_eq!(proof.how, How::Checksum);
+        let (proof, checksums) = judged(VerificationPolicy::Checksum, &good_sums(), &keys).unwrap();
+        assert_eq!(proof.how, ProofBasis::Checksum);
         assert_eq!(checksums.get("other.zip"), Some(Digest::of(b"other")));
     }
 
@@ -277,24 +285,28 @@ mod tests {
         let key = test_keys::TestKey::new();
         let (sums, keys) = (good_sums(), [key.public(&test_keys::Shape::default())]);
         let signature = key.sign(sums.as_bytes());
-        for policy in [Policy::Signature, Policy::SignatureIfKeys] {
-            let judged = judge(policy, sums.as_bytes(), &signature, &keys, NAME, &Digest::of(b"zip"));
+        for policy in [VerificationPolicy::Signature, VerificationPolicy::SignatureIfKeys] {
+            let judged = verify_proof_set(policy, sums.as_bytes(), &signature, &keys, NAME, &Digest::of(b"zip"));
             let (proof, checksums) = judged.unwrap();
-            assert_eq!(proof.how, How::Signature { fingerprint: key.fingerprint() });
+            assert_eq!(proof.how, ProofBasis::Signature { fingerprint: key.fingerprint() });
             assert_eq!(checksums.iter().count(), 2);
         }
     }
 
     #[test]
     fn what_was_proven_meets_the_policy_that_it_was_proven_under_and_those_that_ask_for_less() {
-        let signed = How::Signature { fingerprint: "AB".into() };
+        let signed = ProofBasis::Signature { fingerprint: "AB".into() };
         for (policy, met) in [
-            (Policy::Signature, [true, false, false]),
-            (Policy::SignatureIfKeys, [true, true, false]),
-            (Policy::Checksum, [true, true, true]),
+            (VerificationPolicy::Signature, [true, false, false]),
+            (VerificationPolicy::SignatureIfKeys, [true, true, false]),
+            (VerificationPolicy::Checksum, [true, true, true]),
         ] {
-            assert_eq!([&signed, &How::NoKeys, &How::Checksum].map(|how| policy.is_met_by(how)), met, "{policy}");
-            assert!(policy.is_met_by(&How::Imported), "{policy}: what the operator vouched for");
+            assert_eq!(
+                [&signed, &ProofBasis::NoKeys, &ProofBasis::Checksum].map(|how| policy.is_met_by(how)),
+                met,
+                "{policy}"
+            );
+            assert!(policy.is_met_by(&ProofBasis::Imported), "{policy}: what the operator vouched for");
         }
     }
 
@@ -309,14 +321,15 @@ mod tests {
 
     #[test]
     fn policies_and_proofs_keep_their_spelling() {
-        for policy in [Policy::Signature, Policy::SignatureIfKeys, Policy::Checksum] {
+        for policy in [VerificationPolicy::Signature, VerificationPolicy::SignatureIfKeys, VerificationPolicy::Checksum]
+        {
             assert_eq!(serde_json::to_string(&policy).unwrap(), format!("\"{policy}\""));
         }
-        let proof = Proof { how: How::Signature { fingerprint: "AB".into() }, warnings: vec!["old".into()] };
+        let proof = Proof { how: ProofBasis::Signature { fingerprint: "AB".into() }, warnings: vec!["old".into()] };
         let json = serde_json::to_string(&proof).unwrap();
         assert_eq!(json, r#"{"how":{"signature":{"fingerprint":"AB"}},"warnings":["old"]}"#);
         assert_eq!(serde_json::from_str::<Proof>(&json).unwrap(), proof);
         let bare: Proof = serde_json::from_str(r#"{"how":"no-keys"}"#).unwrap();
-        assert_eq!(bare, Proof { how: How::NoKeys, warnings: Vec::new() });
+        assert_eq!(bare, Proof { how: ProofBasis::NoKeys, warnings: Vec::new() });
     }
 }

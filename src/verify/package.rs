@@ -128,7 +128,7 @@ pub fn package_hashes<R: Read + Seek>(mut reader: R, limits: PackageLimits) -> R
     if claimed_bytes > limits.unpacked_bytes {
         return Err(BadPackage::TooLarge { limit: limits.unpacked_bytes });
     }
-    let mut listing = Listing { limits, ..Listing::default() };
+    let mut listing = PackageEntries { limits, ..PackageEntries::default() };
     for index in 0..archive.len() {
         let name = || directory.entry(index).map(|entry| printable(entry.name_raw())).unwrap_or_default();
         let entry = archive.by_index(index).map_err(|source| BadPackage::Entry { name: name(), source })?;
@@ -141,14 +141,14 @@ type ContentDigest = [u8; 32];
 
 /// Entries of a package read so far: content by name, sorted bytewise as the hash needs it.
 #[derive(Default)]
-struct Listing {
+struct PackageEntries {
     limits: PackageLimits,
     unpacked_bytes: u64,
     entries: BTreeMap<Vec<u8>, ContentDigest>,
     files: BTreeMap<Vec<u8>, ContentDigest>,
 }
 
-impl Listing {
+impl PackageEntries {
     fn add<R: Read>(&mut self, mut entry: ZipFile<'_, R>) -> Result<(), BadPackage> {
         let name = entry.name_raw().to_vec();
         let bad_name = |why| BadPackage::BadName { name: printable(&name), why };

@@ -10,7 +10,7 @@ use pgp::packet::{
 };
 use pgp::types::Timestamp;
 
-use super::signing_key::{Component, ListedKey, Unfit, read_keys, told};
+use super::signing_key::{Component, KeyUnfit, ListedKey, read_keys, told};
 
 /// The largest signature file that is read.
 pub const MAX_SIGNATURE_BYTES: usize = 64 << 10;
@@ -229,11 +229,11 @@ impl DocumentSignature {
         operations.take(key.self_signatures())?;
         match key.judge(component, self.made_at) {
             Ok(warnings) => Ok(Signer { fingerprint: key.fingerprint(), warnings }),
-            Err(Unfit::Revoked { fingerprint }) => Err(KeyRefusal::Final(SignatureError::Revoked { fingerprint })),
-            Err(Unfit::CannotSign { why }) => {
+            Err(KeyUnfit::Revoked { fingerprint }) => Err(KeyRefusal::Final(SignatureError::Revoked { fingerprint })),
+            Err(KeyUnfit::CannotSign { why }) => {
                 Err(KeyRefusal::Final(SignatureError::CannotSign { fingerprint: fingerprint(), why }))
             }
-            Err(Unfit::Unusable { why }) => Err(KeyRefusal::Key { why }),
+            Err(KeyUnfit::Unusable { why }) => Err(KeyRefusal::Key { why }),
         }
     }
 }

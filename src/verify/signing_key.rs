@@ -44,7 +44,7 @@ pub(super) enum Component<'k> {
 
 /// Why a key that did make a signature does not count.
 #[derive(Debug)]
-pub(super) enum Unfit {
+pub(super) enum KeyUnfit {
     Revoked { fingerprint: String },
     CannotSign { why: String },
     Unusable { why: String },
@@ -77,11 +77,11 @@ impl ListedKey {
     }
 
     /// Checks that the component may sign, and returns warnings. Expiry is measured at the time of the signature.
-    pub(super) fn judge(&self, component: Component<'_>, made_at: Timestamp) -> Result<Vec<String>, Unfit> {
+    pub(super) fn judge(&self, component: Component<'_>, made_at: Timestamp) -> Result<Vec<String>, KeyUnfit> {
         let primary = &self.0.primary_key;
         let about_itself = self.about_itself()?;
         if about_itself.iter().any(|signature| revokes(signature)) {
-            return Err(Unfit::Revoked { fingerprint: self.fingerprint() });
+            return Err(KeyUnfit::Revoked { fingerprint: self.fingerprint() });
         }
         let own = newest(about_itself.into_iter()).ok_or_else(|| unusable("has no valid signature of itself"))?;
         let mut warnings = Warnings::default();
@@ -101,12 +101,12 @@ impl ListedKey {
         subkey: &SignedPublicSubKey,
         made_at: Timestamp,
         warnings: &mut Warnings,
-    ) -> Result<(), Unfit> {
+    ) -> Result<(), KeyUnfit> {
         let primary = &self.0.primary_key;
         bounded(subkey.signatures.len())?;
         let valid = || subkey.signatures.iter().filter(|s| s.verify_subkey_binding(primary, &subkey.key).is_ok());
         if valid().any(|signature| signature.typ() == Some(SignatureType::SubkeyRevocation)) {
-            return Err(Unfit::Revoked { fingerprint: fingerprint(&subkey.key) });
+            return Err(KeyUnfit::Revoked { fingerprint: fingerprint(&subkey.key) });
         }
         let binding = newest(valid().filter(|signature| has_tolerable_digest(signature)))
             .ok_or_else(|| cannot("is not validly bound to its primary key"))?;
@@ -125,7 +125,7 @@ impl ListedKey {
     }
 
     /// All valid statements of the primary key about itself: revocations, direct signatures, certified names.
-    fn about_itself(&self) -> Result<Vec<&Signature>, Unfit> {
+    fn about_itself(&self) -> Result<Vec<&Signature>, KeyUnfit> {
         let primary = &self.0.primary_key;
         let details = &self.0.details;
         let direct = details.revocation_signatures.iter().chain(&details.direct_signatures);
@@ -236,7 +236,7 @@ fn has_tolerable_digest(signature: &Signature) -> bool {
     !matches!(signature.hash_alg(), None | Some(HashAlgorithm::Md5 | HashAlgorithm::Ripemd160))
 }
 
-fn bounded(signatures: usize) -> Result<(), Unfit> {
+fn bounded(signatures: usize) -> Result<(), KeyUnfit> {
     if signatures > MAX_SELF_SIGNATURES {
         return Err(unusable("has more signatures of itself than are checked"));
     }
@@ -268,14 +268,14 @@ pub(super) fn told(error: &pgp::errors::Error) -> String {
     shortened.trim_end_matches([' ', ',', '"', '{', '\\']).to_owned()
 }
 
-fn unusable(why: &str) -> Unfit {
-    Unfit::Unusable { why: why.to_owned() }
+fn unusable(why: &str) -> KeyUnfit {
+    KeyUnfit::Unusable { why: why.to_owned() }
 }
 
-fn cannot(why: &str) -> Unfit {
-    Unfit::CannotSign { why: why.to_owned() }
+fn cannot(why: &str) -> KeyUnfit {
+    KeyUnfit::CannotSign { why: why.to_owned() }
 }
 
-fn not_for_signing() -> Unfit {
+fn not_for_signing() -> KeyUnfit {
     cannot("is not meant for signing (its key flags say so)")
 }

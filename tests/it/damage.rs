@@ -420,9 +420,9 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
         let folder = Folder::new();
         let store = Store::open(folder.path(), Timestamp(1)).unwrap();
         for number in 0..20_000u32 {
-            store.index.archive_kept(&Digest::of(&number.to_be_bytes()), 1, Timestamp(1));
+            store.index.archive_stored(&Digest::of(&number.to_be_bytes()), 1, Timestamp(1));
         }
-        store.index.made_whole(Ok(()));
+        store.index.completed(Ok(()));
         store.close().unwrap();
         drop(store);
         let file = folder.path().join("v1/index/db");
@@ -432,7 +432,7 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
         std::fs::write(&file, content).unwrap();
         // A process that another test started may hold its lock for a moment.
         let store = eventually("it opens", async || Store::open(folder.path(), Timestamp(2)).ok()).await;
-        let is_behind = store.index.begin_to_make_whole();
+        let is_behind = store.index.begin_completion();
         if !is_behind {
             assert_eq!(store.index.totals().archives, 20_000, "stretch {stretch}");
             continue;

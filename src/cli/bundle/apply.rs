@@ -17,9 +17,9 @@ use crate::address::Hostname;
 use crate::app::{self, StartSettings};
 use crate::bundle::{ApplyEvent, ApplyOutcome, BundleReader, BundleTrust, EntryOutcome, Receipt, SignatureStatus};
 use crate::config::Config;
-use crate::http::admin_client::{self, NoAnswer};
-use crate::mirror::TakingIn;
-use crate::protocol::admin::bundle::{APPLY, TAR, query_of, taking_in};
+use crate::http::admin_client::{self, AdminClientError};
+use crate::mirror::ApplyOptions;
+use crate::protocol::admin::bundle::{APPLY, TAR, apply_options, query_of};
 
 #[derive(Debug, Args)]
 pub(super) struct Apply {
@@ -46,7 +46,7 @@ impl Apply {
         let (config, _) = self.common.load()?;
         let query = query_of(self.unsigned, &self.accept);
         // A running larder parses the query in the same way, so mistakes are reported before anything is sent.
-        let taking = taking_in(query.strip_prefix('?'), &config.bundle, &config.default_host());
+        let taking = apply_options(query.strip_prefix('?'), &config.bundle, &config.default_host());
         let taking = taking.map_err(|problems| anyhow!(problems.join("; ")))?;
         let source = BundleSource::at(&self.from)?;
         let from = self.from.display();
@@ -77,7 +77,7 @@ impl Apply {
         config: &Config,
         source: &BundleSource,
         query: &str,
-        taking: TakingIn,
+        taking: ApplyOptions,
     ) -> anyhow::Result<bool> {
         let _too_large = catch_file_size_signal()?;
         let bytes = ByteCounter::default();
@@ -94,7 +94,7 @@ async fn applied(
     config: &Config,
     source: &BundleSource,
     query: &str,
-    taking: TakingIn,
+    taking: ApplyOptions,
     report: &mut ApplyReporter,
 ) -> anyhow::Result<()> {
     let (path, from, mut unread) = (format!("{APPLY}{query}"), source.open()?, None);
@@ -105,7 +105,7 @@ async fn applied(
     let asking = ask_running(config, async |at, token| admin_client::upload(at, &path, token, TAR, from, told).await);
     match asking.await {
         Ok(()) => {}
-        Err(NoAnswer::NotRunning(_)) => return applied_here(config, source, taking, report).await,
+        Err(AdminClientError::NotRunning(_)) => return applied_here(config, source, taking, report).await,
         Err(error) => return Err(error.into()),
     }
     unread.map_or(Ok(()), |error| Err(error).context("the running larder is of another version"))
@@ -114,13 +114,13 @@ async fn applied(
 async fn applied_here(
     config: &Config,
     source: &BundleSource,
-    taking: TakingIn,
+    taking: ApplyOptions,
     report: &mut ApplyReporter,
 ) -> anyhow::Result<()> {
     let settings = StartSettings::default();
     // Applying a bundle may create the store.
     let (mirror, _, _) = app::mirror(config, &settings)?;
-    let (mut steps, applied) = mirror.applying(source.open()?, taking, settings.clock);
+    let (mut steps, applied) = mirror.spawn_apply(source.open()?, taking, settings.clock);
     while let Some(step) = steps.recv().await {
         report.tell(step);
     }
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn apply_lines_fit_the_terminal_and_escape_foreign_text() {
         let host = Hostname::parse("registry.terraform.io").unwrap();
-        let package = PackageRef::asked("registry.example/hashicorp/a-provider-with-quite-a-long-name@1.2.0");
+        let package = PackageRef::requested("registry.example/hashicorp/a-provider-with-quite-a-long-name@1.2.0");
         let why = "its archive was altered \u{1b}[2J".to_owned();
         let told = EntryOutcome { package, outcome: ApplyOutcome::Refused { why } };
         let lines = line(&told, &host, Some(80));

@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::http::admin_client;
 use crate::jobs::JobId;
 use crate::jobs::report::{Job, JobState};
-use crate::protocol::admin::bundle::{BUNDLE, ToldBundle};
+use crate::protocol::admin::bundle::{BUNDLE, BundleRequest};
 
 #[derive(Debug, Args)]
 pub(super) struct Create {
@@ -108,7 +108,7 @@ impl Create {
         // An estimate: the documents of the bundle add a little.
         let all = if is_delta { None } else { Some(sizes.fold(0, u64::saturating_add)) };
         let drawing = ProgressTask::begin("writing", &bytes, all);
-        let told = ToldBundle { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
+        let told = BundleRequest { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
         let (from, to) = io::pipe()?;
         let receiving = tokio::task::spawn_blocking(move || target.take(from));
         let sent = write(config, by, told, created, CountingIo { inner: to, bytes }).await;
@@ -178,7 +178,7 @@ impl Create {
 async fn write(
     config: &Config,
     by: &JobRunner,
-    told: ToldBundle,
+    told: BundleRequest,
     created: Timestamp,
     to: CountingIo<io::PipeWriter>,
 ) -> anyhow::Result<()> {
@@ -189,14 +189,15 @@ async fn write(
             Ok(sent.map(drop)?)
         }
         JobRunner::InProcess { mirror, jobs, .. } => {
-            let held = JobId::parse(&told.job).and_then(|id| jobs.held(id)).context("its job is forgotten")?;
+            let held =
+                JobId::parse(&told.job).and_then(|id| jobs.stored_archives(id)).context("its job is forgotten")?;
             let (mirror, key) = (Arc::clone(mirror), config.bundle.signing.clone());
             let writing = tokio::task::spawn_blocking(move || {
                 let gathered = mirror.gather(held, told.since.as_ref(), told.partial, created)?;
                 for missing in &gathered.missing {
                     print_error(&format!("without it: {missing}"));
                 }
-                Ok(mirror.give(&gathered, key.as_ref(), to).map(drop)?)
+                Ok(mirror.write_bundle(&gathered, key.as_ref(), to).map(drop)?)
             });
             writing.await.context("it ended unexpectedly")?
         }

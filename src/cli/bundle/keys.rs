@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 use super::super::ask_running;
 use crate::bundle::{BundleKeyIds, KeyId};
 use crate::config::Config;
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::{self, AdminClientError};
 use crate::protocol::admin::Report;
 
 const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
@@ -18,7 +18,7 @@ async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
             let report: Report = serde_json::from_slice(&status).context("the running larder is of another version")?;
             Ok(report.bundle_keys)
         }
-        Err(NoAnswer::NotRunning(_)) => Ok(config.bundle.ids()),
+        Err(AdminClientError::NotRunning(_)) => Ok(config.bundle.ids()),
         Err(error) => Err(error.into()),
     }
 }

@@ -138,7 +138,7 @@ mod tests {
 
     fn item(what: &str, platform: Option<&str>, state: PlanState) -> Planned {
         let by = vec!["envs/prod/main.tf:12".to_owned(), "envs/dev/main.tf:3".to_owned()];
-        let package = PackageRef { platform: platform.map(str::to_owned), ..PackageRef::asked(what) };
+        let package = PackageRef { platform: platform.map(str::to_owned), ..PackageRef::requested(what) };
         Planned { package, state, by }
     }
 

@@ -70,11 +70,11 @@ fn troubled() -> Report {
                 created: Timestamp(1_795_000_000),
                 applied: Timestamp(1_795_293_000),
             }),
-            imported: vec![PackageRef::asked("registry.terraform.io/acme/null@1.2.0")],
+            imported: vec![PackageRef::requested("registry.terraform.io/acme/null@1.2.0")],
             offline: true,
             upstreams: vec!["registry.terraform.io".to_owned()],
             missing: (0..25)
-                .map(|n| PackageRef::asked(&format!("registry.terraform.io/hashicorp/aws@5.{n}.0")))
+                .map(|n| PackageRef::requested(&format!("registry.terraform.io/hashicorp/aws@5.{n}.0")))
                 .collect(),
             alarms: vec![
                 alarm(AlarmKind::Dropped, "upstream lists it no more", None),

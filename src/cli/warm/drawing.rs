@@ -267,7 +267,7 @@ mod tests {
 
     fn item(what: &str, state: ItemState, bytes: u64, size_bytes: Option<u64>) -> JobItem {
         JobItem {
-            package: PackageRef { platform: Some("linux_amd64".to_owned()), ..PackageRef::asked(what) },
+            package: PackageRef { platform: Some("linux_amd64".to_owned()), ..PackageRef::requested(what) },
             state,
             bytes,
             size_bytes,

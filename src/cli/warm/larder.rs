@@ -10,11 +10,11 @@ use super::super::{Interrupted, admin_token, ask_running};
 use crate::address::Hostname;
 use crate::app::{self, StartSettings};
 use crate::config::Config;
-use crate::http::admin_client::{self, NoAnswer};
+use crate::http::admin_client::{self, AdminClientError};
 use crate::jobs::report::Job;
 use crate::jobs::{JobId, Jobs, WarmUp};
 use crate::mirror::Mirror;
-use crate::protocol::admin::order::ToldOrder;
+use crate::protocol::admin::order::OrderRequest;
 use crate::protocol::admin::warm::{JOBS, WARM};
 
 /// A larder that runs jobs.
@@ -39,8 +39,8 @@ impl JobRunner {
         Ok(Self::InProcess { mirror, jobs, default_host: config.default_host() })
     }
 
-    /// Starts a job. [`NoAnswer::NotRunning`] where no larder runs.
-    pub(super) async fn start(&self, config: &Config, told: &ToldOrder) -> anyhow::Result<Job> {
+    /// Starts a job. [`AdminClientError::NotRunning`] where no larder runs.
+    pub(super) async fn start(&self, config: &Config, told: &OrderRequest) -> anyhow::Result<Job> {
         match self {
             Self::Running { at, token } => {
                 let body = Bytes::from(serde_json::to_vec(told)?);
@@ -61,7 +61,7 @@ impl JobRunner {
             Self::Running { at, token } => {
                 let asked = admin_client::get(*at, &format!("{JOBS}/{id}"), token.as_deref()).await;
                 job(&asked.map_err(|error| match error {
-                    NoAnswer::NotRunning(_) => {
+                    AdminClientError::NotRunning(_) => {
                         anyhow!("larder has stopped; what it fetched is kept, and the job goes on when larder is back")
                     }
                     error => error.into(),

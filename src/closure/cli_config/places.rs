@@ -45,7 +45,7 @@ impl fmt::Display for ClientProgram {
 
 /// Where a client looks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
+pub struct SearchPaths {
     /// The main file, whether it is there or not.
     pub file: Option<PathBuf>,
     /// The variable that names it: then nothing else is read, and the file must be there.
@@ -54,7 +54,7 @@ pub struct Places {
     pub folder: Option<PathBuf>,
 }
 
-impl Places {
+impl SearchPaths {
     /// The search paths of `client` in this environment; `is_there` checks the disk.
     pub fn of(client: ClientProgram, environment: &Environment, is_there: &dyn Fn(&Path) -> bool) -> Self {
         let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());

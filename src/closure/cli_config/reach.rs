@@ -22,7 +22,7 @@ enum PatternHost {
 
 /// Extent to which a method covers a registry's providers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reach {
+pub enum Coverage {
     /// None of them.
     None,
     /// Some of them.
@@ -46,7 +46,7 @@ impl Pattern {
         Self { host, is_whole: rest.iter().all(|part| *part == "*") }
     }
 
-    fn reach(&self, host: &Hostname, default_host: &str) -> Reach {
+    fn reach(&self, host: &Hostname, default_host: &str) -> Coverage {
         let is_meant = match &self.host {
             PatternHost::Any => true,
             PatternHost::Default => host.as_str() == default_host,
@@ -54,22 +54,22 @@ impl Pattern {
             PatternHost::Nothing => false,
         };
         match (is_meant, self.is_whole) {
-            (false, _) => Reach::None,
-            (true, true) => Reach::All,
-            (true, false) => Reach::Some,
+            (false, _) => Coverage::None,
+            (true, true) => Coverage::All,
+            (true, false) => Coverage::Some,
         }
     }
 }
 
 impl Method {
     /// The extent to which this method covers the providers of `host`.
-    pub fn reach(&self, host: &Hostname, default_host: &str) -> Reach {
+    pub fn coverage(&self, host: &Hostname, default_host: &str) -> Coverage {
         let most = |patterns: &[Pattern]| patterns.iter().map(|pattern| pattern.reach(host, default_host)).max();
-        let included = most(&self.include).unwrap_or(Reach::All);
-        match most(&self.exclude).unwrap_or(Reach::None) {
-            Reach::All => Reach::None,
-            Reach::Some => included.min(Reach::Some),
-            Reach::None => included,
+        let included = most(&self.include).unwrap_or(Coverage::All);
+        match most(&self.exclude).unwrap_or(Coverage::None) {
+            Coverage::All => Coverage::None,
+            Coverage::Some => included.min(Coverage::Some),
+            Coverage::None => included,
         }
     }
 }

@@ -2,8 +2,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::places::{ClientProgram, Environment, Places};
-use super::reach::Reach;
+use super::places::{ClientProgram, Environment, SearchPaths};
+use super::reach::Coverage;
 use super::*;
 
 const PASTED: &str = r#"
@@ -46,11 +46,11 @@ fn what_decides_where_providers_come_from_is_read() {
     assert_eq!(config.credentials, [host("app.example")]);
     let methods = config.installation.as_deref().unwrap();
     assert_eq!(methods[0].source, InstallationSource::NetworkMirror { url: "https://mirror.example/mirror/".into() });
-    let reach = |method: &Method, name| method.reach(&host(name), ClientProgram::Terraform.default_host());
-    assert_eq!(reach(&methods[0], "registry.terraform.io"), Reach::All);
-    assert_eq!(reach(&methods[0], "registry.opentofu.org"), Reach::None);
-    assert_eq!(reach(&methods[1], "registry.terraform.io"), Reach::None);
-    assert_eq!(reach(&methods[1], "registry.opentofu.org"), Reach::Some);
+    let reach = |method: &Method, name| method.coverage(&host(name), ClientProgram::Terraform.default_host());
+    assert_eq!(reach(&methods[0], "registry.terraform.io"), Coverage::All);
+    assert_eq!(reach(&methods[0], "registry.opentofu.org"), Coverage::None);
+    assert_eq!(reach(&methods[1], "registry.terraform.io"), Coverage::None);
+    assert_eq!(reach(&methods[1], "registry.opentofu.org"), Coverage::Some);
     assert!(!format!("{config:?}").contains("s3cret"), "a token was kept");
 }
 
@@ -163,14 +163,14 @@ fn each_client_finds_its_files_where_it_looks_for_them() {
         (ClientProgram::Tofu, &xdg, &["/h/.terraform.d"], "/x/opentofu/tofurc", "/h/.terraform.d"),
     ] {
         let is_there = |path: &Path| there.iter().any(|there| Path::new(there) == path);
-        let places = Places::of(client, set, &is_there);
+        let places = SearchPaths::of(client, set, &is_there);
         assert_eq!(
             (places.file.as_deref(), places.folder.as_deref()),
             (Some(Path::new(file)), Some(Path::new(folder)))
         );
     }
     let named = environment(&[("HOME", "/h"), ("TF_CLI_CONFIG_FILE", "ci.tfrc")]);
-    let places = Places::of(ClientProgram::Tofu, &named, &|_| true);
+    let places = SearchPaths::of(ClientProgram::Tofu, &named, &|_| true);
     assert_eq!((places.file.as_deref(), places.folder), (Some(Path::new("ci.tfrc")), None));
 }
 
@@ -202,6 +202,6 @@ proptest! {
     #[test]
     fn any_pattern_is_read(text in "[a-z*/.:]{0,20}", name in "[a-z]{1,5}\\.example") {
         let method = Method { source: InstallationSource::Direct, include: vec![Pattern::parse(&text)], exclude: vec![Pattern::parse("*/*/*")] };
-        prop_assert_eq!(method.reach(&host(&name), "registry.terraform.io"), Reach::None);
+        prop_assert_eq!(method.coverage(&host(&name), "registry.terraform.io"), Coverage::None);
     }
 }

@@ -81,10 +81,10 @@ fn below_a_folder_without_a_configuration_its_roots_are_looked_for() {
     ]);
     assert_eq!(collected(&top, &[""]).roots, ["a", "a/tests", "b/c"]);
     let nothing = folder(&[("x.txt", "")]);
-    assert!(matches!(collect(&[nothing.path().to_owned()], &GivenValues::default()), Err(NotCollected::Nothing(_))));
+    assert!(matches!(collect(&[nothing.path().to_owned()], &GivenValues::default()), Err(CollectError::Nothing(_))));
     assert!(matches!(
         collect(&[nothing.path().join("none")], &GivenValues::default()),
-        Err(NotCollected::Unreadable { .. })
+        Err(CollectError::Unreadable { .. })
     ));
 }
 
@@ -111,7 +111,7 @@ fn links_are_followed_as_the_client_follows_them() {
     std::os::unix::fs::symlink(".", round.path().join("again")).unwrap();
     assert!(matches!(
         collect(&[round.path().to_owned()], &GivenValues::default()),
-        Err(NotCollected::TooMany(_) | NotCollected::Bad { .. })
+        Err(CollectError::TooMany(_) | CollectError::Bad { .. })
     ));
 }
 

@@ -25,19 +25,19 @@ const MEMBERS: [&str; 3] = ["source", "version", "configuration_aliases"];
 
 /// Everything of one folder.
 #[derive(Default)]
-pub(super) struct Declared {
+pub(super) struct Declarations {
     /// Module calls, by their names.
-    pub(super) calls: BTreeMap<String, Calling>,
+    pub(super) calls: BTreeMap<String, ModuleCallBlock>,
     /// The modules that test runs call.
-    pub(super) test_calls: Vec<(String, Calling)>,
+    pub(super) test_calls: Vec<(String, ModuleCallBlock)>,
     /// Entries of `required_providers`, by their local names.
-    pub(super) required: BTreeMap<String, Required>,
+    pub(super) required: BTreeMap<String, RequiredProvider>,
     /// `provider` blocks, by local name and alias.
-    pub(super) configured: BTreeMap<(String, String), Configured>,
+    pub(super) configured: BTreeMap<(String, String), ProviderBlock>,
     /// `provider` blocks of tests: their local names.
     pub(super) configured_by_tests: Vec<(String, SourceLine)>,
     /// Whatever is managed or read by a provider, by its address.
-    pub(super) users: BTreeMap<String, User>,
+    pub(super) users: BTreeMap<String, ProviderUse>,
     /// `import` blocks.
     pub(super) imports: Vec<ImportBlock>,
     /// Problems found.
@@ -64,7 +64,7 @@ const NO_ARGUMENTS: [&str; 7] =
 
 /// A module call.
 #[derive(Clone)]
-pub(super) struct Calling {
+pub(super) struct ModuleCallBlock {
     pub(super) source: Option<LocatedExpression>,
     pub(super) version: Option<LocatedExpression>,
     /// Values for the module's variables.
@@ -75,20 +75,20 @@ pub(super) struct Calling {
 }
 
 /// An entry of `required_providers`.
-pub(super) struct Required {
+pub(super) struct RequiredProvider {
     pub(super) source: Option<Constant>,
     pub(super) version: Option<Constant>,
     pub(super) at: SourceLine,
 }
 
 /// A `provider` block.
-pub(super) struct Configured {
+pub(super) struct ProviderBlock {
     pub(super) version: Option<LocatedValue>,
     pub(super) at: SourceLine,
 }
 
 /// A use of a provider.
-pub(super) struct User {
+pub(super) struct ProviderUse {
     pub(super) type_: String,
     /// Local name of the provider, where given.
     pub(super) provider: Option<String>,
@@ -102,7 +102,7 @@ pub(super) struct ImportBlock {
     pub(super) at: SourceLine,
 }
 
-impl Declared {
+impl Declarations {
     /// Adds the declarations of a file.
     pub(super) fn add(&mut self, body: &BlockBody<'_>, kind: Kind, file: &str) {
         let body = *body;
@@ -111,7 +111,7 @@ impl Declared {
             self.add_test(body, file);
             return;
         }
-        self.note_what_is_declared(body, kind, file);
+        self.record_declarations(body, kind, file);
         let terraform = body.blocks("terraform", 0);
         let versions: Vec<LocatedValue> =
             terraform.iter().filter_map(|block| said(block.body, "required_version", file)).collect();
@@ -168,7 +168,7 @@ impl Declared {
     }
 
     /// Records a file's declarations, and checks them against earlier ones.
-    fn note_what_is_declared(&mut self, body: BlockBody<'_>, kind: Kind, file: &str) {
+    fn record_declarations(&mut self, body: BlockBody<'_>, kind: Kind, file: &str) {
         let at = |line| SourceLine { file: file.to_owned(), line };
         for (of, labels) in DECLARING {
             for block in body.blocks(of, labels) {
@@ -237,7 +237,7 @@ impl Declared {
                         let why = format!("clients refuse {other:?} in it: {} can be", MEMBERS.join(", "));
                         self.problem(Problem { what: format!("provider {name:?}"), why, at: at.clone() });
                     }
-                    Required { source: member("source"), version: member("version"), at }
+                    RequiredProvider { source: member("source"), version: member("version"), at }
                 }
                 // As it was written before 0.13: a version alone.
                 None => {
@@ -245,7 +245,7 @@ impl Declared {
                         Constant::Null => Constant::unknown("null"),
                         version => version,
                     };
-                    Required { source: None, version: Some(version), at }
+                    RequiredProvider { source: None, version: Some(version), at }
                 }
             };
             self.required.insert(name, required);
@@ -254,9 +254,9 @@ impl Declared {
 
     fn add_call(&mut self, block: &Block<'_>, kind: Kind, file: &str) {
         let Some(name) = block.labels.first() else { return };
-        let calling = Calling::of(block, file);
+        let calling = ModuleCallBlock::of(block, file);
         match (kind, self.calls.get_mut(name)) {
-            (Kind::Override, Some(before)) => before.give_way_to(calling),
+            (Kind::Override, Some(before)) => before.override_with(calling),
             _ => drop(self.calls.insert(name.clone(), calling)),
         }
     }
@@ -284,7 +284,8 @@ impl Declared {
         let at = |line| SourceLine { file: file.to_owned(), line };
         let version = said(block.body, "version", file);
         let key = (name.clone(), alias_of(block.body, file));
-        let configured = self.configured.entry(key).or_insert_with(|| Configured { version: None, at: at(block.line) });
+        let configured =
+            self.configured.entry(key).or_insert_with(|| ProviderBlock { version: None, at: at(block.line) });
         configured.version = version.or(configured.version.take());
     }
 
@@ -292,7 +293,7 @@ impl Declared {
         let [type_, name, ..] = block.labels.as_slice() else { return };
         let at = SourceLine { file: file.to_owned(), line: block.line };
         let user = self.users.entry(format!("{of}.{type_}.{name}"));
-        let user = user.or_insert_with(|| User { type_: type_.clone(), provider: None, at });
+        let user = user.or_insert_with(|| ProviderUse { type_: type_.clone(), provider: None, at });
         user.provider = provider_of(block.body).or(user.provider.take());
     }
 
@@ -304,13 +305,13 @@ impl Declared {
         for run in body.blocks("run", 1) {
             let name = run.labels.first().map(String::as_str).unwrap_or_default();
             for module in run.body.blocks("module", 0) {
-                self.test_calls.push((format!("run {name:?}"), Calling::of(&module, file)));
+                self.test_calls.push((format!("run {name:?}"), ModuleCallBlock::of(&module, file)));
             }
         }
     }
 }
 
-impl Calling {
+impl ModuleCallBlock {
     fn of(block: &Block<'_>, file: &str) -> Self {
         let at = SourceLine { file: file.to_owned(), line: block.line };
         let (source, version) = (written(block.body, "source", file), written(block.body, "version", file));
@@ -320,7 +321,7 @@ impl Calling {
         Self { has_version_beside_source: version.is_some() && source.is_some(), source, version, arguments, at }
     }
 
-    fn give_way_to(&mut self, other: Self) {
+    fn override_with(&mut self, other: Self) {
         if other.source.is_some() {
             self.has_version_beside_source = other.has_version_beside_source;
             self.source = other.source;

@@ -306,7 +306,7 @@ impl<'a> Scope<'a> {
     }
 
     /// Returns true if the step budget has space.
-    fn may_take(&self, steps: usize) -> bool {
+    fn spend_steps(&self, steps: usize) -> bool {
         self.steps.set(self.steps.get().saturating_add(steps));
         self.steps.get() <= MOST_STEPS
     }
@@ -314,7 +314,7 @@ impl<'a> Scope<'a> {
     /// A list or an object, if it has no more parts than a value may have.
     fn bounded(&self, value: Constant) -> Constant {
         let parts = value.parts();
-        match self.may_take(parts) && parts <= MOST_PARTS {
+        match self.spend_steps(parts) && parts <= MOST_PARTS {
             true => value,
             false => Constant::unknown(format!("a value of more than {MOST_PARTS} parts")),
         }
@@ -322,7 +322,7 @@ impl<'a> Scope<'a> {
 
     /// The value of an expression.
     pub(super) fn value(&self, formula: &Formula) -> Constant {
-        if !self.may_take(1) {
+        if !self.spend_steps(1) {
             return Constant::unknown("more than larder works out");
         }
         match formula {

@@ -21,7 +21,7 @@ pub(super) use self::expression::Inputs;
 pub(super) use self::provider::checked;
 pub(super) use self::source::{ModuleSource, shown};
 pub use self::values::GivenValues;
-pub(super) use self::values::forget_others as forget_other_values;
+pub(super) use self::values::keep_deciding_values as forget_other_values;
 pub(super) use self::which::{TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test};
 use super::Files;
 use super::order::ClientKind;
@@ -33,7 +33,7 @@ pub(super) struct Module {
     /// The modules it calls.
     pub(super) calls: Vec<ModuleCall>,
     /// The providers it needs: one entry for each place that says something about one.
-    pub(super) needs: Vec<Need>,
+    pub(super) needs: Vec<ProviderRequirement>,
     /// The variables whose values decide which modules it calls.
     pub(super) inputs: BTreeSet<String>,
     /// Problems, and unreadable parts.
@@ -55,7 +55,7 @@ pub(super) struct ModuleCall {
 
 /// A required provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Need {
+pub(super) struct ProviderRequirement {
     /// Which.
     pub(super) provider: ProviderAddress,
     /// Its version constraint, where given.
@@ -110,7 +110,7 @@ pub(super) fn read(
     inputs: &Inputs,
 ) -> Module {
     let read = which::in_folder(files, folder, standing, client);
-    let mut declared = declared::Declared::default();
+    let mut declared = declared::Declarations::default();
     for file in read {
         let shown = format!("{within}{}", file.path);
         if declared.is_too_much() {

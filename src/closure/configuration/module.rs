@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::super::order::ClientKind;
-use super::declared::{Calling, Declared, ImportBlock, Required};
+use super::declared::{Declarations, ImportBlock, ModuleCallBlock, RequiredProvider};
 use super::expression::{Constant, Inputs, Scope};
 use super::provider::{self, ProviderReference};
 use super::source::{self, ModuleSource};
-use super::{FolderRole, Module, ModuleCall, Need, Problem, SourceLine, required_version};
+use super::{FolderRole, Module, ModuleCall, Problem, ProviderRequirement, SourceLine, required_version};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
 /// Interprets declarations; `inputs` are the values of its variables.
-pub(super) fn of(mut declared: Declared, standing: FolderRole, client: ClientKind, inputs: &Inputs) -> Module {
+pub(super) fn of(mut declared: Declarations, standing: FolderRole, client: ClientKind, inputs: &Inputs) -> Module {
     let mut problems = std::mem::take(&mut declared.problems);
     problems.extend(required_version::problems(&declared.required_versions, client));
     let mut reading = ModuleReader {
@@ -68,7 +68,7 @@ pub(super) fn of(mut declared: Declared, standing: FolderRole, client: ClientKin
 }
 
 /// The variables whose values decide which modules are called.
-fn deciding(declared: &Declared, client: ClientKind) -> BTreeSet<String> {
+fn deciding(declared: &Declarations, client: ClientKind) -> BTreeSet<String> {
     let (mut seen, mut variables) = (BTreeSet::new(), BTreeSet::new());
     match client {
         ClientKind::Terraform => {
@@ -105,7 +105,7 @@ impl ModuleReader {
         self.module.problems.push(Problem { what: what.to_owned(), why, at: at.clone() });
     }
 
-    fn required(&mut self, name: &str, Required { source, version, at }: &Required) {
+    fn required(&mut self, name: &str, RequiredProvider { source, version, at }: &RequiredProvider) {
         let what = format!("provider {name:?}");
         if let Err(why) = provider::checked_local_name(name) {
             return self.wrong(&what, why, at);
@@ -161,7 +161,7 @@ impl ModuleReader {
                 if !self.said.insert((provider.clone(), versions.clone())) {
                     return;
                 }
-                self.module.needs.push(Need { provider: provider.clone(), versions, at: at.clone() });
+                self.module.needs.push(ProviderRequirement { provider: provider.clone(), versions, at: at.clone() });
             }
             (ProviderReference::BuiltIn, None) => {}
             (ProviderReference::BuiltIn, Some(_)) => {
@@ -189,7 +189,7 @@ impl ModuleReader {
         self.needed(name, None, at);
     }
 
-    fn call(&mut self, name: &str, calling: &Calling, scope: &Scope<'_>) {
+    fn call(&mut self, name: &str, calling: &ModuleCallBlock, scope: &Scope<'_>) {
         let Some((source, at)) = &calling.source else {
             return self.wrong(name, "it has no source".to_owned(), &calling.at);
         };

@@ -18,7 +18,7 @@ fn opentofu(given: &[(&str, &str)]) -> Module {
 
 /// `ADDRESS CONSTRAINT` of everything that is needed, once and sorted.
 fn needs(module: &Module) -> Vec<String> {
-    let need = |need: &Need| match &need.versions {
+    let need = |need: &ProviderRequirement| match &need.versions {
         Some(versions) => format!("{} {versions}", need.provider),
         None => need.provider.to_string(),
     };

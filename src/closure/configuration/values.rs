@@ -90,7 +90,7 @@ fn in_order<'a>(files: &'a Files, folder: &str) -> Vec<(&'a str, &'a str)> {
 
 /// Drops all values except those that decide which modules are called, and merges them into one file per folder. The
 /// others may be secrets and are not needed.
-pub(in super::super) fn forget_others(files: &mut Files) {
+pub(in super::super) fn keep_deciding_values(files: &mut Files) {
     let folders: Vec<String> = files.folders().into_iter().map(str::to_owned).collect();
     for folder in folders {
         let names: Vec<String> = in_order(files, &folder).into_iter().map(|(name, _)| name.to_owned()).collect();

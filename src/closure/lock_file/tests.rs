@@ -22,7 +22,7 @@ fn problems(file: &str) -> Vec<String> {
 #[test]
 fn a_lock_file_says_which_version_and_which_hashes() {
     let locked = parse(ONE.as_bytes()).unwrap();
-    let [Locked { provider, version, constraints, hashes }] = &locked[..] else { panic!("{locked:?}") };
+    let [LockedProvider { provider, version, constraints, hashes }] = &locked[..] else { panic!("{locked:?}") };
     assert_eq!(provider.to_string(), "registry.terraform.io/hashicorp/null");
     assert_eq!((version.to_string(), constraints.as_deref()), ("3.2.2".to_owned(), Some("~> 3.0")));
     assert!(hashes.len() == 2 && hashes[0].starts_with("h1:vWAs") && hashes[1].starts_with("zh:3248"), "{hashes:?}");

@@ -3,9 +3,9 @@
 use futures_util::future::join_all;
 
 use super::super::Registries;
-use super::super::lock_file::Locked;
-use super::asking::Asking;
-use super::choosing::{self, Chosen};
+use super::super::lock_file::LockedProvider;
+use super::asking::RegistryQueries;
+use super::choosing::{self, ChosenVersion};
 use super::found::ResolutionResult;
 use crate::address::{
     Artifact, ModulePackage, Package, PackageSelector, Platform, ProviderAddress, Selection, Version, Versions,
@@ -13,7 +13,7 @@ use crate::address::{
 
 /// Resolves an address: its own archive, without calls.
 pub(super) async fn of_address(
-    asking: &Asking<'_, impl Registries>,
+    asking: &RegistryQueries<'_, impl Registries>,
     what: &PackageSelector,
     platforms: &[Platform],
     found: &mut ResolutionResult,
@@ -41,9 +41,9 @@ pub(super) async fn of_address(
 
 /// Resolves a lock file.
 pub(super) async fn of_lock_file(
-    asking: &Asking<'_, impl Registries>,
+    asking: &RegistryQueries<'_, impl Registries>,
     name: &str,
-    locked: &[Locked],
+    locked: &[LockedProvider],
     platforms: &[Platform],
     found: &mut ResolutionResult,
 ) {
@@ -53,7 +53,7 @@ pub(super) async fn of_lock_file(
         let chosen = choosing::of_provider(asking, &one.provider, choose).await;
         (one, meant, chosen)
     });
-    for (Locked { provider, hashes, .. }, meant, chosen) in join_all(each.collect::<Vec<_>>()).await {
+    for (LockedProvider { provider, hashes, .. }, meant, chosen) in join_all(each.collect::<Vec<_>>()).await {
         match chosen {
             Ok(chosen) => want_provider(found, provider, &chosen, platforms, hashes, [name.to_owned()]),
             Err(why) => found.cannot(meant.to_string(), why, [name.to_owned()]),
@@ -65,7 +65,7 @@ pub(super) async fn of_lock_file(
 pub(super) fn want_provider(
     found: &mut ResolutionResult,
     provider: &ProviderAddress,
-    Chosen { version, besides }: &Chosen,
+    ChosenVersion { version, besides }: &ChosenVersion,
     platforms: &[Platform],
     hashes: &[String],
     by: impl IntoIterator<Item = String> + Clone,

@@ -10,7 +10,7 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use super::super::configuration::{self, FolderRole, Inputs, Module};
 use super::super::order::ClientKind;
-use super::super::{Beyond, ModuleFiles, Registries};
+use super::super::{ModuleFiles, Registries, UnlistedVersions};
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 
 /// Open queries at a time.
@@ -33,7 +33,7 @@ pub(super) type Answer<T> = Result<Arc<T>, String>;
 pub(super) type Answers<K, T> = Mutex<HashMap<K, Arc<OnceCell<Answer<T>>>>>;
 
 /// Registries that are asked on behalf of one order.
-pub(super) struct Asking<'a, R> {
+pub(super) struct RegistryQueries<'a, R> {
     registries: &'a R,
     turns: Semaphore,
     provider_versions: Answers<ProviderAddress, Vec<Version>>,
@@ -50,7 +50,7 @@ pub(super) struct Asking<'a, R> {
     compared: AtomicUsize,
 }
 
-impl<'a, R: Registries> Asking<'a, R> {
+impl<'a, R: Registries> RegistryQueries<'a, R> {
     pub(super) fn new(registries: &'a R) -> Self {
         Self {
             registries,
@@ -87,14 +87,14 @@ impl<'a, R: Registries> Asking<'a, R> {
 
     /// Versions of a provider that clients do not see. Asked from the cache, and only if none of the visible ones
     /// matches.
-    pub(super) async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<Beyond>, String> {
+    pub(super) async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<UnlistedVersions>, String> {
         // It is never closed.
         let _turn = self.turns.acquire().await;
         self.registries.provider_beyond(of).await.map_err(|why| why.to_string())
     }
 
     /// Versions of a module that clients do not see.
-    pub(super) async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<Beyond>, String> {
+    pub(super) async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<UnlistedVersions>, String> {
         let _turn = self.turns.acquire().await;
         self.registries.module_beyond(of).await.map_err(|why| why.to_string())
     }

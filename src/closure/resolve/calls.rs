@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::super::configuration::{self, FolderRole, Inputs, ModuleCall, ModuleSource};
 use super::super::order::ClientKind;
 use super::super::{Files, Registries, path};
-use super::asking::Asking;
+use super::asking::RegistryQueries;
 use super::choosing;
-use super::local::Local;
+use super::local::LocalFolders;
 use crate::address::{ModuleAddress, ModuleConstraint, ModulePackage, Version};
 
 /// A folder that is read.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Spot {
+pub(super) struct CalledFolder {
     /// The module it is of; none for a user's own files.
     pub(super) package: Option<ModulePackage>,
     /// Its path there.
@@ -22,15 +22,15 @@ pub(super) struct Spot {
 }
 
 /// Where a call leads.
-pub(super) struct Led {
+pub(super) struct CallTarget {
     /// To this folder, if there is one.
-    pub(super) to: Result<Spot, Refused>,
+    pub(super) to: Result<CalledFolder, UnavailableCall>,
     /// Through this module of a registry, which is wanted whatever is in it.
     pub(super) through: Option<ModulePackage>,
 }
 
 /// An unavailable item.
-pub(super) struct Refused {
+pub(super) struct UnavailableCall {
     /// Its name.
     pub(super) what: String,
     /// Why.
@@ -39,27 +39,27 @@ pub(super) struct Refused {
 
 /// Follows a call that stands in the folder at `from`.
 pub(super) async fn follow(
-    asking: &Asking<'_, impl Registries>,
-    local: &Local,
-    from: &Spot,
+    asking: &RegistryQueries<'_, impl Registries>,
+    local: &LocalFolders,
+    from: &CalledFolder,
     call: &ModuleCall,
     client: ClientKind,
-) -> Led {
-    let Led { to, through } = led(asking, local.files(), from, call, client).await;
+) -> CallTarget {
+    let CallTarget { to, through } = resolve_call(asking, local.files(), from, call, client).await;
     match to {
-        Ok(to) => Led { to: Ok(given(asking, local, to, call, client).await), through },
-        refused => Led { to: refused, through },
+        Ok(to) => CallTarget { to: Ok(with_inputs(asking, local, to, call, client).await), through },
+        refused => CallTarget { to: refused, through },
     }
 }
 
 /// The folder with the values of a call that decide what it calls. Without any, all callers share it.
-async fn given(
-    asking: &Asking<'_, impl Registries>,
-    local: &Local,
-    to: Spot,
+async fn with_inputs(
+    asking: &RegistryQueries<'_, impl Registries>,
+    local: &LocalFolders,
+    to: CalledFolder,
     call: &ModuleCall,
     client: ClientKind,
-) -> Spot {
+) -> CalledFolder {
     if call.inputs.is_empty() {
         return to;
     }
@@ -72,32 +72,34 @@ async fn given(
     };
     let deciding = call.inputs.iter().filter(|(name, _)| module.inputs.contains(*name));
     let inputs: Inputs = deciding.map(|(name, value)| (name.clone(), value.clone())).collect();
-    Spot { inputs: Arc::new(inputs), ..to }
+    CalledFolder { inputs: Arc::new(inputs), ..to }
 }
 
-async fn led(
-    asking: &Asking<'_, impl Registries>,
+async fn resolve_call(
+    asking: &RegistryQueries<'_, impl Registries>,
     files: &Files,
-    from: &Spot,
+    from: &CalledFolder,
     call: &ModuleCall,
     client: ClientKind,
-) -> Led {
+) -> CallTarget {
     match &call.source {
-        ModuleSource::Local(to) => Led { to: within_the_same(asking, files, from, to).await, through: None },
+        ModuleSource::Local(to) => CallTarget { to: within_the_same(asking, files, from, to).await, through: None },
         ModuleSource::Registry { module, subdir } => match choose(asking, module, &call.versions).await {
-            Ok(package) => Led { to: within(asking, &package, subdir, client).await, through: Some(package) },
-            Err(why) => Led { to: Err(Refused { what: called(module, &call.versions), why }), through: None },
+            Ok(package) => CallTarget { to: within(asking, &package, subdir, client).await, through: Some(package) },
+            Err(why) => {
+                CallTarget { to: Err(UnavailableCall { what: called(module, &call.versions), why }), through: None }
+            }
         },
     }
 }
 
 async fn within_the_same(
-    asking: &Asking<'_, impl Registries>,
+    asking: &RegistryQueries<'_, impl Registries>,
     files: &Files,
-    from: &Spot,
+    from: &CalledFolder,
     to: &str,
-) -> Result<Spot, Refused> {
-    let refused = |why: String| Refused { what: configuration::shown(to), why };
+) -> Result<CalledFolder, UnavailableCall> {
+    let refused = |why: String| UnavailableCall { what: configuration::shown(to), why };
     let Some(folder) = path::join(&from.folder, to) else {
         return Err(refused(match &from.package {
             Some(package) => {
@@ -122,12 +124,12 @@ async fn within_the_same(
             ),
         }));
     }
-    Ok(Spot { package: from.package.clone(), folder, inputs: Arc::default() })
+    Ok(CalledFolder { package: from.package.clone(), folder, inputs: Arc::default() })
 }
 
 /// The newest version that a call allows.
 async fn choose(
-    asking: &Asking<'_, impl Registries>,
+    asking: &RegistryQueries<'_, impl Registries>,
     module: &ModuleAddress,
     versions: &ModuleConstraint,
 ) -> Result<ModulePackage, String> {
@@ -148,18 +150,18 @@ fn no_version(versions: &ModuleConstraint, number: usize) -> String {
 }
 
 async fn within(
-    asking: &Asking<'_, impl Registries>,
+    asking: &RegistryQueries<'_, impl Registries>,
     package: &ModulePackage,
     subdir: &str,
     client: ClientKind,
-) -> Result<Spot, Refused> {
-    let refused = |why| Refused { what: package.to_string(), why };
+) -> Result<CalledFolder, UnavailableCall> {
+    let refused = |why| UnavailableCall { what: package.to_string(), why };
     let unread = |why| format!("what it calls and needs is not known, because its files could not be read: {why}");
     let files = asking.module_files(package).await.map_err(|why| refused(unread(why)))?;
     let folder = path::join(&files.subdir, subdir);
     let folder = folder.filter(|folder| files.files.has_folder(folder));
     let folder = folder.ok_or_else(|| refused(format!("it has no file that a client reads in {subdir:?}")))?;
-    let spot = Spot { package: Some(package.clone()), folder, inputs: Arc::default() };
+    let spot = CalledFolder { package: Some(package.clone()), folder, inputs: Arc::default() };
     asking.module(package, &spot.folder, client, &spot.inputs).await.map(|_| spot).map_err(|why| refused(unread(why)))
 }
 

@@ -1,11 +1,11 @@
 //! Picks the newest matching version that is available; otherwise the newest that exists upstream.
 
-use super::super::{Beyond, Registries};
-use super::asking::Asking;
+use super::super::{Registries, UnlistedVersions};
+use super::asking::RegistryQueries;
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 
 /// A chosen version.
-pub(super) struct Chosen {
+pub(super) struct ChosenVersion {
     pub(super) version: Version,
     /// Platforms for which it must also be stored before clients see it.
     pub(super) besides: Vec<Platform>,
@@ -16,13 +16,13 @@ pub(super) struct Chosen {
 /// # Errors
 /// Why there is none, in words.
 pub(super) async fn of_provider(
-    asking: &Asking<'_, impl Registries>,
+    asking: &RegistryQueries<'_, impl Registries>,
     provider: &ProviderAddress,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
-) -> Result<Chosen, String> {
+) -> Result<ChosenVersion, String> {
     let listed = asking.provider_versions(provider).await?;
     match choose(&listed) {
-        Ok(version) => Ok(Chosen { version, besides: Vec::new() }),
+        Ok(version) => Ok(ChosenVersion { version, besides: Vec::new() }),
         Err(why) => beyond(asking.provider_beyond(provider).await?, why, choose),
     }
 }
@@ -32,7 +32,7 @@ pub(super) async fn of_provider(
 /// # Errors
 /// As for a provider.
 pub(super) async fn of_module(
-    asking: &Asking<'_, impl Registries>,
+    asking: &RegistryQueries<'_, impl Registries>,
     module: &ModuleAddress,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
 ) -> Result<Version, String> {
@@ -44,12 +44,14 @@ pub(super) async fn of_module(
 }
 
 fn beyond(
-    beyond: Option<Beyond>,
+    beyond: Option<UnlistedVersions>,
     why: String,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
-) -> Result<Chosen, String> {
+) -> Result<ChosenVersion, String> {
     match beyond {
-        Some(Beyond { versions, platforms }) => choose(&versions).map(|version| Chosen { version, besides: platforms }),
+        Some(UnlistedVersions { versions, platforms }) => {
+            choose(&versions).map(|version| ChosenVersion { version, besides: platforms })
+        }
         None => Err(why),
     }
 }

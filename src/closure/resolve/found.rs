@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{Cannot, Closure, RequiredArchive};
+use super::super::{RequiredArchive, ResolvedRequirements, UnavailableItem};
 use crate::address::Artifact;
 
 /// Names of requirements listed for one item.
@@ -65,19 +65,19 @@ impl ResolutionResult {
     }
 
     /// All of it.
-    pub(super) fn closure(self) -> Closure {
+    pub(super) fn closure(self) -> ResolvedRequirements {
         let wanted = self.wanted.into_iter().map(|(of, terms)| RequiredArchive {
             of,
             hashes: terms.hashes.into_iter().collect(),
             by: named(terms.by),
         });
-        let there_may_be_more = (self.cannot.len() >= MOST_CANNOT).then(|| Cannot {
+        let there_may_be_more = (self.cannot.len() >= MOST_CANNOT).then(|| UnavailableItem {
             what: "the rest".to_owned(),
             why: format!("{MOST_CANNOT} things cannot be had, and more were not looked at: begin with these"),
             by: Vec::new(),
         });
-        let cannot = self.cannot.into_iter().map(|((what, why), by)| Cannot { what, why, by: named(by) });
-        Closure { wanted: wanted.collect(), cannot: cannot.chain(there_may_be_more).collect() }
+        let cannot = self.cannot.into_iter().map(|((what, why), by)| UnavailableItem { what, why, by: named(by) });
+        ResolvedRequirements { wanted: wanted.collect(), cannot: cannot.chain(there_may_be_more).collect() }
     }
 }
 

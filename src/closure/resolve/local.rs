@@ -17,13 +17,13 @@ const AT_ONCE: usize = 2;
 const ENDED: &str = "reading it ended unexpectedly";
 
 /// A user's own folders.
-pub(super) struct Local {
+pub(super) struct LocalFolders {
     configurations: Arc<Configurations>,
     turns: Semaphore,
     modules: Answers<(String, FolderRole, ClientKind, Arc<Inputs>), Module>,
 }
 
-impl Local {
+impl LocalFolders {
     pub(super) fn new(configurations: &Configurations) -> Self {
         let configurations = Arc::new(configurations.clone());
         Self { configurations, turns: Semaphore::new(AT_ONCE), modules: Answers::default() }

@@ -15,32 +15,32 @@ mod tree;
 
 use futures_util::future::join_all;
 
-use self::asking::Asking;
+use self::asking::RegistryQueries;
 use self::found::ResolutionResult;
-use self::local::Local;
+use self::local::LocalFolders;
 pub(super) use self::roots::uncalled;
-use super::{Closure, Given, Order, Registries};
+use super::{Order, OrderEntry, Registries, ResolvedRequirements};
 
 /// Resolves an order. Each list and module is queried once, a few at a time.
 ///
 /// The chosen versions are those of an `init` in folders without installed providers, from the registries' current
 /// lists. A provider is required for every platform; a module once.
-pub async fn resolve(order: &Order, registries: &impl Registries) -> Closure {
-    let asking = Asking::new(registries);
+pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedRequirements {
+    let asking = RegistryQueries::new(registries);
     let each = order.given.iter().map(|given| {
         let asking = &asking;
         async move {
             let mut found = ResolutionResult::default();
             match given {
-                Given::Address { what, platforms } => {
+                OrderEntry::Address { what, platforms } => {
                     let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
                     addresses::of_address(asking, what, platforms, &mut found).await;
                 }
-                Given::LockFile { name, locked } => {
+                OrderEntry::LockFile { name, locked } => {
                     addresses::of_lock_file(asking, name, locked, &order.platforms, &mut found).await;
                 }
-                Given::Configurations(configurations) => {
-                    let local = Local::new(configurations);
+                OrderEntry::Configurations(configurations) => {
+                    let local = LocalFolders::new(configurations);
                     for root in local.roots(&mut found).await {
                         // One after the other: what they have in common is asked for once.
                         tree::of_root(asking, &local, &root, &order.platforms, &mut found).await;

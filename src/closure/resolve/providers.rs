@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use futures_util::future::join_all;
 
-use super::super::configuration::Need;
-use super::super::lock_file::{self, Locked};
+use super::super::configuration::ProviderRequirement;
+use super::super::lock_file::{self, LockedProvider};
 use super::super::order::ClientKind;
 use super::super::{Files, Registries};
 use super::addresses::want_provider;
-use super::asking::Asking;
+use super::asking::RegistryQueries;
 use super::choosing;
 use super::found::ResolutionResult;
 use super::roots::{LOCK_FILE, Root};
@@ -25,14 +25,14 @@ const SUCCESSOR: &str = "registry.opentofu.org";
 
 /// Chooses each provider that is needed: the locked version where there is one, else the newest.
 pub(super) async fn choose(
-    asking: &Asking<'_, impl Registries>,
+    asking: &RegistryQueries<'_, impl Registries>,
     files: &Files,
     root: &Root,
-    needs: &[Need],
+    needs: &[ProviderRequirement],
     platforms: &[Platform],
     found: &mut ResolutionResult,
 ) {
-    let mut by_provider: BTreeMap<&ProviderAddress, Vec<&Need>> = BTreeMap::new();
+    let mut by_provider: BTreeMap<&ProviderAddress, Vec<&ProviderRequirement>> = BTreeMap::new();
     for need in needs {
         by_provider.entry(&need.provider).or_default().push(need);
     }
@@ -71,10 +71,10 @@ pub(super) async fn choose(
 fn version_of(
     listed: &[Version],
     constraint: &Constraint,
-    needs: &[&Need],
-    locked: Option<&Locked>,
+    needs: &[&ProviderRequirement],
+    locked: Option<&LockedProvider>,
 ) -> Result<Version, String> {
-    let Some(Locked { version, .. }) = locked else {
+    let Some(LockedProvider { version, .. }) = locked else {
         let newest = listed.iter().filter(|version| constraint.allows(version)).max();
         return newest.cloned().ok_or_else(|| match said(needs).as_str() {
             "" => format!("none of the {} versions that are listed is a release", listed.len()),
@@ -97,8 +97,8 @@ fn version_of(
 }
 
 /// Each constraint with its place.
-fn said(needs: &[&Need]) -> String {
-    let said = |need: &&Need| need.versions.as_ref().map(|versions| format!("{versions} ({})", need.at));
+fn said(needs: &[&ProviderRequirement]) -> String {
+    let said = |need: &&ProviderRequirement| need.versions.as_ref().map(|versions| format!("{versions} ({})", need.at));
     let said: BTreeSet<String> = needs.iter().filter_map(said).collect();
     let more = said.len().saturating_sub(MOST_PLACES);
     let mut said: Vec<String> = said.into_iter().take(MOST_PLACES).collect();
@@ -109,7 +109,7 @@ fn said(needs: &[&Need]) -> String {
 }
 
 /// The locked providers of a root.
-fn locked(files: &Files, root: &Root, found: &mut ResolutionResult) -> BTreeMap<ProviderAddress, Locked> {
+fn locked(files: &Files, root: &Root, found: &mut ResolutionResult) -> BTreeMap<ProviderAddress, LockedProvider> {
     let path = if root.folder.is_empty() { LOCK_FILE.to_owned() } else { format!("{}/{LOCK_FILE}", root.folder) };
     let text = match files.get(&path) {
         None => return BTreeMap::new(),
@@ -126,11 +126,11 @@ fn locked(files: &Files, root: &Root, found: &mut ResolutionResult) -> BTreeMap<
             return BTreeMap::new();
         }
     };
-    let mut by_provider: BTreeMap<ProviderAddress, Locked> =
+    let mut by_provider: BTreeMap<ProviderAddress, LockedProvider> =
         locked.into_iter().map(|one| (one.provider.clone(), one)).collect();
     if root.client == ClientKind::Opentofu {
         // It takes over the versions that Terraform locked, and none of the hashes: its archives are its own.
-        let taken_over: Vec<Locked> = by_provider.values().filter_map(taken_over).collect();
+        let taken_over: Vec<LockedProvider> = by_provider.values().filter_map(taken_over).collect();
         for one in taken_over {
             by_provider.entry(one.provider.clone()).or_insert(one);
         }
@@ -138,11 +138,11 @@ fn locked(files: &Files, root: &Root, found: &mut ResolutionResult) -> BTreeMap<
     by_provider
 }
 
-fn taken_over(locked: &Locked) -> Option<Locked> {
+fn taken_over(locked: &LockedProvider) -> Option<LockedProvider> {
     let is = (locked.provider.host.as_str(), locked.provider.namespace.as_str());
     if is != PREDECESSOR {
         return None;
     }
     let provider = ProviderAddress { host: Hostname::parse(SUCCESSOR).ok()?, ..locked.provider.clone() };
-    Some(Locked { provider, hashes: Vec::new(), ..locked.clone() })
+    Some(LockedProvider { provider, hashes: Vec::new(), ..locked.clone() })
 }

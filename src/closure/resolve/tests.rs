@@ -8,7 +8,7 @@ use super::*;
 use crate::address::{
     Artifact, Hostname, ModuleAddress, ModulePackage, PackageSelector, Platform, ProviderAddress, Version,
 };
-use crate::closure::{Cannot, ClientKind, Configurations, Files, ModuleFiles, lock_file};
+use crate::closure::{ClientKind, Configurations, Files, ModuleFiles, UnavailableItem, lock_file};
 
 /// Registries with fixed contents, which count queries.
 #[derive(Default)]
@@ -75,16 +75,16 @@ fn in_memory(given: &[(&str, &str)]) -> Files {
     files
 }
 
-fn order(given: Given) -> Order {
+fn order(given: OrderEntry) -> Order {
     Order::new(vec![given], vec![Platform::parse("linux_amd64").unwrap()]).unwrap()
 }
 
 fn configurations(given: &[(&str, &str)], roots: &[&str], client: Option<ClientKind>) -> Order {
     let roots = roots.iter().map(|root| (*root).to_owned()).collect();
-    order(Given::Configurations(Configurations::new(in_memory(given), roots, client).unwrap()))
+    order(OrderEntry::Configurations(Configurations::new(in_memory(given), roots, client).unwrap()))
 }
 
-fn run(order: &Order, registries: &KnownRegistries) -> Closure {
+fn run(order: &Order, registries: &KnownRegistries) -> ResolvedRequirements {
     // // Queries must be Send.
     fn on_any_thread<T: Send>(future: T) -> T {
         future
@@ -94,7 +94,7 @@ fn run(order: &Order, registries: &KnownRegistries) -> Closure {
 }
 
 /// `ADDRESS@VERSION` of each requirement, without the host of Terraform's registry.
-fn wanted(closure: &Closure) -> Vec<String> {
+fn wanted(closure: &ResolvedRequirements) -> Vec<String> {
     let name = |of: &Artifact| match of {
         Artifact::Provider(package) => format!("{}@{}", package.provider, package.version),
         Artifact::Module(package) => package.to_string(),
@@ -108,13 +108,13 @@ fn wanted(closure: &Closure) -> Vec<String> {
     all
 }
 
-fn cannot(closure: &Closure) -> Vec<String> {
-    let said = |Cannot { what, why, by }: &Cannot| format!("{what}: {why} [{}]", by.join(", "));
+fn cannot(closure: &ResolvedRequirements) -> Vec<String> {
+    let said = |UnavailableItem { what, why, by }: &UnavailableItem| format!("{what}: {why} [{}]", by.join(", "));
     closure.cannot.iter().map(said).collect()
 }
 
 #[track_caller]
-fn is(closure: &Closure, want: &[&str], refused: &[&str]) {
+fn is(closure: &ResolvedRequirements, want: &[&str], refused: &[&str]) {
     assert_eq!(wanted(closure), want, "{:#?}", cannot(closure));
     let said = cannot(closure);
     assert_eq!(said.len(), refused.len(), "{said:#?}");
@@ -441,7 +441,7 @@ fn addresses_and_lock_files_mean_their_own_archives() {
     let host = Hostname::parse("registry.terraform.io").unwrap();
     let address = |given: &str, platforms: &[&str]| {
         let platforms = platforms.iter().map(|platform| Platform::parse(platform).unwrap()).collect();
-        order(Given::Address { what: PackageSelector::parse(given, &host).unwrap(), platforms })
+        order(OrderEntry::Address { what: PackageSelector::parse(given, &host).unwrap(), platforms })
     };
     is(&run(&address("x/a", &[]), &registries), &["x/a@1.1.0"], &[]);
     is(&run(&address("x/a@2.0.0-rc.1", &[]), &registries), &["x/a@2.0.0-rc.1"], &[]);
@@ -456,7 +456,7 @@ fn addresses_and_lock_files_mean_their_own_archives() {
         ["registry.terraform.io/x/a 1.1.0 (darwin_arm64)", "registry.terraform.io/x/a 1.1.0 (windows_amd64)"]
     );
     let lock_file = |text: &str| {
-        order(Given::LockFile { name: "l".to_owned(), locked: lock_file::parse(text.as_bytes()).unwrap() })
+        order(OrderEntry::LockFile { name: "l".to_owned(), locked: lock_file::parse(text.as_bytes()).unwrap() })
     };
     let closure = run(&lock_file(LOCKED), &registries);
     is(&closure, &["x/a@1.1.0"], &[]);
@@ -499,7 +499,7 @@ proptest! {
 #[test]
 fn what_the_roots_of_one_order_go_through_together_is_bounded() {
     let known = KnownRegistries::default();
-    let asking = Asking::new(&known);
+    let asking = RegistryQueries::new(&known);
     assert_eq!((0..32).filter(|_| asking.may_follow(8192).is_ok()).count(), 32);
     assert!(asking.may_follow(1).unwrap_err().contains("name fewer folders"));
     assert_eq!((0..128).filter(|_| asking.may_compare(1 << 20).is_ok()).count(), 128);

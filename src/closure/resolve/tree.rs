@@ -6,11 +6,11 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::super::Registries;
-use super::super::configuration::{FolderRole, Module, ModuleCall, Need};
-use super::asking::Asking;
-use super::calls::{self, Led, Refused, Spot};
+use super::super::configuration::{FolderRole, Module, ModuleCall, ProviderRequirement};
+use super::asking::RegistryQueries;
+use super::calls::{self, CallTarget, CalledFolder, UnavailableCall};
 use super::found::ResolutionResult;
-use super::local::Local;
+use super::local::LocalFolders;
 use super::providers;
 use super::roots::Root;
 use crate::address::{Artifact, Platform};
@@ -24,8 +24,8 @@ const MOST_CALLS: usize = 8192;
 
 /// Finds out what `init` in a root would ask for.
 pub(super) async fn of_root(
-    asking: &Asking<'_, impl Registries>,
-    local: &Local,
+    asking: &RegistryQueries<'_, impl Registries>,
+    local: &LocalFolders,
     root: &Root,
     platforms: &[Platform],
     found: &mut ResolutionResult,
@@ -37,19 +37,19 @@ pub(super) async fn of_root(
 }
 
 struct RequirementsWalk<'a, R> {
-    asking: &'a Asking<'a, R>,
-    local: &'a Local,
+    asking: &'a RegistryQueries<'a, R>,
+    local: &'a LocalFolders,
     root: &'a Root,
     found: &'a mut ResolutionResult,
     /// The calls of each folder.
-    seen: BTreeMap<Spot, BTreeMap<Spot, String>>,
-    needs: Vec<Need>,
+    seen: BTreeMap<CalledFolder, BTreeMap<CalledFolder, String>>,
+    needs: Vec<ProviderRequirement>,
 }
 
 impl<R: Registries> RequirementsWalk<'_, R> {
     /// Reads folders level by level, each once.
     async fn whole(&mut self) {
-        let top = Spot { package: None, folder: self.root.folder.clone(), inputs: Arc::default() };
+        let top = CalledFolder { package: None, folder: self.root.folder.clone(), inputs: Arc::default() };
         let mut level = BTreeSet::from([top.clone()]);
         for _ in 0..DEEPEST {
             if level.is_empty() || self.seen.len() + level.len() > MOST_FOLDERS {
@@ -65,7 +65,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         self.refuse_cycles(&top);
     }
 
-    async fn next_level(&mut self, level: BTreeSet<Spot>, top: &Spot) -> BTreeSet<Spot> {
+    async fn next_level(&mut self, level: BTreeSet<CalledFolder>, top: &CalledFolder) -> BTreeSet<CalledFolder> {
         let (asking, local, client) = (self.asking, self.local, self.root.client);
         let read = level.iter().map(|spot| async move {
             match &spot.package {
@@ -78,9 +78,9 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         });
         let modules: Vec<Result<Arc<Module>, String>> = join_all(read.collect::<Vec<_>>()).await;
         // // Unreadable folders were reported when the call was followed.
-        let modules: Vec<(&Spot, Arc<Module>)> =
+        let modules: Vec<(&CalledFolder, Arc<Module>)> =
             level.iter().zip(modules).filter_map(|(spot, module)| Some((spot, module.ok()?))).collect();
-        let mut calls: Vec<(&Spot, &ModuleCall)> = Vec::new();
+        let mut calls: Vec<(&CalledFolder, &ModuleCall)> = Vec::new();
         for (spot, module) in &modules {
             calls.extend(module.calls.iter().map(|call| (*spot, call)));
         }
@@ -109,12 +109,18 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         }
         let mut next = BTreeSet::new();
         for (spot, call, led) in led {
-            self.led(spot, call, led, &mut next);
+            self.follow_calls(spot, call, led, &mut next);
         }
         next
     }
 
-    fn led(&mut self, from: &Spot, call: &ModuleCall, Led { to, through }: Led, next: &mut BTreeSet<Spot>) {
+    fn follow_calls(
+        &mut self,
+        from: &CalledFolder,
+        call: &ModuleCall,
+        CallTarget { to, through }: CallTarget,
+        next: &mut BTreeSet<CalledFolder>,
+    ) {
         let by = call.at.to_string();
         if let Some(package) = through {
             self.found.want(Artifact::Module(package), &[], [by.clone()]);
@@ -126,14 +132,14 @@ impl<R: Registries> RequirementsWalk<'_, R> {
                 }
                 self.seen.entry(from.clone()).or_default().entry(to).or_insert(by);
             }
-            Err(Refused { what, why }) => self.found.cannot(what, why, [by]),
+            Err(UnavailableCall { what, why }) => self.found.cannot(what, why, [by]),
         }
     }
 
     /// Clients follow calls round and round until their paths are too long.
-    fn refuse_cycles(&mut self, top: &Spot) {
+    fn refuse_cycles(&mut self, top: &CalledFolder) {
         let (mut done, mut above) = (BTreeSet::new(), BTreeSet::from([top]));
-        let mut path: Vec<(&Spot, Vec<(&Spot, &String)>)> = vec![(top, self.called_by(top))];
+        let mut path: Vec<(&CalledFolder, Vec<(&CalledFolder, &String)>)> = vec![(top, self.called_by(top))];
         let mut round = Vec::new();
         while let Some((spot, rest)) = path.last_mut() {
             let Some((to, by)) = rest.pop() else {
@@ -156,7 +162,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         }
     }
 
-    fn called_by(&self, spot: &Spot) -> Vec<(&Spot, &String)> {
+    fn called_by(&self, spot: &CalledFolder) -> Vec<(&CalledFolder, &String)> {
         self.seen.get(spot).into_iter().flatten().collect()
     }
 

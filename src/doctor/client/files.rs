@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Check, FILES};
 use crate::closure::cli_config::CliConfig;
-use crate::closure::cli_config::places::{ClientProgram, Environment, Places};
+use crate::closure::cli_config::places::{ClientProgram, Environment, SearchPaths};
 use crate::closure::hcl;
 use crate::config::{Unreadable, text};
 
@@ -12,7 +12,7 @@ use crate::config::{Unreadable, text};
 #[derive(Debug)]
 pub(super) struct ClientFiles {
     pub(super) clients: Vec<ClientProgram>,
-    places: Vec<Places>,
+    places: Vec<SearchPaths>,
     files: Vec<PathBuf>,
     problems: Vec<String>,
     pub(super) config: CliConfig,
@@ -42,7 +42,7 @@ pub(super) fn read_all(environment: &Environment) -> Vec<ClientFiles> {
 }
 
 fn read(client: ClientProgram, environment: &Environment) -> ClientFiles {
-    let places = Places::of(client, environment, &|path: &Path| path.exists());
+    let places = SearchPaths::of(client, environment, &|path: &Path| path.exists());
     let mut reading = ClientFiles {
         clients: vec![client],
         files: Vec::new(),
@@ -55,7 +55,7 @@ fn read(client: ClientProgram, environment: &Environment) -> ClientFiles {
     }
     let entries = places.folder.as_deref().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten();
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut names: Vec<String> = names.filter(|name| Places::is_read(name)).collect();
+    let mut names: Vec<String> = names.filter(|name| SearchPaths::is_read(name)).collect();
     names.sort_unstable();
     for name in names {
         let folder = places.folder.as_deref().unwrap_or(Path::new(""));

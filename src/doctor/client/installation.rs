@@ -5,7 +5,7 @@ use super::tried::UrlProbe;
 use super::{Check, ClientChecks, OVERRIDE, default_host};
 use crate::address::Hostname;
 use crate::closure::cli_config::InstallationSource;
-use crate::closure::cli_config::reach::Reach;
+use crate::closure::cli_config::reach::Coverage;
 
 const INSTALLATION: &str = "client.installation";
 
@@ -15,9 +15,9 @@ const BY_DIRECT: &str = "direct lets the client ask the registry itself as well:
 /// The sources that one registry's providers are installed from.
 pub(super) struct ProviderSources {
     /// The registry itself, or the services in its `host` block.
-    direct: Reach,
+    direct: Coverage,
     /// A network mirror that is larder.
-    larder: Reach,
+    larder: Coverage,
     /// Other methods, by name.
     elsewhere: Vec<String>,
     /// Faults of the network mirrors.
@@ -27,21 +27,25 @@ pub(super) struct ProviderSources {
 impl ProviderSources {
     /// True where every provider is requested from the services in the `host` block or from larder's mirror.
     pub(super) fn all_from_larder(&self) -> bool {
-        self.direct == Reach::All || self.larder == Reach::All
+        self.direct == Coverage::All || self.larder == Coverage::All
     }
 }
 
 impl ClientChecks<'_> {
     /// Tries every installation method that applies to providers of `host`.
     pub(super) async fn ways(&self, reading: &ClientFiles, host: &Hostname) -> ProviderSources {
-        let mut ways =
-            ProviderSources { direct: Reach::None, larder: Reach::None, elsewhere: Vec::new(), faults: Vec::new() };
+        let mut ways = ProviderSources {
+            direct: Coverage::None,
+            larder: Coverage::None,
+            elsewhere: Vec::new(),
+            faults: Vec::new(),
+        };
         let Some(methods) = &reading.config.installation else {
-            return ProviderSources { direct: Reach::All, ..ways };
+            return ProviderSources { direct: Coverage::All, ..ways };
         };
         for method in methods {
-            let reach = method.reach(host, default_host(reading, host));
-            if reach == Reach::None {
+            let reach = method.coverage(host, default_host(reading, host));
+            if reach == Coverage::None {
                 continue;
             }
             match &method.source {
@@ -69,35 +73,35 @@ impl ProviderSources {
     /// Checks the methods where a `host` block redirects direct requests.
     fn check_with_block(&self, all: &str) -> Option<Check> {
         match self.larder.max(self.direct) {
-            Reach::None => {
+            Coverage::None => {
                 let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() + " only" };
                 let found = format!("providers are installed from {from}: the host block is never asked for them");
                 let advice =
                     format!("add the line direct {{ include = [{all}] }} to provider_installation, or take that away");
                 Some(Check::fail(INSTALLATION, found).advise(advice))
             }
-            Reach::Some => Some(some_only(all)),
-            Reach::All => self.also_elsewhere(all),
+            Coverage::Some => Some(some_only(all)),
+            Coverage::All => self.also_elsewhere(all),
         }
     }
 
     /// Checks the methods without a `host` block, where direct requests go to the registry itself.
     fn check_without_block(&self, all: &str) -> Option<Check> {
         match (self.larder, self.direct) {
-            (Reach::All, Reach::Some | Reach::All) | (Reach::Some, Reach::All) => {
+            (Coverage::All, Coverage::Some | Coverage::All) | (Coverage::Some, Coverage::All) => {
                 Some(Check::fail(INSTALLATION, BY_DIRECT).advise(format!("write exclude = [{all}] in direct")))
             }
-            (Reach::Some, Reach::None | Reach::Some) => Some(some_only(all)),
-            (Reach::All, Reach::None) => Some(self.also_elsewhere(all).unwrap_or_else(|| {
+            (Coverage::Some, Coverage::None | Coverage::Some) => Some(some_only(all)),
+            (Coverage::All, Coverage::None) => Some(self.also_elsewhere(all).unwrap_or_else(|| {
                 let found = "providers come here through the network mirror; modules are asked at the registry itself";
                 Check::ok(OVERRIDE, found)
             })),
-            (Reach::None, Reach::None) if self.faults.is_empty() => {
+            (Coverage::None, Coverage::None) if self.faults.is_empty() => {
                 let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() };
                 let check = Check::warn(OVERRIDE, format!("providers are installed from {from}, and not from larder"));
                 Some(check.advise("where they shall come from here, see `larder client-config --mirror`"))
             }
-            (Reach::None, _) => None,
+            (Coverage::None, _) => None,
         }
     }
 

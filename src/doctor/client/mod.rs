@@ -18,8 +18,8 @@ use crate::address::Hostname;
 use crate::closure::cli_config::places::{ClientProgram, Environment};
 use crate::config::Config;
 use crate::http::admin_client;
-use crate::http::trust::Trust;
-use crate::protocol::client_config::{ClientRoute, text_of_nothing_held};
+use crate::http::trust::ClientRoots;
+use crate::protocol::client_config::{ClientRoute, default_text};
 
 const FILES: &str = "client.files";
 const OVERRIDE: &str = "client.override";
@@ -29,7 +29,7 @@ struct ClientChecks<'a> {
     config: &'a Config,
     running: &'a RunningLarder,
     environment: &'a Environment,
-    trust: &'a Trust,
+    trust: &'a ClientRoots,
 }
 
 /// Checks every client of this machine. Clients with identical files are checked once.
@@ -37,7 +37,7 @@ pub(super) async fn look(
     config: &Config,
     running: &RunningLarder,
     environment: &Environment,
-    trust: &Trust,
+    trust: &ClientRoots,
 ) -> Vec<Check> {
     let scene = ClientChecks { config, running, environment, trust };
     let copy = environment.clone();
@@ -143,7 +143,7 @@ impl ClientChecks<'_> {
             return String::from_utf8_lossy(&lines).into_owned();
         }
         let hosts: Vec<&Hostname> = self.config.upstreams.iter().map(|upstream| &upstream.host).collect();
-        text_of_nothing_held(&hosts, &self.base(), ClientRoute::HostOverride).await.unwrap_or_default()
+        default_text(&hosts, &self.base(), ClientRoute::HostOverride).await.unwrap_or_default()
     }
 
     /// Base URL of this larder as clients see it, without a final slash.

@@ -8,7 +8,7 @@ use crate::address::Hostname;
 use crate::doctor::listener::{is_ours, what_to_do_about};
 use crate::doctor::recognise::{Identified, ProbedService, ServerKind, identify_server};
 use crate::doctor::running::LarderState;
-use crate::http::visit::NoVisit;
+use crate::http::visit::ProbeError;
 use crate::protocol::route::{MIRROR_BASE, providers_base};
 
 pub(super) const ADDRESS: &str = "client.address";
@@ -158,14 +158,14 @@ pub(super) fn host_of_base(url: &Url, service: &str) -> Option<Hostname> {
     Hostname::parse(&named).ok()
 }
 
-fn fault(error: &NoVisit, what: &str, url: &Url, to_do: String) -> Check {
+fn fault(error: &ProbeError, what: &str, url: &Url, to_do: String) -> Check {
     let shown = url.origin().ascii_serialization();
     let found = format!("{what} leads to {shown}: {error}");
     match error {
-        NoVisit::Certificate(bad) => Check::fail(CERTIFICATE, found).advise(what_to_do_about(bad)),
-        NoVisit::NoTls(_) => Check::fail(SCHEME, found).advise(format!("it may be plain http there; {to_do}")),
-        NoVisit::NoHttp(_) => Check::fail(SCHEME, found).advise(format!("it may be https there; {to_do}")),
-        NoVisit::NoSuchName { .. } | NoVisit::Unreachable(_) | NoVisit::Slow(_) | NoVisit::NoUrl => {
+        ProbeError::Certificate(bad) => Check::fail(CERTIFICATE, found).advise(what_to_do_about(bad)),
+        ProbeError::NoTls(_) => Check::fail(SCHEME, found).advise(format!("it may be plain http there; {to_do}")),
+        ProbeError::NoHttp(_) => Check::fail(SCHEME, found).advise(format!("it may be https there; {to_do}")),
+        ProbeError::NoSuchName { .. } | ProbeError::Unreachable(_) | ProbeError::Slow(_) | ProbeError::NoUrl => {
             Check::fail(ADDRESS, found).advise(to_do)
         }
     }

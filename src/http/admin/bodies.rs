@@ -12,7 +12,7 @@ use hyper::body::{Body as _, Incoming};
 use serde::Serialize;
 use tokio::sync::mpsc::Receiver;
 
-use super::super::pipe::{PipeExit, pipe};
+use super::super::pipe::{PipeReceiver, pipe};
 use crate::closure::{self, lock_file};
 
 const LARGEST: usize = 64 << 10;
@@ -30,23 +30,23 @@ const SILENT_FOR: Duration = Duration::from_secs(60);
 const THROWN_AWAY_FOR: Duration = Duration::from_secs(30);
 
 /// A body that is not taken, and with which status.
-pub(super) struct NotTaken {
+pub(super) struct BodyRefused {
     pub(super) status: StatusCode,
     pub(super) why: String,
 }
 
 /// Reads a JSON body. Only one that says it is JSON: a page in a browser can send any other to any address, without
 /// asking first.
-pub(super) async fn json_of(request: Request<Incoming>) -> Result<Bytes, NotTaken> {
+pub(super) async fn json_of(request: Request<Incoming>) -> Result<Bytes, BodyRefused> {
     large_json_of(request, LARGEST).await
 }
 
 /// Reads a JSON body of at most `largest` bytes.
-pub(super) async fn large_json_of(request: Request<Incoming>, largest: usize) -> Result<Bytes, NotTaken> {
-    if !says(request.headers(), "application/json") {
+pub(super) async fn large_json_of(request: Request<Incoming>, largest: usize) -> Result<Bytes, BodyRefused> {
+    if !has_content_type(request.headers(), "application/json") {
         return Err(unsupported("send the body as Content-Type: application/json"));
     }
-    whole(request, largest, if largest > LARGEST { ORDER_WITHIN } else { WITHIN }).await
+    read_whole(request, largest, if largest > LARGEST { ORDER_WITHIN } else { WITHIN }).await
 }
 
 /// The body of a plan or warm-up request.
@@ -60,15 +60,15 @@ pub(super) enum OrderBody {
 }
 
 /// Reads the body of a plan or warm-up request. A web page can send `text/plain`, too; the token keeps it out.
-pub(super) async fn order_of(request: Request<Incoming>) -> Result<OrderBody, NotTaken> {
-    if says(request.headers(), "application/json") {
-        return whole(request, LARGEST_ORDER, ORDER_WITHIN).await.map(OrderBody::Json);
+pub(super) async fn order_of(request: Request<Incoming>) -> Result<OrderBody, BodyRefused> {
+    if has_content_type(request.headers(), "application/json") {
+        return read_whole(request, LARGEST_ORDER, ORDER_WITHIN).await.map(OrderBody::Json);
     }
-    if says(request.headers(), "text/plain") {
-        return whole(request, LARGEST_LOCK_FILE, WITHIN).await.map(OrderBody::LockFile);
+    if has_content_type(request.headers(), "text/plain") {
+        return read_whole(request, LARGEST_LOCK_FILE, WITHIN).await.map(OrderBody::LockFile);
     }
-    if says(request.headers(), "application/x-tar") {
-        return whole(request, LARGEST_TAR, ORDER_WITHIN).await.map(OrderBody::Tar);
+    if has_content_type(request.headers(), "application/x-tar") {
+        return read_whole(request, LARGEST_TAR, ORDER_WITHIN).await.map(OrderBody::Tar);
     }
     Err(unsupported(
         "send an order as Content-Type: application/json, a .terraform.lock.hcl as text/plain, or a tar of configurations as application/x-tar",
@@ -77,9 +77,9 @@ pub(super) async fn order_of(request: Request<Incoming>) -> Result<OrderBody, No
 
 /// A body of any size and the given type, for a blocking reader. When the reader stops, the rest is discarded for a
 /// while.
-pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeExit, NotTaken> {
-    if !says(request.headers(), kind) {
-        throw_away(request);
+pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeReceiver, BodyRefused> {
+    if !has_content_type(request.headers(), kind) {
+        discard(request);
         return Err(unsupported(&format!("send the body as Content-Type: {kind}")));
     }
     let (entry, exit) = pipe();
@@ -107,7 +107,7 @@ pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeEx
 
 /// Discards the rest of an answered request for a while: closing a connection while the client still sends can destroy
 /// the answer.
-pub(super) fn throw_away(request: Request<Incoming>) {
+pub(super) fn discard(request: Request<Incoming>) {
     let body = request.into_body();
     if !body.is_end_stream() {
         tokio::spawn(rest_thrown_away(body));
@@ -120,12 +120,12 @@ async fn rest_thrown_away(mut body: Incoming) {
     let _ = tokio::time::timeout(THROWN_AWAY_FOR, rest).await;
 }
 
-fn unsupported(why: &str) -> NotTaken {
-    NotTaken { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, why: why.to_owned() }
+fn unsupported(why: &str) -> BodyRefused {
+    BodyRefused { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, why: why.to_owned() }
 }
 
-async fn whole(request: Request<Incoming>, largest: usize, within: Duration) -> Result<Bytes, NotTaken> {
-    let not_taken = |status, why: &str| NotTaken { status, why: why.to_owned() };
+async fn read_whole(request: Request<Incoming>, largest: usize, within: Duration) -> Result<Bytes, BodyRefused> {
+    let not_taken = |status, why: &str| BodyRefused { status, why: why.to_owned() };
     match tokio::time::timeout(within, Limited::new(request.into_body(), largest).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
@@ -140,7 +140,7 @@ async fn whole(request: Request<Incoming>, largest: usize, within: Duration) -> 
     }
 }
 
-fn says(headers: &HeaderMap, wanted: &str) -> bool {
+fn has_content_type(headers: &HeaderMap, wanted: &str) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     kind.is_some_and(|kind| kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted))
 }

@@ -14,7 +14,7 @@ use crate::bundle::BundleWriter;
 use crate::jobs::JobId;
 use crate::jobs::report::JobState;
 use crate::mirror::{ApplyError, GatherError, GatheredBundle, Transfer};
-use crate::protocol::admin::bundle::{TAR, ToldBundle, taking_in};
+use crate::protocol::admin::bundle::{BundleRequest, TAR, apply_options};
 use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
 use crate::store::StoreError;
@@ -29,7 +29,7 @@ impl Admin {
         let place = match self.mirror.transfer() {
             Ok(place) => place,
             Err(busy) => {
-                bodies::throw_away(request);
+                bodies::discard(request);
                 return respond::failure(&busy.into(), Api::Other);
             }
         };
@@ -37,12 +37,12 @@ impl Admin {
             Ok(body) => body,
             Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
         };
-        let (told, id) = match ToldBundle::read(&body) {
+        let (told, id) = match BundleRequest::read(&body) {
             Ok(told) => told,
             Err(why) => return respond::errors(StatusCode::BAD_REQUEST, vec![why]),
         };
         match self.gathered(id, told, place).await {
-            Ok((gathered, place)) => self.give(gathered, place),
+            Ok((gathered, place)) => self.stream_bundle(gathered, place),
             Err((status, problems)) => respond::errors(status, problems),
         }
     }
@@ -50,12 +50,15 @@ impl Admin {
     async fn gathered(
         &self,
         id: JobId,
-        told: ToldBundle,
+        told: BundleRequest,
         place: Transfer,
     ) -> Result<(GatheredBundle, Transfer), (StatusCode, Vec<String>)> {
         let conflict = |why: String| (StatusCode::CONFLICT, vec![why]);
-        let (job, held) =
-            self.jobs.report(id).zip(self.jobs.held(id)).ok_or_else(|| (StatusCode::NOT_FOUND, vec![no_job(id)]))?;
+        let (job, held) = self
+            .jobs
+            .report(id)
+            .zip(self.jobs.stored_archives(id))
+            .ok_or_else(|| (StatusCode::NOT_FOUND, vec![no_job(id)]))?;
         match job.state {
             JobState::Done => {}
             JobState::Running => return Err(conflict(format!("job {id} runs still: ask again when it has ended"))),
@@ -79,7 +82,7 @@ impl Admin {
         }
     }
 
-    fn give(&self, gathered: GatheredBundle, place: Transfer) -> Response<Body> {
+    fn stream_bundle(&self, gathered: GatheredBundle, place: Transfer) -> Response<Body> {
         for missing in &gathered.missing {
             tracing::warn!(missing, "a bundle is made without it");
         }
@@ -102,10 +105,10 @@ impl Admin {
 
     /// Imports a bundle, and reports each entry as it finishes.
     pub(super) async fn apply(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
-        let taking = match taking_in(request.uri().query(), &self.bundles, &self.default_host) {
+        let taking = match apply_options(request.uri().query(), &self.bundles, &self.default_host) {
             Ok(taking) => taking,
             Err(problems) => {
-                bodies::throw_away(request);
+                bodies::discard(request);
                 return respond::errors(StatusCode::BAD_REQUEST, problems);
             }
         };

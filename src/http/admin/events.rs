@@ -10,13 +10,13 @@ use http::{Method, Response};
 use serde::Serialize;
 
 use super::super::body::Body;
-use crate::jobs::{JobEvent, News};
+use crate::jobs::{JobEvent, JobSubscription};
 
 /// After how much silence a line is sent that says nothing: what stands between would end the connection.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// The answer to one who follows a job.
-pub(super) fn answer(news: News, method: &Method) -> Response<Body> {
+pub(super) fn answer(news: JobSubscription, method: &Method) -> Response<Body> {
     let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(pieces(news), None) };
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -24,7 +24,7 @@ pub(super) fn answer(news: News, method: &Method) -> Response<Body> {
 }
 
 /// Collects the next changes only after the reader has taken the previous ones.
-fn pieces(news: News) -> impl Stream<Item = io::Result<Bytes>> + Send {
+fn pieces(news: JobSubscription) -> impl Stream<Item = io::Result<Bytes>> + Send {
     stream::unfold(news, |mut news| async move {
         let piece = piece(news.next(), HEARTBEAT).await?;
         Some((piece, news))
@@ -76,7 +76,8 @@ mod tests {
     #[test]
     fn whatever_an_item_says_is_one_line_of_data() {
         let state = ItemState::Failed { error: "it said\nevent: end\r\ndata: {}\u{2028}".to_owned() };
-        let item = JobItem { package: PackageRef::asked("a"), state, bytes: 0, size_bytes: None, unconfirmed: None };
+        let item =
+            JobItem { package: PackageRef::requested("a"), state, bytes: 0, size_bytes: None, unconfirmed: None };
         let text = written(&[JobEvent::Item(NumberedItem { number: 7, item })]).unwrap();
         let text = std::str::from_utf8(&text).unwrap();
         let [name, data, "", ""] = text.split('\n').collect::<Vec<_>>()[..] else { panic!("{text:?}") };

@@ -13,20 +13,22 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
 
-use self::order::HandedOver;
+use self::order::ReceivedOrder;
 use super::body::Body;
 use super::listener::Peer;
 use super::{Requests, host_of, requests, respond};
 use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
-use crate::jobs::{self, JobId, Jobs, NotPlanned, NotStarted, Recurring, WarmUp};
+use crate::jobs::{self, JobId, JobStartError, Jobs, PlanError, Recurring, WarmUp};
 use crate::mirror::{Mirror, Pin, RequestContext};
 use crate::protocol::admin::command::{self, OperationTarget};
 use crate::protocol::admin::missing;
-use crate::protocol::admin::order::ToldOrder;
-use crate::protocol::admin::warm::{self, ToldToPin};
-use crate::protocol::admin::{Access, AdminRefusal, AdminRoute, Credentials, Nature, Operation, Report, SinceStart};
+use crate::protocol::admin::order::OrderRequest;
+use crate::protocol::admin::warm::{self, PinRequest};
+use crate::protocol::admin::{
+    Access, AdminAccessKind, AdminRefusal, AdminRoute, Credentials, Operation, Report, SinceStart,
+};
 use crate::protocol::client_config;
 use crate::protocol::route::Api;
 
@@ -84,7 +86,7 @@ impl Admin {
             Ok(host) => shown(&request, host),
             Err(bad) => {
                 self.requests.refused(requests::Refusal::Malformed);
-                bodies::throw_away(request);
+                bodies::discard(request);
                 return respond::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]);
             }
         };
@@ -100,23 +102,25 @@ impl Admin {
                 AdminRefusal::ForeignHost => requests::Refusal::AdminHost,
                 AdminRefusal::NoToken => requests::Refusal::AdminToken,
             });
-            bodies::throw_away(request);
+            bodies::discard(request);
             let code = if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
             return respond::errors(code, vec![refusal.to_string()]);
         }
         match (route.nature(), request.method()) {
-            (Nature::Reads | Nature::ReadsAndEnds, &Method::GET | &Method::HEAD) => {
-                self.tell(route, request.method()).await
+            (AdminAccessKind::Reads | AdminAccessKind::ReadsAndEnds, &Method::GET | &Method::HEAD) => {
+                self.answer_read(route, request.method()).await
             }
-            (Nature::Changes, &Method::POST) if route == AdminRoute::Warm => self.warm(request).await,
-            (Nature::Changes, &Method::POST) if route == AdminRoute::Plan => self.plan(request).await,
-            (Nature::Changes, &Method::POST) if route == AdminRoute::Export => self.export(request).await,
-            (Nature::Changes, &Method::POST) if route == AdminRoute::Import => self.import(request),
-            (Nature::Changes, &Method::POST) if route == AdminRoute::Bundle => self.bundle(request).await,
-            (Nature::Changes, &Method::POST) if route == AdminRoute::ApplyBundle => self.apply(request).await,
-            (Nature::Changes, &Method::POST) => self.change(route, request).await,
-            (Nature::ReadsAndEnds, &Method::DELETE) if route == AdminRoute::Missing => self.forget_missing().await,
-            (Nature::ReadsAndEnds, &Method::DELETE) => self.end(route).await,
+            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Warm => self.warm(request).await,
+            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Plan => self.plan(request).await,
+            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Export => self.export(request).await,
+            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Import => self.import(request),
+            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Bundle => self.bundle(request).await,
+            (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::ApplyBundle => self.apply(request).await,
+            (AdminAccessKind::Changes, &Method::POST) => self.change(route, request).await,
+            (AdminAccessKind::ReadsAndEnds, &Method::DELETE) if route == AdminRoute::Missing => {
+                self.forget_missing().await
+            }
+            (AdminAccessKind::ReadsAndEnds, &Method::DELETE) => self.answer_delete(route).await,
             (nature, _) => {
                 self.requests.refused(requests::Refusal::Method);
                 wrong_method(nature)
@@ -124,7 +128,7 @@ impl Admin {
         }
     }
 
-    async fn tell(self: &Arc<Self>, route: AdminRoute, method: &Method) -> Response<Body> {
+    async fn answer_read(self: &Arc<Self>, route: AdminRoute, method: &Method) -> Response<Body> {
         match route {
             AdminRoute::Health => respond::word(StatusCode::OK, "ok"),
             AdminRoute::Ready => match self.mirror.ready().await {
@@ -150,7 +154,7 @@ impl Admin {
                 Some(job) => respond::json(StatusCode::OK, &job),
                 None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
             },
-            AdminRoute::JobEvents(id) => match self.jobs.news(id) {
+            AdminRoute::JobEvents(id) => match self.jobs.subscribe(id) {
                 Some(news) => events::answer(news, method),
                 None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
             },
@@ -180,12 +184,12 @@ impl Admin {
 
     async fn forget_missing(&self) -> Response<Body> {
         match self.mirror.forget_missing().await {
-            Ok(()) => respond::json(StatusCode::OK, &ToldOrder::default()),
+            Ok(()) => respond::json(StatusCode::OK, &OrderRequest::default()),
             Err(error) => respond::failure(&error.into(), Api::Other),
         }
     }
 
-    async fn end(&self, route: AdminRoute) -> Response<Body> {
+    async fn answer_delete(&self, route: AdminRoute) -> Response<Body> {
         let AdminRoute::Job(id) = route else { return wrong_method(route.nature()) };
         match self.jobs.cancel(id).await {
             Some(job) => respond::json(StatusCode::OK, &job),
@@ -195,7 +199,7 @@ impl Admin {
 
     async fn warm(&self, request: Request<Incoming>) -> Response<Body> {
         let warm_up = match order::read(request, &self.mirror, &self.default_host).await {
-            Ok(HandedOver { order, pin }) => WarmUp::of_order(order, pin),
+            Ok(ReceivedOrder { order, pin }) => WarmUp::of_order(order, pin),
             Err(refused) => return refused,
         };
         let warm_up = match warm_up {
@@ -213,8 +217,8 @@ impl Admin {
             }
             Err(not_started) => {
                 let code = match not_started {
-                    NotStarted::TooMany | NotStarted::Stopping => StatusCode::SERVICE_UNAVAILABLE,
-                    NotStarted::Random => StatusCode::INTERNAL_SERVER_ERROR,
+                    JobStartError::TooMany | JobStartError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+                    JobStartError::Random => StatusCode::INTERNAL_SERVER_ERROR,
                 };
                 respond::errors(code, vec![not_started.to_string()])
             }
@@ -223,12 +227,10 @@ impl Admin {
 
     async fn plan(&self, request: Request<Incoming>) -> Response<Body> {
         match order::read(request, &self.mirror, &self.default_host).await {
-            Ok(HandedOver { order, .. }) => match jobs::plan(&self.mirror, &self.clock, &order).await {
+            Ok(ReceivedOrder { order, .. }) => match jobs::plan(&self.mirror, &self.clock, &order).await {
                 Ok(plan) => respond::json(StatusCode::OK, &plan),
-                Err(busy @ NotPlanned::Busy) => {
-                    respond::errors(StatusCode::SERVICE_UNAVAILABLE, vec![busy.to_string()])
-                }
-                Err(too_many @ NotPlanned::TooMany(_)) => {
+                Err(busy @ PlanError::Busy) => respond::errors(StatusCode::SERVICE_UNAVAILABLE, vec![busy.to_string()]),
+                Err(too_many @ PlanError::TooMany(_)) => {
                     respond::errors(StatusCode::BAD_REQUEST, vec![too_many.to_string()])
                 }
             },
@@ -247,12 +249,12 @@ impl Admin {
     async fn command(&self, command: Operation, body: &[u8]) -> Response<Body> {
         let told = match command {
             Operation::Refresh | Operation::Purge | Operation::Accept => OperationTarget::read(body),
-            Operation::Pin | Operation::Unpin => match ToldToPin::read(body) {
-                Ok(ToldToPin::Job(id)) => {
+            Operation::Pin | Operation::Unpin => match PinRequest::read(body) {
+                Ok(PinRequest::Job(id)) => {
                     let pin = if command == Operation::Pin { Pin::Set } else { Pin::Lift };
                     return self.pin_job(id, pin).await;
                 }
-                Ok(ToldToPin::Addresses(told)) => Ok(told),
+                Ok(PinRequest::Addresses(told)) => Ok(told),
                 Err(why) => Err(why),
             },
         };
@@ -329,17 +331,17 @@ impl Admin {
         Report {
             mirror: self.mirror.status(),
             since_start: Some(since_start),
-            warm_ups: self.recurring.told(),
+            warm_ups: self.recurring.states(),
             bundle_keys: self.bundles.ids(),
         }
     }
 }
 
-fn wrong_method(nature: Nature) -> Response<Body> {
+fn wrong_method(nature: AdminAccessKind) -> Response<Body> {
     let (said, allowed) = match nature {
-        Nature::Reads => ("only GET and HEAD are answered here", "GET, HEAD"),
-        Nature::Changes => ("only POST is answered here", "POST"),
-        Nature::ReadsAndEnds => ("only GET, HEAD and DELETE are answered here", "GET, HEAD, DELETE"),
+        AdminAccessKind::Reads => ("only GET and HEAD are answered here", "GET, HEAD"),
+        AdminAccessKind::Changes => ("only POST is answered here", "POST"),
+        AdminAccessKind::ReadsAndEnds => ("only GET, HEAD and DELETE are answered here", "GET, HEAD, DELETE"),
     };
     let mut response = respond::errors(StatusCode::METHOD_NOT_ALLOWED, vec![said.into()]);
     response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(allowed));

@@ -10,11 +10,11 @@ use tokio::sync::Semaphore;
 
 use super::super::body::Body;
 use super::super::respond;
-use super::bodies::{self, NotTaken, OrderBody};
+use super::bodies::{self, BodyRefused, OrderBody};
 use crate::address::Hostname;
 use crate::closure::{Files, Order};
 use crate::mirror::Mirror;
-use crate::protocol::admin::order::{NamedText, ToldOrder};
+use crate::protocol::admin::order::{NamedText, OrderRequest};
 use crate::protocol::admin::order_query::OrderQuery;
 
 /// Bodies in memory at a time; others wait.
@@ -23,7 +23,7 @@ static BODIES: Semaphore = Semaphore::const_new(4);
 static READINGS: Semaphore = Semaphore::const_new(1);
 
 /// A parsed order.
-pub(super) struct HandedOver {
+pub(super) struct ReceivedOrder {
     pub(super) order: Order,
     /// Pin the packages that are warmed.
     pub(super) pin: bool,
@@ -37,11 +37,11 @@ pub(super) async fn read(
     request: Request<Incoming>,
     mirror: &Mirror,
     default_host: &Hostname,
-) -> Result<HandedOver, http::Response<Body>> {
+) -> Result<ReceivedOrder, http::Response<Body>> {
     let query = request.uri().query().map(str::to_owned);
     // It is never closed.
     let place = BODIES.acquire().await;
-    let refused = |NotTaken { status, why }| respond::errors(status, vec![why]);
+    let refused = |BodyRefused { status, why }| respond::errors(status, vec![why]);
     let body = bodies::order_of(request).await.map_err(refused)?;
     let turn = READINGS.acquire().await;
     let host = Arc::new(default_host.clone());
@@ -54,16 +54,16 @@ pub(super) async fn read(
     read.map_err(|problems| respond::errors(StatusCode::BAD_REQUEST, problems))
 }
 
-fn handed_over(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<HandedOver, Vec<String>> {
+fn handed_over(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<ReceivedOrder, Vec<String>> {
     let (told, mut problems) = match body {
         OrderBody::Json(_) if query.is_some() => {
             return Err(vec!["the body says it all: there is no query".to_owned()]);
         }
-        OrderBody::Json(body) => (ToldOrder::read(&body).map_err(|why| vec![why])?, Vec::new()),
+        OrderBody::Json(body) => (OrderRequest::read(&body).map_err(|why| vec![why])?, Vec::new()),
         OrderBody::LockFile(body) => {
             let query = OrderQuery::of_lock_file(query);
             let (told, problems) = (query.told, query.problems);
-            (ToldOrder { lock_files: vec![lock_file(&body)?], ..told }, problems)
+            (OrderRequest { lock_files: vec![lock_file(&body)?], ..told }, problems)
         }
         OrderBody::Tar(body) => {
             let query = OrderQuery::of_tar(query);
@@ -74,11 +74,11 @@ fn handed_over(body: OrderBody, query: Option<&str>, default_host: &Hostname) ->
                     "the tar holds no file that a client reads: .tf, .tofu, .tf.json, .tofu.json".to_owned(),
                 ]);
             }
-            (ToldOrder { files: files.into(), ..told }, problems)
+            (OrderRequest { files: files.into(), ..told }, problems)
         }
     };
     match told.order(default_host) {
-        Ok(order) if problems.is_empty() => Ok(HandedOver { order, pin: told.pin }),
+        Ok(order) if problems.is_empty() => Ok(ReceivedOrder { order, pin: told.pin }),
         order => {
             problems.extend(order.err().unwrap_or_default());
             Err(problems)

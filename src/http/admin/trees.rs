@@ -15,7 +15,7 @@ use crate::digest::Digest;
 use crate::jobs::JobId;
 use crate::jobs::report::JobState;
 use crate::mirror::{Export, Transfer};
-use crate::protocol::admin::trees::{ToldToExport, unsigned_of};
+use crate::protocol::admin::trees::{ExportRequest, unsigned_of};
 use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
 
@@ -30,7 +30,7 @@ impl Admin {
         let place = match self.mirror.transfer() {
             Ok(place) => place,
             Err(busy) => {
-                bodies::throw_away(request);
+                bodies::discard(request);
                 return respond::failure(&busy.into(), Api::Other);
             }
         };
@@ -38,7 +38,7 @@ impl Admin {
             Ok(body) => body,
             Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
         };
-        let (told, id) = match ToldToExport::read(&body) {
+        let (told, id) = match ExportRequest::read(&body) {
             Ok(told) => told,
             Err(why) => return respond::errors(StatusCode::BAD_REQUEST, vec![why]),
         };
@@ -56,7 +56,7 @@ impl Admin {
     ) -> Result<Export, (StatusCode, Vec<String>)> {
         let no_job = || (StatusCode::NOT_FOUND, vec![no_job(id)]);
         let conflict = |why: String| Err((StatusCode::CONFLICT, vec![why]));
-        let (job, held) = self.jobs.report(id).zip(self.jobs.held(id)).ok_or_else(no_job)?;
+        let (job, held) = self.jobs.report(id).zip(self.jobs.stored_archives(id)).ok_or_else(no_job)?;
         match job.state {
             JobState::Done => {}
             JobState::Running => return conflict(format!("job {id} runs still: ask again when it has ended")),

@@ -56,7 +56,7 @@ impl Served {
             let fed = Arc::clone(&fed);
             async move { respond(request.uri().path(), peer, || fed.lock().take().expect("/fed is asked for once")) }
         };
-        let places = Places::new(&limits, Requests::default());
+        let places = ConnectionSlots::new(&limits, Requests::default());
         let running = tokio::spawn(serve(listener, tls, limits, places, |_| PeerClass::Client, handler, stop.clone()));
         Self { address, stop, running, feed, asked }
     }

@@ -30,8 +30,8 @@ fn in_use(tls: &Tls) -> CertificateDer<'static> {
 /// The look that notices a change, and the one that finds it settled.
 fn look_until_settled(tls: &Tls) {
     let before = tls.read.lock().clone();
-    let seen = tls.look(&before);
-    tls.look(&seen);
+    let seen = tls.check_files(&before);
+    tls.check_files(&seen);
 }
 
 #[test]
@@ -72,11 +72,11 @@ fn a_new_pair_is_taken_over_once_it_has_settled() {
     let tls = Tls::load(&certificate, &key).unwrap();
     let before = tls.read.lock().clone();
     fs::write(&certificate, &new.0).unwrap();
-    let half = tls.look(&before);
+    let half = tls.check_files(&before);
     fs::write(&key, &new.1).unwrap();
-    let whole = tls.look(&half);
+    let whole = tls.check_files(&half);
     assert_eq!(in_use(&tls), der(&old));
-    tls.look(&whole);
+    tls.check_files(&whole);
     assert_eq!(in_use(&tls), der(&new));
 }
 

@@ -103,7 +103,7 @@ impl LastRuns {
     }
 
     /// Records a run that ended unobserved, unless a later one is recorded.
-    pub(super) fn catch_up(&mut self, key: &str, run: JobSummary, now: Timestamp) {
+    pub(super) fn record_finished_run(&mut self, key: &str, run: JobSummary, now: Timestamp) {
         if self.0.get(key).is_none_or(|last| run.ended > Some(last.ended)) {
             self.put(key, Ok(run), now);
         }
@@ -241,13 +241,13 @@ mod tests {
             ended: Some(Timestamp(ended)),
             ..listed(JobState::Failed)
         };
-        runs.catch_up("a", run("1", 1000), Timestamp(1500));
+        runs.record_finished_run("a", run("1", 1000), Timestamp(1500));
         runs.put("a", Ok(run("1", 1000)), Timestamp(1600));
         assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().ended), (1, Timestamp(1000)));
         runs.put("a", Err("no such folder".to_owned()), Timestamp(2000));
-        runs.catch_up("a", run("1", 1000), Timestamp(2500));
+        runs.record_finished_run("a", run("1", 1000), Timestamp(2500));
         assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().job.as_deref()), (2, None));
-        runs.catch_up("a", run("2", 3000), Timestamp(3500));
+        runs.record_finished_run("a", run("2", 3000), Timestamp(3500));
         assert_eq!((runs.get("a").unwrap().failures, runs.get("a").unwrap().job.as_deref()), (3, Some("2")));
     }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::address::{Hostname, PackageSelector};
-use crate::closure::{self, Configurations, Given, LabelKind, Order, file, lock_file};
+use crate::closure::{self, Configurations, LabelKind, Order, OrderEntry, file, lock_file};
 use crate::config::{RecurringWarmTarget, RecurringWarmUp};
 
 /// Reads the order.
@@ -15,7 +15,7 @@ pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<O
     for what in &entry.what {
         let one = match what {
             RecurringWarmTarget::Address(address) => match PackageSelector::parse(address, default_host) {
-                Ok(what) => Ok(Given::Address { what, platforms: Vec::new() }),
+                Ok(what) => Ok(OrderEntry::Address { what, platforms: Vec::new() }),
                 Err(bad) => Err(vec![bad.to_string()]),
             },
             RecurringWarmTarget::Path(path) => match LabelKind::of_path(path) {
@@ -41,22 +41,22 @@ pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<O
     if problems.is_empty() { Order::new(given, entry.platforms.clone()) } else { Err(problems) }
 }
 
-fn locked(path: &Path) -> Result<Given, Vec<String>> {
+fn locked(path: &Path) -> Result<OrderEntry, Vec<String>> {
     let name = path.display().to_string();
     let text = file::read_lock_file(path).map_err(|why| vec![why])?;
     let wrong = |problem: String| format!("{name}: {problem}");
     let locked =
         lock_file::parse(text.as_bytes()).map_err(|bad| bad.problems().into_iter().map(wrong).collect::<Vec<_>>())?;
-    Ok(Given::LockFile { name, locked })
+    Ok(OrderEntry::LockFile { name, locked })
 }
 
-fn tar(path: &Path, entry: &RecurringWarmUp) -> Result<Given, Vec<String>> {
+fn tar(path: &Path, entry: &RecurringWarmUp) -> Result<OrderEntry, Vec<String>> {
     let files = file::read_tar(path).map_err(|why| vec![why])?;
     let configurations = Configurations::new(files, Vec::new(), entry.client);
-    Ok(Given::Configurations(configurations.map_err(|why| vec![format!("{}: {why}", path.display())])?))
+    Ok(OrderEntry::Configurations(configurations.map_err(|why| vec![format!("{}: {why}", path.display())])?))
 }
 
-fn collected(folders: &[PathBuf], entry: &RecurringWarmUp) -> Result<Given, String> {
+fn collected(folders: &[PathBuf], entry: &RecurringWarmUp) -> Result<OrderEntry, String> {
     let collected = closure::collect(folders, &closure::GivenValues::default()).map_err(|bad| bad.to_string())?;
-    Ok(Given::Configurations(Configurations::new(collected.files, collected.roots, entry.client)?))
+    Ok(OrderEntry::Configurations(Configurations::new(collected.files, collected.roots, entry.client)?))
 }

@@ -170,7 +170,7 @@ impl StagedBundleArchive {
             mirror.store.blobs.publish(*verified)?;
             mirror.checked.lock().insert(digest);
             // Indexed before it is named: eviction can only remove archives that are in the index.
-            mirror.store.index.archive_kept(&digest, self.size_bytes, now);
+            mirror.store.index.archive_stored(&digest, self.size_bytes, now);
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, Fil
 use crate::clock::Timestamp;
 use crate::store::{Durability, Key};
 use crate::upstream::ask::Validators;
-use crate::upstream::room::Room;
+use crate::upstream::room::MemoryGrant;
 
 pub(super) struct BundledDocumentUpdate {
     key: Key,
@@ -104,5 +104,5 @@ pub(super) fn document_from_bundle(said: &FetchOrigin, body: Bytes, dropped: Byt
         gone: said.gone,
         carried: true,
     };
-    KeptDocument { about, body, dropped, _room: Room::default() }
+    KeptDocument { about, body, dropped, _room: MemoryGrant::default() }
 }

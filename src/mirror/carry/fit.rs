@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::super::{Link, Mirror};
+use super::super::{Connectivity, Mirror};
 use super::take::ApplyError;
 use crate::address::Artifact;
 use crate::bundle::{BundleEntry, EntryFile, FileRole, Manifest};
@@ -40,7 +40,7 @@ impl Mirror {
                         why: "no archive may be larger",
                     });
                 }
-                let is_held = role == FileRole::Archive && self.store.blobs.holds(&file.sha256)?;
+                let is_held = role == FileRole::Archive && self.store.blobs.is_stored(&file.sha256)?;
                 if !left_out && !is_held && seen.insert(file.sha256) {
                     needed = needed.saturating_add(file.bytes);
                     on_disk = on_disk.saturating_add(file.bytes).saturating_add(FILE_OVERHEAD_BYTES);
@@ -48,15 +48,15 @@ impl Mirror {
             }
         }
         let (stays, why) = match self.link() {
-            Link::Offline => (self.taken_up(), "[store] max_size is reached, and offline nothing is evicted"),
-            Link::Online => (
+            Connectivity::Offline => (self.taken_up(), "[store] max_size is reached, and offline nothing is evicted"),
+            Connectivity::Online => (
                 self.staying_bytes()?,
                 "[store] max_size leaves no more beside what is pinned, and what of the bundle is held already",
             ),
         };
         let evictable = match self.link() {
-            Link::Offline => 0,
-            Link::Online => self.store.index.totals().archive_bytes.saturating_sub(stays),
+            Connectivity::Offline => 0,
+            Connectivity::Online => self.store.index.totals().archive_bytes.saturating_sub(stays),
         };
         let room = self.store.free_bytes()?.saturating_add(evictable);
         if on_disk > room {
@@ -81,6 +81,6 @@ impl Mirror {
             BundleEntry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
             BundleEntry::Module(entry) => (self.artifact_of(&entry.package()), entry.archive),
         };
-        Ok(self.catalog.name(of)?.get(&archive.sha256).is_some() && self.store.blobs.holds(&archive.sha256)?)
+        Ok(self.catalog.name(of)?.get(&archive.sha256).is_some() && self.store.blobs.is_stored(&archive.sha256)?)
     }
 }

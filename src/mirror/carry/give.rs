@@ -19,7 +19,7 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
 use crate::store::{Key, Scratch, StoreError};
-use crate::verify::How;
+use crate::verify::ProofBasis;
 
 /// Reasons that a bundle could not be gathered.
 #[derive(Debug, thiserror::Error)]
@@ -203,7 +203,7 @@ impl Mirror {
     }
 
     fn is_blob_stored(&self, digest: &Digest) -> bool {
-        self.store.blobs.holds(digest).unwrap_or(false)
+        self.store.blobs.is_stored(digest).unwrap_or(false)
     }
 
     fn provider_entry(
@@ -218,7 +218,7 @@ impl Mirror {
         let Some((set, kept)) = kept.and_then(|kept| Some((set_of(kept, digest)?, kept))) else {
             return Err(not_held(&sets::what(package)));
         };
-        if set.proof().how == How::Imported {
+        if set.proof().how == ProofBasis::Imported {
             let why = "was imported without signatures, so nobody could check it there: `larder import` it there";
             return Err(GatherError::Missing(vec![format!("{package} {why}")]));
         }

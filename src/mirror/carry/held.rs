@@ -26,7 +26,7 @@ impl Mirror {
 
     /// True if an archive is stored under this name.
     fn is_stored_under(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name(package)?.get(&digest).is_some() && unless_gone(self.store.blobs.holds(&digest))?)
+        Ok(self.catalog.name(package)?.get(&digest).is_some() && unless_gone(self.store.blobs.is_stored(&digest))?)
     }
 
     /// True if this document or a newer one is stored.

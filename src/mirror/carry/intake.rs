@@ -64,7 +64,7 @@ pub(super) enum EntryVerdict {
 
 /// The refusal text for a store failure.
 pub(in crate::mirror) fn store_failed(error: StoreError) -> String {
-    format!("the store failed: {error}; {}", error.to_do())
+    format!("the store failed: {error}; {}", error.remedy())
 }
 
 impl EntryVerdict {

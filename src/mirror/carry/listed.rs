@@ -125,7 +125,7 @@ impl Mirror {
                 continue;
             }
             let size_bytes = self.store.records.put(&key, &listing.write(), Durability::Synced)?;
-            self.store.index.document_kept(&key, size_bytes, listing.about.checked);
+            self.store.index.document_stored(&key, size_bytes, listing.about.checked);
             match &key {
                 Key::ProviderVersions(address) => self.changed(address),
                 Key::ModuleVersions(address) => self.module_changed(address),

@@ -21,7 +21,7 @@ use crate::store::{Durability, Key, StoreError};
 use crate::upstream::ask::Validators;
 use crate::upstream::error::relayed;
 use crate::upstream::providers::DownloadDocument;
-use crate::verify::{How, judge};
+use crate::verify::{ProofBasis, verify_proof_set};
 
 pub(super) struct BundledSet {
     package: Package,
@@ -64,7 +64,7 @@ impl BundledSet {
             ));
         }
         let filename = document.filename.as_str();
-        let judged = judge(policy, &sums, &signature, &document.keys, filename, &document.shasum);
+        let judged = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
         let (proof, _) = judged.map_err(|verdict| {
             mirror.counters.unproven(&package.provider.host, verdict.word());
             format!("it does not prove: {}", relayed(&verdict.to_string()))
@@ -196,7 +196,7 @@ impl Mirror {
         let predecessor = match held {
             None => None,
             // An unsigned set is never kept as the previous one.
-            Some(held) if held.current.proof().how == How::Imported => {
+            Some(held) if held.current.proof().how == ProofBasis::Imported => {
                 let before = held.current.document.shasum;
                 if before != set.document.shasum && !self.is_repacked(package, before)? {
                     tracing::error!(%package, "ALARM: what was imported without signatures is not what a bundle proves; the bundle's is served from now on");
@@ -206,14 +206,14 @@ impl Mirror {
                 None
             }
             Some(held) if set.names_the_same_files_as(&held.current) => held.predecessor,
-            Some(held) if unless_gone(self.store.blobs.holds(&held.current.document.shasum))? => {
+            Some(held) if unless_gone(self.store.blobs.is_stored(&held.current.document.shasum))? => {
                 Some((held.current, now))
             }
             Some(held) => held.predecessor,
         };
         let kept = KeptSet { predecessor, current: Arc::clone(set), age };
         let size_bytes = self.store.records.put(&key, &kept.write(), Durability::Synced)?;
-        self.store.index.document_kept(&key, size_bytes, now);
+        self.store.index.document_stored(&key, size_bytes, now);
         Ok(Some(kept))
     }
 }

@@ -125,7 +125,7 @@ impl Mirror {
             return Err(ApplyError::TooOld { created: manifest.created, max_age });
         }
         // Blocking is fine here: this is the reader's thread, and only one bundle is applied at a time.
-        Handle::current().block_on(self.store.index.until_whole())?;
+        Handle::current().block_on(self.store.index.until_complete())?;
         let _stays = self.hold_entries(&manifest);
         self.check_capacity(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
@@ -142,7 +142,7 @@ impl Mirror {
         };
         let (entries, mut ended) = taking.apply_entries(&manifest, tell);
         if let Err(error) = self.list_imported_entries(&manifest) {
-            let why = || format!("what came could not all be listed: {error}; {}", error.to_do());
+            let why = || format!("what came could not all be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(why);
         }
         let is_well = |told: &EntryOutcome| matches!(told.outcome, ApplyOutcome::Applied { .. } | ApplyOutcome::Held);
@@ -162,10 +162,10 @@ impl Mirror {
         let [applied, held, refused, not_reached] = receipt.counts();
         tracing::info!(manifest = %digest, applied, held, refused, not_reached, ok = receipt.ok, "a bundle was applied");
         let written = serde_json::to_vec(&receipt).map_err(|e| StoreError::Index(e.to_string()));
-        match written.and_then(|written| self.store.keep_receipt(receipt.applied, &digest, &written)) {
+        match written.and_then(|written| self.store.write_receipt(receipt.applied, &digest, &written)) {
             Ok(path) => receipt.kept = Some(path.display().to_string()),
             Err(error) => {
-                tracing::error!(%error, to_do = error.to_do(), "the receipt of a bundle could not be written");
+                tracing::error!(%error, to_do = error.remedy(), "the receipt of a bundle could not be written");
                 receipt.ok = false;
                 receipt.ended.get_or_insert_with(|| format!("the receipt could not be written: {error}"));
             }

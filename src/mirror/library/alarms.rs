@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::super::Link;
+use super::super::Connectivity;
 use super::resolving::{AlarmEvent, AlarmPart, AlarmSubject};
 use crate::address::{Address, Platform, Version};
 use crate::clock::Timestamp;
@@ -98,10 +98,12 @@ impl AlarmKind {
     }
 
     /// The command that resolves it. Offline, that is a bundle applied with `--accept`.
-    fn resolve_command(self, address: &Address, version: &Version, link: Link) -> Option<String> {
+    fn resolve_command(self, address: &Address, version: &Version, link: Connectivity) -> Option<String> {
         match self {
             Self::Dropped => None,
-            _ if link == Link::Offline => Some(format!("larder bundle apply BUNDLE --accept {address}@{version}")),
+            _ if link == Connectivity::Offline => {
+                Some(format!("larder bundle apply BUNDLE --accept {address}@{version}"))
+            }
             kind if kind.concerns_provider() => Some(format!("larder accept {address}")),
             _ => Some(format!("larder accept {address}@{version}")),
         }
@@ -230,7 +232,7 @@ impl Alarms {
         for address in store.records.addresses_with_alarms()? {
             let Some(record) = store.records.get(&Key::Alarms(address.clone()))? else { continue };
             let Ok(record) = serde_json::from_slice(&record) else {
-                store.records.set_aside(&Key::Alarms(address))?;
+                store.records.quarantine(&Key::Alarms(address))?;
                 continue;
             };
             let read = AlarmsOfAddress::read(record);
@@ -250,7 +252,7 @@ impl Alarms {
         address: &Address,
         detail: String,
         at: Timestamp,
-        link: Link,
+        link: Connectivity,
     ) -> RaiseOutcome {
         let AlarmSubject { kind, version, .. } = &subject;
         let alarm = Alarm {
@@ -346,7 +348,7 @@ impl Alarms {
             }
         };
         if let Err(error) = &saved {
-            tracing::error!(%address, %error, to_do = error.to_do(), "an alarm could not be written down: it is in memory alone");
+            tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written down: it is in memory alone");
         }
         saved.is_ok()
     }

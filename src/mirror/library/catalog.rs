@@ -52,13 +52,13 @@ impl Catalog {
     pub(in crate::mirror) fn name(&self, of: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
         let of = of.into();
         let key = Key::Name(of.clone());
-        match self.store.records.look(&key)? {
+        match self.store.records.read(&key)? {
             Recorded::Absent => return Ok(NameRecord::default()),
             Recorded::Whole(record) => {
                 if let Ok(name) = serde_json::from_slice(&record) {
                     return Ok(name);
                 }
-                self.store.records.set_aside(&key)?;
+                self.store.records.quarantine(&key)?;
             }
             Recorded::Damaged => {}
         }
@@ -107,7 +107,7 @@ impl Catalog {
         }
         match self.all_imported() {
             Ok(imported) => {
-                if self.store.index.is_whole() {
+                if self.store.index.is_complete() {
                     *self.imported.lock() = Some(imported.clone());
                 }
                 imported

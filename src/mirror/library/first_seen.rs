@@ -9,7 +9,7 @@ use crate::address::{Package, Platform};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::upstream::error::relayed;
-use crate::verify::{Checksums, How};
+use crate::verify::{Checksums, ProofBasis};
 
 /// Maximum number of records per version. Beyond it, only `accept` adds one.
 const MAX_RECORDS_PER_VERSION: usize = 64;
@@ -33,11 +33,11 @@ pub(in crate::mirror) enum Signer {
 }
 
 impl Signer {
-    pub(in crate::mirror) fn of(how: &How) -> Self {
+    pub(in crate::mirror) fn of(how: &ProofBasis) -> Self {
         match how {
-            How::Signature { fingerprint } => Self::Key(fingerprint.clone()),
-            How::NoKeys => Self::Unsigned,
-            How::Checksum | How::Imported | How::Tree(_) => Self::NotChecked,
+            ProofBasis::Signature { fingerprint } => Self::Key(fingerprint.clone()),
+            ProofBasis::NoKeys => Self::Unsigned,
+            ProofBasis::Checksum | ProofBasis::Imported | ProofBasis::Tree(_) => Self::NotChecked,
         }
     }
 

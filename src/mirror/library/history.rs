@@ -20,7 +20,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 use crate::upstream::providers::MOST_VERSIONS;
-use crate::verify::{Checksums, How};
+use crate::verify::{Checksums, ProofBasis};
 
 #[derive(Debug)]
 pub(in crate::mirror) struct ProviderHistories {
@@ -114,7 +114,7 @@ impl ProviderHistories {
             return Ok(Some(judgement));
         }
         if let Err(error) = self.write(seen.package, to_write) {
-            tracing::error!(package = %seen.package, %error, to_do = error.to_do(), "what was verified could not be recorded");
+            tracing::error!(package = %seen.package, %error, to_do = error.remedy(), "what was verified could not be recorded");
         }
         Ok(Some(judgement))
     }
@@ -151,7 +151,7 @@ impl ProviderHistories {
         if of == AcceptScope::Provider && !sets.is_empty() {
             let whole = Key::Seen(provider.clone());
             if matches!(self.read::<ProviderRecordV0>(&whole)?, Recorded::Damaged) {
-                self.store.records.set_aside(&whole)?;
+                self.store.records.quarantine(&whole)?;
             }
         }
         Ok(AcceptedSets { changes, keys_before })
@@ -312,7 +312,7 @@ impl ProviderHistories {
     fn write_rebuilt<T: Serialize>(&self, key: &Key, record: T) -> T {
         tracing::warn!(record = %key.path().display(), "a first-seen record was missing or damaged; it is rebuilt from what is stored");
         if let Err(error) = self.put(key, &record) {
-            tracing::error!(%error, to_do = error.to_do(), "a first-seen record could not be rebuilt");
+            tracing::error!(%error, to_do = error.remedy(), "a first-seen record could not be rebuilt");
         }
         record
     }
@@ -351,7 +351,7 @@ impl ProviderHistories {
         match self.write_split(provider, &whole) {
             Ok(()) => Ok(Recorded::Absent),
             Err(error) => {
-                tracing::error!(%provider, %error, to_do = error.to_do(), "the first-seen record could not be split by version; it is read as it is");
+                tracing::error!(%provider, %error, to_do = error.remedy(), "the first-seen record could not be split by version; it is read as it is");
                 Ok(Recorded::Whole(whole))
             }
         }
@@ -398,7 +398,7 @@ impl ProviderHistories {
         let Some(record) = self.store.records.get(&Key::ProofSet(package.clone()))? else { return Ok(Vec::new()) };
         let Some(kept) = KeptSet::read(record, package) else { return Ok(Vec::new()) };
         let sets = kept.predecessor.map(|(set, _)| set).into_iter().chain([kept.current]);
-        Ok(sets.filter(|set| set.proof().how != How::Imported).collect())
+        Ok(sets.filter(|set| set.proof().how != ProofBasis::Imported).collect())
     }
 
     fn write(&self, package: &Package, to_write: HistoryUpdate) -> Result<(), StoreError> {
@@ -412,7 +412,7 @@ impl ProviderHistories {
     }
 
     fn read<T: DeserializeOwned>(&self, key: &Key) -> Result<Recorded<T>, StoreError> {
-        Ok(match self.store.records.look(key)? {
+        Ok(match self.store.records.read(key)? {
             Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
             Recorded::Absent => Recorded::Absent,
             Recorded::Damaged => Recorded::Damaged,

@@ -1,4 +1,4 @@
-//! The word came: the archives stored for a package, with their hashes and proof.
+//! The name record: the archives stored for a package, with their hashes and proof.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,16 +8,16 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::store::{IndexedName, ListedArchive};
 use crate::upstream::outbound::origin;
-use crate::verify::{Proof, How};
+use crate::verify::{Proof, ProofBasis};
 
-/// An archive listed in a word: it was verified, and its bytes are or were stored.
+/// An archive listed in a name: it was verified, and its bytes are or were stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredArchive {
     /// The SHA-256, which is also its `zh:` hash.
     pub digest: Digest,
     /// The BLAKE3 hash that reads are checked against.
     pub fast: FastHash,
-    /// The file word.
+    /// The file name.
     pub filename: FileName,
     /// The size in bytes.
     pub size_bytes: u64,
@@ -33,13 +33,13 @@ pub struct StoredArchive {
     pub origin: String,
     /// The time it was last stored.
     pub kept: Timestamp,
-    /// The time these bytes were first stored under this word, if earlier than `kept`.
+    /// The time these bytes were first stored under this name, if earlier than `kept`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_kept: Option<Timestamp>,
 }
 
 impl StoredArchive {
-    /// The time these bytes were first stored under this word, for Last-Modified. It restarts when they were evicted
+    /// The time these bytes were first stored under this name, for Last-Modified. It restarts when they were evicted
     /// and fetched again.
     pub fn first_stored(&self) -> Timestamp {
         self.first_kept.unwrap_or(self.kept)
@@ -93,7 +93,7 @@ pub enum PackageHashState {
         /// The hash that clients compute from the unpacked tree.
         directory: String,
     },
-    /// Not computable: no client could look the zip.
+    /// Not computable: no client could read the zip.
     Impossible {
         /// The reason.
         why: String,
@@ -126,10 +126,10 @@ impl NameRecord {
 
     /// True if any archive was imported without signatures.
     pub(in crate::mirror) fn is_imported(&self) -> bool {
-        self.archives.iter().any(|held| held.proof.how == How::Imported)
+        self.archives.iter().any(|held| held.proof.how == ProofBasis::Imported)
     }
 
-    /// The index entry of the word.
+    /// The index entry of the name.
     pub(super) fn indexed(&self) -> IndexedName {
         let listed = |held: &StoredArchive| ListedArchive {
             digest: held.digest,

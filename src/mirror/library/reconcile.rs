@@ -121,7 +121,7 @@ impl Catalog {
     /// The size and time of a file. A file that cannot be read is left out, and the index is marked incomplete.
     fn stat_or_log<T>(&self, what: &dyn fmt::Display, looked: Result<Option<T>, StoreError>) -> Option<T> {
         looked.unwrap_or_else(|error| {
-            tracing::error!(%what, %error, to_do = error.to_do(), "a file of the store cannot be looked at; it is not counted");
+            tracing::error!(%what, %error, to_do = error.remedy(), "a file of the store cannot be looked at; it is not counted");
             self.store.index.is_incomplete();
             None
         })

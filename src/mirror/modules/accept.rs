@@ -83,7 +83,7 @@ impl Mirror {
         if let PackageSource::Unsupported(source) = &said.located.source
             && was_seen
         {
-            let (of, what, now) = (key.clone(), source.what(), call.now);
+            let (of, what, now) = (key.clone(), source.kind_name(), call.now);
             let tree_before = before.map(|before| before.tree);
             self.on_disk(move |mirror| {
                 mirror.catalog.change_name(&of, |name| name.archives.clear())?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::opened::Opened;
 use super::super::pull::nobody_may_wait;
-use super::super::{Answer, Archive, Link, Mirror, Outcome, RequestContext, unless_gone};
+use super::super::{Answer, Archive, Connectivity, Mirror, Outcome, RequestContext, unless_gone};
 use super::ModuleArchiveRef;
 use crate::address::{Artifact, ModulePackage};
 use crate::digest::DigestPrefix;
@@ -31,7 +31,7 @@ impl Mirror {
         if call.terms.asked_anew_of_module.get(&key, call.now).is_some() && self.stored_module(&key).await?.is_some() {
             return Err(no_such_archive(wanted));
         }
-        if self.link() == Link::Offline {
+        if self.link() == Connectivity::Offline {
             return Err(self.missing_error(&key, format!("the archive of {package}"), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
@@ -85,7 +85,7 @@ impl Mirror {
         let key = call.terms.key_of_package(package);
         match self.stored_module(&key).await? {
             Some(_) => Ok(()),
-            None if self.link() == Link::Offline => {
+            None if self.link() == Connectivity::Offline => {
                 Err(self.missing_error(&key, format!("the archive of {package}"), call).await)
             }
             None => self.module_fill(package, call).await.map(drop),

@@ -17,7 +17,7 @@ use crate::digest::{Digest, Hasher};
 use crate::pack::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::ask::Validators;
-use crate::verify::{How, PackedTree, Proof};
+use crate::verify::{PackedTree, Proof, ProofBasis};
 
 /// A stored version that can be exported.
 pub(in crate::mirror) struct StoredModule {
@@ -89,7 +89,7 @@ impl BundledModule {
         }
         drop(subdir_in_archive(&package, said.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_held = || -> Result<bool, StoreError> {
-            let is_there = unless_gone(mirror.store.blobs.holds(&entry.archive.sha256))?
+            let is_there = unless_gone(mirror.store.blobs.is_stored(&entry.archive.sha256))?
                 && mirror.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
             let is_located = mirror.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?;
             let is_pinned =
@@ -151,7 +151,7 @@ impl BundledModule {
         }
         mirror.resolved(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
         let PinnedTree { tree, commit, packer, source: from, subdir, .. } = sighting;
-        let how = How::Tree(PackedTree { tree, commit, packer, source: from, subdir });
+        let how = ProofBasis::Tree(PackedTree { tree, commit, packer, source: from, subdir });
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(super::fill::ARCHIVE_FILE_NAME).map_err(|e| e.to_string())?;
         let hashes = PackageHashState::NotYet;

@@ -18,7 +18,7 @@ use super::super::library::Reservation;
 use crate::digest::FastHash;
 use crate::error::Error;
 use crate::store::Staged;
-use crate::upstream::ask::{Ask, Incoming, Validators};
+use crate::upstream::ask::{IncomingFile, UpstreamRequest, Validators};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, origin};
 
@@ -67,7 +67,7 @@ pub(super) struct DownloadedSource {
 pub(super) struct SourceDownload<'a> {
     mirror: &'a Arc<Mirror>,
     outbound: &'a Outbound,
-    ask: Ask<'a>,
+    ask: UpstreamRequest<'a>,
     room: &'a mut Reservation,
     attempts: Attempts,
 }
@@ -76,7 +76,7 @@ impl<'a> SourceDownload<'a> {
     pub(super) fn new(
         mirror: &'a Arc<Mirror>,
         outbound: &'a Outbound,
-        ask: Ask<'a>,
+        ask: UpstreamRequest<'a>,
         room: &'a mut Reservation,
     ) -> Self {
         Self { mirror, outbound, ask, room, attempts: Attempts::new(mirror.limits.stall) }
@@ -150,7 +150,7 @@ impl<'a> SourceDownload<'a> {
         Ok(DownloadedSource { staged, validators, name: mine })
     }
 
-    async fn incoming(&self, from: u64, held: &Validators) -> Result<Incoming, Error> {
+    async fn incoming(&self, from: u64, held: &Validators) -> Result<IncomingFile, Error> {
         let limit = self.mirror.limits.stall;
         match timeout(limit, self.outbound.file(self.ask, from, held)).await {
             Ok(answered) => Ok(answered?),

@@ -17,21 +17,21 @@ use crate::address::ModulePackage;
 use crate::error::Error;
 use crate::pack::{Tree, TreeError, TreeLimits, TreePath, find_folder};
 use crate::store::{Scratch, StoreError};
-use crate::upstream::ask::{Ask, Fetched, Validators};
+use crate::upstream::ask::{Fetched, UpstreamRequest, Validators};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::git::{self, GitAsk, GitError};
+use crate::upstream::git::{self, GitError, GitRequest};
 use crate::upstream::outbound::origin;
-use crate::upstream::permits::{Bound, Permit};
-use crate::upstream::source::{GitSource, Located, PackageSource, Subdir, location_in_page};
-use crate::upstream::{Grant, Upstream};
+use crate::upstream::permits::{ConcurrencyLimit, Permit};
+use crate::upstream::source::{GitSource, LocatedSource, PackageSource, Subdir, location_in_page};
+use crate::upstream::{CredentialScope, Upstream};
 
 /// Maximum length of a chain of pages (PROTOCOL 4.4).
 const MAX_PAGES: usize = 10;
 /// Limits how many archives are unpacked and packed concurrently: this takes CPU time, and file names are in memory.
 /// One upstream gets at most half.
-pub(in crate::mirror) const UNPACK_LIMITS: Bound =
-    Bound { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 };
+pub(in crate::mirror) const UNPACK_LIMITS: ConcurrencyLimit =
+    ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 };
 /// The time that a folder named by a page is remembered, for clients that cannot wait for the archive.
 const SUBDIR_CACHED_FOR: Duration = Duration::from_secs(3600);
 /// Maximum size of a page that names a source, in bytes.
@@ -88,7 +88,7 @@ pub(super) struct SourceFetch<'a> {
     pub(super) mirror: &'a Arc<Mirror>,
     pub(super) package: &'a ModulePackage,
     pub(super) upstream: Arc<Upstream>,
-    pub(super) grant: Grant,
+    pub(super) grant: CredentialScope,
     pub(super) call: &'a RequestContext,
     pub(super) room: &'a mut Reservation,
 }
@@ -112,13 +112,13 @@ impl<'a> SourceFetch<'a> {
 
     /// Fetches the tree that a location leads to.
     pub(super) async fn tree(mut self, said: &LocationDocument) -> Result<FetchedTree, FetchTreeError> {
-        let Located { mut source, mut subdir } = said.located.clone();
+        let LocatedSource { mut source, mut subdir } = said.located.clone();
         for _ in 0..=MAX_PAGES {
             match source {
                 PackageSource::Git(_) | PackageSource::Archive(_) => return self.fetched(&source, subdir).await,
                 PackageSource::Unsupported(unsupported) => {
                     let host = unsupported.host().unwrap_or_else(|| "somewhere".to_owned());
-                    let why = format!("names {} at {host}, which larder cannot fetch", unsupported.what());
+                    let why = format!("names {} at {host}, which larder cannot fetch", unsupported.kind_name());
                     let by = self.package.module.host.to_string();
                     return Err(self.failed(by, Fault::Unusable(why)).into());
                 }
@@ -152,7 +152,7 @@ impl<'a> SourceFetch<'a> {
     }
 
     /// Fetches a page and reads the source that it names.
-    async fn page(&self, page: &Url) -> Result<Located, FetchTreeError> {
+    async fn page(&self, page: &Url) -> Result<LocatedSource, FetchTreeError> {
         let asked = self.call.terms.outbound.document(self.ask(page, &self.what()), None, MAX_PAGE_BYTES).await;
         let Fetched::New(document) = asked.map_err(location_fault)? else {
             return Err(self.failed(origin(page), Fault::Unusable("304 to an unconditional request".into())).into());
@@ -210,7 +210,7 @@ impl<'a> SourceFetch<'a> {
         Ok(FetchedTree { tree, root, subdir, commit, validators, origin: at, _permit: turn, _scratch: scratch })
     }
 
-    pub(super) fn ask<'b>(&'b self, url: &'b Url, what: &'b str) -> Ask<'b> {
+    pub(super) fn ask<'b>(&'b self, url: &'b Url, what: &'b str) -> UpstreamRequest<'b> {
         ask_for(self.mirror, &self.upstream, &self.grant, self.call, url, what)
     }
 
@@ -257,22 +257,22 @@ impl<'a> SourceFetch<'a> {
 }
 
 /// Builds the git request with the settings of `ask`.
-pub(super) fn git_ask<'a>(ask: Ask<'a>, source: &'a GitSource) -> GitAsk<'a> {
-    let Ask { what, upstream, grant, via, retries, asker, now, .. } = ask;
-    GitAsk { what, source, upstream, grant, via, retries, asker, now }
+pub(super) fn git_ask<'a>(ask: UpstreamRequest<'a>, source: &'a GitSource) -> GitRequest<'a> {
+    let UpstreamRequest { what, upstream, grant, via, retries, asker, now, .. } = ask;
+    GitRequest { what, source, upstream, grant, via, retries, asker, now }
 }
 
 fn ask_for<'a>(
     mirror: &Arc<Mirror>,
     upstream: &'a Upstream,
-    grant: &'a Grant,
+    grant: &'a CredentialScope,
     call: &'a RequestContext,
     url: &'a Url,
     what: &'a str,
-) -> Ask<'a> {
+) -> UpstreamRequest<'a> {
     let RequestContext { via, asker, .. } = call;
     let now = mirror.inner(call).now;
-    Ask { what, url, upstream: &upstream.settings.host, grant, via, retries: RETRIES, asker: *asker, now }
+    UpstreamRequest { what, url, upstream: &upstream.settings.host, grant, via, retries: RETRIES, asker: *asker, now }
 }
 
 /// Converts an error for a file that a location names. An upstream 4xx becomes a fault of upstream, because the module

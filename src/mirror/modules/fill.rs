@@ -19,7 +19,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::pack::{PACKER, PackResult, TreeError, pack, resolve};
 use crate::store::{Staged, StoreError};
-use crate::verify::{How, PackedTree, Proof, Verified};
+use crate::verify::{PackedTree, Proof, ProofBasis, Verified};
 
 pub(super) const ARCHIVE_FILE_NAME: &str = "module.tar.gz";
 
@@ -204,7 +204,7 @@ impl Mirror {
             return Ok(Err(Error::Interrupted(format!("the archive of {package}"))));
         };
         let PinnedTree { tree, commit, packer, source, subdir, .. } = sighting;
-        let how = How::Tree(PackedTree { tree, commit, packer, source, subdir });
+        let how = ProofBasis::Tree(PackedTree { tree, commit, packer, source, subdir });
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(ARCHIVE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?;
         let hashes = PackageHashState::NotYet;
@@ -229,7 +229,7 @@ impl Mirror {
                 name.put(held.clone());
             });
             // Indexed even if naming failed: eviction can only remove archives that are in the index.
-            self.store.index.archive_kept(&digest, size_bytes, now);
+            self.store.index.archive_stored(&digest, size_bytes, now);
             named?;
         }
         self.module_changed(&key.module);

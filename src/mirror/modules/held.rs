@@ -43,7 +43,7 @@ impl Mirror {
                 (Some(seen), Some(packed)) => seen.pinned.matches_archive(packed),
                 (None, _) | (_, None) => true,
             };
-            if is_pinned && unless_gone(self.store.blobs.holds(&held.digest))? {
+            if is_pinned && unless_gone(self.store.blobs.is_stored(&held.digest))? {
                 return Ok(Some(held));
             }
         }

@@ -15,7 +15,7 @@ use super::super::pull::{Landed, nobody_may_wait};
 use super::super::sealed::STORED_ANSWER_LIFETIME;
 use super::super::single_flight::Awaited;
 use super::super::wanted::WantedDocument;
-use super::super::{AlarmKind, Answer, FetchReason, Link, Mirror, Outcome, RequestContext, unless_gone};
+use super::super::{AlarmKind, Answer, Connectivity, FetchReason, Mirror, Outcome, RequestContext, unless_gone};
 use super::seen::{self, FirstSeenLookup};
 use super::{ModuleArchiveRef, ModuleLocation};
 use crate::address::ModulePackage;
@@ -27,12 +27,12 @@ use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::modules::download_url;
 use crate::upstream::outbound::origin;
-use crate::upstream::source::{BadSource, Located, PackageSource, Subdir, Unsupported, location_in_download};
+use crate::upstream::source::{BadSource, LocatedSource, PackageSource, Subdir, Unsupported, location_in_download};
 
 /// The location document of a version: a source address, parsed relative to the URL it came from.
 #[derive(Debug, Clone)]
 pub(super) struct LocationDocument {
-    pub(super) located: Located,
+    pub(super) located: LocatedSource,
     /// The SHA-256 of the address as upstream wrote it. The address itself may hold secrets.
     pub(super) digest: Digest,
     pub(super) age: Age,
@@ -50,7 +50,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<ModuleLocation>, Error> {
         let key = call.terms.key_of_package(package);
-        if self.link() == Link::Offline
+        if self.link() == Connectivity::Offline
             && self.held_document(&Key::ModuleLocation(key.clone())).await?.is_none()
             && let Some(held) = self.stored_module(&key).await?
         {
@@ -89,7 +89,7 @@ impl Mirror {
             self.recheck_if_due(package, &key, said, call);
             return Ok(told(local_location(package, Some(&held))));
         }
-        if self.link() == Link::Offline {
+        if self.link() == Connectivity::Offline {
             return Err(self.missing_error(&key, format!("the archive of {package}"), call).await);
         }
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
@@ -119,7 +119,7 @@ impl Mirror {
         source: &Unsupported,
         call: &RequestContext,
     ) -> Result<Option<Error>, Error> {
-        let (of, what) = (key.clone(), source.what());
+        let (of, what) = (key.clone(), source.kind_name());
         let before = match self
             .on_disk(move |mirror| unless_gone(seen::record_external_move(mirror, &of, what)))
             .await?
@@ -128,7 +128,7 @@ impl Mirror {
             FirstSeenLookup::Recorded(seen) => format!("the tree that was seen first has digest {}", seen.pinned.tree),
             FirstSeenLookup::Lost => "the record of the tree that was seen first is damaged".to_owned(),
         };
-        let (what, host) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
+        let (what, host) = (source.kind_name(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
         tracing::error!(%package, what, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
         let (of, detail, now) = (key.clone(), format!("upstream has it at {what} at {host}; {before}"), call.now);
         self.on_disk(move |mirror| {
@@ -156,7 +156,7 @@ impl Mirror {
             _ => Outcome::Stale,
         };
         let Some(held) = self.stored_module(key).await? else { return Err(error) };
-        if self.link() == Link::Online {
+        if self.link() == Connectivity::Online {
             tracing::warn!(%package, %error, "upstream does not say where it is; what is held is served");
         }
         Ok(Answer { value: local_location(package, Some(&held)), outcome, fresh_until: call.now, checked: held.kept })
@@ -170,8 +170,8 @@ impl Mirror {
             UpstreamError { asked: format!("the location of {package}"), at: package.module.host.to_string(), fault }
                 .into()
         };
-        let what = source.what();
-        if self.link() == Link::Offline {
+        let what = source.kind_name();
+        if self.link() == Connectivity::Offline {
             let why = "is a source that larder cannot fetch, and this mirror is offline, so no client is sent there";
             return Err(refused(format!("{what} at {host} {why}")));
         }

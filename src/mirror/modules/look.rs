@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::{Link, Mirror, RequestContext};
+use super::super::{Connectivity, Mirror, RequestContext};
 use super::fetch::{FetchTreeError, SourceFetch, git_ask};
 use super::location::{LocationDocument, subdir_in_archive};
 use super::seen::{self, ModuleFirstSeen, PinnedTree};
@@ -13,7 +13,7 @@ use crate::address::ModulePackage;
 use crate::clock::CLOCK_SLACK;
 use crate::error::Error;
 use crate::pack::{PACKER, pack};
-use crate::upstream::ask::{Asker, Fetched};
+use crate::upstream::ask::{Fetched, RequestPriority};
 use crate::upstream::error::Fault;
 use crate::upstream::source::PackageSource;
 
@@ -39,7 +39,7 @@ impl Mirror {
         call: &RequestContext,
     ) {
         // Upstream has deleted the version, so its old location proves nothing.
-        if self.link() == Link::Offline || said.age.gone || call.terms.looked_at.get(key, call.now).is_some() {
+        if self.link() == Connectivity::Offline || said.age.gone || call.terms.looked_at.get(key, call.now).is_some() {
             return;
         }
         let fresh = call.terms.upstreams.get(&key.module.host).map_or(Duration::ZERO, |of| of.settings.fresh.download);
@@ -50,7 +50,7 @@ impl Mirror {
         drop(self.looks.share(&self.tasks, of, (), || {
             let (mirror, package, key) = (Arc::clone(self), package.clone(), key.clone());
             // Clients take precedence.
-            let call = RequestContext { asker: Asker::Job, ..self.inner(call) };
+            let call = RequestContext { asker: RequestPriority::Job, ..self.inner(call) };
             async move {
                 if let Err(error) = mirror.recheck(&package, &key, &said, RecheckMode::IfDue, &call).await {
                     tracing::warn!(%package, %error, "could not look whether a version of a module is still what it was; what is held is served");

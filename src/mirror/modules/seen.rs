@@ -176,7 +176,7 @@ fn folds(mirror: &Mirror, package: &ModulePackage) -> bool {
 /// The record under one spelling. A damaged record is left in place: it proves that a tree was seen, until a new record
 /// replaces it.
 fn read_record(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<ModuleFirstSeenRecord>, StoreError> {
-    Ok(match mirror.store.records.look(&Key::SeenModule(package.clone()))? {
+    Ok(match mirror.store.records.read(&Key::SeenModule(package.clone()))? {
         Recorded::Whole(record) => serde_json::from_slice(&record).map_or(Recorded::Damaged, Recorded::Whole),
         Recorded::Absent => Recorded::Absent,
         Recorded::Damaged => Recorded::Damaged,

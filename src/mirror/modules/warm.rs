@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::library::StoredArchive;
 use super::super::pull::AskedAgain;
 use super::super::warm::or_held_back;
-use super::super::{Came, Link, Mirror, Resolved, Urgency};
+use super::super::{Came, Connectivity, Mirror, Resolved, Urgency};
 use super::location::location_label;
 use crate::address::{ModuleAddress, ModulePackage};
 use crate::clock::Timestamp;
@@ -41,7 +41,7 @@ impl Mirror {
         }
         self.may_fetch(&what, host, &origins, missing, &call)?;
         let asked = async {
-            if self.link() == Link::Online {
+            if self.link() == Connectivity::Online {
                 self.discovery(host, &call).await?;
             }
             self.client_module_versions(address, &call).await
@@ -89,7 +89,7 @@ impl Mirror {
         let (asked, host) = (location_label(package), &package.module.host);
         let call = self.step_in(haste, now);
         let key = call.terms.key_of_package(package);
-        if self.link() == Link::Offline
+        if self.link() == Connectivity::Offline
             && let Some(held) = self.stored_module(&key).await?
         {
             return Ok(Resolved { value: Some(held), unconfirmed: None });
@@ -105,13 +105,13 @@ impl Mirror {
             return Ok(Resolved { value: Some(held), unconfirmed });
         }
         if let PackageSource::Unsupported(source) = &said.located.source {
-            let (what, at) = (source.what(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
+            let (what, at) = (source.kind_name(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
             let fault = Fault::Unusable(format!(
                 "names {what} at {at}, which larder cannot fetch; clients fetch it there themselves"
             ));
             return Err(UpstreamError { asked, at: host.to_string(), fault }.into());
         }
-        if self.link() == Link::Offline {
+        if self.link() == Connectivity::Offline {
             return Err(self.missing_error(&key, format!("the archive of {package}"), &call).await);
         }
         Ok(Resolved { value: None, unconfirmed })
@@ -153,11 +153,11 @@ impl Mirror {
         let key = self.terms().key_of_package(package);
         self.on_disk(move |mirror| {
             for (of, _) in required_records(&key, mirror.link()) {
-                if matches!(mirror.store.records.look(&of)?, Recorded::Absent | Recorded::Damaged) {
+                if matches!(mirror.store.records.read(&of)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
             }
-            Ok(mirror.catalog.name(&key)?.get(&digest).is_some() && mirror.store.blobs.holds(&digest)?)
+            Ok(mirror.catalog.name(&key)?.get(&digest).is_some() && mirror.store.blobs.is_stored(&digest)?)
         })
         .await
     }
@@ -165,10 +165,10 @@ impl Mirror {
 
 /// The records that installing a version needs, besides its archive and its name, each with its description. Offline,
 /// lists and locations are made from the stored archives.
-fn required_records(key: &ModulePackage, link: Link) -> Vec<(Key, String)> {
+fn required_records(key: &ModulePackage, link: Connectivity) -> Vec<(Key, String)> {
     let host = &key.module.host;
     let mut keys = vec![(Key::SeenModule(key.clone()), format!("what was seen of {key}"))];
-    if link == Link::Online {
+    if link == Connectivity::Online {
         keys.push((Key::Discovery(host.clone()), format!("the discovery document of {host}")));
         keys.push((Key::ModuleVersions(key.module.clone()), format!("the version list of {}", key.module)));
         keys.push((Key::ModuleLocation(key.clone()), location_label(key)));

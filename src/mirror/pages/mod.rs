@@ -1,5 +1,5 @@
-//! Pull-through for the pages of the registry HTTP API: lists, searches and details. Offline, what no page is held of
-//! is answered from what is stored.
+//! Serves pages of the registry HTTP API: lists, searches and details. Offline, a page that is not stored is built from
+//! the stored packages.
 
 mod purge;
 mod stored;
@@ -21,32 +21,32 @@ use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::ask::Fetched;
 use crate::upstream::error::Fault;
-use crate::upstream::outbound::Link;
+use crate::upstream::outbound::Connectivity;
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::RawObject;
 
-/// What there is to show.
+/// The source of a page.
 #[derive(Debug, Clone)]
 pub enum PageFound {
-    /// What upstream says, or said.
+    /// Upstream's page, fetched or stored.
     Upstream(Arc<KeptDocument>),
-    /// What is stored, because nobody can be asked.
+    /// Built from the stored packages, because larder is offline.
     Stored(Box<FromStore>),
 }
 
 /// A page as upstream sent it.
 #[derive(Debug, Clone)]
 pub struct UpstreamPage {
-    /// Its bytes.
+    /// The body.
     pub body: Bytes,
-    /// Where they came from: what is relative in them resolves against this.
+    /// The URL of the body. Its relative links resolve against this.
     pub url: Url,
-    /// The bases of its service there: what is below them is there through larder too.
+    /// The base URLs of its service upstream. Links below them are available through larder too.
     pub bases: Vec<Url>,
 }
 
 impl KeptDocument {
-    /// Reads the document as a page; a large one where that holds up nobody else.
+    /// Parses the document as a page; a large one on a blocking thread, so that it delays no other task.
     pub async fn read_page<T: Send + 'static>(
         self: &Arc<Self>,
         page: &PageRef,
@@ -63,7 +63,7 @@ impl KeptDocument {
 }
 
 impl RuntimeConfig {
-    /// What a page is kept under: one key for every spelling of its names where the registry takes them for one.
+    /// The key of a page. Where the registry ignores case, all spellings of a name share one key.
     fn key_of_page(&self, page: &PageRef) -> Key {
         let folds = self.upstreams.get(&page.host).is_some_and(|upstream| upstream.settings.fold_case);
         let text = if folds { page.folded_text() } else { page.text() };
@@ -72,13 +72,13 @@ impl RuntimeConfig {
 }
 
 impl Mirror {
-    /// A page of the registry HTTP API.
+    /// Returns a page of the registry HTTP API.
     pub async fn page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Answer<PageFound>, Error> {
         let upstream = Arc::clone(call.upstream(&page.host)?);
         let rule = upstream.rule(|fresh| fresh.api);
-        let (what, key, service) = (page.what(), call.terms.key_of_page(page), page.path.service());
+        let (what, key, service) = (page.label(), call.terms.key_of_page(page), page.path.service());
         let wanted = WantedDocument { what, key, upstream, service, rule };
-        if self.link() == Link::Offline
+        if self.link() == Connectivity::Offline
             && self.held_document(&wanted.key).await?.is_none()
             && let Some(found) = self.page_from_store(page, call).await?
         {
@@ -139,7 +139,7 @@ impl Mirror {
     }
 }
 
-/// Every page is an object; what is in it is for whoever asked.
+/// Checks that a page is a JSON object. Its contents are left to the reader.
 fn is_page(kept: &KeptDocument) -> Result<(), String> {
     let read = serde_json::from_slice::<RawObject>(&kept.body);
     read.map(drop).map_err(|e| format!("its page is no JSON object: {e}"))

@@ -1,5 +1,4 @@
-//! Pages that an operator wants forgotten: the details of a module or a provider. Lists name others too, and stay until
-//! they are asked for anew.
+//! Purges the details pages of a module or a provider. Lists name others too, and stay until they are revalidated.
 
 use url::Url;
 
@@ -10,10 +9,10 @@ use crate::address::{ModuleAddress, PackageSelector, ProviderAddress, Version, V
 use crate::store::StoreError;
 
 impl Mirror {
-    /// Forgets the pages with details of what is meant: those of its versions, and that of their latest.
+    /// Purges the details pages of the selected versions, and that of the latest one.
     pub(in crate::mirror) fn purge_pages(&self, what: &PackageSelector, purged: &mut Purged) -> Result<(), StoreError> {
         for page in self.store.records.pages_of(what.host())? {
-            // A page's key is a digest: only where it was asked for tells what it is about.
+            // A page's key is a digest, so only its URL shows its subject.
             let kept = self.store.records.get(&page)?.and_then(KeptDocument::read);
             if kept.is_some_and(|kept| has_details_of(what, &kept.about.asked)) {
                 self.purge_document(&page, purged)?;
@@ -24,8 +23,8 @@ impl Mirror {
     }
 }
 
-/// Whether at this URL are details of what is meant, in whatever case it was asked for: two modules that differ in case
-/// alone cost each other a page at most.
+/// Returns true if the URL has details of the selection, ignoring case. A module whose name differs only in case loses
+/// a page at most.
 fn has_details_of(what: &PackageSelector, asked: &Url) -> bool {
     let (names, versions): (&[&str], &Versions) = match what {
         PackageSelector::Module(meant) => {

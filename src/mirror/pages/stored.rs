@@ -1,5 +1,5 @@
-//! What a sealed mirror can say of pages that it does not hold: the modules and providers of which versions can be
-//! installed from what is stored.
+//! Offline answers for pages that are not stored: the modules and providers with versions that can be installed from
+//! the store.
 
 use std::sync::Arc;
 
@@ -14,50 +14,50 @@ use crate::store::StoreError;
 use crate::upstream::page_query::PageQuery;
 use crate::upstream::pages::{PagePath, PageRef};
 
-/// How many entries a page has where its query does not say, and how many it may have.
+/// The default and the largest number of entries on a page.
 const ENTRIES: u32 = 15;
 const MOST_ENTRIES: u32 = 100;
 
-/// Each page walks all that is stored of its registry and reads what it shows of it: one after the other is enough.
+/// Each page scans everything stored of its registry, so one is built at a time.
 static TURN: Semaphore = Semaphore::const_new(1);
 
-/// A page made of what is stored.
+/// A page built from the store.
 #[derive(Debug, Clone)]
 pub enum FromStore {
-    /// A list, or what was found.
+    /// A list or a search result.
     List(StoredList),
-    /// One module or provider.
+    /// The details of one module or provider.
     Details(StoredDetails),
 }
 
-/// A part of what is stored of a registry.
+/// One page of the stored modules or providers of a registry.
 #[derive(Debug, Clone)]
 pub struct StoredList {
-    /// What is on this page.
+    /// The entries on this page.
     pub entries: Vec<StoredEntry>,
-    /// How many entries there are on all pages.
+    /// The number of entries on all pages.
     pub total: usize,
-    /// How many come before this page.
+    /// The number of entries before this page.
     pub offset: u32,
-    /// How many a page has.
+    /// The most entries on a page.
     pub limit: u32,
 }
 
-/// What a list shows of a module or a provider.
+/// A module or a provider in a list.
 #[derive(Debug, Clone)]
 pub struct StoredEntry {
-    /// Which.
+    /// The module or provider.
     pub of: StoredThing,
-    /// The version that is meant: the one that was asked for, or the latest.
+    /// The version to show: the requested one, or the latest.
     pub version: Version,
 }
 
-/// What is known of a module or a provider.
+/// The details of a module or a provider.
 #[derive(Debug, Clone)]
 pub struct StoredDetails {
-    /// Which.
+    /// The module or provider.
     pub entry: StoredEntry,
-    /// Those that can be installed from what is held, in order.
+    /// All versions that can be installed from the store, in order.
     pub versions: Vec<Version>,
 }
 
@@ -71,7 +71,7 @@ pub enum StoredThing {
 }
 
 impl StoredThing {
-    /// Its names without its registry.
+    /// Its path within its registry: `NAMESPACE/NAME/SYSTEM` or `NAMESPACE/TYPE`.
     pub fn names(&self) -> String {
         match self {
             Self::Module(ModuleAddress { namespace, name, system, .. }) => format!("{namespace}/{name}/{system}"),
@@ -79,7 +79,7 @@ impl StoredThing {
         }
     }
 
-    /// Whether a page that lists it lists this.
+    /// Returns true if the page lists it.
     fn is_on(&self, page: &PageRef) -> bool {
         let is = |name: &str, wanted: &str| name.eq_ignore_ascii_case(wanted);
         let (namespace, rest, provider) = match self {
@@ -95,7 +95,7 @@ impl StoredThing {
         let PageQuery { namespace: of, provider: for_, search, is_verified_only, .. } = &page.query;
         let names = self.names().to_ascii_lowercase();
         let is_found = |search: &str| search.to_lowercase().split_whitespace().all(|word| names.contains(word));
-        // Which modules their registry has verified is nothing that is stored: it is said of none.
+        // The store does not record which modules their registry has verified, so such a page is empty.
         is_below
             && !is_verified_only
             && of.as_ref().is_none_or(|of| is(namespace, of.as_str()))
@@ -104,39 +104,40 @@ impl StoredThing {
     }
 }
 
-/// The latest of some versions: a pre-release only where there is nothing else.
+/// The latest of some versions; a pre-release only if there is no release.
 pub(in crate::mirror) fn latest(versions: &[Version]) -> Option<&Version> {
     versions.iter().filter(|version| !version.is_pre_release()).max().or_else(|| versions.iter().max())
 }
 
 impl Mirror {
-    /// The page from what is stored; none of what nothing is stored of. All who ask for one page share one look.
+    /// Builds a page from the store; `None` where nothing is stored of its subject. Requests for the same page share
+    /// one scan.
     ///
     /// # Errors
-    /// Where the disk fails, or the store is gone: it may well be held there. [`Error::Busy`] where as many wait as
-    /// may, [`Error::Slow`] where others take too long.
+    /// The disk failed, or the store is gone: it may hold the page. [`Error::Busy`] where too many requests wait,
+    /// [`Error::Slow`] where other scans take too long.
     pub(super) async fn page_from_store(
         self: &Arc<Self>,
         page: &PageRef,
         call: &RequestContext,
     ) -> Result<Option<FromStore>, Error> {
-        let what = page.what();
+        let what = page.label();
         let _place = self.place(call).ok_or_else(|| nobody_may_wait(&what))?;
         let lost = Err(Error::Interrupted(what.clone()));
         let look = self.stored_pages.share(&self.tasks, page.clone(), lost, || {
             let (mirror, page) = (Arc::clone(self), page.clone());
             async move {
-                // Whoever asked waits no longer: a queue of looks that nobody waits for must not grow.
+                // By then the client has its answer: abandoned scans must not pile up in the queue.
                 match timeout(mirror.limits.answer_within, TURN.acquire()).await {
                     Ok(turn) => mirror.look_into_store(page, turn).await,
-                    Err(_) => Err(nobody_may_wait(&page.what())),
+                    Err(_) => Err(nobody_may_wait(&page.label())),
                 }
             }
         });
         timeout_at(call.deadline, look).await.unwrap_or(Err(Error::Slow(what)))
     }
 
-    /// Holds its turn until the disk has answered, also where nobody waits for that any more.
+    /// Keeps its turn until the disk has answered, even if the caller has gone.
     async fn look_into_store<T: Send + 'static>(
         self: &Arc<Self>,
         page: PageRef,
@@ -185,20 +186,20 @@ impl Mirror {
         Ok(FromStore::List(StoredList { entries, total, offset, limit }))
     }
 
-    /// What a list shows of a module or a provider, if there is a version of it.
+    /// The entry for a module or a provider; `None` without a version to install.
     fn stored_entry(&self, of: StoredThing) -> Result<Option<StoredEntry>, StoreError> {
         let versions = self.stored_versions(&of)?;
         Ok(latest(&versions).cloned().map(|version| StoredEntry { of, version }))
     }
 
-    /// What is stored of a module or a provider, if there is a version of it.
+    /// The details of a module or a provider; `None` without a version to install.
     fn stored_details(&self, of: StoredThing) -> Result<Option<StoredDetails>, StoreError> {
         let versions = self.stored_versions(&of)?;
         let latest = latest(&versions).cloned();
         Ok(latest.map(|version| StoredDetails { entry: StoredEntry { of, version }, versions }))
     }
 
-    /// Whether archives of it have names: the rest is only looked at for what is shown.
+    /// Returns true if it has named archives. Versions are only read for the entries on the page.
     fn has_names(&self, of: &StoredThing) -> Result<bool, StoreError> {
         let records = &self.store.records;
         Ok(match of {
@@ -210,7 +211,7 @@ impl Mirror {
         })
     }
 
-    /// All versions that can be installed from what is held, in order.
+    /// All versions that can be installed from the store, in order.
     fn stored_versions(&self, of: &StoredThing) -> Result<Vec<Version>, StoreError> {
         let terms = self.terms.load_full();
         match of {
@@ -225,18 +226,18 @@ impl Mirror {
         }
     }
 
-    /// The versions that a details page names while sealed: of its module or provider, those that can be installed from
-    /// what is held. None for a page that is no such.
+    /// The versions on a details page while offline: those that can be installed from the store. `None` for other
+    /// pages.
     ///
     /// # Errors
-    /// Where the disk fails.
+    /// The disk failed.
     pub async fn versions_for_page(self: &Arc<Self>, page: &PageRef) -> Result<Option<Vec<Version>>, Error> {
         let Some((of, _)) = details_on(page) else { return Ok(None) };
         self.on_disk(move |mirror| mirror.stored_versions(&of)).await.map(Some)
     }
 }
 
-/// What a page tells the details of, and of which version of it where it says one.
+/// The subject of a details page, and its version where the path has one.
 fn details_on(page: &PageRef) -> Option<(StoredThing, Option<Version>)> {
     let host = &page.host;
     let module =

@@ -7,7 +7,7 @@ use super::super::{Mirror, RequestContext, unless_gone};
 use crate::address::{ModuleAddress, Package, Platform, ProviderAddress, Version};
 use crate::error::Error;
 use crate::store::StoreError;
-use crate::verify::Policy;
+use crate::verify::VerificationPolicy;
 
 /// The versions of a provider with a stored set and archive, and their platforms.
 pub(in crate::mirror) type StoredVersions = BTreeMap<Version, BTreeSet<Platform>>;
@@ -45,7 +45,7 @@ impl Mirror {
     pub(in crate::mirror) fn read_stored_versions(
         &self,
         address: &ProviderAddress,
-        policy: Policy,
+        policy: VerificationPolicy,
     ) -> Result<StoredVersions, StoreError> {
         let mut held = StoredVersions::new();
         for package in unless_gone(self.store.records.packages_with_sets(address))? {
@@ -70,9 +70,13 @@ impl Mirror {
     }
 
     /// True if the package can be installed: its set and that set's archive are stored.
-    pub(in crate::mirror) fn holds_package(&self, package: &Package, policy: Policy) -> Result<bool, StoreError> {
+    pub(in crate::mirror) fn holds_package(
+        &self,
+        package: &Package,
+        policy: VerificationPolicy,
+    ) -> Result<bool, StoreError> {
         let Some(held) = self.read_set(package)?.and_then(|held| held.meeting(policy)) else { return Ok(false) };
-        self.store.blobs.holds(&held.answering().document.shasum)
+        self.store.blobs.is_stored(&held.answering().document.shasum)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::super::documents::KeptDocument;
 use super::super::modules::entry_of_module;
 use super::super::versions::entry_of;
-use super::super::{Answer, Link, Mirror, Outcome, RequestContext};
+use super::super::{Answer, Connectivity, Mirror, Outcome, RequestContext};
 use super::{RequiredPlatforms, STORED_ANSWER_LIFETIME};
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 use crate::error::Error;
@@ -26,7 +26,7 @@ impl Mirror {
         address: &ProviderAddress,
         call: &RequestContext,
     ) -> Result<Answer<VersionList>, Error> {
-        if self.link() == Link::Online {
+        if self.link() == Connectivity::Online {
             let kept = self.provider_versions(address, call).await?;
             let list = kept.value.versions().await.map_err(|why| unreadable(address, why))?;
             return Ok(kept.map(|_| list));
@@ -61,7 +61,7 @@ impl Mirror {
         address: &ModuleAddress,
         call: &RequestContext,
     ) -> Result<Answer<ModuleVersionList>, Error> {
-        if self.link() == Link::Online {
+        if self.link() == Connectivity::Online {
             let kept = self.module_versions(address, call).await?;
             let list = kept.value.module_versions().await.map_err(|why| unreadable(address, why))?;
             return Ok(kept.map(|_| list));
@@ -99,7 +99,7 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ProviderAddress,
     ) -> Result<Option<(Vec<Version>, Vec<Platform>)>, Error> {
-        if self.link() == Link::Online {
+        if self.link() == Connectivity::Online {
             return Ok(None);
         }
         let list = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
@@ -123,7 +123,7 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ModuleAddress,
     ) -> Result<Option<Vec<Version>>, Error> {
-        if self.link() == Link::Online {
+        if self.link() == Connectivity::Online {
             return Ok(None);
         }
         let key = Key::ModuleVersions(self.terms().key_of(address));

@@ -16,10 +16,10 @@ const SAVE_DELAY: Duration = Duration::from_secs(1);
 
 /// Loads the record of an earlier run. An unreadable one is logged and ignored.
 pub(super) fn load_missing(store: &Store) -> MissingRequests {
-    let read = store.records.look(&Key::Missing).and_then(|found| match found {
+    let read = store.records.read(&Key::Missing).and_then(|found| match found {
         Recorded::Whole(record) => match MissingRequests::read(&record) {
             Some(wants) => Ok(wants),
-            None => store.records.set_aside(&Key::Missing).map(|()| MissingRequests::default()),
+            None => store.records.quarantine(&Key::Missing).map(|()| MissingRequests::default()),
         },
         Recorded::Absent | Recorded::Damaged => Ok(MissingRequests::default()),
     });
@@ -179,7 +179,7 @@ impl Mirror {
     /// Lists the missing packages together with the missing non-packages.
     pub(in crate::mirror) fn missing_in_words(&self) -> Vec<PackageRef> {
         let mut words: Vec<PackageRef> = self.missing_now().iter().map(PackageRef::from).collect();
-        words.extend(self.sealed.missing.lock().words().map(|word| PackageRef::asked(word)));
+        words.extend(self.sealed.missing.lock().words().map(|word| PackageRef::requested(word)));
         words
     }
 

@@ -1,4 +1,4 @@
-//! Proof sets as they are recorded: read, and replaced as one.
+//! Reads and replaces the stored record of a proof set.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
-use crate::verify::How;
+use crate::verify::ProofBasis;
 
 impl Mirror {
-    /// The set as it is recorded, whatever it was proven by.
+    /// Reads the stored set, however it was verified.
     pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<HeldSet>, StoreError> {
         let key = Key::ProofSet(package.clone());
         let Some(record) = self.store.records.get(&key)? else { return Ok(None) };
         let Some(kept) = KeptSet::read(record, package) else {
-            self.store.records.set_aside(&key)?;
+            self.store.records.quarantine(&key)?;
             return Ok(None);
         };
         let fallback = self.only_predecessor_is_held(&kept)?;
@@ -30,11 +30,11 @@ impl Mirror {
 
     fn only_predecessor_is_held(&self, kept: &KeptSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
         let Some((predecessor, _)) = kept.predecessor.as_ref() else { return Ok(None) };
-        let holds = |set: &ProofSet| self.store.blobs.holds(&set.document.shasum);
+        let holds = |set: &ProofSet| self.store.blobs.is_stored(&set.document.shasum);
         Ok((!holds(&kept.current)? && holds(predecessor)?).then(|| Arc::clone(predecessor)))
     }
 
-    /// Replaces a package's set; the one before stays as its predecessor, unless nothing proves it.
+    /// Replaces a package's set. The old set becomes the predecessor, unless it was imported without signatures.
     pub(in crate::mirror) async fn keep_set(
         self: &Arc<Self>,
         package: &Package,
@@ -44,7 +44,7 @@ impl Mirror {
         self.keep_set_as_of(package, set, now, now).await
     }
 
-    /// The same of a set that upstream confirmed at another time.
+    /// Replaces a package's set by one that upstream confirmed at `checked`.
     pub(in crate::mirror) async fn keep_set_as_of(
         self: &Arc<Self>,
         package: &Package,
@@ -57,9 +57,9 @@ impl Mirror {
         self.change_set(package, move |mirror, held| {
             let predecessor = match held {
                 None => None,
-                Some(held) if held.current.proof().how == How::Imported => None,
+                Some(held) if held.current.proof().how == ProofBasis::Imported => None,
                 Some(held) if current.names_the_same_files_as(&held.current) => held.predecessor,
-                // While only the archive of the one before the last is held, that one stays the way back.
+                // While only the older predecessor's archive is stored, that one stays the fallback.
                 Some(held) => match mirror.only_predecessor_is_held(&held)? {
                     Some(_) => held.predecessor,
                     None => Some((held.current, now)),
@@ -70,7 +70,7 @@ impl Mirror {
         .await
     }
 
-    /// Makes the next request for a package's set ask upstream, unless another has replaced it meanwhile.
+    /// Makes the next request for a package's set revalidate it, unless it was replaced meanwhile.
     pub(in crate::mirror) async fn expire_set(self: &Arc<Self>, package: &Package, wrong: Digest) -> Result<(), Error> {
         let key = Key::ProofSet(package.clone());
         let of = package.clone();
@@ -83,7 +83,7 @@ impl Mirror {
             let age = Age { checked: Timestamp(0), ..kept.age };
             let kept = KeptSet { age, ..(*kept).clone() };
             let size_bytes = mirror.store.records.put(&key, &kept.write(), Durability::Lazy)?;
-            mirror.store.index.document_kept(&key, size_bytes, kept.current.fetched());
+            mirror.store.index.document_stored(&key, size_bytes, kept.current.fetched());
             Ok(())
         })
         .await?;
@@ -91,8 +91,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Replaces a package's set by what `change` makes of the one that is held; one that outlasts it stays. That it cannot
-    /// be kept costs the keeping, not the answer.
+    /// Replaces a package's set by the result of `change`. A stored set that was confirmed later stays. A failed write
+    /// is logged, and the caller still gets the set.
     pub(in crate::mirror) async fn change_set(
         self: &Arc<Self>,
         package: &Package,
@@ -111,12 +111,12 @@ impl Mirror {
                 return Ok(before);
             }
             if is_gone {
-                // Never over a set that was not read: it may be back by now.
+                // Do not overwrite a set that was not read: the store may be back by now.
                 return Ok(kept);
             }
             match mirror.store.records.put(&key, &kept.write(), Durability::Lazy) {
                 Ok(size_bytes) => {
-                    mirror.store.index.document_kept(&key, size_bytes, kept.age.checked);
+                    mirror.store.index.document_stored(&key, size_bytes, kept.age.checked);
                     mirror.was_kept(Stored::Document);
                 }
                 Err(error) => {

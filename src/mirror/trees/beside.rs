@@ -17,7 +17,7 @@ use crate::upstream::Upstream;
 use crate::upstream::ask::Validators;
 use crate::upstream::error::relayed;
 use crate::upstream::providers::{DownloadDocument, download_url};
-use crate::verify::{Checksums, Policy, Proof, checksums, judge};
+use crate::verify::{Checksums, Proof, VerificationPolicy, checksums, verify_proof_set};
 
 const MAX_DOCUMENT_BYTES: usize = 2 << 20;
 const MAX_SIDECAR_SIGNATURE_BYTES: usize = 64 << 10;
@@ -123,7 +123,8 @@ impl SidecarFiles {
             let Some(sums) = self.files.get(&MirrorFileKind::Sums(covers.clone())) else { continue };
             let signature = self.files.get(&MirrorFileKind::Signature(covers)).cloned().unwrap_or_default();
             let (filename, shasum) = (document.filename.as_str(), &document.shasum);
-            let judged = judge(Policy::Signature, sums, &signature, &document.keys, filename, shasum);
+            let judged =
+                verify_proof_set(VerificationPolicy::Signature, sums, &signature, &document.keys, filename, shasum);
             let judged = judged.map_err(|verdict| relayed(&verdict.to_string()));
             let set = judged.and_then(|(proof, _)| {
                 set_of(package, url.clone(), proof, now, [body.clone(), sums.clone(), signature])

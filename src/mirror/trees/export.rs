@@ -18,7 +18,7 @@ use crate::filesystem_mirror::index::{ArchiveHashes, ProviderIndex, VersionIndex
 use crate::filesystem_mirror::written::ProviderTreeWriter;
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
 use crate::store::{Blob, READ_AT_ONCE};
-use crate::verify::How;
+use crate::verify::ProofBasis;
 
 /// A package that cannot be exported.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl Mirror {
             let Package { provider, version, platform } = &package;
             let versions = indexes.entry(provider.clone()).or_default();
             versions.entry(version.clone()).or_default().add(&archive.file_name(), platform, &hashes);
-            if set.proof().how != How::Imported {
+            if set.proof().how != ProofBasis::Imported {
                 // The first SHA256SUMS of a version is its shared file. A package with another one gets a separate
                 // file.
                 let first = *sums.entry((provider.clone(), version.clone())).or_insert(set.sums_digest());

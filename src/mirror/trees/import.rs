@@ -120,8 +120,8 @@ impl ImportAbort {
         let error = match self {
             Self::Tar(error) => format!("the tree could not be read: {error}"),
             Self::Store { file, error } => {
-                tracing::error!(file, %error, to_do = error.to_do(), "an import ended, because the store failed");
-                format!("{file}: the store failed: {error}; {}", error.to_do())
+                tracing::error!(file, %error, to_do = error.remedy(), "an import ended, because the store failed");
+                format!("{file}: the store failed: {error}; {}", error.remedy())
             }
             Self::ReceiverGone => "nobody listens any more".to_owned(),
         };

@@ -21,8 +21,8 @@ use crate::store::{Key, StoreError};
 use crate::upstream::Upstream;
 use crate::upstream::ask::Validators;
 use crate::upstream::providers::versions_url;
-use crate::upstream::room::Room;
-use crate::verify::{How, Proof};
+use crate::upstream::room::MemoryGrant;
+use crate::verify::{Proof, ProofBasis};
 
 /// The body of the signature file. OpenTofu requests it even if the document lists no keys.
 const NO_SIGNATURE: &[u8] = b"There is no signature: the operator of this mirror imported it.\n";
@@ -47,7 +47,7 @@ pub(super) fn unsigned_set(
         "shasum": digest,
         "signing_keys": { "gpg_public_keys": [] },
     });
-    let proof = Proof { how: How::Imported, warnings: Vec::new() };
+    let proof = Proof { how: ProofBasis::Imported, warnings: Vec::new() };
     let url = conventional_url(package, upstream);
     set_of(package, url, proof, now, [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)])
 }
@@ -80,7 +80,7 @@ impl Mirror {
         let landed = self.change_set(package, move |_, held| {
             let is_proven = |held: &KeptSet| {
                 let how = &held.current.proof().how;
-                *how != How::Imported && policy.is_met_by(how)
+                *how != ProofBasis::Imported && policy.is_met_by(how)
             };
             Ok(match held.filter(is_proven) {
                 Some(proven) => proven,
@@ -102,7 +102,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         let of = package.clone();
         let held = self.on_disk(move |mirror| unless_gone(mirror.read_set(&of))).await?;
-        let imported = held.map(|held| held.kept).filter(|kept| kept.current.proof().how == How::Imported);
+        let imported = held.map(|held| held.kept).filter(|kept| kept.current.proof().how == ProofBasis::Imported);
         let Some(imported) = imported else { return Ok(()) };
         let Package { provider, version, .. } = package;
         let (digest, proof) = (set.document.shasum, set.proof().clone());
@@ -152,7 +152,7 @@ impl Mirror {
         for platform in self.platforms_with_sets(provider, version).await? {
             let package = Package { provider: provider.clone(), version: version.clone(), platform };
             let Some(held) = self.held_set(&package, call).await? else { continue };
-            if held.kept.current.proof().how == How::Imported {
+            if held.kept.current.proof().how == ProofBasis::Imported {
                 unsigned.push((package, held.kept));
             }
         }
@@ -197,7 +197,7 @@ impl Mirror {
                     carried: false,
                 };
                 let body = Bytes::from_static(br#"{"versions":[]}"#);
-                Arc::new(KeptDocument { about, body, dropped: Bytes::new(), _room: Room::default() })
+                Arc::new(KeptDocument { about, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
             }
         };
         let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });

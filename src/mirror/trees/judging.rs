@@ -8,7 +8,7 @@ use super::super::library::Reservation;
 use super::super::library::{PackageHashState, StoredArchive, ZipOrigin};
 use super::super::opened::unless_damaged;
 use super::super::proof_set::{KeptSet, ProofSet};
-use super::super::{Link, unless_gone};
+use super::super::{Connectivity, unless_gone};
 use super::arriving::{ArchiveOrigin, StagedTreeArchive};
 use super::import::{ImportAbort, TreeImport};
 use super::imported::{sums_of, unsigned_set};
@@ -19,7 +19,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::filesystem_mirror::index::ArchiveHashes;
 use crate::store::StoreError;
-use crate::verify::{How, PackageLimits, Verified, package_hashes};
+use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
 
 /// The recorded origin of an archive that no upstream sent.
 const IMPORT_ORIGIN: &str = "an import";
@@ -212,7 +212,9 @@ impl TreeImport {
         let zip = arrived.origin.zip();
         self.mirror.catalog.change_name(&arrived.package, |name| {
             let held = name.archives.iter_mut().find(|held| held.digest == arrived.digest);
-            if let Some(held) = held.filter(|held| held.proof.how == How::Imported && zip == ZipOrigin::PackedAnew) {
+            if let Some(held) =
+                held.filter(|held| held.proof.how == ProofBasis::Imported && zip == ZipOrigin::PackedAnew)
+            {
                 (held.zip, held.origin) = (zip, IMPORT_ORIGIN.to_owned());
             }
         })?;
@@ -267,7 +269,7 @@ impl TreeImport {
             return Ok(FileVerdict::Refused { why });
         }
         tracing::warn!(%package, %digest, "imported without signatures: the operator vouches for it");
-        let is_unsigned = set.proof().how == How::Imported;
+        let is_unsigned = set.proof().how == ProofBasis::Imported;
         let judged = match &arrived.origin {
             _ if !is_unsigned => FileVerdict::Proven { by: ProvenBy::HeldSet },
             ArchiveOrigin::FromTree => FileVerdict::Unsigned,
@@ -294,7 +296,7 @@ impl TreeImport {
             return Ok(StoredState::Whole);
         }
         let _lock = mirror.catalog.digest_lock(digest).lock();
-        if mirror.store.blobs.set_aside_unless_replaced(digest, &blob)? {
+        if mirror.store.blobs.quarantine_unless_replaced(digest, &blob)? {
             mirror.checked.lock().remove(digest);
             mirror.store.index.archive_gone(digest);
             mirror.counters.damaged(DamageFinding::Damaged);
@@ -305,7 +307,7 @@ impl TreeImport {
     /// Reserves disk space for an archive. Others are evicted for it, unless larder is offline.
     fn reserve_space(&self, bytes: u64) -> Result<Reservation, Error> {
         let mirror = &self.mirror;
-        if mirror.link() == Link::Offline {
+        if mirror.link() == Connectivity::Offline {
             let (limit, stays) = (mirror.store_bytes_now(), mirror.store.index.totals().bytes());
             if !mirror.has_room_for(bytes) {
                 return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());

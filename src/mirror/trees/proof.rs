@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::library::{Recoverable, Signer};
 use super::super::proof_set::{HeldSet, KeptSet, ProofSet};
 use super::super::proving::Admitted;
-use super::super::{Link, Mirror, RequestContext};
+use super::super::{Connectivity, Mirror, RequestContext};
 use super::beside::{SidecarFiles, SidecarProof};
 use super::{ProvenBy, UnsignedPolicy};
 use crate::address::Package;
@@ -18,7 +18,7 @@ use crate::filesystem_mirror::MirrorPath;
 use crate::store::StoreError;
 use crate::upstream::Upstream;
 use crate::upstream::breaker::Origin;
-use crate::verify::How;
+use crate::verify::ProofBasis;
 
 /// The requests for one proof set: document, sums and signature.
 const REQUESTS_PER_SET: u32 = 3;
@@ -60,7 +60,7 @@ impl Mirror {
             return Ok(proven);
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
-        if self.link() == Link::Online {
+        if self.link() == Connectivity::Online {
             match self.fetch_upstream_set(package, call).await {
                 Ok(Some(held)) => {
                     return Ok(evidence_of_set(&held, digest, ProvenBy::Upstream)
@@ -195,7 +195,7 @@ impl Mirror {
 }
 
 pub(super) fn is_proven(set: &ProofSet) -> bool {
-    set.proof().how != How::Imported
+    set.proof().how != ProofBasis::Imported
 }
 
 /// Proof may have existed, so a lost record must not make the archive acceptable as unproven.

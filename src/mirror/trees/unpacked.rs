@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::library::{PackageHashState, Recoverable};
 use super::super::opened::unless_damaged;
-use super::super::{Link, Mirror, RequestContext, unless_gone};
+use super::super::{Connectivity, Mirror, RequestContext, unless_gone};
 use super::proof::{ArchiveEvidence, is_proven, record_lost, upstream_unavailable};
 use crate::address::Package;
 use crate::error::Error;
@@ -39,7 +39,7 @@ impl Mirror {
             return Ok(ArchiveEvidence::Against(format!("{why}: import that archive, or {warm}")));
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
-        if self.link() == Link::Online {
+        if self.link() == Connectivity::Online {
             match self.fetch_upstream_set(package, call).await {
                 Ok(Some(_)) => {
                     let why = "upstream has it, and proves the archive that it published, but no unpacked files";

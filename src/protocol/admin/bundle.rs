@@ -23,7 +23,7 @@ const MOST_ACCEPTED: usize = 256;
 /// The body that asks for a bundle.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ToldBundle {
+pub struct BundleRequest {
     /// Of what this job warmed.
     pub job: String,
     /// Without what this names.
@@ -37,7 +37,7 @@ pub struct ToldBundle {
     pub created: Option<Timestamp>,
 }
 
-impl ToldBundle {
+impl BundleRequest {
     /// Parses the body of a request.
     ///
     /// # Errors
@@ -60,7 +60,11 @@ impl ToldBundle {
 ///
 /// # Errors
 /// Every problem.
-pub fn taking_in(query: Option<&str>, keys: &BundleKeys, default_host: &Hostname) -> Result<ApplyOptions, Vec<String>> {
+pub fn apply_options(
+    query: Option<&str>,
+    keys: &BundleKeys,
+    default_host: &Hostname,
+) -> Result<ApplyOptions, Vec<String>> {
     let trust = BundleTrust { keys: keys.trusted.clone(), allow_unsigned: false };
     let mut taking = ApplyOptions { trust, accept: Vec::new(), max_age: keys.max_age };
     let mut problems = Vec::new();
@@ -104,10 +108,10 @@ mod tests {
             (r#"{"job":"0011223344556677","all":1}"#, "unknown field"),
             (r#"{"job":"0011223344556677","since":{"larder_inventory":2,"made":1}}"#, "has format 2"),
         ] {
-            let said = ToldBundle::read(body.as_bytes()).unwrap_err();
+            let said = BundleRequest::read(body.as_bytes()).unwrap_err();
             assert!(said.contains(why), "{body}: {said}");
         }
-        assert!(ToldBundle::read(br#"{"job":"0011223344556677","since":null,"partial":true}"#).is_ok());
+        assert!(BundleRequest::read(br#"{"job":"0011223344556677","since":null,"partial":true}"#).is_ok());
     }
 
     #[test]
@@ -115,15 +119,15 @@ mod tests {
         let host = Hostname::parse("registry.example").unwrap();
         let accept = ["acme/null@1.0.0".to_owned(), "acme/vpc/aws@1.0.0".to_owned()];
         let query = query_of(true, &accept);
-        let taking = taking_in(query.strip_prefix('?'), &BundleKeys::default(), &host).unwrap();
+        let taking = apply_options(query.strip_prefix('?'), &BundleKeys::default(), &host).unwrap();
         assert!(taking.trust.allow_unsigned);
         assert_eq!(taking.accept.len(), 2);
         assert_eq!(
-            (query_of(false, &[]), taking_in(None, &BundleKeys::default(), &host).unwrap().trust.allow_unsigned),
+            (query_of(false, &[]), apply_options(None, &BundleKeys::default(), &host).unwrap().trust.allow_unsigned),
             (String::new(), false)
         );
         for bad in ["unsigned=maybe", "accept=x", "signed"] {
-            assert_eq!(taking_in(Some(bad), &BundleKeys::default(), &host).unwrap_err().len(), 1, "{bad}");
+            assert_eq!(apply_options(Some(bad), &BundleKeys::default(), &host).unwrap_err().len(), 1, "{bad}");
         }
     }
 }

@@ -34,7 +34,7 @@ impl Operation {
     pub const ALL: [Self; 5] = [Self::Refresh, Self::Purge, Self::Accept, Self::Pin, Self::Unpin];
 
     /// The name on the command line and in the path.
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Refresh => "refresh",
             Self::Purge => "purge",
@@ -46,7 +46,7 @@ impl Operation {
 
     /// Where it is on the admin listener.
     pub fn path(self) -> String {
-        format!("/admin/v1/{}", self.word())
+        format!("/admin/v1/{}", self.name())
     }
 }
 
@@ -120,7 +120,7 @@ impl<T> Done<T> {
         Self { ok: true, items: Vec::new(), errors: Vec::new() }
     }
 
-    fn take(&mut self, items: Result<Vec<T>, Error>, is_well: impl Fn(&T) -> bool) {
+    fn extend(&mut self, items: Result<Vec<T>, Error>, is_well: impl Fn(&T) -> bool) {
         match items {
             Ok(items) => {
                 self.ok &= items.iter().all(is_well);
@@ -142,7 +142,7 @@ pub async fn refresh(
 ) -> Done<Refreshed> {
     let mut done = Done::nothing_yet();
     for what in addresses {
-        done.take(mirror.refresh(what, &call()).await, |refreshed| refreshed.news.is_well());
+        done.extend(mirror.refresh(what, &call()).await, |refreshed| refreshed.news.is_well());
     }
     done
 }
@@ -155,7 +155,7 @@ pub async fn purge(
 ) -> Done<Purged> {
     let mut done = Done::nothing_yet();
     for what in addresses {
-        done.take(mirror.purge(what, &call()).await.map(|purged| vec![purged]), Purged::is_all);
+        done.extend(mirror.purge(what, &call()).await.map(|purged| vec![purged]), Purged::is_all);
     }
     done
 }
@@ -176,7 +176,7 @@ pub async fn accept(
             }
             accepted => accepted,
         };
-        done.take(accepted, |accepted| !matches!(accepted.ruling, Ruling::Failed { .. }));
+        done.extend(accepted, |accepted| !matches!(accepted.ruling, Ruling::Failed { .. }));
     }
     done
 }
@@ -202,7 +202,7 @@ pub async fn unpin(
 async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[PackageSelector], pin: Pin) -> Done<Pinned> {
     let mut done = Done::nothing_yet();
     for what in addresses {
-        done.take(mirror.pin(what, pin).await, Pinned::is_well);
+        done.extend(mirror.pin(what, pin).await, Pinned::is_well);
     }
     done
 }
@@ -223,7 +223,7 @@ pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: Pin) -> Done<
         };
         items.into_iter().map(of).collect()
     });
-    done.take(known, Pinned::is_well);
+    done.extend(known, Pinned::is_well);
     done
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::order::{AddressFor, ToldAddress, ToldOrder};
+use super::order::{AddressFor, AddressRequest, OrderRequest};
 use crate::address::{Platform, Version};
 use crate::mirror::MissingPackage;
 
@@ -13,28 +13,30 @@ pub const MISSING: &str = "/admin/v1/missing";
 
 /// The order for the missing packages: each provider version once, with its platforms. An entry without a platform is
 /// for `sealed`, or for the platforms of the larder that fetches it.
-pub fn order_of(missing: &[MissingPackage], sealed: &[Platform]) -> ToldOrder {
+pub fn order_of(missing: &[MissingPackage], sealed: &[Platform]) -> OrderRequest {
     let mut things: BTreeMap<String, BTreeSet<&Platform>> = BTreeMap::new();
     for thing in missing {
         match thing {
             MissingPackage::Provider { of, version, platform } => {
-                let platforms = things.entry(asked(of, version.as_ref())).or_default();
+                let platforms = things.entry(address_text(of, version.as_ref())).or_default();
                 match platform {
                     Some(platform) => drop(platforms.insert(platform)),
                     None => platforms.extend(sealed),
                 }
             }
-            MissingPackage::Module { of, version } => drop(things.entry(asked(of, version.as_ref())).or_default()),
+            MissingPackage::Module { of, version } => {
+                things.entry(address_text(of, version.as_ref())).or_default();
+            }
         }
     }
     let told = |(address, platforms): (String, BTreeSet<&Platform>)| {
-        ToldAddress::For(AddressFor { address, platforms: platforms.into_iter().map(ToString::to_string).collect() })
+        AddressRequest::For(AddressFor { address, platforms: platforms.into_iter().map(ToString::to_string).collect() })
     };
-    ToldOrder { what: things.into_iter().map(told).collect(), ..ToldOrder::default() }
+    OrderRequest { what: things.into_iter().map(told).collect(), ..OrderRequest::default() }
 }
 
 /// As an operator writes it.
-fn asked(of: &impl fmt::Display, version: Option<&Version>) -> String {
+fn address_text(of: &impl fmt::Display, version: Option<&Version>) -> String {
     version.map_or_else(|| of.to_string(), |version| format!("{of}@{version}"))
 }
 
@@ -42,7 +44,7 @@ fn asked(of: &impl fmt::Display, version: Option<&Version>) -> String {
 mod tests {
     use super::*;
     use crate::address::{Hostname, Name, ProviderAddress, Version};
-    use crate::closure::Given;
+    use crate::closure::OrderEntry;
 
     #[test]
     fn what_is_missing_is_an_order_that_is_taken_as_it_is() {
@@ -59,17 +61,17 @@ mod tests {
             MissingPackage::Provider { of: of.clone(), version: version.clone(), platform: Some(linux.clone()) },
             MissingPackage::Provider { of: of.clone(), version, platform: Some(darwin.clone()) },
         ];
-        let text = |order: &ToldOrder| serde_json::to_string(order).unwrap();
+        let text = |order: &OrderRequest| serde_json::to_string(order).unwrap();
         assert_eq!(
             text(&order_of(&missing, &[])),
             r#"{"what":[{"address":"registry.example:8443/acme/null"},{"address":"registry.example:8443/acme/null@1.0.0-rc.1+b","platforms":["darwin_arm64","linux_amd64"]}]}"#
         );
         let for_linux = text(&order_of(&missing, std::slice::from_ref(&linux)));
         assert!(for_linux.contains(r#"acme/null","platforms":["linux_amd64"]}"#), "{for_linux}");
-        let order = ToldOrder::read(for_linux.as_bytes()).unwrap().order(&Hostname::parse("other.example").unwrap());
+        let order = OrderRequest::read(for_linux.as_bytes()).unwrap().order(&Hostname::parse("other.example").unwrap());
         let given = order.unwrap().given;
         assert!(
-            matches!(&given[0], Given::Address { what, platforms } if what.host() == &of.host && platforms == &[linux])
+            matches!(&given[0], OrderEntry::Address { what, platforms } if what.host() == &of.host && platforms == &[linux])
         );
         assert_eq!(text(&order_of(&[], &[])), "{}");
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::address::{Hostname, PackageSelector, Platform};
-use crate::closure::{ClientKind, Configurations, FileContents, Files, Given, Order, lock_file};
+use crate::closure::{ClientKind, Configurations, FileContents, Files, Order, OrderEntry, lock_file};
 
 /// Where a plan is asked for.
 pub const PLAN: &str = "/admin/v1/plan";
@@ -18,10 +18,10 @@ const SHAPE: &str = r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"],"platforms":["OS_AR
 /// The body. Everything in it may be left out, but not all of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct ToldOrder {
+pub struct OrderRequest {
     /// Addresses with constraints.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub what: Vec<ToldAddress>,
+    pub what: Vec<AddressRequest>,
     /// Lock files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lock_files: Vec<NamedText>,
@@ -45,7 +45,7 @@ pub struct ToldOrder {
 /// An address, with its own platforms where they differ from the order's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum ToldAddress {
+pub enum AddressRequest {
     /// For the platforms of the order.
     Text(String),
     /// For its own.
@@ -73,7 +73,7 @@ pub struct NamedText {
     pub text: String,
 }
 
-impl ToldOrder {
+impl OrderRequest {
     /// Parses the body of a request.
     ///
     /// # Errors
@@ -136,13 +136,13 @@ impl ToldOrder {
         }
         for told in self.what.iter().take(MOST_ADDRESSES) {
             let (address, platforms) = match told {
-                ToldAddress::Text(address) => (address, &[][..]),
-                ToldAddress::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
+                AddressRequest::Text(address) => (address, &[][..]),
+                AddressRequest::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
             };
             let what = PackageSelector::parse(address, default_host).map_err(|bad| problems.push(bad.to_string()));
             let platforms = platforms_of(platforms, &mut problems);
             if let Ok(what) = what {
-                let address = Given::Address { what, platforms };
+                let address = OrderEntry::Address { what, platforms };
                 if !given.contains(&address) {
                     given.push(address);
                 }
@@ -151,14 +151,14 @@ impl ToldOrder {
         for NamedText { name, text } in &self.lock_files {
             match lock_file::parse(text.as_bytes()) {
                 Ok(locked) if locked.is_empty() => problems.push(format!("{name}: the lock file names no provider")),
-                Ok(locked) => given.push(Given::LockFile { name: name.clone(), locked }),
+                Ok(locked) => given.push(OrderEntry::LockFile { name: name.clone(), locked }),
                 Err(bad) => problems.extend(bad.problems().into_iter().map(|problem| format!("{name}: {problem}"))),
             }
         }
         match Files::try_from(self.files.clone()) {
             Ok(files) if files.is_empty() && self.roots.is_empty() && self.files.is_empty() => {}
             Ok(files) => match Configurations::new(files, self.roots.clone(), self.client) {
-                Ok(configurations) => given.push(Given::Configurations(configurations)),
+                Ok(configurations) => given.push(OrderEntry::Configurations(configurations)),
                 Err(why) => problems.push(why),
             },
             Err(bad) => problems.push(bad.to_string()),
@@ -186,10 +186,10 @@ mod tests {
 
     #[test]
     fn roots_without_files_are_refused_where_orders_are_joined() {
-        let read = |body: &str| ToldOrder::read(body.as_bytes()).unwrap();
-        let mut told = ToldOrder::default();
+        let read = |body: &str| OrderRequest::read(body.as_bytes()).unwrap();
+        let mut told = OrderRequest::default();
         assert!(told.add(read(r#"{"roots": ["prod"]}"#)).unwrap_err().contains("\"roots\""));
-        assert_eq!(told, ToldOrder::default());
+        assert_eq!(told, OrderRequest::default());
         told.add(read(r#"{"files": {"prod/main.tf": ""}, "roots": ["prod"]}"#)).unwrap();
         assert_eq!(told.roots, ["prod"]);
     }

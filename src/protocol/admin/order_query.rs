@@ -3,7 +3,7 @@
 
 use url::form_urlencoded;
 
-use super::order::ToldOrder;
+use super::order::OrderRequest;
 use crate::closure::ClientKind;
 
 /// The longest root that is taken, in bytes.
@@ -15,7 +15,7 @@ const MOST_NAMED: usize = 1024;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OrderQuery {
     /// The options; the body has the rest.
-    pub told: ToldOrder,
+    pub told: OrderRequest,
     /// Everything that is wrong with it.
     pub problems: Vec<String>,
 }
@@ -39,7 +39,7 @@ impl OrderQuery {
     }
 
     fn read(query: Option<&str>, of: Of) -> Self {
-        let (mut told, mut problems) = (ToldOrder::default(), Vec::new());
+        let (mut told, mut problems) = (OrderRequest::default(), Vec::new());
         for (number, (key, value)) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()).enumerate() {
             if number == MOST_NAMED {
                 problems.push(format!("the query: it says more than {MOST_NAMED} things"));

@@ -18,7 +18,7 @@ const SHAPE: &str = r#"{"job":"ID","partial":false}"#;
 /// Which tree is asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ToldToExport {
+pub struct ExportRequest {
     /// The job whose packages are exported.
     pub job: String,
     /// Allow a tree without the packages that the job could not fetch.
@@ -29,7 +29,7 @@ pub struct ToldToExport {
     pub have: HashSet<Digest>,
 }
 
-impl ToldToExport {
+impl ExportRequest {
     /// Parses a body.
     ///
     /// # Errors
@@ -67,11 +67,11 @@ mod tests {
 
     #[test]
     fn what_is_told_is_read_back_and_nothing_else_is_taken() {
-        let told = ToldToExport { job: "0123456789abcdef".into(), partial: true, have: [Digest::of(b"zip")].into() };
-        let (read, id) = ToldToExport::read(&serde_json::to_vec(&told).unwrap()).unwrap();
+        let told = ExportRequest { job: "0123456789abcdef".into(), partial: true, have: [Digest::of(b"zip")].into() };
+        let (read, id) = ExportRequest::read(&serde_json::to_vec(&told).unwrap()).unwrap();
         assert_eq!((read, id.to_string()), (told.clone(), told.job));
         for body in ["", "{}", r#"{"job":"x"}"#, r#"{"job":"0123456789abcdef","all":true}"#] {
-            assert!(ToldToExport::read(body.as_bytes()).unwrap_err().contains("send {"), "{body}");
+            assert!(ExportRequest::read(body.as_bytes()).unwrap_err().contains("send {"), "{body}");
         }
         for unsigned in [UnsignedPolicy::Refused, UnsignedPolicy::Allowed] {
             let path = import_path(unsigned);

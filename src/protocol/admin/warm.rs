@@ -14,14 +14,14 @@ pub const JOBS: &str = "/admin/v1/jobs";
 
 /// A pin or unpin request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ToldToPin {
+pub enum PinRequest {
     /// The stored packages of these addresses.
     Addresses(OperationTarget),
     /// The packages of a job.
     Job(JobId),
 }
 
-impl ToldToPin {
+impl PinRequest {
     /// Parses the body of a request.
     ///
     /// # Errors
@@ -70,10 +70,10 @@ mod tests {
     fn what_is_pinned_is_named_one_way() {
         let id = "00112233aabbccdd";
         assert_eq!(
-            ToldToPin::read(format!(r#"{{"job":"{id}"}}"#).as_bytes()),
-            Ok(ToldToPin::Job(JobId::parse(id).unwrap()))
+            PinRequest::read(format!(r#"{{"job":"{id}"}}"#).as_bytes()),
+            Ok(PinRequest::Job(JobId::parse(id).unwrap()))
         );
-        assert!(matches!(ToldToPin::read(br#"{"what":["a/b"]}"#), Ok(ToldToPin::Addresses(_))));
+        assert!(matches!(PinRequest::read(br#"{"what":["a/b"]}"#), Ok(PinRequest::Addresses(_))));
         for body in [
             "{}",
             r#"{"what":["a/b"],"job":"00112233aabbccdd"}"#,
@@ -82,7 +82,7 @@ mod tests {
             "[]",
             r#"{"what":[],"x":1}"#,
         ] {
-            assert!(ToldToPin::read(body.as_bytes()).is_err(), "{body}");
+            assert!(PinRequest::read(body.as_bytes()).is_err(), "{body}");
         }
     }
 }

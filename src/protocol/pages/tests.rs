@@ -87,7 +87,7 @@ proptest! {
 /// The remaining versions of a details page.
 fn these(body: &str, versions: &[&str]) -> Result<String, String> {
     let versions: Vec<Version> = versions.iter().map(|version| Version::parse(version).unwrap()).collect();
-    only_these(&Bytes::copy_from_slice(body.as_bytes()), &versions)
+    keep_versions(&Bytes::copy_from_slice(body.as_bytes()), &versions)
         .map(|left| String::from_utf8(left.to_vec()).unwrap())
 }
 

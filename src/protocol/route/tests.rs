@@ -6,10 +6,10 @@ use url::Url;
 use super::*;
 use crate::cdn_loop::CdnLoop;
 
-fn door() -> Door {
+fn door() -> RouteContext {
     let hosts = ["registry.example", "registry.example:8443", "xn--bcher-kva.example"];
     let upstreams = hosts.iter().map(|host| Hostname::parse(host).unwrap()).collect();
-    Door { upstreams, default_upstream: None }
+    RouteContext { upstreams, default_upstream: None }
 }
 
 fn parse(asked: &str) -> Result<Route, NoRoute> {
@@ -139,7 +139,7 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
     }
     let other_port = parse_at("/.well-known/terraform.json", Some("registry.example:8443"));
     assert_eq!(other_port, Ok(Route::Discovery(Hostname::parse("registry.example:8443").unwrap())));
-    let own = Door { default_upstream: Some(Hostname::parse("registry.example").unwrap()), ..door() };
+    let own = RouteContext { default_upstream: Some(Hostname::parse("registry.example").unwrap()), ..door() };
     for host in [Some("mirror.corp"), Some("mirror.corp:8443"), Some("[::1]:8080"), None] {
         let at = |path: &str| Route::parse(path, None, host, &own).map(|route| route.path());
         let base = "/registry/registry.example";

@@ -20,7 +20,7 @@ pub(super) enum IndexState {
 
 impl Index {
     /// Returns true if the index contains everything in the files.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.needs_to_be_whole().is_ok()
     }
 
@@ -40,7 +40,7 @@ impl Index {
     ///
     /// # Errors
     /// The reason why it cannot be completed.
-    pub async fn until_whole(&self) -> Result<(), StoreError> {
+    pub async fn until_complete(&self) -> Result<(), StoreError> {
         let mut standing = self.standing.subscribe();
         // Its sender is here.
         let _ = standing.wait_for(|standing| !matches!(standing, IndexState::Behind)).await;
@@ -48,7 +48,7 @@ impl Index {
     }
 
     /// Tells those who wait for it how making the index whole ended.
-    pub fn made_whole(&self, ended: Result<(), StoreError>) {
+    pub fn completed(&self, ended: Result<(), StoreError>) {
         self.standing.send_replace(match ended {
             Ok(()) => IndexState::Whole,
             Err(why) => IndexState::Failed(why),
@@ -57,20 +57,20 @@ impl Index {
 
     /// Starts to complete the index. Its entries are kept, unless one cannot be read: a damaged index may have lost any
     /// entry, so a new one starts in memory. Returns true if every file is to be recorded.
-    pub fn begin_to_make_whole(&self) -> bool {
+    pub fn begin_completion(&self) -> bool {
         let read = catch_unwind(AssertUnwindSafe(|| self.read_all()));
         let damaged = read.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned()))).err();
         if let Some(why) = damaged {
-            self.begin_anew(&why);
+            self.start_over(&why);
         }
-        let was_whole = self.is_whole();
+        let was_whole = self.is_complete();
         if !was_whole {
             self.standing.send_replace(IndexState::Behind);
         }
         !was_whole
     }
 
-    fn begin_anew(&self, why: &StoreError) {
+    fn start_over(&self, why: &StoreError) {
         tracing::error!(%why, "the index is damaged; it is set aside, and made again from the files");
         // // First: operations that need all names must not act on missing entries.
         self.standing.send_replace(IndexState::Behind);
@@ -80,7 +80,7 @@ impl Index {
         std::mem::forget(damaged);
         *totals = Totals::default();
         *self.left_behind.lock() = Some(self.folder.clone());
-        self.leave_behind();
+        self.quarantine_on_disk();
     }
 
     fn read_all(&self) -> Result<(), StoreError> {

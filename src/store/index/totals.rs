@@ -26,7 +26,7 @@ impl Totals {
         self.change(kind, |number| number.saturating_add(1), |bytes| bytes.saturating_add(size_bytes));
     }
 
-    pub(super) fn take_off(&mut self, kind: u8, size_bytes: u64) {
+    pub(super) fn subtract(&mut self, kind: u8, size_bytes: u64) {
         self.change(kind, |number| number.saturating_sub(1), |bytes| bytes.saturating_sub(size_bytes));
     }
 

@@ -10,12 +10,12 @@ fn at(host: &str) -> Origin {
 
 /// An event at an origin, with the expected result.
 enum Happens {
-    Fails(Option<u64>, Consequence),
+    Fails(Option<u64>, BreakerChange),
     Answers(bool),
     MayAsk(bool),
 }
 
-use Consequence::{AsBefore, LeftAlone, LeftAloneAgain};
+use BreakerChange::{AsBefore, LeftAlone, LeftAloneAgain};
 use Happens::{Answers, Fails, MayAsk};
 
 const fn seconds(seconds: u64) -> Duration {
@@ -29,13 +29,13 @@ fn only_what_an_upstream_asked_for_is_told_to_jobs() {
     breaker.failed(&silent, None, 0.5, Timestamp(1000), || ());
     breaker.failed(&asked, Some(seconds(60)), 0.5, Timestamp(1000), || ());
     let both = [silent, asked];
-    assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(1001)), Some(Timestamp(1060)));
-    assert_eq!(breaker.asked_to_wait(|origin, ()| *origin == both[0], Timestamp(1001)), None);
-    assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(1060)), None);
+    assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1001)), Some(Timestamp(1060)));
+    assert_eq!(breaker.retry_after_until(|origin, ()| *origin == both[0], Timestamp(1001)), None);
+    assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1060)), None);
     // // Another origin's answer does not end it; a clock set back does.
     breaker.answered(&both[1], Timestamp(1010));
-    assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(1011)), Some(Timestamp(1060)));
-    assert_eq!(breaker.asked_to_wait(|_, ()| true, Timestamp(100)), None);
+    assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1011)), Some(Timestamp(1060)));
+    assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(100)), None);
 }
 
 /// Plays a story at one origin, in the middle of the jitter: no more and no less.
@@ -150,9 +150,9 @@ fn a_probe_is_for_its_asker_and_comes_back_unused() {
     assert_eq!(breaker.admit(std::slice::from_ref(&a), &of_a, now).unwrap(), []);
     let of_b = breaker.admit(&[a.clone(), b.clone()], &of_a, now).unwrap();
     assert_eq!(of_b.len(), 1, "nothing was taken of it before");
-    breaker.give_back(&of_a[0]);
+    breaker.return_probe(&of_a[0]);
     assert_eq!(breaker.admit(std::slice::from_ref(&a), &[], now).unwrap().len(), 1);
-    breaker.give_back(&of_a[0]);
+    breaker.return_probe(&of_a[0]);
     assert!(breaker.admit(std::slice::from_ref(&a), &[], now).is_none(), "an old probe gives nothing back");
 }
 
@@ -180,7 +180,7 @@ proptest! {
             match what {
                 0 => {
                     let found = breaker.failed(&origin, (asked % 2 == 0).then(|| Duration::from_secs(asked)), jitter, Timestamp(now), || ());
-                    probing &= found == Consequence::AsBefore;
+                    probing &= found == BreakerChange::AsBefore;
                 }
                 1 => { probing &= breaker.answered(&origin, Timestamp(now)).is_none(); }
                 _ => {

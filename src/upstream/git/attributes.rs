@@ -41,7 +41,7 @@ pub(super) struct Attributes {
 
 /// Checkout conversions of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Treatment {
+pub(super) struct CheckoutConversion {
     lines: Option<AttributesDigest>,
     ident: Option<ident::IdentMode>,
     encoding: Option<BString>,
@@ -49,7 +49,7 @@ pub(super) struct Treatment {
 
 /// The bytes of a file, as they lie in a working tree.
 #[derive(Debug)]
-pub(super) struct Treated {
+pub(super) struct ConvertedFile {
     /// The bytes, unless they are those of the repository.
     pub(super) bytes: Option<Vec<u8>>,
     /// The encoding that they should have, and have not, because larder does not know it.
@@ -71,10 +71,10 @@ impl Attributes {
     }
 
     /// The conversions for the file at `path`.
-    pub(super) fn of(&mut self, path: &BStr, objects: &dyn gix_object::Find) -> std::io::Result<Treatment> {
+    pub(super) fn of(&mut self, path: &BStr, objects: &dyn gix_object::Find) -> std::io::Result<CheckoutConversion> {
         let place = self.stack.at_entry(path, Some(gix_index::entry::Mode::FILE), objects)?;
         if !place.matching_attributes(&mut self.found) {
-            return Ok(Treatment::default());
+            return Ok(CheckoutConversion::default());
         }
         let mut states = self.found.iter_selected().map(|found| found.assignment.state);
         let mut next = || states.next().unwrap_or(StateRef::Unspecified);
@@ -83,16 +83,16 @@ impl Attributes {
             StateRef::Value(name) => Some(name.as_bstr().to_owned()),
             StateRef::Set | StateRef::Unset | StateRef::Unspecified => None,
         };
-        let text = Text::of(text, crlf);
-        let is_whole = encoding.is_some() || (text == Text::Auto && !is(eol, "lf"));
+        let text = TextHandling::of(text, crlf);
+        let is_whole = encoding.is_some() || (text == TextHandling::Auto && !is(eol, "lf"));
         let way = if is_whole { ident::IdentMode::Whole } else { ident::IdentMode::PieceByPiece };
-        Ok(Treatment { lines: text.lines(eol), ident: (ident == StateRef::Set).then_some(way), encoding })
+        Ok(CheckoutConversion { lines: text.lines(eol), ident: (ident == StateRef::Set).then_some(way), encoding })
     }
 }
 
 /// Text handling by the attributes `text`, its old name `crlf`, and `eol`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Text {
+enum TextHandling {
     Unsaid,
     Yes,
     /// With line feeds, whatever the platform's are.
@@ -101,7 +101,7 @@ enum Text {
     Auto,
 }
 
-impl Text {
+impl TextHandling {
     fn of(text: StateRef<'_>, crlf: StateRef<'_>) -> Self {
         let read = |state: StateRef<'_>| match state {
             StateRef::Set => Self::Yes,
@@ -130,9 +130,9 @@ fn is(state: StateRef<'_>, value: &str) -> bool {
     matches!(state, StateRef::Value(found) if found.as_bstr() == value)
 }
 
-impl Treatment {
+impl CheckoutConversion {
     /// Does it to the bytes of the object `id`: keywords, then line ends, then the encoding, as git does.
-    pub(super) fn applied(&self, bytes: &[u8], id: &ObjectId) -> Treated {
+    pub(super) fn applied(&self, bytes: &[u8], id: &ObjectId) -> ConvertedFile {
         let mut now: Option<Vec<u8>> = self.ident.and_then(|way| ident::expanded(bytes, id, way));
         if let Some(lines) = self.lines {
             let mut written = Vec::new();
@@ -149,6 +149,6 @@ impl Treatment {
                 Encoded::Unknown => unknown_encoding = Some(name.to_str_lossy().into_owned()),
             }
         }
-        Treated { bytes: now, unknown_encoding }
+        ConvertedFile { bytes: now, unknown_encoding }
     }
 }

@@ -8,21 +8,21 @@ use http::{HeaderMap, header};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::GitAsk;
-use super::wire::{Head, Order, Request, WirePiece};
+use super::GitRequest;
+use super::wire::{BridgeRequest, Head, Request, WirePiece};
 use crate::upstream::ask::broken;
 use crate::upstream::clients::Coding;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, UpstreamResponse, failure, origin};
-use crate::upstream::restraint::{Moment, Watch};
+use crate::upstream::restraint::{RequestObserver, RequestTime};
 
 /// Bytes received by one job, and its limit.
-pub(super) struct Received {
+pub(super) struct ReceivedBytes {
     pub(super) bytes: u64,
     pub(super) limit: u64,
 }
 
-impl Received {
+impl ReceivedBytes {
     /// Counts some more.
     ///
     /// # Errors
@@ -35,40 +35,44 @@ impl Received {
 
 impl Outbound {
     /// Carries out orders until there are no more. The first that fails ends the job.
-    pub(super) async fn carry(&self, ask: GitAsk<'_>, mut orders: mpsc::Receiver<Order>) -> Result<(), UpstreamError> {
-        let mut received = Received { bytes: 0, limit: self.git_limits.received_bytes };
+    pub(super) async fn execute_git(
+        &self,
+        ask: GitRequest<'_>,
+        mut orders: mpsc::Receiver<BridgeRequest>,
+    ) -> Result<(), UpstreamError> {
+        let mut received = ReceivedBytes { bytes: 0, limit: self.git_limits.received_bytes };
         while let Some(order) = orders.recv().await {
             match order {
-                Order::Request(request) => self.carry_request(ask, request, &mut received).await?,
-                Order::Ssh { repository, said, input, awaited } => {
-                    self.carry_ssh(ask, &repository, said, input, &awaited, &mut received).await?;
+                BridgeRequest::Request(request) => self.execute_request(ask, request, &mut received).await?,
+                BridgeRequest::Ssh { repository, said, input, awaited } => {
+                    self.execute_ssh(ask, &repository, said, input, &awaited, &mut received).await?;
                 }
             }
         }
         Ok(())
     }
 
-    async fn carry_request(
+    async fn execute_request(
         &self,
-        ask: GitAsk<'_>,
+        ask: GitRequest<'_>,
         request: Request,
-        received: &mut Received,
+        received: &mut ReceivedBytes,
     ) -> Result<(), UpstreamError> {
         let Request { url, headers, post, head, body } = request;
         let (first, idle) = (self.first_byte_within(), self.git_limits.idle);
         let slow = |limit: Duration| Fault::Slow(format!("no byte within {} s", limit.as_secs()));
         let answer = timeout(first, self.git_answer(ask, &url, &headers, post)).await;
         let answer = answer.map_err(|_| ask.failed(origin(&url), slow(first)))?;
-        let UpstreamResponse { mut response, url, watch, .. } = answer.map_err(of_a_repository)?;
+        let UpstreamResponse { mut response, url, watch, .. } = answer.map_err(as_repository_fault)?;
         // Its bytes have their own time, and are bounded here.
-        watch.into_iter().for_each(Watch::answered);
+        watch.into_iter().for_each(RequestObserver::answered);
         let content_type = response.headers().get(header::CONTENT_TYPE);
         let content_type = content_type.map(|value| value.as_bytes().to_vec()).unwrap_or_default();
         if head.send(Head { url: url.clone(), content_type }).is_err() {
             return Ok(());
         }
         let failed = |fault| ask.failed(origin(&url), fault);
-        let brought = self.traffic.brought_by(ask.upstream);
+        let brought = self.traffic.bytes_counter(ask.upstream);
         loop {
             let piece = tokio::select! {
                 piece = timeout(idle, response.chunk()) => piece.map_err(|_| failed(slow(idle)))?,
@@ -90,13 +94,13 @@ impl Outbound {
     /// Starts a successful answer. A GET follows redirects; a POST does not, so that it is not sent twice.
     async fn git_answer(
         &self,
-        ask: GitAsk<'_>,
+        ask: GitRequest<'_>,
         url: &url::Url,
         headers: &HeaderMap,
         post: Option<Bytes>,
     ) -> Result<UpstreamResponse, UpstreamError> {
         let ask = ask.at(url);
-        let asked = Moment::new(ask.now);
+        let asked = RequestTime::new(ask.now);
         let Some(post) = post else {
             let once = || async {
                 let arrived = self.follow(Coding::Identity, ask, headers, asked).await?;
@@ -117,7 +121,7 @@ impl Outbound {
 }
 
 /// A missing repository is an upstream failure: the registry named it.
-fn of_a_repository(error: UpstreamError) -> UpstreamError {
+fn as_repository_fault(error: UpstreamError) -> UpstreamError {
     let fault = match error.fault {
         Fault::Absent(status) => {
             Fault::Unusable(format!("status {status}: there is no such repository, or it is not shown to larder"))

@@ -11,7 +11,7 @@ const OF_A_HISTORY: u64 = 16;
 
 /// Limits on objects, their sizes, and chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Most {
+pub(super) struct PackLimits {
     /// Number of objects.
     pub(super) objects: u32,
     /// A file.
@@ -24,7 +24,7 @@ pub(super) struct Most {
     pub(super) chain: u64,
 }
 
-impl Most {
+impl PackLimits {
     /// Of the files of one commit.
     pub(super) fn of_one_commit(objects: u32, object: usize, chain: u64) -> Self {
         Self { objects, blob: object as u64, other: object as u64, held: chain, chain }
@@ -39,7 +39,7 @@ impl Most {
 
 /// Base of a pack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Base {
+pub(super) enum DeltaBaseRef {
     /// Of nothing else.
     Nothing {
         /// True for a file.
@@ -58,21 +58,21 @@ struct PackEntry {
     /// Where in the pack it is.
     at: u64,
     size: u64,
-    base: Base,
+    base: DeltaBaseRef,
     is_blob: bool,
     children: u32,
 }
 
 /// All entries of a pack, in its order.
 #[derive(Debug)]
-pub(super) struct Chains {
-    most: Most,
+pub(super) struct DeltaChains {
+    most: PackLimits,
     entries: Vec<PackEntry>,
 }
 
 /// Cumulative sizes of a chain at one entry.
 #[derive(Debug, Clone, Copy, Default)]
-struct Link {
+struct ChainLink {
     depth: u32,
     sum: u64,
     held: u64,
@@ -80,8 +80,8 @@ struct Link {
     root: usize,
 }
 
-impl Chains {
-    pub(super) fn new(most: Most) -> Self {
+impl DeltaChains {
+    pub(super) fn new(most: PackLimits) -> Self {
         Self { most, entries: Vec::new() }
     }
 
@@ -95,17 +95,17 @@ impl Chains {
     ///
     /// # Errors
     /// The limit that is exceeded.
-    pub(super) fn add(&mut self, at: u64, base: Base, of_base: u64, size: u64) -> Result<(), String> {
+    pub(super) fn add(&mut self, at: u64, base: DeltaBaseRef, of_base: u64, size: u64) -> Result<(), String> {
         let is_blob = match base {
-            Base::Nothing { is_blob } => is_blob,
-            Base::Before(base) => self.entries.get(base as usize).is_some_and(|base| base.is_blob),
-            Base::Named(_) => true,
+            DeltaBaseRef::Nothing { is_blob } => is_blob,
+            DeltaBaseRef::Before(base) => self.entries.get(base as usize).is_some_and(|base| base.is_blob),
+            DeltaBaseRef::Named(_) => true,
         };
         let largest = if is_blob { self.most.blob } else { self.most.other };
         if size.max(of_base) > largest {
             return Err(format!("{largest} bytes in one object"));
         }
-        if let Base::Before(base) = base
+        if let DeltaBaseRef::Before(base) = base
             && let Some(base) = self.entries.get_mut(base as usize)
         {
             base.children += 1;
@@ -118,25 +118,27 @@ impl Chains {
     ///
     /// # Errors
     /// The limit that is exceeded.
-    pub(super) fn judge(&self) -> Result<(), String> {
-        let mut links: Vec<Link> = Vec::with_capacity(self.entries.len());
-        let mut most = Link::default();
+    pub(super) fn check(&self) -> Result<(), String> {
+        let mut links: Vec<ChainLink> = Vec::with_capacity(self.entries.len());
+        let mut most = ChainLink::default();
         // // Ids are known only after reconstruction: entries with a base by id may form one chain.
-        let mut named: HashMap<usize, Link> = HashMap::new();
+        let mut named: HashMap<usize, ChainLink> = HashMap::new();
         let mut names = HashSet::new();
         let mut of_names: u64 = 0;
         for (index, entry) in self.entries.iter().enumerate() {
-            if let Base::Named(id) = entry.base
+            if let DeltaBaseRef::Named(id) = entry.base
                 && names.insert(id)
             {
                 of_names = of_names.saturating_add(entry.of_base);
             }
             let link = match entry.base {
-                Base::Nothing { .. } | Base::Named(_) => Link { depth: 0, sum: entry.size, held: 0, root: index },
-                Base::Before(base) => {
+                DeltaBaseRef::Nothing { .. } | DeltaBaseRef::Named(_) => {
+                    ChainLink { depth: 0, sum: entry.size, held: 0, root: index }
+                }
+                DeltaBaseRef::Before(base) => {
                     let (of, base) = links.get(base as usize).zip(self.entries.get(base as usize)).ok_or("itself")?;
                     let held = if base.children > 1 { base.size } else { 0 };
-                    Link {
+                    ChainLink {
                         depth: of.depth + 1,
                         sum: of.sum.saturating_add(entry.size),
                         held: of.held.saturating_add(held),
@@ -147,7 +149,7 @@ impl Chains {
             if link.depth > DEEPEST {
                 return Err(format!("{DEEPEST} objects one made out of the other"));
             }
-            let is_named = matches!(self.entries.get(link.root), Some(PackEntry { base: Base::Named(_), .. }));
+            let is_named = matches!(self.entries.get(link.root), Some(PackEntry { base: DeltaBaseRef::Named(_), .. }));
             let of = if is_named { named.entry(link.root).or_default() } else { &mut most };
             of.sum = of.sum.max(link.sum);
             of.held = of.held.max(link.held);
@@ -158,7 +160,7 @@ impl Chains {
             most.held = most.held.saturating_add(link.held);
         }
         most.held = most.held.saturating_add(of_names);
-        let Most { held, chain, .. } = self.most;
+        let PackLimits { held, chain, .. } = self.most;
         if most.held > held {
             return Err(format!("{held} bytes in objects of which others are made"));
         }
@@ -174,23 +176,23 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const ROOT: Base = Base::Nothing { is_blob: true };
+    const ROOT: DeltaBaseRef = DeltaBaseRef::Nothing { is_blob: true };
 
-    fn judged(most: Most, entries: &[(Base, u64)]) -> Result<(), String> {
-        let mut chains = Chains::new(most);
+    fn judged(most: PackLimits, entries: &[(DeltaBaseRef, u64)]) -> Result<(), String> {
+        let mut chains = DeltaChains::new(most);
         for (number, (base, size)) in entries.iter().enumerate() {
             chains.add(number as u64 * 10, *base, *size, *size)?;
         }
-        chains.judge()
+        chains.check()
     }
 
-    fn chain(length: u32, size: u64, with_siblings: bool) -> Vec<(Base, u64)> {
+    fn chain(length: u32, size: u64, with_siblings: bool) -> Vec<(DeltaBaseRef, u64)> {
         let mut entries = vec![(ROOT, size)];
         let mut last = 0;
         for _ in 1..length {
-            entries.push((Base::Before(last), size));
+            entries.push((DeltaBaseRef::Before(last), size));
             if with_siblings {
-                entries.push((Base::Before(last), size));
+                entries.push((DeltaBaseRef::Before(last), size));
             }
             last = entries.len() as u32 - 1;
         }
@@ -199,8 +201,8 @@ mod tests {
 
     #[test]
     fn a_chain_is_so_deep_and_comes_to_so_much() {
-        let one = Most::of_one_commit(1000, 32 << 20, 256 << 20);
-        let all = Most::of_a_history(1000, 32 << 20, 256 << 20, 256 << 20);
+        let one = PackLimits::of_one_commit(1000, 32 << 20, 256 << 20);
+        let all = PackLimits::of_a_history(1000, 32 << 20, 256 << 20, 256 << 20);
         for (entries, in_one, in_all) in [
             (chain(8, 32 * MIB, true), true, true),
             (chain(1000, 32 * MIB, true), false, false),
@@ -210,10 +212,10 @@ mod tests {
             (chain(4097, 1, true), true, true),
             (chain(4098, 1, true), false, false),
             (vec![(ROOT, 33 * MIB)], false, true),
-            (vec![(Base::Nothing { is_blob: false }, 33 * MIB)], false, false),
+            (vec![(DeltaBaseRef::Nothing { is_blob: false }, 33 * MIB)], false, false),
             (vec![(ROOT, 32 * MIB); 100], true, true),
-            ((0..7).map(|n| (Base::Named([n; 20]), 16 * MIB)).collect(), true, true),
-            ((0..100).map(|n| (Base::Named([n; 20]), 16 * MIB)).collect(), false, false),
+            ((0..7).map(|n| (DeltaBaseRef::Named([n; 20]), 16 * MIB)).collect(), true, true),
+            ((0..100).map(|n| (DeltaBaseRef::Named([n; 20]), 16 * MIB)).collect(), false, false),
         ] {
             let first = &entries[..entries.len().min(3)];
             assert_eq!(judged(one, &entries).is_ok(), in_one, "{first:?}");

@@ -9,7 +9,7 @@ use gix_object::{Find, FindExt, FindHeader, Kind};
 use gix_worktree::validate::path::component;
 
 use super::attributes::{Attributes, costly};
-use super::error::Trouble;
+use super::error::GitCodeError;
 use super::fetch::Objects;
 use crate::pack::{Tree, TreeError, TreePath};
 
@@ -38,7 +38,7 @@ pub(super) struct Checkout<'a> {
 
 /// Remaining work and notes.
 #[derive(Debug, Default)]
-pub(super) struct LaidOut {
+pub(super) struct CheckoutResult {
     /// The submodules: where, relative to the repository, and which commit.
     pub(super) submodules: Vec<(BString, ObjectId)>,
     /// The contents of `.gitmodules`.
@@ -58,7 +58,7 @@ struct File {
 
 impl Checkout<'_> {
     /// Peels tags: returns the commit and its tree.
-    pub(super) fn commit(&self, named: ObjectId) -> Result<(ObjectId, ObjectId), Trouble> {
+    pub(super) fn commit(&self, named: ObjectId) -> Result<(ObjectId, ObjectId), GitCodeError> {
         const MOST_TAGS: usize = 16;
         let mut id = named;
         let mut buffer = Vec::new();
@@ -77,19 +77,19 @@ impl Checkout<'_> {
                 Kind::Tree | Kind::Blob => break,
             }
         }
-        Err(Trouble::unusable(self.at, "a reference that leads to no commit"))
+        Err(GitCodeError::unusable(self.at, "a reference that leads to no commit"))
     }
 
     /// Lays out the tree called `root`.
-    pub(super) fn lay_out(&self, root: ObjectId, tree: &mut Tree) -> Result<LaidOut, Trouble> {
+    pub(super) fn lay_out(&self, root: ObjectId, tree: &mut Tree) -> Result<CheckoutResult, GitCodeError> {
         let files = self.files(root, tree.limits().entries)?;
         self.measure(&files, tree)?;
         let mut buffer = Vec::new();
         let rules = self.rules(&files, &mut buffer)?;
         let mut attributes = Attributes::new(rules).map_err(|e| self.broken(&e))?;
-        let mut laid_out = LaidOut::default();
+        let mut laid_out = CheckoutResult::default();
         for file in files {
-            self.may_go_on()?;
+            self.check_cancelled()?;
             let relative =
                 TreePath::parse(&file.path).map_err(|bad| self.refused(TreeError::bad_path(&file.path, &bad)))?;
             let path = self.below.join(&relative);
@@ -130,15 +130,15 @@ impl Checkout<'_> {
 
     /// Lists everything but folders, which follow from their contents. Trees count towards the limit, because one may
     /// occur many times.
-    fn files(&self, root: ObjectId, most: usize) -> Result<Vec<File>, Trouble> {
+    fn files(&self, root: ObjectId, most: usize) -> Result<Vec<File>, GitCodeError> {
         let mut files = Vec::new();
         let mut trees = vec![(BString::default(), root)];
         let mut seen = 0;
         let mut buffer = Vec::new();
         while let Some((above, id)) = trees.pop() {
-            self.may_go_on()?;
+            self.check_cancelled()?;
             for entry in self.objects.find_tree_iter(&id, &mut buffer).map_err(|e| self.trouble(&e))? {
-                let entry = entry.map_err(|_| Trouble::unusable(self.at, "a tree that cannot be read"))?;
+                let entry = entry.map_err(|_| GitCodeError::unusable(self.at, "a tree that cannot be read"))?;
                 seen += 1;
                 if seen > most {
                     return Err(self.refused(TreeError::TooLarge(format!("{most} files, folders and links"))));
@@ -165,14 +165,14 @@ impl Checkout<'_> {
     }
 
     /// Adds up the declared sizes before any file is written.
-    fn measure(&self, files: &[File], tree: &Tree) -> Result<(), Trouble> {
+    fn measure(&self, files: &[File], tree: &Tree) -> Result<(), GitCodeError> {
         let most = tree.limits().bytes;
         let mut sum = tree.bytes();
         let mut rules: u64 = 0;
         for file in files.iter().filter(|file| file.kind != EntryKind::Commit) {
-            self.may_go_on()?;
+            self.check_cancelled()?;
             let header = FindHeader::try_header(self.objects, &file.id).map_err(|e| self.trouble(&e))?;
-            let header = header.ok_or_else(|| Trouble::unusable(self.at, "a pack without all of its files"))?;
+            let header = header.ok_or_else(|| GitCodeError::unusable(self.at, "a pack without all of its files"))?;
             let largest = if file.is_read_by_git() { LARGEST_RULES } else { self.largest_object as u64 };
             if header.size > largest {
                 let why = format!("it has more than {largest} bytes");
@@ -194,10 +194,10 @@ impl Checkout<'_> {
     }
 
     /// The `.gitattributes`, sorted, after the check for expensive patterns.
-    fn rules(&self, files: &[File], buffer: &mut Vec<u8>) -> Result<Vec<(BString, ObjectId)>, Trouble> {
+    fn rules(&self, files: &[File], buffer: &mut Vec<u8>) -> Result<Vec<(BString, ObjectId)>, GitCodeError> {
         let mut rules = Vec::new();
         for file in files.iter().filter(|file| file.is_rules()) {
-            self.may_go_on()?;
+            self.check_cancelled()?;
             if let Some(pattern) = costly(self.blob(&file.id, buffer)?) {
                 let why = format!("its pattern {pattern:?} has more stars in it than larder follows");
                 return Err(self.refused(TreeError::refused(shown(&file.path), why)));
@@ -208,29 +208,29 @@ impl Checkout<'_> {
         Ok(rules)
     }
 
-    fn blob<'b>(&self, id: &ObjectId, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], Trouble> {
+    fn blob<'b>(&self, id: &ObjectId, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], GitCodeError> {
         let found = self.objects.try_find(id, buffer).map_err(|e| self.trouble(&e))?;
         match found {
             Some(object) if object.kind == Kind::Blob => Ok(object.data),
-            Some(_) | None => Err(Trouble::unusable(self.at, "a pack without all of its files")),
+            Some(_) | None => Err(GitCodeError::unusable(self.at, "a pack without all of its files")),
         }
     }
 
     /// Fails if the job was cancelled.
-    pub(super) fn may_go_on(&self) -> Result<(), Trouble> {
-        if self.stop.load(Ordering::Relaxed) { Err(Trouble::Broken) } else { Ok(()) }
+    pub(super) fn check_cancelled(&self) -> Result<(), GitCodeError> {
+        if self.stop.load(Ordering::Relaxed) { Err(GitCodeError::Broken) } else { Ok(()) }
     }
 
-    fn trouble(&self, error: &gix_error::Error) -> Trouble {
-        Trouble::of(self.at, self.largest_object, error)
+    fn trouble(&self, error: &gix_error::Error) -> GitCodeError {
+        GitCodeError::of(self.at, self.largest_object, error)
     }
 
-    fn broken(&self, error: &std::io::Error) -> Trouble {
-        Trouble::unusable(self.at, format!(".gitattributes that cannot be read: {error}"))
+    fn broken(&self, error: &std::io::Error) -> GitCodeError {
+        GitCodeError::unusable(self.at, format!(".gitattributes that cannot be read: {error}"))
     }
 
-    fn refused(&self, error: TreeError) -> Trouble {
-        Trouble::tree(self.at, error)
+    fn refused(&self, error: TreeError) -> GitCodeError {
+        GitCodeError::tree(self.at, error)
     }
 }
 

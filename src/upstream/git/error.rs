@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use super::GitAsk;
-use super::wire::Broken;
+use super::GitRequest;
+use super::wire::BridgeBroken;
 use crate::pack::TreeError;
 use crate::upstream::error::{Fault, UpstreamError};
 
@@ -36,7 +36,7 @@ pub enum GitError {
 
 /// Errors inside git's code.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum GitCodeError {
     /// The connection broke, or the job was cancelled. The other end of the bridge knows the reason.
     Broken,
     /// A repository sent, or is, something unusable.
@@ -69,7 +69,7 @@ pub(super) enum Trouble {
     Disk(io::Error),
 }
 
-impl Trouble {
+impl GitCodeError {
     pub(super) fn unusable(at: &str, why: impl Into<String>) -> Self {
         Self::Unusable { at: at.to_owned(), why: why.into() }
     }
@@ -104,7 +104,7 @@ impl Trouble {
         let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         let full = is_full.then(|| Self::Disk(error.kind().into()));
         let Some(inner) = error.get_ref() else { return full };
-        if inner.is::<Broken>() {
+        if inner.is::<BridgeBroken>() {
             return Some(Self::Broken);
         }
         if let Some(fault) = inner.downcast_ref::<Fault>() {
@@ -118,8 +118,8 @@ impl Trouble {
     }
 
     /// Converts to the public error. Server text may quote what it was sent.
-    pub(super) fn told(self, ask: &GitAsk<'_>) -> GitError {
-        let told = |text: String| ask.grant.unless_quoted_in(&text).to_owned();
+    pub(super) fn into_git_error(self, ask: &GitRequest<'_>) -> GitError {
+        let told = |text: String| ask.grant.text_without_credentials(&text).to_owned();
         match self {
             Self::Broken => ask.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into(),
             Self::Unusable { at, why } => ask.failed(at, Fault::Unusable(told(why))).into(),
@@ -155,12 +155,12 @@ mod tests {
         ] {
             let shown = error.to_string();
             let error = gix_error::Error::from_error(error);
-            match Trouble::of("https://h.example", 1, &error) {
-                Trouble::Disk(error) => assert_eq!(error.kind(), io::ErrorKind::StorageFull),
+            match GitCodeError::of("https://h.example", 1, &error) {
+                GitCodeError::Disk(error) => assert_eq!(error.kind(), io::ErrorKind::StorageFull),
                 other => panic!("{shown}: {other:?}"),
             }
         }
         let ours = gix_error::Error::from_error(io::Error::other(io::Error::other(Fault::TooLarge(7))));
-        assert!(matches!(Trouble::of("", 1, &ours), Trouble::Fault { fault: Fault::TooLarge(7), .. }));
+        assert!(matches!(GitCodeError::of("", 1, &ours), GitCodeError::Fault { fault: Fault::TooLarge(7), .. }));
     }
 }

@@ -20,14 +20,14 @@ use gix_transport::client::git::blocking_io::Connection;
 use gix_transport::{Protocol, Service};
 use gix_utils::progress::Discard;
 
-use super::chains::Most;
-use super::error::Trouble;
-use super::http::Carrier;
+use super::chains::PackLimits;
+use super::error::GitCodeError;
+use super::http::HttpTransport;
 use super::pace::ThroughputGuard;
-use super::refs::Offered;
+use super::refs::OfferedRef;
 use super::repository::Repository;
 use super::watched::PackScanner;
-use super::wire::Wire;
+use super::wire::GitBridge;
 use crate::pack::TreeError;
 use crate::upstream::bounds::GitLimits;
 
@@ -63,18 +63,18 @@ const LARGEST_OF_A_HISTORY: usize = 256 << 20;
 
 impl Conversation {
     /// Greets a repository.
-    pub(super) fn open(wire: &Wire, repository: &Repository, limits: GitLimits) -> Result<Self, Trouble> {
+    pub(super) fn open(wire: &GitBridge, repository: &Repository, limits: GitLimits) -> Result<Self, GitCodeError> {
         let at = repository.origin();
         let largest_object = limits.object_bytes;
         wire.pace.talk();
         let mut transport: Box<dyn Transport> = match repository {
             Repository::Http(url) => {
                 let url = url.as_str().trim_end_matches('/');
-                let url = gix_url::parse(url).map_err(|e| Trouble::of(&at, largest_object, &e))?;
-                Box::new(connect_http(Carrier::new(wire.clone()), url, Protocol::V2, false))
+                let url = gix_url::parse(url).map_err(|e| GitCodeError::of(&at, largest_object, &e))?;
+                Box::new(connect_http(HttpTransport::new(wire.clone()), url, Protocol::V2, false))
             }
             Repository::Ssh(ssh) => {
-                let (said, input) = wire.connect(ssh.clone()).map_err(|_| Trouble::Broken)?;
+                let (said, input) = wire.connect(ssh.clone()).map_err(|_| GitCodeError::Broken)?;
                 let path = ssh.path.as_str();
                 let none = None::<(&str, _)>;
                 Box::new(Connection::new(said, input, Protocol::V2, path, none, ConnectMode::Process, false))
@@ -82,20 +82,23 @@ impl Conversation {
         };
         let handshake =
             gix_protocol::handshake(&mut transport, Service::UploadPack, |_| Ok(None), Vec::new(), &mut Discard);
-        let handshake = handshake.map_err(|e| Trouble::of(&at, largest_object, &e))?;
+        let handshake = handshake.map_err(|e| GitCodeError::of(&at, largest_object, &e))?;
         let format = handshake.capabilities.capability("object-format");
         if format.and_then(|format| format.value().map(|value| value != "sha1")).unwrap_or_default() {
-            return Err(Trouble::unusable(&at, "a repository whose objects have no SHA-1, which larder cannot read"));
+            return Err(GitCodeError::unusable(
+                &at,
+                "a repository whose objects have no SHA-1, which larder cannot read",
+            ));
         }
         Ok(Self { transport, handshake, at, limits, pace: Arc::clone(&wire.pace) })
     }
 
-    fn trouble(&self, error: &gix_error::Error) -> Trouble {
-        Trouble::of(&self.at, self.limits.object_bytes, error)
+    fn trouble(&self, error: &gix_error::Error) -> GitCodeError {
+        GitCodeError::of(&self.at, self.limits.object_bytes, error)
     }
 
     /// The refs that begin with one of these prefixes; older servers send all. Limited in memory.
-    pub(super) fn offered(&mut self, prefixes: &[String]) -> Result<Vec<Offered>, Trouble> {
+    pub(super) fn offered(&mut self, prefixes: &[String]) -> Result<Vec<OfferedRef>, GitCodeError> {
         let refs = match &self.handshake.refs {
             Some(refs) => refs.clone(),
             None => {
@@ -108,7 +111,7 @@ impl Conversation {
             }
         };
         if refs.len() > self.limits.names {
-            return Err(Trouble::tree(&self.at, TreeError::TooLarge(format!("{} names", self.limits.names))));
+            return Err(GitCodeError::tree(&self.at, TreeError::TooLarge(format!("{} names", self.limits.names))));
         }
         Ok(refs.into_iter().filter_map(offered).collect())
     }
@@ -131,9 +134,9 @@ impl Conversation {
         extent: Extent,
         folder: &Path,
         stop: &AtomicBool,
-    ) -> Result<Objects, Trouble> {
+    ) -> Result<Objects, GitCodeError> {
         let packs = folder.join("pack");
-        std::fs::create_dir(folder).and_then(|()| std::fs::create_dir(&packs)).map_err(Trouble::Disk)?;
+        std::fs::create_dir(folder).and_then(|()| std::fs::create_dir(&packs)).map_err(GitCodeError::Disk)?;
         let shallow = match extent {
             Extent::OneCommit => Shallow::DepthAtRemote(NonZeroU32::MIN),
             Extent::CommitsAlone | Extent::Everything => Shallow::NoChange,
@@ -144,8 +147,8 @@ impl Conversation {
             Extent::CommitsAlone | Extent::Everything => object.max(LARGEST_OF_A_HISTORY),
         };
         let most = match extent {
-            Extent::OneCommit => Most::of_one_commit(objects, object, chain),
-            Extent::CommitsAlone | Extent::Everything => Most::of_a_history(objects, object, largest, chain),
+            Extent::OneCommit => PackLimits::of_one_commit(objects, object, chain),
+            Extent::CommitsAlone | Extent::Everything => PackLimits::of_a_history(objects, object, largest, chain),
         };
         let pace = Arc::clone(&self.pace);
         pace.talk();
@@ -175,15 +178,13 @@ impl Conversation {
             tags: Tags::None,
             reject_shallow_remote: false,
         };
-        let mut wants = Wants { wanted, extent };
+        let mut wants = WantedIds { wanted, extent };
         let fetched = gix_protocol::fetch(&mut wants, keep, Discard, stop, context, options);
         match fetched {
-            Ok(Some(_)) => opened(folder, largest).map_err(Trouble::Disk),
-            Ok(None) => Err(Trouble::unusable(&self.at, "nothing where a pack was asked for")),
-            Err(error) => {
-                Err(refused_id(&error)
-                    .map_or_else(|| self.trouble(&error), |()| Trouble::NoSuchId { at: self.at.clone() }))
-            }
+            Ok(Some(_)) => opened(folder, largest).map_err(GitCodeError::Disk),
+            Ok(None) => Err(GitCodeError::unusable(&self.at, "nothing where a pack was asked for")),
+            Err(error) => Err(refused_id(&error)
+                .map_or_else(|| self.trouble(&error), |()| GitCodeError::NoSuchId { at: self.at.clone() })),
         }
     }
 }
@@ -208,31 +209,31 @@ fn refused_id(error: &gix_error::Error) -> Option<()> {
     error.iter_errors().any(is_said).then_some(())
 }
 
-fn offered(found: Ref) -> Option<Offered> {
+fn offered(found: Ref) -> Option<OfferedRef> {
     Some(match found {
         Ref::Peeled { full_ref_name, tag, object } => {
-            Offered { name: full_ref_name.into(), id: tag, peeled: object, stands_for: None }
+            OfferedRef { name: full_ref_name.into(), id: tag, peeled: object, symbolic_target: None }
         }
         Ref::Direct { full_ref_name, object } => {
-            Offered { name: full_ref_name.into(), id: object, peeled: object, stands_for: None }
+            OfferedRef { name: full_ref_name.into(), id: object, peeled: object, symbolic_target: None }
         }
-        Ref::Symbolic { full_ref_name, target, tag, object } => Offered {
+        Ref::Symbolic { full_ref_name, target, tag, object } => OfferedRef {
             name: full_ref_name.into(),
             id: tag.unwrap_or(object),
             peeled: object,
-            stands_for: Some(target.into()),
+            symbolic_target: Some(target.into()),
         },
         Ref::Unborn { .. } => return None,
     })
 }
 
 /// Wanted ids; we have none.
-struct Wants<'a> {
+struct WantedIds<'a> {
     wanted: &'a [ObjectId],
     extent: Extent,
 }
 
-impl Negotiate for Wants<'_> {
+impl Negotiate for WantedIds<'_> {
     fn mark_complete_and_common_ref(&mut self) -> gix_error::Result<Action> {
         Ok(Action::MustNegotiate { remote_ref_target_known: Vec::new() })
     }

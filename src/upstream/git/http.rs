@@ -9,25 +9,25 @@ use gix_transport::client::blocking_io::http::{GetResponse, Http, PostBodyDataKi
 use http::{HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
-use super::wire::{Head, Wire, WireReader};
+use super::wire::{GitBridge, Head, WireReader};
 
 /// State shared by both requests of git.
-pub(super) struct Carrier {
-    wire: Wire,
+pub(super) struct HttpTransport {
+    wire: GitBridge,
     /// The repository, where it has moved to.
     moved: Option<String>,
 }
 
-impl Carrier {
-    pub(super) fn new(wire: Wire) -> Self {
+impl HttpTransport {
+    pub(super) fn new(wire: GitBridge) -> Self {
         Self { wire, moved: None }
     }
 }
 
-impl Http for Carrier {
+impl Http for HttpTransport {
     type Headers = Headers;
     type ResponseBody = ExchangeBody;
-    type PostBody = Posted;
+    type PostBody = PostedBody;
 
     fn get(
         &mut self,
@@ -53,7 +53,7 @@ impl Http for Carrier {
         _base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
         _body: PostBodyDataKind,
-    ) -> gix_error::Result<PostResponse<Headers, ExchangeBody, Posted>> {
+    ) -> gix_error::Result<PostResponse<Headers, ExchangeBody, PostedBody>> {
         let exchange = Exchange::Collecting {
             wire: self.wire.clone(),
             url: parsed(url)?,
@@ -62,7 +62,7 @@ impl Http for Carrier {
         };
         let exchange = Rc::new(RefCell::new(exchange));
         Ok(PostResponse {
-            post_body: Posted(Rc::clone(&exchange)),
+            post_body: PostedBody(Rc::clone(&exchange)),
             headers: Headers { lines: None, exchange: Some(Rc::clone(&exchange)) },
             body: ExchangeBody::of(exchange),
         })
@@ -80,7 +80,7 @@ impl Http for Carrier {
 /// A request and its answer, one after the other.
 enum Exchange {
     /// The body to post is incomplete.
-    Collecting { wire: Wire, url: Url, headers: HeaderMap, body: Vec<u8> },
+    Collecting { wire: GitBridge, url: Url, headers: HeaderMap, body: Vec<u8> },
     /// The answer arrives.
     Answered(WireReader),
     /// It failed, or its answer is read elsewhere.
@@ -105,9 +105,9 @@ impl Exchange {
 }
 
 /// The body to post, until the answer is read.
-pub(super) struct Posted(Rc<RefCell<Exchange>>);
+pub(super) struct PostedBody(Rc<RefCell<Exchange>>);
 
-impl Write for Posted {
+impl Write for PostedBody {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut *self.0.borrow_mut() {
             Exchange::Collecting { body, .. } => body.extend_from_slice(bytes),

@@ -6,13 +6,13 @@ use std::sync::atomic::AtomicBool;
 use gix_hash::ObjectId;
 use gix_object::{FindHeader, Kind};
 
-use super::checkout::{Checkout, LaidOut};
-use super::error::Trouble;
+use super::checkout::{Checkout, CheckoutResult};
+use super::error::GitCodeError;
 use super::fetch::{Conversation, Extent, Objects};
-use super::refs::{Chosen, Offered, Reference};
+use super::refs::{OfferedRef, Reference, ResolvedRef};
 use super::repository::Repository;
 use super::submodules::{Submodule, Submodules};
-use super::wire::Wire;
+use super::wire::GitBridge;
 use super::{GitSource, GitTree};
 use crate::pack::{Tree, TreeError, TreePath};
 use crate::upstream::bounds::GitLimits;
@@ -27,8 +27,8 @@ pub(super) struct Job {
 }
 
 /// A running job.
-struct Work<'a> {
-    wire: Wire,
+struct RunningGitJob<'a> {
+    wire: GitBridge,
     stop: &'a AtomicBool,
     scratch: PathBuf,
     limits: GitLimits,
@@ -52,14 +52,14 @@ impl Job {
         }
     }
 
-    fn reference(&self) -> Result<Reference, Trouble> {
+    fn reference(&self) -> Result<Reference, GitCodeError> {
         let reference = Reference::parse(self.reference.as_deref(), self.has_depth);
         reference.map_err(|bad| {
             let why = format!(
                 "a source whose reference {:?} is not fetched: {bad}",
                 self.reference.as_deref().unwrap_or_default()
             );
-            Trouble::unusable(&self.repository.origin(), why)
+            GitCodeError::unusable(&self.repository.origin(), why)
         })
     }
 
@@ -71,35 +71,35 @@ impl Job {
         }
     }
 
-    fn nothing(&self) -> Trouble {
+    fn nothing(&self) -> GitCodeError {
         let why = match &self.reference {
             Some(reference) if !reference.is_empty() => {
                 format!("a repository without a branch, a tag or a commit that is called {reference:?}")
             }
             _ => "a repository without a commit".to_owned(),
         };
-        Trouble::unusable(&self.repository.origin(), why)
+        GitCodeError::unusable(&self.repository.origin(), why)
     }
 
     /// Resolves the reference by names only.
-    pub(super) fn look(&self, wire: Wire) -> Result<Option<String>, Trouble> {
+    pub(super) fn resolve_by_name(&self, wire: GitBridge) -> Result<Option<String>, GitCodeError> {
         let reference = self.reference()?;
         let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
         let offered = conversation.offered(&reference.prefixes())?;
         match reference.choose(&offered) {
-            Chosen::Offered(offered) => Ok(Some(offered.peeled.to_string())),
-            Chosen::Id(id) => Ok(Some(id.to_string())),
-            Chosen::Short(_) => Ok(None),
-            Chosen::Nothing => Err(self.nothing()),
+            ResolvedRef::Offered(offered) => Ok(Some(offered.peeled.to_string())),
+            ResolvedRef::Id(id) => Ok(Some(id.to_string())),
+            ResolvedRef::Short(_) => Ok(None),
+            ResolvedRef::Nothing => Err(self.nothing()),
         }
     }
 
     /// Fetches it, and lays it out.
-    pub(super) fn fetch(&self, wire: Wire, stop: &AtomicBool, tree: Tree) -> Result<GitTree, Trouble> {
+    pub(super) fn fetch(&self, wire: GitBridge, stop: &AtomicBool, tree: Tree) -> Result<GitTree, GitCodeError> {
         let reference = self.reference()?;
         let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
         let offered = conversation.offered(&reference.prefixes())?;
-        let mut work = Work {
+        let mut work = RunningGitJob {
             wire,
             stop,
             scratch: self.scratch.clone(),
@@ -118,45 +118,47 @@ impl Job {
     /// The objects of the chosen commit, and its id.
     fn objects(
         &self,
-        work: &mut Work<'_>,
+        work: &mut RunningGitJob<'_>,
         mut conversation: Conversation,
-        chosen: Chosen,
-        offered: &[Offered],
-    ) -> Result<(Objects, ObjectId), Trouble> {
+        chosen: ResolvedRef,
+        offered: &[OfferedRef],
+    ) -> Result<(Objects, ObjectId), GitCodeError> {
         match chosen {
-            Chosen::Offered(found) => Ok((work.pack(&mut conversation, &[found.id], Extent::OneCommit)?, found.id)),
-            Chosen::Id(id) => {
+            ResolvedRef::Offered(found) => {
+                Ok((work.pack(&mut conversation, &[found.id], Extent::OneCommit)?, found.id))
+            }
+            ResolvedRef::Id(id) => {
                 let (history, extent) = work.history(&mut conversation, offered)?.ok_or_else(|| self.nothing())?;
                 if !is_commit(&history, &id) {
                     let why = format!("a repository in which no branch and no tag leads to the commit {id}");
-                    return Err(Trouble::unusable(&conversation.at, why));
+                    return Err(GitCodeError::unusable(&conversation.at, why));
                 }
                 work.out_of(&self.repository, conversation, history, extent, id)
             }
-            Chosen::Short(short) => {
+            ResolvedRef::Short(short) => {
                 let (history, extent) = work.history(&mut conversation, offered)?.ok_or_else(|| self.nothing())?;
-                let mut all = commits_called(&history, &short);
+                let mut all = describe_commits(&history, &short);
                 match (all.pop(), all.is_empty()) {
                     (Some(id), true) => work.out_of(&self.repository, conversation, history, extent, id),
                     (Some(_), false) => {
                         let why = format!("a repository with several commits whose ids begin with {short}");
-                        Err(Trouble::unusable(&conversation.at, why))
+                        Err(GitCodeError::unusable(&conversation.at, why))
                     }
                     (None, _) => Err(self.nothing()),
                 }
             }
-            Chosen::Nothing => Err(self.nothing()),
+            ResolvedRef::Nothing => Err(self.nothing()),
         }
     }
 }
 
-impl Work<'_> {
+impl RunningGitJob<'_> {
     fn pack(
         &mut self,
         conversation: &mut Conversation,
         wanted: &[ObjectId],
         extent: Extent,
-    ) -> Result<Objects, Trouble> {
+    ) -> Result<Objects, GitCodeError> {
         self.packs += 1;
         conversation.pack(wanted, extent, &self.scratch.join(format!("pack-{}", self.packs)), self.stop)
     }
@@ -165,8 +167,8 @@ impl Work<'_> {
     fn history(
         &mut self,
         conversation: &mut Conversation,
-        offered: &[Offered],
-    ) -> Result<Option<(Objects, Extent)>, Trouble> {
+        offered: &[OfferedRef],
+    ) -> Result<Option<(Objects, Extent)>, GitCodeError> {
         let extent = if conversation.can_leave_out_trees() { Extent::CommitsAlone } else { Extent::Everything };
         Ok(self.tips(conversation, offered, extent)?.map(|history| (history, extent)))
     }
@@ -174,9 +176,9 @@ impl Work<'_> {
     fn tips(
         &mut self,
         conversation: &mut Conversation,
-        offered: &[Offered],
+        offered: &[OfferedRef],
         extent: Extent,
-    ) -> Result<Option<Objects>, Trouble> {
+    ) -> Result<Option<Objects>, GitCodeError> {
         let is_tip =
             |name: &[u8]| name == b"HEAD" || name.starts_with(b"refs/heads/") || name.starts_with(b"refs/tags/");
         let mut tips: Vec<_> = offered.iter().filter(|one| is_tip(&one.name)).map(|one| one.id).collect();
@@ -193,7 +195,7 @@ impl Work<'_> {
         history: Objects,
         extent: Extent,
         id: ObjectId,
-    ) -> Result<(Objects, ObjectId), Trouble> {
+    ) -> Result<(Objects, ObjectId), GitCodeError> {
         if extent == Extent::Everything {
             return Ok((history, id));
         }
@@ -207,21 +209,21 @@ impl Work<'_> {
         &mut self,
         repository: &Repository,
         id: ObjectId,
-        fetched: Result<Objects, Trouble>,
-    ) -> Result<Objects, Trouble> {
+        fetched: Result<Objects, GitCodeError>,
+    ) -> Result<Objects, GitCodeError> {
         match fetched {
-            Err(Trouble::NoSuchId { .. }) => self.everything(repository, id),
+            Err(GitCodeError::NoSuchId { .. }) => self.everything(repository, id),
             fetched => fetched,
         }
     }
 
     /// Everything below heads and tags, in a conversation of its own, provided that it contains the commit `id`.
-    fn everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, Trouble> {
+    fn everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
         let mut conversation = Conversation::open(&self.wire, repository, self.limits)?;
         let offered = conversation.offered(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
         let all = self.tips(&mut conversation, &offered, Extent::Everything)?;
         all.filter(|objects| is_commit(objects, &id)).ok_or_else(|| {
-            Trouble::unusable(&repository.origin(), format!("a repository that does not hand out the commit {id}"))
+            GitCodeError::unusable(&repository.origin(), format!("a repository that does not hand out the commit {id}"))
         })
     }
 
@@ -232,19 +234,20 @@ impl Work<'_> {
         named: ObjectId,
         below: &TreePath,
         depth: usize,
-    ) -> Result<ObjectId, Trouble> {
+    ) -> Result<ObjectId, GitCodeError> {
         let at = repository.origin();
         let largest_object = self.limits.object_bytes;
         let checkout = Checkout { objects, at: &at, below, largest_object, stop: self.stop };
         let (commit, root) = checkout.commit(named)?;
-        let LaidOut { submodules, modules, pointers, unknown_encodings } = checkout.lay_out(root, &mut self.tree)?;
+        let CheckoutResult { submodules, modules, pointers, unknown_encodings } =
+            checkout.lay_out(root, &mut self.tree)?;
         self.pointers.extend(pointers);
         self.unknown_encodings.extend(unknown_encodings);
-        let refused = |error| Trouble::tree(&at, error);
+        let refused = |error| GitCodeError::tree(&at, error);
         let known = Submodules::parse(modules.as_deref()).map_err(refused)?;
         for (path, id) in submodules {
             // // Each lookup scans all of them.
-            checkout.may_go_on()?;
+            checkout.check_cancelled()?;
             let Submodule::From(from) = known.at(path.as_ref(), repository).map_err(refused)? else { continue };
             if depth >= self.limits.submodule_depth {
                 let most = self.limits.submodule_depth;
@@ -263,7 +266,7 @@ impl Work<'_> {
     }
 
     /// The commit of a submodule. It is named by the tree around it: whether a name leads to it does not matter.
-    fn submodule(&mut self, from: &Repository, id: ObjectId) -> Result<Objects, Trouble> {
+    fn submodule(&mut self, from: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
         let mut conversation = Conversation::open(&self.wire, from, self.limits)?;
         if !conversation.serves_any_id() {
             let offered = conversation.offered(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
@@ -296,7 +299,7 @@ fn is_commit(objects: &Objects, id: &ObjectId) -> bool {
 }
 
 /// The commits and tags whose ids begin so.
-fn commits_called(objects: &Objects, short: &str) -> Vec<ObjectId> {
+fn describe_commits(objects: &Objects, short: &str) -> Vec<ObjectId> {
     let Ok(prefix) = gix_hash::Prefix::from_hex(short) else { return Vec::new() };
     let mut found = std::collections::HashSet::new();
     if objects.lookup_prefix(prefix, Some(&mut found)).is_err() {

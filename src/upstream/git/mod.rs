@@ -29,13 +29,13 @@ use std::time::Duration;
 use tokio::time::timeout;
 use url::Url;
 
+use self::error::GitCodeError;
 pub use self::error::GitError;
-use self::error::Trouble;
 use self::job::Job;
 use self::repository::Repository;
-use self::wire::Wire;
-use super::Grant;
-use super::ask::{Ask, Asker};
+use self::wire::GitBridge;
+use super::CredentialScope;
+use super::ask::{RequestPriority, UpstreamRequest};
 use super::error::{Fault, UpstreamError};
 use super::outbound::Outbound;
 use super::permits::Permit;
@@ -45,9 +45,9 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::pack::Tree;
 
-/// A git request: like [`Ask`], for several HTTP requests.
+/// A git request: like [`UpstreamRequest`], for several HTTP requests.
 #[derive(Debug, Clone, Copy)]
-pub struct GitAsk<'a> {
+pub struct GitRequest<'a> {
     /// The label of the request.
     pub what: &'a str,
     /// Which repository, and what of it.
@@ -55,13 +55,13 @@ pub struct GitAsk<'a> {
     /// The upstream that led here.
     pub upstream: &'a Hostname,
     /// The credential scope.
-    pub grant: &'a Grant,
+    pub grant: &'a CredentialScope,
     /// Which proxies the request behind this one has been through.
     pub via: &'a CdnLoop,
     /// Retries of a first request after a temporary failure.
     pub retries: usize,
     /// Priority of the request.
-    pub asker: Asker,
+    pub asker: RequestPriority,
     /// When it is made.
     pub now: Timestamp,
 }
@@ -83,11 +83,11 @@ pub struct GitTree {
 #[derive(Debug)]
 pub struct GitPermit(#[expect(dead_code, reason = "held, and never looked at")] Permit);
 
-impl<'a> GitAsk<'a> {
+impl<'a> GitRequest<'a> {
     /// The part of this request that goes to `url`.
-    fn at(self, url: &'a Url) -> Ask<'a> {
+    fn at(self, url: &'a Url) -> UpstreamRequest<'a> {
         let Self { what, upstream, grant, via, retries, asker, now, .. } = self;
-        Ask { what, url, upstream, grant, via, retries, asker, now }
+        UpstreamRequest { what, url, upstream, grant, via, retries, asker, now }
     }
 
     fn failed(&self, at: String, fault: Fault) -> UpstreamError {
@@ -107,7 +107,7 @@ impl Outbound {
     ///
     /// # Errors
     /// [`GitError`]: upstream failures, refused trees and disk errors are separate.
-    pub async fn git(&self, ask: GitAsk<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
+    pub async fn git(&self, ask: GitRequest<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
         let repository = ask.repository()?;
         let turn = self.git_turn(&ask, &repository).await?;
         let job = Job::new(ask.source, repository, scratch, self.git_limits);
@@ -115,7 +115,7 @@ impl Outbound {
             job.fetch(wire, stop, tree).map(|fetched| GitTree { turn: Some(GitPermit(turn)), ..fetched })
         });
         let fetched = fetched.await?;
-        let notes = fetched.notes.iter().map(|note| ask.grant.unless_quoted_in(note).to_owned()).collect();
+        let notes = fetched.notes.iter().map(|note| ask.grant.text_without_credentials(note).to_owned()).collect();
         Ok(GitTree { notes, ..fetched })
     }
 
@@ -124,7 +124,7 @@ impl Outbound {
     ///
     /// # Errors
     /// As [`git`](Self::git).
-    pub async fn git_commit(&self, ask: GitAsk<'_>) -> Result<Option<String>, GitError> {
+    pub async fn git_commit(&self, ask: GitRequest<'_>) -> Result<Option<String>, GitError> {
         let repository = ask.repository()?;
         let at = repository.origin();
         let job = Job::new(ask.source, repository, Path::new(""), self.git_limits);
@@ -137,7 +137,7 @@ impl Outbound {
         let permit = permit.ok_or_else(|| ask.failed(at, crowded()))?;
         self.carried(ask, self.git_limits.look, move |wire, _stop| {
             let _permit = permit;
-            job.look(wire)
+            job.resolve_by_name(wire)
         })
         .await
     }
@@ -145,15 +145,15 @@ impl Outbound {
     /// Runs git's blocking code next to the future that executes its requests. If one ends, the other is stopped.
     async fn carried<T: Send + 'static>(
         &self,
-        ask: GitAsk<'_>,
+        ask: GitRequest<'_>,
         limit: Duration,
-        work: impl FnOnce(Wire, &AtomicBool) -> Result<T, Trouble> + Send + 'static,
+        work: impl FnOnce(GitBridge, &AtomicBool) -> Result<T, GitCodeError> + Send + 'static,
     ) -> Result<T, GitError> {
-        let stop = Stop(Arc::default());
+        let stop = CancelOnDrop(Arc::default());
         let stopped = Arc::clone(&stop.0);
-        let (wire, orders) = Wire::new(self.git_limits);
+        let (wire, orders) = GitBridge::new(self.git_limits);
         let mut worker = tokio::task::spawn_blocking(move || work(wire, &stopped));
-        let carried = timeout(limit, self.carry(ask, orders)).await;
+        let carried = timeout(limit, self.execute_git(ask, orders)).await;
         let at = || super::outbound::origin(&ask.source.url);
         let broken = match carried {
             Ok(Ok(())) => None,
@@ -179,7 +179,7 @@ impl Outbound {
                 let why = format!("what it sent was not read {} s after its end", self.git_limits.ending.as_secs());
                 Err(ask.failed(at(), Fault::Slow(why)).into())
             }
-            (None, Ok(Ok(worked))) => worked.map_err(|trouble| trouble.told(&ask)),
+            (None, Ok(Ok(worked))) => worked.map_err(|trouble| trouble.into_git_error(&ask)),
             (None, Ok(Err(_))) => {
                 Err(ask.failed(at(), Fault::Unusable("something that breaks what reads it".into())).into())
             }
@@ -187,7 +187,7 @@ impl Outbound {
     }
 
     /// A place among the jobs. They are so few that they need no archive's permit beside it.
-    async fn git_turn(&self, ask: &GitAsk<'_>, repository: &Repository) -> Result<Permit, GitError> {
+    async fn git_turn(&self, ask: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
         let crowded = || Fault::Crowded("as many git repositories are being fetched as may be at one time".to_owned());
         let place = self.git_permits.take(ask.upstream, ask.asker).await;
         place.ok_or_else(|| ask.failed(repository.origin(), crowded()).into())
@@ -195,15 +195,15 @@ impl Outbound {
 }
 
 /// Cancels a job; dropping it cancels too.
-struct Stop(Arc<AtomicBool>);
+struct CancelOnDrop(Arc<AtomicBool>);
 
-impl Stop {
+impl CancelOnDrop {
     fn now(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for Stop {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.now();
     }

@@ -8,7 +8,7 @@ use crate::upstream::bounds::GitLimits;
 use crate::upstream::error::Fault;
 
 /// Slower transfers delay others. The limit is that of archives.
-const LEAST_BYTES_PER_SECOND: f64 = 1024.0;
+const MIN_BYTES_PER_SECOND: f64 = 1024.0;
 
 /// Waiting times and received bytes of one job.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl ThroughputGuard {
     ///
     /// # Errors
     /// [`Fault::TooLarge`] for too much data before the pack, [`Fault::Slow`] for a slow transfer.
-    pub(super) fn came(&self, bytes: usize, waited: Duration) -> Result<(), Fault> {
+    pub(super) fn record(&self, bytes: usize, waited: Duration) -> Result<(), Fault> {
         let mut state = self.state.lock();
         if let TransferStage::Talk(said) = &mut state.stage {
             *said += bytes as u64;
@@ -80,7 +80,7 @@ impl ThroughputGuard {
             return Ok(());
         }
         let (came, waited) = (std::mem::take(&mut state.came), std::mem::take(&mut state.waited));
-        if came as f64 >= LEAST_BYTES_PER_SECOND * waited.as_secs_f64() {
+        if came as f64 >= MIN_BYTES_PER_SECOND * waited.as_secs_f64() {
             return Ok(());
         }
         Err(Fault::Slow(format!("less than 1 KiB/s over {} s", waited.as_secs())))
@@ -101,10 +101,10 @@ mod tests {
     fn a_pack_that_drips_is_given_up_and_one_that_comes_is_not() {
         let pace = pace();
         pace.pack();
-        assert_eq!(pace.came(1, WAITED), Ok(()));
-        assert!(matches!(pace.came(1, WAITED), Err(Fault::Slow(_))));
+        assert_eq!(pace.record(1, WAITED), Ok(()));
+        assert!(matches!(pace.record(1, WAITED), Err(Fault::Slow(_))));
         for _ in 0..100 {
-            assert_eq!(pace.came(30 << 10, WAITED), Ok(()));
+            assert_eq!(pace.record(30 << 10, WAITED), Ok(()));
         }
     }
 
@@ -113,10 +113,10 @@ mod tests {
         for bytes in [5, 2000] {
             let pace = pace();
             for _ in 0..3 {
-                let waits = (1..).find(|_| pace.came(bytes, Duration::from_secs(5)).is_err()).unwrap();
+                let waits = (1..).find(|_| pace.record(bytes, Duration::from_secs(5)).is_err()).unwrap();
                 assert_eq!(waits * 5, 125, "s; it has 120");
                 pace.talk();
-                assert!(pace.came(bytes, Duration::from_secs(5)).is_err(), "another answer gives it no more time");
+                assert!(pace.record(bytes, Duration::from_secs(5)).is_err(), "another answer gives it no more time");
                 // Another pack does.
                 pace.pack();
                 pace.talk();
@@ -127,11 +127,11 @@ mod tests {
     #[test]
     fn what_is_said_before_a_pack_is_bounded_and_what_is_in_it_is_not() {
         let pace = pace();
-        assert_eq!(pace.came(60_000, Duration::ZERO), Ok(()));
-        assert_eq!(pace.came(60_000, Duration::ZERO), Err(Fault::TooLarge(100_000)));
+        assert_eq!(pace.record(60_000, Duration::ZERO), Ok(()));
+        assert_eq!(pace.record(60_000, Duration::ZERO), Err(Fault::TooLarge(100_000)));
         pace.pack();
-        assert_eq!(pace.came(1 << 30, Duration::ZERO), Ok(()));
+        assert_eq!(pace.record(1 << 30, Duration::ZERO), Ok(()));
         pace.talk();
-        assert_eq!(pace.came(60_000, Duration::ZERO), Ok(()));
+        assert_eq!(pace.record(60_000, Duration::ZERO), Ok(()));
     }
 }

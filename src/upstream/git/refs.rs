@@ -29,7 +29,7 @@ pub(super) struct BadReference(&'static str);
 
 /// One name that a repository offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Offered {
+pub(super) struct OfferedRef {
     /// The whole name: `HEAD`, `refs/heads/main`.
     pub(super) name: Vec<u8>,
     /// The id of the ref; for an annotated tag, the tag object.
@@ -37,14 +37,14 @@ pub(super) struct Offered {
     /// The peeled id; for an annotated tag, its target.
     pub(super) peeled: ObjectId,
     /// The target of a symbolic ref.
-    pub(super) stands_for: Option<Vec<u8>>,
+    pub(super) symbolic_target: Option<Vec<u8>>,
 }
 
 /// Result of resolving a reference by names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Chosen {
+pub(super) enum ResolvedRef {
     /// Something that is offered under a name.
-    Offered(Offered),
+    Offered(OfferedRef),
     /// An id without a ref; the server may still send it.
     Id(ObjectId),
     /// Perhaps the beginning of an id, in lower case.
@@ -108,33 +108,33 @@ impl Reference {
     }
 
     /// Resolves the reference among the offered refs.
-    pub(super) fn choose(&self, offered: &[Offered]) -> Chosen {
+    pub(super) fn choose(&self, offered: &[OfferedRef]) -> ResolvedRef {
         let named = |name: &[u8]| offered.iter().find(|offered| offered.name == name).cloned();
         let found = match self {
             Self::Head => named(b"HEAD"),
             Self::DefaultBranch => match named(b"HEAD") {
-                Some(head) if head.stands_for.is_some() => Some(head),
+                Some(head) if head.symbolic_target.is_some() => Some(head),
                 Some(_) | None => named(b"refs/heads/master").or_else(|| named(b"refs/tags/master")),
             },
             Self::Id(id) => {
                 let tip = offered.iter().find(|offered| offered.id == *id || offered.peeled == *id);
                 // By its own id, which old servers hand out, also where that is of an annotated tag of the commit.
-                return tip.cloned().map_or(Chosen::Id(*id), Chosen::Offered);
+                return tip.cloned().map_or(ResolvedRef::Id(*id), ResolvedRef::Offered);
             }
             Self::Branch(name) => {
                 named(format!("refs/heads/{name}").as_bytes()).or_else(|| named(format!("refs/tags/{name}").as_bytes()))
             }
             Self::Name(name) => {
-                let default = named(b"HEAD").and_then(|head| head.stands_for);
+                let default = named(b"HEAD").and_then(|head| head.symbolic_target);
                 let is_own = |branch: &[u8]| default.as_deref() == Some(branch);
                 let found = candidates(name, is_own).find_map(|name| named(&name));
                 match (found, short_id(name)) {
-                    (None, Some(short)) => return Chosen::Short(short),
+                    (None, Some(short)) => return ResolvedRef::Short(short),
                     (found, _) => found,
                 }
             }
         };
-        found.map_or(Chosen::Nothing, Chosen::Offered)
+        found.map_or(ResolvedRef::Nothing, ResolvedRef::Offered)
     }
 }
 
@@ -185,12 +185,12 @@ mod tests {
         ObjectId::from_hex(&[digit; 40]).unwrap()
     }
 
-    fn offered() -> Vec<Offered> {
-        let one = |name: &str, digit: u8| Offered {
+    fn offered() -> Vec<OfferedRef> {
+        let one = |name: &str, digit: u8| OfferedRef {
             name: name.as_bytes().to_vec(),
             id: id(digit),
             peeled: id(digit),
-            stands_for: (name == "HEAD").then(|| b"refs/heads/main".to_vec()),
+            symbolic_target: (name == "HEAD").then(|| b"refs/heads/main".to_vec()),
         };
         let mut all = vec![
             one("HEAD", b'1'),
@@ -201,16 +201,16 @@ mod tests {
             one("refs/tags/main", b'5'),
             one("refs/tags/v1", b'6'),
         ];
-        all.push(Offered { peeled: id(b'8'), ..one("refs/tags/annotated", b'7') });
+        all.push(OfferedRef { peeled: id(b'8'), ..one("refs/tags/annotated", b'7') });
         all
     }
 
     fn chosen(text: Option<&str>, depth: bool) -> Option<String> {
         match Reference::parse(text, depth).unwrap().choose(&offered()) {
-            Chosen::Offered(offered) => Some(String::from_utf8(offered.name).unwrap()),
-            Chosen::Id(id) => Some(format!("id {}", &id.to_string()[..4])),
-            Chosen::Short(short) => Some(format!("short {short}")),
-            Chosen::Nothing => None,
+            ResolvedRef::Offered(offered) => Some(String::from_utf8(offered.name).unwrap()),
+            ResolvedRef::Id(id) => Some(format!("id {}", &id.to_string()[..4])),
+            ResolvedRef::Short(short) => Some(format!("short {short}")),
+            ResolvedRef::Nothing => None,
         }
     }
 
@@ -248,9 +248,9 @@ mod tests {
     #[test]
     fn where_head_is_no_branch_a_clone_has_none_of_its_own() {
         let mut detached = offered();
-        detached[0].stands_for = None;
+        detached[0].symbolic_target = None;
         let chosen = |text, depth| match Reference::parse(text, depth).unwrap().choose(&detached) {
-            Chosen::Offered(offered) => Some(String::from_utf8(offered.name).unwrap()),
+            ResolvedRef::Offered(offered) => Some(String::from_utf8(offered.name).unwrap()),
             _ => None,
         };
         assert_eq!(chosen(Some("main"), false).as_deref(), Some("refs/tags/main"));
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(chosen(None, true), None);
         detached[1].name = b"refs/heads/master".to_vec();
         let found = Reference::parse(None, true).unwrap().choose(&detached);
-        assert!(matches!(found, Chosen::Offered(found) if found.name == b"refs/heads/master"));
+        assert!(matches!(found, ResolvedRef::Offered(found) if found.name == b"refs/heads/master"));
     }
 
     #[test]
@@ -286,7 +286,7 @@ mod tests {
         #[test]
         fn whatever_a_reference_is_what_it_comes_to_was_asked_for(text in "(refs/|tags/|heads/|origin/|remotes/)?[a-f0-9v/]{0,8}|main|both|\\PC{0,20}", depth in any::<bool>()) {
             let Ok(reference) = Reference::parse(Some(&text), depth) else { return Ok(()) };
-            if let Chosen::Offered(chosen) = reference.choose(&offered()) {
+            if let ResolvedRef::Offered(chosen) = reference.choose(&offered()) {
                 prop_assert!(reference.prefixes().iter().any(|prefix| chosen.name.starts_with(prefix.as_bytes())), "{:?}", chosen);
             }
         }

@@ -16,17 +16,17 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::GitAsk;
-use super::carry::Received;
+use super::GitRequest;
+use super::carry::ReceivedBytes;
 use super::repository::SshRepository;
 use super::wire::WirePiece;
 use crate::config::SshFiles;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
 use crate::upstream::guard::EgressRefusal;
-use crate::upstream::outbound::{Link, Outbound};
+use crate::upstream::outbound::{Connectivity, Outbound};
 
 /// The part of standard error that is kept.
-const LONGEST_COMPLAINT: usize = 4096;
+const MAX_STDERR_BYTES: usize = 4096;
 const PIECE: usize = 64 * 1024;
 /// Time for `ssh` to exit after it closed its output.
 const END_WITHIN: Duration = Duration::from_secs(5);
@@ -35,14 +35,14 @@ const OWN_TROUBLE: i32 = 255;
 
 impl Outbound {
     /// Connects to a server and copies data both ways until one side ends.
-    pub(super) async fn carry_ssh(
+    pub(super) async fn execute_ssh(
         &self,
-        ask: GitAsk<'_>,
+        ask: GitRequest<'_>,
         repository: &SshRepository,
         said: mpsc::Sender<WirePiece>,
         mut input: mpsc::Receiver<Bytes>,
         awaited: &AtomicBool,
-        received: &mut Received,
+        received: &mut ReceivedBytes,
     ) -> Result<(), UpstreamError> {
         let failed = |fault| ask.failed(format!("ssh://{}", repository.named()), fault);
         let files = self.ssh_allowed(&ask, repository).map_err(|refusal| {
@@ -52,16 +52,16 @@ impl Outbound {
         let mut last = Fault::NoSuchName(format!("{} has no address", repository.host));
         for address in self.ssh_addresses(repository).await.map_err(failed)? {
             let mut running = SshProcess::spawn(repository, address, files).map_err(failed)?;
-            let first = running.say(awaited, self.first_byte_within()).await;
+            let first = running.next_output(awaited, self.first_byte_within()).await;
             match first {
                 Ok(Some(first)) => {
                     let carried = self.converse(ask, running, first, said, &mut input, awaited, received).await;
                     return carried.map_err(failed);
                 }
-                Ok(None) => last = running.ended_without_a_word(files).await,
+                Ok(None) => last = running.exit_reason(files).await,
                 Err(fault) => last = fault,
             }
-            self.traffic.asked(ask.upstream, None);
+            self.traffic.count_request(ask.upstream, None);
             // Another address helps only where this one could not be reached.
             if !matches!(last, Fault::Unreachable(_)) {
                 break;
@@ -71,8 +71,8 @@ impl Outbound {
     }
 
     /// Promise 8: ssh connects only to hosts of a `[[credential]]` for this upstream.
-    fn ssh_allowed<'a>(&self, ask: &GitAsk<'a>, repository: &SshRepository) -> Result<&'a SshFiles, EgressRefusal> {
-        if self.link() == Link::Offline {
+    fn ssh_allowed<'a>(&self, ask: &GitRequest<'a>, repository: &SshRepository) -> Result<&'a SshFiles, EgressRefusal> {
+        if self.link() == Connectivity::Offline {
             return Err(EgressRefusal::Offline);
         }
         ask.grant
@@ -96,15 +96,15 @@ impl Outbound {
     #[expect(clippy::too_many_arguments, reason = "both ends of a conversation, and its bounds")]
     async fn converse(
         &self,
-        ask: GitAsk<'_>,
+        ask: GitRequest<'_>,
         mut running: SshProcess,
         first: Bytes,
         said: mpsc::Sender<WirePiece>,
         input: &mut mpsc::Receiver<Bytes>,
         awaited: &AtomicBool,
-        received: &mut Received,
+        received: &mut ReceivedBytes,
     ) -> Result<(), Fault> {
-        let brought = self.traffic.brought_by(ask.upstream);
+        let brought = self.traffic.bytes_counter(ask.upstream);
         let mut stdin = running.stdin.take();
         let telling = async {
             while let Some(bytes) = input.recv().await {
@@ -126,7 +126,7 @@ impl Outbound {
                     return Ok(());
                 }
                 piece = tokio::select! {
-                    piece = running.say(awaited, self.git_limits.idle) => piece?,
+                    piece = running.next_output(awaited, self.git_limits.idle) => piece?,
                     () = said.closed() => return Ok(()),
                 };
             }
@@ -173,7 +173,7 @@ impl SshProcess {
     }
 
     /// The next output; `None` at the end. Silence counts only while a reader waits.
-    async fn say(&mut self, awaited: &AtomicBool, idle: Duration) -> Result<Option<Bytes>, Fault> {
+    async fn next_output(&mut self, awaited: &AtomicBool, idle: Duration) -> Result<Option<Bytes>, Fault> {
         let mut piece = BytesMut::with_capacity(PIECE);
         loop {
             match timeout(idle, self.stdout.read_buf(&mut piece)).await {
@@ -196,7 +196,7 @@ impl SshProcess {
         }
     }
 
-    async fn ended_without_a_word(mut self, files: &SshFiles) -> Fault {
+    async fn exit_reason(mut self, files: &SshFiles) -> Fault {
         let status = self.status().await;
         let said = self.complained().await;
         let names_of_files = [(&files.key, "(the key)"), (&files.known_hosts, "(known_hosts)")];
@@ -245,9 +245,9 @@ impl Drop for SshProcess {
 /// The error output as one safe line. All of it is read, so that `ssh` never blocks.
 async fn complaint(mut stderr: impl AsyncRead + Unpin) -> String {
     let mut kept = Vec::new();
-    let mut buffer = vec![0; LONGEST_COMPLAINT];
+    let mut buffer = vec![0; MAX_STDERR_BYTES];
     while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
-        let room = LONGEST_COMPLAINT - kept.len();
+        let room = MAX_STDERR_BYTES - kept.len();
         kept.extend_from_slice(&buffer[..read.min(room)]);
     }
     relayed(&String::from_utf8_lossy(&kept))

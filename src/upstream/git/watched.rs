@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 
 use flate2::{Decompress, FlushDecompress, Status};
 
-use super::chains::{Base, Chains, Most};
+use super::chains::{DeltaBaseRef, DeltaChains, PackLimits};
 use crate::pack::TreeError;
 use crate::upstream::error::Fault;
 
@@ -28,7 +28,7 @@ pub(super) struct PackScanner<R, B> {
 }
 
 impl<R: BufRead, B: FnOnce()> PackScanner<R, B> {
-    pub(super) fn new(pack: R, most: Most, begun: B) -> Self {
+    pub(super) fn new(pack: R, most: PackLimits, begun: B) -> Self {
         Self { pack, begun: Some(begun), examined: 0, entries: PackEntries::new(most) }
     }
 }
@@ -65,8 +65,8 @@ struct PackEntries {
     at: u64,
     begins: u64,
     left: u32,
-    most: Most,
-    chains: Chains,
+    most: PackLimits,
+    chains: DeltaChains,
     inflate: Decompress,
     room: Box<[u8]>,
 }
@@ -96,7 +96,7 @@ enum PackPosition {
 
 /// An entry being unpacked, which is thrown away but for the sizes that a delta begins with.
 struct EntryInflater {
-    base: Base,
+    base: DeltaBaseRef,
     /// Declared size.
     size: u64,
     packed: u64,
@@ -105,14 +105,14 @@ struct EntryInflater {
 }
 
 impl PackEntries {
-    fn new(most: Most) -> Self {
+    fn new(most: PackLimits) -> Self {
         Self {
             part: PackPosition::Header(Vec::with_capacity(HEADER)),
             at: 0,
             begins: 0,
             left: 0,
             most,
-            chains: Chains::new(most),
+            chains: DeltaChains::new(most),
             inflate: Decompress::new(true),
             room: vec![0; 32 << 10].into(),
         }
@@ -173,13 +173,13 @@ impl PackEntries {
                 } else {
                     let base =
                         self.begins.checked_sub(distance).and_then(|at| self.chains.at(at)).ok_or_else(broken)?;
-                    PackPosition::Body(EntryInflater::new(Base::Before(base), size))
+                    PackPosition::Body(EntryInflater::new(DeltaBaseRef::Before(base), size))
                 }
             }
             PackPosition::Id { size, mut id } => {
                 id.push(byte);
                 match <[u8; ID]>::try_from(&id[..]) {
-                    Ok(id) => PackPosition::Body(EntryInflater::new(Base::Named(id), size)),
+                    Ok(id) => PackPosition::Body(EntryInflater::new(DeltaBaseRef::Named(id), size)),
                     Err(_) => PackPosition::Id { size, id },
                 }
             }
@@ -196,8 +196,8 @@ impl PackEntries {
         }
         self.inflate.reset(true);
         match kind {
-            1 | 2 | 4 => Ok(PackPosition::Body(EntryInflater::new(Base::Nothing { is_blob: false }, size))),
-            3 => Ok(PackPosition::Body(EntryInflater::new(Base::Nothing { is_blob: true }, size))),
+            1 | 2 | 4 => Ok(PackPosition::Body(EntryInflater::new(DeltaBaseRef::Nothing { is_blob: false }, size))),
+            3 => Ok(PackPosition::Body(EntryInflater::new(DeltaBaseRef::Nothing { is_blob: true }, size))),
             6 => Ok(PackPosition::Distance { size, distance: 0, is_first: true }),
             7 => Ok(PackPosition::Id { size, id: Vec::with_capacity(ID) }),
             _ => Err(broken()),
@@ -234,21 +234,21 @@ impl PackEntries {
             return Err(broken());
         }
         let (of_base, size) = match body.base {
-            Base::Nothing { .. } => (0, body.size),
-            Base::Before(_) | Base::Named(_) => both_sizes(&body.sizes).ok_or_else(broken)?,
+            DeltaBaseRef::Nothing { .. } => (0, body.size),
+            DeltaBaseRef::Before(_) | DeltaBaseRef::Named(_) => both_sizes(&body.sizes).ok_or_else(broken)?,
         };
         self.chains.add(self.begins, body.base, of_base, size).map_err(too_large)?;
         self.left -= 1;
         if self.left == 0 {
             self.part = PackPosition::End;
-            self.chains.judge().map_err(too_large)?;
+            self.chains.check().map_err(too_large)?;
         }
         Ok(())
     }
 }
 
 impl EntryInflater {
-    fn new(base: Base, size: u64) -> Self {
+    fn new(base: DeltaBaseRef, size: u64) -> Self {
         Self { base, size, packed: 0, unpacked: 0, sizes: Vec::with_capacity(SIZES) }
     }
 }
@@ -288,7 +288,7 @@ mod tests {
 
     use super::*;
 
-    const MOST: Most = Most { objects: 100, blob: 10_000, other: 5_000, held: 30_000, chain: 30_000 };
+    const MOST: PackLimits = PackLimits { objects: 100, blob: 10_000, other: 5_000, held: 30_000, chain: 30_000 };
 
     fn packed(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());

@@ -23,7 +23,7 @@ const WAITING_PIECES: usize = 8;
 pub(super) type WirePiece = Option<Bytes>;
 
 /// Requests to the connector.
-pub(super) enum Order {
+pub(super) enum BridgeRequest {
     /// A request, and its answer.
     Request(Request),
     /// A connection to an ssh server.
@@ -59,14 +59,14 @@ pub(super) struct Head {
 
 /// The end of this wire at which git's code is.
 #[derive(Debug, Clone)]
-pub(super) struct Wire {
-    orders: mpsc::Sender<Order>,
+pub(super) struct GitBridge {
+    orders: mpsc::Sender<BridgeRequest>,
     pub(super) pace: Arc<ThroughputGuard>,
 }
 
-impl Wire {
+impl GitBridge {
     /// A wire, and what comes over it.
-    pub(super) fn new(limits: GitLimits) -> (Self, mpsc::Receiver<Order>) {
+    pub(super) fn new(limits: GitLimits) -> (Self, mpsc::Receiver<BridgeRequest>) {
         let (orders, taken) = mpsc::channel(1);
         (Self { orders, pace: Arc::new(ThroughputGuard::new(limits)) }, taken)
     }
@@ -76,29 +76,29 @@ impl Wire {
         let (head, told) = oneshot::channel();
         let (body, pieces) = mpsc::channel(WAITING_PIECES);
         let request = Request { url, headers, post, head, body };
-        self.orders.blocking_send(Order::Request(request)).map_err(|_| broken())?;
+        self.orders.blocking_send(BridgeRequest::Request(request)).map_err(|_| broken())?;
         let head = told.blocking_recv().map_err(|_| broken())?;
         Ok((head, WireReader::new(pieces, Arc::default(), Arc::clone(&self.pace))))
     }
 
     /// Connects to an ssh server.
-    pub(super) fn connect(&self, repository: SshRepository) -> io::Result<(WireReader, Input)> {
+    pub(super) fn connect(&self, repository: SshRepository) -> io::Result<(WireReader, SshInput)> {
         let (said, pieces) = mpsc::channel(WAITING_PIECES);
         let (input, to_say) = mpsc::channel(WAITING_PIECES);
         let awaited = Arc::new(AtomicBool::new(false));
-        let order = Order::Ssh { repository, said, input: to_say, awaited: Arc::clone(&awaited) };
+        let order = BridgeRequest::Ssh { repository, said, input: to_say, awaited: Arc::clone(&awaited) };
         self.orders.blocking_send(order).map_err(|_| broken())?;
-        Ok((WireReader::new(pieces, awaited, Arc::clone(&self.pace)), Input(input)))
+        Ok((WireReader::new(pieces, awaited, Arc::clone(&self.pace)), SshInput(input)))
     }
 }
 
 /// Why there is nothing to read: the connector knows more.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection broke off")]
-pub(super) struct Broken;
+pub(super) struct BridgeBroken;
 
 fn broken() -> io::Error {
-    io::Error::other(Broken)
+    io::Error::other(BridgeBroken)
 }
 
 /// Reader of the answer.
@@ -125,7 +125,7 @@ impl BufRead for WireReader {
             self.awaited.store(false, Ordering::Release);
             match piece {
                 Some(Some(piece)) => {
-                    self.pace.came(piece.len(), since.elapsed()).map_err(io::Error::other)?;
+                    self.pace.record(piece.len(), since.elapsed()).map_err(io::Error::other)?;
                     self.current = piece;
                 }
                 Some(None) => self.has_ended = true,
@@ -149,9 +149,9 @@ impl Read for WireReader {
 }
 
 /// Writer of the ssh server's input.
-pub(super) struct Input(mpsc::Sender<Bytes>);
+pub(super) struct SshInput(mpsc::Sender<Bytes>);
 
-impl Write for Input {
+impl Write for SshInput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.blocking_send(Bytes::copy_from_slice(bytes)).map_err(|_| broken())?;
         Ok(bytes.len())

@@ -7,12 +7,12 @@ use url::Url;
 
 use super::hops::UpstreamResponse;
 use super::{Outbound, failure, insert};
-use crate::upstream::ask::{Ask, Document, Fetched, Validators, broken};
+use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators, broken};
 use crate::upstream::clients::Coding;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
-use crate::upstream::restraint::Moment;
+use crate::upstream::restraint::RequestTime;
 use crate::upstream::retry_after::{date, retry_after};
-use crate::upstream::room::{NoRoom, Room};
+use crate::upstream::room::{MemoryGrant, MemoryLimitReached};
 
 const LONGEST_ERROR_BODY: u64 = 64 * 1024;
 const X_TERRAFORM_GET: HeaderName = HeaderName::from_static("x-terraform-get");
@@ -22,27 +22,27 @@ impl Outbound {
     /// in time.
     pub async fn document(
         &self,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         held: Option<&Validators>,
         limit: u64,
     ) -> Result<Fetched, UpstreamError> {
-        self.whole(Coding::Any, ask, held, limit).await
+        self.read_body(Coding::Any, ask, held, limit).await
     }
 
     /// Fetches a file without content coding, because its exact bytes count.
     pub async fn small_file(
         &self,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         held: Option<&Validators>,
         limit: u64,
     ) -> Result<Fetched, UpstreamError> {
-        self.whole(Coding::Identity, ask, held, limit).await
+        self.read_body(Coding::Identity, ask, held, limit).await
     }
 
-    async fn whole(
+    async fn read_body(
         &self,
         coding: Coding,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         held: Option<&Validators>,
         limit: u64,
     ) -> Result<Fetched, UpstreamError> {
@@ -51,7 +51,7 @@ impl Outbound {
             insert(&mut conditions, header::IF_NONE_MATCH, held.etag.as_deref());
             insert(&mut conditions, header::IF_MODIFIED_SINCE, held.last_modified.as_deref());
         }
-        let asked = Moment::new(ask.now);
+        let asked = RequestTime::new(ask.now);
         let once = || async {
             let _permit = self.permit(&self.document_permits, ask, "documents").await?;
             let UpstreamResponse { response, url, origins, watch } =
@@ -83,9 +83,9 @@ impl Outbound {
     pub(in crate::upstream) async fn successful(
         &self,
         response: reqwest::Response,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         url: &Url,
-        asked: Moment,
+        asked: RequestTime,
     ) -> Result<reqwest::Response, UpstreamError> {
         let status = response.status();
         if status.is_success() {
@@ -95,7 +95,7 @@ impl Outbound {
         // // The upstream's error texts are optional; failing to read them is not the error to report.
         let (body, _room) = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
         let errors = serde_json::from_slice::<UpstreamErrorBody>(&body).map(|body| body.errors).unwrap_or_default();
-        let errors = errors.iter().take(8).map(|text| relayed(ask.grant.unless_quoted_in(text))).collect();
+        let errors = errors.iter().take(8).map(|text| relayed(ask.grant.text_without_credentials(text))).collect();
         let fault = Fault::of_status(status.as_u16(), retry_after, errors);
         Err(failure(ask, url, fault))
     }
@@ -103,19 +103,19 @@ impl Outbound {
     async fn body(
         &self,
         mut response: reqwest::Response,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         url: &Url,
         limit: u64,
-    ) -> Result<(Bytes, Room), UpstreamError> {
-        let crowded = |bound: NoRoom| failure(ask, url, Fault::Crowded(bound.to_string()));
+    ) -> Result<(Bytes, MemoryGrant), UpstreamError> {
+        let crowded = |bound: MemoryLimitReached| failure(ask, url, Fault::Crowded(bound.to_string()));
         let too_large = || failure(ask, url, Fault::TooLarge(limit));
         if response.content_length().is_some_and(|length| length > limit) {
             return Err(too_large());
         }
         let mut body = BytesMut::new();
-        let mut room = self.bodies.body_of(ask.upstream);
+        let mut room = self.bodies.start_body(ask.upstream);
         room.grow_to(response.content_length().unwrap_or_default()).map_err(crowded)?;
-        let brought = self.traffic.brought_by(ask.upstream);
+        let brought = self.traffic.bytes_counter(ask.upstream);
         while let Some(piece) = response.chunk().await.map_err(|e| failure(ask, url, broken(&e)))? {
             brought.inc_by(piece.len() as u64);
             if (body.len() + piece.len()) as u64 > limit {

@@ -5,27 +5,32 @@ use http::header::{self, HeaderMap};
 use url::Url;
 
 use super::{Outbound, failure, insert, origin};
-use crate::upstream::ask::{Ask, Asker, Incoming, Validators};
+use crate::upstream::ask::{IncomingFile, RequestPriority, UpstreamRequest, Validators};
 use crate::upstream::clients::Coding;
 use crate::upstream::content_range::content_range;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::permits::Permit;
-use crate::upstream::restraint::{Moment, Watch};
+use crate::upstream::restraint::{RequestObserver, RequestTime};
 
 impl Outbound {
     /// Requests a file from byte `from`, using the stored validators.
     ///
-    /// The server may start over: see [`Incoming::from`].
-    pub async fn file(&self, ask: Ask<'_>, from: u64, held: &Validators) -> Result<Incoming, UpstreamError> {
+    /// The server may start over: see [`IncomingFile::from`].
+    pub async fn file(
+        &self,
+        ask: UpstreamRequest<'_>,
+        from: u64,
+        held: &Validators,
+    ) -> Result<IncomingFile, UpstreamError> {
         let mut conditions = HeaderMap::new();
         if from > 0 {
             insert(&mut conditions, header::RANGE, Some(&format!("bytes={from}-")));
             insert(&mut conditions, header::IF_RANGE, held.for_range());
         }
-        let asked = Moment::new(ask.now);
+        let asked = RequestTime::new(ask.now);
         let once = || async {
-            let midway = from > 0 && ask.asker == Asker::Client;
-            let turn = if midway { Ask { asker: Asker::ClientMidway, ..ask } } else { ask };
+            let midway = from > 0 && ask.asker == RequestPriority::Client;
+            let turn = if midway { UpstreamRequest { asker: RequestPriority::ClientMidway, ..ask } } else { ask };
             let permit = self.permit(&self.archive_permits, turn, "archives").await?;
             let mut arrived = self.follow(Coding::Identity, ask, &conditions, asked).await?;
             let mut from = from;
@@ -34,7 +39,7 @@ impl Outbound {
                 from = 0;
             }
             // Its bytes have their own time, and are asked for again where they break off.
-            arrived.watch.into_iter().for_each(Watch::answered);
+            arrived.watch.into_iter().for_each(RequestObserver::answered);
             let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
             self.incoming(response, ask, &arrived.url, from, permit)
         };
@@ -42,12 +47,12 @@ impl Outbound {
     }
 
     /// The length of a file by HEAD; `None` if the server does not say.
-    pub async fn announced_length(&self, ask: Ask<'_>) -> Result<Option<u64>, UpstreamError> {
-        let asked = Moment::new(ask.now);
+    pub async fn announced_length(&self, ask: UpstreamRequest<'_>) -> Result<Option<u64>, UpstreamError> {
+        let asked = RequestTime::new(ask.now);
         let asking = async {
             let _permit = self.permit(&self.document_permits, ask, "documents").await?;
             let arrived = self.follow_by(Method::HEAD, Coding::Identity, ask, &HeaderMap::new(), asked).await?;
-            arrived.watch.into_iter().for_each(Watch::answered);
+            arrived.watch.into_iter().for_each(RequestObserver::answered);
             let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
             let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
             Ok(length.and_then(|length| length.parse().ok()))
@@ -58,11 +63,11 @@ impl Outbound {
     fn incoming(
         &self,
         response: reqwest::Response,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         url: &Url,
         asked_from: u64,
         permit: Permit,
-    ) -> Result<Incoming, UpstreamError> {
+    ) -> Result<IncomingFile, UpstreamError> {
         let failed = |why: &str| failure(ask, url, Fault::Unusable(why.to_owned()));
         let announced = response.headers().get(header::CONTENT_LENGTH).map(|value| {
             value
@@ -85,14 +90,14 @@ impl Outbound {
             _ => (0, announced),
         };
         let validators = Validators::of(response.headers());
-        Ok(Incoming {
+        Ok(IncomingFile {
             response,
             from,
             length,
             validators,
             what: ask.what.to_owned(),
             at: origin(url),
-            brought: self.traffic.brought_by(ask.upstream),
+            brought: self.traffic.bytes_counter(ask.upstream),
             _permit: permit,
         })
     }

@@ -5,13 +5,13 @@ use http::header::{self, HeaderMap};
 use reqwest::RequestBuilder;
 use url::Url;
 
-use super::{CDN_LOOP, Link, Outbound, failure};
-use crate::upstream::ask::{Ask, broken};
+use super::{CDN_LOOP, Connectivity, Outbound, failure};
+use crate::upstream::ask::{UpstreamRequest, broken};
 use crate::upstream::breaker::Origin;
 use crate::upstream::clients::Coding;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::guard::{EgressRefusal, RequestScheme};
-use crate::upstream::restraint::{Moment, Watch};
+use crate::upstream::restraint::{RequestObserver, RequestTime};
 
 const MOST_HOPS: usize = 10;
 
@@ -21,7 +21,7 @@ pub(in crate::upstream) struct UpstreamResponse {
     pub(in crate::upstream) url: Url,
     pub(in crate::upstream) origins: Vec<Origin>,
     /// Unless its status was a failure.
-    pub(in crate::upstream) watch: Option<Watch>,
+    pub(in crate::upstream) watch: Option<RequestObserver>,
 }
 
 impl Outbound {
@@ -29,9 +29,9 @@ impl Outbound {
     pub(in crate::upstream) async fn follow(
         &self,
         coding: Coding,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         conditions: &HeaderMap,
-        asked: Moment,
+        asked: RequestTime,
     ) -> Result<UpstreamResponse, UpstreamError> {
         self.follow_by(Method::GET, coding, ask, conditions, asked).await
     }
@@ -41,9 +41,9 @@ impl Outbound {
         &self,
         method: Method,
         coding: Coding,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         conditions: &HeaderMap,
-        asked: Moment,
+        asked: RequestTime,
     ) -> Result<UpstreamResponse, UpstreamError> {
         let mut url = ask.url.clone();
         let mut origins = Vec::new();
@@ -66,12 +66,12 @@ impl Outbound {
         &self,
         coding: Coding,
         method: Method,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         url: &Url,
         build: impl FnOnce(RequestBuilder) -> RequestBuilder,
-        asked: Moment,
-    ) -> Result<(reqwest::Response, Option<Watch>), UpstreamError> {
-        let client = match self.way(url, ask) {
+        asked: RequestTime,
+    ) -> Result<(reqwest::Response, Option<RequestObserver>), UpstreamError> {
+        let client = match self.request_scheme(url, ask) {
             Ok(way) => self.clients.of(way, coding),
             Err(refusal) => return Err(self.refused(ask, url, refusal)),
         };
@@ -84,24 +84,29 @@ impl Outbound {
             Ok(response) => response,
             Err(Fault::Refused(refusal)) => return Err(self.refused(ask, url, refusal)),
             Err(fault) => {
-                self.traffic.asked(ask.upstream, None);
+                self.traffic.count_request(ask.upstream, None);
                 watch.failed(&fault.to_string());
                 return Err(failure(ask, url, fault));
             }
         };
-        self.traffic.asked(ask.upstream, Some(response.status().as_u16()));
+        self.traffic.count_request(ask.upstream, Some(response.status().as_u16()));
         let watch = watch.saw(response.status(), response.headers());
         Ok((response, watch))
     }
 
-    fn way(&self, url: &Url, ask: Ask<'_>) -> Result<RequestScheme, EgressRefusal> {
+    fn request_scheme(&self, url: &Url, ask: UpstreamRequest<'_>) -> Result<RequestScheme, EgressRefusal> {
         match self.link() {
-            Link::Online => self.guard.judge(url, ask.grant),
-            Link::Offline => Err(EgressRefusal::Offline),
+            Connectivity::Online => self.guard.check(url, ask.grant),
+            Connectivity::Offline => Err(EgressRefusal::Offline),
         }
     }
 
-    pub(in crate::upstream) fn refused(&self, ask: Ask<'_>, url: &Url, refusal: EgressRefusal) -> UpstreamError {
+    pub(in crate::upstream) fn refused(
+        &self,
+        ask: UpstreamRequest<'_>,
+        url: &Url,
+        refusal: EgressRefusal,
+    ) -> UpstreamError {
         self.traffic.refused(ask.upstream, &refusal);
         failure(ask, url, Fault::Refused(refusal))
     }

@@ -16,15 +16,15 @@ use url::Url;
 
 pub(super) use self::hops::UpstreamResponse;
 use super::Traffic;
-use super::ask::{Ask, Asker};
-use super::bounds::{Bounds, GitLimits};
+use super::ask::{RequestPriority, UpstreamRequest};
+use super::bounds::{GitLimits, UpstreamLimits};
 use super::breaker::Origin;
-use super::clients::{Clients, Unbuildable};
+use super::clients::{Clients, ConnectorError};
 use super::error::{Fault, UpstreamError};
-use super::guard::Guard;
-use super::permits::{Permit, Permits};
-use super::restraint::{Rates, Restraint, RevalidationPermit, Spends};
-use super::room::BodyMemory;
+use super::guard::EgressPolicy;
+use super::permits::{ConcurrencyLimits, Permit};
+use super::restraint::{BudgetPurpose, Rates, RevalidationPermit, UpstreamBackoff};
+use super::room::DocumentMemory;
 use crate::address::Hostname;
 use crate::cdn_loop::OwnEntry;
 use crate::clock::Timestamp;
@@ -34,7 +34,7 @@ const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 
 /// Online or offline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Link {
+pub enum Connectivity {
     /// Upstreams may be asked.
     Online,
     /// Sealed: nothing leaves.
@@ -45,22 +45,22 @@ pub enum Link {
 #[derive(Debug)]
 pub struct Outbound {
     pub(super) clients: Clients,
-    pub(super) guard: Guard,
+    pub(super) guard: EgressPolicy,
     /// Setting of its own configuration.
-    link: Link,
+    link: Connectivity,
     /// Offline for all connectors, including those of earlier configurations (promise 12).
     sealed: Arc<AtomicBool>,
     own: OwnEntry,
     pub(super) traffic: Traffic,
-    pub(super) restraint: Restraint,
-    pub(super) document_permits: Permits,
-    pub(super) archive_permits: Permits,
-    bodies: BodyMemory,
+    pub(super) restraint: UpstreamBackoff,
+    pub(super) document_permits: ConcurrencyLimits,
+    pub(super) archive_permits: ConcurrencyLimits,
+    bodies: DocumentMemory,
     give_up_after: Duration,
     /// The jobs of git's code.
-    pub(super) git_permits: Permits,
+    pub(super) git_permits: ConcurrencyLimits,
     /// Those that only ask for names.
-    pub(super) look_permits: Permits,
+    pub(super) look_permits: ConcurrencyLimits,
     pub(super) git_limits: GitLimits,
 }
 
@@ -71,25 +71,25 @@ impl Outbound {
         upstreams: &[config::Upstream],
         own: OwnEntry,
         traffic: Traffic,
-        bounds: Bounds,
-    ) -> Result<Self, Unbuildable> {
+        bounds: UpstreamLimits,
+    ) -> Result<Self, ConnectorError> {
         upstreams.iter().for_each(|upstream| traffic.expect(&upstream.host));
-        let restraint = Restraint::new(Rates { revalidations: bounds.budget, jobs: bounds.jobs });
-        let (clients, guard, link) = ways_out(network, upstreams)?;
+        let restraint = UpstreamBackoff::new(Rates { revalidations: bounds.budget, jobs: bounds.jobs });
+        let (clients, guard, link) = proxies_of(network, upstreams)?;
         Ok(Self {
             clients,
             guard,
             link,
-            sealed: Arc::new(AtomicBool::new(link == Link::Offline)),
+            sealed: Arc::new(AtomicBool::new(link == Connectivity::Offline)),
             own,
             traffic,
             restraint,
-            document_permits: Permits::new(bounds.documents),
-            archive_permits: Permits::new(bounds.archives),
-            bodies: BodyMemory::new(bounds.bodies),
+            document_permits: ConcurrencyLimits::new(bounds.documents),
+            archive_permits: ConcurrencyLimits::new(bounds.archives),
+            bodies: DocumentMemory::new(bounds.bodies),
             give_up_after: bounds.give_up_after,
-            git_permits: Permits::new(bounds.git_jobs),
-            look_permits: Permits::new(bounds.git_looks),
+            git_permits: ConcurrencyLimits::new(bounds.git_jobs),
+            look_permits: ConcurrencyLimits::new(bounds.git_looks),
             git_limits: bounds.git,
         })
     }
@@ -98,9 +98,9 @@ impl Outbound {
     /// [comes into force](Self::come_into_force).
     ///
     /// # Errors
-    /// [`Unbuildable`].
-    pub fn renewed(&self, network: &config::Network, upstreams: &[config::Upstream]) -> Result<Self, Unbuildable> {
-        let (clients, guard, link) = ways_out(network, upstreams)?;
+    /// [`ConnectorError`].
+    pub fn renewed(&self, network: &config::Network, upstreams: &[config::Upstream]) -> Result<Self, ConnectorError> {
+        let (clients, guard, link) = proxies_of(network, upstreams)?;
         upstreams.iter().for_each(|upstream| self.traffic.expect(&upstream.host));
         Ok(Self {
             clients,
@@ -123,23 +123,28 @@ impl Outbound {
     /// Applies its online or offline setting to all connectors, including those of earlier configurations that running
     /// work still uses.
     pub fn come_into_force(&self) {
-        self.sealed.store(self.link == Link::Offline, Ordering::SeqCst);
+        self.sealed.store(self.link == Connectivity::Offline, Ordering::SeqCst);
     }
 
     /// Permission to revalidate at these origins; `None` while a breaker is open. `by` is the permit of the enclosing
     /// work.
-    pub fn leave(&self, origins: &[Origin], by: &RevalidationPermit, now: Timestamp) -> Option<RevalidationPermit> {
-        self.restraint.leave(origins, by, now)
+    pub fn revalidation_permit(
+        &self,
+        origins: &[Origin],
+        by: &RevalidationPermit,
+        now: Timestamp,
+    ) -> Option<RevalidationPermit> {
+        self.restraint.revalidation_permit(origins, by, now)
     }
 
     /// Takes requests out of an upstream's budget; says whether there were so many left.
-    pub fn spend(&self, upstream: &Hostname, on: Spends, requests: u32, now: Timestamp) -> bool {
+    pub fn spend(&self, upstream: &Hostname, on: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
         self.restraint.spend(upstream, on, requests, now)
     }
 
     /// Until when one of these origins has asked to be left alone, or any other that the upstream led to.
-    pub fn asked_to_wait(&self, upstream: &Hostname, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
-        self.restraint.asked_to_wait(upstream, origins, now)
+    pub fn retry_after_until(&self, upstream: &Hostname, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
+        self.restraint.retry_after_until(upstream, origins, now)
     }
 
     /// Records that a client waited `patience` for these origins and stopped waiting.
@@ -148,13 +153,13 @@ impl Outbound {
     }
 
     /// The origins that are left alone now, and until when, by the upstream that led there.
-    pub fn left_alone(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
-        self.restraint.left_alone(now)
+    pub fn open_breakers(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
+        self.restraint.open_breakers(now)
     }
 
     /// Returns the effective setting.
-    pub fn link(&self) -> Link {
-        if self.sealed.load(Ordering::SeqCst) { Link::Offline } else { Link::Online }
+    pub fn link(&self) -> Connectivity {
+        if self.sealed.load(Ordering::SeqCst) { Connectivity::Offline } else { Connectivity::Online }
     }
 
     /// The proxy for a request to `url`, from the environment, without userinfo.
@@ -185,7 +190,7 @@ impl Outbound {
     /// [`Fault::Slow`] after the limit, or the request's own error.
     async fn in_time<T>(
         &self,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         request: impl Future<Output = Result<T, UpstreamError>>,
     ) -> Result<T, UpstreamError> {
         let limit = self.give_up_after;
@@ -195,7 +200,7 @@ impl Outbound {
 
     pub(super) async fn patiently<T, F: Future<Output = Result<T, UpstreamError>>>(
         &self,
-        ask: Ask<'_>,
+        ask: UpstreamRequest<'_>,
         once: impl FnMut() -> F,
     ) -> Result<T, UpstreamError> {
         let pauses = ExponentialBuilder::default()
@@ -203,12 +208,18 @@ impl Outbound {
             .with_max_times(ask.retries)
             .with_jitter();
         // A client waits, and a moment may help it; a job has time, and does as it is asked.
-        let may_help = |fault: &Fault| fault.may_pass() && !(ask.asker == Asker::Job && fault.asks_to_wait());
+        let may_help =
+            |fault: &Fault| fault.may_pass() && !(ask.asker == RequestPriority::Job && fault.has_retry_after());
         once.retry(pauses).when(|error| may_help(&error.fault)).await
     }
 
     /// Waits for the right to ask, and no longer than there is time for.
-    async fn permit(&self, permits: &Permits, ask: Ask<'_>, of: &str) -> Result<Permit, UpstreamError> {
+    async fn permit(
+        &self,
+        permits: &ConcurrencyLimits,
+        ask: UpstreamRequest<'_>,
+        of: &str,
+    ) -> Result<Permit, UpstreamError> {
         let crowded = || {
             let why = format!("as many {of} are being fetched as may be at one time");
             failure(ask, ask.url, Fault::Crowded(why))
@@ -218,9 +229,12 @@ impl Outbound {
 }
 
 /// All of it that the configuration decides alone.
-fn ways_out(network: &config::Network, upstreams: &[config::Upstream]) -> Result<(Clients, Guard, Link), Unbuildable> {
-    let guard = Guard::new(upstreams, &network.allow_private);
-    let link = if network.offline { Link::Offline } else { Link::Online };
+fn proxies_of(
+    network: &config::Network,
+    upstreams: &[config::Upstream],
+) -> Result<(Clients, EgressPolicy, Connectivity), ConnectorError> {
+    let guard = EgressPolicy::new(upstreams, &network.allow_private);
+    let link = if network.offline { Connectivity::Offline } else { Connectivity::Online };
     Ok((Clients::new(network, upstreams, &guard)?, guard, link))
 }
 
@@ -231,7 +245,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
 }
 
 /// The error of a request.
-pub(super) fn failure(ask: Ask<'_>, url: &Url, fault: Fault) -> UpstreamError {
+pub(super) fn failure(ask: UpstreamRequest<'_>, url: &Url, fault: Fault) -> UpstreamError {
     UpstreamError { asked: ask.what.to_owned(), at: origin(url), fault }
 }
 
@@ -255,7 +269,7 @@ mod tests {
 
     use super::*;
     use crate::cdn_loop::CdnLoop;
-    use crate::upstream::Grant;
+    use crate::upstream::CredentialScope;
 
     /// A server that sends this to each client, and then nothing more.
     async fn silent_after(said: &'static str) -> Url {
@@ -281,12 +295,21 @@ mod tests {
         for (said, is_about_bodies) in [("", false), ("HTTP/1.1 200 OK\r\n", false), (begun, true)] {
             let url = silent_after(said).await;
             let upstreams = [config::Upstream::at(host.clone(), url.clone())];
-            let bounds = Bounds { give_up_after: Duration::from_millis(300), ..Bounds::default() };
+            let bounds = UpstreamLimits { give_up_after: Duration::from_millis(300), ..UpstreamLimits::default() };
             let (network, own) = (config::Config::default().network, OwnEntry::random().unwrap());
             let outbound = Outbound::new(&network, &upstreams, own, Traffic::default(), bounds).unwrap();
-            let (via, grant) = (CdnLoop::default(), Grant::default());
-            let (asker, now) = (Asker::Client, Timestamp(1_700_000_000));
-            let ask = Ask { what: "x", url: &url, upstream: &host, grant: &grant, via: &via, retries: 2, asker, now };
+            let (via, grant) = (CdnLoop::default(), CredentialScope::default());
+            let (asker, now) = (RequestPriority::Client, Timestamp(1_700_000_000));
+            let ask = UpstreamRequest {
+                what: "x",
+                url: &url,
+                upstream: &host,
+                grant: &grant,
+                via: &via,
+                retries: 2,
+                asker,
+                now,
+            };
             let mut failed = vec![
                 outbound.document(ask, None, 1000).await.map(drop),
                 outbound.small_file(ask, None, 1000).await.map(drop),

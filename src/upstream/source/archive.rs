@@ -3,7 +3,7 @@
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-use super::checksum::Expected;
+use super::checksum::ExpectedChecksum;
 use super::{BadSource, PackageSource, query};
 use crate::pack::ArchiveFormat;
 
@@ -15,7 +15,7 @@ pub struct ArchiveSource {
     /// Its format.
     pub format: ArchiveFormat,
     /// Expected checksum, where the address has one.
-    pub checksum: Option<Expected>,
+    pub checksum: Option<ExpectedChecksum>,
 }
 
 /// The values that Go's `strconv.ParseBool` parses as false.
@@ -37,7 +37,7 @@ pub(super) fn parse(mut url: Url) -> Result<PackageSource, BadSource> {
     match (format, checksum) {
         (Some(format), None) => Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: None })),
         (Some(format), Some(checksum)) => {
-            let expected = Expected::parse(&checksum).map_err(|bad| BadSource::at(&url, bad.0))?;
+            let expected = ExpectedChecksum::parse(&checksum).map_err(|bad| BadSource::at(&url, bad.0))?;
             Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: Some(expected) }))
         }
         (None, Some(_)) => Err(BadSource::at(&url, "has a checksum for what is no archive")),

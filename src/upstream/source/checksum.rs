@@ -14,14 +14,14 @@ pub struct BadChecksum(pub(super) &'static str);
 
 /// Expected checksum of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Expected {
+pub enum ExpectedChecksum {
     /// This checksum.
     Is(Checksum),
     /// The one that this list has for it: see [`Checksum::in_list`].
     Listed(Url),
 }
 
-impl Expected {
+impl ExpectedChecksum {
     /// Parses the value of the parameter.
     pub(super) fn parse(text: &str) -> Result<Self, BadChecksum> {
         match text.split_once(':') {
@@ -63,10 +63,10 @@ impl Checksum {
     /// The reader failed.
     pub fn of(kind: ChecksumKind, from: &mut dyn Read) -> io::Result<Self> {
         let mut hashing = match kind {
-            ChecksumKind::Md5 => Hashing::Md5(Md5::new()),
-            ChecksumKind::Sha1 => Hashing::other(&SHA1_FOR_LEGACY_USE_ONLY),
-            ChecksumKind::Sha256 => Hashing::other(&SHA256),
-            ChecksumKind::Sha512 => Hashing::other(&SHA512),
+            ChecksumKind::Md5 => RunningChecksum::Md5(Md5::new()),
+            ChecksumKind::Sha1 => RunningChecksum::other(&SHA1_FOR_LEGACY_USE_ONLY),
+            ChecksumKind::Sha256 => RunningChecksum::other(&SHA256),
+            ChecksumKind::Sha512 => RunningChecksum::other(&SHA512),
         };
         let mut buffer = vec![0; 64 * 1024];
         loop {
@@ -156,12 +156,12 @@ impl fmt::Debug for Checksum {
 }
 
 /// Running hash.
-enum Hashing {
+enum RunningChecksum {
     Md5(Md5),
     Other(Context),
 }
 
-impl Hashing {
+impl RunningChecksum {
     fn other(algorithm: &'static Algorithm) -> Self {
         Self::Other(Context::new(algorithm))
     }
@@ -186,9 +186,9 @@ mod tests {
     use super::*;
 
     fn is(text: &str) -> Checksum {
-        match Expected::parse(text).unwrap() {
-            Expected::Is(checksum) => checksum,
-            Expected::Listed(url) => panic!("{url}"),
+        match ExpectedChecksum::parse(text).unwrap() {
+            ExpectedChecksum::Is(checksum) => checksum,
+            ExpectedChecksum::Listed(url) => panic!("{url}"),
         }
     }
 
@@ -221,7 +221,7 @@ mod tests {
             "file:https://u@h/x",
             "file:s3::https://h/x",
         ] {
-            assert!(Expected::parse(bad).is_err(), "{bad}");
+            assert!(ExpectedChecksum::parse(bad).is_err(), "{bad}");
         }
     }
 

@@ -30,7 +30,7 @@ fn with_git(repository: &str) -> String {
 }
 
 /// Suggests the meaning of an address without a scheme.
-pub(super) fn what_it_may_be(text: &str) -> &'static str {
+pub(super) fn suggestion(text: &str) -> &'static str {
     let host = text.split('/').next().unwrap_or_default();
     let is_name =
         |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));

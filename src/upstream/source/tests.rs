@@ -9,7 +9,7 @@ fn base() -> Url {
     Url::parse("https://registry.example/v1/modules/a/b/c/1.0.0/download").unwrap()
 }
 
-fn parsed(text: &str) -> Located {
+fn parsed(text: &str) -> LocatedSource {
     PackageSource::parse(text, &base()).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
@@ -19,7 +19,7 @@ fn plain(text: &str) -> Option<Subdir> {
 
 /// A source in one line.
 fn told(text: &str) -> String {
-    let Located { source, subdir } = parsed(text);
+    let LocatedSource { source, subdir } = parsed(text);
     let subdir = subdir.map_or_else(String::new, |subdir| format!(" in {subdir}"));
     match source {
         PackageSource::Git(GitSource { url, reference, depth }) => {
@@ -32,7 +32,7 @@ fn told(text: &str) -> String {
             format!("{format:?} {url}{checksum}{subdir}")
         }
         PackageSource::Indirect(url) => format!("page {url}{subdir}"),
-        PackageSource::Unsupported(unsupported) => format!("{}{subdir}", unsupported.what()),
+        PackageSource::Unsupported(unsupported) => format!("{}{subdir}", unsupported.kind_name()),
     }
 }
 
@@ -96,7 +96,7 @@ fn archives_are_told_by_parameter_or_suffix_and_pages_are_the_rest() {
         panic!()
     };
     assert_eq!(archive.format, ArchiveFormat::Xz);
-    assert_eq!(archive.checksum, Some(Expected::Listed(Url::parse("https://h.example/SUMS").unwrap())));
+    assert_eq!(archive.checksum, Some(ExpectedChecksum::Listed(Url::parse("https://h.example/SUMS").unwrap())));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn what_only_a_client_can_fetch_has_a_name_and_a_host() {
         ("smb::https://[2001:db8::1]:1/x", "a kind of source that it does not know", Some("2001:db8::1")),
     ] {
         let PackageSource::Unsupported(unsupported) = parsed(text).source else { panic!("{text}") };
-        assert_eq!((unsupported.what(), unsupported.host().as_deref()), (what, host), "{text}");
+        assert_eq!((unsupported.kind_name(), unsupported.host().as_deref()), (what, host), "{text}");
         assert!(!format!("{unsupported:?}").contains("Pass"));
     }
 }
@@ -239,7 +239,7 @@ proptest! {
     #[test]
     fn any_address_is_read_or_refused_and_gives_no_secret_away(text in address()) {
         match PackageSource::parse(&text, &base()) {
-            Ok(Located { source, subdir }) => {
+            Ok(LocatedSource { source, subdir }) => {
                 if let Some(Subdir::Plain(path)) = &subdir {
                     prop_assert!(!path.is_root() && path.names().all(|name| name != b".."));
                 }

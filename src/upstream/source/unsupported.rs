@@ -20,7 +20,7 @@ impl Unsupported {
     }
 
     /// A name for people: "an Amazon S3 bucket".
-    pub fn what(&self) -> &'static str {
+    pub fn kind_name(&self) -> &'static str {
         self.what
     }
 

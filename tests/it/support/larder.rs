@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use larder::app::{App, NotReloaded, Reloaded, RunningApp, StartError, StartSettings};
 use larder::clock::Clock;
 use larder::config::Config;
-use larder::http::alive::Silent;
+use larder::http::alive::NotAlive;
 use larder::http::listener::Limits;
 use larder::store::StoreError;
-use larder::upstream::bounds::Bounds;
+use larder::upstream::bounds::UpstreamLimits;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -224,7 +224,7 @@ impl Larder {
     }
 
     /// Whether it answers itself, as its service manager is told.
-    pub(crate) async fn answers(&self) -> Result<(), Silent> {
+    pub(crate) async fn answers(&self) -> Result<(), NotAlive> {
         self.running.check_liveness().await
     }
 
@@ -387,7 +387,7 @@ impl Builder {
     }
 
     /// Lets this much be under way upstream.
-    pub(crate) fn bounds(mut self, change: impl FnOnce(&mut Bounds)) -> Self {
+    pub(crate) fn bounds(mut self, change: impl FnOnce(&mut UpstreamLimits)) -> Self {
         change(&mut self.settings.bounds);
         self
     }

@@ -11,7 +11,7 @@ use crate::pack::{Tree, TreeError, unpack};
 use crate::upstream::ask::{Fetched, Validators};
 use crate::upstream::error::Fault;
 use crate::upstream::outbound::origin;
-use crate::upstream::source::{ArchiveSource, Checksum, Expected};
+use crate::upstream::source::{ArchiveSource, Checksum, ExpectedChecksum};
 
 /// Maximum size of a checksum list, in bytes.
 const MAX_CHECKSUM_LIST_BYTES: u64 = 1 << 20;
@@ -26,8 +26,8 @@ impl SourceFetch<'_> {
         let what = self.what();
         let expected = match &source.checksum {
             None => None,
-            Some(Expected::Is(checksum)) => Some(checksum.clone()),
-            Some(Expected::Listed(list)) => Some(self.listed_checksum(list, &source.url).await?),
+            Some(ExpectedChecksum::Is(checksum)) => Some(checksum.clone()),
+            Some(ExpectedChecksum::Listed(list)) => Some(self.listed_checksum(list, &source.url).await?),
         };
         let (of, outbound) = (self.package.to_string(), &self.call.terms.outbound);
         let ask = ask_for(self.mirror, &self.upstream, &self.grant, self.call, &source.url, &what);

@@ -198,7 +198,7 @@ async fn nobody_waits_for_what_does_not_end() {
     let (outbound, upstream, source) = (setting.outbound(), setting.granted(), forge.source("r", "main"));
     let (end, ending) = std::sync::mpsc::channel::<()>();
     let (told, ended) = std::sync::mpsc::channel();
-    let endless = move |wire: crate::upstream::git::wire::Wire, stop: &std::sync::atomic::AtomicBool| {
+    let endless = move |wire: crate::upstream::git::wire::GitBridge, stop: &std::sync::atomic::AtomicBool| {
         let _ = ending.recv();
         told.send(stop.load(std::sync::atomic::Ordering::Relaxed)).unwrap();
         drop(wire);
@@ -263,7 +263,7 @@ async fn an_upstream_has_so_many_jobs_that_others_have_some_too() {
     let fetch = async |by: &Hostname, source: &GitSource| {
         let scratch = tempfile::tempdir().unwrap();
         let tree = Tree::new(tempfile::tempfile().unwrap(), setting.limits);
-        outbound.git(GitAsk { upstream: by, ..ask(source, &upstream) }, scratch.path(), tree).await
+        outbound.git(GitRequest { upstream: by, ..ask(source, &upstream) }, scratch.path(), tree).await
     };
     let own = host();
     let stuck = async { tokio::join!(fetch(&own, &stuck), fetch(&own, &stuck)) };

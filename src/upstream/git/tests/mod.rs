@@ -22,14 +22,14 @@ use tempfile::TempDir;
 use url::Url;
 
 use self::server::Server;
-use super::{GitAsk, GitError, GitSource, GitTree};
+use super::{GitError, GitRequest, GitSource, GitTree};
 use crate::address::Hostname;
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
 use crate::config::{self, Credential, Network, PrivateDestination};
 use crate::pack::{Tree, TreeEntry, TreeLimits};
-use crate::upstream::ask::Asker;
-use crate::upstream::bounds::Bounds;
+use crate::upstream::ask::RequestPriority;
+use crate::upstream::bounds::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstream, Upstreams};
 
@@ -109,7 +109,7 @@ struct Setting {
     registry: Url,
     allow_private: Vec<PrivateDestination>,
     credentials: Vec<Credential>,
-    bounds: Bounds,
+    bounds: UpstreamLimits,
     network: Network,
     limits: TreeLimits,
 }
@@ -122,7 +122,7 @@ impl Setting {
             registry: registry.clone(),
             allow_private: Vec::new(),
             credentials: Vec::new(),
-            bounds: Bounds::default(),
+            bounds: UpstreamLimits::default(),
             network,
             limits,
         }
@@ -169,16 +169,16 @@ fn host() -> Hostname {
     Hostname::parse("registry.example").unwrap()
 }
 
-fn ask<'a>(source: &'a GitSource, upstream: &'a Upstream) -> GitAsk<'a> {
+fn ask<'a>(source: &'a GitSource, upstream: &'a Upstream) -> GitRequest<'a> {
     static VIA: std::sync::LazyLock<CdnLoop> = std::sync::LazyLock::new(CdnLoop::default);
-    GitAsk {
+    GitRequest {
         what: "the module",
         source,
         upstream: &upstream.settings.host,
         grant: &upstream.grant,
         via: &VIA,
         retries: 0,
-        asker: Asker::Client,
+        asker: RequestPriority::Client,
         now: Timestamp(1_700_000_000),
     }
 }
