@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BadAddress, Version, conditions};
+use super::{BadAddress, Version, constraint_syntax};
 
 /// The term used in error texts.
 const KIND: &str = "version constraint";
@@ -42,7 +42,7 @@ impl Constraint {
     /// # Errors
     /// [`BadAddress`]: clients would refuse it too, or it is too long.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let conditions = conditions::of(KIND, given)?;
+        let conditions = constraint_syntax::of(KIND, given)?;
         conditions.into_iter().map(|condition| Condition::parse(condition, given)).collect::<Result<_, _>>().map(Self)
     }
 

@@ -1,14 +1,14 @@
 //! Addresses: hosts, providers, modules, versions and platforms, parsed into one key for every spelling. A leaf that
 //! every other module may use; it contains no URLs and no paths.
 
-mod conditions;
 mod constraint;
+mod constraint_syntax;
 mod host;
 mod module;
 mod module_constraint;
 mod package_ref;
+mod selector;
 mod version;
-mod what;
 
 use std::fmt;
 
@@ -19,8 +19,8 @@ pub use self::host::Hostname;
 pub use self::module::{ModuleAddress, ModuleName, ModulePackage, System};
 pub use self::module_constraint::ModuleConstraint;
 pub use self::package_ref::PackageRef;
+pub use self::selector::{BadSelector, PackageSelector, Selection, Versions};
 pub use self::version::Version;
-pub use self::what::{BadSelector, PackageSelector, Selection, Versions};
 
 /// The longest accepted name, version or platform, in bytes.
 pub const LONGEST_PART: usize = 128;

@@ -8,7 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::version::compare_pre;
-use super::{BadAddress, Version, conditions};
+use super::{BadAddress, Version, constraint_syntax};
 
 /// The term used in error texts.
 const KIND: &str = "version constraint of a module";
@@ -58,7 +58,7 @@ impl ModuleConstraint {
     /// # Errors
     /// [`BadAddress`]: clients would refuse it too, or it is too long.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let texts = conditions::of(KIND, given)?;
+        let texts = constraint_syntax::of(KIND, given)?;
         let conditions: Option<Vec<Condition>> = texts.iter().map(|text| Condition::parse(text)).collect();
         let conditions = conditions.ok_or_else(|| {
             let why =

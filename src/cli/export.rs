@@ -24,7 +24,7 @@ use crate::filesystem_mirror::layout;
 use crate::filesystem_mirror::receive::{self, ReceiveSummary};
 use crate::http::admin_client::{self, AdminClientError};
 use crate::jobs::JobId;
-use crate::jobs::report::{Job, JobItem, JobState};
+use crate::jobs::job_report::{Job, JobItem, JobState};
 use crate::protocol::admin::trees::{EXPORT, ExportRequest};
 
 #[derive(Debug, Args)]

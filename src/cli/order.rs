@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 
 use super::print_error;
 use crate::address::{Hostname, Platform};
-use crate::closure::{self, ClientKind, GivenValues, LabelKind, file};
 use crate::protocol::admin::order::{AddressRequest, NamedText, OrderRequest};
+use crate::requirements::{self, ClientKind, GivenValues, LabelKind, file};
 
 #[derive(Debug, Args)]
 pub(super) struct OrderArgs {
@@ -91,7 +91,7 @@ impl OrderOptions {
                     told.lock_files.push(NamedText { name: given.clone(), text });
                 }
                 LabelKind::Told => {
-                    let bytes = file::read_up_to(&path, closure::MOST_BYTES)
+                    let bytes = file::read_up_to(&path, requirements::MOST_BYTES)
                         .with_context(|| format!("{given} cannot be read"))?;
                     let more = OrderRequest::read(&bytes).map_err(|why| anyhow!("{given}: {why}"))?;
                     told.add(more).map_err(|why| anyhow!("{given}: {why}"))?;
@@ -110,7 +110,7 @@ impl OrderOptions {
             bail!("--var and --var-file are for folders, and none is named");
         }
         if !folders.is_empty() {
-            let collected = closure::collect(&folders, &self.given_values()?).map_err(|bad| anyhow!("{bad}"))?;
+            let collected = requirements::collect(&folders, &self.given_values()?).map_err(|bad| anyhow!("{bad}"))?;
             for passed_over in &collected.passed_over {
                 print_error(&format!("passed over: {passed_over}"));
             }

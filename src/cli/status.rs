@@ -12,7 +12,7 @@ use crate::address::{Hostname, PackageRef};
 use crate::app::{self, StartSettings};
 use crate::bundle::BundleKeyIds;
 use crate::http::admin_client::{self, AdminClientError};
-use crate::jobs::report::JobState;
+use crate::jobs::job_report::JobState;
 use crate::jobs::{LastRun, Recurring, RecurringState};
 use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreState, Trouble, UpstreamState};
 use crate::protocol::admin::{Report, SinceStart};

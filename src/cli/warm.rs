@@ -22,7 +22,7 @@ use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, pri
 use crate::address::Hostname;
 use crate::config::Config;
 use crate::http::admin_client::AdminClientError;
-use crate::jobs::report::{Job, JobState};
+use crate::jobs::job_report::{Job, JobState};
 use crate::protocol::admin::order::OrderRequest;
 
 /// Interval between two requests for the job's state.

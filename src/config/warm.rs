@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::address::{Hostname, PackageSelector, Platform};
-use crate::closure::{ClientKind, LabelKind};
+use crate::requirements::{ClientKind, LabelKind};
 
 use super::section::{PathCheck, Section};
 use super::values;

@@ -10,8 +10,8 @@ use super::{Check, Findings, clock};
 use crate::app;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::http::trust::ClientRoots;
-use crate::http::visit::{BadCertificate, ProbeError};
+use crate::http::client_roots::ClientRoots;
+use crate::http::probe_client::{BadCertificate, ProbeError};
 use crate::protocol::route::providers_base;
 
 const LISTENER: &str = "listener";

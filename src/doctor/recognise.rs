@@ -10,10 +10,10 @@ use super::WITHIN;
 use crate::address::Hostname;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::http::client_roots::ClientRoots;
 use crate::http::clients::NOT_AMONG_CLIENTS;
-use crate::http::respond;
-use crate::http::trust::ClientRoots;
-use crate::http::visit::{ProbeAnswer, ProbeError, visit};
+use crate::http::probe_client::{ProbeAnswer, ProbeError, visit};
+use crate::http::response;
 use crate::protocol::route::PROBE;
 use crate::upstream::retry_after::date;
 
@@ -78,7 +78,7 @@ pub(super) async fn identify_server(
 fn classify(visited: &ProbeAnswer, host: &Hostname) -> ServerKind {
     let says = visited.headers.get_all("cache-status").into_iter().filter_map(|value| value.to_str().ok());
     let mut caches = says.flat_map(|value| value.split(',')).map(|member| member.split(';').next().unwrap_or_default());
-    if !caches.any(|name| name.trim().trim_matches('"') == respond::NAME) {
+    if !caches.any(|name| name.trim().trim_matches('"') == response::NAME) {
         return ServerKind::OtherServer(visited.status);
     }
     #[derive(Deserialize)]

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::admin::SERVER;
 use super::body::Body;
-use super::pipe::pipe;
+use super::sync_bridge::pipe;
 
 /// The limit for requests that only read.
 const WITHIN: Duration = Duration::from_secs(10);

@@ -181,7 +181,7 @@ mod tests {
 
     use super::super::admin::SERVER;
     use super::super::listener::{Limits, Peer, serve};
-    use super::super::{Body, Requests, respond};
+    use super::super::{Body, Requests, response};
     use super::*;
 
     const WITHIN: Duration = Duration::from_secs(20);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     fn healthy() -> Response<Body> {
-        let mut response = respond::word(http::StatusCode::OK, "ok");
+        let mut response = response::word(http::StatusCode::OK, "ok");
         response.headers_mut().insert(http::header::SERVER, SERVER);
         response
     }

@@ -5,20 +5,20 @@ mod admin;
 pub mod admin_client;
 pub mod alive;
 mod body;
+pub mod client_roots;
 pub mod clients;
 mod histogram;
 mod idle;
 pub mod listener;
 mod origin;
 mod phrase;
-mod pipe;
 pub mod places;
+pub mod probe_client;
 mod range;
 mod requests;
-pub mod respond;
+pub mod response;
+mod sync_bridge;
 pub mod tls;
-pub mod trust;
-pub mod visit;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -122,7 +122,7 @@ impl MainListener {
             Ok(host) => host,
             Err(bad) => {
                 self.requests.refused(Refusal::Malformed);
-                return (respond::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]), End::Refused);
+                return (response::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]), End::Refused);
             }
         };
         let mut asked = protocol::Request {
@@ -141,11 +141,11 @@ impl MainListener {
             && let Err(refusal) = self.clients.admit(client)
         {
             self.requests.refused(Refusal::Client);
-            return (respond::errors(respond::refusal_status(api), vec![refusal.to_string()]), End::Refused);
+            return (response::errors(response::refusal_status(api), vec![refusal.to_string()]), End::Refused);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut response =
-                respond::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
+                response::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
             response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
             self.requests.refused(Refusal::Method);
             return (response, End::Refused);
@@ -154,9 +154,9 @@ impl MainListener {
             Ok(route) => route,
             Err(no_route) => {
                 let failure = Failure::from(no_route);
-                tracing::debug!(request = number, error = %respond::log_text(&failure), "no route");
+                tracing::debug!(request = number, error = %response::log_text(&failure), "no route");
                 let end = if is_probe(asked.path) { End::NoOutcome } else { self.end_of_failure(&failure, api) };
-                return (respond::failure(&failure, api), end);
+                return (response::failure(&failure, api), end);
             }
         };
         *way = Some(route.kind());
@@ -170,7 +170,7 @@ impl MainListener {
             Ok(reply) => {
                 let (outcome, age) = (reply.outcome.map_or(End::NoOutcome, End::from), reply.age);
                 let content = if age.is_some() { Content::Document } else { Content::Archive };
-                let response = respond::reply(reply, &route, request, &peer.memory);
+                let response = response::reply(reply, &route, request, &peer.memory);
                 if let Some(age) = age {
                     self.requests.aged(route.kind(), age);
                 }
@@ -181,7 +181,7 @@ impl MainListener {
             }
             Err(failure) => {
                 log_failure(number, &failure);
-                (respond::failure(&failure, api), self.end_of_failure(&failure, api))
+                (response::failure(&failure, api), self.end_of_failure(&failure, api))
             }
         }
     }
@@ -191,7 +191,7 @@ impl MainListener {
         if let Some(refusal) = Refusal::of(failure) {
             self.requests.refused(refusal);
         }
-        match respond::failure_status(failure, api) {
+        match response::failure_status(failure, api) {
             StatusCode::NOT_FOUND => End::Absent,
             StatusCode::BAD_REQUEST | StatusCode::MISDIRECTED_REQUEST | StatusCode::LOOP_DETECTED => End::Refused,
             _ => End::Error,
@@ -262,13 +262,13 @@ fn without_body(response: Response<Body>) -> Response<Body> {
 fn log_failure(number: u64, failure: &Failure) {
     match failure {
         Failure::NoRoute(_) | Failure::Mirror(Error::NotFound(_) | Error::UnknownHost(_)) => {
-            tracing::debug!(request = number, error = %respond::log_text(failure), "not found");
+            tracing::debug!(request = number, error = %response::log_text(failure), "not found");
         }
         Failure::Mirror(Error::Unverified { .. } | Error::Unaccepted { .. } | Error::Store(_)) => {
-            tracing::error!(request = number, error = %respond::log_text(failure), "could not be answered");
+            tracing::error!(request = number, error = %response::log_text(failure), "could not be answered");
         }
         Failure::Mirror(_) => {
-            tracing::warn!(request = number, error = %respond::log_text(failure), "could not be answered")
+            tracing::warn!(request = number, error = %response::log_text(failure), "could not be answered")
         }
     }
 }

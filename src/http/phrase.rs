@@ -54,7 +54,7 @@ mod tests {
     use http_body_util::BodyExt as _;
     use proptest::prelude::*;
 
-    use super::super::respond;
+    use super::super::response;
     use super::*;
     use crate::address::Hostname;
     use crate::clock::Timestamp;
@@ -62,8 +62,8 @@ mod tests {
     use crate::protocol::Failure;
     use crate::protocol::route::{Api, NoRoute};
     use crate::store::StoreError;
+    use crate::upstream::egress_policy::EgressRefusal;
     use crate::upstream::error::{Fault, UpstreamError};
-    use crate::upstream::guard::EgressRefusal;
 
     fn explanation(cause: &str, remedy: &str) -> Explanation {
         let why = Explanation::of(cause);
@@ -198,8 +198,8 @@ mod tests {
         #[test]
         fn no_phrase_no_body_and_no_log_line_has_a_secret_a_control_character_or_a_private_path(failure in failure()) {
             let phrase = text(&failure.explain());
-            let body = body_of(respond::failure(&failure, Api::Registry));
-            let line = respond::log_text(&failure);
+            let body = body_of(response::failure(&failure, Api::Registry));
+            let line = response::log_text(&failure);
             for shown in [&phrase, &body, &line] {
                 prop_assert!(!shown.contains(SECRET) && !shown.contains(char::is_control), "{shown:?}");
             }

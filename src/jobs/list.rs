@@ -15,12 +15,12 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::id::JobId;
-use super::news::JobSubscription;
-use super::patience::JobLimits;
+use super::job_events::JobSubscription;
+use super::job_limits::JobLimits;
+use super::job_report::{Job, JobState, JobSummary};
+use super::job_state::JobEnd;
 use super::record::JobRecords;
-use super::report::{Job, JobState, JobSummary};
-use super::told::JobEnd;
-use super::under::{JobOrigin, RunningJob, SharedJobState};
+use super::running_job::{JobOrigin, RunningJob, SharedJobState};
 use super::warm::WarmUp;
 use super::warming;
 use crate::address::{Artifact, PackageRef};

@@ -1,19 +1,19 @@
 //! Work that no client waits for: on a schedule, or started by an operator.
 
+mod availability;
 mod id;
+mod job_events;
+mod job_limits;
+pub mod job_report;
+mod job_state;
 mod list;
-mod locked;
-mod news;
-mod outlook;
-mod patience;
+mod lockfile_targets;
 mod plan;
 mod record;
 mod recurring;
 mod registries;
-pub mod report;
-mod resolving;
-mod told;
-mod under;
+mod resolve_step;
+mod running_job;
 mod warm;
 mod warming;
 
@@ -24,8 +24,8 @@ use crate::clock::Clock;
 use crate::mirror::Mirror;
 
 pub use self::id::JobId;
+pub use self::job_events::{JobEvent, JobSubscription, NumberedItem};
 pub use self::list::{JobStartError, Jobs, ToPin};
-pub use self::news::{JobEvent, JobSubscription, NumberedItem};
 pub use self::plan::{Installs, Plan, PlanError, PlanState, Planned, Sums, plan};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::warm::WarmUp;

@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::locked::{LockFit, LockMismatch, all_have};
-use super::outlook::ItemAvailability;
-use super::patience::{AsError, JobLimits, RetryPolicy};
+use super::availability::ItemAvailability;
+use super::job_limits::{AsError, JobLimits, RetryPolicy};
+use super::lockfile_targets::{LockFit, LockMismatch, all_have};
 use super::registries::{MirrorRegistries, ResolveFindings};
 use super::warm::MOST_ITEMS;
 use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Versions};
 use crate::clock::Clock;
-use crate::closure::{self, Order, OrderEntry, RequiredArchive, ResolvedRequirements, UnavailableItem};
 use crate::error::Error;
 use crate::mirror::{Mirror, Resolved, StoredArchive};
+use crate::requirements::{self, Order, OrderEntry, RequiredArchive, ResolvedRequirements, UnavailableItem};
 
 /// Upstream requests at a time, for one plan.
 const TURNS: usize = 8;
@@ -159,7 +159,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let turns = JobLimits::of(TURNS);
     let patience = RetryPolicy::of_a_plan(&turns, clock);
     let asked = MirrorRegistries::new(mirror, clock, &patience);
-    let ResolvedRequirements { wanted, cannot } = closure::resolve(order, &asked).await;
+    let ResolvedRequirements { wanted, cannot } = requirements::resolve(order, &asked).await;
     if wanted.len() + cannot.len() > MOST_ITEMS {
         return Err(PlanError::TooMany(wanted.len() + cannot.len()));
     }

@@ -7,9 +7,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::id::JobId;
-use super::report::Job;
-use super::told::ItemSubject;
-use super::under::JobOrigin;
+use super::job_report::Job;
+use super::job_state::ItemSubject;
+use super::running_job::JobOrigin;
 use super::warm::WarmUp;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
 

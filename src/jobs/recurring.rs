@@ -15,10 +15,10 @@ use tokio::task::{AbortHandle, JoinSet};
 pub use self::last::{LastRun, RecurringState};
 
 use self::last::{LastRuns, with_jitter};
+use super::job_report::JobSummary;
 use super::list::{JobStartError, Jobs};
 use super::record::JobRecords;
-use super::report::JobSummary;
-use super::under::RunningJob;
+use super::running_job::RunningJob;
 use super::warm::WarmUp;
 use crate::address::Hostname;
 use crate::clock::Clock;

@@ -10,13 +10,13 @@ use flate2::read::GzDecoder;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
-use super::outlook::ItemAvailability;
-use super::patience::RetryPolicy;
+use super::availability::ItemAvailability;
+use super::job_limits::RetryPolicy;
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 use crate::clock::Clock;
-use crate::closure::{Files, ModuleFiles, Registries, UnlistedVersions};
 use crate::error::Error;
 use crate::mirror::{Archive, Mirror, ModuleArchiveRef, Resolved};
+use crate::requirements::{Files, ModuleFiles, Registries, UnlistedVersions};
 
 /// A mirror that is asked on behalf of one job or plan.
 pub(super) struct MirrorRegistries<'a> {

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::report::JobItem;
-use super::told::waiting;
+use super::job_report::JobItem;
+use super::job_state::waiting;
 use crate::address::{PackageRef, PackageSelector, Platform, Selection, Versions};
-use crate::closure::lock_file::LockedProvider;
-use crate::closure::{Configurations, Order, OrderEntry};
+use crate::requirements::lock_file::LockedProvider;
+use crate::requirements::{Configurations, Order, OrderEntry};
 
 /// The most archives that one job is about.
 pub(super) const MOST_ITEMS: usize = 8192;

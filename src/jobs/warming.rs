@@ -9,10 +9,10 @@ use futures_util::future::{BoxFuture, join, join_all};
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 
-use super::locked::{LockFit, LockMismatch, all_have};
-use super::patience::{ArchiveTurn, JobLimits, RetryPolicy};
-use super::report::ItemState;
-use super::under::RunningJob;
+use super::job_limits::{ArchiveTurn, JobLimits, RetryPolicy};
+use super::job_report::ItemState;
+use super::lockfile_targets::{LockFit, LockMismatch, all_have};
+use super::running_job::RunningJob;
 use super::warm::{WarmTarget, WarmUp};
 use crate::address::{
     Artifact, ModuleAddress, ModulePackage, Package, PackageSelector, ProviderAddress, Selection, Version,

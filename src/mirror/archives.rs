@@ -376,8 +376,7 @@ impl Mirror {
         })
     }
 
-    /// Waits until a response can begin: the archive is verified and committed, or it is large and streaming (Promise
-    /// 3).
+    /// Waits until a response can begin: the archive is verified and committed, or large and streaming (Promise 3).
     async fn arrival(
         self: &Arc<Self>,
         package: &Package,

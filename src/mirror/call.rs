@@ -14,7 +14,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::upstream::Upstream;
 use crate::upstream::ask::RequestPriority;
-use crate::upstream::restraint::RevalidationPermit;
+use crate::upstream::backoff::RevalidationPermit;
 
 /// The context of one request: its time, its client, its limits and its configuration.
 #[derive(Debug, Clone)]

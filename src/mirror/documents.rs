@@ -20,8 +20,8 @@ use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::error::UpstreamError;
+use crate::upstream::memory_budget::MemoryGrant;
 use crate::upstream::providers::VersionList;
-use crate::upstream::room::MemoryGrant;
 use crate::upstream::{CredentialScope, Upstream};
 
 /// The number of retries of a fetch when nothing is stored.

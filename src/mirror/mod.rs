@@ -119,9 +119,9 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, SizeLimit, Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
+use crate::upstream::concurrency_limits::ConcurrencyLimits;
 pub use crate::upstream::outbound::Connectivity;
 use crate::upstream::pages::PageRef;
-use crate::upstream::permits::ConcurrencyLimits;
 
 /// Archives up to this size are verified before the status line, and checked on every read.
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;

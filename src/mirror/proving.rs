@@ -19,9 +19,9 @@ use crate::store::StoreError;
 use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
+use crate::upstream::memory_budget::MemoryGrant;
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
-use crate::upstream::room::MemoryGrant;
 use crate::upstream::{CredentialScope, Upstream};
 use crate::verify::{Proof, VerificationPolicy, verify_proof_set};
 

@@ -12,9 +12,9 @@ use super::single_flight::Awaited;
 use super::{Answer, FetchReason, Mirror, Outcome, RequestContext};
 use crate::address::Hostname;
 use crate::error::Error;
+use crate::upstream::backoff::BudgetPurpose;
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::restraint::BudgetPurpose;
 
 #[derive(Debug, Clone)]
 pub(super) struct Landed<T> {

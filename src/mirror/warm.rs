@@ -19,9 +19,9 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::{Key, Recorded, StoreError};
+use crate::upstream::backoff::BudgetPurpose;
 use crate::upstream::breaker::Origin;
 use crate::upstream::providers::VersionList;
-use crate::upstream::restraint::BudgetPurpose;
 
 /// The download document, SHA256SUMS and the signature.
 const REQUESTS_FOR_A_SET: u32 = 3;

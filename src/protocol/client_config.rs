@@ -200,7 +200,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::closure::cli_config::{CliConfig, ServiceValue};
+    use crate::requirements::cli_config::{CliConfig, ServiceValue};
 
     fn read_back(services: &str) -> Vec<(String, Option<String>)> {
         let host = Hostname::parse("registry.example").unwrap();

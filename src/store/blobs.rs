@@ -11,10 +11,10 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use rustix::io::ReadWriteFlags;
 
-use super::claim::StoreLock;
 use super::disk::{self, Quarantine};
 use super::staged::Staged;
-use super::{Durability, ReadCursor, ReadShare, Scratch, StoreError, scratch};
+use super::store_lock::StoreLock;
+use super::{Durability, ReadCursor, ReadShare, Scratch, StoreError, temp_files};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 use crate::verify::Verified;
@@ -46,7 +46,7 @@ impl Blobs {
 
     /// Removes half-written records and unpacked files that a crash left.
     pub(super) fn sweep_halves(&self) -> Result<(), StoreError> {
-        scratch::sweep(&self.staging)?;
+        temp_files::sweep(&self.staging)?;
         for name in disk::names_in(&self.staging)?.iter().filter(|name| name.starts_with("record-")) {
             disk::remove(&self.staging.join(name))?;
         }

@@ -21,7 +21,7 @@ use self::folder::{refuse_if_locked, set_aside};
 pub use self::names::{IndexedName, ListedArchive};
 use self::standing::IndexState;
 pub use self::totals::Totals;
-use super::entries::IndexBackend;
+use super::index_backend::IndexBackend;
 use super::{Key, StoreError};
 use crate::address::Artifact;
 use crate::clock::Timestamp;

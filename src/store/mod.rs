@@ -20,19 +20,19 @@
 //! task.
 
 mod blobs;
-mod claim;
 mod disk;
-mod entries;
+mod disk_reads;
 mod examine;
 mod index;
+mod index_backend;
 mod key;
 mod read_memory;
-mod reading;
 mod receipts;
 mod records;
-mod scratch;
 mod size_limit;
 mod staged;
+mod store_lock;
+mod temp_files;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,17 +40,17 @@ use std::sync::Arc;
 
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_AT_ONCE};
 pub use self::disk::DiskSpace;
+pub use self::disk_reads::ReadCursor;
 pub use self::examine::{LockState, StoreFindings, TokenFile};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, Totals};
 pub use self::key::Key;
 pub use self::read_memory::{ReadGrant, ReadMemory, ReadShare};
-pub use self::reading::ReadCursor;
 pub use self::records::{Durability, Recorded, Records};
-pub use self::scratch::Scratch;
 pub use self::size_limit::SizeLimit;
 pub use self::staged::{Staged, StagedNote};
+pub use self::temp_files::Scratch;
 
-use self::claim::StoreLock;
+use self::store_lock::StoreLock;
 use crate::clock::Timestamp;
 
 /// The format of everything below `DIR/v1`. A newer one makes an older binary stop.

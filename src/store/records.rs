@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::claim::StoreLock;
 use super::disk::{self, Quarantine};
+use super::store_lock::StoreLock;
 use super::{FORMAT, Key, StoreError};
 use crate::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::blobs::{FileBytes, READ_AT_ONCE};
-use super::claim::StoreLock;
+use super::store_lock::StoreLock;
 use super::{StoreError, disk};
 use crate::digest::{Digest, FastHash, Hasher};
 

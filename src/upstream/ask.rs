@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::breaker::Origin;
+use super::concurrency_limits::Permit;
+use super::credential_scope::CredentialScope;
+use super::egress_policy::EgressRefusal;
 use super::error::{Fault, UpstreamError};
-use super::grant::CredentialScope;
-use super::guard::EgressRefusal;
-use super::permits::Permit;
-use super::room::MemoryGrant;
+use super::memory_budget::MemoryGrant;
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;

@@ -15,7 +15,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use rustls_platform_verifier::Verifier;
 
-use super::guard::{EgressPolicy, PublicOnly, RequestScheme};
+use super::egress_policy::{EgressPolicy, PublicOnly, RequestScheme};
 use crate::config;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);

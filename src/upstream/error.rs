@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::guard::EgressRefusal;
+use super::egress_policy::EgressRefusal;
 use crate::error::Explanation;
 
 /// A failed upstream request.

@@ -2,33 +2,33 @@
 //! Knows neither the store nor our own URLs.
 
 pub mod ask;
+pub mod backoff;
 pub mod bounds;
 pub mod breaker;
-pub mod budget;
 pub mod clients;
+pub mod concurrency_limits;
 pub mod content_range;
+mod credential_scope;
 pub mod discovery;
+pub mod egress_policy;
 pub mod error;
 pub mod git;
-mod grant;
-pub mod guard;
+pub mod memory_budget;
 pub mod modules;
 pub mod outbound;
 pub mod page_query;
 pub mod pages;
-pub mod permits;
 pub mod providers;
-pub mod restraint;
+pub mod rate_budget;
 pub mod retry_after;
-pub mod room;
 pub mod source;
-pub mod special;
+pub mod special_purpose_ips;
 mod traffic;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-pub use self::grant::CredentialScope;
+pub use self::credential_scope::CredentialScope;
 pub use self::traffic::{Traffic, UpstreamTraffic};
 use crate::address::Hostname;
 use crate::config;

@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::guard::EgressRefusal;
+use super::egress_policy::EgressRefusal;
 use crate::address::Hostname;
 
 /// Counters of outbound requests and inbound bytes, by configured upstream.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use larder::upstream::budget::Rate;
+use larder::upstream::rate_budget::Rate;
 use serde_json::{Value, json};
 
 use crate::support::eventually;

@@ -24,7 +24,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::http::admin_client;
 use crate::jobs::JobId;
-use crate::jobs::report::{Job, JobState};
+use crate::jobs::job_report::{Job, JobState};
 use crate::protocol::admin::bundle::{BUNDLE, BundleRequest};
 
 #[derive(Debug, Args)]

@@ -1,7 +1,7 @@
 use super::*;
 use crate::bundle::BundleKeyIds;
 use crate::clock::Timestamp;
-use crate::jobs::report::ItemCounts;
+use crate::jobs::job_report::ItemCounts;
 use crate::mirror::LeftAlone;
 
 fn host() -> Hostname {

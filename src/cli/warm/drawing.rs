@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 
 use super::super::text::{TextPage, escape_for_terminal, format_seconds, plural};
 use crate::address::{Hostname, PackageRef};
-use crate::jobs::report::{ItemState, Job, JobItem, JobState};
+use crate::jobs::job_report::{ItemState, Job, JobItem, JobState};
 
 /// Length of the window over which a speed is measured.
 const SPEED_OVER: Duration = Duration::from_secs(5);

@@ -11,7 +11,7 @@ use crate::address::Hostname;
 use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, AdminClientError};
-use crate::jobs::report::Job;
+use crate::jobs::job_report::Job;
 use crate::jobs::{JobId, Jobs, WarmUp};
 use crate::mirror::Mirror;
 use crate::protocol::admin::order::OrderRequest;

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::{Check, FILES};
-use crate::closure::cli_config::CliConfig;
-use crate::closure::cli_config::places::{ClientProgram, Environment, SearchPaths};
-use crate::closure::hcl;
 use crate::config::{Unreadable, text};
+use crate::requirements::cli_config::CliConfig;
+use crate::requirements::cli_config::places::{ClientProgram, Environment, SearchPaths};
+use crate::requirements::hcl;
 
 /// Configuration files of one client, or of both where they are identical.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use super::files::ClientFiles;
 use super::tried::UrlProbe;
 use super::{Check, ClientChecks, OVERRIDE, default_host};
 use crate::address::Hostname;
-use crate::closure::cli_config::InstallationSource;
-use crate::closure::cli_config::reach::Coverage;
+use crate::requirements::cli_config::InstallationSource;
+use crate::requirements::cli_config::reach::Coverage;
 
 const INSTALLATION: &str = "client.installation";
 

@@ -15,11 +15,11 @@ use super::listener::base;
 use super::running::{LarderState, RunningLarder};
 use super::{Check, WITHIN};
 use crate::address::Hostname;
-use crate::closure::cli_config::places::{ClientProgram, Environment};
 use crate::config::Config;
 use crate::http::admin_client;
-use crate::http::trust::ClientRoots;
+use crate::http::client_roots::ClientRoots;
 use crate::protocol::client_config::{ClientRoute, default_text};
+use crate::requirements::cli_config::places::{ClientProgram, Environment};
 
 const FILES: &str = "client.files";
 const OVERRIDE: &str = "client.override";

@@ -7,12 +7,12 @@ use super::installation::ProviderSources;
 use super::tried::{OTHER_HOST, PATH, SLASH, UrlProbe, host_of_base};
 use super::{Check, ClientChecks, OVERRIDE};
 use crate::address::Hostname;
-use crate::closure::cli_config::{self, Services};
 use crate::doctor::WITHIN;
 use crate::doctor::listener::is_ours;
 use crate::doctor::recognise::{Identified, ProbedService, ServerKind, identify_server};
-use crate::http::visit::visit;
+use crate::http::probe_client::visit;
 use crate::protocol::route::{Route, modules_base};
+use crate::requirements::cli_config::{self, Services};
 use crate::upstream::providers::RawObject;
 
 const SERVICES: &str = "client.services";

@@ -9,7 +9,7 @@ use super::files::ClientFiles;
 use super::proxies::proxied_by;
 use super::{Check, ClientChecks};
 use crate::address::Hostname;
-use crate::closure::cli_config::{InstallationSource, ServiceValue};
+use crate::requirements::cli_config::{InstallationSource, ServiceValue};
 
 /// Larder answers a document within 8 s; clients wait 10 s by default.
 const LEAST_SECONDS: u64 = 10;

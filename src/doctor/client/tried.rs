@@ -8,7 +8,7 @@ use crate::address::Hostname;
 use crate::doctor::listener::{is_ours, what_to_do_about};
 use crate::doctor::recognise::{Identified, ProbedService, ServerKind, identify_server};
 use crate::doctor::running::LarderState;
-use crate::http::visit::ProbeError;
+use crate::http::probe_client::ProbeError;
 use crate::protocol::route::{MIRROR_BASE, providers_base};
 
 pub(super) const ADDRESS: &str = "client.address";

@@ -12,16 +12,16 @@ use hyper::body::{Body as _, Incoming};
 use serde::Serialize;
 use tokio::sync::mpsc::Receiver;
 
-use super::super::pipe::{PipeReceiver, pipe};
-use crate::closure::{self, lock_file};
+use super::super::sync_bridge::{PipeReceiver, pipe};
+use crate::requirements::{self, lock_file};
 
 const LARGEST: usize = 64 << 10;
 /// A lock file of many providers is larger than any command.
 const LARGEST_LOCK_FILE: usize = lock_file::LARGEST;
 /// As many bytes of files as one order may have, with the escapes of JSON.
-const LARGEST_ORDER: usize = closure::MOST_BYTES / 2 * 3;
+const LARGEST_ORDER: usize = requirements::MOST_BYTES / 2 * 3;
 /// The limit of a tar: headers, and files that no client reads.
-const LARGEST_TAR: usize = 2 * closure::MOST_BYTES;
+const LARGEST_TAR: usize = 2 * requirements::MOST_BYTES;
 const WITHIN: Duration = Duration::from_secs(10);
 const ORDER_WITHIN: Duration = Duration::from_secs(60);
 /// For how long nothing may come of a body that may be of any size.

@@ -7,12 +7,12 @@ use http::{Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 
 use super::super::body::Body;
-use super::super::pipe::pipe;
-use super::super::respond;
+use super::super::response;
+use super::super::sync_bridge::pipe;
 use super::{Admin, NDJSON, bodies};
 use crate::bundle::BundleWriter;
 use crate::jobs::JobId;
-use crate::jobs::report::JobState;
+use crate::jobs::job_report::JobState;
 use crate::mirror::{ApplyError, GatherError, GatheredBundle, Transfer};
 use crate::protocol::admin::bundle::{BundleRequest, TAR, apply_options};
 use crate::protocol::admin::warm::no_job;
@@ -30,20 +30,20 @@ impl Admin {
             Ok(place) => place,
             Err(busy) => {
                 bodies::discard(request);
-                return respond::failure(&busy.into(), Api::Other);
+                return response::failure(&busy.into(), Api::Other);
             }
         };
         let body = match bodies::large_json_of(request, LARGEST).await {
             Ok(body) => body,
-            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
         };
         let (told, id) = match BundleRequest::read(&body) {
             Ok(told) => told,
-            Err(why) => return respond::errors(StatusCode::BAD_REQUEST, vec![why]),
+            Err(why) => return response::errors(StatusCode::BAD_REQUEST, vec![why]),
         };
         match self.gathered(id, told, place).await {
             Ok((gathered, place)) => self.stream_bundle(gathered, place),
-            Err((status, problems)) => respond::errors(status, problems),
+            Err((status, problems)) => response::errors(status, problems),
         }
     }
 
@@ -109,20 +109,20 @@ impl Admin {
             Ok(taking) => taking,
             Err(problems) => {
                 bodies::discard(request);
-                return respond::errors(StatusCode::BAD_REQUEST, problems);
+                return response::errors(StatusCode::BAD_REQUEST, problems);
             }
         };
         let reader = match bodies::reader_of(request, TAR) {
             Ok(reader) => reader,
-            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
         };
         let (mut steps, applied) = self.mirror.spawn_apply(reader, taking, self.clock.clone());
         // // A refusal before the first entry has its own status.
         let Some(first) = steps.recv().await else {
             return match applied.await {
-                Ok(Err(not_applied)) => respond::errors(status_of(&not_applied), vec![not_applied.to_string()]),
+                Ok(Err(not_applied)) => response::errors(status_of(&not_applied), vec![not_applied.to_string()]),
                 Ok(Ok(_)) | Err(_) => {
-                    respond::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".to_owned()])
+                    response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".to_owned()])
                 }
             };
         };
@@ -135,8 +135,8 @@ impl Admin {
     /// Returns the inventory, for the next delta.
     pub(super) async fn inventory(self: &Arc<Self>) -> Response<Body> {
         self.looking(|admin| match admin.mirror.inventory(admin.clock.now()) {
-            Ok(inventory) => respond::json(StatusCode::OK, &inventory),
-            Err(error) => respond::failure(&error.into(), Api::Other),
+            Ok(inventory) => response::json(StatusCode::OK, &inventory),
+            Err(error) => response::failure(&error.into(), Api::Other),
         })
         .await
     }

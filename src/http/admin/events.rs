@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use crate::address::PackageRef;
     use crate::jobs::NumberedItem;
-    use crate::jobs::report::{ItemState, JobItem};
+    use crate::jobs::job_report::{ItemState, JobItem};
 
     #[tokio::test]
     async fn silence_is_broken_by_a_line_that_says_nothing() {

@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use self::order::ReceivedOrder;
 use super::body::Body;
 use super::listener::Peer;
-use super::{Requests, host_of, requests, respond};
+use super::{Requests, host_of, requests, response};
 use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
@@ -77,7 +77,7 @@ impl Admin {
     async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let Some(route) = AdminRoute::parse(request.uri().path(), request.uri().query()) else {
             self.requests.refused(requests::Refusal::AdminPath);
-            return respond::errors(
+            return response::errors(
                 StatusCode::NOT_FOUND,
                 vec![format!("there is nothing at {}", request.uri().path())],
             );
@@ -87,7 +87,7 @@ impl Admin {
             Err(bad) => {
                 self.requests.refused(requests::Refusal::Malformed);
                 bodies::discard(request);
-                return respond::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]);
+                return response::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]);
             }
         };
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
@@ -104,7 +104,7 @@ impl Admin {
             });
             bodies::discard(request);
             let code = if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
-            return respond::errors(code, vec![refusal.to_string()]);
+            return response::errors(code, vec![refusal.to_string()]);
         }
         match (route.nature(), request.method()) {
             (AdminAccessKind::Reads | AdminAccessKind::ReadsAndEnds, &Method::GET | &Method::HEAD) => {
@@ -130,33 +130,33 @@ impl Admin {
 
     async fn answer_read(self: &Arc<Self>, route: AdminRoute, method: &Method) -> Response<Body> {
         match route {
-            AdminRoute::Health => respond::word(StatusCode::OK, "ok"),
+            AdminRoute::Health => response::word(StatusCode::OK, "ok"),
             AdminRoute::Ready => match self.mirror.ready().await {
-                Ok(()) => respond::word(StatusCode::OK, "ready"),
-                Err(not_ready) => respond::word(StatusCode::SERVICE_UNAVAILABLE, not_ready.words()),
+                Ok(()) => response::word(StatusCode::OK, "ready"),
+                Err(not_ready) => response::word(StatusCode::SERVICE_UNAVAILABLE, not_ready.words()),
             },
             // Both ask the disk.
             AdminRoute::Metrics => self.looking(Self::metrics).await,
-            AdminRoute::Status => self.looking(|admin| respond::json(StatusCode::OK, &admin.status())).await,
+            AdminRoute::Status => self.looking(|admin| response::json(StatusCode::OK, &admin.status())).await,
             AdminRoute::ClientConfig(way) => match client_config::text(&self.mirror, &self.base, way).await {
-                Ok(text) => respond::word(StatusCode::OK, text),
-                Err(error) => respond::errors(StatusCode::INTERNAL_SERVER_ERROR, vec![error.to_string()]),
+                Ok(text) => response::word(StatusCode::OK, text),
+                Err(error) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec![error.to_string()]),
             },
             AdminRoute::Missing => match self.mirror.missing().await {
                 Ok(missing) => {
                     let order = missing::order_of(&missing, &self.mirror.sealed_platforms());
-                    respond::json(StatusCode::OK, &order)
+                    response::json(StatusCode::OK, &order)
                 }
-                Err(error) => respond::failure(&error.into(), Api::Other),
+                Err(error) => response::failure(&error.into(), Api::Other),
             },
-            AdminRoute::Jobs => respond::json(StatusCode::OK, &serde_json::json!({ "jobs": self.jobs.all() })),
+            AdminRoute::Jobs => response::json(StatusCode::OK, &serde_json::json!({ "jobs": self.jobs.all() })),
             AdminRoute::Job(id) => match self.jobs.report(id) {
-                Some(job) => respond::json(StatusCode::OK, &job),
-                None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
+                Some(job) => response::json(StatusCode::OK, &job),
+                None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
             },
             AdminRoute::JobEvents(id) => match self.jobs.subscribe(id) {
                 Some(news) => events::answer(news, method),
-                None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
+                None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
             },
             AdminRoute::Inventory => self.inventory().await,
             AdminRoute::Command(_)
@@ -173,7 +173,7 @@ impl Admin {
     async fn change(&self, route: AdminRoute, request: Request<Incoming>) -> Response<Body> {
         let body = match bodies::json_of(request).await {
             Ok(body) => body,
-            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
         };
         match route {
             AdminRoute::Command(command) => self.command(command, &body).await,
@@ -184,16 +184,16 @@ impl Admin {
 
     async fn forget_missing(&self) -> Response<Body> {
         match self.mirror.forget_missing().await {
-            Ok(()) => respond::json(StatusCode::OK, &OrderRequest::default()),
-            Err(error) => respond::failure(&error.into(), Api::Other),
+            Ok(()) => response::json(StatusCode::OK, &OrderRequest::default()),
+            Err(error) => response::failure(&error.into(), Api::Other),
         }
     }
 
     async fn answer_delete(&self, route: AdminRoute) -> Response<Body> {
         let AdminRoute::Job(id) = route else { return wrong_method(route.nature()) };
         match self.jobs.cancel(id).await {
-            Some(job) => respond::json(StatusCode::OK, &job),
-            None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
+            Some(job) => response::json(StatusCode::OK, &job),
+            None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
         }
     }
 
@@ -204,11 +204,11 @@ impl Admin {
         };
         let warm_up = match warm_up {
             Ok(warm_up) => warm_up,
-            Err(problems) => return respond::errors(StatusCode::BAD_REQUEST, problems),
+            Err(problems) => return response::errors(StatusCode::BAD_REQUEST, problems),
         };
         match self.jobs.start(warm_up).await {
             Ok((id, job)) => {
-                let mut response = respond::json(StatusCode::ACCEPTED, &job);
+                let mut response = response::json(StatusCode::ACCEPTED, &job);
                 // Hex digits are always a header's value.
                 if let Ok(place) = header::HeaderValue::try_from(format!("{}/{id}", warm::JOBS)) {
                     response.headers_mut().insert(header::LOCATION, place);
@@ -220,7 +220,7 @@ impl Admin {
                     JobStartError::TooMany | JobStartError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
                     JobStartError::Random => StatusCode::INTERNAL_SERVER_ERROR,
                 };
-                respond::errors(code, vec![not_started.to_string()])
+                response::errors(code, vec![not_started.to_string()])
             }
         }
     }
@@ -228,10 +228,12 @@ impl Admin {
     async fn plan(&self, request: Request<Incoming>) -> Response<Body> {
         match order::read(request, &self.mirror, &self.default_host).await {
             Ok(ReceivedOrder { order, .. }) => match jobs::plan(&self.mirror, &self.clock, &order).await {
-                Ok(plan) => respond::json(StatusCode::OK, &plan),
-                Err(busy @ PlanError::Busy) => respond::errors(StatusCode::SERVICE_UNAVAILABLE, vec![busy.to_string()]),
+                Ok(plan) => response::json(StatusCode::OK, &plan),
+                Err(busy @ PlanError::Busy) => {
+                    response::errors(StatusCode::SERVICE_UNAVAILABLE, vec![busy.to_string()])
+                }
                 Err(too_many @ PlanError::TooMany(_)) => {
-                    respond::errors(StatusCode::BAD_REQUEST, vec![too_many.to_string()])
+                    response::errors(StatusCode::BAD_REQUEST, vec![too_many.to_string()])
                 }
             },
             Err(refused) => refused,
@@ -241,8 +243,8 @@ impl Admin {
     /// Pins or unpins all packages of a job.
     async fn pin_job(&self, id: JobId, pin: Pin) -> Response<Body> {
         match self.jobs.to_pin(id, pin).await {
-            Some(items) => respond::json(StatusCode::OK, &command::pin_job(&self.mirror, items, pin).await),
-            None => respond::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
+            Some(items) => response::json(StatusCode::OK, &command::pin_job(&self.mirror, items, pin).await),
+            None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
         }
     }
 
@@ -260,24 +262,24 @@ impl Admin {
         };
         let addresses = match told.map_err(|why| vec![why]).and_then(|told| told.addresses(&self.default_host)) {
             Ok(addresses) => addresses,
-            Err(problems) => return respond::errors(StatusCode::BAD_REQUEST, problems),
+            Err(problems) => return response::errors(StatusCode::BAD_REQUEST, problems),
         };
         let call = || self.call();
         match command {
             Operation::Refresh => {
-                respond::json(StatusCode::OK, &command::refresh(&self.mirror, &addresses, call).await)
+                response::json(StatusCode::OK, &command::refresh(&self.mirror, &addresses, call).await)
             }
-            Operation::Purge => respond::json(StatusCode::OK, &command::purge(&self.mirror, &addresses, call).await),
-            Operation::Accept => respond::json(StatusCode::OK, &command::accept(&self.mirror, &addresses, call).await),
-            Operation::Pin => respond::json(StatusCode::OK, &command::pin(&self.mirror, &addresses, call).await),
-            Operation::Unpin => respond::json(StatusCode::OK, &command::unpin(&self.mirror, &addresses, call).await),
+            Operation::Purge => response::json(StatusCode::OK, &command::purge(&self.mirror, &addresses, call).await),
+            Operation::Accept => response::json(StatusCode::OK, &command::accept(&self.mirror, &addresses, call).await),
+            Operation::Pin => response::json(StatusCode::OK, &command::pin(&self.mirror, &addresses, call).await),
+            Operation::Unpin => response::json(StatusCode::OK, &command::unpin(&self.mirror, &addresses, call).await),
         }
     }
 
     /// Runs as long as the client reads the answer.
     fn verify(&self, body: &[u8]) -> Response<Body> {
         if let Err(why) = command::read_nothing(body) {
-            return respond::errors(StatusCode::BAD_REQUEST, vec![why]);
+            return response::errors(StatusCode::BAD_REQUEST, vec![why]);
         }
         match self.mirror.verify(&self.call()) {
             Ok(steps) => {
@@ -285,7 +287,7 @@ impl Admin {
                 response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
                 response
             }
-            Err(error) => respond::failure(&error.into(), Api::Other),
+            Err(error) => response::failure(&error.into(), Api::Other),
         }
     }
 
@@ -298,16 +300,16 @@ impl Admin {
         let admin = Arc::clone(self);
         match self.mirror.blocking(move || look(&admin)).await {
             Ok(response) => response,
-            Err(_) => respond::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".into()]),
+            Err(_) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".into()]),
         }
     }
 
     fn metrics(&self) -> Response<Body> {
         let mut text = String::new();
         if prometheus_client::encoding::text::encode(&mut text, &self.registry).is_err() {
-            return respond::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["the metrics cannot be written".into()]);
+            return response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["the metrics cannot be written".into()]);
         }
-        let mut response = respond::word(StatusCode::OK, text);
+        let mut response = response::word(StatusCode::OK, text);
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
         response
@@ -343,7 +345,7 @@ fn wrong_method(nature: AdminAccessKind) -> Response<Body> {
         AdminAccessKind::Changes => ("only POST is answered here", "POST"),
         AdminAccessKind::ReadsAndEnds => ("only GET, HEAD and DELETE are answered here", "GET, HEAD, DELETE"),
     };
-    let mut response = respond::errors(StatusCode::METHOD_NOT_ALLOWED, vec![said.into()]);
+    let mut response = response::errors(StatusCode::METHOD_NOT_ALLOWED, vec![said.into()]);
     response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(allowed));
     response
 }

@@ -9,13 +9,13 @@ use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 
 use super::super::body::Body;
-use super::super::respond;
+use super::super::response;
 use super::bodies::{self, BodyRefused, OrderBody};
 use crate::address::Hostname;
-use crate::closure::{Files, Order};
 use crate::mirror::Mirror;
 use crate::protocol::admin::order::{NamedText, OrderRequest};
 use crate::protocol::admin::order_query::OrderQuery;
+use crate::requirements::{Files, Order};
 
 /// Bodies in memory at a time; others wait.
 static BODIES: Semaphore = Semaphore::const_new(4);
@@ -41,7 +41,7 @@ pub(super) async fn read(
     let query = request.uri().query().map(str::to_owned);
     // It is never closed.
     let place = BODIES.acquire().await;
-    let refused = |BodyRefused { status, why }| respond::errors(status, vec![why]);
+    let refused = |BodyRefused { status, why }| response::errors(status, vec![why]);
     let body = bodies::order_of(request).await.map_err(refused)?;
     let turn = READINGS.acquire().await;
     let host = Arc::new(default_host.clone());
@@ -51,7 +51,7 @@ pub(super) async fn read(
         handed_over(body, query.as_deref(), &host)
     });
     let read = reading.await.unwrap_or_else(|_| Err(vec!["reading the order ended unexpectedly".to_owned()]));
-    read.map_err(|problems| respond::errors(StatusCode::BAD_REQUEST, problems))
+    read.map_err(|problems| response::errors(StatusCode::BAD_REQUEST, problems))
 }
 
 fn handed_over(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<ReceivedOrder, Vec<String>> {

@@ -7,13 +7,13 @@ use http::{Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 
 use super::super::body::Body;
-use super::super::pipe::pipe;
-use super::super::respond;
+use super::super::response;
+use super::super::sync_bridge::pipe;
 use super::{Admin, NDJSON, bodies};
 use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::jobs::JobId;
-use crate::jobs::report::JobState;
+use crate::jobs::job_report::JobState;
 use crate::mirror::{Export, Transfer};
 use crate::protocol::admin::trees::{ExportRequest, unsigned_of};
 use crate::protocol::admin::warm::no_job;
@@ -31,20 +31,20 @@ impl Admin {
             Ok(place) => place,
             Err(busy) => {
                 bodies::discard(request);
-                return respond::failure(&busy.into(), Api::Other);
+                return response::failure(&busy.into(), Api::Other);
             }
         };
         let body = match bodies::large_json_of(request, LARGEST).await {
             Ok(body) => body,
-            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
         };
         let (told, id) = match ExportRequest::read(&body) {
             Ok(told) => told,
-            Err(why) => return respond::errors(StatusCode::BAD_REQUEST, vec![why]),
+            Err(why) => return response::errors(StatusCode::BAD_REQUEST, vec![why]),
         };
         match self.tree_of(id, told.partial, &told.have).await {
             Ok(export) => self.send(export, place),
-            Err((status, problems)) => respond::errors(status, problems),
+            Err((status, problems)) => response::errors(status, problems),
         }
     }
 
@@ -96,11 +96,11 @@ impl Admin {
     pub(super) fn import(&self, request: Request<Incoming>) -> Response<Body> {
         let unsigned = match unsigned_of(request.uri().query()) {
             Ok(unsigned) => unsigned,
-            Err(why) => return respond::errors(StatusCode::BAD_REQUEST, vec![why]),
+            Err(why) => return response::errors(StatusCode::BAD_REQUEST, vec![why]),
         };
         let tar = match bodies::reader_of(request, "application/x-tar") {
             Ok(tar) => tar,
-            Err(not_taken) => return respond::errors(not_taken.status, vec![not_taken.why]),
+            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
         };
         match self.mirror.import(tar, unsigned, &self.call()) {
             Ok(steps) => {
@@ -108,7 +108,7 @@ impl Admin {
                 response.headers_mut().insert(header::CONTENT_TYPE, NDJSON);
                 response
             }
-            Err(error) => respond::failure(&error.into(), Api::Other),
+            Err(error) => response::failure(&error.into(), Api::Other),
         }
     }
 }

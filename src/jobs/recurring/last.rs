@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::TRIES_AGAIN_AFTER;
 use crate::clock::Timestamp;
 use crate::config::{RecurringWarmTarget, RecurringWarmUp};
-use crate::jobs::report::{ItemCounts, JobState, JobSummary};
+use crate::jobs::job_report::{ItemCounts, JobState, JobSummary};
 
 /// Random delay as a fraction of the interval, so that several larders do not ask at the same time.
 const JITTER: u32 = 20;

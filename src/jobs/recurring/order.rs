@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::address::{Hostname, PackageSelector};
-use crate::closure::{self, Configurations, LabelKind, Order, OrderEntry, file, lock_file};
 use crate::config::{RecurringWarmTarget, RecurringWarmUp};
+use crate::requirements::{self, Configurations, LabelKind, Order, OrderEntry, file, lock_file};
 
 /// Reads the order.
 ///
@@ -57,6 +57,7 @@ fn tar(path: &Path, entry: &RecurringWarmUp) -> Result<OrderEntry, Vec<String>> 
 }
 
 fn collected(folders: &[PathBuf], entry: &RecurringWarmUp) -> Result<OrderEntry, String> {
-    let collected = closure::collect(folders, &closure::GivenValues::default()).map_err(|bad| bad.to_string())?;
+    let collected =
+        requirements::collect(folders, &requirements::GivenValues::default()).map_err(|bad| bad.to_string())?;
     Ok(OrderEntry::Configurations(Configurations::new(collected.files, collected.roots, entry.client)?))
 }

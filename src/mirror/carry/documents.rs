@@ -10,7 +10,7 @@ use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, Fil
 use crate::clock::Timestamp;
 use crate::store::{Durability, Key};
 use crate::upstream::ask::Validators;
-use crate::upstream::room::MemoryGrant;
+use crate::upstream::memory_budget::MemoryGrant;
 
 pub(super) struct BundledDocumentUpdate {
     key: Key,

@@ -44,7 +44,7 @@ fn address_text(of: &impl fmt::Display, version: Option<&Version>) -> String {
 mod tests {
     use super::*;
     use crate::address::{Hostname, Name, ProviderAddress, Version};
-    use crate::closure::OrderEntry;
+    use crate::requirements::OrderEntry;
 
     #[test]
     fn what_is_missing_is_an_order_that_is_taken_as_it_is() {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::address::{Hostname, PackageSelector, Platform};
-use crate::closure::{ClientKind, Configurations, FileContents, Files, Order, OrderEntry, lock_file};
+use crate::requirements::{ClientKind, Configurations, FileContents, Files, Order, OrderEntry, lock_file};
 
 /// Where a plan is asked for.
 pub const PLAN: &str = "/admin/v1/plan";

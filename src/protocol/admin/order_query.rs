@@ -4,7 +4,7 @@
 use url::form_urlencoded;
 
 use super::order::OrderRequest;
-use crate::closure::ClientKind;
+use crate::requirements::ClientKind;
 
 /// The longest root that is taken, in bytes.
 const LONGEST_ROOT: usize = 1024;

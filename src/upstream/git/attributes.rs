@@ -10,7 +10,7 @@ use gix_worktree::stack::state::Attributes as Rules;
 use gix_worktree::stack::state::attributes::Source;
 
 use super::encoding::{Encoded, encoded};
-use super::ident;
+use super::ident_filter;
 
 /// In lookup order.
 const NAMES: [&str; 5] = ["crlf", "text", "eol", "ident", "working-tree-encoding"];
@@ -43,7 +43,7 @@ pub(super) struct Attributes {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct CheckoutConversion {
     lines: Option<AttributesDigest>,
-    ident: Option<ident::IdentMode>,
+    ident: Option<ident_filter::IdentMode>,
     encoding: Option<BString>,
 }
 
@@ -85,7 +85,7 @@ impl Attributes {
         };
         let text = TextHandling::of(text, crlf);
         let is_whole = encoding.is_some() || (text == TextHandling::Auto && !is(eol, "lf"));
-        let way = if is_whole { ident::IdentMode::Whole } else { ident::IdentMode::PieceByPiece };
+        let way = if is_whole { ident_filter::IdentMode::Whole } else { ident_filter::IdentMode::PieceByPiece };
         Ok(CheckoutConversion { lines: text.lines(eol), ident: (ident == StateRef::Set).then_some(way), encoding })
     }
 }
@@ -133,7 +133,7 @@ fn is(state: StateRef<'_>, value: &str) -> bool {
 impl CheckoutConversion {
     /// Does it to the bytes of the object `id`: keywords, then line ends, then the encoding, as git does.
     pub(super) fn applied(&self, bytes: &[u8], id: &ObjectId) -> ConvertedFile {
-        let mut now: Option<Vec<u8>> = self.ident.and_then(|way| ident::expanded(bytes, id, way));
+        let mut now: Option<Vec<u8>> = self.ident.and_then(|way| ident_filter::expanded(bytes, id, way));
         if let Some(lines) = self.lines {
             let mut written = Vec::new();
             let source = now.as_deref().unwrap_or(bytes);

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::GitRequest;
-use super::wire::BridgeBroken;
+use super::blocking_bridge::BridgeBroken;
 use crate::pack::TreeError;
 use crate::upstream::error::{Fault, UpstreamError};
 

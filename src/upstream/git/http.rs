@@ -9,7 +9,7 @@ use gix_transport::client::blocking_io::http::{GetResponse, Http, PostBodyDataKi
 use http::{HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
-use super::wire::{GitBridge, Head, WireReader};
+use super::blocking_bridge::{GitBridge, Head, WireReader};
 
 /// State shared by both requests of git.
 pub(super) struct HttpTransport {

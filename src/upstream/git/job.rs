@@ -6,13 +6,13 @@ use std::sync::atomic::AtomicBool;
 use gix_hash::ObjectId;
 use gix_object::{FindHeader, Kind};
 
+use super::blocking_bridge::GitBridge;
 use super::checkout::{Checkout, CheckoutResult};
 use super::error::GitCodeError;
 use super::fetch::{Conversation, Extent, Objects};
 use super::refs::{OfferedRef, Reference, ResolvedRef};
 use super::repository::Repository;
 use super::submodules::{Submodule, Submodules};
-use super::wire::GitBridge;
 use super::{GitSource, GitTree};
 use crate::pack::{Tree, TreeError, TreePath};
 use crate::upstream::bounds::GitLimits;

@@ -2,24 +2,24 @@
 //! objects. All traffic uses the connector, and only packs are written to disk.
 
 mod attributes;
-mod carry;
-mod chains;
+mod blocking_bridge;
 mod checkout;
+mod delta_memory;
 mod encoding;
 mod error;
 mod fetch;
 mod http;
-mod ident;
+mod ident_filter;
 mod job;
-mod pace;
+mod pack_scanner;
 mod refs;
 mod repository;
 mod ssh;
 mod submodules;
 #[cfg(test)]
 mod tests;
-mod watched;
-mod wire;
+mod throughput_guard;
+mod transport;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,16 +29,16 @@ use std::time::Duration;
 use tokio::time::timeout;
 use url::Url;
 
+use self::blocking_bridge::GitBridge;
 use self::error::GitCodeError;
 pub use self::error::GitError;
 use self::job::Job;
 use self::repository::Repository;
-use self::wire::GitBridge;
 use super::CredentialScope;
 use super::ask::{RequestPriority, UpstreamRequest};
+use super::concurrency_limits::Permit;
 use super::error::{Fault, UpstreamError};
 use super::outbound::Outbound;
-use super::permits::Permit;
 use super::source::GitSource;
 use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;

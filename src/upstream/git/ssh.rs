@@ -17,12 +17,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::GitRequest;
-use super::carry::ReceivedBytes;
+use super::blocking_bridge::WirePiece;
 use super::repository::SshRepository;
-use super::wire::WirePiece;
+use super::transport::ReceivedBytes;
 use crate::config::SshFiles;
+use crate::upstream::egress_policy::EgressRefusal;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
-use crate::upstream::guard::EgressRefusal;
 use crate::upstream::outbound::{Connectivity, Outbound};
 
 /// The part of standard error that is kept.

@@ -8,11 +8,11 @@ use url::Url;
 use super::hops::UpstreamResponse;
 use super::{Outbound, failure, insert};
 use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators, broken};
+use crate::upstream::backoff::RequestTime;
 use crate::upstream::clients::Coding;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
-use crate::upstream::restraint::RequestTime;
+use crate::upstream::memory_budget::{MemoryGrant, MemoryLimitReached};
 use crate::upstream::retry_after::{date, retry_after};
-use crate::upstream::room::{MemoryGrant, MemoryLimitReached};
 
 const LONGEST_ERROR_BODY: u64 = 64 * 1024;
 const X_TERRAFORM_GET: HeaderName = HeaderName::from_static("x-terraform-get");

@@ -6,11 +6,11 @@ use url::Url;
 
 use super::{Outbound, failure, insert, origin};
 use crate::upstream::ask::{IncomingFile, RequestPriority, UpstreamRequest, Validators};
+use crate::upstream::backoff::{RequestObserver, RequestTime};
 use crate::upstream::clients::Coding;
+use crate::upstream::concurrency_limits::Permit;
 use crate::upstream::content_range::content_range;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::permits::Permit;
-use crate::upstream::restraint::{RequestObserver, RequestTime};
 
 impl Outbound {
     /// Requests a file from byte `from`, using the stored validators.

@@ -7,11 +7,11 @@ use url::Url;
 
 use super::{CDN_LOOP, Connectivity, Outbound, failure};
 use crate::upstream::ask::{UpstreamRequest, broken};
+use crate::upstream::backoff::{RequestObserver, RequestTime};
 use crate::upstream::breaker::Origin;
 use crate::upstream::clients::Coding;
+use crate::upstream::egress_policy::{EgressRefusal, RequestScheme};
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::guard::{EgressRefusal, RequestScheme};
-use crate::upstream::restraint::{RequestObserver, RequestTime};
 
 const MOST_HOPS: usize = 10;
 

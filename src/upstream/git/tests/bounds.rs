@@ -198,7 +198,8 @@ async fn nobody_waits_for_what_does_not_end() {
     let (outbound, upstream, source) = (setting.outbound(), setting.granted(), forge.source("r", "main"));
     let (end, ending) = std::sync::mpsc::channel::<()>();
     let (told, ended) = std::sync::mpsc::channel();
-    let endless = move |wire: crate::upstream::git::wire::GitBridge, stop: &std::sync::atomic::AtomicBool| {
+    let endless = move |wire: crate::upstream::git::blocking_bridge::GitBridge,
+                        stop: &std::sync::atomic::AtomicBool| {
         let _ = ending.recv();
         told.send(stop.load(std::sync::atomic::Ordering::Relaxed)).unwrap();
         drop(wire);

@@ -25,7 +25,7 @@ use url::Url;
 
 mod connect;
 
-use super::trust::ClientRoots;
+use super::client_roots::ClientRoots;
 use crate::clock::Timestamp;
 
 const LARGEST_BODY: usize = 64 << 10;

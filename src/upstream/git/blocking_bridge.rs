@@ -12,8 +12,8 @@ use http::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
 use url::Url;
 
-use super::pace::ThroughputGuard;
 use super::repository::SshRepository;
+use super::throughput_guard::ThroughputGuard;
 use crate::upstream::bounds::GitLimits;
 
 /// Queue length, in pieces.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::report::{ItemCounts, ItemState, Job, JobItem, JobState, JobSummary};
+use super::job_report::{ItemCounts, ItemState, Job, JobItem, JobState, JobSummary};
 use super::warm::WarmUp;
 use crate::address::{Artifact, PackageRef};
 use crate::clock::Timestamp;

@@ -1,6 +1,6 @@
 //! Compares archives with the hashes in lock files.
 
-use super::patience::AsError;
+use super::job_limits::AsError;
 use crate::address::Package;
 use crate::digest::Digest;
 use crate::error::Error;

@@ -9,12 +9,12 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::GitRequest;
-use super::wire::{BridgeRequest, Head, Request, WirePiece};
+use super::blocking_bridge::{BridgeRequest, Head, Request, WirePiece};
 use crate::upstream::ask::broken;
+use crate::upstream::backoff::{RequestObserver, RequestTime};
 use crate::upstream::clients::Coding;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, UpstreamResponse, failure, origin};
-use crate::upstream::restraint::{RequestObserver, RequestTime};
 
 /// Bytes received by one job, and its limit.
 pub(super) struct ReceivedBytes {

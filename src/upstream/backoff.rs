@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use url::Url;
 
 use super::breaker::{Breaker, BreakerChange, Origin, Probe};
-use super::budget::{Rate, TokenBucket};
+use super::rate_budget::{Rate, TokenBucket};
 use super::retry_after::retry_after;
 use crate::address::Hostname;
 use crate::clock::Timestamp;

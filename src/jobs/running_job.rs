@@ -9,10 +9,10 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::id::JobId;
+use super::job_report::{ItemState, Job, JobItem, JobState, JobSummary};
+use super::job_state::{ItemSubject, JobEnd, TrackedJob, shortened};
 use super::list::ToPin;
 use super::record::{JobRecord, JobRecords};
-use super::report::{ItemState, Job, JobItem, JobState, JobSummary};
-use super::told::{ItemSubject, JobEnd, TrackedJob, shortened};
 use super::warm::WarmUp;
 use crate::address::Artifact;
 use crate::clock::{Clock, Timestamp};

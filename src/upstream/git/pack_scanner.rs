@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 
 use flate2::{Decompress, FlushDecompress, Status};
 
-use super::chains::{DeltaBaseRef, DeltaChains, PackLimits};
+use super::delta_memory::{DeltaBaseRef, DeltaChains, PackLimits};
 use crate::pack::TreeError;
 use crate::upstream::error::Fault;
 

@@ -8,7 +8,7 @@ use super::*;
 use crate::address::{
     Artifact, Hostname, ModuleAddress, ModulePackage, PackageSelector, Platform, ProviderAddress, Version,
 };
-use crate::closure::{ClientKind, Configurations, Files, ModuleFiles, UnavailableItem, lock_file};
+use crate::requirements::{ClientKind, Configurations, Files, ModuleFiles, UnavailableItem, lock_file};
 
 /// Registries with fixed contents, which count queries.
 #[derive(Default)]

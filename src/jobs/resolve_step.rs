@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 use futures_util::future::{join, join_all};
 use parking_lot::Mutex;
 
+use super::job_report::{ItemState, JobItem};
+use super::job_state::{ItemSubject, shortened, waiting};
 use super::registries::MirrorRegistries;
-use super::report::{ItemState, JobItem};
-use super::told::{ItemSubject, shortened, waiting};
 use super::warm::MOST_ITEMS;
 use super::warming::WarmUpRun;
 use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, PackageRef, ProviderAddress, Version};
-use crate::closure::{
+use crate::error::Error;
+use crate::requirements::{
     self, ModuleFiles, Order, Registries, RequiredArchive, ResolvedRequirements, UnavailableItem, UnlistedVersions,
 };
-use crate::error::Error;
 
 const MOST_PLACES: usize = 3;
 
@@ -27,7 +27,7 @@ impl WarmUpRun<'_> {
     pub(super) async fn configurations(&self, order: &Order) {
         let asked = MirrorRegistries::new(self.mirror, self.clock, &self.patience);
         let telling = ItemRegistries { run: self, asked: &asked, modules: Mutex::default() };
-        let closure = closure::resolve(order, &telling).await;
+        let closure = requirements::resolve(order, &telling).await;
         let modules = telling.modules.into_inner();
         self.under.is_resolved(asked.findings().unconfirmed.into_iter().collect());
         let (providers, more_modules) = self.items_of(closure, &modules);

@@ -12,7 +12,7 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use url::{Host, Origin, Url};
 
 use super::CredentialScope;
-use super::special::{SpecialPurpose, class_of};
+use super::special_purpose_ips::{SpecialPurpose, class_of};
 use crate::config::{self, PrivateDestination};
 
 /// Why a request may not be made.

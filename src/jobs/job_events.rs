@@ -8,8 +8,8 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::report::{Job, JobItem, JobSummary};
-use super::under::RunningJob;
+use super::job_report::{Job, JobItem, JobSummary};
+use super::running_job::RunningJob;
 
 /// Changes are collected this long before they are sent: an arriving archive changes with each piece.
 const GATHERED_FOR: Duration = Duration::from_millis(100);
