@@ -26,11 +26,11 @@ use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::error::Error;
-use crate::http::alive::{self, BlockingPoolCheck, ListenerCheck, NotAlive};
 use crate::http::clients::Clients;
 use crate::http::listener::{self, serve};
 use crate::http::places::{ConnectionSlots, PeerClass};
 use crate::http::tls::Tls;
+use crate::http::watchdog::{self, BlockingPoolCheck, ListenerCheck, NotAlive};
 use crate::http::{Admin, MainListener, Requests};
 use crate::jobs::{self, Jobs, Recurring};
 use crate::mirror::{Counters, Gauges, Limits, Mirror, Outcome, RequiredPlatforms, RuntimeConfig};
@@ -66,7 +66,7 @@ impl Default for StartSettings {
             limits: Limits::default(),
             bounds: UpstreamLimits::default(),
             connections: listener::Limits::default(),
-            pool_within: alive::POOL_WITHIN,
+            pool_within: watchdog::POOL_WITHIN,
         }
     }
 }
@@ -349,7 +349,7 @@ impl RunningApp {
         let standing = self.front.load().main.standing(main.ip());
         let main = ListenerCheck { at: main, places: &self.main_places, standing };
         let admin = ListenerCheck { at: admin, places: &self.admin_places, standing: PeerClass::Client };
-        alive::listeners_answer(main, admin).await?;
+        watchdog::listeners_answer(main, admin).await?;
         let store = Arc::clone(&self.parts.store);
         self.pool.answers(move || store.try_disk().is_ok())
     }

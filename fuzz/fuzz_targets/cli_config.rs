@@ -2,8 +2,8 @@
 //! more than the file, and what is refused is refused with a place or a reason.
 #![no_main]
 
-use larder::closure::cli_config::{CliConfig, ServiceValue};
-use larder::closure::hcl::BadHcl;
+use larder::requirements::cli_config::{CliConfig, ServiceValue};
+use larder::requirements::hcl::BadHcl;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|file: &[u8]| match CliConfig::read(file) {

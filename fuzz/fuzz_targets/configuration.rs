@@ -3,7 +3,7 @@
 #![no_main]
 
 use larder::address::{ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
-use larder::closure::{Configurations, Files, OrderEntry, ModuleFiles, Order, Registries, resolve};
+use larder::requirements::{Configurations, Files, OrderEntry, ModuleFiles, Order, Registries, resolve};
 use libfuzzer_sys::fuzz_target;
 
 const NAMES: [&str; 9] = [
@@ -50,13 +50,13 @@ fuzz_target!(|input: &[u8]| {
     let platform = Platform::parse("linux_amd64").expect("it is a platform");
     let order = Order::new(vec![OrderEntry::Configurations(configurations)], vec![platform]).expect("it is an order");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let closure = runtime.block_on(resolve(&order, &Same(files)));
-    assert!(closure.cannot.iter().all(|cannot| !cannot.why.is_empty() && !cannot.what.contains(char::is_control)));
+    let resolved = runtime.block_on(resolve(&order, &Same(files)));
+    assert!(resolved.cannot.iter().all(|cannot| !cannot.why.is_empty() && !cannot.what.contains(char::is_control)));
     let is_well = |of: &str| of.contains("/hashicorp/well ");
-    let is_there = closure.wanted.iter().any(|wanted| is_well(&wanted.of.to_string()));
+    let is_there = resolved.wanted.iter().any(|wanted| is_well(&wanted.of.to_string()));
     assert!(
         is_there
-            || closure.cannot.iter().any(|cannot| cannot.what.contains("well"))
+            || resolved.cannot.iter().any(|cannot| cannot.what.contains("well"))
             || text.windows(4).any(|part| part == b"well")
     );
 });

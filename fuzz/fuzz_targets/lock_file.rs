@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use larder::closure::lock_file;
+use larder::requirements::lock_file;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|file: &[u8]| match lock_file::parse(file) {

@@ -3,7 +3,7 @@
 #![no_main]
 
 use larder::address::Hostname;
-use larder::closure::MOST_PLATFORMS;
+use larder::requirements::MOST_PLATFORMS;
 use larder::jobs::WarmUp;
 use larder::protocol::admin::order::OrderRequest;
 use larder::protocol::admin::order_query::OrderQuery;

@@ -3,7 +3,6 @@
 mod admin;
 
 pub mod admin_client;
-pub mod alive;
 mod body;
 pub mod client_roots;
 pub mod clients;
@@ -19,6 +18,7 @@ mod requests;
 pub mod response;
 mod sync_bridge;
 pub mod tls;
+pub mod watchdog;
 
 use std::net::IpAddr;
 use std::sync::Arc;

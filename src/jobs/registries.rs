@@ -1,4 +1,4 @@
-//! Answers the registry queries of `closure::resolve` from the mirror: version lists as clients see them, and the files
+//! Answers the registry queries of `requirements::resolve` from the mirror: version lists as clients see them, and the files
 //! of modules, which are fetched and stored if necessary.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -27,10 +27,10 @@ impl WarmUpRun<'_> {
     pub(super) async fn configurations(&self, order: &Order) {
         let asked = MirrorRegistries::new(self.mirror, self.clock, &self.patience);
         let telling = ItemRegistries { run: self, asked: &asked, modules: Mutex::default() };
-        let closure = requirements::resolve(order, &telling).await;
+        let resolved = requirements::resolve(order, &telling).await;
         let modules = telling.modules.into_inner();
         self.under.is_resolved(asked.findings().unconfirmed.into_iter().collect());
-        let (providers, more_modules) = self.items_of(closure, &modules);
+        let (providers, more_modules) = self.items_of(resolved, &modules);
         let providers = providers.into_iter().map(|(of, packages)| async move { self.packages(&of, packages).await });
         let more_modules = more_modules.into_iter().map(|(item, package)| async move {
             if let Err(error) = self.module_item(item, &package).await {

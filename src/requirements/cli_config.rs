@@ -2,14 +2,14 @@
 //! Secrets, such as the tokens of `credentials` blocks, are dropped.
 
 mod hcl1;
-mod node;
-pub mod places;
-pub mod reach;
+mod hcl1_ast;
+pub mod installation_matching;
+pub mod search_paths;
 
 use std::collections::BTreeMap;
 
-use self::node::Node;
-use self::reach::Pattern;
+use self::hcl1_ast::Node;
+use self::installation_matching::Pattern;
 use super::hcl::BadHcl;
 use crate::address::Hostname;
 

@@ -7,7 +7,7 @@ use std::ops::Bound;
 use serde::{Deserialize, Serialize};
 
 use super::hcl;
-use super::unpacked::UnpackedTar;
+use super::tar_upload::UnpackedTar;
 
 /// The most files of one order.
 const MOST_FILES: usize = 10_000;

@@ -40,56 +40,56 @@ impl Validators {
     }
 }
 
-/// Priority of a request: free capacity goes to clients first.
+/// Priority of a request. Free permits go to clients first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestPriority {
     /// A client waits.
     Client,
-    /// A client waits and has some of the bytes already: served first.
+    /// A client waits in the middle of a file: served first.
     ClientMidway,
     /// No client waits.
     Job,
 }
 
-/// One request: what for, where, and under which conditions.
+/// One upstream request, with its credentials and conditions.
 #[derive(Debug, Clone, Copy)]
 pub struct UpstreamRequest<'a> {
-    /// A label for people.
+    /// Label for people: "the version list of HOST/NS/TYPE".
     pub what: &'a str,
-    /// Where.
+    /// The URL to request.
     pub url: &'a Url,
-    /// The upstream that led here.
+    /// The upstream that the request is for.
     pub upstream: &'a Hostname,
-    /// Which origins may see its credential.
+    /// The credentials it may carry, by origin.
     pub grant: &'a CredentialScope,
-    /// Which proxies the request behind this one has been through.
+    /// The proxies that the client's request has passed (CDN-Loop).
     pub via: &'a CdnLoop,
     /// Retries after a temporary failure.
     pub retries: usize,
     /// Priority of the request.
     pub asker: RequestPriority,
-    /// When it is made.
+    /// Time of the request.
     pub now: Timestamp,
 }
 
-/// A document that arrived whole.
+/// A complete document.
 #[derive(Debug, Clone)]
 pub struct Document {
     /// Its bytes, content coding undone.
     pub body: Bytes,
     /// Its media type, as sent.
     pub content_type: Option<String>,
-    /// For asking again.
+    /// Validators for the next conditional request.
     pub validators: Validators,
     /// Final URL after redirects; relative URLs in the document resolve against it.
     pub url: Url,
-    /// Whom that took, from the first to the last.
+    /// The requested origins, in the order of the redirects.
     pub origins: Vec<Origin>,
-    /// `X-Terraform-Get`, which may come without a body (PROTOCOL 4.3).
+    /// The `X-Terraform-Get` header, which may arrive without a body (PROTOCOL 4.3).
     pub location: Option<String>,
-    /// The server's Date.
+    /// The time at the server, from its `Date` and `Age`.
     pub date: Option<Timestamp>,
-    /// Memory held by the body.
+    /// The body's share of the memory budget.
     pub room: MemoryGrant,
 }
 
@@ -104,13 +104,13 @@ impl Document {
 #[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
 #[derive(Debug, Clone)]
 pub enum Fetched {
-    /// The document.
+    /// A new document.
     New(Document),
-    /// 304: the cached copy is current.
+    /// 304: the cached copy is still valid.
     Unchanged,
 }
 
-/// The body of a file.
+/// A file whose body is still arriving.
 #[derive(Debug)]
 pub struct IncomingFile {
     pub(super) response: reqwest::Response,
@@ -118,7 +118,7 @@ pub struct IncomingFile {
     pub from: u64,
     /// Length of the whole file, where known.
     pub length: Option<u64>,
-    /// For resuming.
+    /// Validators for resuming.
     pub validators: Validators,
     pub(super) what: String,
     pub(super) at: String,
@@ -127,7 +127,7 @@ pub struct IncomingFile {
 }
 
 impl IncomingFile {
-    /// The next bytes, `None` at the end.
+    /// Reads the next bytes; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         match self.response.chunk().await {
             Ok(piece) => {
@@ -138,7 +138,7 @@ impl IncomingFile {
         }
     }
 
-    /// The error that this download failed with.
+    /// Makes the error of this download from a fault.
     pub fn failed(&self, fault: Fault) -> UpstreamError {
         UpstreamError { asked: self.what.clone(), at: self.at.clone(), fault }
     }
@@ -147,7 +147,7 @@ impl IncomingFile {
 /// Text of a failed name lookup in the HTTP client, whose error type is private.
 const NO_SUCH_NAME: &str = "dns error";
 
-/// The failure with its causes, without the URL, whose query may be a secret.
+/// Converts a client error to a fault. The text has the causes but not the URL, whose query may be a secret.
 pub(super) fn broken(error: &reqwest::Error) -> Fault {
     let mut causes = Vec::new();
     let mut unreached: fn(String) -> Fault = Fault::Unreachable;
@@ -178,7 +178,7 @@ pub(super) fn broken(error: &reqwest::Error) -> Fault {
     }
 }
 
-/// The innermost cause in words that need no library's source to be understood.
+/// A plain text for the innermost cause that larder recognises.
 fn plain_cause(error: &reqwest::Error) -> Option<String> {
     let mut cause = std::error::Error::source(error);
     let mut plain = None;

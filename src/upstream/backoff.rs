@@ -1,5 +1,5 @@
-//! Delays revalidations: circuit breakers of origins, and rate limits of upstreams. Every request is observed; only
-//! revalidations and jobs are delayed.
+//! Delays revalidations and jobs: circuit breakers per origin, rate limits per upstream. Every request is observed, but
+//! clients' own fetches are never delayed.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -18,10 +18,10 @@ use super::retry_after::retry_after;
 use crate::address::Hostname;
 use crate::clock::Timestamp;
 
-/// A request that is given up before this says nothing of who was asked: something else ended it.
+/// A request abandoned sooner than this is no evidence about the origin: something else ended it.
 const TELLS_NOTHING: Duration = Duration::from_secs(1);
 
-/// The breaker and the budgets, as all requests share them.
+/// The breakers and rate limits that all requests share.
 #[derive(Debug, Clone)]
 pub(super) struct UpstreamBackoff(Arc<Inner>);
 
@@ -34,10 +34,10 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    /// With each origin, the upstream that led to it.
+    /// Stored with each origin: the upstream that led to it.
     breaker: Breaker<Hostname>,
     budgets: HashMap<(Hostname, BudgetPurpose), TokenBucket>,
-    /// Since when requests have been waiting for an answer.
+    /// Start times of the requests that wait for an answer, by request number.
     waiting: HashMap<Origin, HashMap<u64, Instant>>,
     number: u64,
 }
@@ -51,21 +51,21 @@ pub enum BudgetPurpose {
     Job,
 }
 
-/// Rates of one upstream, by purpose.
+/// Rate limits of one upstream, by purpose.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rates {
     pub(super) revalidations: Rate,
     pub(super) jobs: Rate,
 }
 
-/// Permission to revalidate, with the breaker probes that it took; they are returned with the last copy.
+/// Permission to revalidate. It owns breaker probes, which are returned when its last copy is dropped.
 #[derive(Debug, Clone, Default)]
 pub struct RevalidationPermit(Option<Arc<Probes>>);
 
 #[derive(Debug)]
 struct Probes {
     taken: Vec<Probe>,
-    /// Those of the work that this is a part of.
+    /// The permit of the enclosing work.
     before: RevalidationPermit,
     of: UpstreamBackoff,
 }
@@ -89,7 +89,7 @@ impl Drop for Probes {
     }
 }
 
-/// When a request was made: on the clock of the caller, and on the one that waits go by.
+/// The time of a request: on the caller's clock, and on the clock that measures waits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestTime {
     at: Timestamp,
@@ -111,7 +111,8 @@ impl UpstreamBackoff {
         Self(Arc::new(Inner { rates, jitter: RandomState::new(), state: Mutex::default() }))
     }
 
-    /// Permission to revalidate at all of these origins, within the permit of the enclosing work.
+    /// Returns a permit to revalidate at all of these origins; `None` while a breaker is open. `by` is the permit of
+    /// the enclosing work, whose probes count as taken by this work.
     pub(super) fn revalidation_permit(
         &self,
         origins: &[Origin],
@@ -125,7 +126,7 @@ impl UpstreamBackoff {
         Some(RevalidationPermit(Some(Arc::new(Probes { taken, before: by.clone(), of: self.clone() }))))
     }
 
-    /// Until when one of these origins has asked to be left alone, or any other that the upstream led to.
+    /// The end of the longest Retry-After of these origins, or of any other origin that this upstream led to.
     pub(super) fn retry_after_until(
         &self,
         upstream: &Hostname,
@@ -136,26 +137,26 @@ impl UpstreamBackoff {
         self.0.state.lock().breaker.retry_after_until(is_meant, now)
     }
 
-    /// Takes requests out of an upstream's budget, or nothing where there are not so many left.
+    /// Takes requests from an upstream's rate limit. Takes none and returns false if too few are left.
     pub(super) fn spend(&self, upstream: &Hostname, on: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
         let rate = match on {
             BudgetPurpose::Revalidation => self.0.rates.revalidations,
             BudgetPurpose::Job => self.0.rates.jobs,
         };
         let mut state = self.0.state.lock();
-        // // At most one per configured upstream.
+        // At most one for each configured upstream and purpose.
         let budget = state.budgets.entry((upstream.clone(), on)).or_insert_with(|| TokenBucket::full(rate, now));
         budget.spend(requests, rate, now)
     }
 
-    /// The origins that are left alone now, and until when, by the upstream that led there.
+    /// The upstreams and origins with an open breaker, and the end of each pause.
     pub(super) fn open_breakers(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
         let state = self.0.state.lock();
         let left = state.breaker.open_breakers(now);
         left.map(|(origin, until, by)| (by.clone(), origin.clone(), until)).collect()
     }
 
-    /// Records that patience ran out: those of these origins that had half of it for an answer have failed.
+    /// Records that a client's patience ran out. An origin that had at least half of it to answer has failed.
     pub(super) fn out_of_patience(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
         let silent = |origin: &&Origin| {
             let state = self.0.state.lock();
@@ -167,7 +168,7 @@ impl UpstreamBackoff {
         }
     }
 
-    /// Watches one request to one origin.
+    /// Starts to observe one request to one origin.
     pub(super) fn watch(&self, upstream: &Hostname, url: &Url, asked: RequestTime) -> RequestObserver {
         let origin = Origin::of(url);
         let mut state = self.0.state.lock();
@@ -201,8 +202,8 @@ impl UpstreamBackoff {
     }
 }
 
-/// Observation of one request. Dropped without a result it was abandoned, which is a failure if there was time to
-/// answer.
+/// Observation of one request. Dropped without a result, the request was abandoned. It counts as failed if the origin
+/// had time to answer: see [`TELLS_NOTHING`].
 #[derive(Debug)]
 pub(super) struct RequestObserver {
     of: UpstreamBackoff,
@@ -215,7 +216,6 @@ pub(super) struct RequestObserver {
 }
 
 impl RequestObserver {
-    /// Records a failure.
     pub(super) fn failed(mut self, why: &str) {
         self.is_over = true;
         self.of.failed(&self.upstream, &self.origin, why, None, self.asked.now());
@@ -227,11 +227,11 @@ impl RequestObserver {
         self.of.answered(&self.upstream, &self.origin, self.asked.now());
     }
 
-    /// Records the head of an answer. Returns the observation while the body is still to come.
+    /// Records the head of an answer. Returns the observation for a successful status, because the body may still fail.
     pub(super) fn saw(mut self, status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         let now = self.asked.now();
         match status.as_u16() {
-            // // Concerns the path of one request only.
+            // A loop concerns the path of this request only.
             508 => {
                 self.answered();
                 None

@@ -1,5 +1,5 @@
-//! Concurrency limits for upstream requests, per upstream and in all. A permit covers one step: no request waits while
-//! it holds one. Clients go before jobs.
+//! Concurrency limits for upstream requests, per upstream and in total. No request waits for a permit while it has one.
+//! Clients go before jobs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::address::Hostname;
 /// Concurrency limit for one kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConcurrencyLimit {
-    /// To one upstream, wherever it leads.
+    /// Limit for one upstream, wherever its documents lead.
     pub each: usize,
-    /// To all of them.
+    /// Limit for all upstreams together.
     pub all: usize,
     /// The longest wait for a permit.
     pub wait: Duration,
@@ -25,7 +25,7 @@ pub struct ConcurrencyLimit {
     pub queue: usize,
 }
 
-/// Permits in use and waiting requests.
+/// Grants permits, and queues the requests that wait for one.
 #[derive(Debug, Clone)]
 pub(crate) struct ConcurrencyLimits(Arc<Inner>);
 
@@ -50,7 +50,7 @@ struct QueuedRequest {
     tell: oneshot::Sender<Permit>,
 }
 
-/// The right to one request, for as long as it lives.
+/// A permit for one request, released on drop.
 #[derive(Debug)]
 pub(crate) struct Permit {
     upstream: Hostname,
@@ -62,12 +62,12 @@ impl ConcurrencyLimits {
         Self(Arc::new(Inner { bound, state: Mutex::default() }))
     }
 
-    /// Takes a permit, waiting if necessary; `None` after the limit.
+    /// Takes a permit, waiting if necessary. `None` if the queue is full or the wait is too long.
     pub(crate) async fn take(&self, upstream: &Hostname, asker: RequestPriority) -> Option<Permit> {
         let told = {
             let mut state = self.0.state.lock();
             if state.has_capacity(upstream, self.0.bound) {
-                // // Waiting requests need something else: a free permit is passed on at once.
+                // No queued request could use this permit: a released one is passed on at once.
                 return Some(state.grant(upstream, &self.0));
             }
             let (tell, told) = oneshot::channel();
@@ -110,8 +110,8 @@ impl State {
         }
     }
 
-    /// The first request that can run, of the upstream with the fewest permits: slow upstreams do not keep them all.
-    /// Requests in progress have waited already.
+    /// Removes the next request that can run, clients before jobs. It is one of the upstream with the fewest permits,
+    /// so that slow upstreams do not take them all. A client in the middle of a file goes first: it has waited before.
     fn next(&mut self, bound: ConcurrencyLimit) -> Option<QueuedRequest> {
         let first = |state: &Self, queue: &VecDeque<QueuedRequest>| {
             let waits =
@@ -143,7 +143,7 @@ impl Drop for Permit {
             }
         }
         for (permit, tell) in handed_on {
-            // // If the receiver gave up meanwhile, the permit is dropped here and goes to the next.
+            // If the receiver gave up meanwhile, the permit is dropped here and passes to the next request.
             let _ = tell.send(permit);
         }
     }
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Promise 11: an upstream with slow modules does not delay others.
+    /// Promise 11: an upstream with slow requests does not delay others.
     #[tokio::test]
     async fn what_comes_free_goes_to_the_upstream_that_has_least_and_queues_are_so_long() {
         let permits =

@@ -1,5 +1,5 @@
-//! The egress policy (promise 7). Configured destinations may be anywhere. All others must be https and public, checked
-//! on every hop against the addresses that are connected to.
+//! The egress policy (promise 7). Configured origins may be anywhere. All others must be https and public, which is
+//! checked on every hop against the addresses that the connection uses.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,46 +15,46 @@ use super::CredentialScope;
 use super::special_purpose_ips::{SpecialPurpose, class_of};
 use crate::config::{self, PrivateDestination};
 
-/// Why a request may not be made.
+/// A request that the egress policy refuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EgressRefusal {
-    /// Sealed: nothing leaves.
+    /// Offline: no outbound traffic at all.
     #[error("larder is offline")]
     Offline,
     /// Neither http nor https.
     #[error("only http and https are asked")]
     Scheme,
-    /// A user or a password in it.
+    /// A URL with a user or a password.
     #[error("a URL must hold no user and no password")]
     Userinfo,
-    /// Without TLS.
+    /// Plain http to an origin that the configuration does not name.
     #[error("only upstreams that the configuration names may be asked without TLS")]
     PlainHttp {
-        /// The host as a URL has it.
+        /// The host as written in the URL.
         host: String,
         /// The port.
         port: u16,
     },
-    /// An ssh server without a key of ours for it.
+    /// An ssh server without a configured key.
     #[error("no key for this ssh server is configured")]
     NoSshKey {
-        /// The server as `host` of a `[[credential]]` has it.
+        /// The server, as `host` of a `[[credential]]` spells it.
         host: String,
-        /// The upstream that led there.
+        /// The upstream that the request is for.
         upstream: String,
     },
-    /// A name that leads into a private network, if anywhere, and would be resolved by a proxy.
+    /// A name of a private network that a proxy would resolve.
     #[error("{host} is a name of private networks")]
     PrivateName {
-        /// The name as `allow_private` has it.
+        /// The name, as `allow_private` spells it.
         host: String,
     },
-    /// Not of the public internet.
+    /// An address outside the public internet.
     #[error("{}", found(.host, .address, .class))]
     Address {
-        /// The host as `allow_private` has it: a name, or an address without brackets.
+        /// The host, as `allow_private` spells it: a name, or an address without brackets.
         host: String,
-        /// Where it leads.
+        /// The resolved address.
         address: IpAddr,
         /// Class of the address.
         class: SpecialPurpose,
@@ -66,14 +66,14 @@ fn found(host: &str, address: &IpAddr, class: &SpecialPurpose) -> String {
 }
 
 impl EgressRefusal {
-    /// Every word that there is for one.
+    /// The metrics labels of all refusals.
     pub(super) fn describe() -> impl Iterator<Item = &'static str> {
         ["offline", "scheme", "userinfo", "plain-http", "no-ssh-key", "private-name"]
             .into_iter()
             .chain(SpecialPurpose::ALL.map(SpecialPurpose::word))
     }
 
-    /// The line of configuration that allows it, where there is one.
+    /// The line of configuration that allows the request, if there is one.
     pub fn remedy(&self) -> Option<String> {
         let allow = |what: &str| Some(format!("to allow it, add \"{what}\" to allow_private in [network]"));
         match self {
@@ -86,7 +86,7 @@ impl EgressRefusal {
         }
     }
 
-    /// One word for it, for metrics.
+    /// The metrics label.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Offline => "offline",
@@ -100,16 +100,16 @@ impl EgressRefusal {
     }
 }
 
-/// Client to use for a URL.
+/// The HTTP client to use for a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestScheme {
-    /// Wherever its name leads.
+    /// The client for any address: the policy has accepted the URL as it is.
     Named,
-    /// Only at public addresses, and at those that `allow_private` covers.
+    /// The client for public addresses and those that `allow_private` covers.
     Public,
 }
 
-/// The rule for every hop.
+/// The egress policy of one configuration.
 #[derive(Debug)]
 pub(super) struct EgressPolicy {
     named: Vec<Origin>,
@@ -118,7 +118,7 @@ pub(super) struct EgressPolicy {
 }
 
 impl EgressPolicy {
-    /// The rule of a configuration, with the proxies of the environment.
+    /// Reads the configuration, and the proxies from the environment.
     pub(super) fn new(upstreams: &[config::Upstream], allowed: &[PrivateDestination]) -> Self {
         let own_names = upstreams.iter().filter_map(|upstream| Url::parse(&format!("https://{}/", upstream.host)).ok());
         let named = own_names.chain(upstreams.iter().map(|upstream| upstream.url.clone()));
@@ -129,7 +129,7 @@ impl EgressPolicy {
         }
     }
 
-    /// Checks a URL that `grant`'s upstream led to.
+    /// Checks a URL against the policy. `grant` is the credential scope of the upstream that the request is for.
     ///
     /// # Errors
     /// [`EgressRefusal`] for a forbidden URL. Resolved addresses are checked later, by [`PublicOnly`].
@@ -161,26 +161,25 @@ impl EgressPolicy {
         check_address(&self.allowed, &address.to_string(), address).map(|()| RequestScheme::Named)
     }
 
-    /// Checks a URL whose host is a name.
     fn check_name(&self, name: &str, url: &Url) -> Result<RequestScheme, EgressRefusal> {
         if self.allowed.contains(&PrivateDestination::Name(name.to_owned())) {
             return Ok(RequestScheme::Named);
         }
         match self.is_resolved_by_proxy(url) {
             false => Ok(RequestScheme::Public),
-            // Where it leads is for the proxy to find out: what larder can judge is the name.
+            // The proxy resolves the name, so larder can check only the name itself.
             true if is_private_name(name) => Err(EgressRefusal::PrivateName { host: name.to_owned() }),
             true => Ok(RequestScheme::Named),
         }
     }
 
-    /// The proxy for a request to `url`.
+    /// The proxy for a request to `url`, from the environment.
     pub(super) fn proxy_for(&self, url: &Url) -> Option<http::Uri> {
         let proxy = url.as_str().parse().ok().and_then(|uri| self.proxies.intercept(&uri));
         proxy.map(|proxy| proxy.uri().clone())
     }
 
-    /// Proxies resolve names themselves, but for `socks4` and `socks5`, which are given addresses.
+    /// Returns true if a proxy resolves the name of `url`. `socks4` and `socks5` proxies receive addresses instead.
     fn is_resolved_by_proxy(&self, url: &Url) -> bool {
         self.proxy_for(url).is_some_and(|proxy| !matches!(proxy.scheme_str(), Some("socks4" | "socks5")))
     }
@@ -204,16 +203,16 @@ fn check_address(allowed: &[PrivateDestination], host: &str, address: IpAddr) ->
     Err(EgressRefusal::Address { host: host.to_owned(), address, class })
 }
 
-/// Resolves names to those of their addresses that may be connected to. The connection is made to what this
-/// answers and to nothing else, so a name that leads elsewhere the next time is judged the next time.
+/// Resolves names and drops addresses that may not be connected to. The connection uses exactly this result, so a
+/// name that resolves elsewhere the next time is checked again.
 pub(super) struct PublicOnly {
     taken_over: HashMap<String, Vec<SocketAddr>>,
     allowed: Arc<[PrivateDestination]>,
 }
 
 impl PublicOnly {
-    /// The resolver of a configuration. `taken_over` are the names that must not be asked of the resolver of
-    /// this machine, because they lead to larder there.
+    /// The resolver of one configuration. `taken_over` has the configured addresses of upstreams whose names lead to
+    /// larder itself in this machine's resolver.
     pub(super) fn new(guard: &EgressPolicy, taken_over: HashMap<String, Vec<SocketAddr>>) -> Self {
         Self { taken_over, allowed: Arc::clone(&guard.allowed) }
     }
@@ -248,10 +247,10 @@ impl Resolve for PublicOnly {
     }
 }
 
-/// Leaves out what may not be connected to.
+/// Drops addresses that may not be connected to.
 ///
 /// # Errors
-/// The refusal of one of them, where nothing is left.
+/// The refusal of one of them, if no address is left.
 fn those_allowed(
     allowed: &[PrivateDestination],
     name: &str,
@@ -279,8 +278,8 @@ mod tests {
         addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0)).collect()
     }
 
-    /// Promise 7, at connect time: each answer for a name is judged for itself, so one that leads elsewhere the
-    /// second time is refused the second time; of a mixed one only the public part is connected to.
+    /// Promise 7, at connect time: a name that resolves elsewhere the second time is refused then. Of mixed addresses,
+    /// only the public ones are connected to.
     #[test]
     fn a_name_is_judged_by_what_it_leads_to_this_time() {
         let allowed = [PrivateDestination::Network("10.9.0.0/16".parse().unwrap())];

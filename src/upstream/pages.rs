@@ -1,5 +1,4 @@
-//! The pages of the registry HTTP API: lists, searches and details of modules and providers, as they are asked of an
-//! upstream and of larder.
+//! Addresses of registry API pages, at an upstream and at larder: lists, searches and details of modules and providers.
 
 use url::Url;
 
@@ -7,18 +6,18 @@ use super::discovery::Service;
 use super::page_query::{PageQuery, Parameter};
 use crate::address::{BadAddress, Hostname, ModuleName, Name, System, Version};
 
-/// One page.
+/// The address of one registry API page.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PageRef {
-    /// The registry.
+    /// The registry's host.
     pub host: Hostname,
-    /// Which of its pages.
+    /// The page.
     pub path: PagePath,
-    /// Its parameters; only those that the page knows.
+    /// Its parameters: only those that the page supports.
     pub query: PageQuery,
 }
 
-/// Which page of a registry. Names of modules keep their case.
+/// A page of a registry, below the base URL of its service. Module names keep their case.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PagePath {
     /// `MODULES`: all modules.
@@ -29,13 +28,13 @@ pub enum PagePath {
     ModulesOf(ModuleName),
     /// `MODULES/NS/NAME`: the latest version of a module for each system.
     ModuleSystems(ModuleName, ModuleName),
-    /// `MODULES/NS/NAME/SYSTEM`: the latest version for one.
+    /// `MODULES/NS/NAME/SYSTEM`: the latest version for one system.
     Module(ModuleName, ModuleName, System),
     /// `MODULES/NS/NAME/SYSTEM/VERSION`
     ModuleVersion(ModuleName, ModuleName, System, SpelledVersion),
     /// `PROVIDERS`: all providers.
     Providers,
-    /// `PROVIDERS/NS`: those of a namespace.
+    /// `PROVIDERS/NS`: the providers of a namespace.
     ProvidersOf(Name),
     /// `PROVIDERS/NS/TYPE`: the latest version.
     Provider(Name, Name),
@@ -43,29 +42,29 @@ pub enum PagePath {
     ProviderVersion(Name, Name, SpelledVersion),
 }
 
-/// A version as the client spells it, which is how upstream is asked.
+/// A version as the client spells it. Upstream is asked with this spelling.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SpelledVersion(Box<str>);
 
 impl SpelledVersion {
-    /// Takes what reads as a version, with or without a `v` in front.
+    /// Accepts text that parses as a version, with or without a leading `v`.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         Version::parse_lenient(given).map(|_| Self(given.into()))
     }
 
-    /// As it was spelled.
+    /// The original spelling.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The version.
+    /// The parsed version.
     pub fn version(&self) -> Option<Version> {
         Version::parse_lenient(&self.0).ok()
     }
 }
 
 impl PagePath {
-    /// The service whose page it is.
+    /// The service that the page belongs to.
     pub fn service(&self) -> Service {
         match self {
             Self::Modules
@@ -80,7 +79,7 @@ impl PagePath {
         }
     }
 
-    /// The parameters that the page knows.
+    /// The parameters that the page supports.
     pub fn parameters(&self) -> &'static [Parameter] {
         use Parameter::{Limit, Namespace, Offset, Provider, Search, Verified};
         match self {
@@ -92,8 +91,7 @@ impl PagePath {
         }
     }
 
-    /// Path segments below the service's base. None needs encoding, except the `+` of a version, which is literal in
-    /// paths.
+    /// Path segments below the service's base. None needs encoding: the `+` of a version is literal in paths.
     pub fn segments(&self) -> Vec<&str> {
         match self {
             Self::Modules | Self::Providers => Vec::new(),
@@ -114,7 +112,8 @@ impl PagePath {
 }
 
 impl PageRef {
-    /// Where the page is below the base of its service. The list of all is at the base itself, without its slash.
+    /// The page's URL below the base of its service. The list of everything is at the base itself, without the final
+    /// slash.
     pub fn url(&self, base: &Url) -> Result<Url, url::ParseError> {
         let mut url = base.join(&self.path.segments().join("/"))?;
         if self.path.segments().is_empty() {
@@ -126,7 +125,7 @@ impl PageRef {
         Ok(url)
     }
 
-    /// The base of the service that a URL of this page is below, in whatever case it was asked for.
+    /// Recovers the base of the service from a URL of this page, in whatever case the URL spells the page.
     pub fn base_of(&self, url: &Url) -> Option<Url> {
         let mut path = url.path().trim_end_matches('/');
         for segment in self.path.segments().into_iter().rev() {
@@ -143,12 +142,12 @@ impl PageRef {
         Some(base)
     }
 
-    /// One line that identifies the page within its host.
+    /// A line that identifies the page within its host.
     pub fn text(&self) -> String {
         format!("{}?{}", self.path_text(), self.query.text())
     }
 
-    /// The identifying line with its path in lower case.
+    /// The identifying line, with its path in lower case.
     pub fn folded_text(&self) -> String {
         format!("{}?{}", self.path_text().to_ascii_lowercase(), self.query.text())
     }

@@ -1,4 +1,4 @@
-//! Parses `providers.v1` (PROTOCOL 2). Foreign JSON is kept verbatim, so that unknown fields survive.
+//! Parses `providers.v1` (PROTOCOL 2). Upstream JSON is preserved verbatim, so that unknown fields survive.
 
 use std::collections::HashMap;
 
@@ -10,10 +10,10 @@ use url::Url;
 use crate::address::{FileName, Platform, ProviderAddress, Version};
 use crate::digest::Digest;
 
-/// A JSON object with verbatim members.
+/// A JSON object whose members are preserved verbatim.
 pub type RawObject = IndexMap<String, Box<RawValue>>;
 
-/// The most versions that a list of a provider or a module may have.
+/// Limit for the number of versions in the list of a provider or a module.
 pub const MOST_VERSIONS: usize = 20_000;
 
 /// The URL of a provider's version list.
@@ -35,7 +35,7 @@ pub fn download_url(
 /// A provider's version list.
 #[derive(Debug, Clone)]
 pub struct VersionList {
-    /// The versions whose text is one, in upstream's order.
+    /// The entries with a valid version, in upstream's order.
     pub versions: Vec<ListedVersion>,
     /// Every other member of the document.
     pub rest: RawObject,
@@ -44,9 +44,9 @@ pub struct VersionList {
 /// One entry of a version list.
 #[derive(Debug, Clone)]
 pub struct ListedVersion {
-    /// The version as clients will ask for it.
+    /// The version as clients request it.
     pub version: Version,
-    /// The version as upstream spells it, and wants to be asked for it.
+    /// The version as upstream spells it, for requests to upstream.
     pub spelled: String,
     /// Listed platforms; empty if the list has none.
     pub platforms: Vec<Platform>,
@@ -55,11 +55,11 @@ pub struct ListedVersion {
 }
 
 impl VersionList {
-    /// Reads a list. Entries whose version no client could read are left out: one of them would make
-    /// the whole list fail (PROTOCOL 2.2). Of two that are the same to a client, the first counts.
+    /// Parses a list. Drops entries with an invalid version, because clients would reject the whole list for one of
+    /// them (PROTOCOL 2.2). Of versions that clients treat as equal, the first counts.
     ///
     /// # Errors
-    /// Says why the document is no version list.
+    /// The reason why the document is no version list.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is no JSON object: {e}"))?;
         let listed = rest.shift_remove("versions").ok_or("it has no \"versions\"")?;
@@ -78,7 +78,7 @@ impl VersionList {
         Ok(list)
     }
 
-    /// Adds entries for versions that the list does not name itself.
+    /// Adds entries for versions that the list does not contain.
     pub fn add(&mut self, entries: Vec<Box<RawValue>>) {
         let mut known: std::collections::HashSet<Version> = self.versions.iter().map(|v| v.version.clone()).collect();
         for listed in entries.into_iter().filter_map(ListedVersion::read) {
@@ -120,22 +120,22 @@ impl ListedVersion {
     }
 }
 
-/// A download document: what one package is, and where its three files are.
+/// A download document: the archive of one version and platform, and the URLs of its three files.
 #[derive(Debug, Clone)]
 pub struct DownloadDocument {
     /// The document's members, as upstream wrote them.
     pub fields: RawObject,
-    /// The archive's name in SHA256SUMS.
+    /// The archive's file name in SHA256SUMS.
     pub filename: FileName,
-    /// The archive's digest.
+    /// The archive's SHA-256.
     pub shasum: Digest,
-    /// Where the archive is.
+    /// URL of the archive.
     pub archive_url: Url,
-    /// Where SHA256SUMS is.
+    /// URL of SHA256SUMS.
     pub sums_url: Url,
-    /// Where its signature is; `None` where the document names none.
+    /// URL of the signature; `None` if the document has none.
     pub signature_url: Option<Url>,
-    /// The keys that may have signed it, in ASCII armour.
+    /// Keys that may have signed SHA256SUMS, in ASCII armour.
     pub keys: Vec<String>,
 }
 
@@ -173,7 +173,7 @@ impl DownloadDocument {
     /// Parses the document that `url` returned for `platform`.
     ///
     /// # Errors
-    /// The reason why no client could use it (PROTOCOL 2.3).
+    /// The reason why clients cannot use it (PROTOCOL 2.3).
     pub fn parse(body: &[u8], url: &Url, platform: &Platform) -> Result<Self, String> {
         let fields: Fields = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
         let members: RawObject = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
@@ -202,16 +202,16 @@ impl DownloadDocument {
         })
     }
 
-    /// The document with other URLs of its archive, its SHA256SUMS and the signature (promise 5).
+    /// Renders the document with other URLs for the archive, SHA256SUMS and the signature (promise 5).
     ///
     /// # Errors
-    /// None that text could cause.
+    /// A serialization error, which no document can cause.
     pub fn with_urls(&self, urls: [String; 3]) -> serde_json::Result<Vec<u8>> {
         let mut fields = self.fields.clone();
         let names = ["download_url", "shasums_url", "shasums_signature_url"];
         for (name, url) in names.into_iter().zip(urls) {
             if name == "shasums_signature_url" && self.signature_url.is_none() {
-                // // A document without a signature is passed on without one.
+                // A document without a signature stays without one.
                 continue;
             }
             if let Some(field) = fields.get_mut(name) {
@@ -223,7 +223,7 @@ impl DownloadDocument {
 }
 
 impl DownloadDocument {
-    /// The size of the archive, in bytes, where the document gives it (PROTOCOL 6.1).
+    /// The size of the archive in bytes, if the document announces it (PROTOCOL 6.1).
     pub fn announced_size(&self, platform: &Platform) -> Option<u64> {
         #[derive(Deserialize)]
         struct Sized {
@@ -235,8 +235,8 @@ impl DownloadDocument {
     }
 }
 
-/// The clients read the names of members in any case, and take the last of several: a second spelling of one
-/// that larder reads would be another document to them, and could lead them past larder.
+/// Refuses a second spelling of a member that larder reads. Clients match member names in any case and take the last of
+/// several. Such a document would mean something else to them, and could lead them past larder.
 pub(super) fn spelled_once(members: &RawObject, known: &[&str]) -> Result<(), String> {
     let is_known_but_for_its_case =
         |name: &&String| !known.contains(&name.as_str()) && known.iter().any(|known| folded(known).eq(folded(name)));
@@ -246,8 +246,8 @@ pub(super) fn spelled_once(members: &RawObject, known: &[&str]) -> Result<(), St
     }
 }
 
-/// A name as the clients compare it: to lower case and then to upper is at least as wide as their folding, which
-/// has K for the Kelvin sign and S for the long s.
+/// Folds a name at least as widely as the clients do. Lower case followed by upper case also covers their folding of
+/// the Kelvin sign to K and of the long s to S.
 fn folded(name: &str) -> impl Iterator<Item = char> {
     name.chars().flat_map(char::to_lowercase).flat_map(char::to_uppercase)
 }
@@ -277,7 +277,7 @@ mod tests {
         }
     }
 
-    /// The clients read names of members in any case and take the last: what larder reads must be what they read.
+    /// Clients match member names in any case and take the last. Larder must read the same members as they do.
     #[test]
     fn a_member_that_stands_there_in_another_spelling_too_is_refused() {
         let url = Url::parse("https://registry.example/x").unwrap();

@@ -1,5 +1,5 @@
-//! Which addresses are not of the public internet (the IANA special-purpose registries, RFC 6890), however
-//! they are written.
+//! Classifies addresses outside the public internet (the IANA special-purpose registries, RFC 6890), in every written
+//! form.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,24 +11,24 @@ use ipnet::{Ipv4Net, Ipv6Net};
 pub enum SpecialPurpose {
     /// "This host": `0.0.0.0/8`, `::`.
     Unspecified,
-    /// This machine.
+    /// Loopback: this machine.
     Loopback,
-    /// A network of one's own, carriers' shared space included.
+    /// Private networks, including the shared address space of carriers.
     Private,
-    /// The link only; cloud metadata services live here.
+    /// The local link only; cloud metadata services are here.
     LinkLocal,
-    /// Many hosts at once.
+    /// Multicast groups.
     Multicast,
     /// Reserved for documentation, benchmarks and protocols, or unassigned.
     Reserved,
 }
 
 impl SpecialPurpose {
-    /// All of them.
+    /// All classes.
     pub(super) const ALL: [Self; 6] =
         [Self::Unspecified, Self::Loopback, Self::Private, Self::LinkLocal, Self::Multicast, Self::Reserved];
 
-    /// One word for it, for metrics.
+    /// The metrics label.
     pub fn word(self) -> &'static str {
         match self {
             Self::Unspecified => "unspecified",
@@ -83,11 +83,11 @@ const SPECIAL_V6: [(Ipv6Net, SpecialPurpose); 8] = [
     (Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128), SpecialPurpose::Loopback),
     (v6(0xfc00, 0, 0, 7), SpecialPurpose::Private),
     (v6(0xfec0, 0, 0, 10), SpecialPurpose::Private),
-    // RFC 8215: translated to IPv4 by whatever this network has decided.
+    // RFC 8215: each network decides which IPv4 addresses these translate to.
     (v6(0x64, 0xff9b, 1, 48), SpecialPurpose::Private),
     (v6(0xfe80, 0, 0, 10), SpecialPurpose::LinkLocal),
     (v6(0xff00, 0, 0, 8), SpecialPurpose::Multicast),
-    // Protocol assignments, Teredo among them, which carries IPv4 inside.
+    // Protocol assignments, including Teredo, which embeds IPv4 addresses.
     (v6(0x2001, 0, 0, 23), SpecialPurpose::Reserved),
 ];
 
@@ -116,7 +116,7 @@ fn class_of_v6(address: Ipv6Addr) -> Option<SpecialPurpose> {
     (!public).then_some(SpecialPurpose::Reserved)
 }
 
-/// The IPv4 address that an IPv6 address leads to: mapped, translated (NAT64, RFC 6052) or tunnelled (6to4).
+/// The IPv4 address embedded in an IPv6 address: mapped, translated (NAT64, RFC 6052) or tunnelled (6to4).
 fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [a, b, c, d, e, f, g, h] = address.segments();
     let joined = |high: u16, low: u16| {

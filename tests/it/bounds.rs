@@ -1,4 +1,4 @@
-//! Promise 11: what is under way has bounds, each with a clear error, and one thing starves no other.
+//! Promise 11: concurrent work has limits, each with a clear error, and no kind of work starves another.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::process::Process;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// Long enough never to be over in a test.
+/// Longer than a test lasts.
 const LONG: Duration = Duration::from_secs(60);
 /// Short enough to wait for.
 const SHORT: Duration = Duration::from_millis(50);
@@ -38,7 +38,7 @@ fn list_of(name: &str) -> Target {
     Target::Path(format!("acme/{name}/versions"))
 }
 
-/// A hundred archives under way keep no list from anybody; those beyond the bound wait for their turn.
+/// Archives in flight do not block version lists; those beyond the limit queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_downloads_starve_no_version_list() {
     let names: Vec<String> = (0..100).map(|number| format!("p{number}")).collect();
@@ -65,7 +65,6 @@ async fn a_hundred_downloads_starve_no_version_list() {
     assert_eq!(upstream.count_of(Target::Archive), 100);
 }
 
-/// Our own bound reached is 503, within the time that clients have; the next request without it succeeds.
 #[tokio::test]
 async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
     let upstream = publishing(&["null", "random"], 20_000).await;
@@ -85,8 +84,8 @@ async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
     larder.get(&second).await.expect(200);
 }
 
-/// The same for documents; what is held does not fail by it, and nothing waits for a permit while it has one: with a
-/// single permit every kind of fetch still comes to its end.
+/// Stored documents are served without a permit. One permit is enough for every kind of fetch, because nothing waits
+/// for a permit while it owns one.
 #[tokio::test]
 async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() {
     let upstream = FakeUpstream::builder().redirected_urls(302).start().await;
@@ -114,7 +113,7 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() 
     assert!(larder.versions("null").await.expect(200).is("fwd=stale; stored"));
 }
 
-/// Bodies of documents have a room among all that are in memory, with a length and without.
+/// Document bodies share one memory budget, with and without a Content-Length.
 #[tokio::test]
 async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
     let upstream = publishing(&[], 0).await;
@@ -143,7 +142,7 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
     }
 }
 
-/// Promise 11: an upstream whose documents are large and slow to come leaves memory for those of others.
+/// Promise 11: large and slow documents of one upstream leave memory budget for other upstreams.
 #[tokio::test]
 async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
     const SLOW: [&str; 3] = ["null", "random", "tls"];
@@ -181,7 +180,7 @@ async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
     }
 }
 
-/// Only so many may wait for upstreams; what is held is answered all the same.
+/// Beyond the limit of waiting requests, stored documents are still served.
 #[tokio::test]
 async fn only_so_many_requests_wait_for_upstreams() {
     let upstream = publishing(&["held", "null", "random", "tls", "time"], 20_000).await;
@@ -196,7 +195,7 @@ async fn only_so_many_requests_wait_for_upstreams() {
     is_busy(larder.versions("random").await, "as many requests wait for upstreams as may at one time");
     is_busy(larder.get(&path).await, "as many requests wait for upstreams as may at one time");
     larder.versions("held").await.expect(200);
-    // Past its fresh time it is served as it is.
+    // A stale copy is served without revalidation.
     larder.clock.advance(Duration::from_secs(1000));
     assert!(larder.versions("held").await.expect(200).is("detail=stale"));
     gate.open();
@@ -207,7 +206,7 @@ async fn only_so_many_requests_wait_for_upstreams() {
     larder.get(&path).await.expect(200);
 }
 
-/// A download without a length takes its room in the store as it grows: what must go for it goes on the way.
+/// A download without a length reserves disk space as it grows, and evicts step by step.
 #[tokio::test]
 async fn a_download_without_a_length_takes_its_room_as_it_grows() {
     let upstream = publishing(&["null", "random"], 3_000_000).await;
@@ -224,7 +223,7 @@ async fn a_download_without_a_length_takes_its_room_as_it_grows() {
     assert!(got.expect(200).body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }
 
-/// The same where it can never fit: it ends when that is known, and not when all of it has come.
+/// A download that can never fit ends as soon as that is certain, not at the end of the body.
 #[tokio::test]
 async fn a_download_without_a_length_that_does_not_fit_ends_early() {
     let upstream = publishing(&["null"], 3_000_000).await;
@@ -266,7 +265,8 @@ async fn a_large_list_is_read_and_written_once_for_all_who_wait_for_it() {
     assert!(grown < 128 << 20, "{CLIENTS} clients of a list of {} bytes took {grown} bytes of memory", list.len());
 }
 
-/// Promises 4 and 11: many clients that read nothing take no memory, hold back nobody, and get everything in the end.
+/// Promises 4 and 11: clients that read nothing take no memory, delay no other client, and receive everything in the
+/// end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
     const BYTES: usize = 48_000_000;
@@ -288,7 +288,7 @@ async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
     for _ in 0..SLOW {
         let mut stream = TcpStream::connect(&address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
-        // Its body has begun, and is not read.
+        // The response has begun; nothing reads it.
         stream.readable().await.unwrap();
         slow.push(stream);
     }
@@ -306,8 +306,8 @@ async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
     assert_eq!(asked.len(), 1 + 2 * 5);
 }
 
-/// Promises 10 and 11: archives that are small enough to be sent from memory are forgotten when they are sent; those that
-/// many clients ask for and nobody reads take a bounded memory, and whoever reads gets what there is no memory for, too.
+/// Promises 10 and 11: small archives are freed from memory once sent. Unread ones take bounded memory, and a client
+/// that reads is served even when that memory is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn small_archives_take_a_bounded_memory_however_many_are_sent() {
     const BYTES: usize = 1_000_000;
@@ -315,7 +315,7 @@ async fn small_archives_take_a_bounded_memory_however_many_are_sent() {
     let names: Vec<String> = (0..COUNT).map(|number| format!("p{number}")).collect();
     let upstream = publishing(&names.iter().map(String::as_str).collect::<Vec<_>>(), BYTES).await;
     let folder = tempfile::tempdir().unwrap();
-    // It has the folder of the store.
+    // The builder owns the store's folder and must outlive the process.
     let builder = Larder::mirroring(&upstream).server("http2 = true");
     let larder = Process::start(&builder, folder.path());
     let mut paths = Vec::new();
@@ -355,8 +355,8 @@ async fn small_archives_take_a_bounded_memory_however_many_are_sent() {
     drop(stalled);
 }
 
-/// Promises 4 and 11: HTTP/2 streams on a large archive that nobody reads take a bounded memory, and hold back nobody;
-/// whether their windows are closed or the socket is full.
+/// Promises 4 and 11: unread HTTP/2 streams of a large archive take bounded memory and delay no other client, with
+/// closed windows and with a full socket.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     const BYTES: usize = 48_000_000;
@@ -365,7 +365,7 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     let upstream = publishing(&["null"], BYTES).await;
     let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
     let folder = tempfile::tempdir().unwrap();
-    // It has the folder of the store.
+    // The builder owns the store's folder and must outlive the process.
     let builder = Larder::mirroring(&upstream).server("http2 = true");
     let larder = Process::start(&builder, folder.path());
     let path = larder.archive_path("null").await;
@@ -389,7 +389,7 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     };
     until("all of them are answered", async || answered().await >= CONNECTIONS * STREAMS).await;
     for stream in stalled.iter_mut().step_by(2) {
-        // Now the socket fills.
+        // With open windows, the socket's buffer fills instead.
         stream.write_all(&open_windows()).await.unwrap();
     }
     assert!(larder.get(&path).await.expect(200).body == zip, "held back, or other bytes");
@@ -402,7 +402,7 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     drop(stalled);
 }
 
-/// A dozen pipelines that ask at one time whether `init` will work: each is told, and those beyond the bound wait.
+/// A dozen pipelines request a plan at the same time: all are answered, and those beyond the concurrency limit queue.
 #[tokio::test]
 async fn plans_beyond_what_may_be_made_at_one_time_wait_for_their_turn() {
     let names: Vec<String> = (0..12).map(|number| format!("p{number}")).collect();

@@ -1,4 +1,4 @@
-//! Bundles that are not taken: nobody who is trusted made them, what is in them does not prove, or there is no place.
+//! Bundles that are refused: the signer is not trusted, the contents do not verify, or the disk space is too small.
 
 use std::time::Duration;
 
@@ -13,7 +13,6 @@ use crate::support::process::{Process, command, run};
 use crate::support::published_module::publish_module;
 use crate::support::upstream::{FakeUpstream, Module, Provider, SigningKey as PublisherKey};
 
-/// A bundle of acme/null 1.2.0 for linux_amd64.
 async fn of_null(key: &BundleKey, provider: Provider) -> Vec<u8> {
     let upstream = FakeUpstream::start().await;
     upstream.publish(provider);
@@ -26,7 +25,7 @@ fn null() -> Provider {
 
 const NULL: &str = "registry.terraform.io/acme/null 1.2.0 (linux_amd64)";
 
-/// The manifest of a bundle, and every file in it by its name.
+/// The manifest of a bundle, and its files by name.
 fn opened(bundle: &[u8]) -> (Manifest, Vec<(String, Vec<u8>)>) {
     let mut archive = tar::Archive::new(bundle);
     let mut files = Vec::new();
@@ -39,7 +38,7 @@ fn opened(bundle: &[u8]) -> (Manifest, Vec<(String, Vec<u8>)>) {
     (Manifest::read(&files[0].1).unwrap(), files)
 }
 
-/// The same files under a manifest that somebody has changed, and who can make one that hangs together.
+/// The bundle's files under a changed but consistent manifest, signed with this key if there is one.
 fn tampered(bundle: &[u8], key: Option<&SigningKey>, change: impl Fn(&mut BundleEntry)) -> Vec<u8> {
     let (manifest, files) = opened(bundle);
     let mut entries = manifest.entries;
@@ -77,7 +76,7 @@ async fn an_untrusted_bundle_is_refused_before_anything_changes() {
     }
 }
 
-/// Who says `--unsigned` trusts nobody but the publishers: their signatures are checked as ever.
+/// `--unsigned` skips the check of the bundle's signer only: the publishers' signatures are verified as always.
 #[tokio::test]
 async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
     let key = BundleKey::new();
@@ -150,17 +149,17 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
         assert!(!receipt.ok);
         let (_, said) = refusal(&receipt);
         assert!(said.contains(why), "{lie}: {said}");
-        // What was refused left nothing behind that a client could be given.
+        // A refused entry leaves nothing that could be served.
         let kept = contents(&there.folder);
         assert_eq!(kept.keys().filter(|name| name.starts_with("names/")).count(), 1, "{lie}: {:?}", kept.keys());
-        // A key that is trusted makes nothing true.
+        // A trusted signature does not make a false entry acceptable.
         let signed = tampered(&bytes, Some(&key.key), change);
         let receipt = Sealed::new(key.sealed()).apply(signed, &key.trust()).await.unwrap();
         assert!(refusal(&receipt).1.contains(why), "{lie}");
     }
 }
 
-/// Promise 1: the bundle's own signature does not stand for the publisher's.
+/// Promise 1: the bundle's signature is no substitute for the publisher's.
 #[tokio::test]
 async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     let key = BundleKey::new();
@@ -181,7 +180,8 @@ async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     assert!(lax.apply(bytes, &key.trust()).await.unwrap().ok);
 }
 
-/// The same verdicts as for what an upstream sends: a stranger's new edition waits, with an alarm, until it is accepted.
+/// A republished version gets the same verdict from a bundle as from an upstream: with a foreign key it waits for
+/// `accept`, with an alarm.
 #[tokio::test]
 async fn a_version_that_a_stranger_republished_is_refused_until_it_is_accepted() {
     let key = BundleKey::new();
@@ -197,7 +197,7 @@ async fn a_version_that_a_stranger_republished_is_refused_until_it_is_accepted()
     assert_eq!(there.folder.blobs(), before);
     let alarms = there.mirror.alarms();
     assert_eq!(alarms.len(), 1, "{alarms:?}");
-    // `larder accept` asks upstream, and there is none here.
+    // `larder accept` would ask upstream, which an offline larder cannot.
     let resolve = format!("larder bundle apply BUNDLE --accept {HOST}/acme/null@1.2.0");
     assert_eq!(alarms[0].resolve, Some(resolve));
     let mut accepting = key.trust();
@@ -208,7 +208,7 @@ async fn a_version_that_a_stranger_republished_is_refused_until_it_is_accepted()
     assert_eq!((there.folder.blobs().len(), there.mirror.alarms().len()), (2, 0));
 }
 
-/// A version that was never seen has no digests to differ from: only its key tells that a stranger made it.
+/// A version without a first-seen record has no digests to compare: only its signing key can be checked.
 #[tokio::test]
 async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     let (key, foreign) = (BundleKey::new(), BundleKey::new());
@@ -219,7 +219,7 @@ async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     let mut lenient = key.trust();
     lenient.trust.allow_unsigned = true;
     for _ in 0..2 {
-        // Nothing of a refused one is remembered: it is as strange the second time.
+        // A refused entry leaves no record, so the second attempt is refused too.
         let receipt = there.apply(of_null(&foreign, next()).await, &lenient).await.unwrap();
         let (what, why) = refusal(&receipt);
         assert_eq!(what, NULL.replace("1.2.0", "1.3.0"));
@@ -229,7 +229,7 @@ async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     assert!(there.apply(of_null(&key, next()).await, &key.trust()).await.unwrap().ok);
 }
 
-/// Promise 14: a bundle that nobody vouches for is believed on the operator's word alone; its key is no key of the provider.
+/// Promise 14: a key from an untrusted bundle is not recorded as a key of the provider.
 #[tokio::test]
 async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
     let (key, foreign, stranger) = (BundleKey::new(), BundleKey::new(), PublisherKey::another());
@@ -256,7 +256,7 @@ async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
     assert_eq!(new_keys().await, ["1.4.0"]);
 }
 
-/// Clients read archives with a reader of their own: what another packer made may be another tree to them.
+/// Clients unpack archives with their own code and may read another tree from another packer's output.
 #[tokio::test]
 async fn a_module_that_says_it_was_packed_by_another_packer_is_refused() {
     let (key, upstream) = (BundleKey::new(), FakeUpstream::start().await);
@@ -309,7 +309,7 @@ async fn a_module_whose_tree_differs_from_the_first_one_is_refused() {
     let (what, why) = refusal(&receipt);
     assert!(what.starts_with(&format!("{HOST}/acme/net/test ")), "{what}");
     assert!(why.contains("the one that was seen first"), "{why}");
-    // Whoever asks upstream would not find it there.
+    // `larder accept` asks upstream, which an offline larder cannot.
     assert!(
         why.contains("--accept registry.terraform.io/acme/net/test@1.0.0") && !why.contains("larder accept"),
         "{why}"
@@ -324,7 +324,7 @@ async fn a_module_whose_tree_differs_from_the_first_one_is_refused() {
     assert!(there.apply(moved, &accepting).await.unwrap().ok);
 }
 
-/// DESIGN 5: offline nothing is evicted, and an apply that does not fit is refused before it starts.
+/// DESIGN 5: offline nothing is evicted, so a bundle that does not fit is refused before the import starts.
 #[tokio::test]
 async fn a_bundle_that_does_not_fit_is_refused_before_anything_is_stored() {
     let key = BundleKey::new();
@@ -354,7 +354,6 @@ async fn entries_of_a_registry_that_is_no_upstream_are_refused_by_name() {
     assert!(contents(&there.folder).is_empty());
 }
 
-/// Over HTTP each of these has a status, and nothing was taken; one at a time.
 #[tokio::test]
 async fn the_admin_listener_refuses_before_it_reads_a_body() {
     let key = BundleKey::new();
@@ -377,7 +376,6 @@ async fn the_admin_listener_refuses_before_it_reads_a_body() {
     assert!(Inventory::read(&inventory.body).unwrap().is_empty());
 }
 
-/// The commands say the same, and end with 1.
 #[tokio::test]
 async fn a_command_says_why_a_bundle_is_refused() {
     let key = BundleKey::new();
@@ -406,7 +404,7 @@ async fn a_command_says_why_a_bundle_is_refused() {
     assert_eq!((last["step"].clone(), last["receipt"]["ok"].clone()), (json!("done"), json!(false)));
 }
 
-/// Whoever still sends a bundle while it is refused hears why: its answer is not lost with the connection.
+/// The refusal must not be lost with the connection while the command still sends the bundle.
 #[tokio::test]
 async fn a_running_larder_says_why_it_refuses_a_bundle_however_large_that_is() {
     let key = BundleKey::new();
@@ -437,7 +435,6 @@ async fn a_running_larder_says_why_it_refuses_a_bundle_however_large_that_is() {
     assert!(said.code == Some(1) && said.err.contains("the standard input"), "{said:?}");
 }
 
-/// What is wrong with one thing is no reason to leave out the rest.
 #[tokio::test]
 async fn a_refused_entry_does_not_block_the_others() {
     let key = BundleKey::new();
@@ -458,8 +455,8 @@ async fn a_refused_entry_does_not_block_the_others() {
     assert_eq!((applied, there.folder.blobs().len()), (receipt.entries.len() - 1, 2));
 }
 
-/// A signature says who made a bundle, and not when it is applied: one from before what it brings was withdrawn is told by
-/// its age, and refused where `[bundle] max_age` says so.
+/// A signature does not prove that a bundle is recent. A replayed one, from before a version was withdrawn, shows only
+/// by its age: `[bundle] max_age` refuses it.
 #[tokio::test]
 async fn an_old_bundle_that_is_replayed_says_how_old_it_is_and_is_refused_beyond_max_age() {
     let key = BundleKey::new();

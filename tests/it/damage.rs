@@ -1,5 +1,4 @@
-//! Damage on disk: bytes that flip, files that vanish, an index that lies in ruins. None of it is served, and
-//! larder heals by itself.
+//! Damage on disk: flipped bits, missing files, a damaged index. None of it is served, and larder recovers by itself.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -16,7 +15,7 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::support::verify_steps::verify;
 use crate::support::{eventually, until};
 
-/// Each kind is checked in another way: in memory on every read, and in the file before the first answer.
+/// Small archives are checked in memory on every read, large ones in the file before their first response.
 const SIZES: [(&str, usize); 2] = [("small", 4096), ("large", 3_000_000)];
 
 fn mirroring(upstream: &FakeUpstream, folder: &Folder) -> Builder {
@@ -35,7 +34,7 @@ fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
     upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
 }
 
-/// A store that holds an archive, and that nobody has open.
+/// A closed store with this archive, and the archive's path.
 async fn holding(upstream: &FakeUpstream, name: &str) -> (Folder, String) {
     let larder = mirroring(upstream, &Folder::new()).start().await;
     let path = larder.archive_path(name, "1.2.0").await;
@@ -44,7 +43,7 @@ async fn holding(upstream: &FakeUpstream, name: &str) -> (Folder, String) {
     (larder.stop().await, path)
 }
 
-/// Turns one bit, and leaves the times alone, as a failing disk does.
+/// Flips one bit and keeps the modification time, as a failing disk does.
 fn flip(file: &Path, at: usize) {
     let changed = file.metadata().unwrap().modified().unwrap();
     let mut content = std::fs::read(file).unwrap();
@@ -75,7 +74,7 @@ async fn a_damaged_archive_is_quarantined_and_fetched_again() {
     }
 }
 
-/// Promise 10: not even while nothing better can be had.
+/// Promise 10: not served even while it cannot be replaced.
 #[tokio::test]
 async fn a_damaged_archive_is_an_error_while_the_upstream_is_gone() {
     let mut upstream = upstream_with_both().await;
@@ -112,12 +111,12 @@ async fn a_small_archive_that_is_damaged_after_it_was_served_is_not_served_again
     assert_eq!(larder.folder.files("aside").len(), 1);
 }
 
-/// A larder that has the small archive in memory, and where.
+/// A larder with the small archive in its memory cache, and the archive's path.
 async fn in_memory(upstream: &FakeUpstream, clock: &Clock) -> (Larder, String) {
     let first = Larder::mirroring(upstream).start().await;
     let path = first.archive_path("small", "1.2.0").await;
     first.get(&path).await.expect(200);
-    // Its h1 is news of the provider, which would cost the copy.
+    // Recording the h1 hash changes the package's record, which would drop the memory copy: wait for it first.
     let listed = format!("/mirror/{HOST}/acme/small/1.2.0.json");
     until("the h1 is there", async || first.get(&listed).await.text().contains("h1:")).await;
     let folder = first.stop().await;
@@ -126,7 +125,7 @@ async fn in_memory(upstream: &FakeUpstream, clock: &Clock) -> (Larder, String) {
     (larder, path)
 }
 
-/// Promise 10: a memory copy that was checked is as good as the file, for a minute.
+/// Promise 10: a checked memory copy is served for a minute without reading the file.
 #[tokio::test]
 async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_minute() {
     let upstream = upstream_with_both().await;
@@ -142,7 +141,7 @@ async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_min
     assert_eq!(larder.folder.files("aside").len(), 1, "it was read again, and found damaged");
 }
 
-/// Promise 10: what is forgotten, or found damaged, is in no memory either.
+/// Promise 10: a purge or a quarantine drops the memory copy too.
 #[tokio::test]
 async fn a_small_archive_in_memory_goes_with_its_file() {
     let mut upstream = upstream_with_both().await;
@@ -157,7 +156,7 @@ async fn a_small_archive_in_memory_goes_with_its_file() {
     larder.get(&path).await.expect(502);
 }
 
-/// Promise 10: an archive that is shorter, longer or empty is as damaged as one whose bytes flipped.
+/// Promise 10.
 #[tokio::test]
 async fn an_archive_of_another_length_is_not_served() {
     let upstream = upstream_with_both().await;
@@ -173,7 +172,8 @@ async fn an_archive_of_another_length_is_not_served() {
     }
 }
 
-/// Promises 4 and 10: those who find the damage together share one fetch, and none takes the healed archive away.
+/// Promises 4 and 10: requests that find the damage at the same time share one fetch, and none quarantines the repaired
+/// archive.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
     let upstream = upstream_with_both().await;
@@ -189,7 +189,7 @@ async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
     }
 }
 
-/// Promise 10: what is set aside is kept a week from then on, however old the archive was.
+/// Promise 10: a quarantined file is preserved for a week from then on, however old the archive was.
 #[tokio::test]
 async fn a_damaged_archive_stays_in_quarantine_for_inspection() {
     let upstream = upstream_with_both().await;
@@ -208,7 +208,7 @@ async fn a_damaged_archive_stays_in_quarantine_for_inspection() {
     larder.get(&path).await.expect(200);
 }
 
-/// The one record of a kind.
+/// The only record whose path ends like this.
 fn record(folder: &Folder, ending: &str) -> PathBuf {
     let all = ["documents", "names", "seen"].into_iter().flat_map(|kind| folder.files(kind));
     let of_kind: Vec<PathBuf> = all.filter(|file| file.to_string_lossy().ends_with(ending)).collect();
@@ -216,11 +216,11 @@ fn record(folder: &Folder, ending: &str) -> PathBuf {
     of_kind[0].clone()
 }
 
-/// The name, the set, the list, the discovery, and what was seen.
+/// The package record, the proof set, the version list, the discovery document, and both first-seen records.
 const RECORDS: [&str; 6] =
     ["linux_amd64.json", "linux_amd64.set", "/versions", "/discovery", "small/1.2.0.json", "small/keys.json"];
 
-/// Promise 10, for what is no archive: each record has a checksum of its own.
+/// Promise 10, for records: each has its own checksum.
 #[tokio::test]
 async fn a_damaged_record_is_quarantined_and_healed() {
     let mut upstream = upstream_with_both().await;
@@ -235,7 +235,7 @@ async fn a_damaged_record_is_quarantined_and_healed() {
             larder.versions("small").await.expect(200);
             assert_eq!(larder.archive_path("small", "1.2.0").await, path, "{ending}");
             assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "small"), "{ending}");
-            // A first-seen record stays where it is until it is written again: that there was one tells something.
+            // A damaged first-seen record stays until it is rewritten: its existence rules out trust on first use.
             let set_aside = usize::from(!damaged.starts_with(folder.path().join("v1/seen")));
             assert_eq!(folder.files("aside").len(), set_aside, "{ending}");
             larder.stop().await;
@@ -252,7 +252,7 @@ async fn a_damaged_record_is_quarantined_and_healed() {
     }
 }
 
-/// Section 5: a name is rebuilt from its proof set, and its archive is adopted.
+/// Section 5: the package record is rebuilt from its proof set, and the archive is adopted.
 #[tokio::test]
 async fn an_archive_whose_name_is_lost_is_adopted_without_a_fetch() {
     let mut upstream = upstream_with_both().await;
@@ -276,7 +276,7 @@ async fn an_archive_whose_name_is_lost_is_adopted_without_a_fetch() {
     }
 }
 
-/// Section 5: bytes that neither a name nor a set knows any more are proven anew, not fetched anew.
+/// Section 5: bytes without a package record and a proof set are verified again, not fetched again.
 #[tokio::test]
 async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_verified() {
     let upstream = upstream_with_both().await;
@@ -291,7 +291,8 @@ async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_verif
     }
 }
 
-/// Promise 2: while only the predecessor's archive is held, all of its set answers, however long that lasts.
+/// Promise 2: while only the previous set's archive is stored, all of that set is served, however long upstream is
+/// down.
 #[tokio::test]
 async fn a_predecessor_whose_archive_alone_is_stored_answers_whole_after_days_without_upstream() {
     let mut upstream = upstream_with_both().await;
@@ -313,7 +314,7 @@ async fn a_predecessor_whose_archive_alone_is_stored_answers_whole_after_days_wi
     }
 }
 
-/// Promise 9: a crash may leave the bytes without the name, and a person the name without the bytes.
+/// Promise 9: a crash may leave the archive without its record, and a person may delete the archive of a record.
 #[tokio::test]
 async fn an_archive_that_vanished_below_its_name_is_fetched_again() {
     let upstream = upstream_with_both().await;
@@ -369,7 +370,7 @@ const HARMS: [(&str, Harm); 7] = [
     ("removed", |index| std::fs::remove_dir_all(index).unwrap()),
 ];
 
-/// Promise 9: an index that will not open is set aside and rebuilt from the files.
+/// Promise 9: an index that does not open is quarantined and rebuilt from the files.
 #[tokio::test]
 async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
     let mut upstream = upstream_with_both().await;
@@ -396,7 +397,7 @@ async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
             upstream.stop().await;
             let larder = Process::try_start(&mirroring(&upstream, &folder), folder.path());
             let larder = larder.unwrap_or_else(|said| panic!("{how}, killed {killed}: {said}"));
-            // It is made behind the start.
+            // The rebuild runs in the background.
             until(&format!("{how}, killed {killed}: all is known"), async || totals(&larder).await == before).await;
             for (path, name) in paths.iter().zip(["small", "large"]) {
                 assert_eq!(larder.archive_path(name).await, *path);
@@ -410,8 +411,8 @@ async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
     }
 }
 
-/// Promise 10: an index that opens and is damaged inside is found out behind the start, and made again from the files, like
-/// one that does not open.
+/// Promise 10: damage inside an index that opens is found in the background after the start, and the index is rebuilt
+/// from the files.
 #[tokio::test]
 async fn an_index_that_is_damaged_inside_is_made_again() {
     let upstream = FakeUpstream::start().await;
@@ -430,7 +431,7 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
         let (part, at) = (content.len() / 8, stretch * (content.len() / 8));
         content[at..at + part].fill(0xa5);
         std::fs::write(&file, content).unwrap();
-        // A process that another test started may hold its lock for a moment.
+        // A process that another test started may hold the lock for a moment.
         let store = eventually("it opens", async || Store::open(folder.path(), Timestamp(2)).ok()).await;
         let is_behind = store.index.begin_completion();
         if !is_behind {
@@ -438,7 +439,7 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
             continue;
         }
         drop(store);
-        // No such archive is there: an index that is made again from the files knows none of them.
+        // These archives have no files, so an index rebuilt from the files lists none of them.
         let larder = Larder::mirroring(&upstream).on(&folder).start().await;
         until("the index is whole", async || larder.metric("larder_index_whole").await == 1.0).await;
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
@@ -448,7 +449,8 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
     assert!(made_again > 0, "no damage was found");
 }
 
-/// Promise 10: a file that cannot be read at all is an error for one request at most, and heals like any other damage.
+/// Promise 10: a file that cannot be read at all is an error for one request at most, and is replaced like any other
+/// damage.
 #[tokio::test]
 async fn unreadable_files_are_quarantined_and_fetched_again() {
     let upstream = upstream_with_both().await;
@@ -456,7 +458,7 @@ async fn unreadable_files_are_quarantined_and_fetched_again() {
         let (folder, path) = holding(&upstream, name).await;
         let files = [folder.blobs().remove(0), record(&folder, ".set"), record(&folder, "linux_amd64.json")];
         for file in files {
-            // A folder in its place cannot be read, like a bad sector.
+            // A folder in its place fails to read, like a bad sector.
             std::fs::remove_file(&file).unwrap();
             std::fs::create_dir(&file).unwrap();
             let larder = mirroring(&upstream, &folder).start().await;
@@ -468,7 +470,6 @@ async fn unreadable_files_are_quarantined_and_fetched_again() {
     }
 }
 
-/// A folder of the store that somebody removed is made again; the archives that are held do not suffer.
 #[tokio::test]
 async fn a_staging_folder_that_was_removed_is_made_again() {
     let upstream = upstream_with_both().await;
@@ -480,7 +481,7 @@ async fn a_staging_folder_that_was_removed_is_made_again() {
     }
 }
 
-/// Section 5: an index that another process has open is in use, not damaged: nothing of it is set aside.
+/// Section 5: an index that another process has open is in use, not damaged: it is not quarantined.
 #[tokio::test]
 async fn an_index_that_is_locked_elsewhere_is_an_error_that_says_so_and_is_left_untouched() {
     let upstream = upstream_with_both().await;

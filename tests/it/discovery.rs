@@ -1,4 +1,4 @@
-//! Service discovery: which upstream a name stands for, what of its document is led back here, and how it fails.
+//! Service discovery: the upstream that a host name selects, the rewritten service URLs, and failures.
 
 use http::Response;
 
@@ -8,9 +8,8 @@ use crate::support::published_module::publish_module;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// The other upstream, where a test has two.
+/// The second upstream, in tests with two.
 const OTHER: &str = "registry.opentofu.org";
-/// Where clients look for the services of a host.
 const WELL_KNOWN: &str = "/.well-known/terraform.json";
 
 fn discovery_of(host: &str) -> String {
@@ -43,7 +42,7 @@ fn errors(answer: &Answer) -> String {
     errors[0].as_str().unwrap().to_owned()
 }
 
-/// Asks where larder really is, whatever its public name, as a request that came through `via`.
+/// Sends a request to larder's real address, whatever its `public_url`, with this CDN-Loop list.
 async fn get_via(larder: &Larder, path: &str, via: &str) -> Answer {
     let request = client().get(format!("http://{}{path}", larder.address()));
     send(request.header("cdn-loop", via)).await.unwrap()
@@ -114,7 +113,7 @@ async fn a_host_that_is_no_upstream_is_421_with_the_reason() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// Promise 5, for discovery: what nobody knows goes through as it was written.
+/// Promise 5, for discovery: unknown fields pass through byte for byte.
 #[tokio::test]
 async fn every_other_service_is_made_absolute_and_what_nobody_knows_survives() {
     let upstream = FakeUpstream::start().await;
@@ -175,8 +174,8 @@ async fn the_services_of_a_redirected_document_resolve_against_where_it_is() {
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"][0]["version"], "7.0.0");
 }
 
-/// Promise 8: whoever the discovery document was redirected to names the services then, and not the upstream: they are asked
-/// without its credential, unless `credentials_for` names their origin.
+/// Promise 8: when the discovery document is redirected to another origin, that origin chooses the services. They are
+/// requested without the upstream's credential, unless `credentials_for` names their origin.
 #[tokio::test]
 async fn services_named_by_another_origin_get_no_credential_of_the_upstream() {
     let (upstream, elsewhere) = (FakeUpstream::start().await, FakeUpstream::start().await);
@@ -187,7 +186,7 @@ async fn services_named_by_another_origin_get_no_credential_of_the_upstream() {
     let absolute = |at: &FakeUpstream| {
         format!("{{\"providers.v1\":\"{}\",\"modules.v1\":\"{}\"}}", at.providers_url(), at.modules_url())
     };
-    // Relative to where it is; and by way of somebody else back home, who chose which document that is.
+    // One document has relative service URLs; the other is at home, but a foreign origin chose it by a redirect.
     elsewhere.serve_json("/relative.json", r#"{"providers.v1":"/v1/providers/","modules.v1":"/v1/modules/"}"#);
     upstream.serve_json("/chosen.json", &absolute(&elsewhere));
     let back = Response::builder().status(302).header("location", format!("{}/chosen.json", upstream.origin()));
@@ -215,7 +214,7 @@ async fn services_named_by_another_origin_get_no_credential_of_the_upstream() {
         };
         ask_all(&larder).await;
         larder.stop().await;
-        // What is held of it is no more trusted than it was when it came.
+        // A stored document is trusted no more than it was when it was fetched.
         let larder = builder().start().await;
         larder.tell("purge", "acme/null").await;
         ask_all(&larder).await;
@@ -348,7 +347,8 @@ async fn a_registry_without_providers_is_502_with_the_cause_and_asked_again_next
     }
 }
 
-/// Promise 6, of each service by itself: what one is dropped from says nothing of the other, and what is held is found.
+/// Promise 6, for each service by itself: a missing service does not affect the other one, and its stored documents are
+/// served.
 #[tokio::test]
 async fn a_service_dropped_from_discovery_stays_available_and_so_does_the_other() {
     let upstream = FakeUpstream::start().await;
@@ -373,7 +373,7 @@ async fn a_service_dropped_from_discovery_stays_available_and_so_does_the_other(
     assert_eq!(modules.status, 502, "its upstream names no modules.v1 any more: {}", modules.text());
 }
 
-/// Promise 6: what is held is served while discovery is in trouble.
+/// Promise 6: stored documents are served while discovery fails.
 #[tokio::test]
 async fn a_stored_document_is_served_stale_while_the_upstreams_is_unusable() {
     let upstream = FakeUpstream::start().await;
@@ -388,7 +388,7 @@ async fn a_stored_document_is_served_stale_while_the_upstreams_is_unusable() {
     }
 }
 
-/// Promise 7: the CDN-Loop list is sent on with our own entry at its end.
+/// Promise 7: the CDN-Loop list is passed on with our own entry at its end.
 #[tokio::test]
 async fn the_upstream_sees_through_whom_a_request_came() {
     let upstream = FakeUpstream::start().await;
@@ -414,14 +414,14 @@ async fn a_request_loop_is_508_and_asks_no_upstream() {
     larder.get_with(&discovery_of(HOST), &[("cdn-loop", four)]).await.expect(200);
     let sent = upstream.requests()[0].header("cdn-loop").unwrap().to_owned();
     let own = sent.rsplit(", ").next().unwrap();
-    // Also what is held and hot is not given to a ring.
+    // A stored, hot document is refused in a loop too.
     larder.get_with(&discovery_of(HOST), &[("cdn-loop", own)]).await.expect(508);
     larder.get(&discovery_of(HOST)).await.expect(200);
     assert_eq!(upstream.count_of(Target::Everything), 1);
 }
 
-/// Promise 11: nobody's request ends a stranger's: what an upstream says to one client's CDN-Loop list is said to none who
-/// sent no list, also where both ask for the same at the same time.
+/// Promise 11: an upstream's response to one client's CDN-Loop list is never shared with a client that sent none, not
+/// even when both wait for the same object.
 #[tokio::test]
 async fn a_508_for_one_clients_cdn_loop_is_not_shared_with_others() {
     let download = format!("{}acme/null/1.2.0/download/linux/amd64", providers_of(HOST));

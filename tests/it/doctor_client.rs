@@ -1,5 +1,5 @@
-//! `larder doctor` on the client's side: whether what is in a client's own configuration would really lead here. Where it
-//! is cheap, the real client has the last word.
+//! The client checks of `larder doctor`: does the client's own configuration lead to this larder? Some tests confirm
+//! the finding with the real client.
 
 use std::io::{Read, Write};
 
@@ -17,7 +17,7 @@ use crate::support::upstream::{FakeUpstream, Provider};
 
 const MODULES: &str = "https://registry.terraform.io/v1/modules/";
 
-/// A running larder, and a home whose client is still to be told of it.
+/// A running larder, and a home directory whose client is not configured yet.
 async fn scene() -> (FakeUpstream, Site, Process) {
     let upstream = registry().await;
     let site = site(&upstream);
@@ -25,7 +25,7 @@ async fn scene() -> (FakeUpstream, Site, Process) {
     (upstream, site, larder)
 }
 
-/// The same with TLS by this authority, which is in `ca.pem` at home.
+/// A running larder with TLS, its certificate issued by this authority, which is in `ca.pem` at home.
 async fn scene_with_tls(ca: &TestCa) -> (FakeUpstream, Site, Process) {
     let upstream = registry().await;
     let mut site = site(&upstream);
@@ -36,7 +36,7 @@ async fn scene_with_tls(ca: &TestCa) -> (FakeUpstream, Site, Process) {
     (upstream, site, larder)
 }
 
-/// No client on this machine is no fault of larder's: a warning, with the lines to write.
+/// Without a client configuration larder itself is not at fault: a warning, with the lines to write.
 #[tokio::test]
 async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
     let (_upstream, site, _larder) = scene().await;
@@ -50,7 +50,7 @@ async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
     examine(&site, &[]).await.is_healthy();
 }
 
-/// A larder that serves others and not this machine: every init here is refused.
+/// A larder whose `[server] clients` leave out this machine refuses every `init` here.
 #[tokio::test]
 async fn a_larder_that_does_not_serve_this_machine_is_reported() {
     let upstream = crate::support::doctor_site::registry().await;
@@ -64,7 +64,7 @@ async fn a_larder_that_does_not_serve_this_machine_is_reported() {
     assert!(found.advice("client.address").contains("[server] clients"), "{found:#?}");
 }
 
-/// Done when 3: nobody listens there, or somebody else does.
+/// Either nothing listens at the address, or another server does.
 #[tokio::test]
 async fn a_wrong_address_in_the_clients_configuration_is_reported() {
     let (upstream, site, _larder) = scene().await;
@@ -80,7 +80,7 @@ async fn a_wrong_address_in_the_clients_configuration_is_reported() {
     examine(&site, &[]).await.fails(&["client.address"], "no-such-larder.invalid leads nowhere");
 }
 
-/// Done when 3, and what the client makes of it: PROTOCOL 1.1.
+/// PROTOCOL 1.1: the client concatenates URLs.
 #[tokio::test]
 async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
     let (_upstream, site, larder) = scene().await;
@@ -102,7 +102,7 @@ async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
     drop(larder);
 }
 
-/// Done when 3, and what the client makes of it: PROTOCOL 1.2.
+/// PROTOCOL 1.2: a `host` block replaces the whole list of services.
 #[tokio::test]
 async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with_it() {
     let (_upstream, site, _larder) = scene().await;
@@ -121,7 +121,8 @@ async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with
     assert!(said.contains("does not provide a modules service"), "{said}");
 }
 
-/// What `client-config` prints is healthy and readable, also where a registry offers one service, and nulls beside it.
+/// The output of `client-config` is healthy and readable to the client, also where a registry offers one service and
+/// nulls for others.
 #[tokio::test]
 async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
     for (offers, other) in [("modules.v1", "providers.v1"), ("providers.v1", "modules.v1")] {
@@ -159,7 +160,6 @@ async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
     }
 }
 
-/// Done when 3, and what the client makes of it.
 #[tokio::test]
 async fn a_certificate_that_the_client_does_not_trust_is_reported() {
     let ca = TestCa::new();
@@ -185,7 +185,7 @@ async fn a_certificate_that_the_client_does_not_trust_is_reported() {
     workspace.init().await.expect_success();
 }
 
-/// A server's own certificate that is an authority too, as `openssl req -x509` makes them: the clients take it.
+/// `openssl req -x509` makes a self-signed server certificate that is its own authority; the clients accept it.
 #[tokio::test]
 async fn a_certificate_that_signed_itself_is_taken_as_the_client_takes_it() {
     let upstream = registry().await;
@@ -244,7 +244,7 @@ async fn another_registrys_path_and_no_registrys_path_are_reported() {
     examine(&site, &[]).await.fails(&["client.host"], "the same version has other bytes there");
 }
 
-/// What ends otherwise than a registry's base is none, and larder itself is asked where it begins.
+/// Only the exact base URL of a registry, below the prefix of `public_url`, is accepted.
 #[tokio::test]
 async fn paths_that_only_look_like_a_registrys_are_reported() {
     let (_upstream, mut site, larder) = scene().await;
@@ -270,7 +270,7 @@ async fn paths_that_only_look_like_a_registrys_are_reported() {
     examine(&site, &[]).await.is_healthy();
 }
 
-/// Go follows them, so the client comes here.
+/// Go follows redirects, so this client reaches larder.
 #[tokio::test]
 async fn a_client_configured_through_a_redirect_reaches_larder() {
     let (_upstream, site, _larder) = scene().await;
@@ -288,7 +288,7 @@ async fn a_client_configured_through_a_redirect_reaches_larder() {
     examine(&site, &[]).await.is_healthy();
 }
 
-/// What only the client's proxy reaches is nothing that the doctor could know.
+/// The doctor cannot check an address that only the client's proxy reaches.
 #[tokio::test]
 async fn a_larder_behind_the_clients_own_proxy_is_a_warning() {
     let (_upstream, site, _larder) = scene().await;
@@ -300,7 +300,7 @@ async fn a_larder_behind_the_clients_own_proxy_is_a_warning() {
     assert!(found.found("client.address").contains("proxy of HTTP_PROXY may lead elsewhere"), "{found:#?}");
 }
 
-/// Larder is asked whether it serves modules where the client asks for them, with and without the slash at the end.
+/// The doctor probes the client's modules URL, with and without the final slash.
 #[tokio::test]
 async fn modules_that_are_asked_of_larder_at_another_place_are_reported() {
     let (upstream, mut site, larder) = scene().await;
@@ -332,7 +332,7 @@ async fn modules_that_are_asked_of_larder_at_another_place_are_reported() {
     assert!(found.advice("client.host").contains(&format!("{}{right}", site.base())), "{found:#?}");
 }
 
-/// On a machine without a larder, the client is judged by where it is sent, and told in the words of that place.
+/// On a machine without larder, the client is checked against the larder that its configuration leads to.
 #[tokio::test]
 async fn a_machine_with_clients_only_is_checked_for_its_clients() {
     let (upstream, mut site, larder) = scene().await;
@@ -360,7 +360,7 @@ async fn a_machine_with_clients_only_is_checked_for_its_clients() {
     assert!(found.advice("client.address").contains(&format!("a larder runs at {}", site.base())), "{found:#?}");
 }
 
-/// PROTOCOL 1.3: a broken configuration only prints errors, and the command goes on.
+/// PROTOCOL 1.3: the client only prints the errors of a broken configuration and continues.
 #[tokio::test]
 async fn a_file_that_the_client_cannot_read_is_reported() {
     let (_upstream, site, _larder) = scene().await;
@@ -375,7 +375,7 @@ async fn a_file_that_the_client_cannot_read_is_reported() {
     found.warns("client.override", "no host block");
 }
 
-/// Of the main file and the folder, the client reads both; a block in JSON counts as well.
+/// The client reads both the main file and `.terraform.d`; a block in JSON counts too.
 #[tokio::test]
 async fn a_block_in_the_folder_of_the_client_counts() {
     let (_upstream, site, _larder) = scene().await;
@@ -432,7 +432,7 @@ async fn other_client_settings_that_bypass_larder_are_warnings() {
     examine(&site, &set).await.warns("client.cache", "is no folder");
 }
 
-/// Go sends nothing for loopback through a proxy, and everything for other names; and the client's token goes with it.
+/// Go bypasses the proxy for loopback addresses only; the client's token passes through the proxy too.
 #[tokio::test]
 async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
     let (_upstream, site, _larder) = scene().await;
@@ -441,7 +441,7 @@ async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
     paste(&site);
     examine(&site, &proxy).await.is_healthy();
     examine(&site, &token).await.is_healthy();
-    // The same listener by an address that is not of loopback.
+    // 0.0.0.0 reaches the listener by an address that is not loopback.
     let elsewhere = providers(&site).replace("127.0.0.1", "0.0.0.0");
     write(&site, ".terraformrc", &host_override(HOST, &elsewhere, MODULES));
     examine(&site, &[]).await.is_healthy();
@@ -451,7 +451,7 @@ async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
     examine(&site, &[]).await.warns("client.credentials", "holds a token for registry.terraform.io");
 }
 
-/// A registry that is only mirrored, and that no file of the client's mentions.
+/// The registry is mirrored, and no file of the client mentions it.
 #[tokio::test]
 async fn a_registry_without_a_block_is_a_warning() {
     let (upstream, mut site, larder) = scene().await;

@@ -1,5 +1,5 @@
-//! What was verified once stays what it was (promises 1 and 14): against a registry that renames, re-signs, drops its
-//! signatures, and waits for a record to be damaged.
+//! Promises 1 and 14, against a registry that renames archives, signs with other keys, drops its signatures, or
+//! exploits a damaged first-seen record.
 
 use std::path::PathBuf;
 
@@ -20,12 +20,12 @@ fn edition(edition: u64) -> Provider {
     Provider::new("acme", "null").archives_alone().edition(edition)
 }
 
-/// The same version with other bytes, under a name that no record holds.
+/// The same version with other bytes, under a file name that is in no record.
 fn renamed() -> Provider {
     edition(2).filename("terraform-provider-null_1.2.0_{platform}.ZIP")
 }
 
-/// What a client installs of a version, as its SHA-256; the status where it installs nothing.
+/// The SHA-256 of the archive that a client installs of this version, or the status of the refusal.
 async fn installed(larder: &Larder, version: &str) -> Result<String, u16> {
     let document = larder.document("null", version).await;
     if document.status != 200 {
@@ -35,12 +35,12 @@ async fn installed(larder: &Larder, version: &str) -> Result<String, u16> {
     Ok(sha256_hex(&larder.get(&path).await.expect(200).body))
 }
 
-/// The SHA-256 of what upstream has.
+/// The SHA-256 of upstream's archive.
 fn zip(upstream: &FakeUpstream, version: &str) -> String {
     sha256_hex(&upstream.archive_bytes("acme", "null", version, "linux_amd64"))
 }
 
-/// The kinds of the alarms of the provider, each with its version.
+/// The kinds of the provider's alarms, each with its version.
 async fn alarms(larder: &Larder) -> Vec<(String, String)> {
     let alarms = larder.alarms().await;
     assert!(alarms.iter().all(|(_, address, ..)| address == PROVIDER), "{alarms:?}");
@@ -51,7 +51,7 @@ fn kinds(alarms: &[(&str, &str)]) -> Vec<(String, String)> {
     alarms.iter().map(|(kind, version)| ((*kind).to_owned(), (*version).to_owned())).collect()
 }
 
-/// All that is stored is gone, but for the first-seen records and the alarms.
+/// Stops larder and deletes everything stored but the first-seen records and the alarms.
 async fn forgetful(larder: Larder) -> Folder {
     let folder = larder.stop().await;
     for file in ["documents", "names", "blobs"].iter().flat_map(|below| folder.files(below)) {
@@ -64,7 +64,7 @@ fn records(folder: &Folder, ending: &str) -> Vec<PathBuf> {
     folder.files("seen").into_iter().filter(|file| file.to_str().unwrap().ends_with(ending)).collect()
 }
 
-/// Writes the record of a provider as stores kept it before: one for all versions.
+/// Writes the record of a provider in the format of older stores: one for all versions.
 fn put_whole_record(folder: &Folder, digest: &str) {
     let provider = ProviderAddress {
         host: larder::address::Hostname::parse(HOST).unwrap(),
@@ -93,7 +93,7 @@ fn damage(file: &PathBuf) {
     std::fs::write(file, &bytes[..bytes.len() - 3]).unwrap();
 }
 
-/// Promise 14: the registry chooses file names, so nothing is judged by them. In all modes of `verification`.
+/// Promise 14: the registry chooses file names, so no verdict depends on them, in any mode of `verification`.
 #[tokio::test]
 async fn a_renamed_archive_of_a_known_platform_is_a_change() {
     for (mode, is_signed) in [("signature", true), ("signature-if-keys", true), ("checksum", false)] {
@@ -111,13 +111,13 @@ async fn a_renamed_archive_of_a_known_platform_is_a_change() {
         }
 
         let folder = forgetful(larder).await;
-        // Where nobody signs there is a log, too: without one, every record would be read for each set.
+        // An unsigned provider has a key log too: without one, every record would be read for each set.
         assert_eq!(records(&folder, "/keys.json").len(), 1, "{mode}");
         let larder = builder(&upstream).on(&folder).start().await;
         assert_eq!(installed(&larder, "1.2.0").await, Err(502), "{mode}");
         assert!(folder.sets().is_empty() && folder.blobs().is_empty(), "{mode}");
 
-        // A key that may vouch for it: the new one, and an alarm.
+        // A key that may vouch for the change: the new set is served, with an alarm.
         upstream.publish(renamed());
         let now = installed(&larder, "1.2.0").await;
         if is_signed {
@@ -129,7 +129,7 @@ async fn a_renamed_archive_of_a_known_platform_is_a_change() {
     }
 }
 
-/// Promise 14: sums in which no known line is left are a change, also for a platform that was never asked for.
+/// Promise 14: sums without any line of the record are a change, also for a platform that was never requested.
 #[tokio::test]
 async fn sums_that_drop_every_known_line_are_a_change() {
     let upstream = upstream_with(edition(1).filename("one.zip").platform("linux_amd64")).await;
@@ -144,8 +144,8 @@ async fn sums_that_drop_every_known_line_are_a_change() {
     assert_eq!(alarms(&larder).await, kinds(&[("republished", "1.2.0")]));
 }
 
-/// Promise 14: a stranger may sign new versions, with an alarm that names both keys; he never vouches for other bytes of
-/// a version that was verified before he came.
+/// Promise 14: a new key may sign new versions, with an alarm that names both keys. It never vouches for other bytes of
+/// a version that was verified before.
 #[tokio::test]
 async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
     let upstream = upstream_with(edition(1)).await;
@@ -171,11 +171,10 @@ async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
     let folder = forgetful(larder).await;
     let larder = impatient(&upstream).on(&folder).start().await;
     assert_eq!(installed(&larder, "1.2.0").await, Err(502));
-    // Alarms survive a restart.
     assert_eq!(alarms(&larder).await, kinds(&[("waits-for-accept", "1.2.0"), ("new-key", "1.3.0")]));
 }
 
-/// Promise 14: nor does he by signing the same bytes first.
+/// Promise 14: re-signing the same bytes first does not entitle a key to sign other bytes.
 #[tokio::test]
 async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
     let upstream = upstream_with(edition(1)).await;
@@ -187,15 +186,16 @@ async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
     assert_eq!(alarms(&larder).await, kinds(&[("new-key", "1.2.0")]));
     upstream.publish(edition(2).signed_by(&stranger));
     assert!(installed(&larder, "1.2.0").await.unwrap() == old);
-    // And he adds nothing to it.
+    // Such a key cannot add a platform either.
     upstream.publish(edition(1).platform("linux_amd64").platform("darwin_arm64").signed_by(&stranger));
     assert_eq!(larder.document_for("null", "1.2.0", "darwin_arm64").await.status, 502);
-    // Who signed it at first does.
+    // The original key can.
     upstream.publish(edition(1).platform("linux_amd64").platform("darwin_arm64"));
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
 }
 
-/// Promise 14: a key that was the provider's before a version was first verified vouches for it, with an alarm.
+/// Promise 14: a key that the provider used before a version was first verified vouches for that version, with an
+/// alarm.
 #[tokio::test]
 async fn a_key_that_was_known_before_a_version_vouches_for_it() {
     let upstream = upstream_with(edition(1)).await;
@@ -211,7 +211,8 @@ async fn a_key_that_was_known_before_a_version_vouches_for_it() {
     assert_eq!(alarms(&larder).await, kinds(&[("republished", "1.4.0"), ("new-key", "1.3.0")]));
 }
 
-/// Promise 14: `accept` of the provider makes the key its own, for all versions; of a version, for that one.
+/// Promise 14: `accept` of a provider admits the key for all versions; `accept` of a version admits it for that version
+/// only.
 #[tokio::test]
 async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
     for of_all in [true, false] {
@@ -234,7 +235,7 @@ async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
     }
 }
 
-/// Promise 14, and the table: what was signed is not taken unsigned, until that is accepted.
+/// Promise 14: unsigned sets of a provider that was signed are refused until they are accepted.
 #[tokio::test]
 async fn a_provider_that_was_signed_is_not_taken_unsigned() {
     let upstream = upstream_with(edition(1)).await;
@@ -258,7 +259,7 @@ async fn a_provider_that_was_signed_is_not_taken_unsigned() {
     installed(&larder, "1.4.0").await.unwrap();
 }
 
-/// Promise 14: a damaged record is no leave to trust what comes next, wherever nothing stored tells what it said.
+/// Promise 14: a damaged record does not lead to trust on first use.
 #[tokio::test]
 async fn a_damaged_first_seen_record_is_no_trust_on_first_use() {
     for ending in ["/1.2.0.json", "/keys.json"] {
@@ -267,7 +268,7 @@ async fn a_damaged_first_seen_record_is_no_trust_on_first_use() {
         let old = installed(&larder, "1.2.0").await.unwrap();
         let folder = larder.stop().await;
         damage(&records(&folder, ending)[0]);
-        // While its proof set is stored, that tells: the same bytes go on, other ones do not.
+        // While the proof set is stored, it identifies the verified bytes: the same bytes are served, others are not.
         let larder = impatient(&upstream).on(&folder).start().await;
         assert!(installed(&larder, "1.2.0").await.unwrap() == old, "{ending}");
         upstream.publish(edition(2).signed_by(&SigningKey::another()));
@@ -277,7 +278,7 @@ async fn a_damaged_first_seen_record_is_no_trust_on_first_use() {
             damage(&file);
         }
         if ending == "/keys.json" {
-            // Nothing tells the keys any more.
+            // Without a version record either, the provider's keys cannot be recovered.
             std::fs::remove_file(&records(&folder, "/1.2.0.json")[0]).unwrap();
         }
         upstream.publish(edition(1));
@@ -291,8 +292,8 @@ async fn a_damaged_first_seen_record_is_no_trust_on_first_use() {
     }
 }
 
-/// Promise 14: where nothing tells the keys of a provider, the command that the alarm names ends the refusal, and whoever signs
-/// that version vouches for no older one.
+/// Promise 14: when a provider's key log is lost, the command that the alarm names ends the refusal. The key that signs
+/// the accepted version vouches for no older one.
 #[tokio::test]
 async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_known() {
     for mode in ["signature", "checksum"] {
@@ -302,7 +303,7 @@ async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_k
         put_whole_record(&folder, &before);
         let builder = || impatient(&upstream).with(&format!("verification = \"{mode}\"")).on(&folder);
         let larder = builder().start().await;
-        // The list splits the record by version; of the version itself nothing is stored.
+        // The list request splits the old record by version; nothing else of 1.2.0 is stored.
         larder.versions("null").await.expect(200);
         larder.stop().await;
         damage(&records(&folder, "/keys.json")[0]);
@@ -320,7 +321,7 @@ async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_k
         assert!(installed(&larder, "1.2.0").await.unwrap() == before, "{mode}");
         upstream.publish(edition(1).version("1.4.0").signed_by(&stranger));
         installed(&larder, "1.4.0").await.unwrap();
-        // Nobody knows any more that the key of 1.2.0 is the provider's.
+        // The lost log was the only evidence that the key of 1.2.0 is the provider's.
         let new = if mode == "signature" { kinds(&[("new-key", "1.2.0")]) } else { kinds(&[]) };
         assert_eq!(alarms(&larder).await, new, "{mode}");
         upstream.publish(edition(2).signed_by(&stranger));
@@ -331,7 +332,7 @@ async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_k
     }
 }
 
-/// Promise 14: to accept a version whose record was damaged makes no key known for it that was a stranger to it before.
+/// Promise 14: accepting a version whose record was damaged admits no key that was foreign to that version before.
 #[tokio::test]
 async fn accept_of_a_damaged_version_makes_no_later_key_vouch_for_it() {
     let upstream = upstream_with(edition(1)).await;
@@ -351,7 +352,7 @@ async fn accept_of_a_damaged_version_makes_no_later_key_vouch_for_it() {
     assert!(alarms(&larder).await.contains(&("waits-for-accept".to_owned(), "1.2.0".to_owned())));
 }
 
-/// Promise 11: whoever publishes ever new versions fills no disk with records of them.
+/// Promise 11: first-seen records are limited, so a publisher of endless new versions cannot fill the disk.
 #[tokio::test]
 async fn so_many_first_seen_records_of_a_provider_are_kept_and_no_more() {
     let upstream = upstream_with(edition(1)).await;
@@ -369,7 +370,7 @@ async fn so_many_first_seen_records_of_a_provider_are_kept_and_no_more() {
     installed(&larder, "1.2.0").await.unwrap();
 }
 
-/// The table: a version that nobody signed before anybody signed for its provider is no signature lost.
+/// DESIGN 4: a version that was unsigned before the provider's first signed one has lost no signature.
 #[tokio::test]
 async fn a_version_that_was_never_signed_stays_taken_when_others_are_signed() {
     let upstream = upstream_with(edition(1).without_keys()).await;
@@ -382,14 +383,14 @@ async fn a_version_that_was_never_signed_stays_taken_when_others_are_signed() {
     assert!(document.is("fwd=stale; stored"), "{}", document.header("cache-status"));
     assert!(installed(&larder, "1.2.0").await.unwrap() == unsigned);
     assert_eq!(alarms(&larder).await, kinds(&[]));
-    // What is new is held to it all the same, and so are other bytes.
+    // New versions and other bytes must be signed now.
     upstream.publish(edition(1).version("2.1.0").without_keys());
     larder.document("null", "2.1.0").await.expect(502);
     upstream.publish(edition(2).without_keys());
     assert!(installed(&larder, "1.2.0").await.unwrap() == unsigned);
 }
 
-/// A store of before keeps one record for each provider: it is carried over, and means what it meant.
+/// An older store has one first-seen record per provider: it is migrated without a loss of meaning.
 #[tokio::test]
 async fn first_seen_records_of_an_older_store_are_carried_over() {
     let upstream = upstream_with(edition(1)).await;
@@ -407,8 +408,8 @@ async fn first_seen_records_of_an_older_store_are_carried_over() {
     assert!(records(&folder, "/1.1.0.json").is_empty(), "a version that was only listed is no first-seen record");
 }
 
-/// Promises 1, 14 and 15: with the real client, the old bytes are installed or nothing is, and the status names the
-/// command that resolves it.
+/// Promises 1, 14 and 15: the real client installs the old bytes or nothing, and the alarm names the command that
+/// resolves it.
 #[tokio::test]
 async fn the_real_client_installs_what_was_verified_first_or_nothing() {
     let Some(client) = Terraform::find() else { return };
@@ -440,7 +441,7 @@ async fn the_real_client_installs_what_was_verified_first_or_nothing() {
             upstream.publish(version);
             installed(&larder, "1.3.0").await.ok();
         }
-        // From a new folder, without a lock file that would tell.
+        // A new folder has no lock file that would detect other bytes.
         let again = workspace(&larder, "1.2.0");
         again.init().await.expect_success();
         assert_eq!(again.lock_file(), first.lock_file(), "{attack}");

@@ -1,4 +1,5 @@
-//! What larder's answers are as HTTP: lengths, ranges, conditions, codings, cache headers, versions, errors.
+//! HTTP semantics of larder's responses: lengths, ranges, conditional requests, content codings, cache headers, HTTP
+//! versions, errors.
 
 use std::io::Read;
 use std::time::Duration;
@@ -12,12 +13,12 @@ use crate::support::http::{Answer, client, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex};
 
-/// Proven whole before its status line.
+/// Small enough to be verified before the status line.
 const SMALL: usize = 300_000;
-/// Streamed while it arrives.
+/// Large enough to be streamed while it arrives.
 const LARGE: usize = 3_000_000;
 
-/// An upstream with acme/null 1.2.0 of about this size, a larder before it, the archive's path and its bytes.
+/// An upstream with acme/null 1.2.0 of about this size, a larder in front of it, the archive's path and its bytes.
 async fn with_archive(size_bytes: usize) -> (FakeUpstream, Larder, String, Vec<u8>) {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(size_bytes));
@@ -40,7 +41,7 @@ async fn head_with(larder: &Larder, path: &str, headers: &[(&str, &str)]) -> Ans
     send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await.unwrap()
 }
 
-/// The text of an error, which must have the shape that registries use.
+/// The joined texts of an error, after checking that the body has the shape that registries use.
 fn errors(answer: &Answer) -> String {
     assert_eq!(answer.header("content-type"), "application/json", "{}", answer.text());
     let json = answer.json();
@@ -50,7 +51,7 @@ fn errors(answer: &Answer) -> String {
     errors.iter().map(|error| error.as_str().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
-/// PROTOCOL 2.5, the HEAD trap: the true length, since there are ranges.
+/// PROTOCOL 2.5: ranges are offered, so HEAD must have the true length.
 #[tokio::test]
 async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
     for size in [SMALL, LARGE] {
@@ -68,7 +69,7 @@ async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
     }
 }
 
-/// Promises 3 and 4: the length is true, nothing looks like a range, and HEAD and GET share one fill.
+/// Promises 3 and 4: HEAD on a missing archive has the true length, offers no ranges, and shares one fill with GET.
 #[tokio::test]
 async fn head_on_a_cold_archive_starts_the_one_fill_that_the_get_joins() {
     let (upstream, larder, path, bytes) = with_archive(LARGE).await;
@@ -160,7 +161,7 @@ async fn if_range_decides_between_the_part_and_the_whole() {
     }
 }
 
-/// RFC 9110 14.2: ranges are defined for GET alone.
+/// RFC 9110 14.2: ranges are defined for GET only.
 #[tokio::test]
 async fn head_ignores_a_range() {
     let (_upstream, larder, path, bytes) = with_archive(SMALL).await;
@@ -170,7 +171,7 @@ async fn head_ignores_a_range() {
     assert_eq!(head.header("content-range"), "");
 }
 
-/// Promise 3: until an archive is held, an unproven part must not look complete.
+/// Promise 3: until an archive is stored, an unverified part must not look complete.
 #[tokio::test]
 async fn a_range_of_a_cold_archive_is_ignored() {
     for size in [SMALL, LARGE] {
@@ -209,16 +210,16 @@ async fn archives_have_a_tag_that_spares_sending_them_again() {
             assert_eq!(answer.header("etag"), tag, "{given}");
             assert!(answer.header("cache-control").contains("immutable"), "{given}");
             let head = head_with(&larder, &path, &[("if-none-match", &given)]).await.expect(304);
-            // RFC 9110 8.6: on a 304, only the length that the 200 would have.
+            // RFC 9110 8.6: a 304 may only carry the length that the 200 would have.
             assert_ne!(head.header("content-length"), "0", "{given}");
         }
         larder.get_with(&path, &[("if-none-match", "\"other\"")]).await.expect(200);
-        // If-None-Match goes before Range.
+        // If-None-Match takes precedence over Range.
         larder.get_with(&path, &[("if-none-match", &tag), ("range", "bytes=0-4")]).await.expect(304);
     }
 }
 
-/// RFC 9110 13.1.1, 13.1.4: whoever wants these bytes and no others is told where they are others.
+/// RFC 9110 13.1.1, 13.1.4: a precondition that does not hold is 412.
 #[tokio::test]
 async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
     for size in [SMALL, LARGE] {
@@ -240,7 +241,7 @@ async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
         larder.get_with(&path, &[("if-unmodified-since", &modified)]).await.expect(200);
         let long_ago = ("if-unmodified-since", "Mon, 01 Jan 2001 00:00:00 GMT");
         larder.get_with(&path, &[long_ago]).await.expect(412);
-        // If-Match goes before it, and before If-None-Match.
+        // If-Match takes precedence over If-Unmodified-Since and If-None-Match.
         larder.get_with(&path, &[long_ago, ("if-match", &tag)]).await.expect(200);
         larder.get_with(&path, &[("if-match", &tag), ("if-none-match", &tag)]).await.expect(304);
         larder.get_with(&path, &[("if-match", "\"other\""), ("if-none-match", &tag)]).await.expect(412);
@@ -251,7 +252,7 @@ async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
     larder.get_with(&document_path(), &[("if-match", "\"other\"")]).await.expect(412);
 }
 
-/// `wget -N` and mirrors of files: the time of the first commit, whatever happens to larder since.
+/// `wget -N` and file mirrors compare Last-Modified: it is the time of the first commit and survives restarts.
 #[tokio::test]
 async fn an_archive_was_modified_when_it_was_first_stored() {
     for size in [SMALL, LARGE] {
@@ -268,7 +269,7 @@ async fn an_archive_was_modified_when_it_was_first_stored() {
         assert_eq!(head_with(&larder, &path, &[("if-modified-since", &stored)]).await.status, 304);
         let before = httpdate::fmt_http_date(at - Duration::from_secs(1));
         assert!(larder.get_with(&path, &[("if-modified-since", &before)]).await.expect(200).body == bytes);
-        // If-None-Match goes before it; what is no date says nothing.
+        // If-None-Match takes precedence over If-Modified-Since; an invalid date is ignored.
         let headers = [("if-modified-since", stored.as_str()), ("if-none-match", "\"other\"")];
         larder.get_with(&path, &headers).await.expect(200);
         larder.get_with(&path, &[("if-modified-since", "yesterday")]).await.expect(200);
@@ -284,7 +285,7 @@ async fn an_archive_was_modified_when_it_was_first_stored() {
     }
 }
 
-/// RFC 9110 15.4.5: what the client has of it is not repeated.
+/// RFC 9110 15.4.5: a 304 does not repeat metadata that the client already has.
 #[tokio::test]
 async fn a_304_has_no_content_type() {
     let (_upstream, larder, path, _bytes) = with_archive(SMALL).await;
@@ -387,7 +388,7 @@ async fn cache_status_names_the_cache_outcome_of_each_answer() {
     assert_eq!(larder.get(&archive).await.expect(200).header("cache-status"), "larder; hit");
     upstream.restart().await;
     upstream.withdraw("acme", "null", "1.2.0");
-    // Longer than an origin that failed is left alone.
+    // Longer than the backoff after a failed request.
     larder.clock.advance(std::time::Duration::from_secs(60));
     assert_eq!(larder.document("null", "1.2.0").await.expect(200).header("cache-status"), "larder; hit; detail=gone");
 }
@@ -418,7 +419,8 @@ async fn an_upstream_that_gives_no_length_is_relayed_whole() {
     }
 }
 
-/// Promise 3: HTTP/1.0 clients wait for the whole, because to them the end of the connection is the end of the body.
+/// Promise 3: to an HTTP/1.0 client the end of the connection is the end of the body, so it waits for the whole
+/// archive.
 #[tokio::test]
 async fn an_http_1_0_client_gets_the_whole_with_its_length() {
     let (upstream, larder, path, bytes) = with_archive(LARGE).await;
@@ -436,7 +438,7 @@ async fn an_http_1_0_client_gets_the_whole_with_its_length() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// Promise 3: the same, where the wrong bytes come: nothing of them is sent at all.
+/// Promise 3: without a length nothing of a wrong archive is sent to an HTTP/1.0 client.
 #[tokio::test]
 async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
     let (upstream, larder, path, _bytes) = with_archive(LARGE).await;
@@ -487,7 +489,7 @@ async fn errors_are_json_and_say_what_was_asked_of_whom_and_what_came_back() {
         let said = errors(&answer);
         assert!(said.contains(cause), "{fault:?}: {said}");
         assert!(said.contains(&format!("{HOST}/acme/null")) && said.contains(&upstream.origin()), "{fault:?}: {said}");
-        // Clients obey it without a cap (PROTOCOL 2.5).
+        // Clients obey Retry-After without a cap (PROTOCOL 2.5).
         assert_eq!(answer.header("retry-after"), "", "{fault:?}");
         upstream.heal();
     }
@@ -542,7 +544,7 @@ async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
     harmless(larder.get(&path).await, "archive refused".into());
 }
 
-/// Promise 8: who is not among the clients gets 403 with the reason; the probes are for all.
+/// Promise 8: a client that is not allowed is refused with the reason; the health probes answer everyone.
 #[tokio::test]
 async fn only_the_configured_clients_are_answered() {
     let upstream = FakeUpstream::start().await;

@@ -13,7 +13,7 @@ mod bundle_parts;
 mod bundle_refusals;
 mod bundle_room;
 mod caching;
-mod closure_client;
+
 mod commands;
 mod commands_accept;
 mod commands_access;
@@ -70,6 +70,7 @@ mod proof_files;
 mod providers;
 mod real_client;
 mod reload;
+mod requirements_client;
 mod resume;
 mod sealed;
 mod sealed_client;

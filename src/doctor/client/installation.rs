@@ -5,7 +5,7 @@ use super::tried::UrlProbe;
 use super::{Check, ClientChecks, OVERRIDE, default_host};
 use crate::address::Hostname;
 use crate::requirements::cli_config::InstallationSource;
-use crate::requirements::cli_config::reach::Coverage;
+use crate::requirements::cli_config::installation_matching::Coverage;
 
 const INSTALLATION: &str = "client.installation";
 

@@ -5,7 +5,7 @@ use std::iter::Peekable;
 use std::str::CharIndices;
 
 use super::super::hcl::{self, BadHcl};
-use super::node::Node;
+use super::hcl1_ast::Node;
 
 /// More than any real file needs, and far from a stack overflow.
 const DEEPEST: usize = 32;

@@ -2,8 +2,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::places::{ClientProgram, Environment, SearchPaths};
-use super::reach::Coverage;
+use super::installation_matching::Coverage;
+use super::search_paths::{ClientProgram, Environment, SearchPaths};
 use super::*;
 
 const PASTED: &str = r#"

@@ -10,7 +10,7 @@ use hcl_edit::expr::{BinaryOperator, Expression, ObjectKey, TraversalOperator, U
 use hcl_edit::template::{Element, Template};
 
 use super::super::hcl;
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use super::FolderRole;
 
 /// Depth of references between locals.

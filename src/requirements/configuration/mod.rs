@@ -1,9 +1,10 @@
 //! The modules and providers that one configuration folder needs, as the clients read it: its files and override files,
 //! in both syntaxes. A problem in one place hides nothing elsewhere.
 
-mod body;
-mod declared;
+mod block;
+mod declarations;
 mod expression;
+mod file_selection;
 mod json;
 mod module;
 mod provider;
@@ -12,19 +13,18 @@ mod source;
 #[cfg(test)]
 mod tests;
 mod values;
-mod which;
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 pub(super) use self::expression::Inputs;
+pub(super) use self::file_selection::{TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test};
 pub(super) use self::provider::checked;
 pub(super) use self::source::{ModuleSource, shown};
 pub use self::values::GivenValues;
 pub(super) use self::values::keep_deciding_values as forget_other_values;
-pub(super) use self::which::{TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test};
 use super::Files;
-use super::order::ClientKind;
+use super::request::ClientKind;
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
 /// The needs of a folder.
@@ -109,8 +109,8 @@ pub(super) fn read(
     within: &str,
     inputs: &Inputs,
 ) -> Module {
-    let read = which::in_folder(files, folder, standing, client);
-    let mut declared = declared::Declarations::default();
+    let read = file_selection::in_folder(files, folder, standing, client);
+    let mut declared = declarations::Declarations::default();
     for file in read {
         let shown = format!("{within}{}", file.path);
         if declared.is_too_much() {
@@ -121,7 +121,7 @@ pub(super) fn read(
         let parsed = file
             .text
             .map_err(|why| (why.to_string(), 1))
-            .and_then(|text| body::Parsed::read(&file.path, text).map_err(|bad| (bad.to_string(), bad.line())));
+            .and_then(|text| block::Parsed::read(&file.path, text).map_err(|bad| (bad.to_string(), bad.line())));
         match parsed {
             Ok(parsed) => declared.add(&parsed.body(), file.kind, &shown),
             Err((why, line)) => declared.problem(Problem {

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use super::super::order::ClientKind;
-use super::declared::{Declarations, ImportBlock, ModuleCallBlock, RequiredProvider};
+use super::super::request::ClientKind;
+use super::declarations::{Declarations, ImportBlock, ModuleCallBlock, RequiredProvider};
 use super::expression::{Constant, Inputs, Scope};
 use super::provider::{self, ProviderReference};
 use super::source::{self, ModuleSource};

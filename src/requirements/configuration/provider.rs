@@ -1,6 +1,6 @@
 //! Providers as configurations name them.
 
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use crate::address::{Hostname, Name, ProviderAddress};
 
 /// Result of parsing a provider source.

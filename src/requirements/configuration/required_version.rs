@@ -1,9 +1,9 @@
 //! `required_version`. The client's version is unknown here, so only a constraint that excludes every version is a
 //! problem.
 
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use super::Problem;
-use super::declared::LocatedValue;
+use super::declarations::LocatedValue;
 use super::expression::Constant;
 use crate::address::{ModuleConstraint, Version};
 

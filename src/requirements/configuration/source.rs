@@ -1,6 +1,6 @@
 //! Module sources as the clients read them: a path, or the address of a registry. Anything else bypasses registries.
 
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use super::provider::default_host;
 use crate::address::{Hostname, ModuleAddress, ModuleName, System};
 

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::super::Files;
 use super::super::files::is_values_file;
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use super::FolderRole;
-use super::body::Parsed;
+use super::block::Parsed;
 use super::expression::{Constant, Inputs};
 
 /// Values that people give on the command line: before any that stand in a file beside a root.

@@ -4,9 +4,9 @@ use futures_util::future::join_all;
 
 use super::super::Registries;
 use super::super::lock_file::LockedProvider;
-use super::asking::RegistryQueries;
-use super::choosing::{self, ChosenVersion};
-use super::found::ResolutionResult;
+use super::registry_queries::RegistryQueries;
+use super::resolution_result::ResolutionResult;
+use super::version_selection::{self, ChosenVersion};
 use crate::address::{
     Artifact, ModulePackage, Package, PackageSelector, Platform, ProviderAddress, Selection, Version, Versions,
 };
@@ -22,13 +22,13 @@ pub(super) async fn of_address(
     let chosen = match what {
         PackageSelector::Provider(meant) => {
             let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
-            choosing::of_provider(asking, &meant.of, choose).await.map(|chosen| {
+            version_selection::of_provider(asking, &meant.of, choose).await.map(|chosen| {
                 want_provider(found, &meant.of, &chosen, platforms, &[], [by.clone()]);
             })
         }
         PackageSelector::Module(meant) => {
             let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
-            choosing::of_module(asking, &meant.of, choose).await.map(|version| {
+            version_selection::of_module(asking, &meant.of, choose).await.map(|version| {
                 let package = ModulePackage { module: meant.of.clone(), version };
                 found.want(Artifact::Module(package), &[], [by.clone()]);
             })
@@ -50,7 +50,7 @@ pub(super) async fn of_lock_file(
     let each = locked.iter().map(|one| async move {
         let meant = Selection { of: one.provider.clone(), versions: Versions::Exactly(one.version.clone()) };
         let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
-        let chosen = choosing::of_provider(asking, &one.provider, choose).await;
+        let chosen = version_selection::of_provider(asking, &one.provider, choose).await;
         (one, meant, chosen)
     });
     for (LockedProvider { provider, hashes, .. }, meant, chosen) in join_all(each.collect::<Vec<_>>()).await {

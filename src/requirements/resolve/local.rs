@@ -5,11 +5,11 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use super::super::configuration::{self, FolderRole, Inputs, Module, Problem, SourceLine};
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use super::super::{Configurations, Files};
-use super::asking::{Answers, cell};
-use super::found::ResolutionResult;
-use super::roots::{self, Root};
+use super::registry_queries::{Answers, cell};
+use super::resolution_result::ResolutionResult;
+use super::root_modules::{self, Root};
 
 /// Folders read at a time.
 const AT_ONCE: usize = 2;
@@ -39,7 +39,7 @@ impl LocalFolders {
         let configurations = Arc::clone(&self.configurations);
         let reading = tokio::task::spawn_blocking(move || {
             let mut found = ResolutionResult::default();
-            (roots::of(&configurations, &mut found), found)
+            (root_modules::of(&configurations, &mut found), found)
         });
         match reading.await {
             Ok((roots, more)) => {

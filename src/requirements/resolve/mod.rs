@@ -2,23 +2,23 @@
 //! nothing else.
 
 mod addresses;
-mod asking;
-mod calls;
-mod choosing;
-mod found;
 mod local;
+mod module_calls;
 mod providers;
-mod roots;
+mod registry_queries;
+mod resolution_result;
+mod root_modules;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod version_selection;
 
 use futures_util::future::join_all;
 
-use self::asking::RegistryQueries;
-use self::found::ResolutionResult;
 use self::local::LocalFolders;
-pub(super) use self::roots::uncalled;
+use self::registry_queries::RegistryQueries;
+use self::resolution_result::ResolutionResult;
+pub(super) use self::root_modules::uncalled;
 use super::{Order, OrderEntry, Registries, ResolvedRequirements};
 
 /// Resolves an order. Each list and module is queried once, a few at a time.
@@ -51,5 +51,5 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedReq
         }
     });
     let found = join_all(each.collect::<Vec<_>>()).await;
-    found.into_iter().fold(ResolutionResult::default(), ResolutionResult::and).closure()
+    found.into_iter().fold(ResolutionResult::default(), ResolutionResult::and).into_requirements()
 }

@@ -6,13 +6,13 @@ use futures_util::future::join_all;
 
 use super::super::configuration::ProviderRequirement;
 use super::super::lock_file::{self, LockedProvider};
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use super::super::{Files, Registries};
 use super::addresses::want_provider;
-use super::asking::RegistryQueries;
-use super::choosing;
-use super::found::ResolutionResult;
-use super::roots::{LOCK_FILE, Root};
+use super::registry_queries::RegistryQueries;
+use super::resolution_result::ResolutionResult;
+use super::root_modules::{LOCK_FILE, Root};
+use super::version_selection;
 use crate::address::{Constraint, Hostname, Platform, ProviderAddress, Version};
 
 /// The most places that are named where constraints are at odds.
@@ -56,7 +56,7 @@ pub(super) async fn choose(
             asking.may_compare(listed.len().saturating_mul(constraint.number_of_conditions()))?;
             version_of(listed, &constraint, &needs, locked)
         };
-        let chosen = choosing::of_provider(asking, provider, choose).await;
+        let chosen = version_selection::of_provider(asking, provider, choose).await;
         tokio::task::yield_now().await;
         match chosen {
             Ok(chosen) => {

@@ -94,12 +94,12 @@ fn run(order: &Order, registries: &KnownRegistries) -> ResolvedRequirements {
 }
 
 /// `ADDRESS@VERSION` of each requirement, without the host of Terraform's registry.
-fn wanted(closure: &ResolvedRequirements) -> Vec<String> {
+fn wanted(requirements: &ResolvedRequirements) -> Vec<String> {
     let name = |of: &Artifact| match of {
         Artifact::Provider(package) => format!("{}@{}", package.provider, package.version),
         Artifact::Module(package) => package.to_string(),
     };
-    let mut all: Vec<String> = closure
+    let mut all: Vec<String> = requirements
         .wanted
         .iter()
         .map(|one| name(&one.of).trim_start_matches("registry.terraform.io/").to_owned())
@@ -108,15 +108,15 @@ fn wanted(closure: &ResolvedRequirements) -> Vec<String> {
     all
 }
 
-fn cannot(closure: &ResolvedRequirements) -> Vec<String> {
+fn cannot(requirements: &ResolvedRequirements) -> Vec<String> {
     let said = |UnavailableItem { what, why, by }: &UnavailableItem| format!("{what}: {why} [{}]", by.join(", "));
-    closure.cannot.iter().map(said).collect()
+    requirements.cannot.iter().map(said).collect()
 }
 
 #[track_caller]
-fn is(closure: &ResolvedRequirements, want: &[&str], refused: &[&str]) {
-    assert_eq!(wanted(closure), want, "{:#?}", cannot(closure));
-    let said = cannot(closure);
+fn is(requirements: &ResolvedRequirements, want: &[&str], refused: &[&str]) {
+    assert_eq!(wanted(requirements), want, "{:#?}", cannot(requirements));
+    let said = cannot(requirements);
     assert_eq!(said.len(), refused.len(), "{said:#?}");
     for (said, refused) in said.iter().zip(refused) {
         assert!(refused.split(" … ").all(|part| said.contains(part)), "{said:?} lacks {refused:?}");
@@ -210,12 +210,12 @@ fn modules_are_followed_through_packages_and_paths_and_all_that_they_need_is_agr
         .module("deep", "3.0.0", &[("sub/main.tf", "resource \"deep_x\" \"y\" {}\n"), ("other/main.tf", "broken {")]);
     let main = calls("local", "./modules/local") + &calls("again", "acme/net/test");
     let local = "module \"net\" {\n  source  = \"acme/net/test//modules/x\"\n  version = \"~> 1.1\"\n}\n";
-    let closure =
+    let requirements =
         run(&configurations(&[("main.tf", &main), ("modules/local/main.tf", local)], &[""], None), &registries);
-    is(&closure, &["hashicorp/deep@0.1.0", "x/a@1.2.0", "acme/deep/test@3.0.0", "acme/net/test@1.1.0"], &[]);
-    assert_eq!(closure.wanted[3].by, ["main.tf:5", "modules/local/main.tf:2"]);
+    is(&requirements, &["hashicorp/deep@0.1.0", "x/a@1.2.0", "acme/deep/test@3.0.0", "acme/net/test@1.1.0"], &[]);
+    assert_eq!(requirements.wanted[3].by, ["main.tf:5", "modules/local/main.tf:2"]);
     assert_eq!(
-        closure.wanted[1].by,
+        requirements.wanted[1].by,
         [
             "registry.terraform.io/acme/net/test@1.1.0//main.tf:3",
             "registry.terraform.io/acme/net/test@1.1.0//modules/y/main.tf:3"
@@ -233,9 +233,9 @@ fn the_folder_of_a_call_is_below_the_one_that_the_registry_names() {
     );
     registries.modules.values_mut().flat_map(BTreeMap::values_mut).for_each(|files| files.subdir = "top".to_owned());
     let main = calls("a", "acme/net/test//sub") + &calls("b", "acme/net/test//other");
-    let closure = run(&configurations(&[("main.tf", &main)], &[], None), &registries);
+    let requirements = run(&configurations(&[("main.tf", &main)], &[], None), &registries);
     is(
-        &closure,
+        &requirements,
         &["hashicorp/r@1.0.0", "acme/net/test@1.0.0"],
         &["acme/net/test@1.0.0: it has no file that a client reads in \"other\" [main.tf:5]"],
     );
@@ -245,10 +245,10 @@ fn the_folder_of_a_call_is_below_the_one_that_the_registry_names() {
 fn each_root_chooses_for_itself() {
     let registries = KnownRegistries::default().provider("x/a", &["1.0.0", "2.0.0"]);
     let files = [("dev/main.tf", &*NEEDS_A.replace("~> 1.0", ">= 1.0")), ("prod/main.tf", NEEDS_A)];
-    let closure = run(&configurations(&files, &["prod", "dev"], None), &registries);
-    is(&closure, &["x/a@1.0.0", "x/a@2.0.0"], &[]);
+    let requirements = run(&configurations(&files, &["prod", "dev"], None), &registries);
+    is(&requirements, &["x/a@1.0.0", "x/a@2.0.0"], &[]);
     assert_eq!(
-        (&*closure.wanted[0].by, &*closure.wanted[1].by),
+        (&*requirements.wanted[0].by, &*requirements.wanted[1].by),
         (&["prod/main.tf:3".to_owned()][..], &["dev/main.tf:3".to_owned()][..])
     );
     is(&run(&configurations(&files, &["prod"], None), &registries), &["x/a@1.0.0"], &[]);
@@ -276,10 +276,10 @@ fn where_no_root_is_named_they_are_the_folders_that_no_other_calls() {
         ("itself/main.tf", uses("e") + &calls("round", "./")),
     ];
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (*path, text.as_str())).collect();
-    let closure = run(&configurations(&files, &[], None), &registries);
+    let requirements = run(&configurations(&files, &[], None), &registries);
     let tofu = "registry.opentofu.org/hashicorp";
     is(
-        &closure,
+        &requirements,
         &[
             &format!("{tofu}/c@1.0.0"),
             &format!("{tofu}/d@1.0.0"),
@@ -304,8 +304,8 @@ fn cycles_and_endless_chains_come_to_an_end() {
     let registries = KnownRegistries::default()
         .module("a", "1.0.0", &[("main.tf", &calls("b", "acme/b/test"))])
         .module("b", "1.0.0", &[("main.tf", &calls("a", "acme/a/test"))]);
-    let closure = run(&configurations(&[("main.tf", &calls("a", "acme/a/test"))], &[], None), &registries);
-    is(&closure, &["acme/a/test@1.0.0", "acme/b/test@1.0.0"], &["acme/b/test@1.0.0//main.tf:2: it leads back"]);
+    let requirements = run(&configurations(&[("main.tf", &calls("a", "acme/a/test"))], &[], None), &registries);
+    is(&requirements, &["acme/a/test@1.0.0", "acme/b/test@1.0.0"], &["acme/b/test@1.0.0//main.tf:2: it leads back"]);
     // A folder that two call is no cycle.
     let shared = [
         ("main.tf", &*(calls("a", "./a") + &calls("b", "./b"))),
@@ -367,8 +367,8 @@ fn a_module_that_cannot_be_read_is_wanted_still() {
     registries.modules.values_mut().for_each(|versions| {
         versions.insert("2.0.0", ModuleFiles::default());
     });
-    let closure = run(&configurations(&[("main.tf", &calls("net", "acme/net/test//x"))], &[], None), &registries);
-    is(&closure, &["acme/net/test@2.0.0"], &["it has no file that a client reads in \"x\""]);
+    let requirements = run(&configurations(&[("main.tf", &calls("net", "acme/net/test//x"))], &[], None), &registries);
+    is(&requirements, &["acme/net/test@2.0.0"], &["it has no file that a client reads in \"x\""]);
 }
 
 const LOCKED: &str =
@@ -381,9 +381,9 @@ fn the_lock_file_of_a_root_comes_first() {
     let locked = |lock: &str, needs: &str| {
         run(&configurations(&[(".terraform.lock.hcl", lock), ("main.tf", needs)], &[], None), &registries)
     };
-    let closure = locked(LOCKED, NEEDS_A);
-    is(&closure, &["x/a@1.1.0"], &[]);
-    assert_eq!(closure.wanted[0].hashes, [["h1:two".to_owned(), "zh:one".to_owned()]]);
+    let requirements = locked(LOCKED, NEEDS_A);
+    is(&requirements, &["x/a@1.1.0"], &[]);
+    assert_eq!(requirements.wanted[0].hashes, [["h1:two".to_owned(), "zh:one".to_owned()]]);
     is(
         &locked(LOCKED, &NEEDS_A.replace("~> 1.0", ">= 2")),
         &[],
@@ -415,9 +415,9 @@ fn an_archive_has_to_fit_every_lock_file_that_names_it() {
         .flat_map(|(n, lock)| [(format!("r{n}/.terraform.lock.hcl"), *lock), (format!("r{n}/main.tf"), NEEDS_A)])
         .collect();
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
-    let closure = run(&configurations(&files, &[], None), &registries);
-    is(&closure, &["x/a@1.1.0"], &[]);
-    assert_eq!(closure.wanted[0].hashes, [["h1:two", "zh:one"], ["h1:two", "zh:other"]]);
+    let requirements = run(&configurations(&files, &[], None), &registries);
+    is(&requirements, &["x/a@1.1.0"], &[]);
+    assert_eq!(requirements.wanted[0].hashes, [["h1:two", "zh:one"], ["h1:two", "zh:other"]]);
 }
 
 #[test]
@@ -425,9 +425,9 @@ fn opentofu_takes_over_the_versions_that_terraform_locked() {
     let lock = "provider \"registry.terraform.io/hashicorp/a\" {\n  version = \"1.0.0\"\n  hashes = [\"zh:x\"]\n}\n";
     let registries = KnownRegistries::default().provider("hashicorp/a", &["1.0.0", "2.0.0"]);
     let files = [(".terraform.lock.hcl", lock), ("main.tf", "resource \"a_x\" \"y\" {}\n")];
-    let closure = run(&configurations(&files, &[], Some(ClientKind::Opentofu)), &registries);
-    is(&closure, &["registry.opentofu.org/hashicorp/a@1.0.0"], &[]);
-    assert_eq!(closure.wanted[0].hashes, Vec::<Vec<String>>::new());
+    let requirements = run(&configurations(&files, &[], Some(ClientKind::Opentofu)), &registries);
+    is(&requirements, &["registry.opentofu.org/hashicorp/a@1.0.0"], &[]);
+    assert_eq!(requirements.wanted[0].hashes, Vec::<Vec<String>>::new());
     is(&run(&configurations(&files, &[], None), &registries), &["hashicorp/a@1.0.0"], &[]);
 }
 
@@ -449,8 +449,8 @@ fn addresses_and_lock_files_mean_their_own_archives() {
     is(&run(&address("acme/net/test", &[]), &registries), &["acme/net/test@1.0.0"], &[]);
     is(&run(&address("x/a@3.0.0", &[]), &registries), &[], &["x/a@3.0.0: … is none of the 3 versions that are listed"]);
     is(&run(&address("x/b", &[]), &registries), &[], &["x/b: the registry does not have"]);
-    let closure = run(&address("x/a", &["darwin_arm64", "windows_amd64"]), &registries);
-    let of: Vec<String> = closure.wanted.iter().map(|one| one.of.to_string()).collect();
+    let requirements = run(&address("x/a", &["darwin_arm64", "windows_amd64"]), &registries);
+    let of: Vec<String> = requirements.wanted.iter().map(|one| one.of.to_string()).collect();
     assert_eq!(
         of,
         ["registry.terraform.io/x/a 1.1.0 (darwin_arm64)", "registry.terraform.io/x/a 1.1.0 (windows_amd64)"]
@@ -458,9 +458,9 @@ fn addresses_and_lock_files_mean_their_own_archives() {
     let lock_file = |text: &str| {
         order(OrderEntry::LockFile { name: "l".to_owned(), locked: lock_file::parse(text.as_bytes()).unwrap() })
     };
-    let closure = run(&lock_file(LOCKED), &registries);
-    is(&closure, &["x/a@1.1.0"], &[]);
-    assert_eq!((closure.wanted[0].hashes.len(), &*closure.wanted[0].by), (1, &["l".to_owned()][..]));
+    let requirements = run(&lock_file(LOCKED), &registries);
+    is(&requirements, &["x/a@1.1.0"], &[]);
+    assert_eq!((requirements.wanted[0].hashes.len(), &*requirements.wanted[0].by), (1, &["l".to_owned()][..]));
     is(
         &run(&lock_file(&LOCKED.replace("1.1.0", "9.0.0")), &registries),
         &[],
@@ -475,8 +475,8 @@ fn a_few_things_are_asked_for_at_a_time() {
         .iter()
         .fold(KnownRegistries::default(), |known, name| known.provider(&format!("hashicorp/{name}"), &["1.0.0"]));
     let main: String = names.iter().map(|name| format!("resource \"{name}_x\" \"y\" {{}}\n")).collect();
-    let closure = run(&configurations(&[("main.tf", &main)], &[], None), &registries);
-    assert_eq!((closure.wanted.len(), registries.most_open.load(Ordering::Relaxed)), (100, 16));
+    let requirements = run(&configurations(&[("main.tf", &main)], &[], None), &registries);
+    assert_eq!((requirements.wanted.len(), registries.most_open.load(Ordering::Relaxed)), (100, 16));
 }
 
 proptest! {
@@ -490,8 +490,8 @@ proptest! {
     ) {
         let registries = KnownRegistries::default().module("net", "1.0.0", &[("main.tf", "module \"x\" {\n  source = \"./x\"\n}\n"), ("x/main.tf", "module \"x\" {\n  source = \"../\"\n}\n")]);
         let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
-        let closure = run(&configurations(&files, &[], None), &registries);
-        prop_assert!(closure.wanted.iter().all(|wanted| matches!(wanted.of, Artifact::Module(_))));
+        let requirements = run(&configurations(&files, &[], None), &registries);
+        prop_assert!(requirements.wanted.iter().all(|wanted| matches!(wanted.of, Artifact::Module(_))));
     }
 }
 
@@ -509,8 +509,8 @@ fn what_the_roots_of_one_order_go_through_together_is_bounded() {
 #[test]
 fn what_is_told_of_a_name_without_end_has_one() {
     let text = format!("resource \"a_x\" \"y\" {{\n  provider = {}\n}}\n", "É".repeat(100_000));
-    let closure = run(&configurations(&[("main.tf", &text)], &[""], None), &KnownRegistries::default());
-    let [one] = closure.cannot.as_slice() else { panic!("{}", closure.cannot.len()) };
+    let requirements = run(&configurations(&[("main.tf", &text)], &[""], None), &KnownRegistries::default());
+    let [one] = requirements.cannot.as_slice() else { panic!("{}", requirements.cannot.len()) };
     assert!(
         one.what.len() < 10_000 && one.why.len() < 10_000 && one.why.ends_with('…'),
         "{} {}",

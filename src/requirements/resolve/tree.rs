@@ -7,12 +7,12 @@ use futures_util::future::join_all;
 
 use super::super::Registries;
 use super::super::configuration::{FolderRole, Module, ModuleCall, ProviderRequirement};
-use super::asking::RegistryQueries;
-use super::calls::{self, CallTarget, CalledFolder, UnavailableCall};
-use super::found::ResolutionResult;
 use super::local::LocalFolders;
+use super::module_calls::{self, CallTarget, CalledFolder, UnavailableCall};
 use super::providers;
-use super::roots::Root;
+use super::registry_queries::RegistryQueries;
+use super::resolution_result::ResolutionResult;
+use super::root_modules::Root;
 use crate::address::{Artifact, Platform};
 
 /// Depth of module calls.
@@ -97,7 +97,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         tokio::task::yield_now().await;
         let mut follow = Vec::with_capacity(calls.len());
         for (spot, call) in calls {
-            follow.push(async move { (spot, call, calls::follow(asking, local, spot, call, client).await) });
+            follow.push(async move { (spot, call, module_calls::follow(asking, local, spot, call, client).await) });
         }
         let led = join_all(follow).await;
         for (spot, module) in &modules {

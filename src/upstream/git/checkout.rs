@@ -1,4 +1,4 @@
-//! Lays out a commit's tree as a checkout on Linux does, without files on disk.
+//! Lays out a commit's files as a checkout on Linux does, into a [`Tree`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,39 +13,39 @@ use super::error::GitCodeError;
 use super::fetch::Objects;
 use crate::pack::{Tree, TreeError, TreePath};
 
-/// The longest symlink target of common file systems.
+/// The longest symlink target that common file systems accept.
 const LONGEST_LINK: usize = 4095;
-/// The limit for one `.gitattributes` or `.gitmodules`, and for all of the former: parsed rules take many times their
-/// size.
+/// Size limit for one `.gitattributes` or `.gitmodules`; [`MOST_RULES`] limits all `.gitattributes` together. Parsed
+/// rules take many times their size in memory.
 const LARGEST_RULES: u64 = 256 << 10;
 const MOST_RULES: u64 = 2 << 20;
-/// Pointers of Git LFS are smaller than this, and begin so.
+/// Pointers of Git LFS are smaller than this, and begin with [`POINTER`].
 const LARGEST_POINTER: usize = 1024;
 const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\n";
-/// Names that git accepts on Linux: `aux` is one, `.git` in no spelling is.
+/// Git's checks of names on Linux: `aux` is accepted, `.git` is refused in every spelling.
 const NAMES: component::Options = component::Options { protect_windows: false, protect_hfs: false, protect_ntfs: true };
 
-/// One repository's commit being laid out.
+/// The layout of one repository's commit.
 pub(super) struct Checkout<'a> {
     pub(super) objects: &'a Objects,
     /// The repository's origin.
     pub(super) at: &'a str,
-    /// The folder it is laid out in.
+    /// The folder to lay it out in.
     pub(super) below: &'a TreePath,
     pub(super) largest_object: usize,
     pub(super) stop: &'a AtomicBool,
 }
 
-/// Remaining work and notes.
+/// Result of a checkout: the submodules to fetch, and notes for the log.
 #[derive(Debug, Default)]
 pub(super) struct CheckoutResult {
-    /// The submodules: where, relative to the repository, and which commit.
+    /// Submodules: path relative to the repository, and commit id.
     pub(super) submodules: Vec<(BString, ObjectId)>,
     /// The contents of `.gitmodules`.
     pub(super) modules: Option<Vec<u8>>,
-    /// The pointers of Git LFS.
+    /// Paths of Git LFS pointers.
     pub(super) pointers: Vec<String>,
-    /// Files with an unknown encoding, and its name.
+    /// Files with an unsupported encoding, with its name.
     pub(super) unknown_encodings: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ struct File {
 }
 
 impl Checkout<'_> {
-    /// Peels tags: returns the commit and its tree.
+    /// Peels tags. Returns the ids of the commit and its tree.
     pub(super) fn commit(&self, named: ObjectId) -> Result<(ObjectId, ObjectId), GitCodeError> {
         const MOST_TAGS: usize = 16;
         let mut id = named;
@@ -80,7 +80,7 @@ impl Checkout<'_> {
         Err(GitCodeError::unusable(self.at, "a reference that leads to no commit"))
     }
 
-    /// Lays out the tree called `root`.
+    /// Lays out the tree object `root` in `tree`.
     pub(super) fn lay_out(&self, root: ObjectId, tree: &mut Tree) -> Result<CheckoutResult, GitCodeError> {
         let files = self.files(root, tree.limits().entries)?;
         self.measure(&files, tree)?;
@@ -128,8 +128,8 @@ impl Checkout<'_> {
         Ok(laid_out)
     }
 
-    /// Lists everything but folders, which follow from their contents. Trees count towards the limit, because one may
-    /// occur many times.
+    /// Lists all entries except folders, which follow from their contents. Folders count towards the limit, because one
+    /// tree object may occur many times.
     fn files(&self, root: ObjectId, most: usize) -> Result<Vec<File>, GitCodeError> {
         let mut files = Vec::new();
         let mut trees = vec![(BString::default(), root)];
@@ -193,7 +193,7 @@ impl Checkout<'_> {
         Ok(())
     }
 
-    /// The `.gitattributes`, sorted, after the check for expensive patterns.
+    /// Returns the `.gitattributes` files, sorted. Refuses patterns that are expensive to match.
     fn rules(&self, files: &[File], buffer: &mut Vec<u8>) -> Result<Vec<(BString, ObjectId)>, GitCodeError> {
         let mut rules = Vec::new();
         for file in files.iter().filter(|file| file.is_rules()) {

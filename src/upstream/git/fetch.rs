@@ -1,4 +1,4 @@
-//! One conversation with a repository: its refs, and packs.
+//! One conversation with a repository: lists its refs and fetches packs.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -37,18 +37,18 @@ const AGENT: &str = concat!("git/larder-", env!("CARGO_PKG_VERSION"));
 /// The objects of one pack.
 pub(super) type Objects = gix_odb::Handle;
 
-/// Extent of a fetch.
+/// The objects to fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// The commit alone, with its tree.
+    /// The commit and its tree, without its history.
     OneCommit,
-    /// The commits behind it too, without their trees.
+    /// The commit and its history, without trees.
     CommitsAlone,
-    /// Everything behind it.
+    /// The commit, its history and all their trees.
     Everything,
 }
 
-/// A conversation.
+/// An open connection to one repository.
 pub(super) struct Conversation {
     transport: Box<dyn Transport>,
     handshake: Handshake,
@@ -58,11 +58,12 @@ pub(super) struct Conversation {
     pace: Arc<ThroughputGuard>,
 }
 
-/// In a history there may be larger files than are wanted, and many objects, each with a place in one table.
+/// Allocation limit for a history. It may contain larger files than the wanted commit, and many objects, each with an
+/// entry in one table.
 const LARGEST_OF_A_HISTORY: usize = 256 << 20;
 
 impl Conversation {
-    /// Greets a repository.
+    /// Connects to a repository and negotiates the protocol.
     pub(super) fn open(wire: &GitBridge, repository: &Repository, limits: GitLimits) -> Result<Self, GitCodeError> {
         let at = repository.origin();
         let largest_object = limits.object_bytes;
@@ -97,7 +98,8 @@ impl Conversation {
         GitCodeError::of(&self.at, self.limits.object_bytes, error)
     }
 
-    /// The refs that begin with one of these prefixes; older servers send all. Limited in memory.
+    /// Lists the refs that begin with one of these prefixes; older servers send all. Their number is limited, because
+    /// they are in memory.
     pub(super) fn offered(&mut self, prefixes: &[String]) -> Result<Vec<OfferedRef>, GitCodeError> {
         let refs = match &self.handshake.refs {
             Some(refs) => refs.clone(),
@@ -116,7 +118,7 @@ impl Conversation {
         Ok(refs.into_iter().filter_map(offered).collect())
     }
 
-    /// Returns true if the server sends objects that no ref names.
+    /// Returns true if the server may send objects that no ref names.
     pub(super) fn serves_any_id(&self) -> bool {
         self.handshake.server_protocol_version == Protocol::V2
     }
@@ -127,7 +129,7 @@ impl Conversation {
         self.serves_any_id() && fetch.and_then(|fetch| fetch.supports("filter")).unwrap_or_default()
     }
 
-    /// Fetches a pack into `folder`, which is made.
+    /// Fetches a pack into `folder`, which is created.
     pub(super) fn pack(
         &mut self,
         wanted: &[ObjectId],
@@ -200,7 +202,7 @@ fn opened(folder: &Path, largest: usize) -> io::Result<Objects> {
     gix_odb::at_opts(folder, gix_hash::Kind::Sha1, None, options)
 }
 
-/// Recognises a server's refusal of an id: gix takes its message for a part of the answer.
+/// Recognises a server's refusal of an id. gix takes the message for a part of the answer.
 fn refused_id(error: &gix_error::Error) -> Option<()> {
     let is_said = |error: &(dyn std::error::Error + 'static)| {
         let text = error.to_string();
@@ -227,7 +229,7 @@ fn offered(found: Ref) -> Option<OfferedRef> {
     })
 }
 
-/// Wanted ids; we have none.
+/// The ids to request. Larder has no objects to offer.
 struct WantedIds<'a> {
     wanted: &'a [ObjectId],
     extent: Extent,

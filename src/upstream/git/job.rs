@@ -1,4 +1,4 @@
-//! One job from its first word to its tree: which commit, its pack, its files, and the same for each submodule.
+//! One git job: resolves the reference, fetches the pack, lays out the files, and repeats this for each submodule.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -17,7 +17,7 @@ use super::{GitSource, GitTree};
 use crate::pack::{Tree, TreeError, TreePath};
 use crate::upstream::bounds::GitLimits;
 
-/// A fetch and its limits.
+/// A git fetch and its limits.
 pub(super) struct Job {
     repository: Repository,
     reference: Option<String>,
@@ -26,13 +26,13 @@ pub(super) struct Job {
     limits: GitLimits,
 }
 
-/// A running job.
+/// A running git job.
 struct RunningGitJob<'a> {
     wire: GitBridge,
     stop: &'a AtomicBool,
     scratch: PathBuf,
     limits: GitLimits,
-    /// Packs received; each has a folder.
+    /// Number of packs received; each has a folder.
     packs: usize,
     submodules: usize,
     tree: Tree,
@@ -45,7 +45,7 @@ impl Job {
         Self {
             repository,
             reference: source.reference.clone(),
-            // go-getter takes a depth of 0 for none.
+            // go-getter treats a depth of 0 as none.
             has_depth: source.depth.is_some_and(|depth| depth > 0),
             scratch: scratch.to_owned(),
             limits,
@@ -81,7 +81,7 @@ impl Job {
         GitCodeError::unusable(&self.repository.origin(), why)
     }
 
-    /// Resolves the reference by names only.
+    /// Resolves the reference among the server's refs, without a pack. `None` for an abbreviated id.
     pub(super) fn resolve_by_name(&self, wire: GitBridge) -> Result<Option<String>, GitCodeError> {
         let reference = self.reference()?;
         let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
@@ -94,7 +94,7 @@ impl Job {
         }
     }
 
-    /// Fetches it, and lays it out.
+    /// Fetches the commit and lays out its tree.
     pub(super) fn fetch(&self, wire: GitBridge, stop: &AtomicBool, tree: Tree) -> Result<GitTree, GitCodeError> {
         let reference = self.reference()?;
         let mut conversation = Conversation::open(&wire, &self.repository, self.limits)?;
@@ -115,7 +115,7 @@ impl Job {
         Ok(GitTree { commit: commit.to_string(), notes: work.notes(), tree: work.tree, turn: None })
     }
 
-    /// The objects of the chosen commit, and its id.
+    /// Fetches the objects of the chosen commit. Returns them with its id.
     fn objects(
         &self,
         work: &mut RunningGitJob<'_>,
@@ -163,7 +163,7 @@ impl RunningGitJob<'_> {
         conversation.pack(wanted, extent, &self.scratch.join(format!("pack-{}", self.packs)), self.stop)
     }
 
-    /// All commits that heads and tags lead to; with their trees, where the server cannot leave those out.
+    /// Fetches all commits below heads and tags; with their trees if the server cannot omit them.
     fn history(
         &mut self,
         conversation: &mut Conversation,
@@ -187,7 +187,7 @@ impl RunningGitJob<'_> {
         if tips.is_empty() { Ok(None) } else { self.pack(conversation, &tips, extent).map(Some) }
     }
 
-    /// The commit `id` with its tree, which is in a history that has all, or is fetched.
+    /// Returns the objects of the commit `id`: the history if it is complete, otherwise another fetch.
     fn out_of(
         &mut self,
         repository: &Repository,
@@ -204,7 +204,7 @@ impl RunningGitJob<'_> {
         Ok((self.unless_refused(repository, id, fetched)?, id))
     }
 
-    /// The fetched objects; if the server refuses ids without a ref, everything, provided that it contains the commit.
+    /// Returns the fetched objects. If the server refuses ids without a ref, fetches everything below heads and tags.
     fn unless_refused(
         &mut self,
         repository: &Repository,
@@ -217,7 +217,7 @@ impl RunningGitJob<'_> {
         }
     }
 
-    /// Everything below heads and tags, in a conversation of its own, provided that it contains the commit `id`.
+    /// Fetches everything below heads and tags in a new conversation. Fails if the commit `id` is not in it.
     fn everything(&mut self, repository: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
         let mut conversation = Conversation::open(&self.wire, repository, self.limits)?;
         let offered = conversation.offered(&["HEAD".into(), "refs/heads/".into(), "refs/tags/".into()])?;
@@ -246,7 +246,7 @@ impl RunningGitJob<'_> {
         let refused = |error| GitCodeError::tree(&at, error);
         let known = Submodules::parse(modules.as_deref()).map_err(refused)?;
         for (path, id) in submodules {
-            // // Each lookup scans all of them.
+            // Each lookup scans all submodules, so many of them take long.
             checkout.check_cancelled()?;
             let Submodule::From(from) = known.at(path.as_ref(), repository).map_err(refused)? else { continue };
             if depth >= self.limits.submodule_depth {
@@ -265,7 +265,7 @@ impl RunningGitJob<'_> {
         Ok(commit)
     }
 
-    /// The commit of a submodule. It is named by the tree around it: whether a name leads to it does not matter.
+    /// Fetches the commit of a submodule. The tree around it names the commit, so no ref needs to lead to it.
     fn submodule(&mut self, from: &Repository, id: ObjectId) -> Result<Objects, GitCodeError> {
         let mut conversation = Conversation::open(&self.wire, from, self.limits)?;
         if !conversation.serves_any_id() {
@@ -298,7 +298,7 @@ fn is_commit(objects: &Objects, id: &ObjectId) -> bool {
     matches!(header, Ok(Some(header)) if matches!(header.kind, Kind::Commit | Kind::Tag))
 }
 
-/// The commits and tags whose ids begin so.
+/// The commits and tags whose ids begin with `short`.
 fn describe_commits(objects: &Objects, short: &str) -> Vec<ObjectId> {
     let Ok(prefix) = gix_hash::Prefix::from_hex(short) else { return Vec::new() };
     let mut found = std::collections::HashSet::new();

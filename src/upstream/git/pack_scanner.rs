@@ -1,5 +1,5 @@
-//! Scans a pack while it arrives. gix keeps each object in memory with its bases, so the declared sizes are checked
-//! before gix has all of it.
+//! Scans a git pack as it arrives, and enforces the limits on objects, their sizes and delta chains. gix holds each
+//! object in memory together with its bases, so declared sizes are checked before gix receives the bytes.
 
 use std::io::{self, BufRead, Read};
 
@@ -9,18 +9,18 @@ use super::delta_memory::{DeltaBaseRef, DeltaChains, PackLimits};
 use crate::pack::TreeError;
 use crate::upstream::error::Fault;
 
-/// `PACK`, a version, and how many objects there are.
+/// The pack header: `PACK`, a version and the number of objects.
 const HEADER: usize = 12;
-/// Both sizes that a delta begins with are in these.
+/// The longest prefix of a delta that contains both of its sizes, in bytes.
 const SIZES: usize = 20;
 const ID: usize = 20;
-/// Overhead of a packed object beyond its contents.
+/// Packed bytes that an entry may have beyond 9/8 of its declared size.
 const SLACK: u64 = 64 << 10;
 
-/// A reader that scans the pack that it passes to gix.
+/// A reader that scans a pack while gix reads it.
 pub(super) struct PackScanner<R, B> {
     pack: R,
-    /// Called with the first byte.
+    /// Called when the first byte of the pack arrives.
     begun: Option<B>,
     /// Buffered bytes already scanned.
     examined: usize,
@@ -58,10 +58,10 @@ impl<R: BufRead, B: FnOnce()> Read for PackScanner<R, B> {
     }
 }
 
-/// Entries of a pack.
+/// The scanner's state: the position in the pack, and the entries before it.
 struct PackEntries {
     part: PackPosition,
-    /// Where the next byte is, and where the current entry begins.
+    /// Offsets in the pack: of the next byte, and of the current entry.
     at: u64,
     begins: u64,
     left: u32,
@@ -71,7 +71,7 @@ struct PackEntries {
     room: Box<[u8]>,
 }
 
-/// Where in it the next byte is.
+/// The part of the pack that the next byte belongs to.
 enum PackPosition {
     Header(Vec<u8>),
     Kind,
@@ -94,10 +94,10 @@ enum PackPosition {
     End,
 }
 
-/// An entry being unpacked, which is thrown away but for the sizes that a delta begins with.
+/// An entry being inflated. Its output is discarded, except for the two sizes at the start of a delta.
 struct EntryInflater {
     base: DeltaBaseRef,
-    /// Declared size.
+    /// Declared size after inflation.
     size: u64,
     packed: u64,
     unpacked: u64,
@@ -157,7 +157,7 @@ impl PackEntries {
                 if more { PackPosition::Size { kind, size, shift: 4 } } else { self.sized(kind, size)? }
             }
             PackPosition::Size { kind, size, shift } => {
-                // More is more than any limit.
+                // Larger than any limit.
                 let size = if shift > 50 { u64::MAX } else { size | low << shift };
                 if more && size < u64::MAX {
                     PackPosition::Size { kind, size, shift: shift + 7 }
@@ -204,7 +204,7 @@ impl PackEntries {
         }
     }
 
-    /// Unpacks some of an entry, and says how many bytes of it that were.
+    /// Inflates part of an entry. Returns the number of packed bytes that were read.
     fn unpack(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let PackPosition::Body(body) = &mut self.part else { return Ok(0) };
         let (packed, unpacked) = (self.inflate.total_in(), self.inflate.total_out());
@@ -227,7 +227,7 @@ impl PackEntries {
         Ok(taken)
     }
 
-    /// An entry is at its end.
+    /// Finishes an entry: checks its size, and adds it to the delta chains.
     fn over(&mut self) -> io::Result<()> {
         let PackPosition::Body(body) = std::mem::replace(&mut self.part, PackPosition::Kind) else { return Ok(()) };
         if body.unpacked != body.size {
@@ -253,7 +253,7 @@ impl EntryInflater {
     }
 }
 
-/// The two sizes at the start of a delta: of its base, and of its result.
+/// The two sizes at the start of a delta: of its base and of its result.
 fn both_sizes(delta: &[u8]) -> Option<(u64, u64)> {
     let mut bytes = delta.iter();
     let mut size = || {
@@ -317,12 +317,12 @@ mod tests {
         [b"PACK\0\0\0\x02", &count[..], &entries.concat(), &[7; 20]].concat()
     }
 
-    /// A file, a commit, what differs from the first by an offset, and what differs from something by its id.
+    /// A blob, a commit, a delta to the blob by offset, and a delta by id.
     fn whole(of_delta: u64) -> Vec<Vec<u8>> {
         let file = entry(3, 3000, &[], &[b'x'; 3000]);
         let commit = entry(1, 5, &[], b"tree ");
         let delta = [varint(3000), varint(of_delta), vec![0x90, 10]].concat();
-        // Both before it, in two bytes of git's.
+        // The offset spans both entries before this one, in git's encoding of at most two bytes.
         let distance = (file.len() + commit.len()) as u64;
         let distance = if distance < 128 {
             vec![distance as u8]

@@ -1,36 +1,37 @@
-//! Meaning of `ref`: like `git checkout REF` in a fresh clone, which go-getter runs; with `depth` like `git clone
+//! Resolves `ref` like `git checkout REF` in a fresh clone, which go-getter runs; with `depth`, like `git clone
 //! --branch REF`.
 
 use gix_hash::ObjectId;
 
-/// The shortest part of an id that git takes for one.
+/// Git's minimum length of an abbreviated id.
 const SHORTEST_ID: usize = 4;
 const WHOLE_ID: usize = 40;
 
-/// A reference as it was asked for.
+/// A parsed reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reference {
-    /// None, or `HEAD`.
+    /// No reference, or `HEAD`.
     Head,
-    /// A whole object id.
+    /// A full object id.
     Id(ObjectId),
-    /// A name, as `git checkout` reads it: also the beginning of an id.
+    /// A name as `git checkout` reads it. It may be an abbreviated id.
     Name(String),
     /// A branch or a tag, as `git clone --branch` reads it.
     Branch(String),
-    /// None, with a depth: go-getter asks for the branch that `HEAD` is, and takes `master` where it is none.
+    /// No reference, with a depth. go-getter then asks for the branch that `HEAD` points to, or `master` if `HEAD` is
+    /// detached.
     DefaultBranch,
 }
 
-/// A reference that names nothing that could be fetched.
+/// A reference that larder cannot fetch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct BadReference(&'static str);
 
-/// One name that a repository offers.
+/// One ref that a repository offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OfferedRef {
-    /// The whole name: `HEAD`, `refs/heads/main`.
+    /// The full name: `HEAD`, `refs/heads/main`.
     pub(super) name: Vec<u8>,
     /// The id of the ref; for an annotated tag, the tag object.
     pub(super) id: ObjectId,
@@ -40,16 +41,16 @@ pub(super) struct OfferedRef {
     pub(super) symbolic_target: Option<Vec<u8>>,
 }
 
-/// Result of resolving a reference by names.
+/// Result of resolving a reference among the offered refs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ResolvedRef {
-    /// Something that is offered under a name.
+    /// An offered ref.
     Offered(OfferedRef),
     /// An id without a ref; the server may still send it.
     Id(ObjectId),
-    /// Perhaps the beginning of an id, in lower case.
+    /// Possibly an abbreviated id, in lower case.
     Short(String),
-    /// Nothing.
+    /// No match.
     Nothing,
 }
 
@@ -87,7 +88,7 @@ impl Reference {
         Ok(Self::Name(given.to_owned()))
     }
 
-    /// The beginnings of the names that are to be asked for.
+    /// The ref prefixes to ask the server for.
     pub(super) fn prefixes(&self) -> Vec<String> {
         let mut prefixes = vec!["HEAD".to_owned()];
         match self {
@@ -97,7 +98,7 @@ impl Reference {
                 prefixes.extend(["refs/heads/".to_owned(), "refs/tags/".to_owned()]);
             }
             Self::Name(name) => {
-                // Every branch might be the clone's own.
+                // Any branch might be the clone's local one.
                 let candidates = candidates(name, |_| true);
                 prefixes.extend(candidates.map(|name| String::from_utf8_lossy(&name).into_owned()));
             }
@@ -118,7 +119,8 @@ impl Reference {
             },
             Self::Id(id) => {
                 let tip = offered.iter().find(|offered| offered.id == *id || offered.peeled == *id);
-                // By its own id, which old servers hand out, also where that is of an annotated tag of the commit.
+                // The fetch uses the ref's own id, which old servers serve, even if it is the id of an annotated tag of
+                // the commit.
                 return tip.cloned().map_or(ResolvedRef::Id(*id), ResolvedRef::Offered);
             }
             Self::Branch(name) => {
@@ -139,7 +141,7 @@ impl Reference {
 }
 
 /// The server's refs that `git checkout NAME` tries in a clone, in order. A clone has one local branch, the server's
-/// default, which wins over a tag of that name; the others are `origin/…` there.
+/// default, which wins over a tag of that name. All other branches are `origin/…` in the clone.
 fn candidates(name: &str, is_own: impl Fn(&[u8]) -> bool) -> impl Iterator<Item = Vec<u8>> {
     let branch = |name: &str| format!("refs/heads/{name}").into_bytes();
     let own = |name: &str| Some(branch(name)).filter(|branch| is_own(branch));
@@ -165,7 +167,7 @@ fn candidates(name: &str, is_own: impl Fn(&[u8]) -> bool) -> impl Iterator<Item 
         .into_iter()
 }
 
-/// The beginning of an id that a name may be, in lower case.
+/// The abbreviated id that a name may be, in lower case.
 fn short_id(name: &str) -> Option<String> {
     let fits = (SHORTEST_ID..WHOLE_ID).contains(&name.len()) && is_hex(name);
     fits.then(|| name.to_ascii_lowercase())
@@ -214,7 +216,7 @@ mod tests {
         }
     }
 
-    /// As `git checkout` did in clones of such a repository (git 2.47).
+    /// Results of `git checkout` in clones of such a repository (git 2.47).
     #[test]
     fn a_reference_means_what_a_checkout_in_a_clone_makes_of_it() {
         for (reference, name) in [
@@ -244,7 +246,7 @@ mod tests {
         assert_eq!(chosen(None, false).as_deref(), Some("HEAD"));
     }
 
-    /// As `git checkout` in a clone of such a repository, which has no local branch; and go-getter with a depth.
+    /// Results of `git checkout` in a clone without a local branch, and of go-getter with a depth.
     #[test]
     fn where_head_is_no_branch_a_clone_has_none_of_its_own() {
         let mut detached = offered();

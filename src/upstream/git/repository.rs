@@ -1,4 +1,4 @@
-//! Where a repository is: URLs as git writes them, and those in `.gitmodules` relative to whose they are.
+//! Repository URLs: in the forms that git accepts, and from `.gitmodules`, relative to the outer repository.
 
 use percent_encoding::percent_decode_str;
 use url::Url;
@@ -7,25 +7,22 @@ use crate::address::Hostname;
 
 const SSH_PORT: u16 = 22;
 
-/// A place that larder fetches repositories from.
+/// A repository that larder can fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Repository {
-    /// Over https, or http where the guard lets it.
+    /// Over https, or http where the egress policy allows it.
     Http(Url),
-    /// Over ssh.
     Ssh(SshRepository),
 }
 
-/// A repository at an ssh server.
+/// A repository on an ssh server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SshRepository {
-    /// Login name.
     pub(super) user: String,
-    /// The server, without a port.
+    /// Name of the server, without a port.
     pub(super) host: Hostname,
-    /// Its port.
     pub(super) port: u16,
-    /// Where it is there: absolute, or below the user's home.
+    /// Path on the server: absolute, or relative to the user's home.
     pub(super) path: String,
 }
 
@@ -35,10 +32,10 @@ pub(super) struct SshRepository {
 pub(super) struct BadUrl(&'static str);
 
 impl Repository {
-    /// Reads a URL, or `user@host:path`.
+    /// Parses a URL, or the form `user@host:path`.
     ///
     /// # Errors
-    /// [`BadUrl`] for other schemes, secrets in it, and what could be taken for an option.
+    /// [`BadUrl`] for other schemes, for secrets in the URL, and for text that could be taken for an option.
     pub(super) fn parse(given: &str) -> Result<Self, BadUrl> {
         if given.starts_with('-') {
             return Err(BadUrl("its URL begins with a dash"));
@@ -52,7 +49,7 @@ impl Repository {
         }
     }
 
-    /// The repository at a URL.
+    /// Converts a parsed URL.
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
@@ -61,14 +58,14 @@ impl Repository {
             return Err(BadUrl("its URL has a query or a fragment"));
         }
         match url.scheme() {
-            // Users and passwords in it are the guard's to refuse.
+            // The egress policy refuses users and passwords in it.
             "http" | "https" => Ok(Self::Http(url.clone())),
             "ssh" | "git+ssh" | "ssh+git" => ssh(url).map(Self::Ssh),
             _ => Err(BadUrl("its URL is neither https nor ssh")),
         }
     }
 
-    /// `user@host:path`: ssh, with a path below the user's home where it is not absolute.
+    /// Parses `user@host:path`: ssh, with a path relative to the user's home unless it is absolute.
     fn short(given: &str) -> Result<Self, BadUrl> {
         let Some((place, path)) = given.split_once(':').filter(|(place, _)| !place.contains('/')) else {
             return Err(BadUrl("its URL is neither https nor ssh"));
@@ -81,10 +78,10 @@ impl Repository {
         SshRepository::new(user.to_owned(), host, SSH_PORT, path.to_owned()).map(Self::Ssh)
     }
 
-    /// Where a URL of this repository's `.gitmodules` leads.
+    /// Resolves a URL of this repository's `.gitmodules`.
     ///
     /// # Errors
-    /// [`BadUrl`], also for one that leads above the server's root.
+    /// [`BadUrl`], also for a URL that leads above the server's root.
     pub(super) fn submodule(&self, url: &str) -> Result<Self, BadUrl> {
         if !url.starts_with("./") && !url.starts_with("../") {
             return Self::parse(url);
@@ -105,7 +102,7 @@ impl Repository {
         }
     }
 
-    /// The part that may be shown.
+    /// The origin of the URL: the part that may be shown.
     pub(super) fn origin(&self) -> String {
         match self {
             Self::Http(url) => crate::upstream::outbound::origin(url),
@@ -131,12 +128,12 @@ impl SshRepository {
         Ok(Self { user, host, port, path })
     }
 
-    /// The server as `known_hosts` has it.
+    /// The server's name as `known_hosts` spells it.
     pub(super) fn known_as(&self) -> String {
         if self.port == SSH_PORT { self.host.to_string() } else { format!("[{}]:{}", self.host, self.port) }
     }
 
-    /// The server as a URL and a `[[credential]]` have it.
+    /// The server's name as in a URL or a `[[credential]]`.
     pub(super) fn named(&self) -> String {
         if self.port == SSH_PORT { self.host.to_string() } else { format!("{}:{}", self.host, self.port) }
     }
@@ -152,12 +149,12 @@ fn ssh(url: &Url) -> Result<SshRepository, BadUrl> {
     let user = if url.username().is_empty() { "git".to_owned() } else { decoded(url.username())? };
     let host = url.host_str().and_then(|host| Hostname::parse(host).ok()).ok_or(BadUrl("its URL names no host"))?;
     let path = decoded(url.path())?;
-    // // `/~user/x` is below a home directory.
+    // `/~user/x` is below a home directory.
     let path = if path.starts_with("/~") { path[1..].to_owned() } else { path };
     SshRepository::new(user, host, url.port().unwrap_or(SSH_PORT), path)
 }
 
-/// A path relative to another, as git puts them together: text, name by name.
+/// Joins a relative path as git does: as text, segment by segment.
 fn relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
     let is_absolute = base.starts_with('/');
     let mut base = base.trim_end_matches('/');
@@ -236,7 +233,7 @@ mod tests {
             "https://h.example/x\n",
             "",
         ] {
-            // A path that begins with a slash is none that begins with a dash.
+            // This path begins with a slash, not with a dash.
             if bad.starts_with("ssh://h.example/-") {
                 continue;
             }

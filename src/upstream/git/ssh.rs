@@ -1,5 +1,5 @@
-//! Git over ssh, by a spawned `ssh` with explicit settings only: the resolved address, and the key and host keys of a
-//! `[[credential]]`. It resolves no name, reads no user configuration, and never prompts.
+//! Git over ssh by a spawned `ssh` process. All of its settings are explicit: the resolved address, and the key and
+//! host keys of a `[[credential]]`. It resolves no name, reads no user configuration and never prompts.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ use crate::upstream::egress_policy::EgressRefusal;
 use crate::upstream::error::{Fault, UpstreamError, relayed};
 use crate::upstream::outbound::{Connectivity, Outbound};
 
-/// The part of standard error that is kept.
+/// Size limit for the part of standard error that an error quotes.
 const MAX_STDERR_BYTES: usize = 4096;
 const PIECE: usize = 64 * 1024;
 /// Time for `ssh` to exit after it closed its output.
@@ -34,7 +34,8 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 const OWN_TROUBLE: i32 = 255;
 
 impl Outbound {
-    /// Connects to a server and copies data both ways until one side ends.
+    /// Connects to an ssh server and copies data both ways until one side ends. Tries the next address if one is
+    /// unreachable.
     pub(super) async fn execute_ssh(
         &self,
         ask: GitRequest<'_>,
@@ -62,7 +63,7 @@ impl Outbound {
                 Err(fault) => last = fault,
             }
             self.traffic.count_request(ask.upstream, None);
-            // Another address helps only where this one could not be reached.
+            // Another address helps only if this one could not be reached.
             if !matches!(last, Fault::Unreachable(_)) {
                 break;
             }
@@ -110,7 +111,7 @@ impl Outbound {
             while let Some(bytes) = input.recv().await {
                 let Some(open) = &mut stdin else { continue };
                 if open.write_all(&bytes).await.is_err() || open.flush().await.is_err() {
-                    // // Its output or exit status has the reason.
+                    // The output or exit status of `ssh` has the reason.
                     stdin = None;
                 }
             }
@@ -172,7 +173,7 @@ impl SshProcess {
         Ok(Self { child, group, stdin: Some(stdin), stdout, complaint })
     }
 
-    /// The next output; `None` at the end. Silence counts only while a reader waits.
+    /// Reads the next output; `None` at the end. The idle limit applies only while a reader waits.
     async fn next_output(&mut self, awaited: &AtomicBool, idle: Duration) -> Result<Option<Bytes>, Fault> {
         let mut piece = BytesMut::with_capacity(PIECE);
         loop {
@@ -188,7 +189,7 @@ impl SshProcess {
         }
     }
 
-    /// Its end, which is a good one or not.
+    /// Waits for the exit of `ssh`. Any exit code other than 0 is an error.
     async fn ended(&mut self) -> Result<(), Fault> {
         match self.status().await {
             Some(0) => Ok(()),
@@ -213,7 +214,7 @@ impl SshProcess {
 
     async fn status(&mut self) -> Option<i32> {
         let status = timeout(END_WITHIN, self.child.wait()).await.ok()?.ok()?;
-        // // Reaped: its process id may be reused.
+        // Reaped: its process id may be reused.
         self.group = None;
         status.code()
     }
@@ -233,7 +234,7 @@ impl SshProcess {
 impl Drop for SshProcess {
     fn drop(&mut self) {
         if let Some(group) = self.group {
-            // It may have ended just now, which is as well.
+            // The process may have ended meanwhile.
             let _ = kill_process_group(group, Signal::KILL);
         }
         if let Some(complaint) = &self.complaint {
@@ -242,7 +243,7 @@ impl Drop for SshProcess {
     }
 }
 
-/// The error output as one safe line. All of it is read, so that `ssh` never blocks.
+/// Returns the error output as one safe line. Reads all of it, so that `ssh` never blocks.
 async fn complaint(mut stderr: impl AsyncRead + Unpin) -> String {
     let mut kept = Vec::new();
     let mut buffer = vec![0; MAX_STDERR_BYTES];
@@ -292,12 +293,12 @@ fn arguments(repository: &SshRepository, address: IpAddr, files: &SshFiles) -> V
     arguments
 }
 
-/// A path in which `ssh` replaces nothing.
+/// Escapes a path: `ssh` expands `%` tokens in it.
 fn without_tokens(path: &Path) -> OsString {
     path.to_string_lossy().replace('%', "%%").into()
 }
 
-/// A word for the shell at the other side, which may be any.
+/// Quotes a text as one word for the remote shell, whichever shell that is. `!` is escaped for csh.
 fn quoted(text: &str) -> String {
     let inside: String = text
         .chars()

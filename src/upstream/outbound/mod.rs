@@ -1,5 +1,5 @@
-//! The only outbound connector. Redirects are followed by hand; time, size and retry limits apply; credentials go to
-//! their origins only; offline, nothing is sent.
+//! The only outbound connector. It checks every hop against the egress policy, follows redirects itself, applies limits
+//! on time, size and retries, and sends credentials to their origins only. Offline, it sends nothing.
 
 mod documents;
 mod files;
@@ -35,20 +35,20 @@ const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 /// Online or offline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Connectivity {
-    /// Upstreams may be asked.
+    /// Outbound requests are allowed.
     Online,
-    /// Sealed: nothing leaves.
+    /// Sealed: no outbound traffic at all.
     Offline,
 }
 
-/// The connector.
+/// The connector of one configuration.
 #[derive(Debug)]
 pub struct Outbound {
     pub(super) clients: Clients,
     pub(super) guard: EgressPolicy,
-    /// Setting of its own configuration.
+    /// The setting of this configuration.
     link: Connectivity,
-    /// Offline for all connectors, including those of earlier configurations (promise 12).
+    /// The effective setting, shared with the connectors of earlier configurations (promise 12).
     sealed: Arc<AtomicBool>,
     own: OwnEntry,
     pub(super) traffic: Traffic,
@@ -57,9 +57,9 @@ pub struct Outbound {
     pub(super) archive_permits: ConcurrencyLimits,
     bodies: DocumentMemory,
     give_up_after: Duration,
-    /// The jobs of git's code.
+    /// Permits for git fetches.
     pub(super) git_permits: ConcurrencyLimits,
-    /// Those that only ask for names.
+    /// Permits for git jobs that only resolve a name.
     pub(super) look_permits: ConcurrencyLimits,
     pub(super) git_limits: GitLimits,
 }
@@ -94,8 +94,8 @@ impl Outbound {
         })
     }
 
-    /// The connector for another configuration, sharing limits and breakers. Online or offline stays as before until it
-    /// [comes into force](Self::come_into_force).
+    /// Makes a connector for another configuration, which shares limits and breakers with this one. The online or
+    /// offline setting changes only when it [comes into force](Self::come_into_force).
     ///
     /// # Errors
     /// [`ConnectorError`].
@@ -120,8 +120,8 @@ impl Outbound {
         })
     }
 
-    /// Applies its online or offline setting to all connectors, including those of earlier configurations that running
-    /// work still uses.
+    /// Applies this configuration's online or offline setting to all connectors, including those of earlier
+    /// configurations that running work still uses.
     pub fn come_into_force(&self) {
         self.sealed.store(self.link == Connectivity::Offline, Ordering::SeqCst);
     }
@@ -137,27 +137,27 @@ impl Outbound {
         self.restraint.revalidation_permit(origins, by, now)
     }
 
-    /// Takes requests out of an upstream's budget; says whether there were so many left.
+    /// Takes requests from an upstream's rate limit. Takes none and returns false if too few are left.
     pub fn spend(&self, upstream: &Hostname, on: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
         self.restraint.spend(upstream, on, requests, now)
     }
 
-    /// Until when one of these origins has asked to be left alone, or any other that the upstream led to.
+    /// The end of the longest Retry-After of these origins, or of any other origin that this upstream led to.
     pub fn retry_after_until(&self, upstream: &Hostname, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
         self.restraint.retry_after_until(upstream, origins, now)
     }
 
-    /// Records that a client waited `patience` for these origins and stopped waiting.
+    /// Records that a client's `patience` with these origins ran out.
     pub fn out_of_patience(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
         self.restraint.out_of_patience(upstream, origins, patience, now);
     }
 
-    /// The origins that are left alone now, and until when, by the upstream that led there.
+    /// The upstreams and origins with an open breaker, and the end of each pause.
     pub fn open_breakers(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
         self.restraint.open_breakers(now)
     }
 
-    /// Returns the effective setting.
+    /// The effective setting.
     pub fn link(&self) -> Connectivity {
         if self.sealed.load(Ordering::SeqCst) { Connectivity::Offline } else { Connectivity::Online }
     }
@@ -169,7 +169,7 @@ impl Outbound {
             .map(|proxy| format!("{}://{}", proxy.scheme_str().unwrap_or("http"), host_and_port(&proxy)))
     }
 
-    /// Our own entry in CDN-Loop.
+    /// Larder's own entry in CDN-Loop.
     pub fn own_entry(&self) -> &OwnEntry {
         &self.own
     }
@@ -179,7 +179,7 @@ impl Outbound {
         self.give_up_after
     }
 
-    /// Time limit for a repository's first byte.
+    /// Time limit until the first byte from a repository.
     pub(super) fn first_byte_within(&self) -> Duration {
         self.give_up_after.min(self.git_limits.idle)
     }
@@ -207,13 +207,13 @@ impl Outbound {
             .with_min_delay(Duration::from_millis(200))
             .with_max_times(ask.retries)
             .with_jitter();
-        // A client waits, and a moment may help it; a job has time, and does as it is asked.
+        // A retry may help a waiting client at once. A job has time, and respects Retry-After.
         let may_help =
             |fault: &Fault| fault.may_pass() && !(ask.asker == RequestPriority::Job && fault.has_retry_after());
         once.retry(pauses).when(|error| may_help(&error.fault)).await
     }
 
-    /// Waits for the right to ask, and no longer than there is time for.
+    /// Takes a permit, waiting at most as long as its limit allows.
     async fn permit(
         &self,
         permits: &ConcurrencyLimits,
@@ -228,7 +228,7 @@ impl Outbound {
     }
 }
 
-/// All of it that the configuration decides alone.
+/// The parts that the configuration alone decides.
 fn proxies_of(
     network: &config::Network,
     upstreams: &[config::Upstream],
@@ -244,7 +244,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
     }
 }
 
-/// The error of a request.
+/// Makes the error of a request. It names the origin of `url` only.
 pub(super) fn failure(ask: UpstreamRequest<'_>, url: &Url, fault: Fault) -> UpstreamError {
     UpstreamError { asked: ask.what.to_owned(), at: origin(url), fault }
 }
@@ -254,7 +254,7 @@ fn host_and_port(uri: &http::Uri) -> String {
     format!("{}{port}", uri.host().unwrap_or_default())
 }
 
-/// The part of a URL that may be shown.
+/// The origin of a URL: the part that may be shown.
 pub fn origin(url: &Url) -> String {
     match url.origin() {
         url::Origin::Opaque(_) => format!("{}:", url.scheme()),
@@ -271,7 +271,7 @@ mod tests {
     use crate::cdn_loop::CdnLoop;
     use crate::upstream::CredentialScope;
 
-    /// A server that sends this to each client, and then nothing more.
+    /// A server that sends `said` to each client and then stays silent.
     async fn silent_after(said: &'static str) -> Url {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -286,7 +286,8 @@ mod tests {
         Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap()
     }
 
-    /// Promise 11 and DESIGN 4: an upstream that does not finish its answer is given up, whatever the request.
+    /// Promise 11 and DESIGN 4: an upstream that does not finish its answer in time is given up, for every kind of
+    /// request.
     #[tokio::test]
     async fn whoever_does_not_answer_in_time_is_given_up_whatever_was_asked_for() {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

@@ -1,4 +1,4 @@
-//! `?checksum=`: the expected bytes of an archive (PROTOCOL 4.4).
+//! Parses and computes `?checksum=`: the expected checksum of an archive (PROTOCOL 4.4).
 
 use std::fmt;
 use std::io::{self, Read};
@@ -7,17 +7,17 @@ use aws_lc_rs::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, SH
 use md5::{Digest as _, Md5};
 use url::Url;
 
-/// Why a checksum cannot be used.
+/// An unusable checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadChecksum(pub(super) &'static str);
 
-/// Expected checksum of an address.
+/// The expected checksum of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExpectedChecksum {
-    /// This checksum.
+    /// A literal checksum.
     Is(Checksum),
-    /// The one that this list has for it: see [`Checksum::in_list`].
+    /// A checksum in the list at this URL: see [`Checksum::in_list`].
     Listed(Url),
 }
 
@@ -36,10 +36,10 @@ impl ExpectedChecksum {
     }
 }
 
-/// Which kind of checksum.
+/// The hash function of a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChecksumKind {
-    /// MD5. It finds damage and no attacker, as SHA-1: it is checked because upstream asks for it.
+    /// MD5. Like SHA-1, it detects damage but no attacker. It is checked because upstream asks for it.
     Md5,
     /// SHA-1.
     Sha1,
@@ -49,7 +49,7 @@ pub enum ChecksumKind {
     Sha512,
 }
 
-/// A checksum.
+/// A checksum with its hash function.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Checksum {
     kind: ChecksumKind,
@@ -57,10 +57,10 @@ pub struct Checksum {
 }
 
 impl Checksum {
-    /// Computes a checksum of this kind.
+    /// Computes a checksum.
     ///
     /// # Errors
-    /// The reader failed.
+    /// An error of the reader.
     pub fn of(kind: ChecksumKind, from: &mut dyn Read) -> io::Result<Self> {
         let mut hashing = match kind {
             ChecksumKind::Md5 => RunningChecksum::Md5(Md5::new()),
@@ -80,12 +80,13 @@ impl Checksum {
         }
     }
 
-    /// Its kind.
+    /// The hash function.
     pub fn kind(&self) -> ChecksumKind {
         self.kind
     }
 
-    /// Looks up an archive in a checksum list, in GNU's or BSD's form; a single bare checksum matches any archive.
+    /// Finds the checksum of `archive` in the checksum list at `at`, in GNU's or BSD's form. A line with a bare
+    /// checksum matches any archive.
     pub fn in_list(list: &[u8], at: &Url, archive: &Url) -> Option<Self> {
         let file = archive.path().rsplit('/').next().unwrap_or_default();
         let folder = at.path().rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -155,7 +156,6 @@ impl fmt::Debug for Checksum {
     }
 }
 
-/// Running hash.
 enum RunningChecksum {
     Md5(Md5),
     Other(Context),

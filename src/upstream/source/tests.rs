@@ -1,4 +1,4 @@
-//! Addresses of every form, and refused ones.
+//! Source addresses of every form, and refused ones.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn plain(text: &str) -> Option<Subdir> {
     Some(Subdir::Plain(TreePath::parse(text.as_bytes()).unwrap()))
 }
 
-/// A source in one line.
+/// A parsed source as one line of text.
 fn told(text: &str) -> String {
     let LocatedSource { source, subdir } = parsed(text);
     let subdir = subdir.map_or_else(String::new, |subdir| format!(" in {subdir}"));
@@ -128,7 +128,7 @@ fn what_only_a_client_can_fetch_has_a_name_and_a_host() {
     }
 }
 
-/// DESIGN 6: a registry's own secrets are not for its clients.
+/// DESIGN 6: a registry's own secrets must not reach clients.
 #[test]
 fn only_what_can_hold_no_secret_is_passed_on_to_a_client() {
     let passed = |text: &str| match parsed(text).source {
@@ -209,7 +209,7 @@ fn a_subdir_with_patterns_is_a_wrapper_and_what_is_below_it() {
     }
 }
 
-/// An indirection's subdir goes before the earlier one.
+/// The subdir of an indirection precedes that of the address before it.
 #[test]
 fn subdirs_are_joined_from_the_outermost_in() {
     let of = |text: &str| Subdir::parse(text).unwrap().unwrap();
@@ -265,7 +265,7 @@ proptest! {
     }
 }
 
-/// A host of signs that a URL spells with nine characters each makes no error of kilobytes.
+/// A host whose characters become nine each in a URL must not make an error of kilobytes.
 #[test]
 fn an_error_about_a_long_host_is_short() {
     let base = Url::parse("https://registry.example/v1/").unwrap();

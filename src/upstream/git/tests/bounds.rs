@@ -1,4 +1,4 @@
-//! Promise 11: everything has a limit, and an error that says which.
+//! Promise 11: everything has a limit, and each error names the limit that was reached.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn a_server_that_falls_silent_is_given_up() {
     assert!(matches!(broken, Fault::Unreachable(_) | Fault::Unusable(_)), "{broken:?}");
 }
 
-/// DESIGN 4: before it begins to answer, a repository has no more time than any other upstream.
+/// DESIGN 4: the time limit until the first byte is the same for repositories as for other upstreams.
 #[tokio::test]
 async fn a_server_that_never_begins_to_answer_is_given_up_like_any_other() {
     let forge = Forge::new();
@@ -83,7 +83,7 @@ async fn a_tree_has_its_limits_before_a_byte_is_written() {
     assert_eq!(fault(&setting, &forge.source("r", "main")).await, Fault::TooLarge(500));
 }
 
-/// Nested folders, each twice the same: few objects, and an enormous number of paths.
+/// Nested folders that each contain one folder twice: few objects, and an enormous number of paths.
 #[tokio::test]
 async fn a_tree_of_a_few_objects_and_endless_paths_is_refused() {
     let forge = Forge::new();
@@ -109,7 +109,7 @@ async fn submodules_are_so_many_and_so_deep() {
     let r = forge.repository("r");
     write(&r, "f", "x");
     let id = commit(&r);
-    // // A submodule of itself, twice: a commit cannot contain its own id, only an earlier one.
+    // The repository is its own submodule, twice. A commit cannot contain its own id, so each names an earlier commit.
     let modules: String =
         ["a", "b"].iter().map(|name| format!("[submodule \"{name}\"]\n\tpath = {name}\n\turl = ./\n")).collect();
     let mut last = id;
@@ -131,7 +131,7 @@ async fn submodules_are_so_many_and_so_deep() {
     let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("20 submodules"), "{refused}");
     setting.bounds.git.submodules = 30;
-    // 30 folders, the file of each and of the one around them, and .gitmodules but for the innermost 16.
+    // 30 submodule folders, the file of each of the 31 repositories, and .gitmodules in all but the innermost 16.
     assert_eq!(listed(&setting.fetch(&forge.source("r", "main")).await.unwrap().tree).len(), 30 + 31 + 15);
 }
 
@@ -146,7 +146,7 @@ async fn a_disk_that_fails_is_no_trouble_of_upstreams() {
     assert!(matches!(failed, GitError::Disk { .. }), "{failed}");
 }
 
-/// A pattern of many `**` is matched in more steps than there is time.
+/// The time to match a pattern grows exponentially with its `**`.
 #[tokio::test]
 async fn attributes_that_take_for_ever_or_are_without_measure_are_refused() {
     let forge = Forge::new();
@@ -188,7 +188,7 @@ async fn attributes_that_take_for_ever_or_are_without_measure_are_refused() {
     assert!(setting.fetch(&forge.source("r", "main")).await.is_ok());
 }
 
-/// The caller gets an answer whatever git's code does.
+/// The caller gets an error even if git's code does not end.
 #[tokio::test]
 async fn nobody_waits_for_what_does_not_end() {
     let forge = Forge::new();
@@ -222,8 +222,8 @@ async fn a_server_that_drips_is_given_up() {
     let mut setting = Setting::at(&forge.url("r"));
     setting.bounds.git.idle = Duration::from_millis(200);
     let lasting = setting.bounds.git.preparing;
-    // Before the pack, and in it: behind a whole packet line of it, which may have 64 KiB, and however long a busy machine
-    // takes to the first.
+    // Slow before the pack, and slow within it. The fast part of the pack exceeds one whole packet line (up to 64 KiB).
+    // `preparing` stays long there, because a busy machine may take long to the first byte.
     let soon = Duration::from_millis(500);
     for (method, first, said, preparing) in
         [("GET", 260, "no byte of a pack", soon), ("POST", 150_000, "1 KiB/s", lasting)]
@@ -242,7 +242,7 @@ async fn a_server_that_drips_is_given_up() {
     setting.fetch(&forge.source("r", "main")).await.unwrap();
 }
 
-/// Promise 11: repositories that never finish delay no other upstream's.
+/// Promise 11: repositories that never finish do not block those of other upstreams.
 #[tokio::test]
 async fn an_upstream_has_so_many_jobs_that_others_have_some_too() {
     let (forge, stuck) = (Forge::new(), Forge::new());
@@ -250,7 +250,7 @@ async fn an_upstream_has_so_many_jobs_that_others_have_some_too() {
     let mut setting = Setting::at(&forge.url("r"));
     setting.allow_private = vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port: stuck.server.port }];
     setting.bounds.git_jobs.wait = Duration::from_millis(100);
-    // No limit ends them.
+    // The silent jobs must not time out during this test.
     let hour = Duration::from_secs(3600);
     (setting.bounds.give_up_after, setting.bounds.git.idle) = (hour, hour);
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
@@ -282,14 +282,14 @@ async fn an_upstream_has_so_many_jobs_that_others_have_some_too() {
     }
 }
 
-/// Promise 11: lines about how far it is are no part of a pack, however many there are.
+/// Promise 11: progress messages do not count as pack data, however many there are.
 #[tokio::test]
 async fn a_server_that_tells_how_far_it_is_and_never_sends_a_pack_is_given_up() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
     let mut setting = Setting::at(&forge.url("r"));
     setting.bounds.git.preparing = Duration::from_secs(1);
-    // Where nothing else ends it, this does.
+    // Ends the test if the limit under test does not.
     setting.bounds.git.total = Duration::from_secs(15);
     forge.server.on(|asked| match asked.body.windows(4).any(|part| part == b"want") {
         true => Instead::Progress(20),
@@ -306,7 +306,7 @@ async fn a_pack_has_so_many_objects() {
     write(&r, "f", "x");
     commit(&r);
     let mut setting = Setting::at(&forge.url("r"));
-    // A commit, its folder, and a file.
+    // A commit, its tree and a blob.
     setting.bounds.git.objects = 2;
     let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
@@ -359,13 +359,13 @@ async fn a_look_has_its_own_bounds_and_none_is_needed_for_an_id() {
     assert!(failed.to_string().contains("as may be at one time"), "{failed}");
 }
 
-/// Objects made one out of the other may all be in memory at one time.
+/// All objects of a delta chain may be in memory at once.
 #[tokio::test]
 async fn a_pack_whose_objects_need_more_memory_than_there_is_is_refused() {
     let forge = Forge::new();
     let r = forge.repository("r");
     let line = |n: u32| format!("{:08x}{:08x}\n", n.wrapping_mul(2_654_435_761), n.wrapping_mul(40_503));
-    // Each has the most in common with the one before it.
+    // Each file shares most lines with the one before it, so that git packs them as deltas.
     for number in 0..40 {
         let lines = number * 100..number * 100 + 3000 - number;
         write(&r, &format!("f{number:02}"), lines.map(line).collect::<String>());

@@ -1,4 +1,4 @@
-//! Against real repositories, made and served by git itself, and compared with what git makes of them.
+//! Tests with real repositories, made and served by git, whose own checkouts are the expected result.
 
 #![expect(clippy::disallowed_methods, reason = "repositories are made on a disk, away from the store")]
 
@@ -43,7 +43,7 @@ fn git(folder: &Path, arguments: &[&str]) -> String {
 fn git_command(folder: &Path) -> Command {
     let mut command = Command::new("git");
     command.current_dir(folder).env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
-    // Neither what this machine ignores, nor a repository in whose hook the tests may run.
+    // Neither this machine's settings, nor a repository whose hook runs the tests, may have an effect.
     command
         .env("GIT_ATTR_NOSYSTEM", "1")
         .env("GIT_DEFAULT_HASH", "sha1")
@@ -59,7 +59,7 @@ fn git_command(folder: &Path) -> Command {
     command
 }
 
-/// A folder of repositories, each with a working tree, and the server of them.
+/// A folder of repositories, each with a working tree, and a server for them.
 struct Forge {
     folder: TempDir,
     server: Server,
@@ -77,7 +77,7 @@ impl Forge {
         let path = self.folder.path().join(name);
         fs::create_dir_all(&path).unwrap();
         git(&path, &["init", "-q", "-b", "main"]);
-        // // The base of relative submodule URLs.
+        // The base of relative submodule URLs.
         git(&path, &["remote", "add", "origin", &path.join(".git").to_string_lossy()]);
         path
     }
@@ -97,14 +97,14 @@ fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Commits all there is.
+/// Commits all files. Returns the commit's id.
 fn commit(folder: &Path) -> String {
     git(folder, &["add", "-A"]);
     git(folder, &["commit", "-q", "--allow-empty", "-m", "x"]);
     git(folder, &["rev-parse", "HEAD"])
 }
 
-/// Whom the tests ask, and with what: `registry.example` stands at the first of the URLs, and leads everywhere.
+/// The configuration of a test. `registry.example` is at the origin of `registry`, and its modules may be anywhere.
 struct Setting {
     registry: Url,
     allow_private: Vec<PrivateDestination>,
@@ -183,7 +183,7 @@ fn ask<'a>(source: &'a GitSource, upstream: &'a Upstream) -> GitRequest<'a> {
     }
 }
 
-/// A tree entry: mode and bytes, or a link target.
+/// An entry of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Thing {
     Folder,
@@ -224,7 +224,7 @@ fn on_disk(folder: &Path) -> Listing {
                 folders.push(path);
                 Thing::Folder
             } else {
-                // Git leaves the rest to the umask.
+                // Git leaves the other permission bits to the umask.
                 let mode = if kind.permissions().mode() & 0o100 == 0 { 0o644 } else { 0o755 };
                 Thing::File(mode, fs::read(&path).unwrap())
             };
@@ -239,7 +239,7 @@ fn cloned(url: &Url, reference: &str) -> Option<Listing> {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let output = git_command(folder.path()).args(arguments).output().unwrap();
-        // Shown where the test fails.
+        // Shown if the test fails.
         println!("{}", String::from_utf8_lossy(&output.stderr));
         output.status.success()
     };
@@ -251,7 +251,7 @@ fn cloned(url: &Url, reference: &str) -> Option<Listing> {
     Some(on_disk(folder.path()))
 }
 
-/// They are compared entry by entry, so that a failure can be read.
+/// Compares two listings entry by entry, so that a failure is readable.
 fn assert_same(ours: &Listing, theirs: &Listing) {
     for (path, thing) in theirs {
         let name = String::from_utf8_lossy(path);

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::super::configuration::{self, FolderRole, Inputs, Module};
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use super::super::{ModuleFiles, Registries, UnlistedVersions};
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::body::{Block, BlockBody, Value};
+use super::block::{Block, BlockBody, Value};
 use super::expression::{Constant, Formula, Variable};
-use super::which::Kind;
+use super::file_selection::Kind;
 use super::{Problem, SourceLine};
 
 /// After how many problems of one folder no more is noted.

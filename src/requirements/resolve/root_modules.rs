@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use super::super::configuration::{
     self, FolderRole, Inputs, ModuleSource, TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test,
 };
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use super::super::{Configurations, Files, Unreadable, lock_file, path};
-use super::found::ResolutionResult;
+use super::resolution_result::ResolutionResult;
 
 /// The most roots of one order.
 const MOST_ROOTS: usize = 512;

@@ -1,7 +1,7 @@
 //! Picks the newest matching version that is available; otherwise the newest that exists upstream.
 
 use super::super::{Registries, UnlistedVersions};
-use super::asking::RegistryQueries;
+use super::registry_queries::RegistryQueries;
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 
 /// A chosen version.

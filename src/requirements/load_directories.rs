@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use super::configuration::GivenValues;
 use super::configuration::{self, FolderRole, Inputs, ModuleSource, TEST_FOLDER, is_configuration};
 use super::file::{self, FolderEntry};
-use super::order::ClientKind;
+use super::request::ClientKind;
 use super::resolve::uncalled;
 use super::{BadFiles, Files};
 

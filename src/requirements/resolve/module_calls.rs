@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::super::configuration::{self, FolderRole, Inputs, ModuleCall, ModuleSource};
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use super::super::{Files, Registries, path};
-use super::asking::RegistryQueries;
-use super::choosing;
 use super::local::LocalFolders;
+use super::registry_queries::RegistryQueries;
+use super::version_selection;
 use crate::address::{ModuleAddress, ModuleConstraint, ModulePackage, Version};
 
 /// A folder that is read.
@@ -135,7 +135,7 @@ async fn choose(
 ) -> Result<ModulePackage, String> {
     let choose =
         |listed: &[Version]| versions.newest(listed).cloned().ok_or_else(|| no_version(versions, listed.len()));
-    let version = choosing::of_module(asking, module, choose).await?;
+    let version = version_selection::of_module(asking, module, choose).await?;
     Ok(ModulePackage { module: module.clone(), version })
 }
 

@@ -1,6 +1,6 @@
 //! Which files of a folder a client reads, and in what order.
 
-use super::super::order::ClientKind;
+use super::super::request::ClientKind;
 use super::super::{Files, Unreadable};
 use super::FolderRole;
 

@@ -65,7 +65,7 @@ impl ResolutionResult {
     }
 
     /// All of it.
-    pub(super) fn closure(self) -> ResolvedRequirements {
+    pub(super) fn into_requirements(self) -> ResolvedRequirements {
         let wanted = self.wanted.into_iter().map(|(of, terms)| RequiredArchive {
             of,
             hashes: terms.hashes.into_iter().collect(),
