@@ -33,7 +33,7 @@ use crate::http::tls::Tls;
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerCheck, NotAlive};
 use crate::http::{Admin, MainListener, Requests};
 use crate::jobs::{self, Jobs, Recurring};
-use crate::mirror::{Counters, Gauges, Limits, Mirror, Outcome, RequiredPlatforms, RuntimeConfig};
+use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, ClientRoute};
@@ -123,7 +123,7 @@ impl MetricSources {
         self.requests.register(&mut registry);
         self.counters.register(&mut registry);
         self.supervisor.register(&mut registry);
-        registry.register_collector(Box::new(Gauges { mirror, clock }));
+        registry.register_collector(Box::new(MirrorGauges { mirror, clock }));
         registry
     }
 }
@@ -213,7 +213,7 @@ impl App {
             main: main_at,
             admin: admin_at,
         };
-        let front = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.terms(), None)?);
+        let front = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.config(), None)?);
         let config_in_force = tokio::sync::Mutex::new(config.clone());
         let places = || ConnectionSlots::new(&settings.connections, parts.requests.clone());
         let (main_places, admin_places) = (places(), places());
@@ -249,7 +249,7 @@ impl App {
         // The limit depends on what is stored, so the index must be complete. A start waits for it at most a second.
         let _ = tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.index.until_complete()).await;
         let mirror = Arc::clone(&self.running.parts.mirror);
-        self.running.parts.mirror.blocking(move || mirror.status().max_size_bytes).await.unwrap_or_default()
+        self.running.parts.mirror.spawn_blocking(move || mirror.status().max_size_bytes).await.unwrap_or_default()
     }
 
     /// Renders the CLI configuration to paste. Contacts no upstream.
@@ -333,7 +333,7 @@ impl RunningApp {
     pub async fn unreachable_upstreams(&self) -> Vec<String> {
         let mirror = &self.parts.mirror;
         let asking = mirror.hosts().into_iter().map(|host| async move {
-            let call = mirror.job(self.parts.clock.now());
+            let call = mirror.job_context(self.parts.clock.now());
             match mirror.discovery(&host, &call).await {
                 Ok(answer) if answer.outcome == Outcome::Stale => Some(format!("{host} does not answer as it should")),
                 Ok(_) => None,

@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use larder::clock::Timestamp;
 use larder::digest::Digest;
 use larder::http::Body;
-use larder::http::respond::reply;
+use larder::http::response::reply;
 use larder::mirror::{Archive, Outcome};
 use larder::protocol::rendered::Rendered;
 use larder::protocol::route::Route;

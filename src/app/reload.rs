@@ -53,12 +53,12 @@ impl RunningApp {
             }
             _ => None,
         };
-        let before = self.parts.mirror.terms();
+        let before = self.parts.mirror.config();
         let outbound = before.outbound.renewed(&config.network, &config.upstreams);
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
         let sealed_for = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
-        let terms = before.followed_by(upstreams, outbound, config.store.max_size, sealed_for);
+        let terms = before.reloaded(upstreams, outbound, config.store.max_size, sealed_for);
         let terms = Arc::new(terms);
         let front = self
             .parts
@@ -68,7 +68,7 @@ impl RunningApp {
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
             tls.use_pair(renewal);
         }
-        self.parts.mirror.renew(terms);
+        self.parts.mirror.activate(terms);
         self.front.store(Arc::new(front));
         self.parts.recurring.renew(&config);
         *in_force = config;

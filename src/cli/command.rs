@@ -13,7 +13,7 @@ use crate::address::Hostname;
 use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, AdminClientError};
-use crate::mirror::{Accepted, News, PinOutcome, Pinned, Purged, Refreshed, Ruling};
+use crate::mirror::{AcceptOutcome, AcceptResult, PinOutcome, PinResult, PurgeResult, RefreshOutcome, RefreshResult};
 use crate::protocol::admin::command::{self, Done, Operation, OperationTarget};
 use crate::store::Store;
 
@@ -67,7 +67,7 @@ macro_rules! done_here {
             let addresses = told.addresses(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
             let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
-            let call = || mirror.job(settings.clock.now());
+            let call = || mirror.job_context(settings.clock.now());
             let done = command::$command(&mirror, &addresses, call).await;
             mirror.close().await?;
             Ok(done)
@@ -75,7 +75,7 @@ macro_rules! done_here {
     )*};
 }
 
-done_here!(refresh Refresh Refreshed, purge Purge Purged, accept Accept Accepted, pin Pin Pinned, unpin Unpin Pinned);
+done_here!(refresh Refresh RefreshResult, purge Purge PurgeResult, accept Accept AcceptResult, pin Pin PinResult, unpin Unpin PinResult);
 
 /// Runs a command in the running larder; `None` where none runs.
 async fn run_remotely<T: DeserializeOwned>(
@@ -125,31 +125,31 @@ fn print_result<T: Serialize>(
     Ok(done.ok)
 }
 
-fn refreshed_lines(items: &[Refreshed], host: &Hostname) -> Vec<String> {
-    let shown = |item: &Refreshed| item.package.without(host).to_string();
+fn refreshed_lines(items: &[RefreshResult], host: &Hostname) -> Vec<String> {
+    let shown = |item: &RefreshResult| item.package.without(host).to_string();
     let width = items.iter().map(|item| shown(item).chars().count()).max().unwrap_or_default();
     let mut lines = Vec::new();
     for item in items {
         let (what, news) = (shown(item), &item.news);
         let said = match news {
-            News::Unchanged => "unchanged",
-            News::New => "new",
-            News::Gone => "gone upstream; what is held is kept",
-            News::Absent { .. } => "not there",
-            News::Failed { .. } => "failed; what is held stays",
+            RefreshOutcome::Unchanged => "unchanged",
+            RefreshOutcome::New => "new",
+            RefreshOutcome::Gone => "gone upstream; what is held is kept",
+            RefreshOutcome::Absent { .. } => "not there",
+            RefreshOutcome::Failed { .. } => "failed; what is held stays",
         };
         lines.push(format!("{what:width$}  {said}"));
-        if let News::Absent { error } | News::Failed { error } = news {
+        if let RefreshOutcome::Absent { error } | RefreshOutcome::Failed { error } = news {
             lines.push(format!("  {error}"));
         }
     }
     lines
 }
 
-fn purged_lines(items: &[Purged], host: &Hostname) -> Vec<String> {
+fn purged_lines(items: &[PurgeResult], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
     for item in items {
-        let Purged { archives, archive_bytes, shared, documents, document_bytes, .. } = item;
+        let PurgeResult { archives, archive_bytes, shared, documents, document_bytes, .. } = item;
         let what = item.package.without(host);
         if *archives == 0 && *documents == 0 && *shared == 0 && item.is_all() {
             lines.push(format!("{what}: nothing of it was held"));
@@ -173,8 +173,8 @@ fn purged_lines(items: &[Purged], host: &Hostname) -> Vec<String> {
     lines
 }
 
-fn pinned_lines(items: &[Pinned], host: &Hostname) -> Vec<String> {
-    let said = |pinned: &Pinned| match pinned.outcome {
+fn pinned_lines(items: &[PinResult], host: &Hostname) -> Vec<String> {
+    let said = |pinned: &PinResult| match pinned.outcome {
         PinOutcome::Pinned => "pinned: never evicted, and not purged",
         PinOutcome::Unpinned => "not pinned any more",
         PinOutcome::AsBefore => "as it was",
@@ -184,21 +184,21 @@ fn pinned_lines(items: &[Pinned], host: &Hostname) -> Vec<String> {
     items.iter().map(|pinned| format!("{}: {}", pinned.package.without(host), said(pinned))).collect()
 }
 
-fn accepted_lines(items: &[Accepted], host: &Hostname) -> Vec<String> {
+fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
-    for Accepted { package, ruling } in items {
+    for AcceptResult { package, ruling } in items {
         let what = package.without(host);
         match ruling {
-            Ruling::NothingToAccept => lines.push(format!(
+            AcceptOutcome::NothingToAccept => lines.push(format!(
                 "{what}: nothing to accept: what upstream has is served already; alarms about it are resolved"
             )),
-            Ruling::Withdrawn { error } => {
+            AcceptOutcome::Withdrawn { error } => {
                 lines.push(format!(
                     "{what}: upstream has it no more, nothing is accepted, its alarms are resolved: {error}"
                 ));
             }
-            Ruling::Failed { error } => lines.push(format!("{what}: not accepted: {error}")),
-            Ruling::AcceptedTree { tree_before, tree, commit_before, commit } => {
+            AcceptOutcome::Failed { error } => lines.push(format!("{what}: not accepted: {error}")),
+            AcceptOutcome::AcceptedTree { tree_before, tree, commit_before, commit } => {
                 lines.push(format!("{what}: accepted"));
                 let shown = |commit: &Option<String>| match commit {
                     Some(commit) => format!(", commit {}", escape_for_terminal(commit)),
@@ -209,12 +209,12 @@ fn accepted_lines(items: &[Accepted], host: &Hostname) -> Vec<String> {
                 }
                 lines.push(format!("  is  tree {tree}{}", shown(commit)));
             }
-            Ruling::AcceptedElsewhere { tree_before, source } => {
+            AcceptOutcome::AcceptedElsewhere { tree_before, source } => {
                 lines.push(format!("{what}: accepted"));
                 lines.extend(tree_before.map(|before| format!("  was tree {before}")));
                 lines.push(format!("  is  {source}: clients fetch it themselves, and nothing is checked"));
             }
-            Ruling::Accepted { files, keys_before, key } => {
+            AcceptOutcome::Accepted { files, keys_before, key } => {
                 lines.push(format!("{what}: accepted"));
                 let known = key.as_ref().is_some_and(|key| keys_before.contains(key));
                 lines.push(match key {
@@ -251,8 +251,8 @@ mod tests {
         let now = crate::digest::Digest::of(b"zip");
         let file = "a\u{1b}[2Kb\u{202e}\u{9b}é.zip".to_owned();
         let files = vec![ChangedFile { file, before: vec![], now }];
-        let ruling = Ruling::Accepted { files, keys_before: vec![], key: None };
-        let lines = accepted_lines(&[Accepted { package: PackageRef::requested("acme/null"), ruling }], &host);
+        let ruling = AcceptOutcome::Accepted { files, keys_before: vec![], key: None };
+        let lines = accepted_lines(&[AcceptResult { package: PackageRef::requested("acme/null"), ruling }], &host);
         assert!(lines.contains(&"  a\\u{1b}[2Kb\\u{202e}\\u{9b}é.zip".to_owned()), "{lines:?}");
         assert!(!lines.concat().contains(|c: char| !is_plain(c)));
     }

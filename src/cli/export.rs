@@ -123,7 +123,7 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
                 Artifact::Provider(package) => Some((package, digest)),
                 Artifact::Module(_) => None,
             });
-            let call = mirror.job(job.started);
+            let call = mirror.job_context(job.started);
             let export = mirror.export(packages.collect(), &have, &call).await?;
             if let Some(missing) = export.missing.first().filter(|_| !partial) {
                 anyhow::bail!("{}: {}", missing.package, missing.why);

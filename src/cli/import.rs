@@ -100,7 +100,7 @@ async fn import(
             let settings = StartSettings::default();
             // An import may create the store.
             let (mirror, _, _) = app::mirror(config, &settings)?;
-            let mut steps = mirror.import(tree.send()?, unsigned, &mirror.job(settings.clock.now()))?;
+            let mut steps = mirror.import(tree.send()?, unsigned, &mirror.job_context(settings.clock.now()))?;
             while let Some(step) = steps.recv().await {
                 report.tell(step);
             }

@@ -14,7 +14,7 @@ use crate::bundle::BundleKeyIds;
 use crate::http::admin_client::{self, AdminClientError};
 use crate::jobs::job_report::JobState;
 use crate::jobs::{LastRun, Recurring, RecurringState};
-use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreState, Trouble, UpstreamState};
+use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreFailure, StoreState, UpstreamState};
 use crate::protocol::admin::{Report, SinceStart};
 use crate::store::Store;
 
@@ -94,7 +94,7 @@ fn store(page: &mut TextPage, mirror: &Status) {
         }
     };
     page.group("store", state);
-    if let Some(Trouble { why, to_do }) = &mirror.trouble {
+    if let Some(StoreFailure { why, to_do }) = &mirror.trouble {
         page.row("why", &escape_for_terminal(why));
         page.row("to do", to_do);
     }

@@ -11,7 +11,7 @@ use super::{CommonOptions, ask_running, print_error, print_line, runtime};
 use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, AdminClientError};
-use crate::mirror::{DamageFinding, Healed, Step, Wrong};
+use crate::mirror::{DamageFinding, DamagedArchive, RepairOutcome, VerifyEvent};
 
 /// Step between two progress lines without a terminal, in percent.
 const PERCENT_A_LINE: u64 = 10;
@@ -39,7 +39,7 @@ async fn walk(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()
             require_store(config)?;
             let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
-            let mut steps = mirror.verify(&mirror.job(settings.clock.now()))?;
+            let mut steps = mirror.verify(&mirror.job_context(settings.clock.now()))?;
             while let Some(step) = steps.recv().await {
                 report.tell(&step);
             }
@@ -58,11 +58,11 @@ struct VerifyReporter {
     /// Number of archives in the store, and their bytes.
     all: (u64, u64),
     percent_told: u64,
-    ending: Option<Step>,
+    ending: Option<VerifyEvent>,
 }
 
 impl VerifyReporter {
-    fn tell(&mut self, step: &Step) {
+    fn tell(&mut self, step: &VerifyEvent) {
         if self.json {
             match serde_json::to_string(step) {
                 Ok(line) => print_line(&line),
@@ -71,36 +71,36 @@ impl VerifyReporter {
         } else {
             self.show(step);
         }
-        if matches!(step, Step::Done { .. } | Step::Stopped { .. }) {
+        if matches!(step, VerifyEvent::Done { .. } | VerifyEvent::Stopped { .. }) {
             self.ending = Some(step.clone());
         }
     }
 
-    fn show(&mut self, step: &Step) {
-        if !matches!(step, Step::Checked { .. }) {
+    fn show(&mut self, step: &VerifyEvent) {
+        if !matches!(step, VerifyEvent::Checked { .. }) {
             self.wipe();
         }
         match step {
-            Step::Begun { records, archives, bytes } => {
+            VerifyEvent::Begun { records, archives, bytes } => {
                 self.all = (*archives, *bytes);
                 let (archives, bytes) = (plural(*archives, "archive"), ByteSize(*bytes));
                 print_line(&format!("verifying {} and {archives} ({bytes})", plural(*records, "record")));
             }
-            Step::Checked { archives, bytes } => self.progress(*archives, *bytes),
-            Step::WrongRecord { record } => print_line(&format!("damaged: {record}")),
-            Step::WrongArchive(wrong) => print_line(&told(wrong)),
-            Step::Unreadable { what, error } => print_line(&format!("unreadable: {what}: {error}")),
-            Step::Imported { archives } => {
+            VerifyEvent::Checked { archives, bytes } => self.progress(*archives, *bytes),
+            VerifyEvent::WrongRecord { record } => print_line(&format!("damaged: {record}")),
+            VerifyEvent::WrongArchive(wrong) => print_line(&told(wrong)),
+            VerifyEvent::Unreadable { what, error } => print_line(&format!("unreadable: {what}: {error}")),
+            VerifyEvent::Imported { archives } => {
                 let archives = plural(*archives, "archive");
                 print_line(&format!(
                     "{archives} as imported, without signatures: only their digests could be verified"
                 ));
             }
-            Step::Done { wrong, .. } => print_line(&match wrong {
+            VerifyEvent::Done { wrong, .. } => print_line(&match wrong {
                 0 => "all is well".to_owned(),
                 wrong => format!("{} wrong", plural(*wrong, "thing")),
             }),
-            Step::Stopped { error } => print_error(&format!("verifying ended early: {error}")),
+            VerifyEvent::Stopped { error } => print_error(&format!("verifying ended early: {error}")),
         }
     }
 
@@ -124,25 +124,25 @@ impl VerifyReporter {
 
     fn ended(self) -> anyhow::Result<bool> {
         match self.ending {
-            Some(Step::Done { wrong, .. }) => Ok(wrong == 0),
+            Some(VerifyEvent::Done { wrong, .. }) => Ok(wrong == 0),
             Some(_) => Ok(false),
             None => Err(anyhow::anyhow!("larder stopped before everything was verified")),
         }
     }
 }
 
-fn told(wrong: &Wrong) -> String {
-    let Wrong { digest, of, found, healed } = wrong;
+fn told(wrong: &DamagedArchive) -> String {
+    let DamagedArchive { digest, of, found, healed } = wrong;
     let of = if of.is_empty() { "no package".to_owned() } else { of.join(", ") };
     let found = match found {
         DamageFinding::Damaged => "damaged",
         DamageFinding::Missing => "missing",
     };
     let healed = match healed {
-        Healed::FetchedAgain => "fetched again".to_owned(),
-        Healed::NobodyNeedsIt => "nobody needs it".to_owned(),
-        Healed::Offline => "offline, so it is not fetched again; `larder missing` lists it".to_owned(),
-        Healed::NotNow { error } => format!("not fetched again yet: {error}"),
+        RepairOutcome::FetchedAgain => "fetched again".to_owned(),
+        RepairOutcome::NobodyNeedsIt => "nobody needs it".to_owned(),
+        RepairOutcome::Offline => "offline, so it is not fetched again; `larder missing` lists it".to_owned(),
+        RepairOutcome::NotNow { error } => format!("not fetched again yet: {error}"),
     };
     format!("{found}: the archive of {of} (SHA-256 {digest}); {healed}")
 }

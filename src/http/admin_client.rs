@@ -19,18 +19,18 @@ use super::admin::SERVER;
 use super::body::Body;
 use super::sync_bridge::pipe;
 
-/// The limit for requests that only read.
+/// Deadline of requests that only read.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The limit for requests that ask upstreams.
+/// Deadline of requests that ask upstreams.
 const COMMAND_WITHIN: Duration = Duration::from_secs(3600);
 const LARGEST_ANSWER: usize = 16 << 20;
 const LARGEST_OF_ALL: usize = 64 << 20;
-/// The longest line: the receipt of a bundle, with a text for each entry.
+/// Limit of an answer line: the receipt of a bundle has a text for each entry.
 const LONGEST_LINE: usize = 64 << 20;
-/// The longest silence in the middle of an answer.
+/// The longest silence within an answer.
 const SILENT_FOR: Duration = Duration::from_secs(300);
 
-/// Why a running larder gave no answer.
+/// Failures of a request to the admin listener.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminClientError {
     /// Connection refused.
@@ -48,36 +48,36 @@ pub enum AdminClientError {
         /// The address tried.
         address: SocketAddr,
     },
-    /// Another program listens there.
+    /// Another program answers at the address.
     #[error("something else answers on {address}, and not larder ({status})")]
     SomethingElse {
-        /// Where.
+        /// The address tried.
         address: SocketAddr,
-        /// Its status.
+        /// The status of its answer.
         status: StatusCode,
     },
-    /// Something listens, and did not answer as larder does.
+    /// The listener gave no valid answer.
     #[error("the admin listener on {address} did not answer: {why}")]
     Failed {
-        /// Where.
+        /// The address tried.
         address: SocketAddr,
         /// The failure.
         why: String,
     },
-    /// It answered that it will not.
+    /// Larder refused the request.
     #[error("the larder on {address} says: {said}")]
     Refused {
-        /// Where.
+        /// The address tried.
         address: SocketAddr,
-        /// Its words.
+        /// Larder's error text.
         said: String,
     },
-    /// It asks for the token, which this user may not read.
+    /// Larder asks for its token, and this user may not read it.
     #[error(
         "the larder on {address} asks for its token, and this user may not read it ({why}): run the command as larder's user (sudo -u larder larder ...)"
     )]
     TokenIsPrivate {
-        /// Where.
+        /// The address tried.
         address: SocketAddr,
         /// The file and the system's error.
         why: String,
@@ -92,18 +92,18 @@ enum RequestDetails {
     Nothing,
     Json(Bytes),
     Text(Bytes),
-    /// As it comes, and of this kind.
+    /// A streamed body and its content type.
     Stream(&'static str, Body),
 }
 
-/// Asks the admin listener at `address` for `path`.
+/// Gets `path` from the admin listener at `address`.
 pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     let asking =
         async { whole(address, exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?).await };
     within(address, WITHIN, asking).await
 }
 
-/// Gets a large answer, with a longer limit.
+/// Gets a large answer, with a longer deadline.
 pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     let asking = async {
         let response = exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?;
@@ -119,7 +119,7 @@ pub async fn delete(address: SocketAddr, path: &str, token: Option<&str>) -> Res
     within(address, WITHIN, telling).await
 }
 
-/// Tells the admin listener at `address` to do something.
+/// Posts a command to the admin listener at `address`.
 pub async fn post(
     address: SocketAddr,
     path: &str,
@@ -149,7 +149,7 @@ async fn post_json(
     within(address, COMMAND_WITHIN, telling).await
 }
 
-/// Tells it to do something that it reports line by line; `line` is called with each.
+/// Posts a command that reports its progress; calls `line` with each line.
 pub async fn post_lines(
     address: SocketAddr,
     path: &str,
@@ -160,7 +160,7 @@ pub async fn post_lines(
     lines(address, within(address, WITHIN, telling).await?.into_body(), line).await
 }
 
-/// Uploads everything that `source` writes. Calls `line` with each line of the answer, while it still sends.
+/// Uploads everything that `source` writes. Calls `line` with each line of the answer, even during the upload.
 ///
 /// # Errors
 /// [`AdminClientError::Here`] if `source` fails: the server then sees a broken request.
@@ -172,14 +172,14 @@ pub async fn upload(
     mut source: impl Read + Send + 'static,
     line: impl FnMut(&[u8]),
 ) -> Result<(), AdminClientError> {
-    // // Connects first: without a server nothing is read.
+    // Connects first: without a server nothing is read.
     let stream = connect(address).await?;
     let (entry, exit) = pipe();
     let reading = spawn_blocking(move || {
         let mut writer = entry.writer();
         match io::copy(&mut source, &mut writer) {
             Ok(_) => writer.end(Ok(())),
-            // // The server has stopped reading.
+            // The server has stopped reading.
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
             Err(e) => {
                 let kind = e.kind();
@@ -195,7 +195,7 @@ pub async fn upload(
         Err(error) => Err(error),
     };
     match answered {
-        // A source that failed is why there is no answer.
+        // A failed source is the cause of the missing answer.
         Err(failed @ AdminClientError::Failed { .. }) => {
             Err(reading.await.ok().and_then(Result::err).unwrap_or(failed))
         }
@@ -203,10 +203,11 @@ pub async fn upload(
     }
 }
 
-/// Posts JSON, and writes the answer as it arrives. Returns the number of bytes and the writer.
+/// Posts JSON and writes the answer to `to` as it arrives. Returns the number of bytes and the writer.
 ///
 /// # Errors
-/// [`AdminClientError::Failed`] if the answer broke off: the output is incomplete. [`AdminClientError::Here`] if `to` fails.
+/// [`AdminClientError::Failed`] if the answer broke off: the output is incomplete. [`AdminClientError::Here`] if `to`
+/// fails.
 pub async fn download<W: Write + Send + 'static>(
     address: SocketAddr,
     path: &str,
@@ -255,7 +256,7 @@ async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| failed(format!("it broke off: {e}")))?;
         let Ok(piece) = frame.into_data() else { continue };
-        // // The earlier bytes contain no line end.
+        // The earlier bytes contain no line end.
         let mut looked_at = rest.len();
         rest.extend_from_slice(&piece);
         while let Some(end) = rest.iter().skip(looked_at).position(|byte| *byte == b'\n') {
@@ -280,7 +281,7 @@ async fn within<T>(
     }
 }
 
-/// The response, if it is a good one.
+/// Sends a request and returns its response, if that is a success from a larder.
 async fn exchange(
     address: SocketAddr,
     method: Method,

@@ -41,10 +41,10 @@ use super::{
 use crate::store::{ReadMemory, ReadShare};
 use crate::supervisor::panic_message;
 
-/// The least that hyper accepts as the bound of an HTTP/1 head.
+/// Hyper's minimum for the limit of an HTTP/1 head, in bytes.
 const LEAST_HEADER_BYTES: usize = 8192;
 
-/// Unsent bytes of one HTTP/2 answer. The system's buffers keep the line busy.
+/// Limit of the unsent bytes of one HTTP/2 answer. The kernel's socket buffers keep the connection busy.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
 
 /// Receive window for request bodies, which are rare.
@@ -53,7 +53,7 @@ const REQUEST_WINDOW_BYTES: u32 = 64 * 1024;
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PONG_WITHIN: Duration = Duration::from_secs(20);
 
-/// The time for a task to stop after its connection was cut.
+/// Deadline for a connection task to stop after its connection was cut.
 const CUT_WITHIN: Duration = Duration::from_secs(1);
 
 /// The longest pause after a failed accept.
@@ -62,29 +62,31 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Limits of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at one time; who comes when all are taken waits in the system's queue.
+    /// Simultaneous connections. Further ones wait in the kernel's accept queue.
     pub connections: usize,
-    /// Connections at one time from one address; who comes beyond is closed at once. A trusted proxy has no such limit.
+    /// Simultaneous connections from one address. Further ones are closed at once. Trusted proxies are exempt.
     pub each_address: usize,
-    /// Connections at one time from all addresses together that are no clients; who comes beyond is closed at once.
+    /// Simultaneous connections from all addresses outside `clients` together. Further ones are closed at once.
     pub outsiders: usize,
-    /// The time an outsider has to send its one request, and then to read the answer.
+    /// Deadline for an outsider to send its one request, and another for it to read the answer.
     pub outsider_time: Duration,
-    /// The size of a request's head; at least 8 KiB.
+    /// Size limit of a request head; at least 8 KiB.
     pub header_bytes: usize,
-    /// Limit for an HTTP/1 request head, from its first byte (for the first request: from the start of the connection).
+    /// Deadline for an HTTP/1 request head, from its first byte (for the first request: from the start of the
+    /// connection).
     pub header_time: Duration,
-    /// Limit without a request in flight, and without progress of a client that reads an answer.
+    /// Limit of the time without a request in flight, and of the time without progress of a client that reads an
+    /// answer.
     pub idle: Duration,
-    /// Limit for a TLS handshake.
+    /// Deadline for a TLS handshake.
     pub handshake: Duration,
     /// Allows HTTP/2, by ALPN over TLS and by prior knowledge without. It has no reason phrases.
     pub http2: bool,
-    /// Requests at one time in one HTTP/2 connection.
+    /// Concurrent requests in one HTTP/2 connection.
     pub streams: u32,
-    /// Memory for archive bytes on their way to clients; beyond it, 16 KiB for each connection.
+    /// Memory budget for archive bytes that are being sent. Beyond it, each connection has 16 KiB.
     pub memory_bytes: usize,
-    /// The time for running answers after the listener stops.
+    /// Deadline for running answers after the listener stops.
     pub drain: Duration,
 }
 
@@ -110,17 +112,19 @@ impl Default for Limits {
 /// The peer of a connection.
 #[derive(Debug, Clone)]
 pub struct Peer {
-    /// The other end of the connection.
+    /// The address of the other end.
     pub address: SocketAddr,
-    /// Larder's own TLS, where the connection ends it.
+    /// Larder's TLS; `None` on a plain connection.
     pub tls: Option<Arc<Tls>>,
-    /// The connection's share of memory for archives.
+    /// The connection's share of the memory budget for archive bytes.
     pub memory: ReadShare,
 }
 
-/// Answers what comes in on `listener` with `handler`, until `stop`: as many connections as there are `places` for one that
-/// stands to larder as `standing` says of its address. Then refuses new connections, lets running answers
-/// end within `limits.drain`, cuts the rest and returns. Dropping the future cuts everything at once.
+/// Accepts connections on `listener` until `stop`, and answers their requests with `handler`. `places` limits the
+/// connections by the class that `standing` gives to their address.
+///
+/// After `stop`, refuses new connections, lets running answers end within `limits.drain`, cuts the rest and returns.
+/// Dropping the future cuts all connections at once.
 pub async fn serve<H, F, B>(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
@@ -169,7 +173,7 @@ pub async fn serve<H, F, B>(
     }
 }
 
-/// A connection that has a place.
+/// An accepted connection with its slot.
 struct AcceptedConnection {
     socket: TcpStream,
     address: SocketAddr,
@@ -177,7 +181,7 @@ struct AcceptedConnection {
     place: ConnectionSlot,
 }
 
-/// Where connections come in, no more than there are places.
+/// Accepts connections while there are free slots.
 struct Door<S> {
     listener: TcpListener,
     places: ConnectionSlots,
@@ -230,7 +234,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Door<S> {
         }
     }
 
-    /// Out of file descriptors or memory: trying again at once would only spin.
+    /// Pauses after an error such as too few file descriptors: an immediate retry would only spin.
     async fn pause_after(&mut self, error: &io::Error) {
         if self.failures == 0 {
             tracing::error!(%error, "cannot accept connections, trying again");
@@ -328,7 +332,7 @@ impl<H> Site<H> {
         let address = peer.address;
         let service = service_fn(|request: Request<Incoming>| {
             let in_flight = activity.request();
-            // // HTTP/2 has no Connection header; it gets a GOAWAY.
+            // HTTP/2 has no Connection header; it gets a GOAWAY.
             let is_last = in_flight.is_outsiders() && request.version() < Version::HTTP_2;
             let answer = answer(self.handler.clone(), request, peer.clone());
             answer.map_ok(move |mut response| {
@@ -347,7 +351,7 @@ impl<H> Site<H> {
         tracing::debug!(%address, ?ending, "ending a connection");
         connection.as_mut().graceful_shutdown();
         match ending {
-            // The drain bounds it from outside.
+            // `serve` bounds the drain from outside.
             None => log_end(address, connection.await),
             Some(CloseReason::Idle) => self.close(address, connection, self.limits.header_time).await,
             Some(CloseReason::OutsiderAsked) => self.close(address, connection, self.limits.outsider_time).await,
@@ -374,10 +378,10 @@ impl<H> Site<H> {
         let mut http = auto::Builder::new(Streams::default());
         http.http1()
             .timer(TokioTimer::new())
-            // // Hyper's limit also runs while a connection is idle between requests; `Activity` distinguishes them.
+            // Hyper's limit also runs while a connection is idle between requests; `Activity` distinguishes them.
             .header_read_timeout(None)
             .max_buf_size(limits.header_bytes.max(LEAST_HEADER_BYTES));
-        // The bounds on reset streams, of peer and ourselves, stay at what h2 sets.
+        // The limits of reset streams, by the peer and by us, stay at h2's defaults.
         http.http2()
             .timer(TokioTimer::new())
             .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
@@ -416,7 +420,7 @@ fn log_end(address: SocketAddr, ended: Result<(), BoxError>) {
     }
 }
 
-/// Runs the HTTP/2 streams of one connection, each in its task, and ends them with it.
+/// Runs the HTTP/2 streams of one connection, one task each, and cancels them when the connection ends.
 #[derive(Clone)]
 struct Streams {
     ended: CancellationToken,

@@ -1,4 +1,5 @@
-//! The HTTP server: sockets in `listener.rs`, statuses in `respond.rs`. Answers come from `protocol`.
+//! The HTTP server. `listener` accepts connections, `response` turns replies and failures into HTTP. Answers come from
+//! `protocol`.
 
 mod admin;
 
@@ -45,7 +46,7 @@ use crate::error::Error;
 use crate::protocol::route::{Api, Route, is_probe};
 use crate::protocol::{self, Failure, Protocols};
 
-/// The main listener's side of the protocols.
+/// The main listener: access, routes, metrics and the access log.
 #[derive(Debug)]
 pub struct MainListener {
     protocols: Arc<Protocols>,
@@ -56,12 +57,12 @@ pub struct MainListener {
 }
 
 impl MainListener {
-    /// Joins the parts.
+    /// Creates the main listener's handler.
     pub fn new(protocols: Arc<Protocols>, requests: Requests, clients: Clients, clock: Clock) -> Arc<Self> {
         Arc::new(Self { protocols, requests, clients, clock, number: Arc::new(AtomicU64::new(1)) })
     }
 
-    /// A copy for another configuration; counters continue.
+    /// Returns a copy for a reloaded configuration. Counters and request numbers continue.
     pub fn renewed(&self, protocols: Arc<Protocols>, clients: Clients) -> Arc<Self> {
         let (requests, clock, number) = (self.requests.clone(), self.clock.clone(), Arc::clone(&self.number));
         Arc::new(Self { protocols, requests, clients, clock, number })
@@ -77,7 +78,7 @@ impl MainListener {
         self.clock.clone()
     }
 
-    /// Answers a request, and writes one line about it when its body has gone out.
+    /// Answers a request, and writes its line of the access log when the body has been sent.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let began = Instant::now();
         let number = self.number.fetch_add(1, Ordering::Relaxed);
@@ -136,7 +137,7 @@ impl MainListener {
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
         let (route, api) = (self.protocols.route(&asked), self.protocols.api(&asked));
-        // // First of all, or an outsider could learn which registries are mirrored. Probes are open to all.
+        // Checked first, or an outsider could learn which registries are mirrored. Probes are open to all.
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client)
         {
@@ -186,7 +187,7 @@ impl MainListener {
         }
     }
 
-    /// The end state of a failed request; counts refusals by our own rules.
+    /// Returns the outcome of a failed request, and counts it if a rule of larder's refused it.
     fn end_of_failure(&self, failure: &Failure, api: Api) -> End {
         if let Some(refusal) = Refusal::of(failure) {
             self.requests.refused(refusal);
@@ -199,7 +200,7 @@ impl MainListener {
     }
 }
 
-/// A request without exactly one host: 400, because a proxy may have read another one.
+/// A request that does not name exactly one host: 400, because a proxy may have read another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum BadHost {
     /// RFC 9112 3.2, RFC 9113 8.3.1.
@@ -258,7 +259,7 @@ fn without_body(response: Response<Body>) -> Response<Body> {
     Response::from_parts(parts, Body::empty())
 }
 
-/// Logs a failure; "not found" is not logged.
+/// Logs a failure; "not found" at debug level only.
 fn log_failure(number: u64, failure: &Failure) {
     match failure {
         Failure::NoRoute(_) | Failure::Mirror(Error::NotFound(_) | Error::UnknownHost(_)) => {
@@ -273,7 +274,7 @@ fn log_failure(number: u64, failure: &Failure) {
     }
 }
 
-/// A request without an answer yet. Dropped early, it records that its client left.
+/// A request without an answer yet. If dropped early, it records that the client left.
 struct PendingRequest<'a> {
     main: &'a MainListener,
     request: &'a Request<Incoming>,
@@ -297,7 +298,7 @@ impl Drop for PendingRequest<'_> {
         if self.is_over {
             return;
         }
-        // // The panic handler sends an answer.
+        // The listener catches the panic; the client has not left.
         let end = if std::thread::panicking() { End::Error } else { End::Left };
         self.main.requests.ended(self.route, end, end.source(), 0);
         self.line(None, end).write(0);

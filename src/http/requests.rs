@@ -1,5 +1,5 @@
-//! Request metrics: outcomes, bytes, hit times, document ages, refusals. All labels are larder's own words, and every
-//! series exists from the start. A request costs a few additions.
+//! Request metrics: outcomes, bytes, hit times, document ages, refusals. All label values are larder's own words, and
+//! every series exists from the start. Recording a request costs a few additions.
 
 use std::array;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::mirror::Outcome;
 use crate::protocol::Failure;
 use crate::protocol::route::{NoRoute, RouteKind};
 
-/// Hit times in nanoseconds, from a few microseconds to a noticeable delay.
+/// Buckets of hit times, in nanoseconds: from a few microseconds to a noticeable delay.
 static HIT_TIMES: Scale = Scale {
     bounds: &[
         10_000,
@@ -35,11 +35,11 @@ static HIT_TIMES: Scale = Scale {
     ],
     steps_in_unit: 1e9,
 };
-/// Of documents, in seconds: a minute, five, an hour, four, a day, two, a week, thirty days.
+/// Buckets of document ages, in seconds: a minute, five, an hour, four, a day, two, a week, thirty days.
 static AGES: Scale =
     Scale { bounds: &[60, 300, 3_600, 14_400, 86_400, 172_800, 604_800, 2_592_000], steps_in_unit: 1.0 };
 
-/// An enum of a few words, each at its place in `ALL`.
+/// Defines an enum with a word for each variant. Each variant is the index of its own entry in `ALL`.
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident $word:literal,)* }) => {
         $(#[$doc])*
@@ -49,7 +49,7 @@ macro_rules! words {
         impl $name {
             const ALL: [Self; [$($word),*].len()] = [$(Self::$variant),*];
 
-            /// The word for it, in logs and as a label.
+            /// The word in logs and labels.
             pub(super) fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }
@@ -68,21 +68,21 @@ words! {
     End {
         /// Served fresh from the cache.
         Hit "hit",
-        /// Fetched for it.
+        /// Fetched for this request.
         Miss "miss",
         /// Passed through without being stored.
         Passed "passed",
-        /// Held, and confirmed or replaced for it.
+        /// Cached, and confirmed or replaced for this request.
         Revalidated "revalidated",
-        /// Held, past its time.
+        /// Cached and stale.
         Stale "stale",
-        /// Held, and deleted upstream.
+        /// Cached, and deleted upstream.
         Gone "gone",
         /// Does not exist.
         Absent "absent",
-        /// Not answered, by a rule of ours.
+        /// Refused by a rule of larder's.
         Refused "refused",
-        /// It could not be answered, or broke off.
+        /// The request failed, or the body broke off.
         Error "error",
         /// The client disconnected before the answer.
         Left "left",
@@ -92,41 +92,41 @@ words! {
 }
 
 words! {
-    /// Why a request was not answered, by a rule of ours.
+    /// Reasons for refusing a request.
     Refusal {
-        /// Its sender is not among `clients`.
+        /// The client is not among `clients`.
         Client "client",
-        /// Neither GET nor HEAD; on the admin listener, not the method of its path.
+        /// Neither GET nor HEAD; on the admin listener, not the method of the path.
         Method "method",
-        /// No name, version or platform can look like that; or no Host.
+        /// The path is invalid, or the Host is missing or ambiguous.
         Malformed "malformed",
-        /// There is nothing at its path, or its host is not configured.
+        /// Unknown path, or a host that is not configured.
         NoRoute "no-route",
-        /// It has been here before.
+        /// CDN-Loop names this larder, or too many others.
         Loop "loop",
-        /// A bound of our own was reached.
+        /// One of larder's limits was reached.
         Busy "busy",
         /// Offline, and not stored.
         Offline "offline",
-        /// On the admin listener: there is nothing at its path.
+        /// On the admin listener: unknown path.
         AdminPath "admin-path",
         /// On the admin listener: sent by a web page.
         AdminPage "admin-page",
-        /// On the admin listener: its Host is another.
+        /// On the admin listener: a foreign Host.
         AdminHost "admin-host",
-        /// On the admin listener: without the token.
+        /// On the admin listener: the token is missing or wrong.
         AdminToken "admin-token",
     }
 }
 
 words! {
-    /// Why a connection was closed before it was answered.
+    /// Reasons for closing a connection without an answer.
     NoPlace {
-        /// Its address has as many as one may have.
+        /// Its address has reached its limit.
         Address "address",
-        /// Addresses that are no clients have as many as they may have together.
+        /// The addresses outside `clients` have reached their common limit.
         Outsiders "not-clients",
-        /// Its address is no client's, and sent no request in time.
+        /// Its address is outside `clients`, and sent no request in time.
         SlowOutsider "not-client-slow",
     }
 }
@@ -134,11 +134,11 @@ words! {
 words! {
     /// Source of body bytes.
     Source {
-        /// From the store, without asking upstream: the traffic saved.
+        /// The store, without asking upstream: the traffic saved.
         Store "store",
-        /// Asked of upstream for this request, or confirmed by it.
+        /// Fetched or confirmed by upstream for this request.
         Upstream "upstream",
-        /// Our own words.
+        /// Larder's own text.
         Larder "larder",
     }
 }
@@ -148,7 +148,7 @@ words! {
     Content {
         /// A document.
         Document "document",
-        /// An archive, or a file beside it.
+        /// An archive, its checksums or their signature.
         Archive "archive",
     }
 }
@@ -157,8 +157,8 @@ impl From<Outcome> for End {
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::Hit => Self::Hit,
-            Outcome::Miss | Outcome::Coming => Self::Miss,
-            Outcome::Passed => Self::Passed,
+            Outcome::Miss | Outcome::Pending => Self::Miss,
+            Outcome::PassedThrough => Self::Passed,
             Outcome::Revalidated => Self::Revalidated,
             Outcome::Stale => Self::Stale,
             Outcome::Gone => Self::Gone,
@@ -167,7 +167,7 @@ impl From<Outcome> for End {
 }
 
 impl End {
-    /// The source of the body, for this outcome.
+    /// The source of the body for this outcome.
     pub(super) fn source(self) -> Source {
         match self {
             Self::Hit | Self::Stale | Self::Gone => Source::Store,
@@ -178,7 +178,7 @@ impl End {
 }
 
 impl Refusal {
-    /// The rule behind a failure, if it is one of ours.
+    /// The reason for a failure, if it is one of larder's rules.
     pub(super) fn of(failure: &Failure) -> Option<Self> {
         Some(match failure {
             Failure::NoRoute(NoRoute::Malformed(_)) => Self::Malformed,
@@ -191,7 +191,7 @@ impl Refusal {
     }
 }
 
-/// The kind of a request's route; none where it leads nowhere.
+/// The kind of a request's route; `None` without a route.
 pub(super) type RouteLabel = Option<RouteKind>;
 
 /// The name of a route, in logs and labels.
@@ -238,7 +238,7 @@ type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 #[derive(Debug, Clone)]
 pub struct Requests(Arc<RequestCounters>);
 
-/// The registered families, with each of their metrics at a fixed index, so that no lookup is needed.
+/// The registered families. Each metric has a fixed index, so that recording needs no lookup.
 #[derive(Debug)]
 struct RequestCounters {
     ended_family: Family<RequestEnd, Counter>,
@@ -285,7 +285,7 @@ impl Default for Requests {
 }
 
 impl Requests {
-    /// Registers the counters under their names.
+    /// Registers the metrics.
     pub fn register(&self, registry: &mut Registry) {
         let RequestCounters {
             ended_family, sent_family, refused_family, no_place_family, hit_family, age_family, ..
@@ -303,7 +303,7 @@ impl Requests {
         registry.register_with_unit("larder_document_age", help, Unit::Seconds, age_family.clone());
     }
 
-    /// A request has ended, and so much of its body is out.
+    /// Counts a finished request and its sent body bytes.
     pub(super) fn ended(&self, way: RouteLabel, end: End, source: Source, bytes: u64) {
         let RequestCounters { ended, sent, .. } = &*self.0;
         ended[way.map_or(WAYS - 1, |kind| kind as usize)][end as usize].inc();
@@ -322,29 +322,29 @@ impl Requests {
         }
     }
 
-    /// A request is refused.
+    /// Counts a refused request.
     pub(super) fn refused(&self, why: Refusal) {
         self.0.refused[why as usize].inc();
     }
 
-    /// A connection is closed before it is answered.
+    /// Counts a connection closed without an answer.
     pub(super) fn got_no_place(&self, why: NoPlace) {
         self.0.no_place[why as usize].inc();
     }
 
-    /// Body bytes sent since the start, in all and from the store.
+    /// Returns the body bytes sent since the start: in total, and from the store.
     pub fn sent_bytes(&self) -> (u64, u64) {
         let sent = self.0.sent.each_ref().map(Counter::get);
         (sent.iter().sum(), sent[Source::Store as usize])
     }
 
-    /// Requests since the start, by outcome; those that never happened are left out. Probes are not counted.
+    /// Returns the requests since the start by outcome, without probes and zero counts.
     pub fn by_outcome(&self) -> BTreeMap<String, u64> {
         let of = |end: End| self.0.ended.iter().map(|ends| ends[end as usize].get()).sum::<u64>();
         counted(End::ALL.into_iter().filter(|end| *end != End::NoOutcome).map(|end| (end.word(), of(end))))
     }
 
-    /// Requests that were not answered since the start, by reason; reasons that never applied are left out.
+    /// Returns the refused requests since the start by reason, without zero counts.
     pub fn by_refusal(&self) -> BTreeMap<String, u64> {
         counted(Refusal::ALL.into_iter().map(|why| (why.word(), self.0.refused[why as usize].get())))
     }

@@ -1,5 +1,5 @@
-//! From replies and failures to HTTP: headers, conditional and range answers, and the one mapping from
-//! errors to statuses and JSON.
+//! Responses from replies and failures: headers, conditional and range requests, and the one mapping from errors to
+//! statuses and JSON.
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
@@ -27,16 +27,16 @@ pub const NAME: &str = "larder";
 const X_TERRAFORM_GET: header::HeaderName = header::HeaderName::from_static("x-terraform-get");
 const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-status");
 
-/// Read size for HTTP/2, in bytes: each stream may hold one unread piece. HTTP/1 has one answer at a time, and larger
-/// pieces are cheaper.
+/// Read size for HTTP/2, in bytes: each stream may buffer one unread piece. HTTP/1 has one answer at a time and uses
+/// larger pieces, which are cheaper.
 const HTTP2_PIECE_BYTES: usize = 32 * 1024;
 
 /// Builds the response for a reply; archive bytes stay in `memory` until the client has read them.
 pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, memory: &ReadShare) -> Response<Body> {
     let is_http2 = request.version() >= Version::HTTP_2;
     let memory = if is_http2 { memory.in_pieces_of(HTTP2_PIECE_BYTES) } else { memory.clone() };
-    // // An archive that was not stored at the time of the request has no ranges (promise 3).
-    let has_parts = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::Passed));
+    // An archive that was not stored at the time of the request has no ranges (promise 3).
+    let has_parts = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::PassedThrough));
     let asked = RequestConditions { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
         Content::Document(rendered) => document(&rendered, asked.headers),
@@ -51,12 +51,12 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, memory: &Read
     response
 }
 
-/// RFC 9211.
+/// Value of Cache-Status (RFC 9211).
 fn cache_status(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Hit => "larder; hit",
         Outcome::Miss => "larder; fwd=miss; stored",
-        Outcome::Coming | Outcome::Passed => "larder; fwd=miss",
+        Outcome::Pending | Outcome::PassedThrough => "larder; fwd=miss",
         Outcome::Revalidated => "larder; fwd=stale; stored",
         Outcome::Stale => "larder; hit; detail=stale",
         Outcome::Gone => "larder; hit; detail=gone",
@@ -85,7 +85,7 @@ fn cache_control(route: &Route) -> HeaderValue {
     }
 }
 
-/// The answer to a module download that every client reads: 204, and the location in a header (PROTOCOL 4.3).
+/// Responds to a module download with 204 and the location in a header, which every client reads (PROTOCOL 4.3).
 fn no_content(location: &str) -> Response<Body> {
     let mut response = status(StatusCode::NO_CONTENT);
     let headers = response.headers_mut();
@@ -100,7 +100,7 @@ fn no_content(location: &str) -> Response<Body> {
     response
 }
 
-/// Redirects to the download of the latest version (seed 002); temporary, so it is asked again each time.
+/// Redirects to the download of the latest version (seed 002). Temporary, so clients ask again each time.
 fn found(url: &str) -> Response<Body> {
     let mut response = status(StatusCode::FOUND);
     insert(response.headers_mut(), header::LOCATION, url);
@@ -135,18 +135,18 @@ fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
     response
 }
 
-/// Result of the conditions of a GET or HEAD.
+/// Result of the preconditions of a GET or HEAD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Precondition {
-    /// Send the whole answer.
+    /// All hold: answer as without them.
     Met,
-    /// The client has it: 304.
+    /// The client has this version already: 304.
     NotModified,
-    /// The client wants another one than there is: 412.
+    /// The client wants another version: 412.
     Failed,
 }
 
-/// Evaluates the conditions of a request in the order of RFC 9110 13.2.2. `is_tag` compares an entity tag, quotes
+/// Evaluates the preconditions of a request in the order of RFC 9110 13.2.2. `is_tag` compares an entity tag, quotes
 /// included, with that of the answer.
 fn precondition(asked: &HeaderMap, is_tag: impl Fn(&str) -> bool, modified: Option<Timestamp>) -> Precondition {
     let date = |name| Some(Timestamp::of(httpdate::parse_http_date(asked.get(name)?.to_str().ok()?).ok()?));
@@ -164,7 +164,7 @@ fn precondition(asked: &HeaderMap, is_tag: impl Fn(&str) -> bool, modified: Opti
     }
 }
 
-/// Returns true if an entity tag in the header matches, or `*`; `None` without the header.
+/// Returns true if an entity tag in the header matches, or the header is `*`; `None` without the header.
 fn any_tag(asked: &HeaderMap, name: header::HeaderName, is_it: impl Fn(&str) -> bool) -> Option<bool> {
     let mut values = asked.get_all(name).into_iter().peekable();
     values.peek()?;
@@ -177,7 +177,7 @@ fn precondition_failed() -> Response<Body> {
     errors(StatusCode::PRECONDITION_FAILED, vec![why.into()])
 }
 
-/// The conditions, range and encoding of a request. Only a GET has ranges (RFC 9110 14.2).
+/// Request headers, and the facts that decide about ranges: only a GET of a stored archive has them (RFC 9110 14.2).
 #[derive(Clone, Copy)]
 struct RequestConditions<'a> {
     headers: &'a HeaderMap,
@@ -187,12 +187,12 @@ struct RequestConditions<'a> {
 
 fn file(archive: Archive, route: &Route, asked: RequestConditions<'_>, memory: ReadShare) -> Response<Body> {
     let mut response = match archive {
-        // // Not verified yet: no range and no tag, so that no part can look complete.
-        Archive::Arriving { .. } | Archive::Passing { .. } if expects_another(route, asked.headers) => {
+        // Not verified yet: no range and no tag, so that no part can look complete.
+        Archive::Arriving { .. } | Archive::PassedThrough { .. } if expects_another(route, asked.headers) => {
             return precondition_failed();
         }
         Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(memory), length)),
-        Archive::Passing { passing, length } => Response::new(Body::stream(passing.stream(), length)),
+        Archive::PassedThrough { passing, length } => Response::new(Body::stream(passing.stream(), length)),
         Archive::InMemory { bytes, digest, stored } => {
             let size_bytes = bytes.len() as u64;
             stored_archive_response(Validators::of(digest, stored), size_bytes, asked, |start, end| {
@@ -200,7 +200,7 @@ fn file(archive: Archive, route: &Route, asked: RequestConditions<'_>, memory: R
                 Body::full(bytes.slice(start as usize..end as usize))
             })
         }
-        Archive::Held { blob, digest, stored } => {
+        Archive::OnDisk { blob, digest, stored } => {
             let size_bytes = blob.size_bytes();
             stored_archive_response(Validators::of(digest, Some(stored)), size_bytes, asked, |start, end| {
                 Body::stream(blob.stream(start..end, memory), Some(end - start))
@@ -216,7 +216,7 @@ fn file(archive: Archive, route: &Route, asked: RequestConditions<'_>, memory: R
     response
 }
 
-/// True where If-Match asks for a file with another digest than the one that the URL begins to name.
+/// Returns true if If-Match names another digest than the URL, which holds the first digits of one.
 fn expects_another(route: &Route, asked: &HeaderMap) -> bool {
     let digest = match route {
         Route::ProviderFile(wanted) => Some(&wanted.digest),
@@ -249,7 +249,7 @@ impl Validators {
     }
 }
 
-/// Conditional and range answers (RFC 9110 13, 14), for stored and verified content only.
+/// Answers conditional and range requests (RFC 9110 13, 14), for stored and verified content only.
 fn stored_archive_response(
     known: Validators,
     size_bytes: u64,
@@ -305,8 +305,8 @@ fn accepts_gzip(asked: &HeaderMap) -> bool {
     })
 }
 
-/// The one mapping from failures to statuses. Each is one with which the client shows the reason phrase, where there is
-/// any (PROTOCOL 10).
+/// The one mapping from failures to statuses. The statuses are chosen so that clients show the reason phrase where they
+/// can (PROTOCOL 10).
 pub(super) fn failure_status(failure: &Failure, api: Api) -> StatusCode {
     let error = match failure {
         Failure::NoRoute(NoRoute::Malformed(_)) => return StatusCode::BAD_REQUEST,
@@ -318,7 +318,7 @@ pub(super) fn failure_status(failure: &Failure, api: Api) -> StatusCode {
     match error.kind() {
         Kind::NotAnUpstream => unknown_host_status(api),
         Kind::NotFound => StatusCode::NOT_FOUND,
-        // Never 401 or 403: clients would take that for their own token.
+        // Never 401 or 403: clients would blame their own token.
         Kind::BadUpstream => StatusCode::BAD_GATEWAY,
         Kind::Busy => StatusCode::SERVICE_UNAVAILABLE,
         Kind::Slow => StatusCode::GATEWAY_TIMEOUT,
@@ -331,33 +331,33 @@ pub(super) fn failure_status(failure: &Failure, api: Api) -> StatusCode {
 fn unknown_host_status(api: Api) -> StatusCode {
     match api {
         Api::Registry => refusal_status(api),
-        // // With 404 the client goes on to its other installation methods.
+        // With 404 the client goes on to its other installation methods.
         Api::NetworkMirror | Api::Archive | Api::Other => StatusCode::NOT_FOUND,
     }
 }
 
-/// The status of a refusal that asking again does not change.
+/// The status of a permanent refusal.
 pub(super) fn refusal_status(api: Api) -> StatusCode {
     match api {
-        // Shown after one attempt; 401, 403 and 404 are replaced by texts of the client's own.
+        // Clients show it after one attempt. They replace 401, 403 and 404 by texts of their own.
         Api::Registry => StatusCode::MISDIRECTED_REQUEST,
-        // // The network mirror shows the text of 5xx only.
+        // On the network mirror, clients show the text of 5xx only.
         Api::NetworkMirror => StatusCode::SERVICE_UNAVAILABLE,
         Api::Archive | Api::Other => StatusCode::FORBIDDEN,
     }
 }
 
-/// The response to a failure.
+/// Responds to a failure.
 pub(super) fn failure(failure: &Failure, api: Api) -> Response<Body> {
     explained(failure_status(failure, api), &failure.explain())
 }
 
-/// An error for the log, which may name the places of this machine.
+/// The text of a failure for the log, without secrets. It may contain paths of this machine.
 pub(super) fn log_text(failure: &Failure) -> String {
     public_text(&failure.to_string())
 }
 
-/// An error with its parts: the body has all of them, the reason phrase the cause and the remedy.
+/// Responds with an error: the body has subject, cause and remedy, the reason phrase cause and remedy.
 pub(super) fn explained(code: StatusCode, why: &Explanation) -> Response<Body> {
     let mut response = errors(code, vec![why.to_string()]);
     if let Some(phrase) = phrase::of(why) {
@@ -366,7 +366,7 @@ pub(super) fn explained(code: StatusCode, why: &Explanation) -> Response<Body> {
     response
 }
 
-/// Errors in the shape that registries use; the reason phrase has the first.
+/// Responds with errors in the registries' JSON form. The reason phrase has the first.
 pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
     #[derive(Serialize)]
     struct ErrorBody {
@@ -376,7 +376,7 @@ pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
     let phrase = errors.first().and_then(|first| phrase::of(&Explanation::of(first)));
     let mut response = json(code, &ErrorBody { errors });
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // // Marks the error as larder's own.
+    // Marks the error as larder's own.
     response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(NAME));
     if let Some(phrase) = phrase {
         response.extensions_mut().insert(phrase);
@@ -384,7 +384,7 @@ pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
     response
 }
 
-/// A value as JSON.
+/// Responds with a value as JSON.
 pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Body> {
     let body = serde_json::to_vec(value).unwrap_or_else(|_| b"{\"errors\":[]}".to_vec());
     let mut response = Response::new(Body::full(Bytes::from(body)));
@@ -393,7 +393,7 @@ pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Body> {
     response
 }
 
-/// A short text.
+/// Responds with a short text.
 pub(super) fn word(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(Body::full(text.into()));
     *response.status_mut() = code;

@@ -1,5 +1,5 @@
-//! Liveness of this process for the service manager: its listeners, asked over their own sockets, and its pool of
-//! blocking threads. Upstreams and the store do not count: no restart repairs those.
+//! Liveness of this process for the service manager: requests to its own listeners over their sockets, and a check of
+//! the pool of blocking threads. Upstreams and the store do not count: a restart repairs neither.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use tokio::time::Instant;
 use super::admin_client;
 use super::places::{ConnectionSlots, PeerClass};
 
-/// No request in any protocol that is spoken here: refused before it reaches a handler, a log or a counter, with TLS
-/// and without.
+/// No request in any protocol that larder speaks, with TLS or without: refused before it reaches a handler, a log or a
+/// counter.
 const KNOCK: &[u8] = b"larder?\r\n\r\n";
 
 /// The longest wait for a blocking thread: longer than any burst of work.
 pub const POOL_WITHIN: Duration = Duration::from_secs(60);
 
-/// The time in which a working disk responds.
+/// The time within which a working disk responds.
 const DISK_WITHIN: Duration = Duration::from_secs(1);
 
 /// The part of this process that did not answer.
@@ -34,10 +34,10 @@ pub enum NotAlive {
         "no blocking task got a thread for {} s, although the disk works: larder's own work holds all threads", .0.as_secs()
     )]
     Pool(Duration),
-    /// The main one.
+    /// The main listener.
     #[error("the main listener on {0} does not answer: {1}")]
     Main(SocketAddr, std::io::Error),
-    /// The admin one.
+    /// The admin listener.
     #[error(transparent)]
     Admin(#[from] admin_client::AdminClientError),
 }
@@ -50,12 +50,12 @@ pub enum NotAlive {
 #[derive(Debug)]
 pub struct BlockingPoolCheck {
     within: Duration,
-    /// The task that does nothing, and since when there is one.
+    /// The empty task and its start time.
     waiting: Mutex<Option<(JoinHandle<()>, Instant)>>,
     disk: Arc<DiskCheck>,
 }
 
-/// The disk, as it was when it was last tried.
+/// Result of the last disk test.
 #[derive(Debug, Default)]
 struct DiskCheck {
     is_being_tried: AtomicBool,
@@ -63,7 +63,7 @@ struct DiskCheck {
 }
 
 impl BlockingPoolCheck {
-    /// The pool of this runtime, and the longest wait for a thread.
+    /// Checks the pool of this runtime; `within` is the longest wait for a thread.
     pub fn new(within: Duration) -> Self {
         Self { within, waiting: Mutex::default(), disk: Arc::default() }
     }
@@ -109,18 +109,21 @@ impl DiskCheck {
     }
 }
 
-/// A listener of ours.
+/// One of our listeners.
 #[derive(Debug, Clone, Copy)]
 pub struct ListenerCheck<'a> {
-    /// Where.
+    /// The address.
     pub at: SocketAddr,
-    /// Whom it still lets in.
+    /// The connection slots.
     pub places: &'a ConnectionSlots,
     /// The peer class of this machine at this listener.
     pub standing: PeerClass,
 }
 
-/// Asks both. Waits for as long as the caller does.
+/// Asks both listeners. The caller sets the deadline.
+///
+/// A listener without a free slot is not asked, because it lets new connections wait or closes them. Being busy is no
+/// sign of death, and the caller runs on the same runtime.
 ///
 /// A listener that has all the connections it may have lets new ones wait, or closes them: that it is busy is no sign of
 /// death, and who asks turns on the same runtime.
@@ -136,7 +139,7 @@ pub async fn listeners_answer(main: ListenerCheck<'_>, admin: ListenerCheck<'_>)
 
 impl ListenerCheck<'_> {
     async fn is_reachable(self) -> bool {
-        // // A connection to its own address comes from that address.
+        // A connection to our own address comes from that address.
         !self.places.is_full_for(self.at.ip().to_canonical(), self.standing) && is_of_this_machine(self.at).await
     }
 }
@@ -152,7 +155,7 @@ async fn is_of_this_machine(address: SocketAddr) -> bool {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
-    // // Without a free descriptor no client is answered either: the check then fails as it should.
+    // Without a free file descriptor clients are not answered either: the check should fail then, so it goes on.
     let Ok(socket) = UdpSocket::bind((anywhere, 0)).await else { return true };
     let from = match socket.connect(address).await {
         Ok(()) => socket.local_addr(),
@@ -161,7 +164,7 @@ async fn is_of_this_machine(address: SocketAddr) -> bool {
     from.is_ok_and(|from| from.ip() == address.ip())
 }
 
-/// Whatever comes back shows that a connection was accepted and is attended to.
+/// Sends [`KNOCK`]. Any reaction shows that the listener accepts and serves connections.
 async fn knock(address: SocketAddr) -> std::io::Result<()> {
     let mut socket = TcpStream::connect(address).await?;
     socket.write_all(KNOCK).await?;
@@ -187,14 +190,14 @@ mod tests {
     const WITHIN: Duration = Duration::from_secs(20);
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// A listener on loopback, for which this machine is a client.
+    /// A listener on loopback that counts this machine among its clients.
     struct Listener {
         at: SocketAddr,
         places: ConnectionSlots,
     }
 
     impl Listener {
-        /// One within these limits, but that who is in stays in.
+        /// Starts a listener with these limits, which closes no idle connection.
         async fn within(limits: Limits) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let at = listener.local_addr().unwrap();
@@ -210,7 +213,7 @@ mod tests {
             self.asked_at(self.at)
         }
 
-        /// Returns this listener at another address.
+        /// Checks another address with the slots of this listener.
         fn asked_at(&self, at: SocketAddr) -> ListenerCheck<'_> {
             ListenerCheck { at, places: &self.places, standing: PeerClass::Client }
         }
@@ -227,7 +230,7 @@ mod tests {
         let [main, admin] = [Listener::within(Limits::default()).await, Listener::within(Limits::default()).await];
         timeout(WITHIN, listeners_answer(main.asked(), admin.asked())).await.unwrap().unwrap();
 
-        // // The system accepts the connection; no program does.
+        // The kernel accepts the connection; no program does.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = silent.local_addr().map(|at| (silent, at)).unwrap();
         for (of_main, of_admin) in [(silent.1, admin.at), (main.at, silent.1)] {
@@ -241,7 +244,7 @@ mod tests {
         assert!(error.to_string().contains(&format!("the main listener on {}", silent.1)), "{error}");
     }
 
-    /// A restart would cut all who are served.
+    /// A restart would cut all connections in use.
     #[tokio::test]
     async fn a_listener_that_serves_as_many_as_it_may_is_alive() {
         let all_taken = Limits { connections: 1, ..Limits::default() };
@@ -260,13 +263,13 @@ mod tests {
                 drop(served);
                 timeout(WITHIN, keeps_out(false)).await.unwrap();
                 timeout(WITHIN, listeners_answer(main.asked(), admin.asked())).await.unwrap().unwrap();
-                // // The probe has disconnected, too.
+                // The probe has disconnected, too.
                 timeout(WITHIN, keeps_out(false)).await.unwrap();
             }
         }
     }
 
-    /// Addresses for documentation: no machine has them.
+    /// Documentation addresses belong to no machine.
     #[tokio::test]
     async fn a_listener_whose_address_is_another_machines_is_not_asked() {
         let listener = Listener::within(Limits::default()).await;

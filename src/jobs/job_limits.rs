@@ -87,12 +87,12 @@ pub(super) struct RetryPolicy<'a> {
 impl<'a> RetryPolicy<'a> {
     /// The patience of a job that begins now, and has its turns among these.
     pub(super) fn new(turns: &'a JobLimits, clock: &'a Clock) -> Self {
-        Self { turns, clock, came_in: AtomicU64::new(clock.now().0), haste: Urgency::None }
+        Self { turns, clock, came_in: AtomicU64::new(clock.now().0), haste: Urgency::Job }
     }
 
     /// Limits for a plan, for which a client waits: it waits for local limits only.
     pub(super) fn of_a_plan(turns: &'a JobLimits, clock: &'a Clock) -> Self {
-        Self { haste: Urgency::ToTell, ..Self::new(turns, clock) }
+        Self { haste: Urgency::Plan, ..Self::new(turns, clock) }
     }
 
     pub(super) fn urgency(&self) -> Urgency {
@@ -129,9 +129,9 @@ impl<'a> RetryPolicy<'a> {
             let held = Mutex::new(TurnPermit::Usual(turns.acquire().await.ok()));
             let taken = step(Arc::new(ArchiveTurn { turns: self.turns, held })).await;
             let until = match taken.as_ref().err().and_then(AsError::as_error) {
-                Some(Error::HeldBack { .. }) if self.haste == Urgency::ToTell => return taken,
+                Some(Error::HeldBack { .. }) if self.haste == Urgency::Plan => return taken,
                 Some(Error::Spared(_) | Error::Busy { .. })
-                    if self.haste == Urgency::ToTell && times >= MAX_PLAN_RETRIES =>
+                    if self.haste == Urgency::Plan && times >= MAX_PLAN_RETRIES =>
                 {
                     return taken;
                 }

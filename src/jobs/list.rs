@@ -26,7 +26,7 @@ use super::warming;
 use crate::address::{Artifact, PackageRef};
 use crate::clock::Clock;
 use crate::digest::Digest;
-use crate::mirror::{Connectivity, Mirror, Pin};
+use crate::mirror::{Connectivity, Mirror, PinChange};
 use crate::store::Store;
 
 const MAX_RUNNING: usize = 8;
@@ -123,7 +123,7 @@ impl Jobs {
     /// dropped and start again when they are due.
     pub fn resume_interrupted(&self) {
         let mut kept = self.kept.lock();
-        if self.mirror.link() == Connectivity::Offline {
+        if self.mirror.connectivity() == Connectivity::Offline {
             let is_no_more = |under: &Arc<RunningJob>| under.beginning.recurs.is_some() && !under.has_ended();
             let forgotten = kept.iter().filter(|under| is_no_more(under)).map(|under| under.id).collect();
             kept.retain(|under| !is_no_more(under));
@@ -264,7 +264,7 @@ impl Jobs {
 
     /// The packages of a job, to be pinned or unpinned now. For a running job the setting also applies to packages that
     /// it still has to fetch.
-    pub async fn to_pin(&self, id: JobId, pin: Pin) -> Option<Vec<ToPin>> {
+    pub async fn to_pin(&self, id: JobId, pin: PinChange) -> Option<Vec<ToPin>> {
         Some(self.find(id)?.to_pin(pin).await)
     }
 

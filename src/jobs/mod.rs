@@ -50,7 +50,7 @@ pub async fn run_housekeeping(mirror: Arc<Mirror>, clock: Clock) {
 /// those that are due. Stops when dropped.
 pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
     loop {
-        let call = mirror.job(clock.now());
+        let call = mirror.job_context(clock.now());
         let next = match mirror.scrub(every, &call).await {
             Ok(next) => next,
             Err(error) => {

@@ -19,7 +19,7 @@ use super::warm::MOST_ITEMS;
 use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Versions};
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::mirror::{Mirror, Resolved, StoredArchive};
+use crate::mirror::{Mirror, StoredArchive, WarmedDocument};
 use crate::requirements::{self, Order, OrderEntry, RequiredArchive, ResolvedRequirements, UnavailableItem};
 
 /// Upstream requests at a time, for one plan.
@@ -176,7 +176,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     unconfirmed.sort();
     unconfirmed.dedup();
     let sums = Sums::of(&items);
-    let offline = mirror.link() == crate::mirror::Connectivity::Offline;
+    let offline = mirror.connectivity() == crate::mirror::Connectivity::Offline;
     if offline && !unconfirmed.is_empty() {
         unconfirmed = if names_versions(order) { Vec::new() } else { vec![MAY_BE_OLD.to_owned()] };
     }
@@ -269,14 +269,14 @@ impl Planner<'_> {
         let set = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.warm_set(package, self.patience.urgency(), self.clock.now()))
         };
-        let Resolved { value: set, unconfirmed } = self.patience.run_step(set, || {}).await?;
+        let WarmedDocument { value: set, unconfirmed } = self.patience.run_step(set, || {}).await?;
         let digest = set.document.shasum;
         let fit = LockFit::of_all(locked, digest);
         if fit == LockFit::None {
             return Err(LockMismatch::locked_to_another(package, &locked.concat(), digest.zh()));
         }
-        let held = match self.mirror.still_holds(package, digest).await? {
-            true => self.mirror.name_entry(package, digest).await?,
+        let held = match self.mirror.is_installable(package, digest).await? {
+            true => self.mirror.stored_archive(package, digest).await?,
             false => None,
         };
         let Some(held) = self.verified_archive(package.into(), held).await? else {
@@ -318,7 +318,7 @@ impl Planner<'_> {
         let look = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.warmed_module(package, self.patience.urgency(), self.clock.now()))
         };
-        let Resolved { value: held, unconfirmed } = self.patience.run_step(look, || {}).await?;
+        let WarmedDocument { value: held, unconfirmed } = self.patience.run_step(look, || {}).await?;
         let held = match held {
             Some(held) if self.mirror.is_module_installable(package, held.digest).await? => Some(held),
             Some(_) | None => None,

@@ -15,7 +15,7 @@ use super::job_limits::RetryPolicy;
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 use crate::clock::Clock;
 use crate::error::Error;
-use crate::mirror::{Archive, Mirror, ModuleArchiveRef, Resolved};
+use crate::mirror::{Archive, Mirror, ModuleArchiveRef, WarmedDocument};
 use crate::requirements::{Files, ModuleFiles, Registries, UnlistedVersions};
 
 /// A mirror that is asked on behalf of one job or plan.
@@ -48,19 +48,19 @@ impl<'a> MirrorRegistries<'a> {
         &self,
         of: &impl Display,
         outlook: fn(&Error) -> ItemAvailability,
-        answer: Result<Resolved<T>, Error>,
+        answer: Result<WarmedDocument<T>, Error>,
     ) -> Result<T, Error> {
         let mut learned = self.learned.lock();
         if let Err(error) = &answer {
             learned.outlooks.insert(of.to_string(), outlook(error));
         }
-        let Resolved { value, unconfirmed } = answer?;
+        let WarmedDocument { value, unconfirmed } = answer?;
         learned.unconfirmed.extend(unconfirmed);
         Ok(value)
     }
 
     fn beyond<T>(&self, of: &impl Display, answer: Result<T, Error>) -> Result<T, Error> {
-        let answer = answer.map(|value| Resolved { value, unconfirmed: None });
+        let answer = answer.map(|value| WarmedDocument { value, unconfirmed: None });
         self.record_error(of, ItemAvailability::of_a_document, answer)
     }
 }
@@ -99,11 +99,11 @@ impl Registries for MirrorRegistries<'_> {
         let (_, held) = self.record_error(of, ItemAvailability::of, self.patience.run_step(fetch, || {}).await)?;
         let subdir = held.proof.how.tree().and_then(|packed| packed.subdir.clone()).unwrap_or_default();
         let wanted = ModuleArchiveRef { package: of.clone(), digest: Some(held.digest.prefix()) };
-        let files = match self.mirror.module_archive(&wanted, &self.mirror.job(self.clock.now())).await?.value {
+        let files = match self.mirror.module_archive(&wanted, &self.mirror.job_context(self.clock.now())).await?.value {
             Archive::InMemory { bytes, .. } => files_of(of, std::io::Cursor::new(bytes)).await?,
-            Archive::Held { blob, .. } => files_of(of, blob.reader()).await?,
-            Archive::Arriving { .. } | Archive::Passing { .. } => {
-                return Err(self.mirror.not_kept(&format!("the archive of {of}")).await);
+            Archive::OnDisk { blob, .. } => files_of(of, blob.reader()).await?,
+            Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
+                return Err(self.mirror.not_stored_error(&format!("the archive of {of}")).await);
             }
         };
         Ok(ModuleFiles { files, subdir })

@@ -17,7 +17,7 @@ use super::warm::WarmUp;
 use crate::address::Artifact;
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
-use crate::mirror::{Came, Pin};
+use crate::mirror::{PinChange, WarmedArchive};
 
 /// One job.
 #[derive(Debug)]
@@ -174,8 +174,8 @@ impl RunningJob {
     }
 
     /// Its packages, to be pinned or unpinned now. The setting also applies to packages still to be fetched.
-    pub(super) async fn to_pin(&self, pin: Pin) -> Vec<ToPin> {
-        self.update(|told| told.head().pin = pin == Pin::Set);
+    pub(super) async fn to_pin(&self, pin: PinChange) -> Vec<ToPin> {
+        self.update(|told| told.head().pin = pin == PinChange::Set);
         self.write().await;
         let told = self.told.lock();
         let items = told.job.items.iter().zip(&told.about).map(|(item, about)| ToPin {
@@ -234,10 +234,10 @@ impl RunningJob {
         self.update_item(item, |item, _| (item.bytes, item.size_bytes) = (bytes, length.or(item.size_bytes)));
     }
 
-    pub(super) fn mark_stored(&self, item: usize, came: Came, digest: Digest, size_bytes: u64) {
+    pub(super) fn mark_stored(&self, item: usize, came: WarmedArchive, digest: Digest, size_bytes: u64) {
         let state = match came {
-            Came::Held => ItemState::Held,
-            Came::Fetched => ItemState::Fetched,
+            WarmedArchive::AlreadyStored => ItemState::Held,
+            WarmedArchive::Fetched => ItemState::Fetched,
         };
         self.update_item(item, |item, about| {
             (item.state, item.bytes, item.size_bytes) = (state, size_bytes, Some(size_bytes));

@@ -20,7 +20,7 @@ use crate::address::{
 use crate::clock::Clock;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::{Came, Mirror, Pin, Resolved, SMALL_ARCHIVE_BYTES, Urgency};
+use crate::mirror::{Mirror, PinChange, SMALL_ARCHIVE_BYTES, Urgency, WarmedArchive, WarmedDocument};
 
 /// Final checks at a time.
 const FINAL_CHECKS: usize = 8;
@@ -77,7 +77,7 @@ impl WarmUpRun<'_> {
         wanted: &WarmTarget,
     ) -> Result<(), Error> {
         let list =
-            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(&meant.of, Urgency::None, self.clock.now())) };
+            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(&meant.of, Urgency::Job, self.clock.now())) };
         let list = self.list(items.clone().collect(), list).await?;
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
         let version = meant.choose(&listed).map_err(Error::NotFound)?.clone();
@@ -91,7 +91,7 @@ impl WarmUpRun<'_> {
 
     async fn module(&self, items: Range<usize>, meant: &Selection<ModuleAddress>) -> Result<(), Error> {
         let list = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_module_list(&meant.of, Urgency::None, self.clock.now()))
+            Box::pin(self.mirror.warm_module_list(&meant.of, Urgency::Job, self.clock.now()))
         };
         let list = self.list(items.clone().collect(), list).await?;
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
@@ -101,7 +101,7 @@ impl WarmUpRun<'_> {
 
     /// Warms the required versions of one provider. Its version list is fetched, however the versions were named.
     pub(super) async fn packages(&self, of: &ProviderAddress, wanted: Vec<(usize, Package, Vec<Vec<String>>)>) {
-        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, Urgency::None, self.clock.now())) };
+        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, Urgency::Job, self.clock.now())) };
         if let Err(error) = self.list(wanted.iter().map(|(item, ..)| *item).collect(), list).await {
             wanted.iter().for_each(|(item, ..)| self.failed(*item, &error));
             return;
@@ -122,10 +122,14 @@ impl WarmUpRun<'_> {
         Ok(())
     }
 
-    async fn module_package(&self, item: usize, package: &ModulePackage) -> Result<(Came, Digest, u64), Error> {
+    async fn module_package(
+        &self,
+        item: usize,
+        package: &ModulePackage,
+    ) -> Result<(WarmedArchive, Digest, u64), Error> {
         self.under.is_now(item, ItemState::Fetching);
-        let Resolved { value: (came, held), unconfirmed } =
-            self.mirror.warm_module(package, Urgency::None, self.clock.now()).await?;
+        let WarmedDocument { value: (came, held), unconfirmed } =
+            self.mirror.warm_module(package, Urgency::Job, self.clock.now()).await?;
         if let Some(why) = unconfirmed {
             self.under.is_unconfirmed(item, why);
         }
@@ -139,15 +143,19 @@ impl WarmUpRun<'_> {
             return Ok(());
         }
         let what = format!("the archive of {of}");
-        let pinned = self.mirror.pin_artifacts(vec![of], Pin::Set).await?;
-        if pinned.iter().all(|pinned| pinned.is_well()) { Ok(()) } else { Err(self.mirror.not_kept(&what).await) }
+        let pinned = self.mirror.pin_artifacts(vec![of], PinChange::Set).await?;
+        if pinned.iter().all(|pinned| pinned.succeeded()) {
+            Ok(())
+        } else {
+            Err(self.mirror.not_stored_error(&what).await)
+        }
     }
 
     /// The version list that the versions of these items are chosen from.
     pub(super) async fn list<'b, T>(
         &self,
         items: Vec<usize>,
-        list: impl Fn() -> BoxFuture<'b, Result<Resolved<T>, Error>>,
+        list: impl Fn() -> BoxFuture<'b, Result<WarmedDocument<T>, Error>>,
     ) -> Result<T, Error> {
         let each = |state: ItemState| items.iter().for_each(|item| self.under.is_now(*item, state.clone()));
         let list = self.patience.run_step(
@@ -157,7 +165,7 @@ impl WarmUpRun<'_> {
             },
             || each(ItemState::Waiting),
         );
-        let Resolved { value: list, unconfirmed } = list.await?;
+        let WarmedDocument { value: list, unconfirmed } = list.await?;
         if let Some(why) = unconfirmed {
             items.iter().for_each(|item| self.under.is_unconfirmed(*item, why.clone()));
         }
@@ -176,7 +184,7 @@ impl WarmUpRun<'_> {
         item: usize,
         package: &Package,
         locked: &[Vec<String>],
-    ) -> Result<(Came, Digest, u64), LockMismatch> {
+    ) -> Result<(WarmedArchive, Digest, u64), LockMismatch> {
         self.under.set_subject(item, &Artifact::from(package));
         let waits = || self.under.is_now(item, ItemState::Waiting);
         let set = self.patience.run_step(|| Box::pin(self.set(item, package, locked)), waits).await?;
@@ -201,8 +209,8 @@ impl WarmUpRun<'_> {
     /// The digest of the archive that an `init` would be given.
     async fn set(&self, item: usize, package: &Package, locked: &[Vec<String>]) -> Result<Digest, LockMismatch> {
         self.under.is_now(item, ItemState::Resolving);
-        let Resolved { value: set, unconfirmed } =
-            self.mirror.warm_set(package, Urgency::None, self.clock.now()).await?;
+        let WarmedDocument { value: set, unconfirmed } =
+            self.mirror.warm_set(package, Urgency::Job, self.clock.now()).await?;
         if let Some(why) = unconfirmed {
             self.under.is_unconfirmed(item, why);
         }
@@ -220,7 +228,7 @@ impl WarmUpRun<'_> {
         package: &Package,
         digest: Digest,
         turn: Arc<ArchiveTurn<'_>>,
-    ) -> Result<(Came, Digest, u64), LockMismatch> {
+    ) -> Result<(WarmedArchive, Digest, u64), LockMismatch> {
         self.under.is_now(item, ItemState::Fetching);
         let arriving = |bytes, length: Option<u64>| {
             if length.is_some_and(|length| length <= SMALL_ARCHIVE_BYTES) {
@@ -244,7 +252,7 @@ impl WarmUpRun<'_> {
             }
         }
         self.pin_if_ordered(Artifact::from(package)).await?;
-        Ok(self.mirror.settle(package, digest).await?)
+        Ok(self.mirror.sync_warmed(package, digest).await?)
     }
 
     pub(super) fn failed(&self, item: usize, error: &dyn Display) {
@@ -253,15 +261,15 @@ impl WarmUpRun<'_> {
 
     /// Early archives may have been evicted for later ones.
     async fn check_again(&self) {
-        self.mirror.eviction_is_at_rest().await;
+        self.mirror.wait_for_eviction().await;
         let look = async |(item, of, digest)| {
             let holds = match &of {
-                Artifact::Provider(package) => self.mirror.still_holds(package, digest).await,
+                Artifact::Provider(package) => self.mirror.is_installable(package, digest).await,
                 Artifact::Module(package) => self.mirror.is_module_installable(package, digest).await,
             };
             match holds {
                 Ok(true) => {}
-                Ok(false) => self.failed(item, &self.mirror.not_kept(&format!("the archive of {of}")).await),
+                Ok(false) => self.failed(item, &self.mirror.not_stored_error(&format!("the archive of {of}")).await),
                 Err(error) => self.failed(item, &error),
             }
         };

@@ -10,7 +10,7 @@ use super::discovery::DiscoveryTrust;
 use super::documents::RETRIES;
 use super::library::{AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation};
 use super::proof_set::ProofSet;
-use super::sets::{self, NoSet, Unlisted};
+use super::sets::{self, SetFetchError, UnlistedPolicy};
 use super::{AlarmKind, Mirror, Outcome, RequestContext};
 use crate::address::{Package, PackageRef, PackageSelector, Platform, ProviderAddress, Selection, Version, Versions};
 use crate::digest::Digest;
@@ -45,19 +45,19 @@ impl ChangedFile {
 
 /// The result of accepting one package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Accepted {
+pub struct AcceptResult {
     /// The package.
     #[serde(flatten)]
     pub package: PackageRef,
     /// The outcome.
     #[serde(flatten)]
-    pub ruling: Ruling,
+    pub ruling: AcceptOutcome,
 }
 
 /// The outcome of accepting one package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-pub enum Ruling {
+pub enum AcceptOutcome {
     /// The set that upstream has now is trusted from now on.
     Accepted {
         /// The changed files.
@@ -109,11 +109,11 @@ impl Mirror {
         self: &Arc<Self>,
         what: &PackageSelector,
         call: &RequestContext,
-    ) -> Result<Vec<Accepted>, Error> {
+    ) -> Result<Vec<AcceptResult>, Error> {
         self.must_be_online(&format!("accepting {what}"))?;
         call.upstream(what.host())?;
         // A separate task: a client that disconnects must not leave half a decision.
-        let (mirror, of, call) = (Arc::clone(self), what.clone(), self.inner(call));
+        let (mirror, of, call) = (Arc::clone(self), what.clone(), self.flight_context(call));
         let work = self.tasks.spawn(async move {
             match &of {
                 PackageSelector::Provider(meant) => mirror.accept_all(meant, &call).await,
@@ -130,9 +130,9 @@ impl Mirror {
         self: &Arc<Self>,
         what: &Selection<ProviderAddress>,
         call: &RequestContext,
-    ) -> Result<Vec<Accepted>, Error> {
-        self.forget_absences(what);
-        let ToAccept { packages, unlisted } = self.packages_to_accept(what, call).await?;
+    ) -> Result<Vec<AcceptResult>, Error> {
+        self.forget_not_found(what);
+        let AcceptTargets { packages, unlisted } = self.packages_to_accept(what, call).await?;
         let fetching = packages.into_iter().map(|package| async move {
             let fetched = self.current_set(&package, call).await;
             (package, fetched)
@@ -149,7 +149,7 @@ impl Mirror {
                     proven.push((package, set));
                 }
                 Err(no_set) => {
-                    let is_gone = matches!(no_set, NoSet::Absent(_));
+                    let is_gone = matches!(no_set, SetFetchError::Absent(_));
                     if is_gone { &mut found.gone } else { &mut found.failed }.insert(platform);
                     others.push((package, no_set));
                 }
@@ -161,7 +161,7 @@ impl Mirror {
         // Compare all sets with the history before any is recorded: the sums of one version list all its platforms.
         let withdrawn: BTreeSet<Version> =
             found.iter().filter(|(_, found)| found.is_withdrawn()).map(|(version, _)| version.clone()).collect();
-        let (provider, now) = (what.of.clone(), self.inner(call).now);
+        let (provider, now) = (what.of.clone(), self.flight_context(call).now);
         let of = if matches!(what.versions, Versions::All) { AcceptScope::Provider } else { AcceptScope::Version };
         let recording = self.on_disk(move |mirror| {
             let sums: Vec<_> = proven.iter().map(|(_, set)| set.checksums().unwrap_or_default()).collect();
@@ -184,19 +184,19 @@ impl Mirror {
             let is_trusted_anew = !before.trusts(key.as_deref()) && after.trusts(key.as_deref());
             let is_new_key = key.as_ref().is_some_and(|key| !keys_before.is_empty() && !keys_before.contains(key));
             let has_lost_key = key.is_none() && !keys_before.is_empty();
-            self.keep_set(&package, set, now).await?;
+            self.store_set(&package, set, now).await?;
             let of = PackageRef::from(&package);
             let is_recorded_anew = resolved
                 .iter()
                 .any(|subject| subject.kind == AlarmKind::DamagedRecord && subject.version == package.version);
             let is_as_before = files.is_empty() && !is_new_key && !has_lost_key;
             let ruling = if is_as_before && !is_trusted_anew && !is_recorded_anew {
-                Ruling::NothingToAccept
+                AcceptOutcome::NothingToAccept
             } else {
                 tracing::warn!(%package, files = files.len(), key, "accepted by the operator");
-                Ruling::Accepted { files, keys_before: keys_before.clone(), key }
+                AcceptOutcome::Accepted { files, keys_before: keys_before.clone(), key }
             };
-            accepted.push(Accepted { package: of, ruling });
+            accepted.push(AcceptResult { package: of, ruling });
         }
         accepted.sort_by(|one, other| one.package.cmp(&other.package));
         Ok(accepted)
@@ -208,8 +208,8 @@ impl Mirror {
         self: &Arc<Self>,
         what: &Selection<ProviderAddress>,
         call: &RequestContext,
-    ) -> Result<ToAccept, Error> {
-        let held = self.held_packages(what).await?;
+    ) -> Result<AcceptTargets, Error> {
+        let held = self.packages_with_sets_in(what).await?;
         // A package with an alarm may not be stored, because it is refused.
         let is_meant =
             |subject: &AlarmSubject| subject.is_resolved_by_accept() && what.versions.include(&subject.version);
@@ -237,7 +237,7 @@ impl Mirror {
                 }
             }
         }
-        Ok(ToAccept { packages, unlisted })
+        Ok(AcceptTargets { packages, unlisted })
     }
 
     /// The platforms that upstream lists of a version. The inner error says why it lists none.
@@ -265,30 +265,34 @@ impl Mirror {
 
     /// Fetches and verifies the set that upstream has now. Uses nothing of the stored set, so that it is judged as a
     /// whole.
-    async fn current_set(self: &Arc<Self>, package: &Package, call: &RequestContext) -> Result<ProofSet, NoSet> {
-        let asked = sets::what(package);
+    async fn current_set(
+        self: &Arc<Self>,
+        package: &Package,
+        call: &RequestContext,
+    ) -> Result<ProofSet, SetFetchError> {
+        let asked = sets::describe_set(package);
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let work = async {
-            let asking = self.ask_for_set(
+            let asking = self.fetch_verified_set(
                 &asked,
                 &upstream,
                 package,
                 DiscoveryTrust::InAny,
                 None,
                 RETRIES,
-                Unlisted::Asked,
+                UnlistedPolicy::Fetched,
                 call,
             );
             match asking.await {
-                Err(NoSet::Failed(error)) => Err(error),
+                Err(SetFetchError::Failed(error)) => Err(error),
                 asked => Ok(asked),
             }
         };
-        self.within_limits(&asked, &package.provider.host, work).await?
+        self.with_deadline(&asked, &package.provider.host, work).await?
     }
 }
 
-struct ToAccept {
+struct AcceptTargets {
     packages: BTreeSet<Package>,
     /// The versions that upstream does not list, with its answer.
     unlisted: BTreeMap<Version, Error>,
@@ -300,11 +304,11 @@ struct ToAccept {
 /// Upstream does not list the one version that was selected, and there is no other result for it.
 fn withdrawn_or_failed(
     what: &Selection<ProviderAddress>,
-    others: Vec<(Package, NoSet)>,
+    others: Vec<(Package, SetFetchError)>,
     mut unlisted: BTreeMap<Version, Error>,
     withdrawn: &BTreeSet<Version>,
     resolved: &[AlarmSubject],
-) -> Result<Vec<Accepted>, Error> {
+) -> Result<Vec<AcceptResult>, Error> {
     let mut accepted = Vec::new();
     for (package, no_set) in others {
         let is_about = |subject: &AlarmSubject| {
@@ -313,16 +317,18 @@ fn withdrawn_or_failed(
                     || withdrawn.contains(&package.version))
         };
         let ruling = match no_set {
-            NoSet::Absent(error) if resolved.iter().any(is_about) => Ruling::Withdrawn { error: error.to_string() },
-            no_set => Ruling::Failed { error: Error::from(no_set).to_string() },
+            SetFetchError::Absent(error) if resolved.iter().any(is_about) => {
+                AcceptOutcome::Withdrawn { error: error.to_string() }
+            }
+            no_set => AcceptOutcome::Failed { error: Error::from(no_set).to_string() },
         };
         unlisted.remove(&package.version);
-        accepted.push(Accepted { package: (&package).into(), ruling });
+        accepted.push(AcceptResult { package: (&package).into(), ruling });
     }
     for (version, error) in unlisted {
         if resolved.iter().any(|subject| subject.version == version) {
-            let ruling = Ruling::Withdrawn { error: error.to_string() };
-            accepted.push(Accepted { package: PackageRef::requested(&format!("{}@{version}", what.of)), ruling });
+            let ruling = AcceptOutcome::Withdrawn { error: error.to_string() };
+            accepted.push(AcceptResult { package: PackageRef::requested(&format!("{}@{version}", what.of)), ruling });
         } else if matches!(what.versions, Versions::Exactly(_)) {
             return Err(error);
         }

@@ -11,7 +11,7 @@ use crate::error::Error;
 
 impl Mirror {
     /// Raises an alarm about a version, once for the same detail. Writes to disk.
-    pub(super) fn alarm(
+    pub(super) fn raise_alarm(
         &self,
         kind: AlarmKind,
         address: impl Into<Address>,
@@ -19,11 +19,11 @@ impl Mirror {
         detail: impl Into<String>,
         at: Timestamp,
     ) {
-        self.alarm_of_part(kind, address, version, AlarmPart::Whole, detail, at);
+        self.raise_alarm_about_part(kind, address, version, AlarmPart::Whole, detail, at);
     }
 
     /// Raises an alarm about part of a version: its set for a platform, or its signing key.
-    pub(super) fn alarm_of_part(
+    pub(super) fn raise_alarm_about_part(
         &self,
         kind: AlarmKind,
         address: impl Into<Address>,
@@ -33,7 +33,7 @@ impl Mirror {
         at: Timestamp,
     ) {
         let (address, subject) = (address.into(), AlarmSubject { kind, version: version.clone(), part });
-        match self.alarms.raise(subject, &address, detail.into(), at, self.link()) {
+        match self.alarms.raise(subject, &address, detail.into(), at, self.connectivity()) {
             RaiseOutcome::New => self.counters.alarm(kind),
             RaiseOutcome::Unchanged => {}
             RaiseOutcome::TooMany => {
@@ -43,12 +43,12 @@ impl Mirror {
     }
 
     /// Resolves alarms of these kinds about a version. Writes to disk if there are any.
-    pub(super) fn resolved(&self, kinds: &[AlarmKind], address: impl Into<Address>, version: &Version) {
+    pub(super) fn resolve_alarms(&self, kinds: &[AlarmKind], address: impl Into<Address>, version: &Version) {
         self.alarms.resolve(&address.into(), &AlarmEvent::Ended { kinds, version });
     }
 
-    /// Resolves alarms like [`Self::resolved`], for async code. Returns their number.
-    pub(super) async fn resolved_soon(
+    /// Resolves alarms like [`Self::resolve_alarms`], for async code. Returns their number.
+    pub(super) async fn resolve_alarms_async(
         self: &Arc<Self>,
         kinds: &'static [AlarmKind],
         address: impl Into<Address>,
@@ -67,12 +67,12 @@ impl Mirror {
     /// Resolves the alarms that only a purge of these versions resolves. Writes to disk.
     pub(super) fn resolve_purged(&self, address: impl Into<Address>, versions: &Versions, left: &BTreeSet<Version>) {
         let address = address.into();
-        let is_configured = self.terms().upstream(address.host()).is_ok();
+        let is_configured = self.config().upstream(address.host()).is_ok();
         self.alarms.resolve(&address, &AlarmEvent::Purged { versions, left, is_configured });
     }
 
     /// Raises an alarm for each stored version that upstream's list has dropped, and resolves those of all others.
-    pub(super) async fn alarm_of_dropped(
+    pub(super) async fn update_dropped_alarms(
         self: &Arc<Self>,
         address: impl Into<Address>,
         dropped: Vec<Version>,
@@ -88,7 +88,7 @@ impl Mirror {
             mirror.alarms.resolve(&address, &AlarmEvent::ListRead { dropped: &dropped });
             for version in &dropped {
                 let detail = "upstream lists it no more; it is stored, and stays listed here (keep_gone)";
-                mirror.alarm(AlarmKind::Dropped, address.clone(), version, detail, at);
+                mirror.raise_alarm(AlarmKind::Dropped, address.clone(), version, detail, at);
             }
             Ok(())
         })

@@ -9,14 +9,14 @@ use tokio::sync::watch;
 
 use super::call::CallerKind;
 use super::fill::{Fill, FillKey};
-use super::follow::{Follow, Progress};
+use super::follow::{FillProgress, TailStream};
 use super::freshness::Age;
 use super::library::StoredArchive;
-use super::opened::Opened;
-use super::passing::Passing;
-use super::proof_set::{HeldSet, KeptSet, ProofSet, SetFile};
-use super::pull::nobody_may_wait;
-use super::{Answer, Mirror, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, unless_gone};
+use super::opened::OpenOutcome;
+use super::passing::PassThrough;
+use super::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
+use super::pull::too_many_waiting;
+use super::{Answer, Mirror, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, default_if_gone};
 use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
@@ -48,7 +48,7 @@ pub enum Archive {
         stored: Option<Timestamp>,
     },
     /// Verified, read from disk while it is sent.
-    Held {
+    OnDisk {
         /// The open file.
         blob: Blob,
         /// Its SHA-256.
@@ -59,14 +59,14 @@ pub enum Archive {
     /// Arriving from upstream and not verified yet. Must not look complete before it is.
     Arriving {
         /// The body; its last bytes are withheld until the archive is verified and committed.
-        follow: Follow,
+        follow: TailStream,
         /// The length, where upstream announced one.
         length: Option<u64>,
     },
     /// Passed through for one client, because the archive cannot be stored.
-    Passing {
+    PassedThrough {
         /// The body; its last bytes are withheld until the archive is verified.
-        passing: Box<Passing>,
+        passing: Box<PassThrough>,
         /// The length, where upstream announced one.
         length: Option<u64>,
     },
@@ -74,11 +74,11 @@ pub enum Archive {
 
 /// The lifetime of an answer from a checked copy, before the archive is opened and checked again. A change of the
 /// provider's revision ends it earlier.
-const COPY_BELIEVED: Duration = Duration::from_secs(60);
+const CHECKED_COPY_LIFETIME: Duration = Duration::from_secs(60);
 
 /// The most platforms of a version for which upstream is asked for SHA256SUMS or a signature. Nearly every provider has
 /// one SHA256SUMS for all platforms.
-const MOST_ASKED: usize = 4;
+const MAX_PLATFORMS_ASKED: usize = 4;
 
 /// The SHA256SUMS of a version or its signature, as one of our URLs names it. The URL has no platform, because clients
 /// such as Renovate count one list of hashes for each URL.
@@ -113,14 +113,14 @@ impl ProofFile {
     }
 
     /// Parses a name from one of our URLs.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn parse(name: &str) -> Option<Self> {
         [Self::Sums, Self::Signature].into_iter().find(|file| file.name() == name)
     }
 }
 
 /// The URLs of the files that one proof set names, as references.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct References {
+pub struct ProofSetRefs {
     /// The archive.
     pub archive: ArchiveRef,
     /// SHA256SUMS.
@@ -131,7 +131,7 @@ pub struct References {
 
 impl ProofSet {
     /// Builds the references for this set.
-    pub fn references(&self, package: &Package) -> References {
+    pub fn refs(&self, package: &Package) -> ProofSetRefs {
         let Package { provider, version, .. } = package;
         let proof = |digest: Digest, file| ProofFileRef {
             provider: provider.clone(),
@@ -140,7 +140,7 @@ impl ProofSet {
             file,
         };
         let filename = self.document.filename.clone();
-        References {
+        ProofSetRefs {
             archive: ArchiveRef { package: package.clone(), digest: self.document.shasum.prefix(), filename },
             sums: proof(self.sums_digest(), ProofFile::Sums),
             signature: proof(self.signature_digest(), ProofFile::Signature),
@@ -168,23 +168,23 @@ impl Mirror {
     ) -> Result<Answer<Archive>, Error> {
         let package = &wanted.package;
         let policy = call.upstream(&package.provider.host)?.settings.verification;
-        if let Some(held) = self.held(wanted).await?.filter(|held| policy.is_met_by(&held.proof.how))
-            && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
+        if let Some(held) = self.stored_archive_of_url(wanted).await?.filter(|held| policy.is_met_by(&held.proof.how))
+            && let OpenOutcome::Checked(archive) = self.open_stored(package, &held, call).await?
         {
-            let fresh_until = call.now.after(COPY_BELIEVED);
+            let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until, checked: call.now });
         }
-        let held = self.held_set(package, call).await?;
+        let held = self.usable_set(package, call).await?;
         if let Some(held) = &held
             && let Some((set, file)) = held.find(&wanted.digest, call.now)
         {
-            return self.of_set(wanted, held, &set, file, call).await;
+            return self.archive_from_set(wanted, held, &set, file, call).await;
         }
-        let of = FileOf { package, digest: &wanted.digest, name: wanted.filename.as_str() };
-        let held = self.set_that_lists(of, held.map(|held| held.kept.age), call).await?;
+        let of = RequestedFile { package, digest: &wanted.digest, name: wanted.filename.as_str() };
+        let held = self.refetch_set_listing(of, held.map(|held| held.kept.age), call).await?;
         match held.find(&wanted.digest, call.now) {
-            Some((set, file)) => self.of_set(wanted, &held, &set, file, call).await,
-            None => Err(of.is_absent()),
+            Some((set, file)) => self.archive_from_set(wanted, &held, &set, file, call).await,
+            None => Err(of.not_found_error()),
         }
     }
 
@@ -202,9 +202,9 @@ impl Mirror {
         let stored = self.platforms_with_sets(provider, version).await?;
         let package = |platform| Package { provider: provider.clone(), version: version.clone(), platform };
         for platform in &stored {
-            let held = self.held_set(&package(platform.clone()), call).await?;
+            let held = self.usable_set(&package(platform.clone()), call).await?;
             if let Some(set) = held.and_then(|held| held.with_proof_file(*file, digest, call.now)) {
-                let fresh_until = call.now.after(COPY_BELIEVED);
+                let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
                 return Ok(Answer {
                     value: set.proof_file(*file),
                     outcome: Outcome::Hit,
@@ -216,15 +216,15 @@ impl Mirror {
         let mut asked = None;
         for platform in self.likely_platforms(provider, version, stored).await? {
             let package = package(platform);
-            let of = FileOf { package: &package, digest, name: file.name() };
-            let seen = self.held_set(&package, call).await?.map(|held| held.kept.age);
-            match self.set_that_lists(of, seen, call).await {
+            let of = RequestedFile { package: &package, digest, name: file.name() };
+            let seen = self.usable_set(&package, call).await?.map(|held| held.kept.age);
+            match self.refetch_set_listing(of, seen, call).await {
                 Ok(held) => match held.with_proof_file(*file, digest, call.now) {
                     Some(set) => {
                         let (value, fresh_until) = (set.proof_file(*file), call.now);
                         return Ok(Answer { value, outcome: Outcome::Miss, fresh_until, checked: call.now });
                     }
-                    None => asked = asked.or(Some(of.is_absent())),
+                    None => asked = asked.or(Some(of.not_found_error())),
                 },
                 // A file absent for one platform may exist for another. After any other failure its absence is
                 // unproven.
@@ -245,7 +245,7 @@ impl Mirror {
         stored: Vec<Platform>,
     ) -> Result<Vec<Platform>, Error> {
         let mut likely = stored;
-        let cached = self.held_document(&Key::ProviderVersions(provider.clone())).await?;
+        let cached = self.stored_document(&Key::ProviderVersions(provider.clone())).await?;
         let list = match &cached {
             Some(cached) => cached.value.versions().await.ok(),
             None => None,
@@ -256,41 +256,42 @@ impl Mirror {
         likely.extend(listed.unwrap_or_default().iter().cloned());
         let mut seen = HashSet::new();
         likely.retain(|platform| seen.insert(platform.clone()));
-        likely.truncate(MOST_ASKED);
+        likely.truncate(MAX_PLATFORMS_ASKED);
         Ok(likely)
     }
 
     /// Fetches the proof set again, for a URL whose digest no stored set lists. Where the new set does not list it
     /// either, upstream is not asked again for a while.
-    async fn set_that_lists(
+    async fn refetch_set_listing(
         self: &Arc<Self>,
-        wanted: FileOf<'_>,
+        wanted: RequestedFile<'_>,
         seen: Option<Age>,
         call: &RequestContext,
-    ) -> Result<HeldSet, Error> {
+    ) -> Result<UsableProofSet, Error> {
         let package = wanted.package;
-        if call.terms.asked_anew.get(package, call.now).is_some() {
-            return Err(wanted.is_absent());
+        if call.config.refetched_sets.get(package, call.now).is_some() {
+            return Err(wanted.not_found_error());
         }
-        if self.link() == Connectivity::Offline {
+        if self.connectivity() == Connectivity::Offline {
             return Err(self.missing_error(package, format!("{} of {package}", wanted.name), call).await);
         }
-        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the download document of {package}")))?;
-        let asked = tokio::time::timeout_at(call.deadline, self.ask_again(package, seen, call)).await;
+        let _place =
+            self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the download document of {package}")))?;
+        let asked = tokio::time::timeout_at(call.deadline, self.revalidate_set(package, seen, call)).await;
         let held = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
         if held.find(wanted.digest, call.now).is_none() {
             let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
-            call.terms.asked_anew.put(package.clone(), (), call.now.after(rule.believed()), call.now);
+            call.config.refetched_sets.insert(package.clone(), (), call.now.after(rule.not_found_lifetime()), call.now);
         }
         Ok(held)
     }
 
-    async fn of_set(
+    async fn archive_from_set(
         self: &Arc<Self>,
         wanted: &ArchiveRef,
-        held: &HeldSet,
+        held: &UsableProofSet,
         set: &Arc<ProofSet>,
-        file: SetFile,
+        file: ProofSetFile,
         call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let name = wanted.filename.as_str();
@@ -299,48 +300,48 @@ impl Mirror {
             Answer { value, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now }
         };
         match file {
-            SetFile::Archive if set.document.filename == wanted.filename => {
-                self.cold(&wanted.package, &held.kept, set, call).await
+            ProofSetFile::Archive if set.document.filename == wanted.filename => {
+                self.archive_from_fill(&wanted.package, &held.kept, set, call).await
             }
             // URLs of earlier releases named the platform in these paths too.
-            SetFile::Proof(file) if file.name() == name => Ok(proof(file)),
-            SetFile::Archive | SetFile::Proof(_) => {
-                Err(FileOf { package: &wanted.package, digest: &wanted.digest, name }.is_absent())
+            ProofSetFile::Proof(file) if file.name() == name => Ok(proof(file)),
+            ProofSetFile::Archive | ProofSetFile::Proof(_) => {
+                Err(RequestedFile { package: &wanted.package, digest: &wanted.digest, name }.not_found_error())
             }
         }
     }
 
     /// Joins or starts the fill of an archive that is not stored.
-    async fn cold(
+    async fn archive_from_fill(
         self: &Arc<Self>,
         package: &Package,
-        kept: &Arc<KeptSet>,
+        kept: &Arc<StoredProofSet>,
         set: &Arc<ProofSet>,
         call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let digest = set.document.shasum;
         // A fill may have finished since the first check: do not start another.
-        if let Some(held) = self.name_entry(package, digest).await?
-            && let Opened::Checked(archive) = self.open_held(package, &held, call).await?
+        if let Some(held) = self.stored_archive(package, digest).await?
+            && let OpenOutcome::Checked(archive) = self.open_stored(package, &held, call).await?
         {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
         }
-        if self.link() == Connectivity::Offline && !self.holds(digest).await? {
+        if self.connectivity() == Connectivity::Offline && !self.has_archive(digest).await? {
             return Err(self.missing_error(package, format!("the archive of {package}"), call).await);
         }
-        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
-        let progress = self.fill_of(package, kept, set, call)?;
-        let (value, outcome) = match self.arrival(package, progress, call).await? {
-            Arrival::Kept(archive) => (archive, Outcome::Miss),
+        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
+        let progress = self.join_fill(package, kept, set, call)?;
+        let (value, outcome) = match self.wait_for_fill(package, progress, call).await? {
+            FillArrival::Stored(archive) => (archive, Outcome::Miss),
             // A job only wants the archive stored, so a failure to store it is an error.
-            Arrival::Unkept(_, why) | Arrival::NoPlace(why) if call.part != CallerKind::Request => {
+            FillArrival::NotStored(_, why) | FillArrival::NoSpace(why) if call.caller != CallerKind::Request => {
                 return Err(why.into());
             }
-            Arrival::Unkept(archive, _) => {
+            FillArrival::NotStored(archive, _) => {
                 self.counters.passed_through.inc();
-                (archive, Outcome::Passed)
+                (archive, Outcome::PassedThrough)
             }
-            Arrival::NoPlace(why) => (self.pass_through(package, set, why, call).await?, Outcome::Passed),
+            FillArrival::NoSpace(why) => (self.pass_through(package, set, why, call).await?, Outcome::PassedThrough),
         };
         Ok(Answer { value, outcome, fresh_until: call.now, checked: call.now })
     }
@@ -349,25 +350,31 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::Unattended`] where this client has already started too many fills that nothing waits for.
-    pub(super) fn fill_of(
+    pub(super) fn join_fill(
         self: &Arc<Self>,
         package: &Package,
-        kept: &Arc<KeptSet>,
+        kept: &Arc<StoredProofSet>,
         set: &Arc<ProofSet>,
         call: &RequestContext,
-    ) -> Result<watch::Receiver<Progress>, Error> {
+    ) -> Result<watch::Receiver<FillProgress>, Error> {
         let key = FillKey { package: package.clone(), digest: set.document.shasum };
         let may_start = || self.started_fills.may_start(call.client, || format!("the archive of {package}"));
-        self.fills.try_join((key, call.came()), may_start, |landing| {
-            let (tell, progress) = watch::channel(Progress::Asking);
+        self.fill_flights.try_join((key, call.proxy_path()), may_start, |landing| {
+            let (tell, progress) = watch::channel(FillProgress::Waiting);
             let followed = tell.clone();
-            let fill =
-                Fill::new(Arc::clone(self), package.clone(), Arc::clone(kept), Arc::clone(set), self.inner(call), tell);
+            let fill = Fill::new(
+                Arc::clone(self),
+                package.clone(),
+                Arc::clone(kept),
+                Arc::clone(set),
+                self.flight_context(call),
+                tell,
+            );
             let (mirror, package) = (Arc::clone(self), package.clone());
             let go = || {
                 let started = self.started_fills.started(call.client, followed);
                 self.tasks.spawn(async move {
-                    if let Some(digest) = fill.listed(started).run(landing).await {
+                    if let Some(digest) = fill.with_listed_fill(started).run(landing).await {
                         mirror.complete_hashes_of(package, digest).await;
                     }
                 });
@@ -377,47 +384,47 @@ impl Mirror {
     }
 
     /// Waits until a response can begin: the archive is verified and committed, or large and streaming (Promise 3).
-    async fn arrival(
+    async fn wait_for_fill(
         self: &Arc<Self>,
         package: &Package,
-        mut progress: watch::Receiver<Progress>,
+        mut progress: watch::Receiver<FillProgress>,
         call: &RequestContext,
-    ) -> Result<Arrival, Error> {
+    ) -> Result<FillArrival, Error> {
         loop {
             let state = progress.borrow_and_update().clone();
             match state {
-                Progress::Asking => {}
-                Progress::Streaming { written, length, .. } => {
+                FillProgress::Waiting => {}
+                FillProgress::Streaming { written, length, .. } => {
                     let may_begin = match length {
                         Some(length) => length > SMALL_ARCHIVE_BYTES,
                         None => written > SMALL_ARCHIVE_BYTES && call.takes_unknown_length,
                     };
                     if may_begin {
-                        let follow = Follow::new(progress, length);
-                        return Ok(Arrival::Kept(Archive::Arriving { follow, length }));
+                        let follow = TailStream::new(progress, length);
+                        return Ok(FillArrival::Stored(Archive::Arriving { follow, length }));
                     }
                 }
-                Progress::Committed { held, bytes } => {
+                FillProgress::Committed { held, bytes } => {
                     let length = Some(held.size_bytes);
-                    return match (self.open_held(package, &held, call).await?, bytes) {
-                        (Opened::Checked(archive), _) => Ok(Arrival::Kept(archive)),
+                    return match (self.open_stored(package, &held, call).await?, bytes) {
+                        (OpenOutcome::Checked(archive), _) => Ok(FillArrival::Stored(archive)),
                         // Already evicted again, but the file of the download is still open.
-                        (Opened::Missing, Some(_)) => {
-                            let follow = Follow::new(progress, length);
-                            Ok(Arrival::Kept(Archive::Arriving { follow, length }))
+                        (OpenOutcome::Missing, Some(_)) => {
+                            let follow = TailStream::new(progress, length);
+                            Ok(FillArrival::Stored(Archive::Arriving { follow, length }))
                         }
-                        (Opened::Missing | Opened::Damaged, _) => {
+                        (OpenOutcome::Missing | OpenOutcome::Damaged, _) => {
                             Err(Error::Interrupted(format!("the archive of {package}")))
                         }
                     };
                 }
-                Progress::Unkept { size_bytes, why, .. } => {
+                FillProgress::NotStored { size_bytes, why, .. } => {
                     let length = Some(size_bytes);
-                    let follow = Follow::new(progress, length);
-                    return Ok(Arrival::Unkept(Archive::Arriving { follow, length }, why));
+                    let follow = TailStream::new(progress, length);
+                    return Ok(FillArrival::NotStored(Archive::Arriving { follow, length }, why));
                 }
-                Progress::NoPlace(why) => return Ok(Arrival::NoPlace(why)),
-                Progress::Failed(error) => return Err(error),
+                FillProgress::NoSpace(why) => return Ok(FillArrival::NoSpace(why)),
+                FillProgress::Failed(error) => return Err(error),
             }
             if progress.changed().await.is_err() {
                 return Err(Error::Interrupted(format!("the archive of {package}")));
@@ -426,54 +433,57 @@ impl Mirror {
     }
 
     /// Looks up the stored archive that one of our URLs names.
-    pub(super) async fn held(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<StoredArchive>, Error> {
+    pub(super) async fn stored_archive_of_url(
+        self: &Arc<Self>,
+        wanted: &ArchiveRef,
+    ) -> Result<Option<StoredArchive>, Error> {
         let wanted = wanted.clone();
         self.on_disk(move |mirror| {
-            let name = unless_gone(mirror.catalog.name(&wanted.package))?;
+            let name = default_if_gone(mirror.catalog.name(&wanted.package))?;
             Ok(name.find(&wanted.digest).filter(|held| held.filename == wanted.filename).cloned())
         })
         .await
     }
 
     /// Returns the catalog entry of a stored archive.
-    pub async fn name_entry(
+    pub async fn stored_archive(
         self: &Arc<Self>,
         package: &Package,
         digest: Digest,
     ) -> Result<Option<StoredArchive>, Error> {
         let package = package.clone();
-        self.on_disk(move |mirror| Ok(unless_gone(mirror.catalog.name(&package))?.get(&digest).cloned())).await
+        self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&package))?.get(&digest).cloned())).await
     }
 
     /// Records the use of an archive, at most once a minute.
-    pub(super) fn used(self: &Arc<Self>, digest: Digest, now: Timestamp) {
-        if self.used_lately.get(&digest, now).is_some() {
+    pub(super) fn record_use(self: &Arc<Self>, digest: Digest, now: Timestamp) {
+        if self.recently_used.get(&digest, now).is_some() {
             return;
         }
-        self.used_lately.put(digest, (), now.after(Duration::from_secs(60)), now);
+        self.recently_used.insert(digest, (), now.after(Duration::from_secs(60)), now);
         let mirror = Arc::clone(self);
         self.tasks.spawn_blocking(move || mirror.store.index.archive_used(&digest, now));
     }
 }
 
-enum Arrival {
+enum FillArrival {
     /// Stored, or committed before its last bytes are sent.
-    Kept(Archive),
+    Stored(Archive),
     /// Verified, but it could not be stored.
-    Unkept(Archive, StoreError),
+    NotStored(Archive, StoreError),
     /// The disk cannot take it.
-    NoPlace(StoreError),
+    NoSpace(StoreError),
 }
 
 #[derive(Debug, Clone, Copy)]
-struct FileOf<'a> {
+struct RequestedFile<'a> {
     package: &'a Package,
     digest: &'a DigestPrefix,
     name: &'a str,
 }
 
-impl FileOf<'_> {
-    fn is_absent(&self) -> Error {
+impl RequestedFile<'_> {
+    fn not_found_error(&self) -> Error {
         let Self { package, digest, name } = self;
         Error::NotFound(format!(
             "{package} has no file {name} whose SHA-256 begins with {digest}: ask its download document again"

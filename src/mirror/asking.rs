@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::time::{Instant, timeout};
 use url::Url;
 
-use super::attempts::{Announced, Attempts, Next};
+use super::attempts::{BodyAnnouncement, DownloadAttempts, NextStep};
 use super::discovery::DiscoveryTrust;
 use super::documents::RETRIES;
 use super::proof_set::ProofSet;
@@ -22,21 +22,21 @@ use crate::upstream::outbound::origin;
 use crate::verify::VerificationError;
 
 /// The archive of a verified set, and the state of its download.
-pub(super) struct Asking {
+pub(super) struct ArchiveRequest {
     pub(super) mirror: Arc<Mirror>,
     pub(super) package: Package,
     pub(super) set: Arc<ProofSet>,
     pub(super) call: RequestContext,
     pub(super) what: String,
-    pub(super) attempts: Attempts,
+    pub(super) attempts: DownloadAttempts,
     url: Url,
 }
 
-impl Asking {
+impl ArchiveRequest {
     pub(super) fn new(mirror: Arc<Mirror>, package: Package, set: Arc<ProofSet>, call: RequestContext) -> Self {
         let what = format!("the archive of {package}");
         let url = set.document.archive_url.clone();
-        let attempts = Attempts::new(mirror.limits.stall);
+        let attempts = DownloadAttempts::new(mirror.limits.stall);
         Self { mirror, package, set, call, what, attempts, url }
     }
 
@@ -52,31 +52,33 @@ impl Asking {
                 Ok(incoming) => return Ok(incoming),
                 Err(error) => error,
             };
-            match self.attempts.refused(&error.fault) {
-                Next::AskTheDocumentAnew => self.url = self.url_asked_anew(&error).await?,
-                Next::AskAfter(_) | Next::GiveUp | Next::TooSlow => return Err(not_of_the_client(error).into()),
+            match self.attempts.after_refusal(&error.fault) {
+                NextStep::RefreshUrl => self.url = self.refreshed_url(&error).await?,
+                NextStep::RetryAfter(_) | NextStep::GiveUp | NextStep::TooSlow => {
+                    return Err(as_upstream_failure(error).into());
+                }
             }
         }
     }
 
     /// Handles a connection that broke at byte `at` after `brought` new bytes: pauses before the next attempt, or
     /// returns the error.
-    pub(super) async fn broke(&mut self, error: UpstreamError, brought: u64, at: u64) -> Result<(), Error> {
-        match self.attempts.broke(brought) {
-            Next::AskAfter(pause) => {
+    pub(super) async fn handle_break(&mut self, error: UpstreamError, brought: u64, at: u64) -> Result<(), Error> {
+        match self.attempts.after_break(brought) {
+            NextStep::RetryAfter(pause) => {
                 tracing::warn!(package = %self.package, %error, at_byte = at, "a download broke; it is resumed");
                 tokio::time::sleep(pause).await;
                 Ok(())
             }
-            Next::TooSlow => Err(self.too_slow()),
-            Next::AskTheDocumentAnew | Next::GiveUp => Err(error.into()),
+            NextStep::TooSlow => Err(self.too_slow()),
+            NextStep::RefreshUrl | NextStep::GiveUp => Err(error.into()),
         }
     }
 
     async fn ask_once(&self, from: u64, held: &Validators) -> Result<IncomingFile, UpstreamError> {
         let grant = self.grant().await;
         let limit = self.mirror.limits.stall;
-        match timeout(limit, self.call.terms.outbound.file(self.of(&grant), from, held)).await {
+        match timeout(limit, self.call.config.outbound.file(self.of(&grant), from, held)).await {
             Ok(answered) => answered,
             Err(_) => Err(self.failed(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
         }
@@ -85,7 +87,7 @@ impl Asking {
     /// Returns the length that upstream announces, in bytes, without fetching the body. `None` where it announces none.
     pub(super) async fn announced_length(&self) -> Option<u64> {
         let grant = self.grant().await;
-        match self.call.terms.outbound.announced_length(self.of(&grant)).await {
+        match self.call.config.outbound.announced_length(self.of(&grant)).await {
             Ok(length) => length,
             Err(error) => {
                 tracing::debug!(package = %self.package, %error, "upstream does not say how large an archive is");
@@ -97,11 +99,11 @@ impl Asking {
     /// Returns the credential scope for the download. The service is looked up again, because it may have moved since
     /// the set was fetched.
     async fn grant(&self) -> CredentialScope {
-        let Some(upstream) = self.call.terms.upstreams.get(&self.package.provider.host) else {
+        let Some(upstream) = self.call.config.upstreams.get(&self.package.provider.host) else {
             return CredentialScope::default();
         };
-        let call = self.mirror.inner(&self.call);
-        match self.mirror.service(Service::Providers, upstream, DiscoveryTrust::InAny, &call).await {
+        let call = self.mirror.flight_context(&self.call);
+        match self.mirror.resolve_service(Service::Providers, upstream, DiscoveryTrust::InAny, &call).await {
             Ok((_, grant)) => grant,
             Err(_) => upstream.grant.clone(),
         }
@@ -115,8 +117,8 @@ impl Asking {
             grant,
             via: &self.call.via,
             retries: RETRIES,
-            asker: self.call.asker,
-            now: self.mirror.inner(&self.call).now,
+            asker: self.call.priority,
+            now: self.mirror.flight_context(&self.call).now,
         }
     }
 
@@ -130,9 +132,9 @@ impl Asking {
     }
 
     /// Registries sign the URLs in their documents, and those expire: fetch the document once more.
-    async fn url_asked_anew(&self, error: &UpstreamError) -> Result<Url, Error> {
+    async fn refreshed_url(&self, error: &UpstreamError) -> Result<Url, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is asked anew");
-        let kept = self.mirror.ask_anew(&self.package, &self.call).await?;
+        let kept = self.mirror.refetch_set(&self.package, &self.call).await?;
         if kept.current.document.shasum != self.set.document.shasum {
             return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.what)));
         }
@@ -141,11 +143,11 @@ impl Asking {
 
     /// Returns the error for bytes with the wrong digest. The version may have been republished since the set was
     /// fetched, so the next request revalidates the set.
-    pub(super) async fn wrong(&self, actual: Digest) -> Error {
+    pub(super) async fn wrong_digest_error(&self, actual: Digest) -> Error {
         let expected = self.set.document.shasum;
         self.mirror
             .counters
-            .unproven(&self.package.provider.host, VerificationError::Bytes { actual, expected }.word());
+            .count_unproven(&self.package.provider.host, VerificationError::Bytes { actual, expected }.word());
         if let Err(error) = self.mirror.expire_set(&self.package, expected).await {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
         }
@@ -155,17 +157,17 @@ impl Asking {
     }
 }
 
-pub(super) fn announced(incoming: &IncomingFile) -> Announced {
-    Announced { from: incoming.from, length: incoming.length }
+pub(super) fn announced(incoming: &IncomingFile) -> BodyAnnouncement {
+    BodyAnnouncement { from: incoming.from, length: incoming.length }
 }
 
 /// The error for an upstream that contradicts the length announced to clients.
-pub(super) fn contradiction(incoming: &IncomingFile, told: u64, now: u64) -> Error {
+pub(super) fn length_mismatch(incoming: &IncomingFile, told: u64, now: u64) -> Error {
     incoming.failed(Fault::Unusable(format!("it announced {told} bytes, and then {now}"))).into()
 }
 
 /// Turns a 4xx for a file of a verified document into an upstream failure: the client asked for something that exists.
-fn not_of_the_client(error: UpstreamError) -> UpstreamError {
+fn as_upstream_failure(error: UpstreamError) -> UpstreamError {
     let status = match error.fault {
         Fault::Absent(status) | Fault::Rejected { status, .. } => status,
         _ => return error,

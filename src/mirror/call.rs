@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::terms::Generation;
+use super::terms::ConfigGeneration;
 use super::unattended::ClientAddress;
 use super::{Mirror, RuntimeConfig};
 use crate::address::Hostname;
@@ -24,18 +24,18 @@ pub struct RequestContext {
     /// The proxies that the request passed through (CDN-Loop).
     pub via: CdnLoop,
     /// The time of arrival on the monotonic clock. Patience counts from here, over all waits.
-    pub began: Instant,
+    pub started: Instant,
     /// The deadline for answering a document.
     pub deadline: Instant,
     /// True if the client accepts a body of unknown length (not before HTTP/1.1).
     pub takes_unknown_length: bool,
     /// The party that waits for the answer.
-    pub asker: RequestPriority,
+    pub priority: RequestPriority,
     /// The client; `None` for a job.
     pub client: Option<ClientAddress>,
-    pub(super) terms: Arc<RuntimeConfig>,
-    pub(super) part: CallerKind,
-    pub(super) leave: RevalidationPermit,
+    pub(super) config: Arc<RuntimeConfig>,
+    pub(super) caller: CallerKind,
+    pub(super) revalidation_permit: RevalidationPermit,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,18 +45,18 @@ pub(super) enum CallerKind {
     /// A single flight that others may join.
     Flight,
     /// A step of a job. It waits until its flight ends, because no client waits.
-    Step,
+    JobStep,
     /// A step of a plan. Like a job's step, but where an upstream asked for a delay it accepts the stored copy.
-    Look,
+    PlanStep,
 }
 
 /// The urgency of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
     /// A job has time: where an upstream asked for a delay, the step is tried later.
-    None,
+    Job,
     /// A plan reports the present state: where an upstream asked for a delay, it uses the stored copy.
-    ToTell,
+    Plan,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -69,17 +69,17 @@ pub(super) enum FetchReason {
 
 /// The part of a flight's key that separates requests of another configuration or from another route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Company {
-    generation: Generation,
-    came: CameBy,
+pub(super) struct FlightGroup {
+    generation: ConfigGeneration,
+    came: ProxyPath,
 }
 
 /// The presence of named proxies (CDN-Loop) in a request. An upstream may answer 508 because of them, and a request
 /// without them must not share that answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum CameBy {
-    Straight,
-    ThroughProxies,
+pub(super) enum ProxyPath {
+    Direct,
+    ViaProxies,
 }
 
 /// The cache outcome of an answer.
@@ -90,9 +90,9 @@ pub enum Outcome {
     /// Fetched for this request.
     Miss,
     /// Being fetched for this request. The answer only names the URL it will have.
-    Coming,
+    Pending,
     /// Fetched for this request alone and not stored, because the disk cannot take it.
-    Passed,
+    PassedThrough,
     /// Stored, and confirmed or replaced by upstream for this request.
     Revalidated,
     /// Stored and stale, and upstream could not be asked.
@@ -103,9 +103,9 @@ pub enum Outcome {
 
 impl Outcome {
     /// The outcome to report where the same answer is served again.
-    pub(crate) fn again(self) -> Self {
+    pub(crate) fn when_reused(self) -> Self {
         match self {
-            Self::Hit | Self::Miss | Self::Coming | Self::Passed | Self::Revalidated => Self::Hit,
+            Self::Hit | Self::Miss | Self::Pending | Self::PassedThrough | Self::Revalidated => Self::Hit,
             Self::Stale | Self::Gone => self,
         }
     }
@@ -132,53 +132,58 @@ impl<T> Answer<T> {
 }
 
 impl RequestContext {
-    pub(super) fn is_a_step(&self) -> bool {
-        matches!(self.part, CallerKind::Step | CallerKind::Look)
+    pub(super) fn is_step(&self) -> bool {
+        matches!(self.caller, CallerKind::JobStep | CallerKind::PlanStep)
     }
 
-    pub(super) fn only_looks(&self) -> bool {
-        self.part == CallerKind::Look
+    pub(super) fn is_plan_step(&self) -> bool {
+        self.caller == CallerKind::PlanStep
     }
 
-    pub(super) fn came(&self) -> CameBy {
-        if self.via.is_empty() { CameBy::Straight } else { CameBy::ThroughProxies }
+    pub(super) fn proxy_path(&self) -> ProxyPath {
+        if self.via.is_empty() { ProxyPath::Direct } else { ProxyPath::ViaProxies }
     }
 
-    pub(super) fn company(&self) -> Company {
-        Company { generation: self.terms.generation, came: self.came() }
+    pub(super) fn flight_group(&self) -> FlightGroup {
+        FlightGroup { generation: self.config.generation, came: self.proxy_path() }
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
-        self.terms.upstream(host)
+        self.config.upstream(host)
     }
 }
 
 /// A place among the waiting requests, released on drop.
 #[derive(Debug)]
-pub(super) struct WaitingPlace(#[expect(dead_code, reason = "held, and never looked at")] Option<OwnedSemaphorePermit>);
+pub(super) struct WaitingPermit(
+    #[expect(dead_code, reason = "held, and never looked at")] Option<OwnedSemaphorePermit>,
+);
 
 impl Mirror {
     /// A context for work of an operator or of the schedule. Clients take precedence over it.
-    pub fn job(&self, now: Timestamp) -> RequestContext {
-        RequestContext { asker: RequestPriority::Job, ..self.call(now, self.terms(), CdnLoop::default(), None, true) }
+    pub fn job_context(&self, now: Timestamp) -> RequestContext {
+        RequestContext {
+            priority: RequestPriority::Job,
+            ..self.request_context(now, self.config(), CdnLoop::default(), None, true)
+        }
     }
 
     /// A context for one step of a job, which prefers upstream's answer to the stored copy.
-    pub(super) fn step(&self, now: Timestamp) -> RequestContext {
-        RequestContext { part: CallerKind::Step, ..self.job(now) }
+    pub(super) fn step_context(&self, now: Timestamp) -> RequestContext {
+        RequestContext { caller: CallerKind::JobStep, ..self.job_context(now) }
     }
 
     /// A context for one step of this urgency.
-    pub(super) fn step_in(&self, haste: Urgency, now: Timestamp) -> RequestContext {
+    pub(super) fn step_context_for(&self, haste: Urgency, now: Timestamp) -> RequestContext {
         let part = match haste {
-            Urgency::None => CallerKind::Step,
-            Urgency::ToTell => CallerKind::Look,
+            Urgency::Job => CallerKind::JobStep,
+            Urgency::Plan => CallerKind::PlanStep,
         };
-        RequestContext { part, ..self.job(now) }
+        RequestContext { caller: part, ..self.job_context(now) }
     }
 
     /// A context for a request that arrives now, under the configuration that admitted it.
-    pub fn call(
+    pub fn request_context(
         &self,
         now: Timestamp,
         terms: Arc<RuntimeConfig>,
@@ -189,33 +194,44 @@ impl Mirror {
         let began = Instant::now();
         let deadline = began + self.limits.answer_within;
         let (asker, part, leave) = (RequestPriority::Client, CallerKind::Request, RevalidationPermit::default());
-        RequestContext { now, via, began, deadline, takes_unknown_length, asker, client, terms, part, leave }
+        RequestContext {
+            now,
+            via,
+            started: began,
+            deadline,
+            takes_unknown_length,
+            priority: asker,
+            client,
+            config: terms,
+            caller: part,
+            revalidation_permit: leave,
+        }
     }
 
     /// A context for a flight: no client waits for it directly, and it ends by its own deadline.
-    pub(super) fn inner(&self, call: &RequestContext) -> RequestContext {
+    pub(super) fn flight_context(&self, call: &RequestContext) -> RequestContext {
         let began = Instant::now();
-        let now = call.now.after(began.saturating_duration_since(call.began));
+        let now = call.now.after(began.saturating_duration_since(call.started));
         RequestContext {
             now,
-            began,
-            deadline: began + call.terms.outbound.give_up_after(),
-            part: CallerKind::Flight,
+            started: began,
+            deadline: began + call.config.outbound.give_up_after(),
+            caller: CallerKind::Flight,
             ..call.clone()
         }
     }
 
     /// The number of requests that wait for upstreams.
-    pub(super) fn waiting(&self) -> usize {
-        self.limits.waiting.saturating_sub(self.places.available_permits())
+    pub(super) fn waiting_count(&self) -> usize {
+        self.limits.waiting.saturating_sub(self.waiting_permits.available_permits())
     }
 
     /// Takes a place among the waiting requests; `None` where all are taken. Flights and jobs need none.
-    pub(super) fn place(&self, call: &RequestContext) -> Option<WaitingPlace> {
-        match call.part {
-            CallerKind::Flight | CallerKind::Step | CallerKind::Look => Some(WaitingPlace(None)),
+    pub(super) fn try_wait(&self, call: &RequestContext) -> Option<WaitingPermit> {
+        match call.caller {
+            CallerKind::Flight | CallerKind::JobStep | CallerKind::PlanStep => Some(WaitingPermit(None)),
             CallerKind::Request => {
-                Arc::clone(&self.places).try_acquire_owned().ok().map(|taken| WaitingPlace(Some(taken)))
+                Arc::clone(&self.waiting_permits).try_acquire_owned().ok().map(|taken| WaitingPermit(Some(taken)))
             }
         }
     }

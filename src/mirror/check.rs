@@ -41,17 +41,17 @@ impl ReadRate {
 
 /// The result of re-hashing an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Checked {
+pub(super) enum RehashOutcome {
     /// It matches its digest.
     Right,
     /// It is not stored, and no name lists it: it was removed meanwhile.
     Gone,
-    Wrong(Wrong),
+    Wrong(DamagedArchive),
 }
 
 /// An archive that does not match its digest, or is missing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wrong {
+pub struct DamagedArchive {
     /// The expected digest.
     pub digest: Digest,
     /// The packages that listed it.
@@ -60,7 +60,7 @@ pub struct Wrong {
     pub found: DamageFinding,
     /// The outcome of the repair.
     #[serde(flatten)]
-    pub healed: Healed,
+    pub healed: RepairOutcome,
 }
 
 /// The kind of damage to an archive.
@@ -86,7 +86,7 @@ impl DamageFinding {
 /// The outcome of repairing an archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "healed", rename_all = "snake_case")]
-pub enum Healed {
+pub enum RepairOutcome {
     /// It was fetched again and verified.
     FetchedAgain,
     /// No name lists it, so it is not needed.
@@ -102,36 +102,36 @@ pub enum Healed {
 
 impl Mirror {
     /// Re-hashes an archive at the rate of `pace`, and repairs it if it is wrong.
-    pub(super) async fn check(
+    pub(super) async fn rehash(
         self: &Arc<Self>,
         digest: Digest,
         pace: &mut ReadRate,
         call: &RequestContext,
-    ) -> Result<Checked, Error> {
+    ) -> Result<RehashOutcome, Error> {
         let opened = self.on_disk(move |mirror| mirror.store.blobs.get(&digest)).await?;
         if let Some(blob) = &opened
             && self.is_right(blob, digest, pace).await?
         {
-            let now = self.inner(call).now;
+            let now = self.flight_context(call).now;
             self.on_disk(move |mirror| {
                 mirror.store.index.archive_checked(&digest, now);
                 Ok(())
             })
             .await?;
             self.counters.checked();
-            return Ok(Checked::Right);
+            return Ok(RehashOutcome::Right);
         }
         let found = if opened.is_some() { DamageFinding::Damaged } else { DamageFinding::Missing };
-        match self.on_whole_index(move |mirror| mirror.take_off_all_names(digest, opened.as_ref())).await? {
-            None => Ok(Checked::Gone),
+        match self.on_complete_index(move |mirror| mirror.remove_from_all_names(digest, opened.as_ref())).await? {
+            None => Ok(RehashOutcome::Gone),
             Some(names) => {
                 self.counters.checked();
                 self.counters.damaged(found);
                 let of = names.iter().map(|(of, _)| of.to_string()).collect();
                 // Use the present configuration: the one at the start of a long run may be gone.
-                let healed = self.fetch_again(names, &self.job(self.inner(call).now)).await;
+                let healed = self.fetch_again(names, &self.job_context(self.flight_context(call).now)).await;
                 tracing::error!(%digest, ?found, ?of, ?healed, "a held archive was not what its digest says");
-                Ok(Checked::Wrong(Wrong { digest, of, found, healed }))
+                Ok(RehashOutcome::Wrong(DamagedArchive { digest, of, found, healed }))
             }
         }
     }
@@ -164,7 +164,7 @@ impl Mirror {
 
     /// Quarantines a wrong archive and takes it off every name. `None` where it was replaced or removed since it was
     /// opened.
-    fn take_off_all_names(
+    fn remove_from_all_names(
         &self,
         digest: Digest,
         opened: Option<&Blob>,
@@ -176,7 +176,7 @@ impl Mirror {
             None if self.store.blobs.is_stored(&digest)? => return Ok(None),
             Some(_) | None => {}
         }
-        self.checked.lock().remove(&digest);
+        self.checked_archives.lock().remove(&digest);
         self.store.index.archive_gone(&digest);
         let mut taken_off = Vec::new();
         for of in self.store.index.names_of(&digest)? {
@@ -185,28 +185,36 @@ impl Mirror {
                 taken = name.get(&digest).cloned();
                 name.archives.retain(|held| held.digest != digest);
             })?;
-            self.artifact_changed(&of);
+            self.bump_artifact_revision(&of);
             taken_off.extend(taken.map(|held| (of, held)));
         }
         Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))
     }
 
     /// Fetches an archive again for every package that named it, as a job does.
-    async fn fetch_again(self: &Arc<Self>, names: Vec<(Artifact, StoredArchive)>, call: &RequestContext) -> Healed {
-        let mut healed = Healed::NobodyNeedsIt;
+    async fn fetch_again(
+        self: &Arc<Self>,
+        names: Vec<(Artifact, StoredArchive)>,
+        call: &RequestContext,
+    ) -> RepairOutcome {
+        let mut healed = RepairOutcome::NobodyNeedsIt;
         for (of, held) in names {
             let brought = match of {
                 Artifact::Provider(package) => {
                     let wanted = ArchiveRef { package, digest: held.digest.prefix(), filename: held.filename };
-                    self.bring(&wanted, &self.inner(call)).await
+                    self.ensure_archive_stored(&wanted, &self.flight_context(call)).await
                 }
-                Artifact::Module(package) => self.ensure_module_stored(&package, &self.inner(call)).await.map(drop),
+                Artifact::Module(package) => {
+                    self.ensure_module_stored(&package, &self.flight_context(call)).await.map(drop)
+                }
             };
             healed = match brought {
-                Ok(()) if matches!(healed, Healed::NobodyNeedsIt | Healed::FetchedAgain) => Healed::FetchedAgain,
+                Ok(()) if matches!(healed, RepairOutcome::NobodyNeedsIt | RepairOutcome::FetchedAgain) => {
+                    RepairOutcome::FetchedAgain
+                }
                 Ok(()) => healed,
-                Err(_) if self.link() == Connectivity::Offline => Healed::Offline,
-                Err(error) => Healed::NotNow { error: error.to_string() },
+                Err(_) if self.connectivity() == Connectivity::Offline => RepairOutcome::Offline,
+                Err(error) => RepairOutcome::NotNow { error: error.to_string() },
             };
         }
         healed
@@ -216,14 +224,18 @@ impl Mirror {
     ///
     /// # Errors
     /// The fetch failed, or the disk could not store it.
-    pub(super) async fn bring(self: &Arc<Self>, wanted: &ArchiveRef, call: &RequestContext) -> Result<(), Error> {
+    pub(super) async fn ensure_archive_stored(
+        self: &Arc<Self>,
+        wanted: &ArchiveRef,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
         let what = format!("the archive of {}", wanted.package);
         // The context of a flight: an archive that cannot be stored is not passed through for it.
-        if let Archive::Arriving { follow, .. } = self.archive(wanted, &self.inner(call)).await?.value {
-            follow.until_kept(&what).await?;
+        if let Archive::Arriving { follow, .. } = self.archive(wanted, &self.flight_context(call)).await?.value {
+            follow.until_stored(&what).await?;
         }
-        match self.held(wanted).await? {
-            Some(held) if self.holds(held.digest).await? => Ok(()),
+        match self.stored_archive_of_url(wanted).await? {
+            Some(held) if self.has_archive(held.digest).await? => Ok(()),
             Some(_) | None => Err(Error::Interrupted(what)),
         }
     }
@@ -235,7 +247,7 @@ mod tests {
 
     /// Promise 11: re-hashing everything leaves disk bandwidth to others.
     #[test]
-    fn what_was_read_is_waited_for_and_a_pause_is_not_made_up_for() {
+    fn the_read_rate_is_limited_and_pauses_are_not_made_up_for() {
         let mut pace = ReadRate::of(1000);
         let began = Instant::now();
         let after = |milliseconds| began + Duration::from_millis(milliseconds);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::Mirror;
-use super::fill::Filled;
+use super::fill::FillOutcome;
 use super::library::{PackageHashState, StoredArchive, ZipOrigin};
 use super::opened::unless_damaged;
-use super::proof_set::{KeptSet, ProofSet};
+use super::proof_set::{ProofSet, StoredProofSet};
 use crate::address::{Artifact, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -15,7 +15,7 @@ use crate::store::{Durability, IndexedName, Key, Staged, StoreError};
 use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
 
 /// The most provider zips unpacked at a time for their `h1:`. An import adds one.
-pub(super) const MOST_HASHING: usize = 2;
+pub(super) const MAX_CONCURRENT_HASHING: usize = 2;
 
 impl Mirror {
     /// Commits a verified archive: blob, then proof set, then name, each synced with its folder. Only now is the
@@ -23,15 +23,15 @@ impl Mirror {
     pub(super) fn commit(
         &self,
         package: &Package,
-        kept: &KeptSet,
+        kept: &StoredProofSet,
         held: StoredArchive,
         verified: Verified<Staged>,
     ) -> Result<StoredArchive, StoreError> {
         let (digest, size_bytes, now) = (verified.digest(), held.size_bytes, held.kept);
         let _lock = self.catalog.digest_lock(&digest).lock();
         self.store.blobs.publish(verified)?;
-        self.checked.lock().insert(digest);
-        let named = self.name_it(package, kept, held);
+        self.checked_archives.lock().insert(digest);
+        let named = self.store_name(package, kept, held);
         if named.is_err() {
             // The blob is stored without a name. Eviction only finds it if it is in the index.
             self.store.index.archive_stored(&digest, size_bytes, now);
@@ -43,10 +43,10 @@ impl Mirror {
     pub(super) async fn adopt(
         self: &Arc<Self>,
         package: &Package,
-        kept: &Arc<KeptSet>,
+        kept: &Arc<StoredProofSet>,
         set: &Arc<ProofSet>,
         now: Timestamp,
-    ) -> Result<Option<Filled>, Error> {
+    ) -> Result<Option<FillOutcome>, Error> {
         let (package, kept, set) = (package.clone(), Arc::clone(kept), Arc::clone(set));
         self.on_disk(move |mirror| {
             let digest = set.document.shasum;
@@ -64,18 +64,18 @@ impl Mirror {
                 // publisher's.
                 held.zip = ZipOrigin::PackedAnew;
             }
-            Ok(Some(match mirror.name_it(&package, &kept, held) {
-                Ok(held) => Filled::Held { bytes: None, held: Box::new(held) },
-                Err(why) => Filled::Unkept { bytes: blob.bytes(), size_bytes, why },
+            Ok(Some(match mirror.store_name(&package, &kept, held) {
+                Ok(held) => FillOutcome::Stored { bytes: None, held: Box::new(held) },
+                Err(why) => FillOutcome::NotStored { bytes: blob.bytes(), size_bytes, why },
             }))
         })
         .await
     }
 
-    pub(super) fn name_it(
+    pub(super) fn store_name(
         &self,
         package: &Package,
-        kept: &KeptSet,
+        kept: &StoredProofSet,
         held: StoredArchive,
     ) -> Result<StoredArchive, StoreError> {
         let key = Key::ProofSet(package.clone());
@@ -87,13 +87,13 @@ impl Mirror {
             name.put(held.clone());
         })?;
         self.store.index.archive_stored(&held.digest, held.size_bytes, held.kept);
-        self.changed(&package.provider);
+        self.bump_revision(&package.provider);
         Ok(held)
     }
 
     /// Computes both `h1:` of a stored archive. After a failure, the next start tries again.
     pub(super) async fn complete_hashes_of(self: &Arc<Self>, package: Package, digest: Digest) {
-        if let Err(error) = self.compute_hashes_in_turn(&package, digest).await {
+        if let Err(error) = self.compute_hashes_queued(&package, digest).await {
             tracing::error!(%package, %error, "the h1 hashes of an archive could not be computed");
         }
     }
@@ -102,13 +102,13 @@ impl Mirror {
     ///
     /// # Errors
     /// The store failed.
-    pub(super) async fn compute_hashes_in_turn(
+    pub(super) async fn compute_hashes_queued(
         self: &Arc<Self>,
         package: &Package,
         digest: Digest,
     ) -> Result<(), Error> {
         let (mirror, of) = (Arc::clone(self), package.clone());
-        let computed = self.hashing.run(&self.tasks, move || {
+        let computed = self.hashing_limit.run(&self.tasks, move || {
             let is_known = |held: &StoredArchive| held.digest == digest && held.hashes != PackageHashState::NotYet;
             if mirror.catalog.name(&of)?.archives.iter().any(is_known) {
                 return Ok(());
@@ -136,13 +136,13 @@ impl Mirror {
                 held.hashes = hashes;
             }
         })?;
-        self.changed(&package.provider);
+        self.bump_revision(&package.provider);
         Ok(())
     }
 
     /// Computes the `h1:` hashes that an earlier run did not complete, one archive at a time.
     pub async fn complete_hashes(self: &Arc<Self>) -> Result<(), Error> {
-        let without = self.on_whole_index(|mirror| {
+        let without = self.on_complete_index(|mirror| {
             let lacking = |of, name: IndexedName| match of {
                 Artifact::Provider(package) => {
                     let digests = name.archives.into_iter().filter(|listed| listed.lacks_hashes);

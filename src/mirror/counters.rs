@@ -35,47 +35,47 @@ pub struct Counters {
     pub(super) passed_through: Counter,
     /// Locations of modules that larder cannot fetch and that clients were sent to.
     pub(super) elsewhere: Counter,
-    not_kept: Family<OfKind, Counter>,
-    unproven: Family<Unproven, Counter>,
-    alarms: Family<OfKind, Counter>,
-    evicted: Family<Evicted, Counter>,
-    evicted_bytes: Family<Evicted, Counter>,
+    not_kept: Family<KindLabel, Counter>,
+    unproven: Family<UnprovenLabels, Counter>,
+    alarms: Family<KindLabel, Counter>,
+    evicted: Family<EvictionLabels, Counter>,
+    evicted_bytes: Family<EvictionLabels, Counter>,
     checked: Counter,
-    damaged: Family<HowFound, Counter>,
+    damaged: Family<DamageLabel, Counter>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfKind {
+struct KindLabel {
     kind: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Unproven {
+struct UnprovenLabels {
     host: String,
     kind: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Evicted {
+struct EvictionLabels {
     kind: &'static str,
     reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct HowFound {
+struct DamageLabel {
     found: &'static str,
 }
 
 /// The two kinds of stored objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stored {
+pub(super) enum ObjectKind {
     /// Never ages.
     Archive,
     /// Ages. Proof sets are included.
     Document,
 }
 
-impl Stored {
+impl ObjectKind {
     const ALL: [Self; 2] = [Self::Archive, Self::Document];
 
     pub(super) fn word(self) -> &'static str {
@@ -87,12 +87,12 @@ impl Stored {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Because {
+pub(super) enum EvictionReason {
     SizeLimit,
     DiskFull,
 }
 
-impl Because {
+impl EvictionReason {
     fn word(self) -> &'static str {
         match self {
             Self::SizeLimit => "size-limit",
@@ -128,51 +128,51 @@ impl Counters {
         registry.register("larder_archives_checked", help, self.checked.clone());
         let help = "Held archives that were not what their digests say, however that came out";
         registry.register("larder_archives_damaged", help, self.damaged.clone());
-        for kind in Stored::ALL {
-            self.not_kept.get_or_create_owned(&OfKind { kind: kind.word() });
+        for kind in ObjectKind::ALL {
+            self.not_kept.get_or_create_owned(&KindLabel { kind: kind.word() });
         }
         for kind in AlarmKind::ALL {
-            self.alarms.get_or_create_owned(&OfKind { kind: kind.name() });
+            self.alarms.get_or_create_owned(&KindLabel { kind: kind.name() });
         }
         for found in [DamageFinding::Damaged, DamageFinding::Missing] {
-            self.damaged.get_or_create_owned(&HowFound { found: found.word() });
+            self.damaged.get_or_create_owned(&DamageLabel { found: found.word() });
         }
-        let reasons = [Because::SizeLimit, Because::DiskFull];
-        for (kind, reason) in Stored::ALL.into_iter().flat_map(|kind| reasons.map(|reason| (kind, reason))) {
-            let labels = Evicted { kind: kind.word(), reason: reason.word() };
+        let reasons = [EvictionReason::SizeLimit, EvictionReason::DiskFull];
+        for (kind, reason) in ObjectKind::ALL.into_iter().flat_map(|kind| reasons.map(|reason| (kind, reason))) {
+            let labels = EvictionLabels { kind: kind.word(), reason: reason.word() };
             self.evicted.get_or_create_owned(&labels);
             self.evicted_bytes.get_or_create_owned(&labels);
         }
     }
 
     /// Makes the counters of an upstream visible at zero, before any failure.
-    pub(super) fn expect(&self, host: &Hostname) {
+    pub(super) fn register_host(&self, host: &Hostname) {
         for kind in verify::VerificationError::WORDS.into_iter().chain([
             REPUBLISHED,
             SIGNATURE_LOST,
             REFUSED_TREE,
             SEEN_DAMAGED,
         ]) {
-            self.unproven.get_or_create_owned(&Unproven { host: host.to_string(), kind });
+            self.unproven.get_or_create_owned(&UnprovenLabels { host: host.to_string(), kind });
         }
     }
 
     /// Counts an object that the store could not take.
-    pub(super) fn not_kept(&self, kind: Stored) {
-        self.not_kept.get_or_create(&OfKind { kind: kind.word() }).inc();
+    pub(super) fn count_not_stored(&self, kind: ObjectKind) {
+        self.not_kept.get_or_create(&KindLabel { kind: kind.word() }).inc();
     }
 
     /// Counts an object that failed verification.
-    pub(super) fn unproven(&self, host: &Hostname, kind: &'static str) {
-        self.unproven.get_or_create(&Unproven { host: host.to_string(), kind }).inc();
+    pub(super) fn count_unproven(&self, host: &Hostname, kind: &'static str) {
+        self.unproven.get_or_create(&UnprovenLabels { host: host.to_string(), kind }).inc();
     }
 
     pub(super) fn alarm(&self, kind: AlarmKind) {
-        self.alarms.get_or_create(&OfKind { kind: kind.name() }).inc();
+        self.alarms.get_or_create(&KindLabel { kind: kind.name() }).inc();
     }
 
-    pub(super) fn evicted(&self, kind: Stored, because: Because, bytes: u64) {
-        let labels = Evicted { kind: kind.word(), reason: because.word() };
+    pub(super) fn evicted(&self, kind: ObjectKind, because: EvictionReason, bytes: u64) {
+        let labels = EvictionLabels { kind: kind.word(), reason: because.word() };
         self.evicted.get_or_create(&labels).inc();
         self.evicted_bytes.get_or_create(&labels).inc_by(bytes);
     }
@@ -183,6 +183,6 @@ impl Counters {
 
     /// Counts a stored archive that did not match its digest, or was missing.
     pub(super) fn damaged(&self, found: DamageFinding) {
-        self.damaged.get_or_create(&HowFound { found: found.word() }).inc();
+        self.damaged.get_or_create(&DamageLabel { found: found.word() }).inc();
     }
 }

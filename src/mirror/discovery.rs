@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use url::Url;
 
-use super::documents::{DocumentFlight, DocumentSubject, KeptDocument, Meanwhile};
-use super::freshness::{Age, Rule};
-use super::pull::{AskedAgain, Landed};
-use super::single_flight::Awaited;
+use super::documents::{DocumentFlight, DocumentMetadata, FlightStart, StoredDocument};
+use super::freshness::{Age, FreshnessRule};
+use super::pull::{Aged, Revalidatable};
+use super::single_flight::SharedResult;
 use super::{Answer, FetchReason, Mirror, Outcome, RequestContext};
 use crate::address::Hostname;
 use crate::clock::Timestamp;
@@ -38,9 +38,9 @@ impl DiscoveryTrust {
     }
 }
 
-impl KeptDocument {
+impl StoredDocument {
     /// Returns true if no redirect led to another origin, so that the document is the upstream's own (Promise 8).
-    fn is_from_whom_was_asked(self: &Arc<Self>) -> bool {
+    fn is_from_asked_origin(self: &Arc<Self>) -> bool {
         self.origins().iter().all(|origin| *origin == Origin::of(&self.about.url))
     }
 
@@ -95,15 +95,15 @@ impl Mirror {
         self: &Arc<Self>,
         host: &Hostname,
         call: &RequestContext,
-    ) -> Result<Answer<Arc<KeptDocument>>, Error> {
+    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
         let upstream = Arc::clone(call.upstream(host)?);
         let rule = upstream.rule(|fresh| fresh.discovery);
         let asked = discovery_url(&upstream)?;
-        let held = self.held_document(&Key::Discovery(host.clone())).await?;
-        let held = held.filter(|held| self.link() == Connectivity::Offline || held.value.about.asked == asked);
+        let held = self.stored_document(&Key::Discovery(host.clone())).await?;
+        let held = held.filter(|held| self.connectivity() == Connectivity::Offline || held.value.about.asked == asked);
         let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &RequestContext| self.fly_for_discovery(upstream, asked, seen, errand, call);
-        let pulled = self.pull(&what(host), host, call, &rule, held, fly).await;
+        let fly = |errand, call: &RequestContext| self.join_discovery_flight(upstream, asked, seen, errand, call);
+        let pulled = self.serve_or_fetch(&what(host), host, call, &rule, held, fly).await;
         pulled.inspect_err(|error| self.record_text_if_offline(error, call))
     }
 
@@ -115,35 +115,35 @@ impl Mirror {
     ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(host)?);
         let asked = discovery_url(&upstream)?;
-        let seen = self.held_document(&Key::Discovery(host.clone())).await?.map(|held| held.age);
-        self.fly_for_discovery(upstream, asked, seen, FetchReason::Fetch, call).await.map(drop)
+        let seen = self.stored_document(&Key::Discovery(host.clone())).await?.map(|held| held.age);
+        self.join_discovery_flight(upstream, asked, seen, FetchReason::Fetch, call).await.map(drop)
     }
 
     /// Joins or starts the fetch of a discovery document. `seen` is the age of the copy that the caller read.
-    fn fly_for_discovery(
+    fn join_discovery_flight(
         self: &Arc<Self>,
         upstream: Arc<Upstream>,
         asked: Url,
         seen: Option<Age>,
         errand: FetchReason,
         call: &RequestContext,
-    ) -> Awaited<DocumentFlight> {
+    ) -> SharedResult<DocumentFlight> {
         let host = upstream.settings.host.clone();
         let (what, key) = (what(&host), Key::Discovery(host.clone()));
         let rule = upstream.rule(|fresh| fresh.discovery);
-        let of = (key.clone(), errand, call.company());
-        self.documents.share(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
-            let (mirror, call) = (Arc::clone(self), self.inner(call));
+        let of = (key.clone(), errand, call.flight_group());
+        self.document_flights.join_or_spawn(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
+            let (mirror, call) = (Arc::clone(self), self.flight_context(call));
             async move {
                 // Ignore a document of another `url`: its services would get this upstream's credential.
-                let is_of_this = |kept: &KeptDocument| kept.about.asked == asked;
-                match mirror.landed_meanwhile(&key, seen, &rule, &call).await? {
-                    Meanwhile::Landed(landed) if is_of_this(&landed.value) => Ok(landed),
-                    Meanwhile::Held(Some(before)) if is_of_this(&before) => {
-                        mirror.spend(&what, &host, errand, 1, &call)?;
+                let is_of_this = |kept: &StoredDocument| kept.about.asked == asked;
+                match mirror.reread_store(&key, seen, &rule, &call).await? {
+                    FlightStart::AlreadyFetched(landed) if is_of_this(&landed.value) => Ok(landed),
+                    FlightStart::BuildOn(Some(before)) if is_of_this(&before) => {
+                        mirror.charge_revalidation(&what, &host, errand, 1, &call)?;
                         mirror.fetch_discovery(&what, &upstream, Some(before), &call).await
                     }
-                    Meanwhile::Landed(_) | Meanwhile::Held(_) => {
+                    FlightStart::AlreadyFetched(_) | FlightStart::BuildOn(_) => {
                         mirror.fetch_discovery(&what, &upstream, None, &call).await
                     }
                 }
@@ -152,19 +152,19 @@ impl Mirror {
     }
 
     /// Reads the stored discovery document of an upstream.
-    pub async fn held_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<KeptDocument>>, Error> {
-        Ok(self.held_document(&Key::Discovery(host.clone())).await?.map(|held| held.value))
+    pub async fn held_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<StoredDocument>>, Error> {
+        Ok(self.stored_document(&Key::Discovery(host.clone())).await?.map(|held| held.value))
     }
 
     /// The freshness rule for something fetched from a service at `asked`: stale at any age if the stored discovery
     /// document now names another location. An outdated discovery document is replaced by the next request for it.
-    pub(super) async fn rule_for_what_is_of(
+    pub(super) async fn rule_for_location(
         self: &Arc<Self>,
         service: Service,
         asked: &Url,
         upstream: &Upstream,
-        rule: Rule,
-    ) -> Result<Rule, Error> {
+        rule: FreshnessRule,
+    ) -> Result<FreshnessRule, Error> {
         let Some(discovery) = self.held_discovery(&upstream.settings.host).await? else { return Ok(rule) };
         let of_now = discovery.about.asked == discovery_url(upstream)?;
         let base = discovery.discovery().ok().and_then(|discovery| discovery.base(service));
@@ -174,22 +174,22 @@ impl Mirror {
             let base = base.join(".");
             base.is_ok_and(|base| base.origin() == asked.origin() && path.starts_with(base.path()))
         };
-        Ok(if of_now && base.is_none_or(is_below) { rule } else { rule.of_another_place() })
+        Ok(if of_now && base.is_none_or(is_below) { rule } else { rule.at_new_location() })
     }
 
     /// Returns true if the stored discovery document was fetched from this upstream's `url`, and `coming` was not. That
     /// one would replace it, and would not be used while online.
-    pub(super) fn holds_discovery_of_its_own(&self, key: &Key, coming: &KeptDocument) -> Result<bool, StoreError> {
-        let terms = self.terms();
+    pub(super) fn keeps_own_discovery(&self, key: &Key, coming: &StoredDocument) -> Result<bool, StoreError> {
+        let terms = self.config();
         let Key::Discovery(host) = key else { return Ok(false) };
         let asked = terms.upstreams.get(host).and_then(|upstream| discovery_url(upstream).ok());
-        let held = self.store.records.get(key)?.and_then(KeptDocument::read);
-        let is_of_it = |kept: &KeptDocument| asked.as_ref() == Some(&kept.about.asked);
-        Ok(self.link() == Connectivity::Online && held.as_ref().is_some_and(is_of_it) && !is_of_it(coming))
+        let held = self.store.records.get(key)?.and_then(StoredDocument::read);
+        let is_of_it = |kept: &StoredDocument| asked.as_ref() == Some(&kept.about.asked);
+        Ok(self.connectivity() == Connectivity::Online && held.as_ref().is_some_and(is_of_it) && !is_of_it(coming))
     }
 
     /// Returns the base URL of a service of an upstream, and the credential scope for it.
-    pub(super) async fn service(
+    pub(super) async fn resolve_service(
         self: &Arc<Self>,
         service: Service,
         upstream: &Upstream,
@@ -206,7 +206,7 @@ impl Mirror {
         if faith == DiscoveryTrust::InConfirmed && answer.outcome == Outcome::Stale {
             return Err(unusable("could not be confirmed").into());
         }
-        let base_in = |kept: &KeptDocument| kept.discovery().ok().and_then(|discovery| discovery.base(service));
+        let base_in = |kept: &StoredDocument| kept.discovery().ok().and_then(|discovery| discovery.base(service));
         let mut base = base_in(&answer.value);
         let mut named_by = Arc::clone(&answer.value);
         if base.is_none() && answer.outcome == Outcome::Hit {
@@ -214,7 +214,7 @@ impl Mirror {
             // again.
             let (asked, seen) = (discovery_url(upstream)?, Some(answer.value.age()));
             let again = call.upstream(host).map(Arc::clone)?;
-            let landed = Box::pin(self.fly_for_discovery(again, asked, seen, FetchReason::Fetch, call)).await?;
+            let landed = Box::pin(self.join_discovery_flight(again, asked, seen, FetchReason::Fetch, call)).await?;
             base = base_in(&landed.value);
             named_by = landed.value;
         }
@@ -222,8 +222,8 @@ impl Mirror {
         let grant = upstream.grant.clone();
         let grant = match &named_by.about {
             // A bundle named this origin, not the upstream, so it gets no credential.
-            DocumentSubject { carried: true, .. } => grant,
-            _ if named_by.is_from_whom_was_asked() => grant.and(&base),
+            DocumentMetadata { carried: true, .. } => grant,
+            _ if named_by.is_from_asked_origin() => grant.and(&base),
             _ => grant.permitting(&base),
         };
         Ok((base, grant))
@@ -233,7 +233,7 @@ impl Mirror {
         self: &Arc<Self>,
         what: &str,
         upstream: &Upstream,
-        before: Option<Arc<KeptDocument>>,
+        before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
         let settings = &upstream.settings;
@@ -247,7 +247,7 @@ impl Mirror {
             self.ask(what, &asked, upstream, &upstream.grant, before.as_deref(), discovery::LIMIT, call).await;
         let had_services = before.as_ref().is_some_and(|before| !before.services().is_empty());
         let kept = match (fetched, before) {
-            (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
+            (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), before) => {
                 if !Discovery::accepts(document.content_type.as_deref()) {
@@ -261,9 +261,9 @@ impl Mirror {
                     let (host, at) = (&settings.host, origin(&document.url));
                     tracing::warn!(%host, at, "a redirect to another origin led to the discovery document of this upstream: the services that it names are asked without the upstream's credential; to show it to them all the same, add their hosts to credentials_for, or set url to where the document is");
                 }
-                let kept = KeptDocument::of(document, asked, call.now);
+                let kept = StoredDocument::of(document, asked, call.now);
                 let dropped = before.filter(|_| settings.keep_gone).map(|before| before.dropped_in(&kept));
-                KeptDocument { dropped: dropped.unwrap_or_default(), ..kept }
+                StoredDocument { dropped: dropped.unwrap_or_default(), ..kept }
             }
             // A registry without discovery is no registry. This must never look like a missing provider.
             (Err(UpstreamError { fault: Fault::Absent(status), .. }), _) => {
@@ -278,10 +278,10 @@ impl Mirror {
         }
         if names.is_empty() {
             // Returned, but fetched again by the next request, like anything that is not stored.
-            let kept = kept.checked_again(Timestamp(0), false);
-            return Ok(Landed { age: kept.age(), value: Arc::new(kept) });
+            let kept = kept.confirmed(Timestamp(0), false);
+            return Ok(Aged { age: kept.age(), value: Arc::new(kept) });
         }
-        self.keep_document(Key::Discovery(settings.host.clone()), kept).await
+        self.store_document(Key::Discovery(settings.host.clone()), kept).await
     }
 }
 

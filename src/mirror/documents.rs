@@ -8,10 +8,10 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use url::Url;
 
-use super::counters::Stored;
-use super::freshness::{Age, FreshnessDecision, RevalidationOrder, Rule, decide};
-use super::pull::{AskedAgain, Flight, Landed};
-use super::{Mirror, RequestContext, parts, unless_gone};
+use super::counters::ObjectKind;
+use super::freshness::{Age, FreshnessDecision, FreshnessRule, RevalidationTarget, decide};
+use super::pull::{Aged, FlightResult, Revalidatable};
+use super::{Mirror, RequestContext, default_if_gone, parts};
 use crate::clock::Timestamp;
 use crate::digest::{FastHash, FastHasher};
 use crate::error::Error;
@@ -27,7 +27,7 @@ use crate::upstream::{CredentialScope, Upstream};
 /// The number of retries of a fetch when nothing is stored.
 pub(super) const RETRIES: usize = 2;
 
-pub(super) type DocumentFlight = Flight<Arc<KeptDocument>>;
+pub(super) type DocumentFlight = FlightResult<Arc<StoredDocument>>;
 
 /// Documents of this size or larger are parsed on a blocking thread, in bytes.
 const LARGE_DOCUMENT: usize = 64 * 1024;
@@ -36,25 +36,25 @@ const LARGE_DOCUMENT: usize = 64 * 1024;
 static LARGE_READS: Semaphore = Semaphore::const_new(4);
 
 /// The state of the store when a flight begins.
-pub(super) enum Meanwhile {
+pub(super) enum FlightStart {
     /// Another flight has just fetched the document.
-    Landed(Landed<Arc<KeptDocument>>),
+    AlreadyFetched(Aged<Arc<StoredDocument>>),
     /// The stored copy to build on, if any.
-    Held(Option<Arc<KeptDocument>>),
+    BuildOn(Option<Arc<StoredDocument>>),
 }
 
 /// The result of replacing a stored document.
-pub(super) enum Placed {
+pub(super) enum ReplaceOutcome {
     /// The new document was stored.
-    Put,
+    Stored,
     /// The old document stays, because it was confirmed later.
-    OutlastedBy(Box<KeptDocument>),
+    KeptExisting(Box<StoredDocument>),
 }
 
 /// A stored document: upstream's bytes and their metadata.
 #[derive(Debug, Clone)]
-pub struct KeptDocument {
-    pub(super) about: DocumentSubject,
+pub struct StoredDocument {
+    pub(super) about: DocumentMetadata,
     /// The bytes upstream sent.
     pub(super) body: Bytes,
     /// Entries of an earlier copy that upstream has dropped: versions that are still stored (a JSON list), or services
@@ -65,7 +65,7 @@ pub struct KeptDocument {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct DocumentSubject {
+pub(super) struct DocumentMetadata {
     /// The requested URL.
     pub(super) asked: Url,
     /// The URL after redirects.
@@ -85,7 +85,7 @@ pub(super) struct DocumentSubject {
     pub(super) carried: bool,
 }
 
-impl KeptDocument {
+impl StoredDocument {
     pub(super) fn age(&self) -> Age {
         Age { checked: self.about.checked, gone: self.about.gone }
     }
@@ -102,7 +102,7 @@ impl KeptDocument {
 
     pub(super) fn of(document: Document, asked: Url, now: Timestamp) -> Self {
         let Document { body, validators, url, origins, room, .. } = document;
-        let about = DocumentSubject {
+        let about = DocumentMetadata {
             asked,
             url,
             origins,
@@ -115,12 +115,12 @@ impl KeptDocument {
         Self { about, body, dropped: Bytes::new(), _room: room }
     }
 
-    pub(super) fn checked_again(&self, now: Timestamp, gone: bool) -> Self {
-        let about = DocumentSubject { checked: now, gone, ..self.about.clone() };
+    pub(super) fn confirmed(&self, now: Timestamp, gone: bool) -> Self {
+        let about = DocumentMetadata { checked: now, gone, ..self.about.clone() };
         Self { about, ..self.clone() }
     }
 
-    pub(super) fn says_the_same_as(&self, other: &Self) -> bool {
+    pub(super) fn has_same_content(&self, other: &Self) -> bool {
         self.body == other.body && self.dropped == other.dropped
     }
 
@@ -129,7 +129,7 @@ impl KeptDocument {
     }
 
     /// A hash of the content, including dropped entries.
-    pub fn says(&self) -> FastHash {
+    pub fn content_hash(&self) -> FastHash {
         let mut hasher = FastHasher::new();
         hasher.update(&(self.body.len() as u64).to_le_bytes());
         hasher.update(&self.body);
@@ -144,7 +144,7 @@ impl KeptDocument {
 
     /// Parses the document as a version list, with the dropped versions that are still stored.
     pub async fn versions(self: &Arc<Self>) -> Result<VersionList, String> {
-        self.read_as(Self::as_versions).await
+        self.parse_as(Self::as_versions).await
     }
 
     pub(super) fn as_versions(&self) -> Result<VersionList, String> {
@@ -154,7 +154,7 @@ impl KeptDocument {
     }
 
     /// Parses the document; a large one on a blocking thread, so that it delays no other task.
-    pub(super) async fn read_as<T: Send + 'static>(
+    pub(super) async fn parse_as<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Self) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
@@ -172,9 +172,9 @@ impl KeptDocument {
     }
 }
 
-impl AskedAgain for Arc<KeptDocument> {
+impl Revalidatable for Arc<StoredDocument> {
     fn origins(&self) -> Vec<Origin> {
-        let DocumentSubject { asked, origins, .. } = &self.about;
+        let DocumentMetadata { asked, origins, .. } = &self.about;
         let mut origins = origins.clone();
         let first = Origin::of(asked);
         if !origins.contains(&first) {
@@ -185,52 +185,58 @@ impl AskedAgain for Arc<KeptDocument> {
 }
 
 impl Upstream {
-    pub(super) fn rule(&self, fresh: impl Fn(&crate::config::FreshnessLifetimes) -> std::time::Duration) -> Rule {
+    pub(super) fn rule(
+        &self,
+        fresh: impl Fn(&crate::config::FreshnessLifetimes) -> std::time::Duration,
+    ) -> FreshnessRule {
         let settings = &self.settings;
-        Rule {
+        FreshnessRule {
             fresh: fresh(&settings.fresh),
             not_found: settings.fresh.not_found,
             patience: settings.patience,
-            place: RevalidationOrder::AsBefore,
+            target: RevalidationTarget::SameLocation,
         }
     }
 }
 
 impl Mirror {
     /// Reads the store at the start of a flight: another may have landed since the caller read it.
-    pub(super) async fn landed_meanwhile(
+    pub(super) async fn reread_store(
         self: &Arc<Self>,
         key: &Key,
         seen: Option<Age>,
-        rule: &Rule,
+        rule: &FreshnessRule,
         call: &RequestContext,
-    ) -> Result<Meanwhile, Error> {
-        let held = self.held_document(key).await?;
+    ) -> Result<FlightStart, Error> {
+        let held = self.stored_document(key).await?;
         if held.is_none()
-            && let Some(said) = call.terms.absent.get(key, call.now)
+            && let Some(said) = call.config.not_found.get(key, call.now)
         {
             return Err(Error::NotFound(said));
         }
         Ok(match held {
             Some(held)
                 if seen != Some(held.age)
-                    && decide(Some(held.age), rule, self.link(), call.now) == FreshnessDecision::Serve =>
+                    && decide(Some(held.age), rule, self.connectivity(), call.now) == FreshnessDecision::Serve =>
             {
-                Meanwhile::Landed(held)
+                FlightStart::AlreadyFetched(held)
             }
-            held => Meanwhile::Held(held.map(|held| held.value)),
+            held => FlightStart::BuildOn(held.map(|held| held.value)),
         })
     }
 
-    pub(super) async fn held_document(self: &Arc<Self>, key: &Key) -> Result<Option<Landed<Arc<KeptDocument>>>, Error> {
+    pub(super) async fn stored_document(
+        self: &Arc<Self>,
+        key: &Key,
+    ) -> Result<Option<Aged<Arc<StoredDocument>>>, Error> {
         let wanted = key.clone();
         self.on_disk(move |mirror| {
-            let Some(record) = unless_gone(mirror.store.records.get(&wanted))? else { return Ok(None) };
-            let Some(kept) = KeptDocument::read(record) else {
+            let Some(record) = default_if_gone(mirror.store.records.get(&wanted))? else { return Ok(None) };
+            let Some(kept) = StoredDocument::read(record) else {
                 mirror.store.records.quarantine(&wanted)?;
                 return Ok(None);
             };
-            Ok(Some(Landed { age: kept.age(), value: Arc::new(kept) }))
+            Ok(Some(Aged { age: kept.age(), value: Arc::new(kept) }))
         })
         .await
     }
@@ -242,66 +248,66 @@ impl Mirror {
         url: &Url,
         upstream: &Upstream,
         grant: &CredentialScope,
-        before: Option<&KeptDocument>,
+        before: Option<&StoredDocument>,
         limit: u64,
         call: &RequestContext,
     ) -> Result<Fetched, UpstreamError> {
         let retries = if before.is_some() { 0 } else { RETRIES };
-        let RequestContext { via, asker, now, .. } = call;
+        let RequestContext { via, priority: asker, now, .. } = call;
         let upstream = &upstream.settings.host;
         let ask = UpstreamRequest { what, url, upstream, grant, via, retries, asker: *asker, now: *now };
         let held = before.filter(|before| before.about.asked == *url).map(|before| &before.about.validators);
-        call.terms.outbound.document(ask, held, limit).await
+        call.config.outbound.document(ask, held, limit).await
     }
 
     /// Stores a document that was just fetched, and enforces the size limit. A stored copy that was confirmed later
     /// stays; it is also returned, unless it was fetched from another URL. A failed write is logged, and the caller
     /// still gets the document.
-    pub(super) async fn keep_document(self: &Arc<Self>, key: Key, kept: KeptDocument) -> DocumentFlight {
+    pub(super) async fn store_document(self: &Arc<Self>, key: Key, kept: StoredDocument) -> DocumentFlight {
         let coming = kept.clone();
         let put = self.on_disk(move |mirror| {
             let now = coming.about.checked;
-            let placed = mirror.place_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
-            mirror.keep_to_the_limit();
+            let placed = mirror.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
+            mirror.enforce_size_limit();
             Ok(placed)
         });
         let kept = match put.await {
             Ok(placed) => {
-                self.was_kept(Stored::Document);
+                self.record_stored(ObjectKind::Document);
                 match placed {
-                    Placed::OutlastedBy(held) if held.about.asked == kept.about.asked => *held,
-                    Placed::Put | Placed::OutlastedBy(_) => kept,
+                    ReplaceOutcome::KeptExisting(held) if held.about.asked == kept.about.asked => *held,
+                    ReplaceOutcome::Stored | ReplaceOutcome::KeptExisting(_) => kept,
                 }
             }
             Err(error) => {
                 tracing::error!(%error, "a document could not be kept");
                 if let Error::Store(why) = &error {
-                    self.was_not_kept(Stored::Document, why);
+                    self.record_not_stored(ObjectKind::Document, why);
                 }
                 kept
             }
         };
-        Ok(Landed { age: kept.age(), value: Arc::new(kept) })
+        Ok(Aged { age: kept.age(), value: Arc::new(kept) })
     }
 
     /// Stores the document that `made` builds from the old and the new one, unless the old one was confirmed later.
-    pub(super) fn place_document(
+    pub(super) fn replace_document(
         &self,
         key: &Key,
-        coming: KeptDocument,
+        coming: StoredDocument,
         now: Timestamp,
         durability: Durability,
-        made: impl FnOnce(Option<&KeptDocument>, KeptDocument) -> Result<KeptDocument, StoreError>,
-    ) -> Result<Placed, StoreError> {
+        made: impl FnOnce(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
+    ) -> Result<ReplaceOutcome, StoreError> {
         let _lock = self.catalog.record_lock(key).lock();
-        let held = unless_gone(self.store.records.get(key))?.and_then(KeptDocument::read);
-        if let Some(held) = held.as_ref().filter(|held| held.age().outlasts(coming.age(), now)) {
-            return Ok(Placed::OutlastedBy(Box::new(held.clone())));
+        let held = default_if_gone(self.store.records.get(key))?.and_then(StoredDocument::read);
+        if let Some(held) = held.as_ref().filter(|held| held.age().is_confirmed_after(coming.age(), now)) {
+            return Ok(ReplaceOutcome::KeptExisting(Box::new(held.clone())));
         }
         let made = made(held.as_ref(), coming)?;
         let size_bytes = self.store.records.put(key, &made.write(), durability)?;
         self.store.index.document_stored(key, size_bytes, made.about.checked);
-        Ok(Placed::Put)
+        Ok(ReplaceOutcome::Stored)
     }
 
     /// Writes a document and indexes its size.

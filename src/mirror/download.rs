@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use super::Mirror;
-use super::attempts::Attempts;
-use super::follow::Progress;
+use super::attempts::DownloadAttempts;
+use super::follow::FillProgress;
 use super::library::Reservation;
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StoreError};
@@ -37,16 +37,16 @@ pub(super) enum TransferEnd {
 }
 
 /// Copies the bytes of one connection to the staging file.
-pub(super) struct Pump<'a, L> {
+pub(super) struct ConnectionCopy<'a, L> {
     pub(super) mirror: &'a Arc<Mirror>,
-    pub(super) attempts: &'a mut Attempts,
+    pub(super) attempts: &'a mut DownloadAttempts,
     pub(super) room: &'a mut Reservation,
-    pub(super) progress: &'a watch::Sender<Progress>,
+    pub(super) progress: &'a watch::Sender<FillProgress>,
     /// Resolves when the download must be given up.
     pub(super) given_up: L,
 }
 
-impl<L: Future<Output = Error>> Pump<'_, L> {
+impl<L: Future<Output = Error>> ConnectionCopy<'_, L> {
     /// Appends the arriving bytes until the connection ends. Returns the staging file, unless its thread died.
     pub(super) async fn run(
         self,
@@ -56,8 +56,13 @@ impl<L: Future<Output = Error>> Pump<'_, L> {
     ) -> (Option<Staged>, TransferEnd) {
         let Self { mirror, attempts, room, progress, given_up } = self;
         let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
-        let writer =
-            Writer { staged, at: incoming.from, length, progress: progress.clone(), write_back: WriteBack::default() };
+        let writer = DownloadWriter {
+            staged,
+            at: incoming.from,
+            length,
+            progress: progress.clone(),
+            write_back: WriteBack::default(),
+        };
         let (end, ended) = oneshot::channel();
         // A dedicated thread: a slow upstream must not occupy one that serves stored archives.
         let thread = std::thread::Builder::new().name("fill".into());
@@ -71,24 +76,24 @@ impl<L: Future<Output = Error>> Pump<'_, L> {
         let growing = length.is_none().then_some(room);
         let read = tokio::select! {
             read = read(mirror, &mut incoming, attempts, growing, pieces) => read,
-            why = given_up => Err(NotRead::GivenUp(why)),
+            why = given_up => Err(ReadStop::GivenUp(why)),
         };
         let Ok((staged, written)) = ended.await else {
             return (None, TransferEnd::Failed(Error::Interrupted("a fill".into())));
         };
         let whole = length.is_none_or(|length| staged.written() == length);
         let ended = match (written, read) {
-            (Err(Stopped::Disk(error)), _) => TransferEnd::Failed(error.into()),
-            (Err(Stopped::Differs), _) => {
+            (Err(WriteStop::Disk(error)), _) => TransferEnd::Failed(error.into()),
+            (Err(WriteStop::Differs), _) => {
                 let fault = Fault::Unusable("it started the download over with other bytes".into());
                 TransferEnd::Differs(incoming.failed(fault).into())
             }
-            (Err(Stopped::TooLong), _) => {
+            (Err(WriteStop::TooLong), _) => {
                 let fault = Fault::Unusable("it sent more than it announced".into());
                 TransferEnd::Differs(incoming.failed(fault).into())
             }
-            (Ok(()), Err(NotRead::GivenUp(error))) => TransferEnd::Failed(error),
-            (Ok(()), Err(NotRead::Upstream(error))) => match error.fault {
+            (Ok(()), Err(ReadStop::GivenUp(error))) => TransferEnd::Failed(error),
+            (Ok(()), Err(ReadStop::Upstream(error))) => match error.fault {
                 Fault::TooLarge(_) => TransferEnd::Differs(error.into()),
                 Fault::Slow(_) => TransferEnd::Failed(error.into()),
                 _ => TransferEnd::Broken(error),
@@ -101,7 +106,7 @@ impl<L: Future<Output = Error>> Pump<'_, L> {
 }
 
 /// The reason why reading stopped.
-enum NotRead {
+enum ReadStop {
     Upstream(UpstreamError),
     /// There is no disk space, or the fill is no longer wanted.
     GivenUp(Error),
@@ -111,17 +116,17 @@ enum NotRead {
 async fn read(
     mirror: &Arc<Mirror>,
     incoming: &mut IncomingFile,
-    attempts: &mut Attempts,
+    attempts: &mut DownloadAttempts,
     mut growing: Option<&mut Reservation>,
     pieces: mpsc::Sender<Bytes>,
-) -> Result<(), NotRead> {
+) -> Result<(), ReadStop> {
     let mut received = incoming.from;
-    while let Some(piece) = next_piece(mirror, incoming, attempts, received).await.map_err(NotRead::Upstream)? {
+    while let Some(piece) = next_piece(mirror, incoming, attempts, received).await.map_err(ReadStop::Upstream)? {
         received += piece.len() as u64;
         if let Some(room) = growing.as_deref_mut() {
             // In steps, or a full store would be scanned for every piece.
-            let step = received.next_multiple_of(ROOM_STEP_BYTES).min(mirror.store_bytes()).max(received);
-            mirror.reserve(room, step).await.map_err(NotRead::GivenUp)?;
+            let step = received.next_multiple_of(ROOM_STEP_BYTES).min(mirror.size_limit_bytes()).max(received);
+            mirror.reserve(room, step).await.map_err(ReadStop::GivenUp)?;
         }
         if pieces.send(piece).await.is_err() {
             // The writer stopped and reports the cause.
@@ -135,7 +140,7 @@ async fn read(
 pub(super) async fn next_piece(
     mirror: &Mirror,
     incoming: &mut IncomingFile,
-    attempts: &mut Attempts,
+    attempts: &mut DownloadAttempts,
     received: u64,
 ) -> Result<Option<Bytes>, UpstreamError> {
     let (stall, limit) = (mirror.limits.stall, mirror.limits.archive_bytes);
@@ -155,22 +160,22 @@ pub(super) async fn next_piece(
     Ok(Some(piece))
 }
 
-enum Stopped {
+enum WriteStop {
     Disk(StoreError),
     Differs,
     TooLong,
 }
 
-struct Writer {
+struct DownloadWriter {
     staged: Staged,
     at: u64,
     length: Option<u64>,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<FillProgress>,
     write_back: WriteBack,
 }
 
-impl Writer {
-    fn run(mut self, mut pieces: mpsc::Receiver<Bytes>) -> (Staged, Result<(), Stopped>) {
+impl DownloadWriter {
+    fn run(mut self, mut pieces: mpsc::Receiver<Bytes>) -> (Staged, Result<(), WriteStop>) {
         while let Some(piece) = pieces.blocking_recv() {
             if let Err(stopped) = self.take(&piece) {
                 return (self.staged, Err(stopped));
@@ -179,24 +184,24 @@ impl Writer {
         (self.staged, Ok(()))
     }
 
-    fn take(&mut self, piece: &[u8]) -> Result<(), Stopped> {
+    fn take(&mut self, piece: &[u8]) -> Result<(), WriteStop> {
         let known = self.staged.written().saturating_sub(self.at).min(piece.len() as u64);
         let (again, new) = piece.split_at(usize::try_from(known).unwrap_or(piece.len()));
-        if !again.is_empty() && !self.staged.agrees(self.at, again).map_err(Stopped::Disk)? {
-            return Err(Stopped::Differs);
+        if !again.is_empty() && !self.staged.agrees(self.at, again).map_err(WriteStop::Disk)? {
+            return Err(WriteStop::Differs);
         }
         self.at += piece.len() as u64;
         if new.is_empty() {
             return Ok(());
         }
         if self.length.is_some_and(|length| self.staged.written() + new.len() as u64 > length) {
-            return Err(Stopped::TooLong);
+            return Err(WriteStop::TooLong);
         }
-        self.staged.append(new).map_err(Stopped::Disk)?;
+        self.staged.append(new).map_err(WriteStop::Disk)?;
         let written = self.staged.written();
         let (bytes, length) = (self.staged.bytes(), self.length);
         self.write_back.after(written, &bytes);
-        self.progress.send_replace(Progress::Streaming { bytes, written, length });
+        self.progress.send_replace(FillProgress::Streaming { bytes, written, length });
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::Mirror;
-use super::counters::{Because, Stored};
+use super::counters::{EvictionReason, ObjectKind};
 use super::library::{Evictor, Reservation};
 use super::modules::record_module_before_removal;
 use crate::address::{Artifact, Package};
@@ -20,46 +20,46 @@ use crate::upstream::outbound::Connectivity;
 const PAGES_SHARE: u64 = 8;
 
 /// The most times that one pass lists the candidates again because some were used meanwhile.
-const MOST_LOOKS: usize = 3;
+const MAX_INDEX_SCANS: usize = 3;
 /// The most archives that a pass evicts ahead of need, so that fills rarely wait and a pass stays short.
-const AHEAD: usize = 64;
+const MAX_EVICTED_AHEAD: usize = 64;
 
 /// The longest that a fill waits for the index to be rebuilt.
-const INDEX_WITHIN: Duration = Duration::from_secs(5);
+const INDEX_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest that a fill waits for eviction to free its space.
-const ROOM_WITHIN: Duration = Duration::from_secs(60);
+const EVICTION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Documents evicted in one batch; pinning waits until the batch is done.
-const DOCUMENTS_AT_ONCE: usize = 256;
+const DOCUMENT_BATCH: usize = 256;
 
 /// The result of evicting one archive.
 #[derive(Debug, Clone, Copy)]
-enum Evicted {
+enum EvictionResult {
     /// Evicted; the bytes that it freed.
     Freed(u64),
     /// Used meanwhile, or the disk is too full to rewrite its names.
-    PassedOver,
+    Skipped,
     /// Exempt from eviction, or impossible to read or change.
-    Stays,
+    Exempt,
 }
 
 /// The progress of one eviction pass.
 #[derive(Debug, Clone, Copy, Default)]
-struct Freed {
+struct EvictionTotals {
     bytes: u64,
     archives: usize,
     passed_over: usize,
 }
 
-impl Freed {
-    fn note(&mut self, evicted: Evicted) {
+impl EvictionTotals {
+    fn note(&mut self, evicted: EvictionResult) {
         match evicted {
-            Evicted::Freed(bytes) => {
+            EvictionResult::Freed(bytes) => {
                 self.bytes += bytes;
                 self.archives += 1;
             }
-            Evicted::PassedOver => self.passed_over += 1,
-            Evicted::Stays => {}
+            EvictionResult::Skipped => self.passed_over += 1,
+            EvictionResult::Exempt => {}
         }
     }
 }
@@ -78,45 +78,45 @@ impl Mirror {
         if more == 0 {
             return Ok(());
         }
-        let mut limit = self.store_bytes();
-        if self.taken_up().saturating_add(more) > limit {
-            limit = self.on_disk(|mirror| Ok::<_, StoreError>(mirror.store_bytes_now())).await?;
+        let mut limit = self.size_limit_bytes();
+        if self.used_bytes().saturating_add(more) > limit {
+            limit = self.on_disk(|mirror| Ok::<_, StoreError>(mirror.refresh_size_limit())).await?;
         }
         if bytes > limit {
             return Err(StoreError::NoRoom { needed: bytes, limit, stays: 0 }.into());
         }
-        if self.taken_up().saturating_add(more) > limit {
+        if self.used_bytes().saturating_add(more) > limit {
             // A fill waits for its space, but not for the whole index: it is passed through where that takes long.
-            let whole = tokio::time::timeout(INDEX_WITHIN, self.store.index.until_complete()).await;
+            let whole = tokio::time::timeout(INDEX_TIMEOUT, self.store.index.until_complete()).await;
             whole.unwrap_or_else(|_| self.store.index.needs_to_be_whole())?;
-            let stays = self.on_disk(Self::staying_bytes).await?;
+            let stays = self.on_disk(Self::exempt_bytes).await?;
             if bytes.saturating_add(stays) > limit {
                 return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
             }
         }
         room.add(more);
         if self.is_over(limit) {
-            let room = tokio::time::timeout(ROOM_WITHIN, self.evictor.make_room(|| !self.is_over(limit))).await;
+            let room = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.make_room(|| !self.is_over(limit))).await;
             room.unwrap_or_else(|_| Err(StoreError::Index("nothing was evicted in time".to_owned())))?;
         }
         Ok(())
     }
 
     /// Waits until eviction is idle, for a minute at most.
-    pub async fn eviction_is_at_rest(&self) {
+    pub async fn wait_for_eviction(&self) {
         // On a timeout the caller reads the sizes as they are then.
-        let _ = tokio::time::timeout(ROOM_WITHIN, self.evictor.wait_idle()).await;
+        let _ = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.wait_idle()).await;
     }
 
     /// Runs an eviction pass for each request, until the mirror is dropped.
-    pub(super) async fn evict_when_asked(mirror: Weak<Self>, evictor: Arc<Evictor>) {
+    pub(super) async fn run_evictor(mirror: Weak<Self>, evictor: Arc<Evictor>) {
         loop {
             let asked = evictor.next_request().await;
             let Some(mirror) = mirror.upgrade() else { return };
             let of = Arc::clone(&mirror);
             // Before that, an archive without an indexed name would seem unused. If this fails, the pass reports it.
             let _ = mirror.store.index.until_complete().await;
-            let passed = mirror.tasks.spawn_blocking(move || of.keep_all_limits()).await;
+            let passed = mirror.tasks.spawn_blocking(move || of.evict_to_limits()).await;
             let failed = match &passed {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => {
@@ -142,14 +142,14 @@ impl Mirror {
     }
 
     /// Requests an eviction pass if a limit is exceeded.
-    pub(super) fn keep_to_the_limit(&self) {
-        if self.is_over(self.store_bytes()) || self.pages_are_over() {
+    pub(super) fn enforce_size_limit(&self) {
+        if self.is_over(self.size_limit_bytes()) || self.pages_are_over() {
             self.evictor.request_pass();
         }
     }
 
-    fn keep_all_limits(&self) -> Result<(), StoreError> {
-        if self.link() == Connectivity::Offline {
+    fn evict_to_limits(&self) -> Result<(), StoreError> {
+        if self.connectivity() == Connectivity::Offline {
             return Ok(());
         }
         self.evict_surplus_pages()?;
@@ -157,7 +157,7 @@ impl Mirror {
     }
 
     fn most_page_bytes(&self) -> u64 {
-        self.limits.page_bytes.min(self.store_bytes() / PAGES_SHARE)
+        self.limits.page_bytes.min(self.size_limit_bytes() / PAGES_SHARE)
     }
 
     fn pages_are_over(&self) -> bool {
@@ -177,70 +177,70 @@ impl Mirror {
 
     fn evict_pages(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
         for (key, size_bytes) in self.store.index.pages_by_age()? {
-            if enough() || self.tasks.are_stopped() {
+            if enough() || self.tasks.is_stopping() {
                 break;
             }
             let _alone = self.evictor.block_evictions();
             match self.remove_document(&key, Durability::Lazy) {
-                Ok(()) => self.was_evicted(Stored::Document, Because::SizeLimit, size_bytes),
+                Ok(()) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, size_bytes),
                 Err(error) => tracing::error!(?key, %error, "a page could not be evicted; it stays"),
             }
         }
         Ok(())
     }
 
-    fn was_evicted(&self, what: Stored, because: Because, size_bytes: u64) {
+    fn was_evicted(&self, what: ObjectKind, because: EvictionReason, size_bytes: u64) {
         self.counters.evicted(what, because, size_bytes);
         self.evictor.wake_waiters();
     }
 
     /// The size limit in bytes. A share of the disk is as last computed.
-    pub(super) fn store_bytes(&self) -> u64 {
-        match self.terms.load().size_limit {
+    pub(super) fn size_limit_bytes(&self) -> u64 {
+        match self.config.load().size_limit {
             SizeLimit::Bytes(bytes) => bytes,
-            SizeLimit::ShareOfDisk => self.share_of_disk.load(Ordering::Relaxed),
+            SizeLimit::ShareOfDisk => self.disk_share_bytes.load(Ordering::Relaxed),
         }
     }
 
     /// Recomputes the size limit; for a share of the disk this reads the free disk space.
-    pub(super) fn store_bytes_now(&self) -> u64 {
-        let share = self.terms.load().size_limit;
+    pub(super) fn refresh_size_limit(&self) -> u64 {
+        let share = self.config.load().size_limit;
         // Until the index is whole, its totals are too low.
         if share == SizeLimit::ShareOfDisk
             && self.store.index.is_complete()
             && let Ok(free) = self.store.free_bytes()
         {
             let bytes = share.bytes(self.store.index.totals().bytes(), free);
-            self.share_of_disk.store(bytes, Ordering::Relaxed);
+            self.disk_share_bytes.store(bytes, Ordering::Relaxed);
         }
-        self.store_bytes()
+        self.size_limit_bytes()
     }
 
     fn is_over(&self, limit: u64) -> bool {
-        self.taken_up() > limit
+        self.used_bytes() > limit
     }
 
     /// Returns true if `bytes` more fit without an eviction.
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
-        self.taken_up().saturating_add(bytes) <= self.store_bytes()
+        self.used_bytes().saturating_add(bytes) <= self.size_limit_bytes()
     }
 
     /// The stored bytes and the bytes reserved for fills.
-    pub(super) fn taken_up(&self) -> u64 {
+    pub(super) fn used_bytes(&self) -> u64 {
         self.store.index.totals().bytes().saturating_add(self.evictor.reserved())
     }
 
     fn evict_to_fit(&self) -> Result<(), StoreError> {
-        let limit = self.store_bytes_now();
+        let limit = self.refresh_size_limit();
         // Frees slightly more than necessary, or every new document would start another scan. Where the limit equals
         // the stored bytes, because the disk is full, only the excess is evicted.
         let is_floor = limit == self.store.index.totals().bytes();
         let enough = if is_floor { limit } else { limit / 100 * 98 };
         if self.is_over(limit) {
             // Even if the totals lag behind, a pass evicts no more than the excess.
-            let too_much = self.taken_up().saturating_sub(enough);
-            self.evict_archives(Because::SizeLimit, |freed| {
-                let is_ahead = freed.archives >= AHEAD && !self.is_over(limit);
+            let too_much = self.used_bytes().saturating_sub(enough);
+            self.evict_archives(EvictionReason::SizeLimit, |freed| {
+                let is_ahead = freed.archives >= MAX_EVICTED_AHEAD && !self.is_over(limit);
                 is_ahead || freed.bytes >= too_much || !self.is_over(enough)
             })?;
         }
@@ -254,18 +254,18 @@ impl Mirror {
     }
 
     fn evict_documents(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
-        for some in self.store.index.documents_by_age()?.chunks(DOCUMENTS_AT_ONCE) {
-            if enough() || self.tasks.are_stopped() {
+        for some in self.store.index.documents_by_age()?.chunks(DOCUMENT_BATCH) {
+            if enough() || self.tasks.is_stopping() {
                 break;
             }
             // The pinned documents are looked up once a batch: the lock keeps out new pins meanwhile.
             let _alone = self.evictor.block_evictions();
-            let pinned = self.documents_of_what_is_pinned()?;
+            let pinned = self.pinned_documents()?;
             for (key, size_bytes) in some {
                 if enough() {
                     break;
                 }
-                if pinned.contains(key) || self.staying.has_document(key) {
+                if pinned.contains(key) || self.eviction_holds.has_document(key) {
                     continue;
                 }
                 let evicted = match key {
@@ -273,7 +273,7 @@ impl Mirror {
                     key => self.remove_document(key, Durability::Lazy),
                 };
                 match evicted {
-                    Ok(()) => self.was_evicted(Stored::Document, Because::SizeLimit, *size_bytes),
+                    Ok(()) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, *size_bytes),
                     Err(error) => tracing::error!(?key, %error, "a document could not be evicted; it stays"),
                 }
             }
@@ -283,15 +283,15 @@ impl Mirror {
 
     /// Frees space for `bytes` on a full disk, regardless of the size limit. Evicts nothing if they would not fit
     /// anyway.
-    pub(super) fn make_room_on_disk(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
+    pub(super) fn free_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
         let free = self.free_on_disk(bytes, full)?;
-        let (held, stays) = (self.store.index.totals().archive_bytes, self.staying_bytes()?);
+        let (held, stays) = (self.store.index.totals().archive_bytes, self.exempt_bytes()?);
         let limit = free.saturating_add(held);
         if bytes.saturating_add(stays) > limit {
             return Err(StoreError::NoRoom { needed: bytes, limit, stays });
         }
         let missing = bytes.saturating_sub(free);
-        self.evict_archives(Because::DiskFull, |freed| freed.bytes >= missing).map(drop)
+        self.evict_archives(EvictionReason::DiskFull, |freed| freed.bytes >= missing).map(drop)
     }
 
     /// Returns the free bytes of a full disk. If they are too few, deletes the quarantined files first.
@@ -308,7 +308,7 @@ impl Mirror {
     ///
     /// # Errors
     /// [`StoreError::NoRoom`] where nothing is left to evict; `full` itself where the file exceeds the file size limit.
-    pub(super) fn make_some_room(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
+    pub(super) fn free_more_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
         if full.is_too_large() {
             return Err(full.clone());
         }
@@ -318,25 +318,29 @@ impl Mirror {
             return Ok(());
         }
         tracing::warn!(error = %full, "the disk is full in the middle of a fill; it is evicted from");
-        match self.evict_archives(Because::DiskFull, |freed| freed.bytes >= missing)? {
-            0 => Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, stays: self.staying_bytes()? }),
+        match self.evict_archives(EvictionReason::DiskFull, |freed| freed.bytes >= missing)? {
+            0 => Err(StoreError::NoRoom { needed: free.saturating_add(1), limit: free, stays: self.exempt_bytes()? }),
             _ => Ok(()),
         }
     }
 
     /// Evicts archives, least recently used first, until `enough`; returns the bytes freed. Archives that upstream has
     /// deleted are evicted last.
-    fn evict_archives(&self, because: Because, enough: impl Fn(Freed) -> bool) -> Result<u64, StoreError> {
-        if self.link() == Connectivity::Offline {
+    fn evict_archives(
+        &self,
+        because: EvictionReason,
+        enough: impl Fn(EvictionTotals) -> bool,
+    ) -> Result<u64, StoreError> {
+        if self.connectivity() == Connectivity::Offline {
             return Ok(0);
         }
         self.store.index.needs_to_be_whole()?;
-        let (mut freed, mut gone_upstream) = (Freed::default(), Vec::new());
+        let (mut freed, mut gone_upstream) = (EvictionTotals::default(), Vec::new());
         let (mut looks, mut all_are_seen) = (0, false);
-        let is_over = |freed| enough(freed) || self.tasks.are_stopped();
+        let is_over = |freed| enough(freed) || self.tasks.is_stopping();
         while !is_over(freed) {
             let Some(archive) = self.evictor.next_candidate() else {
-                if looks == MOST_LOOKS || (all_are_seen && freed.passed_over == 0) {
+                if looks == MAX_INDEX_SCANS || (all_are_seen && freed.passed_over == 0) {
                     break;
                 }
                 let oldest = self.store.index.archives_by_age()?;
@@ -345,21 +349,21 @@ impl Mirror {
                 continue;
             };
             let of = self.store.index.names_of(&archive.digest)?;
-            if self.stays(&archive.digest, &of)? {
+            if self.is_exempt(&archive.digest, &of)? {
                 continue;
             }
             if of.iter().any(|of| self.is_gone_upstream(of)) {
                 gone_upstream.push(archive);
                 continue;
             }
-            freed.note(unless_it_must_stay(&archive, self.evict(&archive, because))?);
+            freed.note(tolerate_stuck_archive(&archive, self.evict(&archive, because))?);
         }
         for archive in gone_upstream {
             if is_over(freed) {
                 break;
             }
-            let evicted = unless_it_must_stay(&archive, self.evict(&archive, because))?;
-            if let Evicted::Freed(_) = evicted {
+            let evicted = tolerate_stuck_archive(&archive, self.evict(&archive, because))?;
+            if let EvictionResult::Freed(_) = evicted {
                 tracing::warn!(digest = %archive.digest, "evicted an archive that upstream has deleted: nobody can bring it back");
             }
             freed.note(evicted);
@@ -368,36 +372,36 @@ impl Mirror {
     }
 
     /// Evicts one archive, unless it is exempt or was used since the candidates were listed.
-    fn evict(&self, archive: &IndexedArchive, because: Because) -> Result<Evicted, StoreError> {
+    fn evict(&self, archive: &IndexedArchive, because: EvictionReason) -> Result<EvictionResult, StoreError> {
         let digest = &archive.digest;
         let _alone = self.evictor.block_evictions();
         let _lock = self.catalog.digest_lock(digest).lock();
         let index = &self.store.index;
         index.needs_to_be_whole()?;
         if index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
-            return Ok(Evicted::PassedOver);
+            return Ok(EvictionResult::Skipped);
         }
         let of = index.names_of(digest)?;
-        if self.stays(digest, &of)? || (of.is_empty() && index.unreadable_name().is_some()) {
-            return Ok(Evicted::Stays);
+        if self.is_exempt(digest, &of)? || (of.is_empty() && index.unreadable_name().is_some()) {
+            return Ok(EvictionResult::Exempt);
         }
         for of in &of {
             // The record is authoritative: the index may have lost a pin.
             if self.catalog.name(of.clone())?.pinned {
-                return Ok(Evicted::Stays);
+                return Ok(EvictionResult::Exempt);
             }
             if let Artifact::Module(package) = of {
                 record_module_before_removal(self, package)?;
             }
             self.catalog.change_name(of, |name| name.archives.retain(|held| held.digest != *digest))?;
-            self.artifact_changed(of);
+            self.bump_artifact_revision(of);
             tracing::info!(package = %of, %digest, "evicted an archive");
         }
         self.store.blobs.remove(digest, Durability::Lazy)?;
         index.archive_gone(digest);
-        self.checked.lock().remove(digest);
-        self.was_evicted(Stored::Archive, because, archive.size_bytes);
-        Ok(Evicted::Freed(archive.size_bytes))
+        self.checked_archives.lock().remove(digest);
+        self.was_evicted(ObjectKind::Archive, because, archive.size_bytes);
+        Ok(EvictionResult::Freed(archive.size_bytes))
     }
 
     fn is_gone_upstream(&self, of: &Artifact) -> bool {
@@ -409,20 +413,20 @@ impl Mirror {
     }
 
     /// Returns true if an archive is exempt from eviction: pinned, or listed by a bundle that is being imported.
-    fn stays(&self, digest: &Digest, of: &[Artifact]) -> Result<bool, StoreError> {
+    fn is_exempt(&self, digest: &Digest, of: &[Artifact]) -> Result<bool, StoreError> {
         for of in of {
             if self.store.index.name(of)?.is_some_and(|name| name.pinned) {
                 return Ok(true);
             }
         }
-        Ok(self.staying.has_archive(digest))
+        Ok(self.eviction_holds.has_archive(digest))
     }
 
     /// The total bytes of archives that are exempt from eviction.
-    pub(super) fn staying_bytes(&self) -> Result<u64, StoreError> {
+    pub(super) fn exempt_bytes(&self) -> Result<u64, StoreError> {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
-        let mut staying = self.staying.archives();
+        let mut staying = self.eviction_holds.archives();
         for name in index.pinned_names()? {
             staying.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
         }
@@ -437,12 +441,15 @@ impl Mirror {
 /// Turns errors of a single archive into an outcome, so that one unreadable file does not block the eviction of the
 /// others. Rewriting a name that lists other archives too may fail on a full disk: such an archive is retried after
 /// others have freed space.
-fn unless_it_must_stay(archive: &IndexedArchive, evicted: Result<Evicted, StoreError>) -> Result<Evicted, StoreError> {
+fn tolerate_stuck_archive(
+    archive: &IndexedArchive,
+    evicted: Result<EvictionResult, StoreError>,
+) -> Result<EvictionResult, StoreError> {
     match evicted {
-        Err(full) if full.is_full() => Ok(Evicted::PassedOver),
+        Err(full) if full.is_full() => Ok(EvictionResult::Skipped),
         Err(error @ StoreError::Io { .. } | error @ StoreError::Newer { .. }) => {
             tracing::error!(digest = %archive.digest, %error, to_do = error.remedy(), "an archive could not be evicted; it stays");
-            Ok(Evicted::Stays)
+            Ok(EvictionResult::Exempt)
         }
         evicted => evicted,
     }

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
 
-use super::asking::{Asking, announced, contradiction};
-use super::attempts::{Agreed, Before};
-use super::call::CameBy;
-use super::counters::Stored;
-use super::download::{Pump, TransferEnd};
-use super::follow::Progress;
+use super::asking::{ArchiveRequest, announced, length_mismatch};
+use super::attempts::{LengthAgreement, PartialDownload};
+use super::call::ProxyPath;
+use super::counters::ObjectKind;
+use super::download::{ConnectionCopy, TransferEnd};
+use super::follow::FillProgress;
 use super::library::Reservation;
 use super::library::StoredArchive;
-use super::proof_set::{KeptSet, ProofSet};
-use super::unattended::StartedFill;
+use super::proof_set::{ProofSet, StoredProofSet};
+use super::unattended::ListedFill;
 use super::{Mirror, RequestContext};
 use crate::address::Package;
 use crate::digest::{Digest, FastHash};
@@ -26,7 +26,7 @@ use crate::upstream::error::Fault;
 use crate::verify::Verified;
 
 /// Extra bytes to reserve next time, after an archive of unknown length did not fit.
-const MORE_THAN_THERE_WAS: u64 = 1 << 20;
+const EXTRA_RESERVATION_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct FillKey {
@@ -36,29 +36,29 @@ pub(super) struct FillKey {
 
 pub(super) struct Fill {
     mirror: Arc<Mirror>,
-    asking: Asking,
-    kept: Arc<KeptSet>,
-    progress: watch::Sender<Progress>,
+    request: ArchiveRequest,
+    kept: Arc<StoredProofSet>,
+    progress: watch::Sender<FillProgress>,
     /// The entry in the list of the client that started it.
-    started: Option<StartedFill>,
+    listed_fill: Option<ListedFill>,
 }
 
 impl Fill {
     pub(super) fn new(
         mirror: Arc<Mirror>,
         package: Package,
-        kept: Arc<KeptSet>,
+        kept: Arc<StoredProofSet>,
         set: Arc<ProofSet>,
         call: RequestContext,
-        progress: watch::Sender<Progress>,
+        progress: watch::Sender<FillProgress>,
     ) -> Self {
-        let asking = Asking::new(Arc::clone(&mirror), package, set, call);
-        Self { mirror, asking, kept, progress, started: None }
+        let request = ArchiveRequest::new(Arc::clone(&mirror), package, set, call);
+        Self { mirror, request, kept, progress, listed_fill: None }
     }
 
     /// Attaches the entry in a client's list of started fills. The entry is removed when the fill ends.
-    pub(super) fn listed(self, started: Option<StartedFill>) -> Self {
-        Self { started, ..self }
+    pub(super) fn with_listed_fill(self, started: Option<ListedFill>) -> Self {
+        Self { listed_fill: started, ..self }
     }
 
     /// Runs the fill and publishes its result. Returns the digest of a stored archive whose `h1:` is still to be
@@ -69,67 +69,67 @@ impl Fill {
         let counted = FillGauge::new(&self.mirror.counters.fills);
         let ended = self.fill().await;
         drop(counted);
-        drop(self.started.take());
+        drop(self.listed_fill.take());
         drop(landing);
         match ended {
-            Ok(Filled::Held { bytes, held }) => {
-                self.mirror.was_kept(Stored::Archive);
+            Ok(FillOutcome::Stored { bytes, held }) => {
+                self.mirror.record_stored(ObjectKind::Archive);
                 let digest = held.digest;
-                self.progress.send_replace(Progress::Committed { bytes, held });
+                self.progress.send_replace(FillProgress::Committed { bytes, held });
                 Some(digest)
             }
-            Ok(Filled::Unkept { bytes, size_bytes, why }) => {
-                self.could_not_be_kept(&why, "an archive is proven and could not be kept; those who wait get it");
-                self.progress.send_replace(Progress::Unkept { bytes, size_bytes, why });
+            Ok(FillOutcome::NotStored { bytes, size_bytes, why }) => {
+                self.log_not_stored(&why, "an archive is proven and could not be kept; those who wait get it");
+                self.progress.send_replace(FillProgress::NotStored { bytes, size_bytes, why });
                 None
             }
             Err(Error::Store(why)) => {
-                self.could_not_be_kept(&why, "an archive could not be kept; it is passed through");
-                self.progress.send_replace(Progress::NoPlace(why));
+                self.log_not_stored(&why, "an archive could not be kept; it is passed through");
+                self.progress.send_replace(FillProgress::NoSpace(why));
                 None
             }
             Err(error) => {
                 // Waiting requests report the error themselves.
                 if self.progress.receiver_count() == 0 {
-                    tracing::error!(package = %self.asking.package, %error, "an archive that nobody waits for could not be stored");
+                    tracing::error!(package = %self.request.package, %error, "an archive that nobody waits for could not be stored");
                 }
-                self.progress.send_replace(Progress::Failed(error));
+                self.progress.send_replace(FillProgress::Failed(error));
                 None
             }
         }
     }
 
-    fn could_not_be_kept(&self, why: &StoreError, what: &str) {
-        let (package, store) = (&self.asking.package, self.mirror.store.root().display());
+    fn log_not_stored(&self, why: &StoreError, what: &str) {
+        let (package, store) = (&self.request.package, self.mirror.store.root().display());
         tracing::error!(%package, %store, error = %why, to_do = why.remedy(), "{what}");
-        self.mirror.was_not_kept(Stored::Archive, why);
+        self.mirror.record_not_stored(ObjectKind::Archive, why);
     }
 
-    async fn fill(&mut self) -> Result<Filled, Error> {
-        let Asking { package, set, call, .. } = &self.asking;
+    async fn fill(&mut self) -> Result<FillOutcome, Error> {
+        let ArchiveRequest { package, set, call, .. } = &self.request;
         if let Some(adopted) = self.mirror.adopt(package, &self.kept, set, call.now).await? {
             return Ok(adopted);
         }
         let mut room = self.mirror.reservation();
         let staged = self.stage().await?;
         let staged = self.download(staged, &mut room).await?;
-        self.prove_and_commit(staged, room).await
+        self.verify_and_commit(staged, room).await
     }
 
     /// Downloads until everything is staged.
     async fn download(&mut self, mut staged: Staged, room: &mut Reservation) -> Result<Staged, Error> {
-        let what = self.asking.what.clone();
+        let what = self.request.what.clone();
         while !is_complete(&staged) {
             let had = staged.written();
             let validators = validators(&staged);
             let incoming = tokio::select! {
-                asked = self.asking.ask(had, &validators) => asked?,
-                why = StartedFill::one_too_many(self.started.as_ref(), &what) => return Err(why),
+                asked = self.request.ask(had, &validators) => asked?,
+                why = ListedFill::until_over_limit(self.listed_fill.as_ref(), &what) => return Err(why),
             };
-            let before = Before { bytes: had, length: staged.note().and_then(|note| note.length) };
-            let length = match self.asking.attempts.agreed(before, announced(&incoming)) {
-                Agreed::Length(length) => length,
-                Agreed::StartOver => {
+            let before = PartialDownload { bytes: had, length: staged.note().and_then(|note| note.length) };
+            let length = match self.request.attempts.compare_length(before, announced(&incoming)) {
+                LengthAgreement::Length(length) => length,
+                LengthAgreement::StartOver => {
                     self.discard(staged).await?;
                     staged = self.stage().await?;
                     if incoming.from > 0 {
@@ -137,18 +137,18 @@ impl Fill {
                     }
                     incoming.length
                 }
-                Agreed::Never { told, now } => {
+                LengthAgreement::Never { told, now } => {
                     self.discard(staged).await?;
-                    return Err(contradiction(&incoming, told, now));
+                    return Err(length_mismatch(&incoming, told, now));
                 }
             };
-            staged = self.take_room(room, staged, &incoming, length).await?;
-            self.tell(&staged, length);
-            let (mirror, attempts, progress) = (&self.mirror, &mut self.asking.attempts, &self.progress);
-            let given_up = StartedFill::one_too_many(self.started.as_ref(), &what);
-            let pump = Pump { mirror, attempts, room: &mut *room, progress, given_up };
+            staged = self.reserve_space(room, staged, &incoming, length).await?;
+            self.publish_progress(&staged, length);
+            let (mirror, attempts, progress) = (&self.mirror, &mut self.request.attempts, &self.progress);
+            let given_up = ListedFill::until_over_limit(self.listed_fill.as_ref(), &what);
+            let pump = ConnectionCopy { mirror, attempts, room: &mut *room, progress, given_up };
             let (returned, ended) = pump.run(staged, incoming, length).await;
-            staged = returned.ok_or_else(|| Error::Interrupted(self.asking.what.clone()))?;
+            staged = returned.ok_or_else(|| Error::Interrupted(self.request.what.clone()))?;
             match ended {
                 TransferEnd::Whole => break,
                 TransferEnd::Differs(error) => {
@@ -157,13 +157,13 @@ impl Fill {
                 }
                 TransferEnd::Failed(error) => {
                     if matches!(error, Error::Store(_)) {
-                        self.found_no_place(staged, length).await;
+                        self.handle_full_disk(staged, length).await;
                     }
                     return Err(error);
                 }
                 TransferEnd::Broken(error) => {
                     let at = staged.written();
-                    self.asking.broke(error, at.saturating_sub(had), at).await?;
+                    self.request.handle_break(error, at.saturating_sub(had), at).await?;
                 }
             }
         }
@@ -172,17 +172,17 @@ impl Fill {
 
     async fn stage(&self) -> Result<Staged, Error> {
         // A staging file belongs to one fill: packages never share one, even if they download the same bytes.
-        let package = FastHash::of(self.asking.package.to_string().as_bytes()).to_string();
-        let came = match self.asking.call.came() {
-            CameBy::Straight => "",
-            CameBy::ThroughProxies => "~proxied",
+        let package = FastHash::of(self.request.package.to_string().as_bytes()).to_string();
+        let came = match self.request.call.proxy_path() {
+            ProxyPath::Direct => "",
+            ProxyPath::ViaProxies => "~proxied",
         };
-        let name = format!("{}~{}{came}", self.asking.set.document.shasum, &package[..16]);
+        let name = format!("{}~{}{came}", self.request.set.document.shasum, &package[..16]);
         self.mirror.on_disk(move |mirror| mirror.store.blobs.stage(&name)).await
     }
 
     /// Reserves disk space for the whole length before any client gets a byte, and records the validators for a resume.
-    async fn take_room(
+    async fn reserve_space(
         &self,
         room: &mut Reservation,
         staged: Staged,
@@ -193,8 +193,8 @@ impl Fill {
         if length.is_some_and(|length| length > limit) {
             return Err(incoming.failed(Fault::TooLarge(limit)).into());
         }
-        let bytes = length.or_else(|| self.length_of_before()).unwrap_or(0).max(staged.written());
-        let (staged, taken) = self.mirror.take_room(room, staged, incoming, length, bytes).await?;
+        let bytes = length.or_else(|| self.learned_length()).unwrap_or(0).max(staged.written());
+        let (staged, taken) = self.mirror.reserve_staging_space(room, staged, incoming, length, bytes).await?;
         match taken {
             Ok(()) => Ok(staged),
             Err(why) => {
@@ -208,61 +208,65 @@ impl Fill {
     }
 
     /// The size of an earlier download without an announced length.
-    fn length_of_before(&self) -> Option<u64> {
-        let Asking { package, set, call, .. } = &self.asking;
+    fn learned_length(&self) -> Option<u64> {
+        let ArchiveRequest { package, set, call, .. } = &self.request;
         let key = FillKey { package: package.clone(), digest: set.document.shasum };
-        self.mirror.lengths.get(&key, call.now)
+        self.mirror.learned_lengths.get(&key, call.now)
     }
 
     /// Handles a disk that is full in mid-download: the partial file is worth less than the space it takes.
-    async fn found_no_place(&self, staged: Staged, length: Option<u64>) {
+    async fn handle_full_disk(&self, staged: Staged, length: Option<u64>) {
         if length.is_none() {
             // The next fill then reserves more before a client gets a byte.
-            self.mirror.remember_length(&self.asking, staged.written() + MORE_THAN_THERE_WAS);
+            self.mirror.remember_length(&self.request, staged.written() + EXTRA_RESERVATION_BYTES);
         }
         self.try_to_discard(staged).await;
     }
 
     async fn try_to_discard(&self, staged: Staged) {
         if let Err(error) = self.discard(staged).await {
-            tracing::warn!(package = %self.asking.package, %error, "what is staged of an archive could not be removed");
+            tracing::warn!(package = %self.request.package, %error, "what is staged of an archive could not be removed");
         }
     }
 
-    fn tell(&mut self, staged: &Staged, length: Option<u64>) {
-        self.asking.attempts.tell(length);
-        self.progress.send_replace(Progress::Streaming { bytes: staged.bytes(), written: staged.written(), length });
+    fn publish_progress(&mut self, staged: &Staged, length: Option<u64>) {
+        self.request.attempts.announce(length);
+        self.progress.send_replace(FillProgress::Streaming {
+            bytes: staged.bytes(),
+            written: staged.written(),
+            length,
+        });
     }
 
     async fn discard(&self, staged: Staged) -> Result<(), Error> {
         self.mirror.on_disk(move |_| staged.discard()).await
     }
 
-    async fn prove_and_commit(&self, staged: Staged, room: Reservation) -> Result<Filled, Error> {
-        let expected = self.asking.set.document.shasum;
+    async fn verify_and_commit(&self, staged: Staged, room: Reservation) -> Result<FillOutcome, Error> {
+        let expected = self.request.set.document.shasum;
         let (actual, fast) = staged.hashes();
         if actual != expected {
             // Discard before reporting the error, so that the next request starts afresh.
             self.discard(staged).await?;
-            return Err(self.asking.wrong(actual).await);
+            return Err(self.request.wrong_digest_error(actual).await);
         }
         let (bytes, size_bytes) = (staged.bytes(), staged.written());
-        let Asking { package, set, call, what, .. } = &self.asking;
+        let ArchiveRequest { package, set, call, what, .. } = &self.request;
         let verified = Verified::by_digest(staged, actual, expected)
             .map_err(|verdict| Error::Unverified { asked: what.clone(), verdict: verdict.to_string() })?;
         let (package, kept, set) = (package.clone(), Arc::clone(&self.kept), Arc::clone(set));
-        let now = self.mirror.inner(call).now;
+        let now = self.mirror.flight_context(call).now;
         self.mirror
             .on_disk(move |mirror| {
                 let held = StoredArchive::of_set(&set, fast, size_bytes, now);
                 let held = mirror.commit(&package, &kept, held, verified);
                 drop(room);
                 // Without an announced length, nothing was evicted for it before.
-                mirror.keep_to_the_limit();
+                mirror.enforce_size_limit();
                 match held {
-                    Ok(held) => Ok(Filled::Held { bytes: Some(bytes), held: Box::new(held) }),
+                    Ok(held) => Ok(FillOutcome::Stored { bytes: Some(bytes), held: Box::new(held) }),
                     // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
-                    Err(why) if bytes.fast_hash()? == fast => Ok(Filled::Unkept { bytes, size_bytes, why }),
+                    Err(why) if bytes.fast_hash()? == fast => Ok(FillOutcome::NotStored { bytes, size_bytes, why }),
                     Err(why) => Err(why),
                 }
             })
@@ -272,7 +276,7 @@ impl Fill {
 
 impl Mirror {
     /// Reserves `bytes` in total and records the validators for a resume. The inner result reports a lack of space.
-    pub(super) async fn take_room(
+    pub(super) async fn reserve_staging_space(
         self: &Arc<Self>,
         room: &mut Reservation,
         mut staged: Staged,
@@ -291,7 +295,7 @@ impl Mirror {
             let taken = match staged.remember(note.clone(), bytes) {
                 Err(full) if full.is_full() => {
                     let missing = bytes.saturating_sub(staged.written());
-                    mirror.make_room_on_disk(missing, &full).and_then(|()| staged.remember(note, bytes))
+                    mirror.free_disk_space(missing, &full).and_then(|()| staged.remember(note, bytes))
                 }
                 remembered => remembered,
             };
@@ -301,11 +305,11 @@ impl Mirror {
     }
 }
 
-pub(super) enum Filled {
+pub(super) enum FillOutcome {
     /// Stored. `bytes` is the file that it was downloaded to, if it was downloaded now.
-    Held { bytes: Option<FileBytes>, held: Box<StoredArchive> },
+    Stored { bytes: Option<FileBytes>, held: Box<StoredArchive> },
     /// Verified, but the disk could not store it.
-    Unkept { bytes: FileBytes, size_bytes: u64, why: StoreError },
+    NotStored { bytes: FileBytes, size_bytes: u64, why: StoreError },
 }
 
 pub(super) fn is_complete(staged: &Staged) -> bool {

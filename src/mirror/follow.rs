@@ -16,9 +16,9 @@ pub(super) const TAIL_BYTES: u64 = 64 * 1024;
 
 /// The state of a fill.
 #[derive(Debug, Clone)]
-pub(super) enum Progress {
+pub(super) enum FillProgress {
     /// Upstream has not answered yet.
-    Asking,
+    Waiting,
     Streaming {
         bytes: FileBytes,
         written: u64,
@@ -30,26 +30,26 @@ pub(super) enum Progress {
         held: Box<StoredArchive>,
     },
     /// Verified, but the disk could not store it. It is readable while its file is open.
-    Unkept {
+    NotStored {
         bytes: FileBytes,
         size_bytes: u64,
         why: StoreError,
     },
     /// The disk cannot take it. Clients without any of its bytes get it passed through from upstream.
-    NoPlace(StoreError),
+    NoSpace(StoreError),
     Failed(Error),
 }
 
 /// One client's position in a fill.
 #[derive(Debug)]
-pub struct Follow {
-    progress: watch::Receiver<Progress>,
+pub struct TailStream {
+    progress: watch::Receiver<FillProgress>,
     /// The length announced to the client, if any. A body of another length is an error.
     told: Option<u64>,
 }
 
-impl Follow {
-    pub(super) fn new(progress: watch::Receiver<Progress>, told: Option<u64>) -> Self {
+impl TailStream {
+    pub(super) fn new(progress: watch::Receiver<FillProgress>, told: Option<u64>) -> Self {
         Self { progress, told }
     }
 
@@ -57,13 +57,13 @@ impl Follow {
     ///
     /// # Errors
     /// The fill failed, or the disk could not store the archive.
-    pub(super) async fn until_kept(mut self, what: &str) -> Result<(), Error> {
+    pub(super) async fn until_stored(mut self, what: &str) -> Result<(), Error> {
         loop {
             match &*self.progress.borrow_and_update() {
-                Progress::Asking | Progress::Streaming { .. } => {}
-                Progress::Committed { .. } => return Ok(()),
-                Progress::Unkept { why, .. } | Progress::NoPlace(why) => return Err(why.clone().into()),
-                Progress::Failed(error) => return Err(error.clone()),
+                FillProgress::Waiting | FillProgress::Streaming { .. } => {}
+                FillProgress::Committed { .. } => return Ok(()),
+                FillProgress::NotStored { why, .. } | FillProgress::NoSpace(why) => return Err(why.clone().into()),
+                FillProgress::Failed(error) => return Err(error.clone()),
             }
             if self.progress.changed().await.is_err() {
                 return Err(Error::Interrupted(what.to_owned()));
@@ -79,9 +79,12 @@ impl Follow {
             loop {
                 let state = progress.borrow_and_update().clone();
                 let size_bytes = match &state {
-                    Progress::Committed { held, .. } => Some(held.size_bytes),
-                    Progress::Unkept { size_bytes, .. } => Some(*size_bytes),
-                    Progress::Asking | Progress::Streaming { .. } | Progress::NoPlace(_) | Progress::Failed(_) => None,
+                    FillProgress::Committed { held, .. } => Some(held.size_bytes),
+                    FillProgress::NotStored { size_bytes, .. } => Some(*size_bytes),
+                    FillProgress::Waiting
+                    | FillProgress::Streaming { .. }
+                    | FillProgress::NoSpace(_)
+                    | FillProgress::Failed(_) => None,
                 };
                 if told.is_some_and(|told| size_bytes.is_some_and(|size_bytes| told != size_bytes)) {
                     return Err(io::Error::other("upstream sent another length than it announced"));
@@ -90,17 +93,17 @@ impl Follow {
                     return Ok(None);
                 }
                 let (bytes, limit) = match state {
-                    Progress::Asking => (None, 0),
-                    Progress::Streaming { bytes, written, .. } => {
+                    FillProgress::Waiting => (None, 0),
+                    FillProgress::Streaming { bytes, written, .. } => {
                         let before_the_tail = told.unwrap_or(written).saturating_sub(TAIL_BYTES);
                         (Some(bytes), written.min(before_the_tail))
                     }
-                    Progress::Committed { bytes, held } => (bytes, held.size_bytes),
-                    Progress::Unkept { bytes, size_bytes, .. } => (Some(bytes), size_bytes),
-                    Progress::NoPlace(_) => {
+                    FillProgress::Committed { bytes, held } => (bytes, held.size_bytes),
+                    FillProgress::NotStored { bytes, size_bytes, .. } => (Some(bytes), size_bytes),
+                    FillProgress::NoSpace(_) => {
                         return Err(io::Error::other("the disk would not take it; the next request gets it without"));
                     }
-                    Progress::Failed(error) => return Err(io::Error::other(error.to_string())),
+                    FillProgress::Failed(error) => return Err(io::Error::other(error.to_string())),
                 };
                 if let Some(bytes) = bytes.filter(|_| offset < limit) {
                     let most = usize::try_from(limit - offset).unwrap_or(READ_AT_ONCE);

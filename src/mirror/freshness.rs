@@ -17,44 +17,44 @@ pub(super) struct Age {
 impl Age {
     /// Returns true if a stored copy of this age stays when `coming` arrives: it was confirmed later, and not in the
     /// future by a wrong clock.
-    pub(super) fn outlasts(self, coming: Self, now: Timestamp) -> bool {
+    pub(super) fn is_confirmed_after(self, coming: Self, now: Timestamp) -> bool {
         self.checked > coming.checked && self.checked <= now.after(CLOCK_SLACK)
     }
 }
 
 /// The freshness rule of a kind of document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rule {
+pub(super) struct FreshnessRule {
     pub(super) fresh: Duration,
     /// The lifetime of a 404; never longer than `fresh`.
     pub(super) not_found: Duration,
     /// The longest wait for a revalidation.
     pub(super) patience: Duration,
-    pub(super) place: RevalidationOrder,
+    pub(super) target: RevalidationTarget,
 }
 
 /// The location at which a stored document is revalidated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RevalidationOrder {
+pub(super) enum RevalidationTarget {
     /// The location that it came from.
-    AsBefore,
+    SameLocation,
     /// A new location: its upstream has moved since.
-    Another,
+    NewLocation,
 }
 
-impl Rule {
+impl FreshnessRule {
     /// The end of freshness for a document of this age.
     pub(super) fn fresh_until(&self, age: Age) -> Timestamp {
-        age.checked.after(if age.gone { self.believed() } else { self.fresh })
+        age.checked.after(if age.gone { self.not_found_lifetime() } else { self.fresh })
     }
 
     /// The rule for a copy from a former location: it is stale at any age.
-    pub(super) fn of_another_place(self) -> Self {
-        Self { fresh: Duration::ZERO, place: RevalidationOrder::Another, ..self }
+    pub(super) fn at_new_location(self) -> Self {
+        Self { fresh: Duration::ZERO, target: RevalidationTarget::NewLocation, ..self }
     }
 
     /// The effective lifetime of a 404.
-    pub(super) fn believed(&self) -> Duration {
+    pub(super) fn not_found_lifetime(&self) -> Duration {
         self.not_found.min(self.fresh)
     }
 }
@@ -73,7 +73,7 @@ pub(super) enum FreshnessDecision {
     Refuse,
 }
 
-pub(super) fn decide(held: Option<Age>, rule: &Rule, link: Connectivity, now: Timestamp) -> FreshnessDecision {
+pub(super) fn decide(held: Option<Age>, rule: &FreshnessRule, link: Connectivity, now: Timestamp) -> FreshnessDecision {
     let Some(age) = held else {
         return match link {
             Connectivity::Online => FreshnessDecision::Fetch,
@@ -92,15 +92,15 @@ pub(super) fn decide(held: Option<Age>, rule: &Rule, link: Connectivity, now: Ti
 mod tests {
     use super::*;
 
-    const RULE: Rule = Rule {
+    const RULE: FreshnessRule = FreshnessRule {
         fresh: Duration::from_secs(300),
         not_found: Duration::from_secs(30),
         patience: Duration::from_secs(2),
-        place: RevalidationOrder::AsBefore,
+        target: RevalidationTarget::SameLocation,
     };
 
     #[test]
-    fn the_table_of_decisions_holds() {
+    fn freshness_decisions_match_the_table() {
         let held = |checked, gone| Some(Age { checked: Timestamp(checked), gone });
         for (case, held, link, now, verdict) in [
             ("nothing held", None, Connectivity::Online, 1000, FreshnessDecision::Fetch),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_confirmed_later_stays_unless_a_wrong_clock_said_so() {
+    fn a_later_confirmation_wins_unless_it_lies_in_the_future() {
         let age = |checked| Age { checked: Timestamp(checked), gone: false };
         for (case, held, coming, now, stays) in [
             ("older", 900, 1000, 1000, false),
@@ -129,15 +129,15 @@ mod tests {
             ("confirmed while the other was on its way", 1010, 1000, 1000, true),
             ("from a time that has not come", 9000, 1000, 1000, false),
         ] {
-            assert_eq!(age(held).outlasts(age(coming), Timestamp(now)), stays, "{case}");
+            assert_eq!(age(held).is_confirmed_after(age(coming), Timestamp(now)), stays, "{case}");
         }
     }
 
     #[test]
-    fn no_fresh_time_means_always_asked() {
-        let rule = Rule { fresh: Duration::ZERO, ..RULE };
+    fn a_zero_lifetime_always_revalidates() {
+        let rule = FreshnessRule { fresh: Duration::ZERO, ..RULE };
         let age = Age { checked: Timestamp(5), gone: false };
         assert_eq!(decide(Some(age), &rule, Connectivity::Online, Timestamp(5)), FreshnessDecision::Revalidate);
-        assert_eq!(rule.believed(), Duration::ZERO);
+        assert_eq!(rule.not_found_lifetime(), Duration::ZERO);
     }
 }

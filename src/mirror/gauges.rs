@@ -9,7 +9,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
-use super::counters::Stored;
+use super::counters::ObjectKind;
 use super::status::StoreState;
 use super::{Connectivity, Mirror};
 use crate::clock::Clock;
@@ -17,24 +17,24 @@ use crate::store::{DiskSpace, Totals};
 
 /// A collector of the mirror's gauges. Reads the disk, so it belongs on a blocking thread.
 #[derive(Debug)]
-pub struct Gauges {
+pub struct MirrorGauges {
     /// The mirror.
     pub mirror: Arc<Mirror>,
     /// The clock.
     pub clock: Clock,
 }
 
-impl Collector for Gauges {
+impl Collector for MirrorGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Self { mirror, clock } = self;
-        let mut to = To(&mut encoder);
+        let mut to = GaugeWriter(&mut encoder);
         let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = mirror.store.index.totals();
-        let of = |kind: Stored| [("kind", kind.word())];
-        let counts = [(of(Stored::Archive), archives), (of(Stored::Document), documents)];
+        let of = |kind: ObjectKind| [("kind", kind.word())];
+        let counts = [(of(ObjectKind::Archive), archives), (of(ObjectKind::Document), documents)];
         to.family("larder_store_objects", "What is stored, by kind", None, counts)?;
-        let bytes = [(of(Stored::Archive), archive_bytes), (of(Stored::Document), document_bytes)];
+        let bytes = [(of(ObjectKind::Archive), archive_bytes), (of(ObjectKind::Document), document_bytes)];
         to.family("larder_store", "What is stored, by kind", Some(&Unit::Bytes), bytes)?;
-        to.bytes("larder_store_limit", "What may be stored", mirror.store_bytes_now())?;
+        to.bytes("larder_store_limit", "What may be stored", mirror.refresh_size_limit())?;
         if let Ok(DiskSpace { free_bytes, .. }) = mirror.store.room() {
             to.bytes("larder_store_free", "What the disk of the store still takes", free_bytes)?;
         }
@@ -42,7 +42,11 @@ impl Collector for Gauges {
         let now = mirror.store_state();
         let states = StoreState::ALL.map(|state| ([("state", state.word())], u64::from(state == now)));
         to.family("larder_store_state", "How the store is: 1 for the one state it is in", None, states)?;
-        to.one("larder_offline", "Whether nothing may go out", u64::from(mirror.link() == Connectivity::Offline))?;
+        to.one(
+            "larder_offline",
+            "Whether nothing may go out",
+            u64::from(mirror.connectivity() == Connectivity::Offline),
+        )?;
         let upstreams = mirror.upstream_states(clock.now());
         let left_alone = upstreams.iter().map(|of| ([("host", of.host.as_str())], of.left_alone.len() as u64));
         let help = "Origins that are left alone after failures, by the upstream that led there";
@@ -56,19 +60,19 @@ impl Collector for Gauges {
         let unattended = mirror.started_fills.unattended() as u64;
         let help = "Archive downloads under way that clients started and that nobody waits for";
         to.one("larder_fills_unattended", help, unattended)?;
-        to.one("larder_waiting_requests", "Requests that wait for an upstream", mirror.waiting() as u64)
+        to.one("larder_waiting_requests", "Requests that wait for an upstream", mirror.waiting_count() as u64)
     }
 }
 
-struct To<'a, 'b>(&'a mut DescriptorEncoder<'b>);
+struct GaugeWriter<'a, 'b>(&'a mut DescriptorEncoder<'b>);
 
-impl To<'_, '_> {
+impl GaugeWriter<'_, '_> {
     fn one(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.begun(name, help, None, |encoder| ConstGauge::new(value).encode(encoder))
+        self.encode_gauge(name, help, None, |encoder| ConstGauge::new(value).encode(encoder))
     }
 
     fn bytes(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.begun(name, help, Some(&Unit::Bytes), |encoder| ConstGauge::new(value).encode(encoder))
+        self.encode_gauge(name, help, Some(&Unit::Bytes), |encoder| ConstGauge::new(value).encode(encoder))
     }
 
     fn family<'l>(
@@ -78,13 +82,13 @@ impl To<'_, '_> {
         unit: Option<&Unit>,
         values: impl IntoIterator<Item = ([(&'l str, &'l str); 1], u64)>,
     ) -> fmt::Result {
-        self.begun(name, help, unit, |mut encoder| {
+        self.encode_gauge(name, help, unit, |mut encoder| {
             let mut values = values.into_iter();
             values.try_for_each(|(labels, value)| ConstGauge::new(value).encode(encoder.encode_family(&labels)?))
         })
     }
 
-    fn begun(
+    fn encode_gauge(
         &mut self,
         name: &str,
         help: &str,

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::call::RequestContext;
 use super::freshness::Age;
-use super::wanted::WantedDocument;
-use super::{Answer, KeptDocument, Mirror};
+use super::wanted::DocumentRequest;
+use super::{Answer, Mirror, StoredDocument};
 use crate::address::{ModulePackage, Package, Version};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -17,9 +17,9 @@ use crate::store::Key;
 /// The state of one version in upstream's version list.
 pub(super) enum ListingState {
     /// Listed, with this spelling.
-    As(String),
+    Listed(String),
     /// Not listed. `checked` is upstream's last confirmation of the list, `age` that of the copy read.
-    Not { checked: Timestamp, age: Age },
+    Unlisted { checked: Timestamp, age: Age },
     /// Upstream has no such list, or it cannot be read; then with the error.
     Unknown(Option<Error>),
 }
@@ -27,15 +27,15 @@ pub(super) enum ListingState {
 impl ListingState {
     /// Reads the state from a list or its error. `spelled` looks the version up; `None` where the list is invalid.
     async fn of<F: Future<Output = Option<Option<String>>>>(
-        list: Result<(Arc<KeptDocument>, Timestamp), Error>,
-        spelled: impl FnOnce(Arc<KeptDocument>) -> F,
+        list: Result<(Arc<StoredDocument>, Timestamp), Error>,
+        spelled: impl FnOnce(Arc<StoredDocument>) -> F,
     ) -> Self {
         match list {
             Ok((list, checked)) => {
                 let age = list.age();
                 match spelled(list).await {
-                    Some(Some(spelled)) => Self::As(spelled),
-                    Some(None) => Self::Not { checked, age },
+                    Some(Some(spelled)) => Self::Listed(spelled),
+                    Some(None) => Self::Unlisted { checked, age },
                     None => Self::Unknown(None),
                 }
             }
@@ -47,13 +47,13 @@ impl ListingState {
     /// The version as upstream spells it, or as clients do where it is not listed.
     pub(super) fn spelled(&self, as_clients_do: impl ToString) -> String {
         match self {
-            Self::As(spelled) => spelled.clone(),
-            Self::Not { .. } | Self::Unknown(_) => as_clients_do.to_string(),
+            Self::Listed(spelled) => spelled.clone(),
+            Self::Unlisted { .. } | Self::Unknown(_) => as_clients_do.to_string(),
         }
     }
 }
 
-fn of_answer(answer: Answer<Arc<KeptDocument>>) -> (Arc<KeptDocument>, Timestamp) {
+fn of_answer(answer: Answer<Arc<StoredDocument>>) -> (Arc<StoredDocument>, Timestamp) {
     (answer.value, answer.checked)
 }
 
@@ -64,7 +64,11 @@ impl Mirror {
         self.listed_in(package, list).await
     }
 
-    async fn listed_in(&self, package: &Package, list: Result<(Arc<KeptDocument>, Timestamp), Error>) -> ListingState {
+    async fn listed_in(
+        &self,
+        package: &Package,
+        list: Result<(Arc<StoredDocument>, Timestamp), Error>,
+    ) -> ListingState {
         let version = &package.version;
         ListingState::of(list, |list| async move {
             Some(list.versions().await.ok()?.get(version).map(|listed| listed.spelled.clone()))
@@ -85,7 +89,7 @@ impl Mirror {
     async fn module_listed_in(
         &self,
         package: &ModulePackage,
-        list: Result<(Arc<KeptDocument>, Timestamp), Error>,
+        list: Result<(Arc<StoredDocument>, Timestamp), Error>,
     ) -> ListingState {
         let version = &package.version;
         ListingState::of(list, |list| async move {
@@ -106,7 +110,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<ListingState, Error> {
         let mut listed = self.listed(package, call).await;
-        if let ListingState::Not { checked, age } = listed
+        if let ListingState::Unlisted { checked, age } = listed
             && checked.after(believed) < call.now
         {
             let list = self.ask_versions_again(&package.provider, Some(age), call).await;
@@ -121,12 +125,12 @@ impl Mirror {
     pub(super) async fn module_must_be_listed(
         self: &Arc<Self>,
         package: &ModulePackage,
-        wanted: &WantedDocument,
+        wanted: &DocumentRequest,
         call: &RequestContext,
     ) -> Result<ListingState, Error> {
-        let believed = wanted.rule.believed();
+        let believed = wanted.rule.not_found_lifetime();
         let mut listed = self.module_listed(package, call).await;
-        if let ListingState::Not { checked, age } = listed
+        if let ListingState::Unlisted { checked, age } = listed
             && checked.after(believed) < call.now
         {
             let list = self.fetch_module_versions_now(&package.module, Some(age), call).await;
@@ -145,9 +149,9 @@ impl Mirror {
         believed: Duration,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        let ListingState::Not { .. } = listed else { return Ok(()) };
+        let ListingState::Unlisted { .. } = listed else { return Ok(()) };
         let why = format!("the version list of {address} does not name {version}");
-        call.terms.absent.put(key, why.clone(), call.now.after(believed), call.now);
+        call.config.not_found.insert(key, why.clone(), call.now.after(believed), call.now);
         Err(Error::NotFound(why))
     }
 }

@@ -64,54 +64,54 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
-pub use self::accept::{Accepted, ChangedFile, Ruling};
-pub use self::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, References};
+pub use self::accept::{AcceptOutcome, AcceptResult, ChangedFile};
+pub use self::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, ProofSetRefs};
 pub use self::call::{Answer, Outcome, RequestContext, Urgency};
 pub use self::carry::{ApplyError, ApplyOptions, GatherError, GatheredBundle};
-pub use self::check::{DamageFinding, Healed, Wrong};
+pub use self::check::{DamageFinding, DamagedArchive, RepairOutcome};
 pub use self::counters::Counters;
-pub use self::documents::KeptDocument;
-pub use self::gauges::Gauges;
+pub use self::documents::StoredDocument;
+pub use self::gauges::MirrorGauges;
 pub use self::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use self::limits::Limits;
 pub use self::modules::{ModuleArchiveRef, ModuleLocation};
-pub use self::pages::{FromStore, PageFound, StoredDetails, StoredEntry, StoredList, StoredThing, UpstreamPage};
-pub use self::passing::Passing;
-pub use self::pin::{Pin, PinOutcome, Pinned};
+pub use self::pages::{PageFromStore, PageSource, StoredDetails, StoredEntry, StoredList, StoredSubject, UpstreamPage};
+pub use self::passing::PassThrough;
+pub use self::pin::{PinChange, PinOutcome, PinResult};
 pub use self::proof_set::ProofSet;
-pub use self::purge::Purged;
-pub use self::refresh::{News, Refreshed};
+pub use self::purge::PurgeResult;
+pub use self::refresh::{RefreshOutcome, RefreshResult};
 pub use self::sealed::{MissingPackage, RequiredPlatforms};
-pub use self::status::{LastBundle, LeftAlone, Status, StoreState, UpstreamState};
-pub use self::store_trouble::Trouble;
+pub use self::status::{LastBundle, OriginBackoff, Status, StoreState, UpstreamState};
+pub use self::store_trouble::StoreFailure;
 pub use self::terms::RuntimeConfig;
-pub use self::transfer::Transfer;
+pub use self::transfer::TransferPermit;
 pub use self::trees::{
     Export, FileVerdict, ImportCounts, ImportStep, ImportedFile, NotExported, ProvenBy, UnsignedPolicy,
 };
 pub use self::unattended::ClientAddress;
-pub use self::verify::Step;
-pub use self::warm::{Came, Resolved};
+pub use self::verify::VerifyEvent;
+pub use self::warm::{WarmedArchive, WarmedDocument};
 
-use self::call::{CameBy, Company, FetchReason};
+use self::call::{FetchReason, FlightGroup, ProxyPath};
 use self::carry::EvictionHolds;
-use self::commit::MOST_HASHING;
+use self::commit::MAX_CONCURRENT_HASHING;
 use self::documents::DocumentFlight;
 use self::fill::FillKey;
-use self::follow::Progress;
+use self::follow::FillProgress;
 use self::library::{Alarms, Catalog, Evictor, ProviderHistories};
 use self::modules::{StageNames, UNPACK_LIMITS};
-use self::passing::MOST_PASSING;
-use self::remembered::Remembered;
+use self::passing::MAX_PASS_THROUGHS;
+use self::remembered::TtlCache;
 use self::sealed::OfflineState;
 use self::sets::{ProofSetRefresh, SetFlight};
-use self::single_flight::{Awaited, Flights};
+use self::single_flight::{SharedResult, SingleFlights};
 use self::small_copies::SmallCopies;
-use self::store_trouble::StoreErrors;
-use self::tasks::{Tasks, Turns};
-use self::terms::Generation;
-use self::transfer::MOST_TRANSFERS;
-use self::unattended::StartedFills;
+use self::store_trouble::LastStoreFailures;
+use self::tasks::{Tasks, WorkLimit};
+use self::terms::ConfigGeneration;
+use self::transfer::MAX_TRANSFERS;
+use self::unattended::FillsByClient;
 use crate::address::{Artifact, Hostname, ModuleAddress, ModulePackage, Package, ProviderAddress};
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
@@ -127,26 +127,26 @@ use crate::upstream::pages::PageRef;
 pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
 
 /// The most proof sets verified at a time; each may take a second of CPU.
-const MOST_JUDGING: usize = 2;
+const MAX_CONCURRENT_VERIFICATIONS: usize = 2;
 
 /// Deadline of the readiness probe of the store.
-const PROBED_WITHIN: Duration = Duration::from_secs(3);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A reason why the store is not ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotReady {
     /// The store is gone or cannot be read.
-    NotThere,
+    StoreGone,
     /// Its disk does not respond.
-    Silent,
+    DiskUnresponsive,
 }
 
 impl NotReady {
     /// The reason, for people.
-    pub fn words(self) -> &'static str {
+    pub fn describe(self) -> &'static str {
         match self {
-            Self::NotThere => "the store is not there",
-            Self::Silent => "the store does not answer",
+            Self::StoreGone => "the store is not there",
+            Self::DiskUnresponsive => "the store does not answer",
         }
     }
 }
@@ -155,42 +155,42 @@ impl NotReady {
 #[derive(Debug)]
 pub struct Mirror {
     store: Arc<Store>,
-    terms: ArcSwap<RuntimeConfig>,
-    own: OwnEntry,
+    config: ArcSwap<RuntimeConfig>,
+    own_loop_entry: OwnEntry,
     limits: Limits,
     tasks: Tasks,
-    documents: Flights<(Key, FetchReason, Company), Awaited<DocumentFlight>>,
-    stored_pages: Flights<PageRef, Awaited<Result<Option<FromStore>, Error>>>,
-    sets: Flights<(Package, ProofSetRefresh, Company), Awaited<SetFlight>>,
-    fills: Flights<(FillKey, CameBy), watch::Receiver<Progress>>,
-    module_fills: Flights<(ModulePackage, Company), Awaited<Result<StoredArchive, Error>>>,
-    started_fills: StartedFills,
-    looks: Flights<(ModulePackage, Generation), Awaited<()>>,
-    checks: Flights<Digest, Awaited<Result<bool, Error>>>,
-    probes: Flights<(), Awaited<Result<(), NotReady>>>,
-    used_lately: Remembered<Digest, ()>,
-    checked: Mutex<HashSet<Digest>>,
+    document_flights: SingleFlights<(Key, FetchReason, FlightGroup), SharedResult<DocumentFlight>>,
+    stored_pages: SingleFlights<PageRef, SharedResult<Result<Option<PageFromStore>, Error>>>,
+    set_flights: SingleFlights<(Package, ProofSetRefresh, FlightGroup), SharedResult<SetFlight>>,
+    fill_flights: SingleFlights<(FillKey, ProxyPath), watch::Receiver<FillProgress>>,
+    module_fill_flights: SingleFlights<(ModulePackage, FlightGroup), SharedResult<Result<StoredArchive, Error>>>,
+    started_fills: FillsByClient,
+    recheck_flights: SingleFlights<(ModulePackage, ConfigGeneration), SharedResult<()>>,
+    check_flights: SingleFlights<Digest, SharedResult<Result<bool, Error>>>,
+    probe_flights: SingleFlights<(), SharedResult<Result<(), NotReady>>>,
+    recently_used: TtlCache<Digest, ()>,
+    checked_archives: Mutex<HashSet<Digest>>,
     small: SmallCopies,
     catalog: Catalog,
     evictor: Arc<Evictor>,
-    share_of_disk: AtomicU64,
-    verifying: Arc<tokio::sync::Mutex<()>>,
-    importing: Arc<tokio::sync::Mutex<()>>,
+    disk_share_bytes: AtomicU64,
+    verify_lock: Arc<tokio::sync::Mutex<()>>,
+    tree_import_lock: Arc<tokio::sync::Mutex<()>>,
     /// Serializes bundle imports.
-    taking_in: tokio::sync::Mutex<()>,
-    staying: EvictionHolds,
+    bundle_import_lock: tokio::sync::Mutex<()>,
+    eviction_holds: EvictionHolds,
     sealed: OfflineState,
     alarms: Alarms,
     histories: ProviderHistories,
-    troubles: Mutex<StoreErrors>,
-    places: Arc<Semaphore>,
-    passing: Arc<Semaphore>,
+    store_failures: Mutex<LastStoreFailures>,
+    waiting_permits: Arc<Semaphore>,
+    pass_through_permits: Arc<Semaphore>,
     unpacking: ConcurrencyLimits,
-    judging: Turns,
-    hashing: Turns,
+    verification_limit: WorkLimit,
+    hashing_limit: WorkLimit,
     transfers: Arc<Semaphore>,
     stage_names: StageNames,
-    lengths: Remembered<FillKey, u64>,
+    learned_lengths: TtlCache<FillKey, u64>,
     revisions: [AtomicU64; 256],
     hasher: std::hash::RandomState,
     counters: Counters,
@@ -208,66 +208,66 @@ impl Mirror {
         counters: Counters,
         supervisor: &Supervisor,
     ) -> Result<Arc<Self>, StoreError> {
-        terms.upstreams.hosts().into_iter().for_each(|host| counters.expect(host));
+        terms.upstreams.hosts().into_iter().for_each(|host| counters.register_host(host));
         let sealed = OfflineState::load(&store);
         let alarms = Alarms::load(Arc::clone(&store))?;
         let histories = ProviderHistories::new(Arc::clone(&store));
         let catalog = Catalog::new(Arc::clone(&store));
         let mirror = Arc::new(Self {
             store,
-            own: terms.outbound.own_entry().clone(),
-            terms: ArcSwap::from_pointee(terms),
+            own_loop_entry: terms.outbound.own_entry().clone(),
+            config: ArcSwap::from_pointee(terms),
             limits,
             tasks: Tasks::default(),
-            documents: Flights::default(),
-            stored_pages: Flights::default(),
-            sets: Flights::default(),
-            fills: Flights::default(),
-            module_fills: Flights::default(),
-            started_fills: StartedFills::default(),
-            looks: Flights::default(),
-            checks: Flights::default(),
-            probes: Flights::default(),
-            used_lately: Remembered::default(),
-            checked: Mutex::default(),
+            document_flights: SingleFlights::default(),
+            stored_pages: SingleFlights::default(),
+            set_flights: SingleFlights::default(),
+            fill_flights: SingleFlights::default(),
+            module_fill_flights: SingleFlights::default(),
+            started_fills: FillsByClient::default(),
+            recheck_flights: SingleFlights::default(),
+            check_flights: SingleFlights::default(),
+            probe_flights: SingleFlights::default(),
+            recently_used: TtlCache::default(),
+            checked_archives: Mutex::default(),
             small: SmallCopies::default(),
             catalog,
             evictor: Arc::default(),
-            share_of_disk: AtomicU64::new(SizeLimit::LARGEST_SHARE),
-            verifying: Arc::default(),
-            importing: Arc::default(),
-            taking_in: tokio::sync::Mutex::default(),
-            staying: EvictionHolds::default(),
+            disk_share_bytes: AtomicU64::new(SizeLimit::LARGEST_SHARE),
+            verify_lock: Arc::default(),
+            tree_import_lock: Arc::default(),
+            bundle_import_lock: tokio::sync::Mutex::default(),
+            eviction_holds: EvictionHolds::default(),
             sealed,
             alarms,
             histories,
-            troubles: Mutex::default(),
-            places: Arc::new(Semaphore::new(limits.waiting)),
-            passing: Arc::new(Semaphore::new(MOST_PASSING)),
+            store_failures: Mutex::default(),
+            waiting_permits: Arc::new(Semaphore::new(limits.waiting)),
+            pass_through_permits: Arc::new(Semaphore::new(MAX_PASS_THROUGHS)),
             unpacking: ConcurrencyLimits::new(UNPACK_LIMITS),
-            judging: Turns::of(MOST_JUDGING),
-            hashing: Turns::of(MOST_HASHING),
-            transfers: Arc::new(Semaphore::new(MOST_TRANSFERS)),
+            verification_limit: WorkLimit::of(MAX_CONCURRENT_VERIFICATIONS),
+            hashing_limit: WorkLimit::of(MAX_CONCURRENT_HASHING),
+            transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
             stage_names: StageNames::default(),
-            lengths: Remembered::default(),
+            learned_lengths: TtlCache::default(),
             revisions: std::array::from_fn(|_| AtomicU64::new(0)),
             hasher: std::hash::RandomState::new(),
             counters,
         });
-        mirror.work_behind(supervisor);
+        mirror.spawn_background_tasks(supervisor);
         Ok(mirror)
     }
 
-    fn work_behind(self: &Arc<Self>, supervisor: &Supervisor) {
+    fn spawn_background_tasks(self: &Arc<Self>, supervisor: &Supervisor) {
         let (of, evictor) = (Arc::downgrade(self), Arc::clone(&self.evictor));
-        let evicting = move || Self::evict_when_asked(Weak::clone(&of), Arc::clone(&evictor));
+        let evicting = move || Self::run_evictor(Weak::clone(&of), Arc::clone(&evictor));
         let watched = supervisor.clone();
         self.tasks.spawn(async move { watched.run(Task::Evictor, evicting).await });
         let (of, watched) = (Arc::downgrade(self), supervisor.clone());
-        let indexing = move || Self::make_index_whole(Weak::clone(&of));
+        let indexing = move || Self::rebuild_index(Weak::clone(&of));
         self.tasks.spawn(async move { watched.run(Task::Index, indexing).await });
         // The last process may have ended while over the limit.
-        self.keep_to_the_limit();
+        self.enforce_size_limit();
     }
 
     /// Refuses a request that has already passed through this larder.
@@ -275,7 +275,7 @@ impl Mirror {
     /// # Errors
     /// [`Error::Looped`], before the request joins any flight.
     pub fn refuse_loops(&self, via: &CdnLoop) -> Result<(), Error> {
-        if via.is_a_loop(&self.own) { Err(Error::Looped) } else { Ok(()) }
+        if via.is_a_loop(&self.own_loop_entry) { Err(Error::Looped) } else { Ok(()) }
     }
 
     /// Checks that the store can be read. A hanging disk blocks one thread, however many requests ask.
@@ -283,15 +283,15 @@ impl Mirror {
     /// # Errors
     /// [`NotReady`] with the reason.
     pub async fn ready(self: &Arc<Self>) -> Result<(), NotReady> {
-        let probe = self.probes.share(&self.tasks, (), Err(NotReady::NotThere), || {
+        let probe = self.probe_flights.join_or_spawn(&self.tasks, (), Err(NotReady::StoreGone), || {
             let mirror = Arc::clone(self);
             async move {
                 let of = Arc::clone(&mirror);
                 let looked = mirror.tasks.spawn_blocking(move || of.store.check()).await;
-                if matches!(looked, Ok(Ok(()))) { Ok(()) } else { Err(NotReady::NotThere) }
+                if matches!(looked, Ok(Ok(()))) { Ok(()) } else { Err(NotReady::StoreGone) }
             }
         });
-        tokio::time::timeout(PROBED_WITHIN, probe).await.unwrap_or(Err(NotReady::Silent))
+        tokio::time::timeout(PROBE_TIMEOUT, probe).await.unwrap_or(Err(NotReady::DiskUnresponsive))
     }
 
     /// A counter that grows with every change to a provider's data. An answer rendered at an older revision must be
@@ -305,11 +305,11 @@ impl Mirror {
         self.revision_of(&address.folded()).load(Ordering::Acquire)
     }
 
-    fn changed(&self, address: &ProviderAddress) {
+    fn bump_revision(&self, address: &ProviderAddress) {
         self.revision_of(address).fetch_add(1, Ordering::AcqRel);
     }
 
-    fn module_changed(&self, address: &ModuleAddress) {
+    fn bump_module_revision(&self, address: &ModuleAddress) {
         self.revision_of(&address.folded()).fetch_add(1, Ordering::AcqRel);
     }
 
@@ -318,14 +318,14 @@ impl Mirror {
         self.revision_of(host).load(Ordering::Acquire)
     }
 
-    fn pages_changed(&self, host: &Hostname) {
+    fn bump_pages_revision(&self, host: &Hostname) {
         self.revision_of(host).fetch_add(1, Ordering::AcqRel);
     }
 
-    fn artifact_changed(&self, of: &Artifact) {
+    fn bump_artifact_revision(&self, of: &Artifact) {
         match of {
-            Artifact::Provider(package) => self.changed(&package.provider),
-            Artifact::Module(package) => self.module_changed(&package.module),
+            Artifact::Provider(package) => self.bump_revision(&package.provider),
+            Artifact::Module(package) => self.bump_module_revision(&package.module),
         }
     }
 
@@ -347,7 +347,7 @@ impl Mirror {
     }
 
     /// Runs file work once the index is whole.
-    async fn on_whole_index<T: Send + 'static>(
+    async fn on_complete_index<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, Error> {
@@ -356,19 +356,22 @@ impl Mirror {
     }
 
     /// Returns true if an archive is stored.
-    pub async fn holds(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
-        self.on_disk(move |mirror| unless_gone(mirror.store.blobs.is_stored(&digest))).await
+    pub async fn has_archive(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
+        self.on_disk(move |mirror| default_if_gone(mirror.store.blobs.is_stored(&digest))).await
     }
 
     /// The time for which a 404 of this upstream is cached.
-    pub fn absence_is_believed(&self, host: &Hostname) -> Duration {
-        let terms = self.terms.load();
-        terms.upstreams.get(host).map_or(Duration::ZERO, |upstream| upstream.rule(|fresh| fresh.download).believed())
+    pub fn not_found_lifetime(&self, host: &Hostname) -> Duration {
+        let terms = self.config.load();
+        terms
+            .upstreams
+            .get(host)
+            .map_or(Duration::ZERO, |upstream| upstream.rule(|fresh| fresh.download).not_found_lifetime())
     }
 
     /// The state of the outbound link: online or offline.
-    pub fn link(&self) -> Connectivity {
-        self.terms.load().outbound.link()
+    pub fn connectivity(&self) -> Connectivity {
+        self.config.load().outbound.link()
     }
 
     /// Removes leftover files past their lifetime.
@@ -392,7 +395,7 @@ impl Mirror {
 }
 
 /// Treats a store that is gone as empty.
-fn unless_gone<T: Default>(read: Result<T, StoreError>) -> Result<T, StoreError> {
+fn default_if_gone<T: Default>(read: Result<T, StoreError>) -> Result<T, StoreError> {
     match read {
         Err(StoreError::Gone) => Ok(T::default()),
         read => read,

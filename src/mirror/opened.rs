@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::archives::Archive;
 use super::check::DamageFinding;
 use super::library::StoredArchive;
-use super::{Mirror, RequestContext, SMALL_ARCHIVE_BYTES, unless_gone};
+use super::{Mirror, RequestContext, SMALL_ARCHIVE_BYTES, default_if_gone};
 use crate::address::Artifact;
 use crate::digest::FastHash;
 use crate::error::Error;
@@ -16,17 +16,17 @@ use crate::store::{Blob, StoreError};
 impl Mirror {
     /// Opens and checks a stored archive (Promise 10). A missing or damaged one is taken off its name, so that it is
     /// fetched again.
-    pub(super) async fn open_held(
+    pub(super) async fn open_stored(
         self: &Arc<Self>,
         of: impl Into<Artifact>,
         held: &StoredArchive,
         call: &RequestContext,
-    ) -> Result<Opened, Error> {
+    ) -> Result<OpenOutcome, Error> {
         let (of, digest, stored) = (of.into(), held.digest, held.first_stored());
-        let Some(blob) = self.on_disk(move |mirror| unless_gone(mirror.store.blobs.get(&digest))).await? else {
+        let Some(blob) = self.on_disk(move |mirror| default_if_gone(mirror.store.blobs.get(&digest))).await? else {
             tracing::warn!(package = %of, %digest, "the archive a name lists is not there; it is fetched again");
-            self.try_to_take_off(&of, held, DamageFinding::Missing).await;
-            return Ok(Opened::Missing);
+            self.try_remove_from_name(&of, held, DamageFinding::Missing).await;
+            return Ok(OpenOutcome::Missing);
         };
         let read = match blob.size_bytes() <= SMALL_ARCHIVE_BYTES {
             true => self.read_once(&blob, held).await?,
@@ -36,15 +36,15 @@ impl Mirror {
             SmallArchiveRead::Right(bytes) => Some(Archive::InMemory { bytes, digest, stored: Some(stored) }),
             SmallArchiveRead::Damaged => None,
             SmallArchiveRead::NoRoom => {
-                self.check_once(&blob, held).await?.then_some(Archive::Held { blob, digest, stored })
+                self.check_once(&blob, held).await?.then_some(Archive::OnDisk { blob, digest, stored })
             }
         };
         let Some(archive) = archive else {
-            self.try_to_take_off(&of, held, DamageFinding::Damaged).await;
-            return Ok(Opened::Damaged);
+            self.try_remove_from_name(&of, held, DamageFinding::Damaged).await;
+            return Ok(OpenOutcome::Damaged);
         };
-        self.used(digest, call.now);
-        Ok(Opened::Checked(archive))
+        self.record_use(digest, call.now);
+        Ok(OpenOutcome::Checked(archive))
     }
 
     /// Reads and checks a small archive, unless a checked copy is in memory. Readers share one copy, however slow they
@@ -53,7 +53,7 @@ impl Mirror {
         if let Some(bytes) = self.small.shared(&held.digest) {
             return Ok(SmallArchiveRead::Right(bytes));
         }
-        let Some(room) = self.small.room(blob.size_bytes()) else { return Ok(SmallArchiveRead::NoRoom) };
+        let Some(room) = self.small.reserve(blob.size_bytes()) else { return Ok(SmallArchiveRead::NoRoom) };
         let reading = blob.clone();
         let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
         let right = read.filter(|bytes| FastHash::of(bytes) == held.fast);
@@ -69,17 +69,17 @@ impl Mirror {
             return Ok(false);
         }
         let is_small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
-        if !is_small && self.checked.lock().contains(&held.digest) {
+        if !is_small && self.checked_archives.lock().contains(&held.digest) {
             return Ok(true);
         }
         let (digest, expected) = (held.digest, held.fast);
         let lost = Err(Error::Interrupted("the check of an archive".into()));
-        let check = self.checks.share(&self.tasks, digest, lost, || {
+        let check = self.check_flights.join_or_spawn(&self.tasks, digest, lost, || {
             let (mirror, blob) = (Arc::clone(self), blob.clone());
             async move {
                 let right = mirror.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
                 if right && !is_small {
-                    mirror.checked.lock().insert(digest);
+                    mirror.checked_archives.lock().insert(digest);
                 }
                 Ok(right)
             }
@@ -88,13 +88,13 @@ impl Mirror {
     }
 
     /// A failure is only logged, because the archive is fetched again or passed through anyway.
-    async fn try_to_take_off(self: &Arc<Self>, of: &Artifact, held: &StoredArchive, because: DamageFinding) {
-        if let Err(error) = self.take_off(of, held, because).await {
+    async fn try_remove_from_name(self: &Arc<Self>, of: &Artifact, held: &StoredArchive, because: DamageFinding) {
+        if let Err(error) = self.remove_from_name(of, held, because).await {
             tracing::error!(package = %of, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
         }
     }
 
-    async fn take_off(
+    async fn remove_from_name(
         self: &Arc<Self>,
         of: &Artifact,
         held: &StoredArchive,
@@ -112,18 +112,18 @@ impl Mirror {
                 (DamageFinding::Damaged, Some(_)) => mirror.store.blobs.quarantine(&digest)?,
                 (_, None) => {}
             }
-            mirror.checked.lock().remove(&digest);
+            mirror.checked_archives.lock().remove(&digest);
             mirror.catalog.change_name(&of, |name| name.archives.retain(|held| held.digest != digest))?;
             mirror.store.index.archive_gone(&digest);
             mirror.counters.damaged(because);
-            mirror.artifact_changed(&of);
+            mirror.bump_artifact_revision(&of);
             Ok(())
         })
         .await
     }
 }
 
-pub(super) enum Opened {
+pub(super) enum OpenOutcome {
     Checked(Archive),
     Missing,
     Damaged,

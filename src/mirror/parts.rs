@@ -6,14 +6,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
-struct Head<M> {
+struct RecordHead<M> {
     about: M,
     parts: Vec<usize>,
 }
 
 /// Writes the metadata and the parts.
 pub(super) fn write<M: Serialize>(about: &M, parts: &[&[u8]]) -> Vec<u8> {
-    let head = Head { about, parts: parts.iter().map(|part| part.len()).collect() };
+    let head = RecordHead { about, parts: parts.iter().map(|part| part.len()).collect() };
     let mut record = serde_json::to_vec(&head).expect("our own records are plain data, which always serialises");
     record.push(b'\n');
     for part in parts {
@@ -26,7 +26,7 @@ pub(super) fn write<M: Serialize>(about: &M, parts: &[&[u8]]) -> Vec<u8> {
 pub(super) fn read<M: DeserializeOwned>(record: Vec<u8>) -> Option<(M, Vec<Bytes>)> {
     let record = Bytes::from(record);
     let end = record.iter().position(|byte| *byte == b'\n')?;
-    let head: Head<M> = serde_json::from_slice(&record[..end]).ok()?;
+    let head: RecordHead<M> = serde_json::from_slice(&record[..end]).ok()?;
     let mut rest = record.slice(end + 1..);
     let mut parts = Vec::with_capacity(head.parts.len());
     for length in head.parts {

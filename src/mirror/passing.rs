@@ -10,8 +10,8 @@ use futures_util::{Stream, stream};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::archives::Archive;
-use super::asking::{Asking, announced, contradiction};
-use super::attempts::{Agreed, AnnouncedLength, Before};
+use super::asking::{ArchiveRequest, announced, length_mismatch};
+use super::attempts::{AnnouncedLength, LengthAgreement, PartialDownload};
 use super::download::next_piece;
 use super::fill::FillKey;
 use super::follow::TAIL_BYTES;
@@ -26,9 +26,9 @@ use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::Connectivity;
 
 /// The most clients with a pass-through at a time. Each takes a connection to upstream.
-pub(super) const MOST_PASSING: usize = 16;
+pub(super) const MAX_PASS_THROUGHS: usize = 16;
 /// The time for which the length of an archive is remembered that upstream sent without one.
-const LENGTH_REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+const LENGTH_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 impl Mirror {
     /// Passes an archive through to one client. `why` is the reason that it cannot be stored.
@@ -39,10 +39,10 @@ impl Mirror {
         why: StoreError,
         call: &RequestContext,
     ) -> Result<Archive, Error> {
-        if self.link() == Connectivity::Offline {
+        if self.connectivity() == Connectivity::Offline {
             return Err(why.into());
         }
-        let Ok(permit) = Arc::clone(&self.passing).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&self.pass_through_permits).try_acquire_owned() else {
             let why = format!(
                 "this mirror cannot store it ({}), and as many clients as may be at one time get archives straight from upstream",
                 why.in_short()
@@ -50,43 +50,43 @@ impl Mirror {
             return Err(Error::Busy { what: format!("the archive of {package}"), why });
         };
         self.counters.passed_through.inc();
-        let asking = Asking::new(Arc::clone(self), package.clone(), Arc::clone(set), self.inner(call));
-        Passing::begin(asking, permit).await?.into_archive(call).await
+        let asking = ArchiveRequest::new(Arc::clone(self), package.clone(), Arc::clone(set), self.flight_context(call));
+        PassThrough::begin(asking, permit).await?.into_archive(call).await
     }
 
     /// Remembers the length of an archive that upstream sends without one. The next fill reserves that much disk space
     /// before a client gets a byte.
-    pub(super) fn remember_length(&self, asking: &Asking, bytes: u64) {
+    pub(super) fn remember_length(&self, asking: &ArchiveRequest, bytes: u64) {
         let key = FillKey { package: asking.package.clone(), digest: asking.set.document.shasum };
         let now = asking.call.now;
-        self.lengths.put(key, bytes, now.after(LENGTH_REMEMBERED), now);
+        self.learned_lengths.insert(key, bytes, now.after(LENGTH_LIFETIME), now);
     }
 }
 
 /// A pass-through of an archive to one client.
-pub struct Passing {
-    asking: Asking,
+pub struct PassThrough {
+    asking: ArchiveRequest,
     /// `None` while reconnecting: a request that waits for a concurrency permit must not hold another.
     incoming: Option<IncomingFile>,
     validators: Validators,
     length: Option<u64>,
     /// `received` counts all connections; `had` is its value at the start of the last one.
     received: u64,
-    had: u64,
+    received_before: u64,
     hasher: Hasher,
     /// The bytes received and not yet sent.
-    held_back: BytesMut,
+    withheld: BytesMut,
     _permit: OwnedSemaphorePermit,
 }
 
-impl std::fmt::Debug for Passing {
+impl std::fmt::Debug for PassThrough {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Passing").field("received", &self.received).finish_non_exhaustive()
     }
 }
 
-impl Passing {
-    async fn begin(mut asking: Asking, permit: OwnedSemaphorePermit) -> Result<Self, Error> {
+impl PassThrough {
+    async fn begin(mut asking: ArchiveRequest, permit: OwnedSemaphorePermit) -> Result<Self, Error> {
         let incoming = asking.ask(0, &Validators::default()).await?;
         let limit = asking.mirror.limits.archive_bytes;
         if incoming.length.is_some_and(|length| length > limit) {
@@ -98,9 +98,9 @@ impl Passing {
             asking,
             incoming: Some(incoming),
             received: 0,
-            had: 0,
+            received_before: 0,
             hasher: Hasher::new(),
-            held_back: BytesMut::new(),
+            withheld: BytesMut::new(),
             _permit: permit,
         })
     }
@@ -117,16 +117,16 @@ impl Passing {
                 return Err(Error::Busy { what: self.asking.what.clone(), why: why.to_owned() });
             }
             if may_begin {
-                self.asking.attempts.tell(self.length);
+                self.asking.attempts.announce(self.length);
                 let length = self.length;
-                return Ok(Archive::Passing { passing: Box::new(self), length });
+                return Ok(Archive::PassedThrough { passing: Box::new(self), length });
             }
             match self.next().await? {
-                Some(piece) => self.held_back.extend_from_slice(&piece),
+                Some(piece) => self.withheld.extend_from_slice(&piece),
                 None => {
-                    self.prove().await?;
+                    self.verify().await?;
                     let digest = self.asking.set.document.shasum;
-                    return Ok(Archive::InMemory { bytes: self.held_back.freeze(), digest, stored: None });
+                    return Ok(Archive::InMemory { bytes: self.withheld.freeze(), digest, stored: None });
                 }
             }
         }
@@ -137,9 +137,9 @@ impl Passing {
     pub fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
         stream::try_unfold(Some(self), |passing| async move {
             let Some(mut passing) = passing else { return Ok(None) };
-            match passing.give().await {
-                Ok((bytes, Whole::No)) => Ok(Some((bytes, Some(passing)))),
-                Ok((bytes, Whole::Yes)) => Ok(Some((bytes, None))),
+            match passing.next_chunk().await {
+                Ok((bytes, BodyEnd::No)) => Ok(Some((bytes, Some(passing)))),
+                Ok((bytes, BodyEnd::Yes)) => Ok(Some((bytes, None))),
                 Err(error) => {
                     tracing::error!(package = %passing.asking.package, %error, "an archive that is passed through broke off");
                     Err(io::Error::other(error.to_string()))
@@ -148,20 +148,20 @@ impl Passing {
         })
     }
 
-    async fn give(&mut self) -> Result<(Bytes, Whole), Error> {
+    async fn next_chunk(&mut self) -> Result<(Bytes, BodyEnd), Error> {
         loop {
             let before_the_tail = self.length.unwrap_or(self.received).saturating_sub(TAIL_BYTES).min(self.received);
-            let given = self.received.saturating_sub(self.held_back.len() as u64);
+            let given = self.received.saturating_sub(self.withheld.len() as u64);
             // The withheld bytes are in memory, so their length fits a usize.
-            let more = (before_the_tail.saturating_sub(given) as usize).min(self.held_back.len());
+            let more = (before_the_tail.saturating_sub(given) as usize).min(self.withheld.len());
             if more > 0 {
-                return Ok((self.held_back.split_to(more).freeze(), Whole::No));
+                return Ok((self.withheld.split_to(more).freeze(), BodyEnd::No));
             }
             match self.next().await? {
-                Some(piece) => self.held_back.extend_from_slice(&piece),
+                Some(piece) => self.withheld.extend_from_slice(&piece),
                 None => {
-                    self.prove().await?;
-                    return Ok((self.held_back.split().freeze(), Whole::Yes));
+                    self.verify().await?;
+                    return Ok((self.withheld.split().freeze(), BodyEnd::Yes));
                 }
             }
         }
@@ -170,7 +170,7 @@ impl Passing {
     /// Returns the next bytes, over as many connections as needed; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
-            let Asking { mirror, attempts, what, .. } = &mut self.asking;
+            let ArchiveRequest { mirror, attempts, what, .. } = &mut self.asking;
             let incoming = self.incoming.as_mut().ok_or_else(|| Error::Interrupted(what.clone()))?;
             let error = match next_piece(mirror, incoming, attempts, self.received).await {
                 Ok(Some(piece)) => {
@@ -193,43 +193,43 @@ impl Passing {
     }
 
     async fn resume(&mut self, broken: UpstreamError) -> Result<(), Error> {
-        self.asking.broke(broken, self.received.saturating_sub(self.had), self.received).await?;
+        self.asking.handle_break(broken, self.received.saturating_sub(self.received_before), self.received).await?;
         loop {
             let incoming = self.asking.ask(self.received, &self.validators).await?;
-            let before = Before { bytes: self.received, length: self.length };
-            let agreed = self.asking.attempts.agreed(before, announced(&incoming));
+            let before = PartialDownload { bytes: self.received, length: self.length };
+            let agreed = self.asking.attempts.compare_length(before, announced(&incoming));
             let length = match agreed {
-                Agreed::Length(length) if incoming.from == self.received => length,
-                Agreed::Never { told, now } => return Err(contradiction(&incoming, told, now)),
-                Agreed::StartOver if self.asking.attempts.told() == AnnouncedLength::Nothing => {
-                    self.forget();
+                LengthAgreement::Length(length) if incoming.from == self.received => length,
+                LengthAgreement::Never { told, now } => return Err(length_mismatch(&incoming, told, now)),
+                LengthAgreement::StartOver if self.asking.attempts.announced() == AnnouncedLength::Nothing => {
+                    self.restart();
                     if incoming.from > 0 {
                         continue;
                     }
                     incoming.length
                 }
                 // The bytes already sent were not stored, so a restart cannot be compared with them.
-                Agreed::Length(_) | Agreed::StartOver => {
+                LengthAgreement::Length(_) | LengthAgreement::StartOver => {
                     let fault = Fault::Unusable("it started the download over instead of resuming it".into());
                     return Err(incoming.failed(fault).into());
                 }
             };
             self.validators = incoming.validators.clone();
-            (self.length, self.had, self.incoming) = (length, self.received, Some(incoming));
+            (self.length, self.received_before, self.incoming) = (length, self.received, Some(incoming));
             return Ok(());
         }
     }
 
-    fn forget(&mut self) {
-        self.held_back.clear();
+    fn restart(&mut self) {
+        self.withheld.clear();
         self.hasher = Hasher::new();
         self.received = 0;
     }
 
-    async fn prove(&mut self) -> Result<(), Error> {
+    async fn verify(&mut self) -> Result<(), Error> {
         let (actual, _) = std::mem::take(&mut self.hasher).finish();
         if actual != self.asking.set.document.shasum {
-            return Err(self.asking.wrong(actual).await);
+            return Err(self.asking.wrong_digest_error(actual).await);
         }
         if self.length.is_none() {
             self.asking.mirror.remember_length(&self.asking, self.received);
@@ -238,7 +238,7 @@ impl Passing {
     }
 }
 
-enum Whole {
+enum BodyEnd {
     Yes,
     No,
 }

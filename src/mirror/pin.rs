@@ -12,7 +12,7 @@ use crate::store::{Key, StoreError};
 
 /// The requested change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pin {
+pub enum PinChange {
     /// Exempt from eviction and purge.
     Set,
     /// No longer exempt.
@@ -21,7 +21,7 @@ pub enum Pin {
 
 /// The result of pinning or unpinning one package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pinned {
+pub struct PinResult {
     /// The package; the selection as given, where it names nothing stored.
     #[serde(flatten)]
     pub package: PackageRef,
@@ -45,9 +45,9 @@ pub enum PinOutcome {
     NotHeld,
 }
 
-impl Pin {
+impl PinChange {
     /// The outcome for a package that is still being fetched.
-    pub fn of_what_comes(self) -> PinOutcome {
+    pub fn pending_outcome(self) -> PinOutcome {
         match self {
             Self::Set => PinOutcome::WhenItComes,
             Self::Lift => PinOutcome::Unpinned,
@@ -55,9 +55,9 @@ impl Pin {
     }
 }
 
-impl Pinned {
+impl PinResult {
     /// Returns true if the change was made or was not needed.
-    pub fn is_well(&self) -> bool {
+    pub fn succeeded(&self) -> bool {
         self.outcome != PinOutcome::NotHeld
     }
 }
@@ -67,7 +67,7 @@ impl Mirror {
     ///
     /// # Errors
     /// The disk failed. Some packages may have been changed.
-    pub async fn pin(self: &Arc<Self>, what: &PackageSelector, pin: Pin) -> Result<Vec<Pinned>, Error> {
+    pub async fn pin(self: &Arc<Self>, what: &PackageSelector, pin: PinChange) -> Result<Vec<PinResult>, Error> {
         let of = what.clone();
         let mut pinned = self
             .on_disk(move |mirror| {
@@ -79,7 +79,7 @@ impl Mirror {
                     }
                     PackageSelector::Module(of) => {
                         let mut packages = Vec::new();
-                        for key in mirror.terms().keys_of(&of.of) {
+                        for key in mirror.config().keys_of(&of.of) {
                             packages.extend(mirror.store.records.module_packages_with_names(&key)?);
                         }
                         packages.retain(|package| of.versions.include(&package.version));
@@ -90,11 +90,11 @@ impl Mirror {
                 mirror.pin_each(&meant, pin)
             })
             .await?;
-        if pinned.iter().any(Pinned::is_well) {
+        if pinned.iter().any(PinResult::succeeded) {
             // A name may be left of a package that is not stored.
-            pinned.retain(Pinned::is_well);
+            pinned.retain(PinResult::succeeded);
         } else {
-            pinned = vec![Pinned { package: what.into(), outcome: PinOutcome::NotHeld }];
+            pinned = vec![PinResult { package: what.into(), outcome: PinOutcome::NotHeld }];
         }
         Ok(pinned)
     }
@@ -103,11 +103,15 @@ impl Mirror {
     ///
     /// # Errors
     /// The disk failed. Some packages may have been changed.
-    pub async fn pin_artifacts(self: &Arc<Self>, packages: Vec<Artifact>, pin: Pin) -> Result<Vec<Pinned>, Error> {
+    pub async fn pin_artifacts(
+        self: &Arc<Self>,
+        packages: Vec<Artifact>,
+        pin: PinChange,
+    ) -> Result<Vec<PinResult>, Error> {
         self.on_disk(move |mirror| mirror.pin_each(&packages, pin)).await
     }
 
-    fn pin_each(&self, packages: &[Artifact], pin: Pin) -> Result<Vec<Pinned>, StoreError> {
+    fn pin_each(&self, packages: &[Artifact], pin: PinChange) -> Result<Vec<PinResult>, StoreError> {
         let _nothing_is_evicted = self.evictor.block_evictions();
         let mut pinned = Vec::with_capacity(packages.len());
         for package in packages {
@@ -115,19 +119,19 @@ impl Mirror {
             let mut outcome = PinOutcome::NotHeld;
             self.catalog.change_name(package, |name| {
                 // A pin can be lifted even if the archive was lost.
-                if is_held || (name.pinned && pin == Pin::Lift) {
-                    let before = std::mem::replace(&mut name.pinned, pin == Pin::Set);
+                if is_held || (name.pinned && pin == PinChange::Lift) {
+                    let before = std::mem::replace(&mut name.pinned, pin == PinChange::Set);
                     outcome = match pin {
                         _ if before == name.pinned => PinOutcome::AsBefore,
-                        Pin::Set => PinOutcome::Pinned,
-                        Pin::Lift => PinOutcome::Unpinned,
+                        PinChange::Set => PinOutcome::Pinned,
+                        PinChange::Lift => PinOutcome::Unpinned,
                     };
                 }
             })?;
             if matches!(outcome, PinOutcome::Pinned | PinOutcome::Unpinned) {
                 tracing::info!(%package, ?outcome, "told by the operator");
             }
-            pinned.push(Pinned { package: package.into(), outcome });
+            pinned.push(PinResult { package: package.into(), outcome });
         }
         Ok(pinned)
     }
@@ -142,7 +146,7 @@ impl Mirror {
     }
 
     /// The documents that pinned packages need to be installed. They are not evicted either.
-    pub(super) fn documents_of_what_is_pinned(&self) -> Result<BTreeSet<Key>, StoreError> {
+    pub(super) fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
         self.store.index.needs_to_be_whole()?;
         for of in self.store.index.names(|of, name| name.pinned.then_some(of))? {

@@ -10,7 +10,7 @@ use url::Url;
 use super::archives::ProofFile;
 use super::freshness::Age;
 use super::parts;
-use super::pull::AskedAgain;
+use super::pull::Revalidatable;
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
@@ -19,12 +19,12 @@ use crate::upstream::breaker::Origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy};
 
-const PREDECESSOR_ANSWERS_SECONDS: u64 = 24 * 3600;
+const PREDECESSOR_LIFETIME_SECONDS: u64 = 24 * 3600;
 
 /// A download document, its SHA256SUMS and its signature, verified together.
 #[derive(Debug, Clone)]
 pub struct ProofSet {
-    pub(super) about: ProofSetSubject,
+    pub(super) about: ProofSetMetadata,
     pub(super) body: Bytes,
     /// SHA256SUMS, byte for byte.
     pub(super) sums: Bytes,
@@ -37,7 +37,7 @@ pub struct ProofSet {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct ProofSetSubject {
+pub(super) struct ProofSetMetadata {
     pub(super) asked: Url,
     pub(super) url: Url,
     /// The origins contacted for all three, redirects included.
@@ -51,14 +51,14 @@ pub(super) struct ProofSetSubject {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SetFile {
+pub(super) enum ProofSetFile {
     Archive,
     Proof(ProofFile),
 }
 
 impl ProofSet {
     pub(super) fn new(
-        about: ProofSetSubject,
+        about: ProofSetMetadata,
         body: Bytes,
         sums: Bytes,
         signature: Bytes,
@@ -98,26 +98,26 @@ impl ProofSet {
         &self.about.proof
     }
 
-    pub(super) fn file(&self, prefix: &DigestPrefix) -> Option<SetFile> {
+    pub(super) fn file(&self, prefix: &DigestPrefix) -> Option<ProofSetFile> {
         if prefix.matches(&self.document.shasum) {
-            Some(SetFile::Archive)
+            Some(ProofSetFile::Archive)
         } else if prefix.matches(&self.sums_digest) {
-            Some(SetFile::Proof(ProofFile::Sums))
+            Some(ProofSetFile::Proof(ProofFile::Sums))
         } else if prefix.matches(&self.signature_digest) && !self.signature.is_empty() {
-            Some(SetFile::Proof(ProofFile::Signature))
+            Some(ProofSetFile::Proof(ProofFile::Signature))
         } else {
             None
         }
     }
 
-    pub(super) fn names_the_same_files_as(&self, other: &Self) -> bool {
+    pub(super) fn has_same_files(&self, other: &Self) -> bool {
         self.document.shasum == other.document.shasum
             && self.sums_digest == other.sums_digest
             && self.signature_digest == other.signature_digest
     }
 }
 
-impl AskedAgain for Arc<KeptSet> {
+impl Revalidatable for Arc<StoredProofSet> {
     fn origins(&self) -> Vec<Origin> {
         let ProofSet { about, document, .. } = &*self.current;
         let urls = [Some(&about.asked), Some(&document.sums_url), document.signature_url.as_ref()];
@@ -131,7 +131,7 @@ impl AskedAgain for Arc<KeptSet> {
 
 /// A stored set with its predecessor.
 #[derive(Debug, Clone)]
-pub(super) struct KeptSet {
+pub(super) struct StoredProofSet {
     /// The set to serve.
     pub(super) current: Arc<ProofSet>,
     /// The set before it, and the time of its replacement.
@@ -143,21 +143,21 @@ pub(super) struct KeptSet {
 struct ProofSetRecord {
     checked: Timestamp,
     gone: bool,
-    current: ProofSetSubject,
-    predecessor: Option<(ProofSetSubject, Timestamp)>,
+    current: ProofSetMetadata,
+    predecessor: Option<(ProofSetMetadata, Timestamp)>,
 }
 
 /// A stored set, and its predecessor where that must be served instead.
 #[derive(Debug, Clone)]
-pub(super) struct HeldSet {
-    pub(super) kept: Arc<KeptSet>,
+pub(super) struct UsableProofSet {
+    pub(super) kept: Arc<StoredProofSet>,
     /// The predecessor, if its archive is stored and the current one's is not.
     pub(super) fallback: Option<Arc<ProofSet>>,
 }
 
-impl HeldSet {
+impl UsableProofSet {
     /// Drops the sets that do not meet the policy; `None` if the current one does not.
-    pub(super) fn meeting(self, policy: VerificationPolicy) -> Option<Self> {
+    pub(super) fn meeting_policy(self, policy: VerificationPolicy) -> Option<Self> {
         let is_met = |set: &Arc<ProofSet>| policy.is_met_by(&set.about.proof.how);
         if !is_met(&self.kept.current) {
             return None;
@@ -165,7 +165,7 @@ impl HeldSet {
         let fallback = self.fallback.filter(is_met);
         let kept = match &self.kept.predecessor {
             Some((predecessor, _)) if !is_met(predecessor) => {
-                Arc::new(KeptSet { predecessor: None, ..(*self.kept).clone() })
+                Arc::new(StoredProofSet { predecessor: None, ..(*self.kept).clone() })
             }
             Some(_) | None => self.kept,
         };
@@ -173,14 +173,14 @@ impl HeldSet {
     }
 
     /// The set to serve while upstream cannot be asked.
-    pub(super) fn answering(&self) -> &Arc<ProofSet> {
+    pub(super) fn offline_set(&self) -> &Arc<ProofSet> {
         self.fallback.as_ref().unwrap_or(&self.kept.current)
     }
 
     /// Finds the set with the file that a digest names. The predecessor's digests are served for a day, and longer
     /// while only its archive is stored.
-    pub(super) fn find(&self, prefix: &DigestPrefix, now: Timestamp) -> Option<(Arc<ProofSet>, SetFile)> {
-        let lately = |replaced: Timestamp| now.since(replaced).as_secs() < PREDECESSOR_ANSWERS_SECONDS;
+    pub(super) fn find(&self, prefix: &DigestPrefix, now: Timestamp) -> Option<(Arc<ProofSet>, ProofSetFile)> {
+        let lately = |replaced: Timestamp| now.since(replaced).as_secs() < PREDECESSOR_LIFETIME_SECONDS;
         let predecessor = self.kept.predecessor.as_ref().filter(|(_, replaced)| lately(*replaced));
         let sets = [Some(&self.kept.current), predecessor.map(|(set, _)| set), self.fallback.as_ref()];
         sets.into_iter().flatten().find_map(|set| Some((Arc::clone(set), set.file(prefix)?)))
@@ -193,11 +193,11 @@ impl HeldSet {
         prefix: &DigestPrefix,
         now: Timestamp,
     ) -> Option<Arc<ProofSet>> {
-        self.find(prefix, now).filter(|(_, found)| *found == SetFile::Proof(file)).map(|(set, _)| set)
+        self.find(prefix, now).filter(|(_, found)| *found == ProofSetFile::Proof(file)).map(|(set, _)| set)
     }
 }
 
-impl KeptSet {
+impl StoredProofSet {
     pub(super) fn read(record: Vec<u8>, package: &Package) -> Option<Self> {
         let (about, parts) = parts::read::<ProofSetRecord>(record)?;
         let mut parts = parts.into_iter();

@@ -10,7 +10,7 @@ use super::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
 use super::library::{
     AlarmEvent, AlarmKind, AlarmPart, HistoryChange, HistoryRefusal, HistoryVerdict, Observation, Signer, observation,
 };
-use super::proof_set::{KeptSet, ProofSet, ProofSetSubject};
+use super::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
 use super::{Mirror, RequestContext};
 use crate::address::Package;
 use crate::clock::Timestamp;
@@ -33,18 +33,19 @@ const LARGEST_SIGNATURE: u64 = 64 << 10;
 const KEYS_SHOWN: usize = 3;
 
 /// SHA256SUMS or a signature: its bytes, its validators, and the origins contacted for it.
-type Companion = (Bytes, Validators, Vec<Origin>);
+type CompanionFile = (Bytes, Validators, Vec<Origin>);
 
 impl Mirror {
-    pub(super) async fn visit(
+    pub(super) async fn fetch_and_verify_set(
         self: &Arc<Self>,
-        visit: &Visit<'_>,
-        before: Option<&KeptSet>,
+        visit: &ProofSetFetch<'_>,
+        before: Option<&StoredProofSet>,
     ) -> Result<ProofSet, Error> {
         let held = before.map(|kept| &*kept.current).filter(|held| held.about.asked == *visit.asked);
         let conditions = held.map(|held| &held.about.validators);
         let limit = self.limits.document_bytes.min(LARGEST_DOWNLOAD_DOCUMENT);
-        let fetched = visit.call.terms.outbound.document(visit.ask(visit.what, visit.asked), conditions, limit).await?;
+        let fetched =
+            visit.call.config.outbound.document(visit.ask(visit.what, visit.asked), conditions, limit).await?;
         let unusable = |at: &Url, why: String| UpstreamError {
             asked: visit.what.to_owned(),
             at: origin(at),
@@ -56,7 +57,7 @@ impl Mirror {
                 (body, url, validators, origins, room)
             }
             (Fetched::Unchanged, Some(held)) => {
-                let ProofSetSubject { url, validators, origins, .. } = held.about.clone();
+                let ProofSetMetadata { url, validators, origins, .. } = held.about.clone();
                 (held.body.clone(), url, validators, origins, MemoryGrant::default())
             }
             (Fetched::Unchanged, None) => {
@@ -74,10 +75,10 @@ impl Mirror {
             self.companion(visit, "SHA256SUMS", &document.sums_url, sums_held, LARGEST_SUMS),
             self.signature(visit, policy, &document, signature_held),
         )?;
-        let proven = self.prove(policy, &sums.0, &signature.0, document).await;
+        let proven = self.verify_set(policy, &sums.0, &signature.0, document).await;
         // The verdict may quote upstream's text, which may contain the query of a URL.
         let proof = proven.map_err(|(kind, verdict)| {
-            self.counters.unproven(&visit.package.provider.host, kind);
+            self.counters.count_unproven(&visit.package.provider.host, kind);
             unverified(visit.what, &url, relayed(&verdict))
         })?;
         for warning in &proof.warnings {
@@ -86,7 +87,7 @@ impl Mirror {
         origins.extend([sums.2, signature.2].into_iter().flatten());
         origins.sort();
         origins.dedup();
-        let about = ProofSetSubject {
+        let about = ProofSetMetadata {
             asked: visit.asked.clone(),
             url: url.clone(),
             origins,
@@ -101,7 +102,7 @@ impl Mirror {
 
     /// Verifies a set on a blocking thread, because a registry may list many keys. At most two run at a time; one whose
     /// caller has gone counts until it ends. The error carries its metric label.
-    async fn prove(
+    async fn verify_set(
         &self,
         policy: VerificationPolicy,
         sums: &Bytes,
@@ -109,7 +110,7 @@ impl Mirror {
         document: DownloadDocument,
     ) -> Result<Proof, (&'static str, String)> {
         let (sums, signature) = (sums.clone(), signature.clone());
-        let judged = self.judging.run(&self.tasks, move || {
+        let judged = self.verification_limit.run(&self.tasks, move || {
             verify_proof_set(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
         });
         match judged.await {
@@ -120,12 +121,12 @@ impl Mirror {
 
     async fn signature(
         &self,
-        visit: &Visit<'_>,
+        visit: &ProofSetFetch<'_>,
         policy: VerificationPolicy,
         document: &DownloadDocument,
         held: Option<(&Bytes, &Validators)>,
-    ) -> Result<Companion, Error> {
-        let none = Ok(Companion::default());
+    ) -> Result<CompanionFile, Error> {
+        let none = Ok(CompanionFile::default());
         let Some(url) = &document.signature_url else { return none };
         match self.companion(visit, "the signature of SHA256SUMS", url, held, LARGEST_SIGNATURE).await {
             // A policy of checksums needs no signature, so its absence is no error.
@@ -141,16 +142,16 @@ impl Mirror {
     /// Fetches a file that the document names, byte for byte.
     async fn companion(
         &self,
-        visit: &Visit<'_>,
+        visit: &ProofSetFetch<'_>,
         name: &str,
         url: &Url,
         held: Option<(&Bytes, &Validators)>,
         limit: u64,
-    ) -> Result<Companion, Error> {
+    ) -> Result<CompanionFile, Error> {
         let what = format!("{name} of {}", visit.package);
         let fetched = visit
             .call
-            .terms
+            .config
             .outbound
             .small_file(visit.ask(&what, url), held.map(|(_, validators)| validators), limit)
             .await?;
@@ -171,12 +172,12 @@ impl Mirror {
         set: &ProofSet,
         signer: Signer,
         now: Timestamp,
-    ) -> Result<Admitted, Error> {
-        let Some(sums) = set.checksums() else { return Ok(Admitted::Unjudged) };
+    ) -> Result<Admission, Error> {
+        let Some(sums) = set.checksums() else { return Ok(Admission::HistoryUnavailable) };
         let (of, verified) = (package.clone(), set.clone());
         let admitted = self.on_disk(move |mirror| {
             let seen = Observation { signer, ..observation(&of, &verified, &sums) };
-            mirror.admit_now(&seen, now)
+            mirror.admit_blocking(&seen, now)
         });
         match admitted.await? {
             Ok(admitted) => Ok(admitted),
@@ -189,11 +190,11 @@ impl Mirror {
     }
 
     /// Compares a verified set with the history of its version, raises and resolves alarms, and records it.
-    pub(super) fn admit_now(
+    pub(super) fn admit_blocking(
         &self,
         seen: &Observation<'_>,
         now: Timestamp,
-    ) -> Result<Result<Admitted, NotAdmitted>, StoreError> {
+    ) -> Result<Result<Admission, AdmissionRefusal>, StoreError> {
         let package = seen.package;
         let (provider, version) = (&package.provider, &package.version);
         let signer = match seen.signer.key() {
@@ -201,27 +202,27 @@ impl Mirror {
             None => "signed by nobody".to_owned(),
         };
         let judged = self.histories.judge(seen, |judgement| {
-            let known = judgement.known_keys_without_signer.as_ref().map(|known| listed(known));
+            let known = judgement.known_keys_without_signer.as_ref().map(|known| list_keys(known));
             let is_refused = matches!(judgement.verdict, HistoryVerdict::Refused(_));
             if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
                 tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
                 let detail = format!("signed by key {key}; the keys known for this provider are {known}");
-                self.alarm_of_part(AlarmKind::NewKey, provider, version, AlarmPart::Key(key.to_owned()), detail, now);
+                self.raise_alarm_about_part(AlarmKind::NewKey, provider, version, AlarmPart::Key(key.to_owned()), detail, now);
             }
             match &judgement.verdict {
                 HistoryVerdict::Consistent => {}
                 HistoryVerdict::Republished(change) => {
                     let change = change.describe();
                     tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
-                    self.alarm(AlarmKind::Republished, provider, version, format!("its proof set {change}; {signer}"), now);
+                    self.raise_alarm(AlarmKind::Republished, provider, version, format!("its proof set {change}; {signer}"), now);
                 }
                 HistoryVerdict::Refused(refusal) => {
-                    let kind = NotAdmitted::kind(refusal);
+                    let kind = AdmissionRefusal::kind(refusal);
                     let words = match refusal {
                         HistoryRefusal::ChangedByUntrustedKey(change) => {
                             format!("its proof set for {} {}", package.platform, change.describe())
                         }
-                        refusal => NotAdmitted::words(refusal),
+                        refusal => AdmissionRefusal::words(refusal),
                     };
                     tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
                     let known = known.map(|known| format!("; the keys known for this provider are {known}"));
@@ -230,24 +231,24 @@ impl Mirror {
                         AlarmKind::SignatureLost => AlarmPart::Whole,
                         _ => AlarmPart::Platform(package.platform.clone()),
                     };
-                    self.alarm_of_part(kind, provider, version, part, detail, now);
+                    self.raise_alarm_about_part(kind, provider, version, part, detail, now);
                 }
             }
             self.alarms.ensure_saved(&provider.into())
         })?;
-        let Some(judgement) = judged else { return Ok(Ok(Admitted::Unjudged)) };
+        let Some(judgement) = judged else { return Ok(Ok(Admission::HistoryUnavailable)) };
         match judgement.verdict {
             HistoryVerdict::Refused(refusal) => {
-                self.counters.unproven(&provider.host, NotAdmitted::word(&refusal));
-                let words = NotAdmitted::words(&refusal);
-                Ok(Err(NotAdmitted { words, is_of_the_provider: refusal == HistoryRefusal::SignatureLost }))
+                self.counters.count_unproven(&provider.host, AdmissionRefusal::word(&refusal));
+                let words = AdmissionRefusal::words(&refusal);
+                Ok(Err(AdmissionRefusal { words, is_of_the_provider: refusal == HistoryRefusal::SignatureLost }))
             }
             verdict => {
                 let admitted = AlarmEvent::Admitted { package, is_signed: seen.signer.key().is_some() };
                 self.alarms.resolve(&provider.into(), &admitted);
                 Ok(Ok(match verdict {
-                    HistoryVerdict::Republished(change) => Admitted::Changed(change),
-                    HistoryVerdict::Consistent | HistoryVerdict::Refused(_) => Admitted::Consistent,
+                    HistoryVerdict::Republished(change) => Admission::Changed(change),
+                    HistoryVerdict::Consistent | HistoryVerdict::Refused(_) => Admission::Consistent,
                 }))
             }
         }
@@ -255,7 +256,7 @@ impl Mirror {
 }
 
 /// Lists keys for people: the first few, and the number of the others.
-fn listed(keys: &[String]) -> String {
+fn list_keys(keys: &[String]) -> String {
     let (shown, more) = keys.split_at(keys.len().min(KEYS_SHOWN));
     match more.len() {
         0 => shown.join(", "),
@@ -264,22 +265,22 @@ fn listed(keys: &[String]) -> String {
 }
 
 /// The reason for admitting a verified set.
-pub(super) enum Admitted {
+pub(super) enum Admission {
     /// Consistent with everything verified before.
     Consistent,
     /// It changes the version, and its key may vouch for that.
     Changed(HistoryChange),
     /// The store is gone, so the history is unknown: the set is served but not stored.
-    Unjudged,
+    HistoryUnavailable,
 }
 
 /// The refusal of a verified set.
-pub(super) struct NotAdmitted {
+pub(super) struct AdmissionRefusal {
     pub(super) words: String,
     is_of_the_provider: bool,
 }
 
-impl NotAdmitted {
+impl AdmissionRefusal {
     fn kind(refusal: &HistoryRefusal) -> AlarmKind {
         match refusal {
             HistoryRefusal::ChangedByUntrustedKey(_) | HistoryRefusal::Full => AlarmKind::WaitsForAccept,
@@ -323,7 +324,7 @@ impl NotAdmitted {
 }
 
 /// The parameters of fetching one proof set.
-pub(super) struct Visit<'a> {
+pub(super) struct ProofSetFetch<'a> {
     pub(super) what: &'a str,
     pub(super) asked: &'a Url,
     pub(super) upstream: &'a Upstream,
@@ -333,10 +334,10 @@ pub(super) struct Visit<'a> {
     pub(super) retries: usize,
 }
 
-impl Visit<'_> {
+impl ProofSetFetch<'_> {
     fn ask<'b>(&'b self, what: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
         let upstream = &self.upstream.settings.host;
-        let RequestContext { via, asker, now, .. } = self.call;
+        let RequestContext { via, priority: asker, now, .. } = self.call;
         UpstreamRequest { what, url, upstream, grant: self.grant, via, retries: self.retries, asker: *asker, now: *now }
     }
 }
@@ -346,7 +347,7 @@ fn unverified(asked: &str, url: &Url, verdict: String) -> Error {
 }
 
 /// Turns a missing companion file into an upstream failure: it must not look like "no such package".
-pub(super) fn not_of_the_document(error: Error, what: &str) -> Error {
+pub(super) fn companion_failure(error: Error, what: &str) -> Error {
     match error {
         Error::Upstream(error)
             if error.asked != what

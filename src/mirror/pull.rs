@@ -6,9 +6,9 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
 
 use super::call::CallerKind;
-use super::freshness::{Age, FreshnessDecision, RevalidationOrder, Rule, decide};
+use super::freshness::{Age, FreshnessDecision, FreshnessRule, RevalidationTarget, decide};
 use super::sealed::STORED_ANSWER_LIFETIME;
-use super::single_flight::Awaited;
+use super::single_flight::SharedResult;
 use super::{Answer, FetchReason, Mirror, Outcome, RequestContext};
 use crate::address::Hostname;
 use crate::error::Error;
@@ -17,51 +17,51 @@ use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError};
 
 #[derive(Debug, Clone)]
-pub(super) struct Landed<T> {
+pub(super) struct Aged<T> {
     pub(super) value: T,
     pub(super) age: Age,
 }
 
-pub(super) type Flight<T> = Result<Landed<T>, Error>;
+pub(super) type FlightResult<T> = Result<Aged<T>, Error>;
 
 /// A stored object that can be revalidated.
-pub(super) trait AskedAgain {
+pub(super) trait Revalidatable {
     /// The origins that a revalidation contacts.
     fn origins(&self) -> Vec<Origin>;
 }
 
 /// The error for a request when too many others already wait.
-pub(super) fn nobody_may_wait(what: &str) -> Error {
+pub(super) fn too_many_waiting(what: &str) -> Error {
     Error::Busy { what: what.to_owned(), why: "as many requests wait for upstreams as may at one time".to_owned() }
 }
 
 /// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.
-async fn awaited<T: Clone>(call: &RequestContext, until: Instant, flight: Awaited<T>) -> Result<T, Elapsed> {
-    match call.part {
+async fn await_flight<T: Clone>(call: &RequestContext, until: Instant, flight: SharedResult<T>) -> Result<T, Elapsed> {
+    match call.caller {
         CallerKind::Request | CallerKind::Flight => timeout_at(until, flight).await,
-        CallerKind::Step | CallerKind::Look => Ok(flight.await),
+        CallerKind::JobStep | CallerKind::PlanStep => Ok(flight.await),
     }
 }
 
 impl Mirror {
     /// Answers from the stored copy or from a flight, as freshness decides. The caller records what is refused offline.
-    pub(super) async fn pull<T: AskedAgain + Clone + Send + Sync + 'static>(
+    pub(super) async fn serve_or_fetch<T: Revalidatable + Clone + Send + Sync + 'static>(
         self: &Arc<Self>,
         what: &str,
         host: &Hostname,
         call: &RequestContext,
-        rule: &Rule,
-        held: Option<Landed<T>>,
-        flight: impl FnOnce(FetchReason, &RequestContext) -> Awaited<Flight<T>>,
+        rule: &FreshnessRule,
+        held: Option<Aged<T>>,
+        flight: impl FnOnce(FetchReason, &RequestContext) -> SharedResult<FlightResult<T>>,
     ) -> Result<Answer<T>, Error> {
-        let verdict = decide(held.as_ref().map(|held| held.age), rule, self.link(), call.now);
-        let answer = |landed: Landed<T>, outcome| Answer {
+        let verdict = decide(held.as_ref().map(|held| held.age), rule, self.connectivity(), call.now);
+        let answer = |landed: Aged<T>, outcome| Answer {
             outcome: if landed.age.gone { Outcome::Gone } else { outcome },
             fresh_until: rule.fresh_until(landed.age),
             checked: landed.age.checked,
             value: landed.value,
         };
-        let stale = |held: Landed<T>| Answer {
+        let stale = |held: Aged<T>| Answer {
             outcome: if held.age.gone { Outcome::Gone } else { Outcome::Stale },
             fresh_until: call.now,
             checked: held.age.checked,
@@ -74,25 +74,27 @@ impl Mirror {
                 Ok(Answer { fresh_until: call.now.after(STORED_ANSWER_LIFETIME), ..stale(held) })
             }
             (FreshnessDecision::Revalidate, Some(held)) => {
-                let origins = match rule.place {
-                    RevalidationOrder::AsBefore => held.value.origins(),
+                let origins = match rule.target {
+                    RevalidationTarget::SameLocation => held.value.origins(),
                     // The backoff of the old location does not apply to the new one.
-                    RevalidationOrder::Another => vec![Origin::of(&call.upstream(host)?.settings.url)],
+                    RevalidationTarget::NewLocation => vec![Origin::of(&call.upstream(host)?.settings.url)],
                 };
-                let Some(leave) = call.terms.outbound.revalidation_permit(&origins, &call.leave, call.now) else {
+                let Some(leave) =
+                    call.config.outbound.revalidation_permit(&origins, &call.revalidation_permit, call.now)
+                else {
                     tracing::debug!(what, "its upstream is left alone for a while; what is held is served");
                     return Ok(stale(held));
                 };
-                let Some(_place) = self.place(call) else {
+                let Some(_place) = self.try_wait(call) else {
                     tracing::debug!(what, "as many requests wait as may; what is held is served");
                     return Ok(stale(held));
                 };
-                let patience = call.deadline.min(call.began + rule.patience);
-                let call = RequestContext { leave, ..call.clone() };
-                match awaited(&call, patience, flight(FetchReason::Revalidate, &call)).await {
+                let patience = call.deadline.min(call.started + rule.patience);
+                let call = RequestContext { revalidation_permit: leave, ..call.clone() };
+                match await_flight(&call, patience, flight(FetchReason::Revalidate, &call)).await {
                     Ok(Ok(landed)) => Ok(answer(landed, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
-                    Ok(Err(error @ Error::Spared(_))) if call.part == CallerKind::Step => Err(error),
+                    Ok(Err(error @ Error::Spared(_))) if call.caller == CallerKind::JobStep => Err(error),
                     Ok(Err(error @ Error::Spared(_))) => {
                         tracing::debug!(what, %error, "what is held is served");
                         Ok(stale(held))
@@ -103,16 +105,16 @@ impl Mirror {
                     }
                     Err(_) => {
                         tracing::warn!(what, "upstream is slow to revalidate; what is held is served meanwhile");
-                        let now = call.now.after(call.began.elapsed());
-                        call.terms.outbound.out_of_patience(host, &origins, rule.patience, now);
+                        let now = call.now.after(call.started.elapsed());
+                        call.config.outbound.out_of_patience(host, &origins, rule.patience, now);
                         Ok(stale(held))
                     }
                 }
             }
             (FreshnessDecision::Refuse, _) => Err(self.offline_error(what.to_owned()).await),
             (_, None) | (FreshnessDecision::Fetch, _) => {
-                let _place = self.place(call).ok_or_else(|| nobody_may_wait(what))?;
-                match awaited(call, call.deadline, flight(FetchReason::Fetch, call)).await {
+                let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(what))?;
+                match await_flight(call, call.deadline, flight(FetchReason::Fetch, call)).await {
                     Ok(landed) => Ok(answer(landed?, Outcome::Miss)),
                     Err(_) => Err(Error::Slow(what.to_owned())),
                 }
@@ -121,7 +123,7 @@ impl Mirror {
     }
 
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
-    pub(super) fn spend(
+    pub(super) fn charge_revalidation(
         &self,
         what: &str,
         host: &Hostname,
@@ -132,7 +134,7 @@ impl Mirror {
         match errand {
             FetchReason::Fetch => Ok(()),
             FetchReason::Revalidate
-                if call.terms.outbound.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
+                if call.config.outbound.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
             {
                 Ok(())
             }
@@ -141,13 +143,13 @@ impl Mirror {
     }
 
     /// Limits a flight of several requests to the deadline of one document.
-    pub(super) async fn within_limits<T>(
+    pub(super) async fn with_deadline<T>(
         self: &Arc<Self>,
         what: &str,
         host: &Hostname,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        let limit = self.terms().outbound.give_up_after();
+        let limit = self.config().outbound.give_up_after();
         match tokio::time::timeout(limit, work).await {
             Ok(done) => done,
             Err(_) => Err(Error::from(UpstreamError {

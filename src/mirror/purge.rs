@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::documents::KeptDocument;
+use super::documents::StoredDocument;
 use super::library::UnrecordedSet;
-use super::proof_set::HeldSet;
+use super::proof_set::UsableProofSet;
 use super::{Mirror, RequestContext};
 use crate::address::{Package, PackageRef, PackageSelector, ProviderAddress, Selection, Versions};
 use crate::clock::Timestamp;
@@ -17,7 +17,7 @@ use crate::store::{Durability, Key, StoreError};
 
 /// The result of a purge.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Purged {
+pub struct PurgeResult {
     /// The selection.
     #[serde(flatten)]
     pub package: PackageRef,
@@ -44,7 +44,7 @@ pub struct Purged {
     pub seen_is_kept: bool,
 }
 
-impl Purged {
+impl PurgeResult {
     /// Returns true if the whole selection was removed.
     pub fn is_all(&self) -> bool {
         self.pinned.is_empty() && self.unreadable.is_empty() && self.left.is_empty()
@@ -57,11 +57,11 @@ impl Mirror {
     ///
     /// # Errors
     /// The disk failed. Nothing was removed if a name cannot be read, or if first-seen records cannot be completed.
-    pub async fn purge(self: &Arc<Self>, what: &PackageSelector, call: &RequestContext) -> Result<Purged, Error> {
+    pub async fn purge(self: &Arc<Self>, what: &PackageSelector, call: &RequestContext) -> Result<PurgeResult, Error> {
         let (what, now) = (what.clone(), call.now);
         // One task that is never cut short: the client may disconnect, and the result must be logged.
-        self.on_whole_index(move |mirror| {
-            let mut purged = Purged { package: (&what).into(), seen_is_kept: true, ..Purged::default() };
+        self.on_complete_index(move |mirror| {
+            let mut purged = PurgeResult { package: (&what).into(), seen_is_kept: true, ..PurgeResult::default() };
             let ended = match &what {
                 PackageSelector::Provider(meant) => {
                     let ended = mirror.purge_from_disk(meant, &mut purged, now).and_then(|()| {
@@ -70,14 +70,14 @@ impl Mirror {
                         mirror.resolve_purged(&meant.of, &meant.versions, &left);
                         Ok(())
                     });
-                    mirror.forget_absences(meant);
-                    mirror.changed(&meant.of);
+                    mirror.forget_not_found(meant);
+                    mirror.bump_revision(&meant.of);
                     ended
                 }
                 PackageSelector::Module(meant) => mirror.purge_module(meant, &mut purged, now),
             };
             let ended = ended.and_then(|()| mirror.purge_pages(&what, &mut purged));
-            let Purged { archives, documents, .. } = purged;
+            let PurgeResult { archives, documents, .. } = purged;
             match &ended {
                 Ok(()) => tracing::warn!(%what, archives, documents, "purged by the operator"),
                 Err(error) => tracing::error!(%what, archives, documents, %error, "a purge ended early"),
@@ -90,7 +90,7 @@ impl Mirror {
     fn purge_from_disk(
         &self,
         what: &Selection<ProviderAddress>,
-        purged: &mut Purged,
+        purged: &mut PurgeResult,
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let of = &what.of;
@@ -130,7 +130,7 @@ impl Mirror {
         &self,
         what: &Selection<ProviderAddress>,
         spared: &BTreeSet<Package>,
-        purged: &mut Purged,
+        purged: &mut PurgeResult,
     ) -> Result<BTreeSet<Package>, StoreError> {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
@@ -155,7 +155,7 @@ impl Mirror {
             digests.extend(name.archives.iter().map(|held| held.digest));
             // After a crash, an archive that a set lists may be stored without a name.
             match self.read_set(package) {
-                Ok(Some(HeldSet { kept, .. })) => {
+                Ok(Some(UsableProofSet { kept, .. })) => {
                     let predecessor = kept.predecessor.as_ref().map(|(set, _)| set);
                     digests.extend(predecessor.into_iter().chain([&kept.current]).map(|set| set.document.shasum));
                 }
@@ -173,7 +173,7 @@ impl Mirror {
             }
             self.store.blobs.remove(&digest, Durability::Synced)?;
             index.archive_gone(&digest);
-            self.checked.lock().remove(&digest);
+            self.checked_archives.lock().remove(&digest);
             purged.archives += 1;
             purged.archive_bytes += blob.size_bytes();
         }
@@ -184,7 +184,7 @@ impl Mirror {
     /// of the list stays.
     pub(super) fn unlist_dropped(&self, list: &Key, versions: &Versions, now: Timestamp) -> Result<(), StoreError> {
         let _lock = self.catalog.record_lock(list).lock();
-        let Some(kept) = self.store.records.get(list)?.and_then(KeptDocument::read) else { return Ok(()) };
+        let Some(kept) = self.store.records.get(list)?.and_then(StoredDocument::read) else { return Ok(()) };
         if kept.dropped().is_empty() {
             return Ok(());
         }
@@ -194,7 +194,7 @@ impl Mirror {
         Ok(())
     }
 
-    pub(super) fn purge_document(&self, key: &Key, purged: &mut Purged) -> Result<(), StoreError> {
+    pub(super) fn purge_document(&self, key: &Key, purged: &mut PurgeResult) -> Result<(), StoreError> {
         let size_bytes = self.store.index.document_bytes(key)?;
         self.remove_document(key, Durability::Synced)?;
         if size_bytes > 0 {

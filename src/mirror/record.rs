@@ -3,23 +3,23 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::documents::KeptDocument;
+use super::documents::StoredDocument;
 use super::library::NameRecord;
 use super::library::{AlarmsRecord, FirstListed, KeyLog, ProviderRecordV0, VersionHistory};
 use super::modules::ModuleFirstSeenRecord;
-use super::proof_set::KeptSet;
+use super::proof_set::StoredProofSet;
 use super::sealed::MissingRequests;
 use crate::store::Key;
 
 /// Parses a record and writes it again; `None` where it cannot be read and would be quarantined.
-pub fn written_anew(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
+pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
     match key {
         Key::Discovery(_)
         | Key::ProviderVersions(_)
         | Key::ModuleVersions(_)
         | Key::ModuleLocation(_)
-        | Key::Page(..) => KeptDocument::read(record).map(|kept| kept.write()),
-        Key::ProofSet(package) => KeptSet::read(record, package).map(|kept| kept.write()),
+        | Key::Page(..) => StoredDocument::read(record).map(|kept| kept.write()),
+        Key::ProofSet(package) => StoredProofSet::read(record, package).map(|kept| kept.write()),
         Key::Name(_) => as_json::<NameRecord>(&record),
         Key::Seen(_) => as_json::<ProviderRecordV0>(&record),
         Key::FirstSeen(..) => as_json::<VersionHistory>(&record),
@@ -78,24 +78,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_bytes_come_back_from_a_record_as_they_are(
+        fn a_document_record_round_trips_its_bytes(
             parts in prop::array::uniform2(prop::collection::vec(any::<u8>(), 0..80)),
             damage in any::<prop::sample::Index>(),
             to in any::<u8>(),
         ) {
             let [discovery, ..] = keys();
             let mut record = record(ABOUT, &[&parts[0], &parts[1]]);
-            let written = written_anew(&discovery, record.clone()).unwrap();
+            let written = rewrite_record(&discovery, record.clone()).unwrap();
             prop_assert_eq!(after_the_head(&written), after_the_head(&record));
             let cut = damage.index(record.len());
-            prop_assert_eq!(written_anew(&discovery, record[..cut].to_vec()), None);
-            prop_assert_eq!(written_anew(&discovery, [&record[..], &[to]].concat()), None);
+            prop_assert_eq!(rewrite_record(&discovery, record[..cut].to_vec()), None);
+            prop_assert_eq!(rewrite_record(&discovery, [&record[..], &[to]].concat()), None);
             record[cut] = to;
-            let _ = written_anew(&discovery, record);
+            let _ = rewrite_record(&discovery, record);
         }
 
         #[test]
-        fn a_set_comes_back_from_its_record_with_its_predecessor(
+        fn a_proof_set_record_round_trips_with_its_predecessor(
             sums in prop::collection::vec(any::<u8>(), 0..80),
             signature in prop::collection::vec(any::<u8>(), 0..80),
             has_predecessor in any::<bool>(),
@@ -107,26 +107,26 @@ mod tests {
             let about = format!(r#"{{"checked":2,"gone":true,"current":{ABOUT},"predecessor":{before}}}"#);
             let record = record(&about, &if has_predecessor { [set, set].concat() } else { set.to_vec() });
             let key = Key::ProofSet(package());
-            let written = written_anew(&key, record.clone()).unwrap();
+            let written = rewrite_record(&key, record.clone()).unwrap();
             prop_assert_eq!(after_the_head(&written), after_the_head(&record));
-            prop_assert_eq!(written_anew(&key, written.clone()), Some(written));
+            prop_assert_eq!(rewrite_record(&key, written.clone()), Some(written));
         }
 
         #[test]
-        fn what_is_no_record_is_none_and_never_a_panic(
+        fn malformed_records_are_rejected_without_a_panic(
             head in "\\{\"about\":(\\{\\}|null),\"parts\":\\[[0-9]{0,20}\\]\\}|[ -~]{0,40}",
             rest in prop::collection::vec(any::<u8>(), 0..40),
         ) {
             let record = [head.as_bytes(), b"\n", &rest].concat();
             // Any JSON object is a valid first-seen record, possibly an empty one.
             for key in keys().into_iter().filter(|key| !matches!(key, Key::Seen(_))) {
-                prop_assert_eq!(written_anew(&key, record.clone()), None);
+                prop_assert_eq!(rewrite_record(&key, record.clone()), None);
             }
         }
     }
 
     #[test]
-    fn a_record_with_more_parts_than_it_speaks_of_is_none() {
+    fn a_record_with_surplus_parts_is_rejected() {
         let shasum = Digest::of(b"zip");
         let document = format!(
             r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"f.zip","shasums_url":"s"}}"#
@@ -137,14 +137,14 @@ mod tests {
             (discovery, ABOUT, vec![&b"{}"[..], b""]),
             (Key::ProofSet(package()), about.as_str(), vec![document.as_bytes(), b"sums", b"signature"]),
         ] {
-            assert!(written_anew(&key, record(about, &parts)).is_some());
+            assert!(rewrite_record(&key, record(about, &parts)).is_some());
             let more = [&parts[..], &[b"more"]].concat();
-            assert!(written_anew(&key, record(about, &more)).is_none());
+            assert!(rewrite_record(&key, record(about, &more)).is_none());
         }
     }
 
     #[test]
-    fn names_and_what_was_seen_are_written_as_they_are_read() {
+    fn name_and_first_seen_records_round_trip_unchanged() {
         let (zip, other) = (Digest::of(b"zip"), Digest::of(b"other"));
         let held = format!(
             r#"{{"digest":"{zip}","fast":"{other}","filename":"f.zip","size_bytes":3,"hashes":{{"known":{{"zip":"h1:a","directory":"h1:b"}}}},"proof":{{"how":{{"signature":{{"fingerprint":"AB"}}}},"warnings":["old"]}},"origin":"https://files.example","kept":7}}"#
@@ -155,7 +155,7 @@ mod tests {
         let [_, _, seen_key, _, name_key] = keys();
         for (key, record) in [(name_key, format!(r#"{{"archives":[{held}],"pinned":true}}"#)), (seen_key, seen)] {
             let written =
-                written_anew(&key, record.clone().into_bytes()).map(|written| String::from_utf8(written).unwrap());
+                rewrite_record(&key, record.clone().into_bytes()).map(|written| String::from_utf8(written).unwrap());
             assert_eq!(written, Some(record));
         }
     }

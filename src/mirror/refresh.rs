@@ -5,8 +5,8 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use super::proof_set::KeptSet;
-use super::pull::Flight;
+use super::proof_set::StoredProofSet;
+use super::pull::FlightResult;
 use super::sets::ProofSetRefresh;
 use super::{FetchReason, Mirror, RequestContext};
 use crate::address::{Package, PackageRef, PackageSelector, ProviderAddress, Selection};
@@ -19,19 +19,19 @@ const AT_ONE_TIME: usize = 8;
 
 /// The result of refreshing one object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refreshed {
+pub struct RefreshResult {
     /// The object.
     #[serde(flatten)]
     pub package: PackageRef,
     /// The outcome.
     #[serde(flatten)]
-    pub news: News,
+    pub news: RefreshOutcome,
 }
 
 /// The outcome of refreshing one object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-pub enum News {
+pub enum RefreshOutcome {
     /// The stored copy is unchanged.
     Unchanged,
     /// It was not stored before, or it has changed.
@@ -50,9 +50,9 @@ pub enum News {
     },
 }
 
-impl News {
+impl RefreshOutcome {
     /// The outcome of a flight; `is_as_before` compares its result with the stored copy.
-    pub(super) fn of<T>(flight: Flight<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
+    pub(super) fn of<T>(flight: FlightResult<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
         match flight {
             Ok(landed) if landed.age.gone => Self::Gone,
             Ok(landed) if is_as_before(&landed.value) => Self::Unchanged,
@@ -63,7 +63,7 @@ impl News {
     }
 
     /// Returns true if upstream was asked, and has the object or had it.
-    pub fn is_well(&self) -> bool {
+    pub fn succeeded(&self) -> bool {
         !matches!(self, Self::Failed { .. } | Self::Absent { .. })
     }
 }
@@ -77,7 +77,7 @@ impl Mirror {
         self: &Arc<Self>,
         what: &PackageSelector,
         call: &RequestContext,
-    ) -> Result<Vec<Refreshed>, Error> {
+    ) -> Result<Vec<RefreshResult>, Error> {
         self.must_be_online(&format!("asking for {what} again"))?;
         match what {
             PackageSelector::Provider(meant) => self.refresh_provider(meant, call).await,
@@ -89,24 +89,27 @@ impl Mirror {
         self: &Arc<Self>,
         what: &Selection<ProviderAddress>,
         call: &RequestContext,
-    ) -> Result<Vec<Refreshed>, Error> {
+    ) -> Result<Vec<RefreshResult>, Error> {
         let upstream = Arc::clone(call.upstream(&what.of.host)?);
-        self.forget_absences(what);
+        self.forget_not_found(what);
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
         if let Err(error) = self.refresh_discovery(&what.of.host, call).await {
             let package = PackageRef::discovery(&what.of.host);
-            refreshed.push(Refreshed { package, news: News::Failed { error: error.to_string() } });
+            refreshed.push(RefreshResult { package, news: RefreshOutcome::Failed { error: error.to_string() } });
         }
         let list = self.refresh_versions(&what.of, call).await;
-        let list = list.unwrap_or_else(|error| News::Failed { error: error.to_string() });
-        refreshed.push(Refreshed { package: PackageRef::version_list(&what.of), news: list });
-        let sets = self.held_packages(what).await?;
+        let list = list.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() });
+        refreshed.push(RefreshResult { package: PackageRef::version_list(&what.of), news: list });
+        let sets = self.packages_with_sets_in(what).await?;
         let asking = sets.into_iter().map(|package| async {
             let of = PackageRef::from(&package);
             // A failure of one does not stop the others.
             let news = self.refresh_set(Arc::clone(&upstream), package, call).await;
-            Refreshed { package: of, news: news.unwrap_or_else(|error| News::Failed { error: error.to_string() }) }
+            RefreshResult {
+                package: of,
+                news: news.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() }),
+            }
         });
         let mut asking = stream::iter(asking).buffered(AT_ONE_TIME);
         while let Some(set) = asking.next().await {
@@ -119,11 +122,11 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ProviderAddress,
         call: &RequestContext,
-    ) -> Result<News, Error> {
-        let before = self.held_document(&Key::ProviderVersions(address.clone())).await?;
+    ) -> Result<RefreshOutcome, Error> {
+        let before = self.stored_document(&Key::ProviderVersions(address.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
         let flight = self.ask_versions_again(address, seen, call).await;
-        Ok(News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now))))
+        Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }
 
     async fn refresh_set(
@@ -131,17 +134,18 @@ impl Mirror {
         upstream: Arc<Upstream>,
         package: Package,
         call: &RequestContext,
-    ) -> Result<News, Error> {
-        let before = self.held_set(&package, call).await?.map(|held| held.kept);
+    ) -> Result<RefreshOutcome, Error> {
+        let before = self.usable_set(&package, call).await?.map(|held| held.kept);
         let seen = before.as_ref().map(|kept| kept.age);
-        let flight = self.fly(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await;
-        Ok(News::of(flight, |now: &Arc<KeptSet>| {
-            before.is_some_and(|before| before.current.names_the_same_files_as(&now.current))
+        let flight =
+            self.join_set_flight(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await;
+        Ok(RefreshOutcome::of(flight, |now: &Arc<StoredProofSet>| {
+            before.is_some_and(|before| before.current.has_same_files(&now.current))
         }))
     }
 
     /// The selected packages whose sets are stored.
-    pub(super) async fn held_packages(
+    pub(super) async fn packages_with_sets_in(
         self: &Arc<Self>,
         what: &Selection<ProviderAddress>,
     ) -> Result<Vec<Package>, Error> {
@@ -156,10 +160,10 @@ impl Mirror {
     }
 
     /// Forgets cached 404s about the selection.
-    pub(super) fn forget_absences(&self, what: &Selection<ProviderAddress>) {
+    pub(super) fn forget_not_found(&self, what: &Selection<ProviderAddress>) {
         let means = |package: &Package| package.provider == what.of && what.versions.include(&package.version);
-        let terms = self.terms();
-        terms.absent.forget(|key| match key {
+        let terms = self.config();
+        terms.not_found.remove_if(|key| match key {
             Key::ProofSet(package) => means(package),
             Key::ProviderVersions(address) => *address == what.of,
             Key::Discovery(_)
@@ -177,11 +181,11 @@ impl Mirror {
             | Key::RecurringJobs
             | Key::Missing => false,
         });
-        terms.asked_anew.forget(means);
+        terms.refetched_sets.remove_if(means);
     }
 
     pub(super) fn must_be_online(&self, what: &str) -> Result<(), Error> {
-        match self.link() {
+        match self.connectivity() {
             super::Connectivity::Online => Ok(()),
             super::Connectivity::Offline => Err(Error::Sealed(what.to_owned())),
         }

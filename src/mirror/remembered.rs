@@ -7,33 +7,33 @@ use parking_lot::Mutex;
 
 use crate::clock::{CLOCK_SLACK, Timestamp};
 
-const MOST: usize = 10_000;
+const MAX_TTL_ENTRIES: usize = 10_000;
 
 /// A map whose values expire.
 #[derive(Debug)]
-pub(super) struct Remembered<K, V>(Mutex<HashMap<K, Believed<V>>>);
+pub(super) struct TtlCache<K, V>(Mutex<HashMap<K, TtlEntry<V>>>);
 
 #[derive(Debug)]
-struct Believed<V> {
+struct TtlEntry<V> {
     since: Timestamp,
     until: Timestamp,
     value: V,
 }
 
-impl<V> Believed<V> {
+impl<V> TtlEntry<V> {
     /// A value stored while the clock was ahead is ignored after it was set back.
     fn holds(&self, now: Timestamp) -> bool {
         self.since <= now.after(CLOCK_SLACK) && now < self.until
     }
 }
 
-impl<K, V> Default for Remembered<K, V> {
+impl<K, V> Default for TtlCache<K, V> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<K: Hash + Eq + Clone, V: Clone> Remembered<K, V> {
+impl<K: Hash + Eq + Clone, V: Clone> TtlCache<K, V> {
     pub(super) fn get(&self, key: &K, now: Timestamp) -> Option<V> {
         let map = self.0.lock();
         map.get(key).filter(|believed| believed.holds(now)).map(|believed| believed.value.clone())
@@ -41,17 +41,17 @@ impl<K: Hash + Eq + Clone, V: Clone> Remembered<K, V> {
 
     /// Stores a value until `until`. A full map takes no more: a client that requests ten thousand absent objects has
     /// them asked for upstream.
-    pub(super) fn put(&self, key: K, value: V, until: Timestamp, now: Timestamp) {
+    pub(super) fn insert(&self, key: K, value: V, until: Timestamp, now: Timestamp) {
         let mut map = self.0.lock();
-        if map.len() >= MOST && !map.contains_key(&key) {
+        if map.len() >= MAX_TTL_ENTRIES && !map.contains_key(&key) {
             map.retain(|_, believed| believed.holds(now));
         }
-        if map.len() < MOST || map.contains_key(&key) {
-            map.insert(key, Believed { since: now, until, value });
+        if map.len() < MAX_TTL_ENTRIES || map.contains_key(&key) {
+            map.insert(key, TtlEntry { since: now, until, value });
         }
     }
 
-    pub(super) fn forget(&self, which: impl Fn(&K) -> bool) {
+    pub(super) fn remove_if(&self, which: impl Fn(&K) -> bool) {
         self.0.lock().retain(|key, _| !which(key));
     }
 }

@@ -9,11 +9,11 @@ use super::documents::RETRIES;
 use super::freshness::{Age, FreshnessDecision, decide};
 use super::library::Signer;
 use super::listed::ListingState;
-use super::proof_set::{HeldSet, KeptSet, ProofSet};
-use super::proving::{Admitted, Visit, not_of_the_document};
-use super::pull::{Flight, Landed};
-use super::single_flight::Awaited;
-use super::{Answer, FetchReason, Mirror, Outcome, RequestContext, unless_gone};
+use super::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
+use super::proving::{Admission, ProofSetFetch, companion_failure};
+use super::pull::{Aged, FlightResult};
+use super::single_flight::SharedResult;
+use super::{Answer, FetchReason, Mirror, Outcome, RequestContext, default_if_gone};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -27,7 +27,7 @@ use crate::upstream::providers::download_url;
 /// The download document, SHA256SUMS and the signature.
 const REQUESTS: u32 = 3;
 
-pub(super) type SetFlight = Flight<Arc<KeptSet>>;
+pub(super) type SetFlight = FlightResult<Arc<StoredProofSet>>;
 
 /// The extent of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,30 +39,30 @@ pub(super) enum ProofSetRefresh {
 
 /// The treatment of a version that upstream's own list does not name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unlisted {
+pub(super) enum UnlistedPolicy {
     /// Not fetched. Chosen where nothing of the version is stored.
     Refused,
-    Asked,
+    Fetched,
 }
 
 /// The reason why a fetch brought no set.
-pub(super) enum NoSet {
+pub(super) enum SetFetchError {
     /// Upstream has no such package.
     Absent(Arc<UpstreamError>),
     /// The fetch or the verification failed.
     Failed(Error),
 }
 
-impl From<NoSet> for Error {
-    fn from(no_set: NoSet) -> Self {
+impl From<SetFetchError> for Error {
+    fn from(no_set: SetFetchError) -> Self {
         match no_set {
-            NoSet::Absent(error) => Self::NotFound(error.to_string()),
-            NoSet::Failed(error) => error,
+            SetFetchError::Absent(error) => Self::NotFound(error.to_string()),
+            SetFetchError::Failed(error) => error,
         }
     }
 }
 
-impl From<Error> for NoSet {
+impl From<Error> for SetFetchError {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
@@ -77,26 +77,25 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<Arc<ProofSet>>, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        let what = what(package);
+        let what = describe_set(package);
         let mut rule = upstream.rule(|fresh| fresh.download);
-        let held = self.held_set(package, call).await?;
+        let held = self.usable_set(package, call).await?;
         if let Some(held) = held.as_ref().filter(|held| !held.kept.age.gone) {
-            rule =
-                self.rule_for_what_is_of(Service::Providers, &held.kept.current.about.asked, &upstream, rule).await?;
+            rule = self.rule_for_location(Service::Providers, &held.kept.current.about.asked, &upstream, rule).await?;
         }
         let fallback = held.as_ref().and_then(|held| held.fallback.clone());
         if held.is_none()
-            && let Some(said) = call.terms.absent.get(&Key::ProofSet(package.clone()), call.now)
+            && let Some(said) = call.config.not_found.get(&Key::ProofSet(package.clone()), call.now)
         {
             return Err(Error::NotFound(said));
         }
-        if self.link() == Connectivity::Offline {
+        if self.connectivity() == Connectivity::Offline {
             let has_archive = match &held {
-                Some(held) => self.holds(held.answering().document.shasum).await?,
+                Some(held) => self.has_archive(held.offline_set().document.shasum).await?,
                 None => false,
             };
             if !has_archive {
-                return Err(self.lacks_package(package, what, call).await);
+                return Err(self.offline_package_error(package, what, call).await);
             }
         }
         let seen = held.as_ref().map(|held| held.kept.age);
@@ -106,11 +105,12 @@ impl Mirror {
                 // Revalidate now: the predecessor is served only if upstream cannot be reached.
                 age.checked = Timestamp(0);
             }
-            Landed { age, value: held.kept }
+            Aged { age, value: held.kept }
         });
-        let fly =
-            |errand, call: &RequestContext| self.fly(package, upstream, seen, ProofSetRefresh::IfChanged(errand), call);
-        let answer = self.pull(&what, &package.provider.host, call, &rule, landed, fly).await;
+        let fly = |errand, call: &RequestContext| {
+            self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(errand), call)
+        };
+        let answer = self.serve_or_fetch(&what, &package.provider.host, call, &rule, landed, fly).await;
         let answer = answer.inspect_err(|error| self.record_if_offline(error, call, || package.into()))?;
         Ok(match (answer.outcome, fallback) {
             (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
@@ -127,63 +127,64 @@ impl Mirror {
     }
 
     /// The error for a package that is not stored while offline.
-    async fn lacks_package(self: &Arc<Self>, package: &Package, what: String, call: &RequestContext) -> Error {
+    async fn offline_package_error(self: &Arc<Self>, package: &Package, what: String, call: &RequestContext) -> Error {
         let missing = self.missing_error(package, what, call).await;
-        match (&missing, self.is_known(package).await) {
+        match (&missing, self.is_version_known(package).await) {
             // A 404 tells the client that other platforms may exist. The package is recorded as missing all the same.
-            (Error::Offline(_), Ok(true)) if !call.is_a_step() => Error::NotFound(missing.to_string()),
+            (Error::Offline(_), Ok(true)) if !call.is_step() => Error::NotFound(missing.to_string()),
             (_, Err(error)) => error,
             _ => missing,
         }
     }
 
     /// Returns true if the version is in the stored version list, or if a set of another platform is stored.
-    async fn is_known(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
+    async fn is_version_known(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
         let Package { provider, version, .. } = package;
         if !self.platforms_with_sets(provider, version).await?.is_empty() {
             return Ok(true);
         }
-        let list = self.held_document(&Key::ProviderVersions(package.provider.clone())).await?;
+        let list = self.stored_document(&Key::ProviderVersions(package.provider.clone())).await?;
         let Some(held) = list else { return Ok(false) };
         let list = held.value.versions().await.ok();
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
     }
 
     /// Revalidates a set even if it is fresh, unless another flight has done so since the caller read `seen`.
-    pub(super) async fn ask_again(
+    pub(super) async fn revalidate_set(
         self: &Arc<Self>,
         package: &Package,
         seen: Option<Age>,
         call: &RequestContext,
-    ) -> Result<HeldSet, Error> {
-        if let Some(said) = call.terms.absent.get(&Key::ProofSet(package.clone()), call.now) {
+    ) -> Result<UsableProofSet, Error> {
+        if let Some(said) = call.config.not_found.get(&Key::ProofSet(package.clone()), call.now) {
             return Err(Error::NotFound(said));
         }
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        let landed = self.fly(package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await?;
-        Ok(HeldSet { kept: landed.value, fallback: None })
+        let landed =
+            self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await?;
+        Ok(UsableProofSet { kept: landed.value, fallback: None })
     }
 
     /// Fetches the whole set unconditionally, because the URLs in the stored one have expired.
-    pub(super) async fn ask_anew(
+    pub(super) async fn refetch_set(
         self: &Arc<Self>,
         package: &Package,
         call: &RequestContext,
-    ) -> Result<Arc<KeptSet>, Error> {
+    ) -> Result<Arc<StoredProofSet>, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        Ok(self.fly(package, upstream, None, ProofSetRefresh::Whole, call).await?.value)
+        Ok(self.join_set_flight(package, upstream, None, ProofSetRefresh::Whole, call).await?.value)
     }
 
     /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (Promise 1).
-    pub(super) async fn held_set(
+    pub(super) async fn usable_set(
         self: &Arc<Self>,
         package: &Package,
         call: &RequestContext,
-    ) -> Result<Option<HeldSet>, Error> {
+    ) -> Result<Option<UsableProofSet>, Error> {
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         let package = package.clone();
-        let held = self.on_disk(move |mirror| unless_gone(mirror.read_set(&package))).await?;
-        Ok(held.and_then(|held| held.meeting(policy)))
+        let held = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&package))).await?;
+        Ok(held.and_then(|held| held.meeting_policy(policy)))
     }
 
     /// The platforms of a version whose sets are stored.
@@ -193,26 +194,26 @@ impl Mirror {
         version: &Version,
     ) -> Result<Vec<Platform>, Error> {
         let (provider, version) = (provider.clone(), version.clone());
-        self.on_disk(move |mirror| unless_gone(mirror.store.records.platforms_with_sets(&provider, &version))).await
+        self.on_disk(move |mirror| default_if_gone(mirror.store.records.platforms_with_sets(&provider, &version))).await
     }
 
     /// Joins or starts the fetch of a package's set. `seen` is the age of the copy that the caller read.
-    pub(super) fn fly(
+    pub(super) fn join_set_flight(
         self: &Arc<Self>,
         package: &Package,
         upstream: Arc<Upstream>,
         seen: Option<Age>,
         anew: ProofSetRefresh,
         call: &RequestContext,
-    ) -> Awaited<SetFlight> {
-        let what = what(package);
+    ) -> SharedResult<SetFlight> {
+        let what = describe_set(package);
         // A conditional fetch may return the very URLs that have expired, so the two kinds never share a flight.
-        let key = (package.clone(), anew, call.company());
-        self.sets.share(&self.tasks, key, Err(Error::Interrupted(what.clone())), || {
-            let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
+        let key = (package.clone(), anew, call.flight_group());
+        self.set_flights.join_or_spawn(&self.tasks, key, Err(Error::Interrupted(what.clone())), || {
+            let (mirror, package, call) = (Arc::clone(self), package.clone(), self.flight_context(call));
             async move {
                 let work = mirror.fetch_set(&what, &upstream, &package, seen, anew, &call);
-                mirror.within_limits(&what, &package.provider.host, work).await
+                mirror.with_deadline(&what, &package.provider.host, work).await
             }
         })
     }
@@ -226,87 +227,88 @@ impl Mirror {
         anew: ProofSetRefresh,
         call: &RequestContext,
     ) -> SetFlight {
-        let before = self.held_set(package, call).await?.map(|held| held.kept);
+        let before = self.usable_set(package, call).await?.map(|held| held.kept);
         if let Some(before) =
             before.as_ref().filter(|before| anew != ProofSetRefresh::Whole && seen != Some(before.age))
         {
             // Another flight has landed since the caller read the store.
             let rule = upstream.rule(|fresh| fresh.download);
-            if decide(Some(before.age), &rule, self.link(), call.now) == FreshnessDecision::Serve {
-                return Ok(Landed { age: before.age, value: Arc::clone(before) });
+            if decide(Some(before.age), &rule, self.connectivity(), call.now) == FreshnessDecision::Serve {
+                return Ok(Aged { age: before.age, value: Arc::clone(before) });
             }
         }
         if let ProofSetRefresh::IfChanged(errand) = anew {
-            self.spend(what, &package.provider.host, errand, REQUESTS, call)?;
+            self.charge_revalidation(what, &package.provider.host, errand, REQUESTS, call)?;
         }
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let build_on = before.as_deref().filter(|_| anew != ProofSetRefresh::Whole);
-        let (retries, unlisted) = if before.is_some() { (0, Unlisted::Asked) } else { (RETRIES, Unlisted::Refused) };
-        match self.ask_for_set(what, upstream, package, faith, build_on, retries, unlisted, call).await {
+        let (retries, unlisted) =
+            if before.is_some() { (0, UnlistedPolicy::Fetched) } else { (RETRIES, UnlistedPolicy::Refused) };
+        match self.fetch_verified_set(what, upstream, package, faith, build_on, retries, unlisted, call).await {
             Ok(set) => {
                 match self.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
-                    Admitted::Consistent | Admitted::Changed(_) => self.keep_set(package, set, call.now).await,
-                    Admitted::Unjudged => {
+                    Admission::Consistent | Admission::Changed(_) => self.store_set(package, set, call.now).await,
+                    Admission::HistoryUnavailable => {
                         // Once the store is back, its history may contradict this set.
                         let age = Age { checked: call.now, gone: false };
-                        let value = Arc::new(KeptSet { predecessor: None, current: Arc::new(set), age });
-                        Ok(Landed { age, value })
+                        let value = Arc::new(StoredProofSet { predecessor: None, current: Arc::new(set), age });
+                        Ok(Aged { age, value })
                     }
                 }
             }
-            Err(NoSet::Absent(error)) => self.set_is_gone(upstream, package, before, &error, call).await,
-            Err(NoSet::Failed(error)) => Err(error),
+            Err(SetFetchError::Absent(error)) => self.set_is_gone(upstream, package, before, &error, call).await,
+            Err(SetFetchError::Failed(error)) => Err(error),
         }
     }
 
     /// Fetches and verifies a set. Does not compare it with earlier sets of the version.
     #[expect(clippy::too_many_arguments, reason = "what is asked for, of whom, and on what it may build")]
-    pub(super) async fn ask_for_set(
+    pub(super) async fn fetch_verified_set(
         self: &Arc<Self>,
         what: &str,
         upstream: &Upstream,
         package: &Package,
         faith: DiscoveryTrust,
-        build_on: Option<&KeptSet>,
+        build_on: Option<&StoredProofSet>,
         retries: usize,
-        unlisted: Unlisted,
+        unlisted: UnlistedPolicy,
         call: &RequestContext,
-    ) -> Result<ProofSet, NoSet> {
-        let (base, grant) = self.service(Service::Providers, upstream, faith, call).await?;
+    ) -> Result<ProofSet, SetFetchError> {
+        let (base, grant) = self.resolve_service(Service::Providers, upstream, faith, call).await?;
         let listed = match unlisted {
-            Unlisted::Refused => {
-                self.must_be_listed(package, upstream.rule(|fresh| fresh.download).believed(), call).await?
+            UnlistedPolicy::Refused => {
+                self.must_be_listed(package, upstream.rule(|fresh| fresh.download).not_found_lifetime(), call).await?
             }
-            Unlisted::Asked => self.listed(package, call).await,
+            UnlistedPolicy::Fetched => self.listed(package, call).await,
         };
         let spelled = listed.spelled(&package.version);
         let unusable =
             |why: String| UpstreamError { asked: what.to_owned(), at: origin(&base), fault: Fault::Unusable(why) };
         let asked = download_url(&base, &package.provider, &spelled, &package.platform)
             .map_err(|e| Error::from(unusable(e.to_string())))?;
-        let visit = Visit { what, asked: &asked, upstream, grant: &grant, package, call, retries };
-        let fetched = match self.visit(&visit, build_on).await {
+        let visit = ProofSetFetch { what, asked: &asked, upstream, grant: &grant, package, call, retries };
+        let fetched = match self.fetch_and_verify_set(&visit, build_on).await {
             Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.asked == what => {
                 return Err(match listed {
                     // A 404 for this spelling proves nothing while the list cannot be read.
-                    ListingState::Unknown(Some(unread)) => NoSet::Failed(unread),
-                    _ => NoSet::Absent(error),
+                    ListingState::Unknown(Some(unread)) => SetFetchError::Failed(unread),
+                    _ => SetFetchError::Absent(error),
                 });
             }
             // The document was just revalidated, and one of its files failed: its URLs may have expired.
             Err(Error::Upstream(error)) if error.asked != what && error.fault.may_be_an_expired_url() => {
-                self.visit(&visit, None).await
+                self.fetch_and_verify_set(&visit, None).await
             }
             fetched => fetched,
         };
-        fetched.map_err(|error| NoSet::Failed(not_of_the_document(error, what)))
+        fetched.map_err(|error| SetFetchError::Failed(companion_failure(error, what)))
     }
 
     async fn set_is_gone(
         self: &Arc<Self>,
         upstream: &Upstream,
         package: &Package,
-        before: Option<Arc<KeptSet>>,
+        before: Option<Arc<StoredProofSet>>,
         error: &UpstreamError,
         call: &RequestContext,
     ) -> SetFlight {
@@ -316,16 +318,17 @@ impl Mirror {
                     tracing::warn!(%package, %error, "upstream has deleted it; what is held is kept (keep_gone)");
                 }
                 let age = Age { checked: call.now, gone: true };
-                self.change_set(package, move |_, held| Ok(KeptSet { age, ..held.unwrap_or((*before).clone()) })).await
+                self.change_set(package, move |_, held| Ok(StoredProofSet { age, ..held.unwrap_or((*before).clone()) }))
+                    .await
             }
             before => {
                 let key = Key::ProofSet(package.clone());
-                let until = call.now.after(upstream.rule(|fresh| fresh.download).believed());
-                call.terms.absent.put(key, error.to_string(), until, call.now);
-                if before.is_some() && self.is_on_these_terms(call) {
+                let until = call.now.after(upstream.rule(|fresh| fresh.download).not_found_lifetime());
+                call.config.not_found.insert(key, error.to_string(), until, call.now);
+                if before.is_some() && self.is_current_config(call) {
                     let of = package.clone();
                     self.on_disk(move |mirror| mirror.remove_set(&of)).await?;
-                    self.changed(&package.provider);
+                    self.bump_revision(&package.provider);
                 }
                 Err(Error::NotFound(error.to_string()))
             }
@@ -333,6 +336,6 @@ impl Mirror {
     }
 }
 
-pub(super) fn what(package: &Package) -> String {
+pub(super) fn describe_set(package: &Package) -> String {
     format!("the download document of {package}")
 }

@@ -14,9 +14,9 @@ use super::tasks::Tasks;
 
 /// The tasks in progress, by key; `V` is the handle for those who join.
 #[derive(Debug)]
-pub(super) struct Flights<K: Hash + Eq, V>(Arc<Mutex<HashMap<K, V>>>);
+pub(super) struct SingleFlights<K: Hash + Eq, V>(Arc<Mutex<HashMap<K, V>>>);
 
-impl<K: Hash + Eq, V> Default for Flights<K, V> {
+impl<K: Hash + Eq, V> Default for SingleFlights<K, V> {
     fn default() -> Self {
         Self(Arc::default())
     }
@@ -24,21 +24,21 @@ impl<K: Hash + Eq, V> Default for Flights<K, V> {
 
 /// Ends a flight on drop: the next request starts another.
 #[derive(Debug)]
-pub(super) struct Landing<K: Hash + Eq, V> {
+pub(super) struct FlightGuard<K: Hash + Eq, V> {
     key: K,
     flights: Arc<Mutex<HashMap<K, V>>>,
 }
 
-impl<K: Hash + Eq, V> Drop for Landing<K, V> {
+impl<K: Hash + Eq, V> Drop for FlightGuard<K, V> {
     fn drop(&mut self) {
         self.flights.lock().remove(&self.key);
     }
 }
 
-impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
+impl<K: Hash + Eq + Clone, V: Clone> SingleFlights<K, V> {
     /// Joins the flight for `key`, or starts one. `start` returns the handle to join, and a closure that starts the
     /// work once others can join. The work must own the landing.
-    pub(super) fn join<Go: FnOnce()>(&self, key: K, start: impl FnOnce(Landing<K, V>) -> (V, Go)) -> V {
+    pub(super) fn join<Go: FnOnce()>(&self, key: K, start: impl FnOnce(FlightGuard<K, V>) -> (V, Go)) -> V {
         let Ok(joined) = self.try_join(key, || Ok::<(), Infallible>(()), start);
         joined
     }
@@ -51,7 +51,7 @@ impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
         &self,
         key: K,
         may_start: impl FnOnce() -> Result<(), E>,
-        start: impl FnOnce(Landing<K, V>) -> (V, Go),
+        start: impl FnOnce(FlightGuard<K, V>) -> (V, Go),
     ) -> Result<V, E> {
         let (started, go) = {
             let mut flights = self.0.lock();
@@ -59,7 +59,7 @@ impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
                 return Ok(under_way.clone());
             }
             may_start()?;
-            let (started, go) = start(Landing { key: key.clone(), flights: Arc::clone(&self.0) });
+            let (started, go) = start(FlightGuard { key: key.clone(), flights: Arc::clone(&self.0) });
             flights.insert(key, started.clone());
             (started, go)
         };
@@ -70,20 +70,20 @@ impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
 }
 
 /// A result that several callers wait for.
-pub(super) type Awaited<T> = Shared<BoxFuture<'static, T>>;
+pub(super) type SharedResult<T> = Shared<BoxFuture<'static, T>>;
 
-impl<K, T> Flights<K, Awaited<T>>
+impl<K, T> SingleFlights<K, SharedResult<T>>
 where
     K: Hash + Eq + Clone + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
     /// Joins the work for `key`, or spawns it. All callers get `lost` if its task dies.
-    pub(super) fn share<F>(&self, tasks: &Tasks, key: K, lost: T, work: impl FnOnce() -> F) -> Awaited<T>
+    pub(super) fn join_or_spawn<F>(&self, tasks: &Tasks, key: K, lost: T, work: impl FnOnce() -> F) -> SharedResult<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
         self.join(key, |landing| {
-            let (awaited, spawn) = awaited(tasks, lost, work());
+            let (awaited, spawn) = shareable(tasks, lost, work());
             (awaited, || spawn(landing))
         })
     }
@@ -91,7 +91,7 @@ where
 
 /// Makes the result of `work` shareable. The closure spawns the work, and drops its argument before the result is
 /// published. All callers get `lost` if the task dies.
-pub(super) fn awaited<T, F, L>(tasks: &Tasks, lost: T, work: F) -> (Awaited<T>, impl FnOnce(L))
+pub(super) fn shareable<T, F, L>(tasks: &Tasks, lost: T, work: F) -> (SharedResult<T>, impl FnOnce(L))
 where
     T: Clone + Send + Sync + 'static,
     F: Future<Output = T> + Send + 'static,

@@ -23,9 +23,9 @@ pub(super) struct SmallCopies {
 }
 
 /// A copy as the owner of a response body.
-struct Reader(Arc<Bytes>);
+struct CopyOwner(Arc<Bytes>);
 
-impl AsRef<[u8]> for Reader {
+impl AsRef<[u8]> for CopyOwner {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
@@ -40,11 +40,11 @@ impl Default for SmallCopies {
 impl SmallCopies {
     /// The copy that is being sent to another client, if any.
     pub(super) fn shared(&self, digest: &Digest) -> Option<Bytes> {
-        self.shared.lock().get(digest).and_then(Weak::upgrade).map(|copy| Bytes::from_owner(Reader(copy)))
+        self.shared.lock().get(digest).and_then(Weak::upgrade).map(|copy| Bytes::from_owner(CopyOwner(copy)))
     }
 
     /// Reserves memory for an archive; `None` where the budget is used up.
-    pub(super) fn room(&self, bytes: u64) -> Option<ReadGrant> {
+    pub(super) fn reserve(&self, bytes: u64) -> Option<ReadGrant> {
         usize::try_from(bytes).ok().and_then(|bytes| self.memory.try_grant(bytes))
     }
 
@@ -57,7 +57,7 @@ impl SmallCopies {
         }
         shared.insert(digest, Arc::downgrade(&copy));
         drop(shared);
-        Bytes::from_owner(Reader(copy))
+        Bytes::from_owner(CopyOwner(copy))
     }
 }
 
@@ -67,16 +67,16 @@ mod tests {
 
     /// Promise 11: an entry without a reader takes no memory, and all copies stay within the budget.
     #[test]
-    fn a_copy_takes_its_room_for_as_long_as_somebody_reads_it() {
+    fn a_copy_holds_its_memory_while_it_is_read() {
         let copies = SmallCopies::default();
         let digest = Digest::of(b"one");
         let all = vec![7; ALL_BYTES];
-        let first = copies.share(digest, all, copies.room(ALL_BYTES as u64).unwrap());
+        let first = copies.share(digest, all, copies.reserve(ALL_BYTES as u64).unwrap());
         let part = copies.shared(&digest).unwrap().slice(1..2);
-        assert!(copies.room(1).is_none());
+        assert!(copies.reserve(1).is_none());
         drop(first);
-        assert!(copies.room(1).is_none() && copies.shared(&digest).is_some(), "a part of it is still read");
+        assert!(copies.reserve(1).is_none() && copies.shared(&digest).is_some(), "a part of it is still read");
         drop(part);
-        assert!(copies.room(1).is_some() && copies.shared(&digest).is_none());
+        assert!(copies.reserve(1).is_some() && copies.shared(&digest).is_none());
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Alarm, Connectivity, Mirror, Trouble};
+use super::{Alarm, Connectivity, Mirror, StoreFailure};
 use crate::address::{Hostname, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -19,7 +19,7 @@ pub struct Status {
     /// The state of the store.
     pub store_state: StoreState,
     /// The cause why the last archive, or else the last document, could not be stored; `None` if both were.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<StoreFailure>,
     /// The size limit, in bytes.
     pub max_size_bytes: u64,
     /// The free bytes of its disk, where known.
@@ -111,12 +111,12 @@ pub struct UpstreamState {
     /// Requests that larder refused to send.
     pub refused: u64,
     /// The origins in backoff.
-    pub left_alone: Vec<LeftAlone>,
+    pub left_alone: Vec<OriginBackoff>,
 }
 
 /// An origin in backoff after failures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftAlone {
+pub struct OriginBackoff {
     /// `https://HOST`
     pub origin: String,
     /// The remaining time, in seconds.
@@ -126,7 +126,7 @@ pub struct LeftAlone {
 impl Mirror {
     /// The configured upstreams' hosts, sorted.
     pub fn hosts(&self) -> Vec<Hostname> {
-        self.terms.load().upstreams.hosts().into_iter().cloned().collect()
+        self.config.load().upstreams.hosts().into_iter().cloned().collect()
     }
 
     /// Body bytes received since the start, also from upstreams that are no longer configured.
@@ -141,7 +141,7 @@ impl Mirror {
 
     /// The number of requests that wait for an upstream.
     pub fn waiting_requests(&self) -> u64 {
-        self.waiting() as u64
+        self.waiting_count() as u64
     }
 
     /// The state of the store. Reads the disk.
@@ -151,19 +151,22 @@ impl Mirror {
         }
         match self.store.room() {
             Ok(room) if room.is_read_only => StoreState::ReadOnly,
-            _ if self.trouble().is_some() => StoreState::NotKeeping,
+            _ if self.last_store_failure().is_some() => StoreState::NotKeeping,
             _ => StoreState::Ready,
         }
     }
 
     /// The state of each upstream.
     pub fn upstream_states(&self, now: Timestamp) -> Vec<UpstreamState> {
-        let left_alone = self.terms.load().outbound.open_breakers(now);
+        let left_alone = self.config.load().outbound.open_breakers(now);
         let state = |host: Hostname| {
             let UpstreamTraffic { requests, failed, bytes, refused } = self.counters.traffic.of(&host);
             let of_it = left_alone.iter().filter(|(upstream, ..)| *upstream == host);
-            let mut left_alone: Vec<LeftAlone> = of_it
-                .map(|(_, origin, until)| LeftAlone { origin: origin.to_string(), seconds: until.since(now).as_secs() })
+            let mut left_alone: Vec<OriginBackoff> = of_it
+                .map(|(_, origin, until)| OriginBackoff {
+                    origin: origin.to_string(),
+                    seconds: until.since(now).as_secs(),
+                })
                 .collect();
             left_alone.sort_by(|one, other| one.origin.cmp(&other.origin));
             UpstreamState { host: host.to_string(), requests, failed, bytes, refused, left_alone }
@@ -190,8 +193,8 @@ impl Mirror {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store: self.store.root().display().to_string(),
             store_state: self.store_state(),
-            trouble: self.trouble(),
-            max_size_bytes: self.store_bytes_now(),
+            trouble: self.last_store_failure(),
+            max_size_bytes: self.refresh_size_limit(),
             free_bytes: self.store.free_bytes().ok(),
             index_bytes: self.store.index.disk_bytes(),
             archives,
@@ -202,7 +205,7 @@ impl Mirror {
             first_seen_bytes: first_seen.1,
             imported: self.catalog.imported(),
             last_bundle: self.last_bundle(),
-            offline: self.link() == Connectivity::Offline,
+            offline: self.connectivity() == Connectivity::Offline,
             upstreams: self.hosts().iter().map(ToString::to_string).collect(),
             missing: self.missing_in_words(),
             alarms: self.alarms(),

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Mirror;
-use super::counters::Stored;
+use super::counters::ObjectKind;
 use crate::store::StoreError;
 
 /// The last failure to store an object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trouble {
+pub struct StoreFailure {
     /// The cause.
     pub why: String,
     /// The remedy.
@@ -19,23 +19,23 @@ pub struct Trouble {
 
 /// The last failure of each kind. With one entry for all, a small document that fits would hide that no archive does.
 #[derive(Debug, Default)]
-pub(super) struct StoreErrors(BTreeMap<Stored, Trouble>);
+pub(super) struct LastStoreFailures(BTreeMap<ObjectKind, StoreFailure>);
 
 impl Mirror {
     /// Records that an object could not be stored.
-    pub(super) fn was_not_kept(&self, kind: Stored, why: &StoreError) {
-        self.counters.not_kept(kind);
-        let trouble = Trouble { why: why.to_string(), to_do: why.remedy().to_owned() };
-        self.troubles.lock().0.insert(kind, trouble);
+    pub(super) fn record_not_stored(&self, kind: ObjectKind, why: &StoreError) {
+        self.counters.count_not_stored(kind);
+        let trouble = StoreFailure { why: why.to_string(), to_do: why.remedy().to_owned() };
+        self.store_failures.lock().0.insert(kind, trouble);
     }
 
     /// Clears the failure of a kind, after an object was stored.
-    pub(super) fn was_kept(&self, kind: Stored) {
-        self.troubles.lock().0.remove(&kind);
+    pub(super) fn record_stored(&self, kind: ObjectKind) {
+        self.store_failures.lock().0.remove(&kind);
     }
 
     /// The last failure; that of archives first.
-    pub fn trouble(&self) -> Option<Trouble> {
-        self.troubles.lock().0.values().next().cloned()
+    pub fn last_store_failure(&self) -> Option<StoreFailure> {
+        self.store_failures.lock().0.values().next().cloned()
     }
 }

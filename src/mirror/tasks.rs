@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// The time that a shutdown gives tasks to end.
-const STOPPED_WITHIN: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Tracks flights, fills and their follow-up work.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ impl Tasks {
     }
 
     /// Returns true once the mirror is closing. Long work must end early then.
-    pub(super) fn are_stopped(&self) -> bool {
+    pub(super) fn is_stopping(&self) -> bool {
         self.stop.is_cancelled()
     }
 
@@ -42,15 +42,15 @@ impl Tasks {
     pub(super) async fn stop(&self) -> bool {
         self.stop.cancel();
         self.tracker.close();
-        tokio::time::timeout(STOPPED_WITHIN, self.tracker.wait()).await.is_ok()
+        tokio::time::timeout(SHUTDOWN_TIMEOUT, self.tracker.wait()).await.is_ok()
     }
 }
 
 /// A concurrency limit for CPU-heavy work. Waiting for a permit takes no thread.
 #[derive(Debug)]
-pub(super) struct Turns(Arc<Semaphore>);
+pub(super) struct WorkLimit(Arc<Semaphore>);
 
-impl Turns {
+impl WorkLimit {
     pub(super) fn of(most: usize) -> Self {
         Self(Arc::new(Semaphore::new(most)))
     }
@@ -82,8 +82,8 @@ mod tests {
 
     /// Promise 11: heavy work is limited, however much of it is queued.
     #[tokio::test]
-    async fn as_many_work_at_a_time_as_there_are_turns() {
-        let (tasks, turns) = (Tasks::default(), Turns::of(2));
+    async fn no_more_jobs_run_at_once_than_the_limit() {
+        let (tasks, turns) = (Tasks::default(), WorkLimit::of(2));
         let (working, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         // Each job waits for a second one: so two run together, and a third would be counted.
         let beside = Arc::new(Barrier::new(2));
@@ -101,8 +101,8 @@ mod tests {
 
     /// Promise 11: work that panics releases its permit.
     #[tokio::test]
-    async fn a_turn_that_ends_in_a_panic_is_free_again() {
-        let (tasks, turns) = (Tasks::default(), Turns::of(1));
+    async fn a_panicking_job_releases_its_permit() {
+        let (tasks, turns) = (Tasks::default(), WorkLimit::of(1));
         assert_eq!(turns.run(&tasks, || panic!("it fails")).await, None::<()>);
         assert_eq!(turns.run(&tasks, || 7).await, Some(7));
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::remembered::Remembered;
+use super::remembered::TtlCache;
 use super::sealed::RequiredPlatforms;
 use super::{Mirror, RequestContext, StoreError};
 use crate::address::{Hostname, ModulePackage, Package};
@@ -22,51 +22,56 @@ pub struct RuntimeConfig {
     /// The size limit of the store.
     pub size_limit: SizeLimit,
     /// The platforms that must be stored for a version to be listed while offline.
-    pub sealed_for: RequiredPlatforms,
-    pub(super) generation: Generation,
+    pub required_platforms: RequiredPlatforms,
+    pub(super) generation: ConfigGeneration,
     /// Cached 404s of upstreams. They end with a reload, because another URL or another credential may have the object.
-    pub(super) absent: Remembered<Key, String>,
+    pub(super) not_found: TtlCache<Key, String>,
     /// The packages whose sets were revalidated in vain, for the lifetime of a 404.
-    pub(super) asked_anew: Remembered<Package, ()>,
+    pub(super) refetched_sets: TtlCache<Package, ()>,
     /// The modules whose locations were revalidated in vain, for the lifetime of a 404.
-    pub(super) asked_anew_of_module: Remembered<ModulePackage, ()>,
+    pub(super) refetched_locations: TtlCache<ModulePackage, ()>,
     /// The subdirectory of a module in the archive that a page led to, while that archive is being fetched.
-    pub(super) led_to: Remembered<ModulePackage, Option<String>>,
+    pub(super) pending_subdirs: TtlCache<ModulePackage, Option<String>>,
     /// The modules whose trees were rechecked a moment ago.
-    pub(super) looked_at: Remembered<ModulePackage, ()>,
+    pub(super) recently_rechecked: TtlCache<ModulePackage, ()>,
 }
 
 /// The number of a configuration, part of every flight's key. A request that joined a flight of another configuration
 /// would follow another upstream's document, and send it the credential meant for this one (Promise 8).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(super) struct Generation(u64);
+pub(super) struct ConfigGeneration(u64);
 
 impl RuntimeConfig {
     /// The settings at the start.
-    pub fn new(upstreams: Upstreams, outbound: Outbound, size_limit: SizeLimit, sealed_for: RequiredPlatforms) -> Self {
+    pub fn new(
+        upstreams: Upstreams,
+        outbound: Outbound,
+        size_limit: SizeLimit,
+        required_platforms: RequiredPlatforms,
+    ) -> Self {
         Self {
             upstreams,
             outbound,
             size_limit,
-            sealed_for,
-            generation: Generation(0),
-            absent: Remembered::default(),
-            asked_anew: Remembered::default(),
-            asked_anew_of_module: Remembered::default(),
-            led_to: Remembered::default(),
-            looked_at: Remembered::default(),
+            required_platforms,
+            generation: ConfigGeneration(0),
+            not_found: TtlCache::default(),
+            refetched_sets: TtlCache::default(),
+            refetched_locations: TtlCache::default(),
+            pending_subdirs: TtlCache::default(),
+            recently_rechecked: TtlCache::default(),
         }
     }
 
     /// The settings of a reload, not active yet.
-    pub fn followed_by(
+    pub fn reloaded(
         &self,
         upstreams: Upstreams,
         outbound: Outbound,
         size_limit: SizeLimit,
         sealed_for: RequiredPlatforms,
     ) -> Self {
-        let generation = Generation(self.generation.0 + 1);
+        let generation = ConfigGeneration(self.generation.0 + 1);
         Self { generation, ..Self::new(upstreams, outbound, size_limit, sealed_for) }
     }
 
@@ -77,28 +82,28 @@ impl RuntimeConfig {
 
 impl Mirror {
     /// The active settings.
-    pub fn terms(&self) -> Arc<RuntimeConfig> {
-        self.terms.load_full()
+    pub fn config(&self) -> Arc<RuntimeConfig> {
+        self.config.load_full()
     }
 
     /// Activates settings for new requests.
-    pub fn renew(&self, terms: Arc<RuntimeConfig>) {
-        terms.upstreams.hosts().into_iter().for_each(|host| self.counters.expect(host));
+    pub fn activate(&self, terms: Arc<RuntimeConfig>) {
+        terms.upstreams.hosts().into_iter().for_each(|host| self.counters.register_host(host));
         terms.outbound.come_into_force();
-        self.terms.store(terms);
+        self.config.store(terms);
     }
 
     /// Returns true if a request's settings are still active. An answer under former ones removes nothing from the
     /// store.
-    pub(super) fn is_on_these_terms(&self, call: &RequestContext) -> bool {
-        self.terms.load().generation == call.terms.generation
+    pub(super) fn is_current_config(&self, call: &RequestContext) -> bool {
+        self.config.load().generation == call.config.generation
     }
 
     /// Evicts what exceeds the size limit.
     pub async fn make_room(self: &Arc<Self>) -> Result<(), Error> {
         self.on_disk(|mirror| {
-            mirror.store_bytes_now();
-            mirror.keep_to_the_limit();
+            mirror.refresh_size_limit();
+            mirror.enforce_size_limit();
             Ok::<_, StoreError>(())
         })
         .await

@@ -9,30 +9,30 @@ use super::Mirror;
 use crate::error::Error;
 
 /// The most exports and bundles created at a time. Each may occupy a thread for as long as its client takes.
-pub(super) const MOST_TRANSFERS: usize = 4;
+pub(super) const MAX_TRANSFERS: usize = 4;
 
 /// A permit for one export or bundle, released on drop.
 #[derive(Debug)]
-pub struct Transfer(#[expect(dead_code, reason = "held, and never looked at")] OwnedSemaphorePermit);
+pub struct TransferPermit(#[expect(dead_code, reason = "held, and never looked at")] OwnedSemaphorePermit);
 
 impl Mirror {
     /// Takes a permit for an export or a bundle.
     ///
     /// # Errors
     /// [`Error::Busy`] where none is free.
-    pub fn transfer(&self) -> Result<Transfer, Error> {
-        let why = || format!("{MOST_TRANSFERS} exports and bundles are being made, as many as may be at one time");
+    pub fn transfer(&self) -> Result<TransferPermit, Error> {
+        let why = || format!("{MAX_TRANSFERS} exports and bundles are being made, as many as may be at one time");
         let busy = || Error::Busy { what: "the transfer".to_owned(), why: why() };
-        Arc::clone(&self.transfers).try_acquire_owned().map(Transfer).map_err(|_| busy())
+        Arc::clone(&self.transfers).try_acquire_owned().map(TransferPermit).map_err(|_| busy())
     }
 
     /// Runs an operator's work until it ends or the mirror closes, even if its client has gone.
-    pub fn until_closed(&self, work: impl Future<Output = ()> + Send + 'static) {
+    pub fn spawn_until_closed(&self, work: impl Future<Output = ()> + Send + 'static) {
         drop(self.tasks.spawn(work));
     }
 
     /// Runs an operator's file work on a blocking thread. A shutdown waits for it.
-    pub fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    pub fn spawn_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         self.tasks.spawn_blocking(work)
     }
 }

@@ -13,13 +13,13 @@ use futures_util::future::WeakShared;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::follow::Progress;
+use super::follow::FillProgress;
 use crate::error::Error;
 
 /// The most abandoned fills of a client address before it may start no other.
-const MOST_UNATTENDED: usize = 16;
+const MAX_UNATTENDED_FILLS: usize = 16;
 /// The interval at which a fill checks if it is over the limit.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A client's address. Of IPv6 only the /64 network counts, because one client gets all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,49 +35,49 @@ impl From<IpAddr> for ClientAddress {
 }
 
 /// A handle that reports if anything waits for a fill. The handle itself does not count.
-pub(super) trait Followed: fmt::Debug + Send {
-    fn is_followed(&self) -> bool;
+pub(super) trait CountsWaiters: fmt::Debug + Send {
+    fn has_waiters(&self) -> bool;
 }
 
-impl Followed for watch::Sender<Progress> {
-    fn is_followed(&self) -> bool {
+impl CountsWaiters for watch::Sender<FillProgress> {
+    fn has_waiters(&self) -> bool {
         // The flight map has one receiver, from which joiners clone theirs.
         self.receiver_count() > 1
     }
 }
 
-impl<F: Future + Send> Followed for WeakShared<F>
+impl<F: Future + Send> CountsWaiters for WeakShared<F>
 where
     F::Output: Clone + Send + Sync,
 {
-    fn is_followed(&self) -> bool {
+    fn has_waiters(&self) -> bool {
         // The flight map has one clone, and `upgrade` makes another.
         self.upgrade().and_then(|shared| shared.strong_count()).is_some_and(|count| count > 2)
     }
 }
 
 /// The fills in progress of one address, by ascending start number.
-type Fills = BTreeMap<u64, Box<dyn Followed>>;
+type Fills = BTreeMap<u64, Box<dyn CountsWaiters>>;
 
 /// The fills in progress that clients started, by address. An address without one has no entry.
 #[derive(Debug, Clone, Default)]
-pub(super) struct StartedFills(Arc<Mutex<RunningDownloads>>);
+pub(super) struct FillsByClient(Arc<Mutex<RunningFills>>);
 
 #[derive(Debug, Default)]
-struct RunningDownloads {
+struct RunningFills {
     by: HashMap<ClientAddress, Fills>,
     next: u64,
 }
 
 /// An entry in the list of the client that started the fill, removed on drop.
 #[derive(Debug)]
-pub(super) struct StartedFill {
-    of: StartedFills,
+pub(super) struct ListedFill {
+    of: FillsByClient,
     client: ClientAddress,
     number: u64,
 }
 
-impl StartedFills {
+impl FillsByClient {
     /// Checks that this client may start a fill. A job always may, because it waits for it.
     ///
     /// # Errors
@@ -86,7 +86,11 @@ impl StartedFills {
         let Some(client) = client else { return Ok(()) };
         let running = self.0.lock();
         let unattended = running.by.get(&client).map_or(0, |fills| unattended(fills.values()));
-        if unattended < MOST_UNATTENDED { Ok(()) } else { Err(Error::Unattended { what: what(), running: unattended }) }
+        if unattended < MAX_UNATTENDED_FILLS {
+            Ok(())
+        } else {
+            Err(Error::Unattended { what: what(), running: unattended })
+        }
     }
 
     /// The number of fills in progress that clients started and abandoned.
@@ -95,41 +99,45 @@ impl StartedFills {
     }
 
     /// Lists a fill that others can already join. A job's fill is not listed.
-    pub(super) fn started(&self, client: Option<ClientAddress>, fill: impl Followed + 'static) -> Option<StartedFill> {
+    pub(super) fn started(
+        &self,
+        client: Option<ClientAddress>,
+        fill: impl CountsWaiters + 'static,
+    ) -> Option<ListedFill> {
         let client = client?;
         let mut running = self.0.lock();
         let number = running.next;
         running.next += 1;
         running.by.entry(client).or_default().insert(number, Box::new(fill));
-        Some(StartedFill { of: self.clone(), client, number })
+        Some(ListedFill { of: self.clone(), client, number })
     }
 }
 
-fn unattended<'a>(fills: impl Iterator<Item = &'a Box<dyn Followed>>) -> usize {
-    fills.filter(|fill| !fill.is_followed()).count()
+fn unattended<'a>(fills: impl Iterator<Item = &'a Box<dyn CountsWaiters>>) -> usize {
+    fills.filter(|fill| !fill.has_waiters()).count()
 }
 
-impl StartedFill {
+impl ListedFill {
     /// Waits until this fill must be cancelled: it is abandoned, and so are as many earlier ones of its client as the
     /// limit allows. Returns the error. A job's fill is never cancelled.
-    pub(super) async fn one_too_many(started: Option<&Self>, what: &str) -> Error {
+    pub(super) async fn until_over_limit(started: Option<&Self>, what: &str) -> Error {
         let Some(started) = started else { return pending().await };
-        let mut looks = tokio::time::interval(LOOK_EVERY);
-        while !started.is_one_too_many() {
+        let mut looks = tokio::time::interval(CHECK_INTERVAL);
+        while !started.is_over_limit() {
             looks.tick().await;
         }
-        Error::Unattended { what: what.to_owned(), running: MOST_UNATTENDED }
+        Error::Unattended { what: what.to_owned(), running: MAX_UNATTENDED_FILLS }
     }
 
-    fn is_one_too_many(&self) -> bool {
+    fn is_over_limit(&self) -> bool {
         let running = self.of.0.lock();
         let Some(fills) = running.by.get(&self.client) else { return false };
-        let is_followed = fills.get(&self.number).is_none_or(|fill| fill.is_followed());
-        !is_followed && unattended(fills.range(..self.number).map(|(_, fill)| fill)) >= MOST_UNATTENDED
+        let is_followed = fills.get(&self.number).is_none_or(|fill| fill.has_waiters());
+        !is_followed && unattended(fills.range(..self.number).map(|(_, fill)| fill)) >= MAX_UNATTENDED_FILLS
     }
 }
 
-impl Drop for StartedFill {
+impl Drop for ListedFill {
     fn drop(&mut self) {
         let mut running = self.of.0.lock();
         let Some(fills) = running.by.get_mut(&self.client) else { return };
@@ -153,7 +161,7 @@ mod tests {
         address.parse::<IpAddr>().unwrap().into()
     }
 
-    fn may_start(started: &StartedFills, address: &str) -> bool {
+    fn may_start(started: &FillsByClient, address: &str) -> bool {
         started.may_start(Some(client(address)), String::new).is_ok()
     }
 
@@ -168,12 +176,12 @@ mod tests {
 
     /// Promise 11: only abandoned fills count, and addresses without a fill are forgotten.
     #[test]
-    fn sixteen_fills_that_nobody_waits_for_are_as_many_as_one_address_may_have() {
-        let started = StartedFills::default();
+    fn one_address_may_have_sixteen_unattended_fills() {
+        let started = FillsByClient::default();
         let mut fills = Vec::new();
-        for _ in 0..MOST_UNATTENDED {
+        for _ in 0..MAX_UNATTENDED_FILLS {
             assert!(may_start(&started, "192.0.2.1"));
-            let (tell, flight) = watch::channel(Progress::Asking);
+            let (tell, flight) = watch::channel(FillProgress::Waiting);
             let work = started.started(Some(client("192.0.2.1")), tell);
             fills.push((flight, work));
         }
@@ -192,15 +200,15 @@ mod tests {
 
     /// Promise 11: the same rule for fills with a shared future, as those of modules.
     #[test]
-    fn awaited_work_is_followed_while_anybody_has_a_copy_beside_the_flights() {
+    fn a_shared_future_has_waiters_while_a_joiner_holds_a_clone() {
         let flight = std::future::pending::<()>().boxed().shared();
         let fill = flight.downgrade().unwrap();
-        assert!(!fill.is_followed());
+        assert!(!fill.has_waiters());
         let follower = flight.clone();
-        assert!(fill.is_followed());
+        assert!(fill.has_waiters());
         drop(follower);
-        assert!(!fill.is_followed());
+        assert!(!fill.has_waiters());
         drop(flight);
-        assert!(!fill.is_followed());
+        assert!(!fill.has_waiters());
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::check::{Checked, ReadRate, Wrong};
+use super::check::{DamagedArchive, ReadRate, RehashOutcome};
 use super::modules::restore_first_seen;
 use super::{AlarmKind, ArchiveRef, Mirror, RequestContext};
 use crate::address::{Artifact, ModulePackage, Package, ProviderAddress};
@@ -17,16 +17,16 @@ use crate::error::Error;
 use crate::store::{Key, Recorded};
 
 /// The read rate of `verify`: it leaves disk bandwidth for serving.
-const VERIFY_PACE: ReadRate = ReadRate::of(64 << 20);
+const VERIFY_READ_RATE: ReadRate = ReadRate::of(64 << 20);
 /// The read rate of the scrub, which has weeks.
-const SCRUB_PACE: ReadRate = ReadRate::of(16 << 20);
+const SCRUB_READ_RATE: ReadRate = ReadRate::of(16 << 20);
 /// Events buffered for a slow receiver.
-const STEPS_WAITING: usize = 16;
+const EVENT_BUFFER: usize = 16;
 
 /// A progress event of `verify`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
-pub enum Step {
+pub enum VerifyEvent {
     /// The run begins, with these totals.
     Begun {
         /// The number of names, documents and other records.
@@ -42,7 +42,7 @@ pub enum Step {
         record: String,
     },
     /// An archive does not match its digest.
-    WrongArchive(Wrong),
+    WrongArchive(DamagedArchive),
     /// Something could not be read, quarantined or rewritten. The disk may be failing.
     Unreadable {
         /// The object.
@@ -80,10 +80,10 @@ pub enum Step {
     },
 }
 
-struct VerifyWalk {
+struct VerifyRun {
     mirror: Arc<Mirror>,
     call: RequestContext,
-    tell: mpsc::Sender<Step>,
+    tell: mpsc::Sender<VerifyEvent>,
     wrong: u64,
 }
 
@@ -92,21 +92,22 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::Busy`] while another run is in progress.
-    pub fn verify(self: &Arc<Self>, call: &RequestContext) -> Result<mpsc::Receiver<Step>, Error> {
-        let alone = Arc::clone(&self.verifying).try_lock_owned();
+    pub fn verify(self: &Arc<Self>, call: &RequestContext) -> Result<mpsc::Receiver<VerifyEvent>, Error> {
+        let alone = Arc::clone(&self.verify_lock).try_lock_owned();
         let busy = |_| Error::Busy {
             what: "the check".to_owned(),
             why: "everything stored is being verified already".to_owned(),
         };
         let alone = alone.map_err(busy)?;
-        let (tell, told) = mpsc::channel(STEPS_WAITING);
-        let walk = VerifyWalk { mirror: Arc::clone(self), call: self.inner(call), tell: tell.clone(), wrong: 0 };
+        let (tell, told) = mpsc::channel(EVENT_BUFFER);
+        let walk =
+            VerifyRun { mirror: Arc::clone(self), call: self.flight_context(call), tell: tell.clone(), wrong: 0 };
         self.tasks.spawn(async move {
             let ended = tokio::select! {
-                ended = walk.go() => ended,
+                ended = walk.run() => ended,
                 () = tell.closed() => return,
             };
-            let last = ended.unwrap_or_else(|error| Step::Stopped { error: error.to_string() });
+            let last = ended.unwrap_or_else(|error| VerifyEvent::Stopped { error: error.to_string() });
             // Release the lock before the last event: a script that reads it may start the next run at once.
             drop(alone);
             // The receiver may be gone.
@@ -122,18 +123,18 @@ impl Mirror {
     /// The last error. An archive that cannot be read does not stop the others from being checked.
     pub async fn scrub(self: &Arc<Self>, every: Duration, call: &RequestContext) -> Result<Timestamp, Error> {
         let archives = self.on_disk(|mirror| mirror.store.index.archives_by_check()).await?;
-        let mut pace = SCRUB_PACE;
+        let mut pace = SCRUB_READ_RATE;
         let mut failed = None;
         let mut next = None;
         for archive in archives {
-            let (now, due) = (self.inner(call).now, archive.last_check.after(every));
+            let (now, due) = (self.flight_context(call).now, archive.last_check.after(every));
             // A check in the future was recorded by a wrong clock, so it does not count.
             let from_the_future = archive.last_check > now.after(CLOCK_SLACK);
             if now < due && !from_the_future {
                 next = Some(next.map_or(due, |next: Timestamp| next.min(due)));
                 continue;
             }
-            if let Err(error) = self.check(archive.digest, &mut pace, &self.inner(call)).await {
+            if let Err(error) = self.rehash(archive.digest, &mut pace, &self.flight_context(call)).await {
                 tracing::error!(digest = %archive.digest, %error, "a held archive could not be read again");
                 failed = Some(error);
             }
@@ -141,32 +142,32 @@ impl Mirror {
         match failed {
             Some(error) => Err(error),
             // Archives stored from now on are due later than this.
-            None => Ok(next.unwrap_or_else(|| self.inner(call).now.after(every))),
+            None => Ok(next.unwrap_or_else(|| self.flight_context(call).now.after(every))),
         }
     }
 }
 
-impl VerifyWalk {
+impl VerifyRun {
     /// Runs to the end and returns the last event.
-    async fn go(mut self) -> Result<Step, Error> {
+    async fn run(mut self) -> Result<VerifyEvent, Error> {
         let look = |mirror: &Mirror| Ok((mirror.store.records.all()?, mirror.store.blobs.all()?));
         let (keys, blobs) = self.mirror.on_disk(look).await?;
         let mut archives: BTreeMap<Digest, u64> = blobs.into_iter().map(|(digest, size, _)| (digest, size)).collect();
         let bytes = archives.values().sum();
         let records = keys.len() as u64;
-        self.say(Step::Begun { records, archives: archives.len() as u64, bytes }).await;
+        self.report(VerifyEvent::Begun { records, archives: archives.len() as u64, bytes }).await;
         self.records(keys).await;
         // Only after damaged names are quarantined is every archive listed by a name either stored or missing.
-        let listed = self.mirror.on_whole_index(|mirror| mirror.store.index.names(|_, name| Some(name.archives)));
+        let listed = self.mirror.on_complete_index(|mirror| mirror.store.index.names(|_, name| Some(name.archives)));
         for listed in listed.await?.iter().flatten() {
             archives.entry(listed.digest).or_default();
         }
         let (archives, bytes) = self.archives(archives).await;
         let imported = self.mirror.on_disk(|mirror| Ok(mirror.catalog.imported().len() as u64)).await?;
         if imported > 0 {
-            self.say(Step::Imported { archives: imported }).await;
+            self.report(VerifyEvent::Imported { archives: imported }).await;
         }
-        Ok(Step::Done { records, archives, bytes, wrong: self.wrong })
+        Ok(VerifyEvent::Done { records, archives, bytes, wrong: self.wrong })
     }
 
     async fn records(&mut self, keys: Vec<Key>) {
@@ -183,15 +184,15 @@ impl VerifyWalk {
             match looked.await {
                 Ok(false) => {}
                 Ok(true) => {
-                    self.wrong(Step::WrongRecord { record: described(&key) }).await;
+                    self.report_damage(VerifyEvent::WrongRecord { record: describe_key(&key) }).await;
                     match key {
-                        Key::Name(Artifact::Provider(package)) => self.name_again(package).await,
+                        Key::Name(Artifact::Provider(package)) => self.rebuild_name(package).await,
                         Key::Seen(ref of) | Key::FirstSeen(ref of, _) | Key::KeyLog(ref of) => {
                             self.restore(key.clone(), of).await;
                         }
                         // The next version list rewrites it, and an alarm is raised again by its cause.
                         Key::FirstListed(_) | Key::Alarms(_) => {}
-                        Key::SeenModule(package) => self.see_module_again(package).await,
+                        Key::SeenModule(package) => self.rebuild_module_first_seen(package).await,
                         // The next request repacks it.
                         Key::Name(Artifact::Module(_)) => {}
                         // A running job rewrites its record. An ended job needs none: its archives are stored.
@@ -207,7 +208,8 @@ impl VerifyWalk {
                     }
                 }
                 Err(error) => {
-                    self.wrong(Step::Unreadable { what: described(&key), error: error.to_string() }).await;
+                    self.report_damage(VerifyEvent::Unreadable { what: describe_key(&key), error: error.to_string() })
+                        .await;
                 }
             }
         }
@@ -215,12 +217,12 @@ impl VerifyWalk {
 
     /// Rebuilds a first-seen record from the stored proof sets, before any of them is evicted.
     async fn restore(&mut self, key: Key, provider: &ProviderAddress) {
-        let (of, now) = (key.clone(), self.mirror.inner(&self.call).now);
+        let (of, now) = (key.clone(), self.mirror.flight_context(&self.call).now);
         let restored = self.mirror.on_disk(move |mirror| {
             let is_there = mirror.histories.restore(&of)?;
             if let (Key::FirstSeen(provider, version), false) = (&of, is_there) {
                 let detail = "its first-seen record is damaged, and no stored proof set tells what it said";
-                mirror.alarm(AlarmKind::DamagedRecord, provider, version, detail, now);
+                mirror.raise_alarm(AlarmKind::DamagedRecord, provider, version, detail, now);
             }
             Ok(is_there)
         });
@@ -233,12 +235,12 @@ impl VerifyWalk {
             }
             Err(error) => error.to_string(),
         };
-        self.wrong(Step::Unreadable { what: described(&key), error: unknown }).await;
+        self.report_damage(VerifyEvent::Unreadable { what: describe_key(&key), error: unknown }).await;
     }
 
     /// Rebuilds the first-seen record of a module version from its name, before that is evicted.
-    async fn see_module_again(&mut self, package: ModulePackage) {
-        let (of, now) = (package.clone(), self.mirror.inner(&self.call).now);
+    async fn rebuild_module_first_seen(&mut self, package: ModulePackage) {
+        let (of, now) = (package.clone(), self.mirror.flight_context(&self.call).now);
         let noted = self.mirror.on_disk(move |mirror| restore_first_seen(mirror, &of, now)).await;
         let unknown = match noted {
             Ok(true) => return,
@@ -249,55 +251,59 @@ impl VerifyWalk {
             }
             Err(error) => error.to_string(),
         };
-        self.wrong(Step::Unreadable { what: format!("what {package} was at first sight"), error: unknown }).await;
+        self.report_damage(VerifyEvent::Unreadable {
+            what: format!("what {package} was at first sight"),
+            error: unknown,
+        })
+        .await;
     }
 
     /// Rebuilds a damaged name if its proof set and its archive are still stored.
-    async fn name_again(&self, package: Package) {
-        let call = self.mirror.inner(&self.mirror.job(self.mirror.inner(&self.call).now));
-        let Ok(Some(held)) = self.mirror.held_set(&package, &call).await else { return };
+    async fn rebuild_name(&self, package: Package) {
+        let call = self.mirror.flight_context(&self.mirror.job_context(self.mirror.flight_context(&self.call).now));
+        let Ok(Some(held)) = self.mirror.usable_set(&package, &call).await else { return };
         let set = &held.kept.current;
-        if !matches!(self.mirror.holds(set.document.shasum).await, Ok(true)) {
+        if !matches!(self.mirror.has_archive(set.document.shasum).await, Ok(true)) {
             return;
         }
         let filename = set.document.filename.clone();
         let wanted = ArchiveRef { package, digest: set.document.shasum.prefix(), filename };
-        if let Err(error) = self.mirror.bring(&wanted, &call).await {
+        if let Err(error) = self.mirror.ensure_archive_stored(&wanted, &call).await {
             tracing::warn!(package = %wanted.package, %error, "a damaged name was not written again; the next request does it");
         }
     }
 
     async fn archives(&mut self, archives: BTreeMap<Digest, u64>) -> (u64, u64) {
-        let mut pace = VERIFY_PACE;
+        let mut pace = VERIFY_READ_RATE;
         let (mut number, mut bytes) = (0, 0);
         for (digest, size_bytes) in archives {
-            match self.mirror.check(digest, &mut pace, &self.mirror.inner(&self.call)).await {
-                Ok(Checked::Right | Checked::Gone) => {}
-                Ok(Checked::Wrong(wrong)) => self.wrong(Step::WrongArchive(wrong)).await,
+            match self.mirror.rehash(digest, &mut pace, &self.mirror.flight_context(&self.call)).await {
+                Ok(RehashOutcome::Right | RehashOutcome::Gone) => {}
+                Ok(RehashOutcome::Wrong(wrong)) => self.report_damage(VerifyEvent::WrongArchive(wrong)).await,
                 Err(error) => {
                     let what = format!("the archive {digest}");
-                    self.wrong(Step::Unreadable { what, error: error.to_string() }).await;
+                    self.report_damage(VerifyEvent::Unreadable { what, error: error.to_string() }).await;
                 }
             }
             number += 1;
             bytes += size_bytes;
-            self.say(Step::Checked { archives: number, bytes }).await;
+            self.report(VerifyEvent::Checked { archives: number, bytes }).await;
         }
         (number, bytes)
     }
 
-    async fn wrong(&mut self, step: Step) {
+    async fn report_damage(&mut self, step: VerifyEvent) {
         self.wrong += 1;
-        self.say(step).await;
+        self.report(step).await;
     }
 
-    async fn say(&self, step: Step) {
+    async fn report(&self, step: VerifyEvent) {
         // Without a receiver, the run is dropped.
         let _ = self.tell.send(step).await;
     }
 }
 
-fn described(key: &Key) -> String {
+fn describe_key(key: &Key) -> String {
     match key {
         Key::Discovery(host) => format!("the discovery document of {host}"),
         Key::ProviderVersions(address) => format!("the version list of {address}"),

@@ -9,11 +9,11 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::discovery::DiscoveryTrust;
-use super::documents::{DocumentFlight, KeptDocument};
+use super::documents::{DocumentFlight, StoredDocument};
 use super::freshness::Age;
-use super::single_flight::Awaited;
-use super::wanted::WantedDocument;
-use super::{Answer, FetchReason, Mirror, RequestContext, unless_gone};
+use super::single_flight::SharedResult;
+use super::wanted::DocumentRequest;
+use super::{Answer, FetchReason, Mirror, RequestContext, default_if_gone};
 use crate::address::{Platform, ProviderAddress, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -30,12 +30,12 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ProviderAddress,
         call: &RequestContext,
-    ) -> Result<Answer<Arc<KeptDocument>>, Error> {
-        let wanted = list_wanted(address, call)?;
-        let (held, rule) = self.held_or_absent(&wanted, call).await?;
+    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
+        let wanted = version_list_request(address, call)?;
+        let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| self.fly_for_versions(&wanted, address, seen, errand, call);
-        let pulled = self.pull(&wanted.what, &address.host, call, &rule, held, fly).await;
+        let pulled = self.serve_or_fetch(&wanted.what, &address.host, call, &rule, held, fly).await;
         pulled.inspect_err(|error| self.record_if_offline(error, call, || address.into()))
     }
 
@@ -47,84 +47,85 @@ impl Mirror {
         seen: Option<Age>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        self.fly_for_versions(&list_wanted(address, call)?, address, seen, FetchReason::Fetch, call).await
+        self.fly_for_versions(&version_list_request(address, call)?, address, seen, FetchReason::Fetch, call).await
     }
 
     fn fly_for_versions(
         self: &Arc<Self>,
-        wanted: &WantedDocument,
+        wanted: &DocumentRequest,
         address: &ProviderAddress,
         seen: Option<Age>,
         errand: FetchReason,
         call: &RequestContext,
-    ) -> Awaited<DocumentFlight> {
+    ) -> SharedResult<DocumentFlight> {
         let (of, address) = (wanted.clone(), address.clone());
-        self.fly_for_document(wanted, seen, errand, call, |mirror, before, call| async move {
+        self.join_document_flight(wanted, seen, errand, call, |mirror, before, call| async move {
             mirror.fetch_versions(&of, &address, before, &call).await
         })
     }
 
     async fn fetch_versions(
         self: &Arc<Self>,
-        wanted: &WantedDocument,
+        wanted: &DocumentRequest,
         address: &ProviderAddress,
-        before: Option<Arc<KeptDocument>>,
+        before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
         let (what, upstream) = (&wanted.what, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
-        let (base, grant) =
-            self.service(Service::Providers, upstream, DiscoveryTrust::for_what_is_held(before.as_ref()), call).await?;
+        let (base, grant) = self
+            .resolve_service(Service::Providers, upstream, DiscoveryTrust::for_what_is_held(before.as_ref()), call)
+            .await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
-                let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });
+                let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
                 let list = of_upstream.versions().await.map_err(&unusable)?;
-                let dropped = self.dropped_but_held(upstream, address, &list, Some(&before), call.now).await?;
-                KeptDocument { dropped, ..before.checked_again(call.now, false) }
+                let dropped = self.dropped_but_stored(upstream, address, &list, Some(&before), call.now).await?;
+                StoredDocument { dropped, ..before.confirmed(call.now, false) }
             }
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), before) => {
-                let mut kept = KeptDocument::of(document, asked, call.now);
+                let mut kept = StoredDocument::of(document, asked, call.now);
                 let list = Arc::new(kept.clone()).versions().await;
                 let list = list.map_err(|why| unusable(format!("its version list: {why}")))?;
-                kept.dropped = self.dropped_but_held(upstream, address, &list, before.as_ref(), call.now).await?;
-                self.note_new_versions(address, &list, call).await?;
+                kept.dropped = self.dropped_but_stored(upstream, address, &list, before.as_ref(), call.now).await?;
+                self.record_new_versions(address, &list, call).await?;
                 kept
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
                 if !before.as_ref().is_some_and(|before| before.about.gone) {
                     // For the alarms only: the stored list still names them all.
                     let none = VersionList { versions: Vec::new(), rest: Default::default() };
-                    self.dropped_but_held(upstream, address, &none, before.as_ref(), call.now).await?;
+                    self.dropped_but_stored(upstream, address, &none, before.as_ref(), call.now).await?;
                 }
-                self.kept_though_gone(wanted, before, &error, call).await?
+                self.keep_gone_copy(wanted, before, &error, call).await?
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let landed = self.keep_document(wanted.key.clone(), kept).await;
-        self.changed(address);
+        let landed = self.store_document(wanted.key.clone(), kept).await;
+        self.bump_revision(address);
         landed
     }
 
     /// The entries of stored versions that upstream has dropped: as upstream wrote them, or rebuilt where that text is
     /// lost.
-    pub(super) async fn dropped_but_held(
+    pub(super) async fn dropped_but_stored(
         self: &Arc<Self>,
         upstream: &Upstream,
         address: &ProviderAddress,
         list: &VersionList,
-        before: Option<&Arc<KeptDocument>>,
+        before: Option<&Arc<StoredDocument>>,
         now: Timestamp,
     ) -> Result<Bytes, Error> {
         if !upstream.settings.keep_gone {
-            self.alarm_of_dropped(address, Vec::new(), now).await?;
+            self.update_dropped_alarms(address, Vec::new(), now).await?;
             return Ok(Bytes::new());
         }
         let of = address.clone();
-        let named = self.on_disk(move |mirror| unless_gone(mirror.store.records.packages_with_names(&of))).await?;
+        let named = self.on_disk(move |mirror| default_if_gone(mirror.store.records.packages_with_names(&of))).await?;
         let mut held: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
         let mut imported = HashSet::new();
         for package in named.into_iter().filter(|package| list.get(&package.version).is_none()) {
@@ -142,7 +143,7 @@ impl Mirror {
         let dropped_before = said_before.map(|before| before.dropped_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         let dropped: Vec<Version> = held.keys().filter(|version| !imported.contains(version)).cloned().collect();
-        self.alarm_of_dropped(address, dropped, now).await?;
+        self.update_dropped_alarms(address, dropped, now).await?;
         let mut entries = Vec::new();
         for (version, platforms) in held {
             // A version imported without signatures need never have been listed upstream.
@@ -156,7 +157,7 @@ impl Mirror {
     }
 
     /// Records when versions were first listed, and forgets cached 404s about them.
-    async fn note_new_versions(
+    async fn record_new_versions(
         self: &Arc<Self>,
         address: &ProviderAddress,
         list: &VersionList,
@@ -168,7 +169,7 @@ impl Mirror {
         if let Err(error) = noted {
             tracing::error!(provider = %address, %error, "could not record when versions were first listed");
         }
-        call.terms.absent.forget(|key| match key {
+        call.config.not_found.remove_if(|key| match key {
             Key::ProofSet(package) => package.provider == *address && list.get(&package.version).is_some(),
             _ => false,
         });
@@ -176,11 +177,11 @@ impl Mirror {
     }
 }
 
-fn list_wanted(address: &ProviderAddress, call: &RequestContext) -> Result<WantedDocument, Error> {
+fn version_list_request(address: &ProviderAddress, call: &RequestContext) -> Result<DocumentRequest, Error> {
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
     let (what, key) = (format!("the version list of {address}"), Key::ProviderVersions(address.clone()));
-    Ok(WantedDocument { what, key, upstream, service: Service::Providers, rule })
+    Ok(DocumentRequest { what, key, upstream, service: Service::Providers, rule })
 }
 
 /// Builds the entry of a version in a list, as a registry would write it.
@@ -190,7 +191,7 @@ pub(super) fn entry_of<'a>(version: &Version, platforms: impl Iterator<Item = &'
     to_raw_value(&serde_json::json!({"version": version, "platforms": platforms})).ok()
 }
 
-impl KeptDocument {
+impl StoredDocument {
     /// Removes these versions, which upstream has dropped, from the list.
     pub(super) fn without_dropped(&self, versions: &Versions) -> Self {
         #[derive(Deserialize)]

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::documents::{DocumentFlight, KeptDocument, Meanwhile};
-use super::freshness::{Age, Rule};
-use super::pull::Landed;
-use super::single_flight::Awaited;
+use super::documents::{DocumentFlight, FlightStart, StoredDocument};
+use super::freshness::{Age, FreshnessRule};
+use super::pull::Aged;
+use super::single_flight::SharedResult;
 use super::{FetchReason, Mirror, RequestContext};
 use crate::address::Hostname;
 use crate::error::Error;
@@ -17,16 +17,16 @@ use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
 
 #[derive(Debug, Clone)]
-pub(super) struct WantedDocument {
+pub(super) struct DocumentRequest {
     pub(super) what: String,
     pub(super) key: Key,
     pub(super) upstream: Arc<Upstream>,
     /// The upstream's service that has it.
     pub(super) service: Service,
-    pub(super) rule: Rule,
+    pub(super) rule: FreshnessRule,
 }
 
-impl WantedDocument {
+impl DocumentRequest {
     pub(super) fn host(&self) -> &Hostname {
         &self.upstream.settings.host
     }
@@ -43,21 +43,21 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::NotFound`] where nothing is stored and a 404 is cached.
-    pub(super) async fn held_or_absent(
+    pub(super) async fn stored_or_not_found(
         self: &Arc<Self>,
-        wanted: &WantedDocument,
+        wanted: &DocumentRequest,
         call: &RequestContext,
-    ) -> Result<(Option<Landed<Arc<KeptDocument>>>, Rule), Error> {
-        let held = self.held_document(&wanted.key).await?;
+    ) -> Result<(Option<Aged<Arc<StoredDocument>>>, FreshnessRule), Error> {
+        let held = self.stored_document(&wanted.key).await?;
         if held.is_none()
-            && let Some(said) = call.terms.absent.get(&wanted.key, call.now)
+            && let Some(said) = call.config.not_found.get(&wanted.key, call.now)
         {
             return Err(Error::NotFound(said));
         }
         let rule = match held.as_ref().filter(|held| !held.age.gone) {
             Some(held) => {
                 let asked = &held.value.about.asked;
-                self.rule_for_what_is_of(wanted.service, asked, &wanted.upstream, wanted.rule).await?
+                self.rule_for_location(wanted.service, asked, &wanted.upstream, wanted.rule).await?
             }
             None => wanted.rule,
         };
@@ -66,28 +66,28 @@ impl Mirror {
 
     /// Joins or starts the flight for a document. `fetch` gets the copy to build on. `seen` is the age of the copy that
     /// the caller read.
-    pub(super) fn fly_for_document<F: Future<Output = DocumentFlight> + Send>(
+    pub(super) fn join_document_flight<F: Future<Output = DocumentFlight> + Send>(
         self: &Arc<Self>,
-        wanted: &WantedDocument,
+        wanted: &DocumentRequest,
         seen: Option<Age>,
         errand: FetchReason,
         call: &RequestContext,
-        fetch: impl FnOnce(Arc<Self>, Option<Arc<KeptDocument>>, RequestContext) -> F + Send + 'static,
-    ) -> Awaited<DocumentFlight> {
-        let of = (wanted.key.clone(), errand, call.company());
-        self.documents.share(&self.tasks, of, Err(Error::Interrupted(wanted.what.clone())), || {
-            let (mirror, call, wanted) = (Arc::clone(self), self.inner(call), wanted.clone());
+        fetch: impl FnOnce(Arc<Self>, Option<Arc<StoredDocument>>, RequestContext) -> F + Send + 'static,
+    ) -> SharedResult<DocumentFlight> {
+        let of = (wanted.key.clone(), errand, call.flight_group());
+        self.document_flights.join_or_spawn(&self.tasks, of, Err(Error::Interrupted(wanted.what.clone())), || {
+            let (mirror, call, wanted) = (Arc::clone(self), self.flight_context(call), wanted.clone());
             async move {
                 let work = async {
-                    match mirror.landed_meanwhile(&wanted.key, seen, &wanted.rule, &call).await? {
-                        Meanwhile::Landed(landed) => Ok(landed),
-                        Meanwhile::Held(before) => {
-                            mirror.spend(&wanted.what, wanted.host(), errand, 1, &call)?;
+                    match mirror.reread_store(&wanted.key, seen, &wanted.rule, &call).await? {
+                        FlightStart::AlreadyFetched(landed) => Ok(landed),
+                        FlightStart::BuildOn(before) => {
+                            mirror.charge_revalidation(&wanted.what, wanted.host(), errand, 1, &call)?;
                             fetch(Arc::clone(&mirror), before, call).await
                         }
                     }
                 };
-                mirror.within_limits(&wanted.what, wanted.host(), work).await
+                mirror.with_deadline(&wanted.what, wanted.host(), work).await
             }
         })
     }
@@ -96,25 +96,25 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no copy is kept. It is cached for a while.
-    pub(super) async fn kept_though_gone(
+    pub(super) async fn keep_gone_copy(
         self: &Arc<Self>,
-        wanted: &WantedDocument,
-        before: Option<Arc<KeptDocument>>,
+        wanted: &DocumentRequest,
+        before: Option<Arc<StoredDocument>>,
         error: &UpstreamError,
         call: &RequestContext,
-    ) -> Result<KeptDocument, Error> {
+    ) -> Result<StoredDocument, Error> {
         match before {
             Some(before) if wanted.upstream.settings.keep_gone => {
                 if !before.about.gone {
                     let what = &wanted.what;
                     tracing::warn!(what, %error, "upstream has deleted it; what is held is kept (keep_gone)");
                 }
-                Ok(before.checked_again(call.now, true))
+                Ok(before.confirmed(call.now, true))
             }
             before => {
-                let until = call.now.after(wanted.rule.believed());
-                call.terms.absent.put(wanted.key.clone(), error.to_string(), until, call.now);
-                if before.is_some() && self.is_on_these_terms(call) {
+                let until = call.now.after(wanted.rule.not_found_lifetime());
+                call.config.not_found.insert(wanted.key.clone(), error.to_string(), until, call.now);
+                if before.is_some() && self.is_current_config(call) {
                     self.drop_document(wanted.key.clone()).await?;
                 }
                 Err(Error::NotFound(error.to_string()))

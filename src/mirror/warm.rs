@@ -6,13 +6,13 @@ use std::sync::Arc;
 use url::Url;
 
 use super::archives::Archive;
-use super::asking::Asking;
+use super::asking::ArchiveRequest;
 use super::call::CallerKind;
-use super::follow::Progress;
+use super::follow::FillProgress;
 use super::library::{PackageHashState, StoredArchive};
-use super::opened::Opened;
+use super::opened::OpenOutcome;
 use super::proof_set::ProofSet;
-use super::pull::AskedAgain;
+use super::pull::Revalidatable;
 use super::{Answer, Connectivity, Mirror, Outcome, RequestContext, Urgency, sets};
 use crate::address::{Artifact, Hostname, Package, ProviderAddress};
 use crate::clock::Timestamp;
@@ -28,16 +28,16 @@ const REQUESTS_FOR_A_SET: u32 = 3;
 
 /// The origin of a stored archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Came {
+pub enum WarmedArchive {
     /// It was already stored.
-    Held,
+    AlreadyStored,
     /// It was fetched and verified.
     Fetched,
 }
 
 /// A document as an `init` would get it.
 #[derive(Debug)]
-pub struct Resolved<T> {
+pub struct WarmedDocument<T> {
     /// The document.
     pub value: T,
     /// A message for people if upstream could not be asked, with the time of the last confirmation. `None` if upstream
@@ -56,28 +56,28 @@ impl Mirror {
         address: &ProviderAddress,
         haste: Urgency,
         now: Timestamp,
-    ) -> Result<Resolved<VersionList>, Error> {
+    ) -> Result<WarmedDocument<VersionList>, Error> {
         let (what, host) = (format!("the version list of {address}"), &address.host);
-        let call = self.step_in(haste, now);
+        let call = self.step_context_for(haste, now);
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
         for key in [Key::Discovery(host.clone()), Key::ProviderVersions(address.clone())] {
-            match self.held_document(&key).await? {
+            match self.stored_document(&key).await? {
                 Some(held) => origins.extend(held.value.origins()),
                 None => missing += 1,
             }
         }
-        self.may_fetch(&what, host, &origins, missing, &call)?;
+        self.charge_job(&what, host, &origins, missing, &call)?;
         let asked = async {
-            if self.link() == Connectivity::Online {
+            if self.connectivity() == Connectivity::Online {
                 self.discovery(host, &call).await?;
             }
             self.client_versions(address, &call).await
         };
-        let list = asked.await.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
+        let list = asked.await.map_err(|error| or_retry_later(&what, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&what, host, &origins, &list, &call)?;
-        Ok(Resolved { value: list.value, unconfirmed })
+        Ok(WarmedDocument { value: list.value, unconfirmed })
     }
 
     /// Fetches the proof set that an `init` would get for a package.
@@ -89,20 +89,20 @@ impl Mirror {
         package: &Package,
         haste: Urgency,
         now: Timestamp,
-    ) -> Result<Resolved<Arc<ProofSet>>, Error> {
-        let (what, host) = (sets::what(package), &package.provider.host);
-        let call = self.step_in(haste, now);
+    ) -> Result<WarmedDocument<Arc<ProofSet>>, Error> {
+        let (what, host) = (sets::describe_set(package), &package.provider.host);
+        let call = self.step_context_for(haste, now);
         let mut origins = Vec::new();
-        if let Some(list) = self.held_document(&Key::ProviderVersions(package.provider.clone())).await? {
+        if let Some(list) = self.stored_document(&Key::ProviderVersions(package.provider.clone())).await? {
             origins.extend(list.value.origins());
         }
-        let held = self.held_set(package, &call).await?;
+        let held = self.usable_set(package, &call).await?;
         let missing = if held.is_some() { 0 } else { REQUESTS_FOR_A_SET };
-        self.may_fetch(&what, host, &origins, missing, &call)?;
+        self.charge_job(&what, host, &origins, missing, &call)?;
         let set = self.proof_set(package, &call).await;
-        let set = set.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
+        let set = set.map_err(|error| or_retry_later(&what, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&what, host, &origins, &set, &call)?;
-        Ok(Resolved { value: set.value, unconfirmed })
+        Ok(WarmedDocument { value: set.value, unconfirmed })
     }
 
     /// Returns the size of a set's archive as announced by its document or its server, without downloading it.
@@ -115,14 +115,14 @@ impl Mirror {
         if let Some(size_bytes) = set.document.announced_size(&package.platform) {
             return Some(size_bytes);
         }
-        let call = self.step(now);
+        let call = self.step_context(now);
         let origin = Origin::of(&set.document.archive_url);
-        if self.link() == Connectivity::Offline
-            || self.may_fetch("the size of an archive", &package.provider.host, &[origin], 1, &call).is_err()
+        if self.connectivity() == Connectivity::Offline
+            || self.charge_job("the size of an archive", &package.provider.host, &[origin], 1, &call).is_err()
         {
             return None;
         }
-        Asking::new(Arc::clone(self), package.clone(), Arc::clone(set), call).announced_length().await
+        ArchiveRequest::new(Arc::clone(self), package.clone(), Arc::clone(set), call).announced_length().await
     }
 
     /// Ensures that the archive of a set is stored. Meanwhile reports the bytes received and the total. Follows the
@@ -136,44 +136,48 @@ impl Mirror {
         digest: Digest,
         now: Timestamp,
         tell: impl Fn(u64, Option<u64>) + Send + Sync,
-    ) -> Result<(Came, StoredArchive), Error> {
+    ) -> Result<(WarmedArchive, StoredArchive), Error> {
         let what = format!("the archive of {package}");
-        let call = self.step(now);
-        if let Some(held) = self.name_entry(package, digest).await?
-            && let Opened::Checked(Archive::Held { .. } | Archive::InMemory { .. }) =
-                self.open_held(package, &held, &call).await?
+        let call = self.step_context(now);
+        if let Some(held) = self.stored_archive(package, digest).await?
+            && let OpenOutcome::Checked(Archive::OnDisk { .. } | Archive::InMemory { .. }) =
+                self.open_stored(package, &held, &call).await?
         {
-            return Ok((Came::Held, held));
+            return Ok((WarmedArchive::AlreadyStored, held));
         }
-        let Some(held) = self.held_set(package, &call).await? else {
-            return Err(self.not_kept(&sets::what(package)).await);
+        let Some(held) = self.usable_set(package, &call).await? else {
+            return Err(self.not_stored_error(&sets::describe_set(package)).await);
         };
         let kept = Arc::clone(&held.kept);
         let (set, _) = held.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(what.clone()))?;
         let origin = Origin::of(&set.document.archive_url);
-        if !self.holds(digest).await? {
-            if self.link() == Connectivity::Offline {
+        if !self.has_archive(digest).await? {
+            if self.connectivity() == Connectivity::Offline {
                 return Err(self.missing_error(package, what, &call).await);
             }
-            self.may_fetch(&what, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
+            self.charge_job(&what, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
         }
-        let mut progress = self.fill_of(package, &kept, &set, &call)?;
+        let mut progress = self.join_fill(package, &kept, &set, &call)?;
         loop {
             // The borrowed state may hold the file open, so do not keep it beyond this line.
             let ended = match &*progress.borrow_and_update() {
-                Progress::Asking => None,
-                Progress::Streaming { written, length, .. } => {
+                FillProgress::Waiting => None,
+                FillProgress::Streaming { written, length, .. } => {
                     tell(*written, *length);
                     None
                 }
                 // Without a download, the bytes were already stored under another name.
-                Progress::Committed { bytes: None, held } => Some(Ok((Came::Held, (**held).clone()))),
-                Progress::Committed { bytes: Some(_), held } => Some(Ok((Came::Fetched, (**held).clone()))),
-                Progress::Unkept { why, .. } | Progress::NoPlace(why) => Some(Err(why.clone().into())),
-                Progress::Failed(error) => Some(Err(error.clone())),
+                FillProgress::Committed { bytes: None, held } => {
+                    Some(Ok((WarmedArchive::AlreadyStored, (**held).clone())))
+                }
+                FillProgress::Committed { bytes: Some(_), held } => {
+                    Some(Ok((WarmedArchive::Fetched, (**held).clone())))
+                }
+                FillProgress::NotStored { why, .. } | FillProgress::NoSpace(why) => Some(Err(why.clone().into())),
+                FillProgress::Failed(error) => Some(Err(error.clone())),
             };
             if let Some(ended) = ended {
-                return ended.map_err(|error| or_held_back(&what, &package.provider.host, &[origin], error, &call));
+                return ended.map_err(|error| or_retry_later(&what, &package.provider.host, &[origin], error, &call));
             }
             if progress.changed().await.is_err() {
                 return Err(Error::Interrupted(what));
@@ -186,15 +190,17 @@ impl Mirror {
     /// # Errors
     /// The disk failed, or the archive is no longer stored.
     pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
-        let mut held = self.name_entry(package, digest).await?;
+        let mut held = self.stored_archive(package, digest).await?;
         if held.as_ref().is_some_and(|held| held.hashes == PackageHashState::NotYet) {
-            self.compute_hashes_in_turn(package, digest).await?;
-            held = self.name_entry(package, digest).await?;
+            self.compute_hashes_queued(package, digest).await?;
+            held = self.stored_archive(package, digest).await?;
         }
         match held.map(|held| held.hashes) {
             Some(PackageHashState::Known { zip, .. }) => Ok(Some(zip)),
             Some(PackageHashState::Impossible { .. }) => Ok(None),
-            Some(PackageHashState::NotYet) | None => Err(self.not_kept(&format!("the archive of {package}")).await),
+            Some(PackageHashState::NotYet) | None => {
+                Err(self.not_stored_error(&format!("the archive of {package}")).await)
+            }
         }
     }
 
@@ -203,8 +209,8 @@ impl Mirror {
     ///
     /// # Errors
     /// [`Error::NotKept`] where one is not stored, so that an `init` would have to ask upstream.
-    pub async fn settle(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
-        let keys = leading_to(package, self.link());
+    pub async fn sync_warmed(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
+        let keys = required_documents(package, self.connectivity());
         let synced = self.on_disk(move |mirror| {
             for (key, what) in keys {
                 if !mirror.store.records.sync(&key)? {
@@ -214,9 +220,9 @@ impl Mirror {
             Ok(None)
         });
         match synced.await? {
-            Some(what) => Err(self.not_kept(&what).await),
-            None if self.still_holds(package, digest).await? => Ok(()),
-            None => Err(self.not_kept(&format!("the archive of {package}")).await),
+            Some(what) => Err(self.not_stored_error(&what).await),
+            None if self.is_installable(package, digest).await? => Ok(()),
+            None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
         }
     }
 
@@ -228,17 +234,17 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<bool, Error> {
         // Opening a missing archive would take it off its name, which must not happen here.
-        if !self.holds(held.digest).await? {
+        if !self.has_archive(held.digest).await? {
             return Ok(false);
         }
-        Ok(matches!(self.open_held(of, held, &self.job(now)).await?, Opened::Checked(_)))
+        Ok(matches!(self.open_stored(of, held, &self.job_context(now)).await?, OpenOutcome::Checked(_)))
     }
 
     /// Returns true if a package can be installed from the store, with this archive.
-    pub async fn still_holds(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
+    pub async fn is_installable(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
         let of = package.clone();
         self.on_disk(move |mirror| {
-            for (key, _) in leading_to(&of, mirror.link()) {
+            for (key, _) in required_documents(&of, mirror.connectivity()) {
                 if matches!(mirror.store.records.read(&key)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
@@ -254,7 +260,7 @@ impl Mirror {
     }
 
     /// The error for an object that was stored before and is missing now.
-    pub async fn not_kept(self: &Arc<Self>, what: &str) -> Error {
+    pub async fn not_stored_error(self: &Arc<Self>, what: &str) -> Error {
         match self.on_disk(|mirror| mirror.store.check()).await {
             Err(gone @ Error::Store(StoreError::Gone)) => gone,
             Err(_) | Ok(()) => Error::NotKept(what.to_owned()),
@@ -276,9 +282,9 @@ impl Mirror {
         if answer.outcome != Outcome::Stale {
             return Ok(None);
         }
-        if self.link() == Connectivity::Online
-            && call.part != CallerKind::Look
-            && let Some(until) = call.terms.outbound.retry_after_until(host, origins, call.now)
+        if self.connectivity() == Connectivity::Online
+            && call.caller != CallerKind::PlanStep
+            && let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now)
         {
             return Err(Error::HeldBack { what: what.to_owned(), until });
         }
@@ -290,7 +296,7 @@ impl Mirror {
     }
 
     /// Checks that a job may fetch something that is not stored, at a cost of `requests`.
-    pub(super) fn may_fetch(
+    pub(super) fn charge_job(
         &self,
         what: &str,
         of: &Hostname,
@@ -298,22 +304,22 @@ impl Mirror {
         requests: u32,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        if requests == 0 || self.link() == Connectivity::Offline {
+        if requests == 0 || self.connectivity() == Connectivity::Offline {
             return Ok(());
         }
-        if let Some(until) = call.terms.outbound.retry_after_until(of, origins, call.now) {
+        if let Some(until) = call.config.outbound.retry_after_until(of, origins, call.now) {
             return Err(Error::HeldBack { what: what.to_owned(), until });
         }
-        let has_room = call.terms.outbound.spend(of, BudgetPurpose::Job, requests, call.now);
+        let has_room = call.config.outbound.spend(of, BudgetPurpose::Job, requests, call.now);
         if has_room { Ok(()) } else { Err(Error::Spared(what.to_owned())) }
     }
 }
 
 /// The documents that a package needs besides its archive and name, each with a description. Offline, version lists are
 /// built from the store and no discovery document is used, so only the proof set is needed.
-fn leading_to(package: &Package, link: Connectivity) -> Vec<(Key, String)> {
+fn required_documents(package: &Package, link: Connectivity) -> Vec<(Key, String)> {
     let provider = &package.provider;
-    let mut keys = vec![(Key::ProofSet(package.clone()), sets::what(package))];
+    let mut keys = vec![(Key::ProofSet(package.clone()), sets::describe_set(package))];
     if link == Connectivity::Online {
         keys.push((Key::Discovery(provider.host.clone()), format!("the discovery document of {}", provider.host)));
         keys.push((Key::ProviderVersions(provider.clone()), format!("the version list of {provider}")));
@@ -322,7 +328,7 @@ fn leading_to(package: &Package, link: Connectivity) -> Vec<(Key, String)> {
 }
 
 /// Returns the error of a fetch, or the time to try again if upstream asked for a delay.
-pub(super) fn or_held_back(
+pub(super) fn or_retry_later(
     what: &str,
     host: &Hostname,
     origins: &[Origin],
@@ -333,7 +339,7 @@ pub(super) fn or_held_back(
     // A redirect may have led to an origin that is not in the list.
     let last = Url::parse(&failed.at).ok().map(|at| Origin::of(&at));
     let origins: Vec<Origin> = origins.iter().cloned().chain(last).collect();
-    match call.terms.outbound.retry_after_until(host, &origins, call.now) {
+    match call.config.outbound.retry_after_until(host, &origins, call.now) {
         Some(until) => Error::HeldBack { what: what.to_owned(), until },
         None => error,
     }

@@ -7,15 +7,15 @@ use super::Mirror;
 use crate::address::Artifact;
 use crate::store::StoreError;
 
-const AGAIN_AFTER: Duration = Duration::from_secs(10);
+const REBUILD_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 impl Mirror {
     /// Rebuilds the index. Retries until it succeeds or the mirror is dropped.
-    pub(super) async fn make_index_whole(mirror: Weak<Self>) {
+    pub(super) async fn rebuild_index(mirror: Weak<Self>) {
         while let Some(mirror) = mirror.upgrade() {
             let of = Arc::clone(&mirror);
             match mirror.tasks.spawn_blocking(move || of.reconcile_index()).await {
-                Ok(true) => return mirror.keep_to_the_limit(),
+                Ok(true) => return mirror.enforce_size_limit(),
                 Ok(false) => {}
                 Err(panicked) => {
                     let why = "it panicked while it was made whole".to_owned();
@@ -26,7 +26,7 @@ impl Mirror {
                 }
             }
             drop(mirror);
-            tokio::time::sleep(AGAIN_AFTER).await;
+            tokio::time::sleep(REBUILD_RETRY_DELAY).await;
         }
     }
 
@@ -34,22 +34,22 @@ impl Mirror {
     fn reconcile_index(&self) -> bool {
         let index = &self.store.index;
         if !index.begin_completion() {
-            self.store_bytes_now();
+            self.refresh_size_limit();
             return true;
         }
         let named_by_set = |of: &Artifact| match of {
             Artifact::Provider(package) => Ok(self.read_set(package)?.map(|held| held.kept.current.document.shasum)),
             Artifact::Module(_) => Ok(None),
         };
-        let ended = self.catalog.reconcile(named_by_set, || self.tasks.are_stopped());
+        let ended = self.catalog.reconcile(named_by_set, || self.tasks.is_stopping());
         if let Err(error) = &ended
-            && !self.tasks.are_stopped()
+            && !self.tasks.is_stopping()
         {
             tracing::error!(%error, to_do = error.remedy(), "the index could not be made whole; it is tried again");
         }
         // Reported here and not in the async task, which a shutdown may cancel: others wait for it.
         index.completed(ended);
-        self.store_bytes_now();
+        self.refresh_size_limit();
         index.is_complete()
     }
 }

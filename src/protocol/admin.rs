@@ -32,7 +32,7 @@ pub(super) fn health() -> Reply {
 /// The answer to `/readyz`: the store is open, whatever the upstreams do.
 pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
     let ready = mirror.ready().await;
-    let text = ready.map_or_else(NotReady::words, |()| "ready");
+    let text = ready.map_or_else(NotReady::describe, |()| "ready");
     Reply { content: Content::Word { well: ready.is_ok(), text }, outcome: None, age: None }
 }
 

@@ -193,7 +193,7 @@ impl Protocols {
         // // A location without a digest changes in a moment.
         if value.is_lasting && request.now < fresh_until {
             let answer = FinishedReply::Location(Arc::clone(&location));
-            let outcome = outcome.again();
+            let outcome = outcome.when_reused();
             let kept = RenderedAnswer { answer, made: request.now, checked, fresh_until, revision, outcome };
             self.answers.insert(route, links.base, kept);
         }
@@ -211,7 +211,7 @@ impl Protocols {
     ) -> Result<Reply, Failure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
         let (terms, via) = (Arc::clone(&self.terms), request.via.clone());
-        let call = self.mirror.call(now, terms, via, Some(client), takes_unknown_length);
+        let call = self.mirror.request_context(now, terms, via, Some(client), takes_unknown_length);
         let links = Links { mount: &self.mount, base };
         if let Some(list) = self.list(route, &call).await? {
             return Ok(self.finished(route, base, request.now, revision, list));
@@ -258,7 +258,7 @@ impl Protocols {
     /// A version list as upstream has it, read and rendered once for all waiting clients; `None` for other routes, and
     /// while offline, when the list depends on the store.
     async fn list(&self, route: &Route, call: &RequestContext) -> Result<Option<Answer<Arc<Rendered>>>, Error> {
-        if self.mirror.link() == Connectivity::Offline {
+        if self.mirror.connectivity() == Connectivity::Offline {
             return Ok(None);
         }
         let list = match route {
@@ -269,7 +269,7 @@ impl Protocols {
             _ => return Ok(None),
         };
         let Answer { value: document, outcome, fresh_until, checked } = list;
-        let says = document.says();
+        let says = document.content_hash();
         let written = match route.clone() {
             Route::ModuleVersions(address) => async move { modules::written(&address, &document).await }.boxed(),
             Route::ProviderVersions(address) => async move { providers::written(&address, &document).await }.boxed(),
@@ -297,8 +297,14 @@ impl Protocols {
             && call.now < fresh_until
         {
             let answer = FinishedReply::Archive { bytes: bytes.clone(), digest: *digest, stored: *stored };
-            let kept =
-                RenderedAnswer { answer, made: call.now, checked, fresh_until, revision, outcome: outcome.again() };
+            let kept = RenderedAnswer {
+                answer,
+                made: call.now,
+                checked,
+                fresh_until,
+                revision,
+                outcome: outcome.when_reused(),
+            };
             self.answers.insert(route, base, kept);
         }
         Reply { content: Content::File(value), outcome: Some(outcome), age: None }
@@ -317,7 +323,8 @@ impl Protocols {
         // Kept with the revision from before: if anything changed while it was made, the next request makes it again.
         if now < fresh_until {
             let answer = FinishedReply::Document(Arc::clone(&rendered));
-            let kept = RenderedAnswer { answer, made: now, checked, fresh_until, revision, outcome: outcome.again() };
+            let kept =
+                RenderedAnswer { answer, made: now, checked, fresh_until, revision, outcome: outcome.when_reused() };
             self.answers.insert(route, base, kept);
         }
         Reply { content: Content::Document(rendered), outcome: Some(outcome), age: Some(now.since(checked)) }

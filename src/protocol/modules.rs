@@ -10,7 +10,7 @@ use super::Links;
 use super::route::Route;
 use crate::address::{ModuleAddress, ModulePackage};
 use crate::error::Error;
-use crate::mirror::{Answer, KeptDocument, Mirror, ModuleLocation, RequestContext};
+use crate::mirror::{Answer, Mirror, ModuleLocation, RequestContext, StoredDocument};
 use crate::upstream::modules::ModuleVersionList;
 use crate::upstream::providers::RawObject;
 
@@ -41,7 +41,7 @@ pub(super) async fn versions(
 }
 
 /// Renders a document as upstream sent it.
-pub(super) async fn written(address: &ModuleAddress, document: &Arc<KeptDocument>) -> Result<Vec<u8>, Error> {
+pub(super) async fn written(address: &ModuleAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
     let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
     let list = document.module_versions().await.map_err(unreadable)?;
     list_of(&list).map_err(|e| unreadable(e.to_string()))

@@ -15,7 +15,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::{
-    Answer, ArchiveRef, Connectivity, KeptDocument, Mirror, Outcome, PackageHashState, ProofSet, RequestContext,
+    Answer, ArchiveRef, Connectivity, Mirror, Outcome, PackageHashState, ProofSet, RequestContext, StoredDocument,
     ZipOrigin,
 };
 use crate::upstream::providers::{ListedVersion, VersionList};
@@ -57,7 +57,7 @@ pub(super) async fn index(
 }
 
 /// Renders a document as upstream sent it.
-pub(super) async fn index_written(address: &ProviderAddress, document: &Arc<KeptDocument>) -> Result<Vec<u8>, Error> {
+pub(super) async fn index_written(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
     index_of(address, &document.versions().await.map_err(|why| unreadable(address, why))?)
 }
 
@@ -75,14 +75,14 @@ pub(super) async fn version(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let (named, answer) = match mirror.link() {
+    let (named, answer) = match mirror.connectivity() {
         Connectivity::Online => of_upstream(mirror, address, version, call).await?,
         Connectivity::Offline => stored_archives(mirror, address, version, call).await?,
     };
     let mut archives = Archives::default();
     for (platform, archive) in named {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
-        let held = mirror.name_entry(&package, archive.digest).await?;
+        let held = mirror.stored_archive(&package, archive.digest).await?;
         // // No other mirror has the `zh:` of an archive that was packed here, so in a lock file it would exclude them
         // all. For an imported archive without a name record the packer is unknown.
         let is_published = held.as_ref().map_or(!archive.is_imported, |held| held.zip == ZipOrigin::Published);
@@ -158,7 +158,7 @@ impl CombinedOutcome {
         let weight = |outcome| match outcome {
             Outcome::Hit => 0,
             Outcome::Revalidated => 1,
-            Outcome::Miss | Outcome::Coming | Outcome::Passed => 2,
+            Outcome::Miss | Outcome::Pending | Outcome::PassedThrough => 2,
             Outcome::Gone => 3,
             Outcome::Stale => 4,
         };
@@ -257,7 +257,7 @@ impl<'a> ProofSetsOfVersion<'a> {
                     self.own.insert(platform, set.value);
                     return Ok(());
                 }
-                Err(Error::NotFound(_)) => answer.believe_for(mirror.absence_is_believed(&self.address.host), call),
+                Err(Error::NotFound(_)) => answer.believe_for(mirror.not_found_lifetime(&self.address.host), call),
                 Err(error) => return Err(error),
             }
         }
@@ -307,7 +307,7 @@ impl<'a> ProofSetsOfVersion<'a> {
                     archives.insert(platform, of_set(&set.value));
                 }
                 // // Missing or unverified: not offered, and the others are unaffected.
-                Err(Error::NotFound(_)) => answer.believe_for(mirror.absence_is_believed(&self.address.host), call),
+                Err(Error::NotFound(_)) => answer.believe_for(mirror.not_found_lifetime(&self.address.host), call),
                 Err(Error::Unverified { .. } | Error::Unaccepted { .. }) => answer.believe_for(Duration::ZERO, call),
                 // // Unknown: must not hide the others.
                 Err(error) => {

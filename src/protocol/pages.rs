@@ -15,8 +15,8 @@ use super::route::{Route, RouteContext, modules_base, providers_base};
 use crate::address::{Hostname, ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::{
-    Answer, Connectivity, FromStore, Mirror, PageFound, RequestContext, StoredDetails, StoredEntry, StoredList,
-    StoredThing, UpstreamPage,
+    Answer, Connectivity, Mirror, PageFromStore, PageSource, RequestContext, StoredDetails, StoredEntry, StoredList,
+    StoredSubject, UpstreamPage,
 };
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
@@ -39,10 +39,10 @@ pub(super) async fn page(
     let Answer { value, outcome, fresh_until, checked } = mirror.page(page, call).await?;
     let unreadable = |why: String| Error::Interrupted(format!("{} cannot be read: {why}", page.label()));
     let body = match value {
-        PageFound::Upstream(kept) => {
+        PageSource::Upstream(kept) => {
             let (mount, base, host) = (links.mount.clone(), links.base.clone().into_owned(), page.host.clone());
             let service = page.path.service();
-            let installable = match mirror.link() {
+            let installable = match mirror.connectivity() {
                 Connectivity::Online => None,
                 Connectivity::Offline => mirror.versions_for_page(page).await?,
             };
@@ -55,9 +55,9 @@ pub(super) async fn page(
             };
             kept.read_page(page, rewritten).await.map_err(unreadable)?
         }
-        PageFound::Stored(found) => match *found {
-            FromStore::List(list) => list_of(&list, page, links),
-            FromStore::Details(details) => details_of(&details),
+        PageSource::Built(found) => match *found {
+            PageFromStore::List(list) => list_of(&list, page, links),
+            PageFromStore::Details(details) => details_of(&details),
         }
         .map_err(|e| unreadable(e.to_string()))?,
     };
@@ -239,12 +239,12 @@ struct PageEntry<'a> {
 
 impl<'a> From<&'a StoredEntry> for PageEntry<'a> {
     fn from(entry: &'a StoredEntry) -> Self {
-        let id = format!("{}/{}", entry.of.names(), entry.version);
+        let id = format!("{}/{}", entry.of.path(), entry.version);
         let (namespace, name, provider) = match &entry.of {
-            StoredThing::Module(ModuleAddress { namespace, name, system, .. }) => {
+            StoredSubject::Module(ModuleAddress { namespace, name, system, .. }) => {
                 (namespace.as_str(), name.as_str(), Some(system.as_str()))
             }
-            StoredThing::Provider(ProviderAddress { namespace, type_, .. }) => {
+            StoredSubject::Provider(ProviderAddress { namespace, type_, .. }) => {
                 (namespace.as_str(), type_.as_str(), None)
             }
         };

@@ -10,7 +10,7 @@ use super::Links;
 use super::route::Route;
 use crate::address::{Package, ProviderAddress};
 use crate::error::Error;
-use crate::mirror::{Answer, KeptDocument, Mirror, References, RequestContext};
+use crate::mirror::{Answer, Mirror, ProofSetRefs, RequestContext, StoredDocument};
 use crate::upstream::providers::{RawObject, VersionList};
 
 #[derive(Serialize)]
@@ -33,7 +33,7 @@ pub(super) async fn versions(
 }
 
 /// Renders a document as upstream sent it.
-pub(super) async fn written(address: &ProviderAddress, document: &Arc<KeptDocument>) -> Result<Vec<u8>, Error> {
+pub(super) async fn written(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
     let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
     let list = document.versions().await.map_err(unreadable)?;
     list_of(&list).map_err(|e| unreadable(e.to_string()))
@@ -55,7 +55,7 @@ pub(super) async fn download(
     let Answer { value: set, outcome, fresh_until, checked } = mirror.proof_set(package, call).await?;
     let unreadable =
         |why: String| Error::Interrupted(format!("the held download document of {package} cannot be read: {why}"));
-    let References { archive, sums, signature } = set.references(package);
+    let ProofSetRefs { archive, sums, signature } = set.refs(package);
     let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
         .map(|route| links.to(&route.path()));
     let body = set.document.with_urls(urls).map_err(|e| unreadable(e.to_string()))?;

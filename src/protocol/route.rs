@@ -242,7 +242,7 @@ impl Route {
             ["archive", host, "providers", namespace, type_, version, digest, filename] => {
                 let provider = provider(door.host(host)?, namespace, type_)?;
                 let (version, digest) = (Version::parse(version)?, DigestPrefix::parse(digest)?);
-                let file = ProofFile::named(filename).ok_or_else(|| nothing_at(path))?;
+                let file = ProofFile::parse(filename).ok_or_else(|| nothing_at(path))?;
                 Ok(Self::ProofFile(ProofFileRef { provider, version, digest, file }))
             }
             ["archive", host, "modules", namespace, name, system, version, rest @ ..] => {

@@ -75,7 +75,7 @@ pub struct UpstreamRequest<'a> {
 /// A complete document.
 #[derive(Debug, Clone)]
 pub struct Document {
-    /// Its bytes, content coding undone.
+    /// The decoded bytes.
     pub body: Bytes,
     /// Its media type, as sent.
     pub content_type: Option<String>,
@@ -116,7 +116,7 @@ pub struct IncomingFile {
     pub(super) response: reqwest::Response,
     /// Offset of the first byte: 0, or the start of a resumed range.
     pub from: u64,
-    /// Length of the whole file, where known.
+    /// Length of the whole file, if it is announced.
     pub length: Option<u64>,
     /// Validators for resuming.
     pub validators: Validators,

@@ -1,5 +1,5 @@
 //! Delays revalidations and jobs: circuit breakers per origin, rate limits per upstream. Every request is observed, but
-//! clients' own fetches are never delayed.
+//! a client's fetch of an uncached object is never delayed.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

@@ -1,4 +1,4 @@
-//! Concurrency limits and rate limits for upstream requests (promise 11).
+//! Limits for upstream requests and git jobs (promise 11).
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use super::rate_budget::Rate;
 pub struct UpstreamLimits {
     /// Requests for documents and the files of proof sets.
     pub documents: ConcurrencyLimit,
-    /// Requests for archives, each for as long as its bytes arrive.
+    /// Requests for archives, each until its last byte.
     pub archives: ConcurrencyLimit,
-    /// The bodies of documents in memory.
+    /// Memory of document bodies.
     pub bodies: DocumentMemoryLimits,
     /// Rate of revalidations for one upstream.
     pub budget: Rate,
-    /// Rate of job requests for one upstream. Few run at a time, and `Retry-After` delays them all; this limits their
+    /// Rate of job requests for one upstream. Few run at a time, and `Retry-After` delays them; this rate limits their
     /// total.
     pub jobs: Rate,
     /// Time limit: for a whole document, with redirects and retries; for anything else, until the first byte.
     pub give_up_after: Duration,
     /// Git jobs, each from its first request to the last file of its tree.
     pub git_jobs: ConcurrencyLimit,
-    /// Jobs that only ask which commit a name has.
+    /// Git jobs that only resolve a name to a commit.
     pub git_looks: ConcurrencyLimit,
     /// Limits of one git job.
     pub git: GitLimits,
@@ -37,17 +37,17 @@ pub struct GitLimits {
     pub idle: Duration,
     /// Total time of a job, once it has a permit.
     pub total: Duration,
-    /// Total time of a job that only asks for names.
+    /// Total time of a job that only resolves a name.
     pub look: Duration,
-    /// The wait for the first byte of a pack. Names and progress messages do not reset it.
+    /// The longest wait for the first byte of a pack. Refs and progress messages do not reset it.
     pub preparing: Duration,
-    /// Bytes before the pack: mostly names, which are held in memory.
+    /// Bytes before the pack, mostly refs, which are in memory.
     pub talk_bytes: u64,
-    /// Names in a repository.
+    /// Number of refs in a repository.
     pub names: usize,
     /// Bytes received.
     pub received_bytes: u64,
-    /// Objects in a pack: an entry for each is in memory.
+    /// Objects in a pack; each has an entry in memory.
     pub objects: u32,
     /// Size of one object, which is in memory whole.
     pub object_bytes: usize,
@@ -65,14 +65,15 @@ impl Default for UpstreamLimits {
     fn default() -> Self {
         Self {
             documents: ConcurrencyLimit { each: 64, all: 256, wait: Duration::from_secs(3), queue: 4096 },
-            // // Clients wait longer for an archive than for a document; a permit is free once it has arrived.
+            // Clients wait longer for an archive than for a document, and a permit is free as soon as its archive has
+            // arrived.
             archives: ConcurrencyLimit { each: 64, all: 256, wait: Duration::from_secs(20), queue: 4096 },
-            // One upstream never has all of it; half is eight documents of the largest size.
+            // One upstream gets half of the budget at most: eight documents of the largest size.
             bodies: DocumentMemoryLimits { each_kib: 128 * 1024, all_kib: 256 * 1024 },
             budget: Rate { burst: 500, per_second: 20 },
             jobs: Rate { burst: 10_000, per_second: 50 },
             give_up_after: Duration::from_secs(15),
-            // // A job waits for others that may be slow; one upstream never gets every permit.
+            // A job may wait for slow ones before it. One upstream never gets every permit.
             git_jobs: ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
             git_looks: ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
             git: GitLimits::default(),

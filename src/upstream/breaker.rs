@@ -1,5 +1,5 @@
-//! The circuit breaker: origins that are not asked for a while after a failure. Pure: the caller passes events and the
-//! time.
+//! The circuit breaker: origins that are not revalidated for a while after a failure. Pure: the caller passes events
+//! and the time.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,17 +11,17 @@ use url::Url;
 use super::outbound::origin;
 use crate::clock::{CLOCK_SLACK, Timestamp};
 
-/// The first while; it doubles with every failure after it.
+/// The first pause; each further failure doubles it.
 const FIRST: Duration = Duration::from_secs(5);
-/// The longest while of our own choosing.
+/// The longest pause of our own choice.
 const LONGEST: Duration = Duration::from_secs(300);
-/// The longest while that an upstream may ask for.
+/// The longest Retry-After that is respected.
 const LONGEST_ASKED_FOR: Duration = Duration::from_secs(3600);
 /// A failure this long after the last pause starts a new count.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 const MOST_ORIGINS: usize = 1000;
 
-/// `scheme://host:port`: who answers at a URL.
+/// The origin of a URL: `scheme://host:port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Origin(String);
@@ -39,7 +39,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The right to be the one that asks an origin whose while is over.
+/// The right to send the one request that tests an origin after its pause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Probe {
     origin: Origin,
@@ -49,11 +49,11 @@ pub(super) struct Probe {
 /// Effect of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BreakerChange {
-    /// The origin is left alone from now on.
+    /// The breaker opens.
     LeftAlone(Duration),
-    /// It failed again when its while was over.
+    /// The origin failed again after its pause: the breaker opens again.
     LeftAloneAgain(Duration),
-    /// It is left alone already.
+    /// The breaker is open already.
     AsBefore,
 }
 
@@ -69,14 +69,14 @@ struct OpenBreaker<T> {
     failures: u32,
     since: Timestamp,
     until: Timestamp,
-    /// Until when the upstream asked for it: an answer does not end that.
+    /// End of a Retry-After. An answer does not end it early.
     asked_until: Option<Timestamp>,
     probe: Option<u64>,
     kept: T,
 }
 
 impl<T> OpenBreaker<T> {
-    /// A pause that began in the future, before the clock was set back, is over.
+    /// Returns true during the pause. A pause that begins in the future is over: the clock was set back.
     fn lasts(&self, now: Timestamp) -> bool {
         self.since <= now.after(CLOCK_SLACK) && now < self.until
     }
@@ -89,8 +89,8 @@ impl<T> Default for Breaker<T> {
 }
 
 impl<T> Breaker<T> {
-    /// Checks that all these origins may be asked to revalidate. Takes the probe of each origin whose pause is over;
-    /// `by` are the caller's own probes.
+    /// Checks that all these origins may be revalidated, and takes the probe of each origin whose pause is over. `None`
+    /// if one may not. `by` are the caller's own probes.
     pub(super) fn admit(&mut self, origins: &[Origin], by: &[Probe], now: Timestamp) -> Option<Vec<Probe>> {
         let mut taken = Vec::new();
         for origin in origins {
@@ -113,13 +113,13 @@ impl<T> Breaker<T> {
         Some(probes.collect())
     }
 
-    /// The origins with an open breaker, until when, and the stored value.
+    /// The origins with an open breaker, the end of each pause, and the stored value.
     pub(super) fn open_breakers(&self, now: Timestamp) -> impl Iterator<Item = (&Origin, Timestamp, &T)> {
         let lasting = self.left_alone.iter().filter(move |(_, left)| left.lasts(now));
         lasting.map(|(origin, left)| (origin, left.until, &left.kept))
     }
 
-    /// The end of the longest Retry-After among matching origins, ignoring our own pauses.
+    /// The end of the longest Retry-After among matching origins. Our own pauses do not count.
     pub(super) fn retry_after_until(
         &self,
         is_meant: impl Fn(&Origin, &T) -> bool,
@@ -149,7 +149,7 @@ impl<T> Breaker<T> {
         let asked_for = asked_for.map(|time| time.min(LONGEST_ASKED_FOR));
         if let Some(left) = self.left_alone.get_mut(origin) {
             if left.lasts(now) {
-                // One outage makes many requests fail; only what fails after the while makes the next one longer.
+                // One outage makes many requests fail. Only a failure after the pause lengthens the next one.
                 if let Some(time) = asked_for {
                     let asked_until = left.asked_until.max(Some(now.after(time)));
                     (left.since, left.asked_until) = (now, asked_until);
@@ -178,10 +178,10 @@ impl<T> Breaker<T> {
         BreakerChange::LeftAlone(time)
     }
 
-    /// Records an answer. Returns the stored value if the origin recovers.
+    /// Records an answer. Returns the stored value if this closes the breaker.
     pub(super) fn answered(&mut self, origin: &Origin, now: Timestamp) -> Option<T> {
         let left = self.left_alone.get_mut(origin)?;
-        // // Ends our own pause; a Retry-After continues.
+        // An answer ends our own pause, but not a Retry-After.
         left.until = left.asked_until.unwrap_or(now).min(left.until);
         if left.asked_until.is_some() && left.lasts(now) {
             return None;
@@ -189,7 +189,7 @@ impl<T> Breaker<T> {
         self.left_alone.remove(origin).map(|left| left.kept)
     }
 
-    /// Removes expired entries; without any, the one that expires first.
+    /// Makes space for an entry: removes the expired ones, or else the one that expires first.
     fn remove_expired(&mut self, now: Timestamp) {
         if self.left_alone.len() < MOST_ORIGINS {
             return;

@@ -1,4 +1,4 @@
-//! The HTTP clients: trust, name resolution and proxies of each.
+//! The HTTP clients: trust, name resolution and proxies.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,12 +20,12 @@ use crate::config;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Which kind of answer is asked for.
+/// Content codings that a request accepts.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Coding {
-    /// gzip, undone on arrival, or none.
+    /// gzip, decoded on arrival, or none.
     Any,
-    /// None: the exact bytes count.
+    /// None, because the exact bytes count.
     Identity,
 }
 
@@ -49,20 +49,20 @@ impl Pair {
         let speaking = |protocols: &[&str]| {
             let mut tls = tls.clone();
             tls.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-            // Sessions are resumed by the client that began them alone.
+            // A TLS session is resumed only by the client that began it.
             tls.resumption = Resumption::default();
             builder().tls_backend_preconfigured(tls)
         };
         Ok(Self {
             documents: speaking(&["h2", "http/1.1"]).build()?,
-            // // One connection each: over HTTP/2 they would share one, and a slow reader would delay all.
+            // One connection per file: over HTTP/2 they would share one, and a slow reader would delay all.
             files: speaking(&["http/1.1"]).http1_only().no_gzip().default_headers(identity).build()?,
         })
     }
 }
 
 impl Clients {
-    /// Trust, addresses, and the proxies of the environment.
+    /// Builds the clients, with the proxies of the environment.
     pub(super) fn new(
         network: &config::Network,
         upstreams: &[config::Upstream],
@@ -90,7 +90,8 @@ impl Clients {
         };
         Ok(Self {
             named: Pair::new(&tls, || at_their_addresses(client()))?,
-            // // Requests through a proxy use the other client; here addresses are checked.
+            // This client connects directly, or through a proxy that takes addresses, so it resolves and checks names
+            // itself. Requests through any other proxy use the client above.
             public: Pair::new(&tls, || client().dns_resolver(Arc::clone(&public_only)))?,
             resolver: public_only,
         })
@@ -102,7 +103,6 @@ impl Clients {
         Ok(addresses.into_iter().map(|address| address.ip()).collect())
     }
 
-    /// The client for a request.
     pub(super) fn of(&self, way: RequestScheme, coding: Coding) -> &Client {
         let pair = match way {
             RequestScheme::Named => &self.named,
@@ -115,10 +115,10 @@ impl Clients {
     }
 }
 
-/// Why the connector could not be built.
+/// The connector could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectorError {
-    /// The file of `[network] ca_file` is no list of certificates.
+    /// `[network] ca_file` is not a list of certificates.
     #[error("[network] ca_file {path} is no PEM file of certificates: {why}", path = .path.display())]
     Authorities {
         /// The file.
@@ -129,7 +129,7 @@ pub enum ConnectorError {
     /// TLS could not be set up: the system's certificates could not be read.
     #[error("no TLS client could be set up: {0}")]
     Tls(#[from] rustls::Error),
-    /// A client could not be set up.
+    /// An HTTP client could not be set up.
     #[error("no HTTP client could be set up: {0}")]
     Client(#[from] reqwest::Error),
 }

@@ -1,8 +1,8 @@
 //! The Content-Range of a partial answer (RFC 9110 14.4).
 
-/// `bytes 5-9/10` -> (5, Some(10)). One that contradicts itself is none (RFC 9110 14.4).
+/// Parses `bytes 5-9/10` to (5, Some(10)). `None` for a value that contradicts itself (RFC 9110 14.4).
 pub fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
-    // Without the check it would read a sign, too.
+    // `parse` alone would accept a sign.
     let number = |text: &str| text.parse::<u64>().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
     let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
     let (start, last) = range.split_once('-')?;
@@ -17,7 +17,7 @@ mod tests {
 
     use super::*;
 
-    /// RFC 9110 14.4: a Content-Range that contradicts itself is not to be built on.
+    /// RFC 9110 14.4: a Content-Range that contradicts itself is invalid.
     #[test]
     fn a_content_range_that_cannot_be_is_none() {
         assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));

@@ -1,5 +1,5 @@
 //! Credential scope of an upstream: which origins get which credential, and which may be private because the
-//! configuration names them. All others get nothing and must be public.
+//! configuration names them. All others get no credential and must be public.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use url::{Host, Origin, Url};
 use crate::address::Hostname;
 use crate::config::{self, Access, Credential, CredentialKind, PrivateDestination, SshFiles};
 
-/// The credentials that may be used for what one upstream leads to, and the origins it names (promises 7, 8).
+/// The credentials that may be sent for one upstream, and the origins that its configuration permits (promises 7, 8).
 #[derive(Debug, Clone, Default)]
 pub struct CredentialScope {
-    /// The upstream's own credential: for its `url`, the services that its own discovery document names, and
+    /// The upstream's own credential, for its `url`, the services that its own discovery document names, and
     /// `credentials_for`.
     own: Option<ScopedCredential>,
-    /// Those of the `[[credential]]` sections that list this upstream.
+    /// Credentials of the `[[credential]]` sections that list this upstream.
     others: Vec<ScopedCredential>,
-    /// The keys of those that are for ssh.
+    /// The ssh keys of those sections.
     ssh: Vec<(Hostname, SshFiles)>,
     permitted: Vec<Origin>,
     named_hosts: Vec<String>,
@@ -36,7 +36,7 @@ struct ScopedCredential {
 }
 
 impl CredentialScope {
-    /// The scope of an upstream before its discovery is known.
+    /// The scope of an upstream before its discovery is fetched.
     pub fn of(upstream: &config::Upstream, credentials: &[Credential], allow_private: &[PrivateDestination]) -> Self {
         let own = upstream.credential.clone().map(|credential| {
             let mut origins = vec![upstream.url.origin()];
@@ -89,13 +89,13 @@ impl CredentialScope {
         self
     }
 
-    /// Returns true if an origin is named, and so may be private.
+    /// Returns true for origins that the configuration names or covers, which may be private.
     pub(super) fn permits(&self, origin: &Origin) -> bool {
         self.permitted.contains(origin)
     }
 
-    /// The key for an ssh server, and the host keys to believe. A `[[credential]]` without a port is for those of ssh and
-    /// https, where forges listen too.
+    /// The key for an ssh server, and the host keys to trust. A `[[credential]]` without a port is for ports 22 and
+    /// 443, because forges accept ssh on both.
     pub(super) fn ssh_for(&self, host: &str, port: u16) -> Option<&SshFiles> {
         let is_for = |section: &Hostname| {
             section.name() == host && section.port().map_or(matches!(port, 22 | 443), |named| named == port)
@@ -103,7 +103,7 @@ impl CredentialScope {
         self.ssh.iter().find(|(section, _)| is_for(section)).map(|(_, files)| files)
     }
 
-    /// Returns upstream text unless it quotes a credential.
+    /// Returns upstream's text, or a placeholder if it quotes a credential.
     pub(super) fn text_without_credentials<'a>(&self, text: &'a str) -> &'a str {
         let base64 = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
         let is_quoted = |secret: &str| {
@@ -122,7 +122,7 @@ impl CredentialScope {
         if quotes { "(not shown: it quotes the credential of larder)" } else { text }
     }
 
-    /// The header to send to `url`, if a credential is for it. The upstream's own comes first.
+    /// The header to send to `url`, if a credential is for its origin. The upstream's own credential wins.
     pub(super) fn header_for(&self, url: &Url) -> Option<(HeaderName, HeaderValue)> {
         let origin = url.origin();
         let shown = self.own.iter().chain(&self.others).find(|shown| shown.origins.contains(&origin))?;
@@ -145,7 +145,8 @@ impl CredentialScope {
         Some((name, value))
     }
 
-    /// Over plain http a secret goes only to loopback, or to what `allow_private` covers.
+    /// Returns true if a secret may be sent to `url`: over https, or over plain http to loopback and to
+    /// destinations that `allow_private` covers.
     fn is_safe_on_the_wire(&self, url: &Url) -> bool {
         if url.scheme() == "https" {
             return true;
@@ -173,7 +174,7 @@ fn https(host: &Hostname) -> Option<Origin> {
     Url::parse(&format!("https://{host}/")).ok().map(|url| url.origin())
 }
 
-/// The origins of a host's credential; plain http is checked when it is sent.
+/// The origins of the credential for a host. Plain http is checked when the credential is sent.
 fn origins_of(host: &Hostname) -> Vec<Origin> {
     let plain = Url::parse(&format!("http://{host}/")).ok().map(|url| url.origin());
     https(host).into_iter().chain(plain).collect()

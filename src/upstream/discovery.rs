@@ -4,23 +4,23 @@ use url::Url;
 
 use super::providers::RawObject;
 
-/// The largest discovery document the clients take, in bytes.
+/// The largest discovery document that clients accept, in bytes.
 pub const LIMIT: u64 = 1 << 20;
 
-/// A service that larder asks an upstream for.
+/// A registry service that larder uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Service {
-    /// Where providers come from.
+    /// The provider registry.
     Providers,
-    /// Where modules come from.
+    /// The module registry.
     Modules,
 }
 
 impl Service {
-    /// Both.
+    /// All services.
     pub const ALL: [Self; 2] = [Self::Providers, Self::Modules];
 
-    /// Its key in the document.
+    /// Its key in the discovery document.
     pub fn key(self) -> &'static str {
         match self {
             Self::Providers => "providers.v1",
@@ -32,17 +32,17 @@ impl Service {
 /// The services an upstream offers.
 #[derive(Debug, Clone)]
 pub struct Discovery {
-    /// Every entry, in its order, as upstream wrote it.
+    /// All entries, in upstream's order and spelling.
     pub entries: RawObject,
     /// URL of the document: relative entries resolve against it.
     pub url: Url,
 }
 
 impl Discovery {
-    /// Reads a document.
+    /// Parses a document.
     ///
     /// # Errors
-    /// Says why it is none, for an operator.
+    /// The reason why it is invalid, for an operator.
     pub fn parse(body: &[u8], url: Url) -> Result<Self, String> {
         let entries =
             serde_json::from_slice(body).map_err(|e| format!("its discovery document is no JSON object: {e}"))?;
@@ -55,7 +55,7 @@ impl Discovery {
         essence.trim().eq_ignore_ascii_case("application/json")
     }
 
-    /// The base URL of a service that larder asks for. Of modules, clients add a final slash (PROTOCOL 1.1).
+    /// The base URL of a service. For modules a final slash is added, as clients do (PROTOCOL 1.1).
     pub fn base(&self, service: Service) -> Option<Url> {
         let mut base = self.service(service.key())?;
         if service == Service::Modules && !base.path().ends_with('/') {

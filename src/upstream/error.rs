@@ -25,10 +25,10 @@ pub enum Fault {
     /// 404 or 410.
     #[error("says that it does not exist ({0})")]
     Absent(u16),
-    /// 401, 403, 407 or 451: about our credential or their policy, never about the client's.
+    /// 401, 403, 407 or 451: about larder's credential or upstream's policy, never about the client's.
     #[error("refused larder itself ({0})")]
     Denied(u16),
-    /// Any other 4xx, with the errors it gave.
+    /// Any other 4xx, with the errors that upstream gave.
     #[error("rejected the request ({status}){}", quoted_text(.errors))]
     Rejected {
         /// The status.
@@ -49,28 +49,28 @@ pub enum Fault {
     /// 508: a request loop.
     #[error("answered 508: the request came back to where it had been")]
     Looped,
-    /// No connection, or one that broke.
+    /// No connection, or a broken one.
     #[error("cannot be reached: {0}")]
     Unreachable(String),
-    /// Its name leads nowhere.
+    /// The name does not resolve.
     #[error("cannot be reached: {0}")]
     NoSuchName(String),
     /// TLS failed, or its certificate is not trusted.
     #[error("cannot be trusted: {0}")]
     Untrusted(String),
-    /// It took longer than we wait.
+    /// A time limit was reached.
     #[error("was too slow: {0}")]
     Slow(String),
-    /// The answer is not what the protocol allows.
+    /// The answer violates the protocol.
     #[error("sent something unusable: {}", relayed(.0))]
     Unusable(String),
-    /// It sent more than we take.
+    /// The answer exceeds a size limit.
     #[error("sent more than {0} bytes")]
     TooLarge(u64),
     /// A local limit was reached before or during the request.
     #[error("was not asked: {0}")]
     Crowded(String),
-    /// It was not asked: larder does not go there.
+    /// The egress policy refused the request.
     #[error("may not be asked: {0}")]
     Refused(EgressRefusal),
 }
@@ -92,7 +92,6 @@ impl UpstreamError {
 }
 
 impl Fault {
-    /// The remedy, where there is one.
     fn remedy(&self) -> Option<String> {
         let text = match self {
             Self::Absent(_) | Self::Rejected { .. } => return None,
@@ -109,7 +108,7 @@ impl Fault {
         Some(text.to_owned())
     }
 
-    /// The fault that a status other than success is.
+    /// The fault for a status other than success.
     pub(super) fn of_status(status: u16, retry_after: Option<Duration>, errors: Vec<String>) -> Self {
         match status {
             404 | 410 => Self::Absent(status),
@@ -152,7 +151,7 @@ pub fn relayed(text: &str) -> String {
     const LONGEST: usize = 300;
     let word = |word: &str| {
         let shown = word.split(['?', '#']).next().unwrap_or_default();
-        // // Anything that may be userinfo is treated as a secret.
+        // Anything that may be userinfo is treated as a secret.
         if shown.contains('@') || shown.matches("://").count() > 1 { "(a URL)".to_owned() } else { shown.to_owned() }
     };
     let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -166,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    /// Promise 8: no userinfo and no query of an upstream URL, and no line of upstream's making.
+    /// Promise 8: no userinfo, no query of an upstream URL, and no line break from upstream.
     #[test]
     fn what_upstream_says_is_told_without_secrets_and_in_one_line() {
         for (said, told) in [

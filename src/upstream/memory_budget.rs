@@ -1,5 +1,5 @@
-//! The memory that the bodies of documents take, among all that are there at one time (promise 11): a share for each
-//! upstream, so that one whose documents are large and slow leaves memory for those of others.
+//! The memory budget of document bodies (promise 11). Each upstream has a share, so that one with large and slow
+//! documents leaves memory for the others.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ const ROOM_STEP_KIB: u64 = 64;
 /// Memory limits for documents, in KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DocumentMemoryLimits {
-    /// Of one upstream, wherever it leads.
+    /// Limit for one upstream, wherever its documents lead.
     pub each_kib: u32,
-    /// Of all of them.
+    /// Limit for all upstreams together.
     pub all_kib: u32,
 }
 
-/// The bound that a body met.
+/// The limit that refused a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MemoryLimitReached {
     #[error("as many bytes of documents of this upstream are in memory as may be at one time")]
@@ -29,7 +29,7 @@ pub(super) enum MemoryLimitReached {
     OfAll,
 }
 
-/// The memory for bodies; all copies are of the same.
+/// The memory budget; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct DocumentMemory(Arc<Inner>);
 
@@ -46,11 +46,11 @@ struct TakenMemory {
     all: u64,
 }
 
-/// Memory of a body, released with the last copy.
+/// The memory of a complete body, released with its last copy.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryGrant(#[expect(dead_code, reason = "held, and never looked at")] Option<Arc<GrowingGrant>>);
 
-/// Memory of an arriving body. It never waits for more: a request is granted or refused.
+/// The memory of an arriving body. A request for more never waits: it is granted or refused.
 #[derive(Debug)]
 pub(super) struct GrowingGrant {
     of: DocumentMemory,
@@ -63,7 +63,7 @@ impl DocumentMemory {
         Self(Arc::new(Inner { bound, taken: Mutex::default() }))
     }
 
-    /// Starts a body of this upstream, without memory.
+    /// Starts a body of this upstream, without any memory yet.
     pub(super) fn start_body(&self, upstream: &Hostname) -> GrowingGrant {
         GrowingGrant { of: self.clone(), upstream: upstream.clone(), kib: 0 }
     }
@@ -97,7 +97,7 @@ impl DocumentMemory {
 }
 
 impl GrowingGrant {
-    /// Grows to this many bytes.
+    /// Grows the body's memory to this many bytes.
     ///
     /// # Errors
     /// The limit that was reached; the memory so far stays allocated.

@@ -1,5 +1,5 @@
-//! The registries behind us: what they are, how they are asked, what their documents say.
-//! Knows neither the store nor our own URLs.
+//! The registries behind us: requests to them, limits, and the documents they send. Independent of the store and of
+//! larder's own URLs.
 
 pub mod ask;
 pub mod backoff;
@@ -36,7 +36,7 @@ use crate::config;
 /// One configured registry.
 #[derive(Debug)]
 pub struct Upstream {
-    /// Its section of the configuration.
+    /// Its `[[upstream]]` section.
     pub settings: config::Upstream,
     /// Its credential scope before discovery.
     pub grant: CredentialScope,
@@ -47,7 +47,7 @@ pub struct Upstream {
 pub struct Upstreams(HashMap<Hostname, Arc<Upstream>>);
 
 impl Upstreams {
-    /// Takes the `[[upstream]]` sections, and what others grant them.
+    /// Builds the upstreams from their sections, each with the credentials and private destinations for it.
     pub fn new(
         sections: &[config::Upstream],
         credentials: &[config::Credential],

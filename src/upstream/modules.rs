@@ -1,5 +1,5 @@
-//! Parses `modules.v1`: versions and locations (PROTOCOL 4). Foreign JSON is kept verbatim, so that unknown fields
-//! survive.
+//! Parses `modules.v1`: versions and locations (PROTOCOL 4). Upstream JSON is preserved verbatim, so that unknown
+//! fields survive.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use url::Url;
 use super::providers::{MOST_VERSIONS, RawObject, spelled_once};
 use crate::address::{ModuleAddress, Version};
 
-/// The URL of a module's version list, in the spelling that was asked for.
+/// The URL of a module's version list, in the requested spelling.
 pub fn versions_url(base: &Url, address: &ModuleAddress) -> Result<Url, url::ParseError> {
     base.join(&format!("{}/versions", below(address)))
 }
@@ -24,10 +24,10 @@ fn below(ModuleAddress { namespace, name, system, .. }: &ModuleAddress) -> Strin
     format!("{namespace}/{name}/{system}")
 }
 
-/// A module's version list: what its first module says, because clients read no other (PROTOCOL 4.2).
+/// A module's version list: the first module of the document, because clients read no other (PROTOCOL 4.2).
 #[derive(Debug, Clone)]
 pub struct ModuleVersionList {
-    /// The versions whose text is one, in upstream's order.
+    /// The entries with a valid version, in upstream's order.
     pub versions: Vec<ListedModuleVersion>,
     /// Every other member of the module.
     pub module: RawObject,
@@ -38,20 +38,20 @@ pub struct ModuleVersionList {
 /// One entry of a module's version list.
 #[derive(Debug, Clone)]
 pub struct ListedModuleVersion {
-    /// The version as clients will ask for it.
+    /// The version as clients request it.
     pub version: Version,
-    /// The version as upstream spells it, and wants to be asked for it.
+    /// The version as upstream spells it, for requests to upstream.
     pub spelled: String,
     /// The entry as upstream wrote it.
     pub raw: Box<RawValue>,
 }
 
 impl ModuleVersionList {
-    /// Reads a list. Entries whose version no client could read are left out: clients would warn of each. Of two
-    /// that are the same to a client, the first counts.
+    /// Parses a list. Drops entries with an invalid version, because clients would warn about each. Of versions that
+    /// clients treat as equal, the first counts.
     ///
     /// # Errors
-    /// Says why the document is no version list.
+    /// The reason why the document is no version list.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is no JSON object: {e}"))?;
         let modules = rest.shift_remove("modules").ok_or("it has no \"modules\"")?;
@@ -78,7 +78,7 @@ impl ModuleVersionList {
         Ok(list)
     }
 
-    /// Adds entries for versions that the list does not name itself.
+    /// Adds entries for versions that the list does not contain.
     pub fn add(&mut self, entries: Vec<Box<RawValue>>) {
         let mut known: HashSet<Version> = self.versions.iter().map(|listed| listed.version.clone()).collect();
         for listed in entries.into_iter().filter_map(ListedModuleVersion::read) {

@@ -1,5 +1,5 @@
-//! The query of a registry API page: only known parameters with valid values, in one order. So the number of pages is
-//! bounded, and each has one spelling.
+//! The query of a registry API page: supported parameters with valid values, in a fixed order. This bounds the number
+//! of pages, and gives each one spelling.
 
 use url::form_urlencoded::{Serializer, parse};
 
@@ -8,21 +8,21 @@ use crate::address::{BadAddress, ModuleName};
 /// The longest search text, in characters.
 const LONGEST_SEARCH: usize = 128;
 
-/// Prefix of link-tracking parameters, which no registry reads.
+/// Prefix of link-tracking parameters, which registries ignore.
 const OF_A_LINK: &str = "utm_";
-/// Quoted length of an unknown parameter, in characters.
+/// Characters of an unsupported parameter that an error quotes.
 const LONGEST_SHOWN: usize = 64;
 
-/// A parameter that the protocol knows.
+/// A parameter of the registry API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Parameter {
     /// Page size.
     Limit,
-    /// Whose.
+    /// Filter by namespace.
     Namespace,
-    /// Entries before the page.
+    /// Number of entries to skip.
     Offset,
-    /// For which system, or provider.
+    /// Filter by module system or provider.
     Provider,
     /// Search text.
     Search,
@@ -49,19 +49,19 @@ impl Parameter {
     }
 }
 
-/// A value that its parameter cannot have.
+/// An invalid query.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadQuery {
     /// A parameter that the page does not have.
     #[error("there is no parameter {0:?} here")]
     Unknown(String),
-    /// No number.
+    /// Not a number.
     #[error("{0} must be a number")]
     NoNumber(&'static str),
-    /// No name.
+    /// Not a valid name.
     #[error(transparent)]
     NoName(#[from] BadAddress),
-    /// No text to search for.
+    /// Not a valid search text.
     #[error("q must be text of at most {LONGEST_SEARCH} characters, without control characters")]
     NoSearch,
 }
@@ -71,11 +71,11 @@ pub enum BadQuery {
 pub struct PageQuery {
     /// Page size.
     pub limit: Option<u32>,
-    /// Whose.
+    /// Filter by namespace.
     pub namespace: Option<ModuleName>,
-    /// Entries before it; `None` is 0, the protocol's default.
+    /// Number of entries to skip; `None` is 0, the protocol's default.
     pub offset: Option<u32>,
-    /// For which system.
+    /// Filter by module system or provider.
     pub provider: Option<ModuleName>,
     /// Search text.
     pub search: Option<Box<str>>,
@@ -114,7 +114,7 @@ impl PageQuery {
         Ok(read)
     }
 
-    /// The query as it stands in a URL; empty where it says nothing.
+    /// The query in its one spelling; empty if no parameter is set.
     pub fn text(&self) -> String {
         let mut text = Serializer::new(String::new());
         let mut add = |parameter: Parameter, value: Option<&str>| {
@@ -132,7 +132,7 @@ impl PageQuery {
         text.finish()
     }
 
-    /// A copy with another offset: the previous or next page.
+    /// A copy with another offset, for the previous or next page.
     pub fn at(&self, offset: u32) -> Self {
         Self { offset: Some(offset).filter(|offset| *offset > 0), ..self.clone() }
     }
@@ -142,7 +142,7 @@ fn number(parameter: Parameter, value: &str) -> Result<u32, BadQuery> {
     if !value.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(BadQuery::NoNumber(parameter.word()));
     }
-    // Of digits alone there is nothing else that could be wrong.
+    // Digits alone can fail only by overflow.
     Ok(value.parse().unwrap_or(u32::MAX))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::clock::{CLOCK_SLACK, Timestamp};
 
-/// A rate of requests.
+/// A rate limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     /// Burst size.
@@ -19,19 +19,18 @@ pub(super) struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A full one.
     pub(super) fn full(rate: Rate, now: Timestamp) -> Self {
         Self { left: rate.burst, at: now }
     }
 
-    /// Takes `requests` out, or nothing where there are not so many.
+    /// Takes `requests` tokens. Takes none and returns false if too few are left.
     pub(super) fn spend(&mut self, requests: u32, rate: Rate, now: Timestamp) -> bool {
         if now > self.at {
             let seconds = u32::try_from(now.since(self.at).as_secs()).unwrap_or(u32::MAX);
             self.left = self.left.saturating_add(seconds.saturating_mul(rate.per_second)).min(rate.burst);
             self.at = now;
         } else if self.at > now.after(CLOCK_SLACK) {
-            // The clock was set back: nothing would be added until it has caught up.
+            // The clock was set back. Otherwise no token would be added until it catches up.
             self.at = now;
         }
         match self.left.checked_sub(requests) {

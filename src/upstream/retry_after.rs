@@ -6,10 +6,10 @@ use http::header::{self, HeaderMap};
 
 use crate::clock::Timestamp;
 
-/// The largest Age that means anything (RFC 9111 1.2.2).
+/// The largest `Age` that is accepted (RFC 9111 1.2.2).
 const OLDEST: u64 = 1 << 31;
 
-/// The time at the origin. A cache passes on the origin's Date, with the answer's Age.
+/// The time at the origin: its `Date`, plus the `Age` that a cache adds.
 pub fn date(headers: &HeaderMap) -> Option<Timestamp> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let date = httpdate::parse_http_date(text(header::DATE)?).ok().map(Timestamp::of)?;
@@ -21,7 +21,7 @@ pub fn date(headers: &HeaderMap) -> Option<Timestamp> {
 pub(super) fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let asked = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::trim)?;
     if !asked.is_empty() && asked.bytes().all(|byte| byte.is_ascii_digit()) {
-        // // Too many digits still mean a long time; callers have a limit.
+        // A number that overflows still means a long time; callers limit it.
         return Some(Duration::from_secs(asked.parse().unwrap_or(u64::MAX)));
     }
     let until = httpdate::parse_http_date(asked).ok().map(Timestamp::of)?;
@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(retry_after(&HeaderMap::new(), NOW), None);
     }
 
-    /// A shared cache may pass on an answer of yesterday.
+    /// A shared cache may pass on an old answer.
     #[test]
     fn the_age_of_an_answer_counts_for_its_date() {
         for (age, expected) in

@@ -20,41 +20,40 @@ pub use self::indirection::{location_in_download, location_in_page};
 pub use self::subdir::Subdir;
 pub use self::unsupported::Unsupported;
 
-/// The longest source address that is read, in bytes.
+/// The longest accepted source address, in bytes.
 const LONGEST: usize = 8 * 1024;
 
-/// Where a module is: its package, and where in that.
+/// The source of a module: its package, and the folder in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocatedSource {
     /// The package.
     pub source: PackageSource,
-    /// The module inside it, where that is not the root.
+    /// The module's folder in the package; `None` for the root.
     pub subdir: Option<Subdir>,
 }
 
-/// A package's source.
+/// The source of a package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PackageSource {
     /// One commit of a git repository.
     Git(GitSource),
     /// An archive over http or https.
     Archive(ArchiveSource),
-    /// A page that names the source: it is to be asked as it stands here, `terraform-get=1` included. Its answer is
-    /// parsed with this URL as base.
+    /// A page that names the source. It is requested at exactly this URL, which includes `terraform-get=1`. Its answer
+    /// is parsed with this URL as base.
     Indirect(Url),
-    /// Only the client itself can fetch it.
+    /// A source that only clients can fetch.
     Unsupported(Unsupported),
 }
 
-/// In characters: the longest name in the DNS (RFC 1035, section 2.3.4).
+/// The longest DNS name, in characters (RFC 1035, section 2.3.4).
 const LONGEST_HOST: usize = 255;
 
-/// A source address that no client could follow, or that larder must not. Names its host at most: there may be
-/// secrets in the rest.
+/// An invalid or forbidden source address. The error names the host at most, because the rest may contain secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the source address{} {why}", host.as_ref().map_or_else(String::new, |host| format!(" at {host}")))]
 pub struct BadSource {
-    /// The host it names, where it names one; cut short where no name is that long.
+    /// The host, if the address has one, cut to the longest DNS name.
     pub host: Option<String>,
     /// The problem.
     pub why: &'static str,
@@ -71,7 +70,7 @@ impl BadSource {
 }
 
 impl PackageSource {
-    /// Parses the location of a module; `base` is the URL that was asked, which `/…`, `./…` and `../…` are relative to.
+    /// Parses the location of a module. `base` is the requested URL, against which `/…`, `./…` and `../…` resolve.
     /// Addresses with userinfo are refused (promise 7), except `ssh://git@…`.
     ///
     /// # Errors
@@ -126,7 +125,7 @@ fn package_of(package: &str, whole: &str) -> Result<LocatedSource, BadSource> {
     Ok(LocatedSource { source: of_url(forced.unwrap_or(&scheme), url, whole)?, subdir: None })
 }
 
-/// The source that a getter makes of a URL.
+/// The source of a URL for this getter.
 fn of_url(getter: &str, url: Url, whole: &str) -> Result<PackageSource, BadSource> {
     let unsupported = |what| Ok(PackageSource::Unsupported(Unsupported::new(what, whole)));
     match (getter, url.scheme()) {
@@ -157,7 +156,7 @@ fn has_scheme(text: &str) -> bool {
     })
 }
 
-/// Returns true for schemes that are parsed.
+/// Returns true for schemes that larder parses as URLs.
 fn is_known(scheme: &str) -> bool {
     ["http", "https", "ssh"].iter().any(|known| scheme.eq_ignore_ascii_case(known))
 }
@@ -170,7 +169,7 @@ fn parse_url(text: &str) -> Result<Url, BadSource> {
     Ok(url)
 }
 
-/// A getter or scheme, for people.
+/// A label for people, for a getter or scheme.
 fn scheme_name(scheme: &str) -> &'static str {
     match scheme.to_ascii_lowercase().as_str() {
         "s3" => "an Amazon S3 bucket",

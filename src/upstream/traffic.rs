@@ -18,7 +18,7 @@ pub struct Traffic {
     requests: Family<Answered, Counter>,
     bytes: Family<From, Counter>,
     refusals: Family<Refused, Counter>,
-    /// Every upstream since the start, including removed ones.
+    /// All upstreams since the start, including removed ones.
     upstreams: Arc<Mutex<BTreeSet<Hostname>>>,
 }
 
@@ -73,7 +73,7 @@ impl Traffic {
         );
     }
 
-    /// Lets an upstream be seen before anything was asked of it: at nothing.
+    /// Creates the counters of an upstream at zero, so that they are visible before its first request.
     pub(super) fn expect(&self, upstream: &Hostname) {
         self.upstreams.lock().insert(upstream.clone());
         self.bytes.get_or_create_owned(&from(upstream));
@@ -96,7 +96,7 @@ impl Traffic {
 
     /// The counters of one upstream since the start.
     pub fn of(&self, host: &Hostname) -> UpstreamTraffic {
-        // Only a look: asking for a label set that never happened must not make it.
+        // `get`, because reading must not create label sets.
         let asked =
             |status| self.requests.get(&Answered { host: host.to_string(), status }).map_or(0, |count| count.get());
         let statuses = status_labels();
@@ -129,7 +129,7 @@ impl Traffic {
 
 const NO_STATUS: &str = "none";
 
-/// Every word that a status can be.
+/// All status labels.
 fn status_labels() -> BTreeSet<&'static str> {
     (0..=600).map(status_label).chain([NO_STATUS]).collect()
 }
@@ -138,8 +138,8 @@ fn from(host: &Hostname) -> From {
     From { host: host.to_string() }
 }
 
-/// A status as a label: an upstream may send any number. Statuses that matter to an operator have their own label;
-/// others share that of their class.
+/// The label of a status. An upstream may send any number, so only statuses that matter to an operator have their own
+/// label. Others share that of their class.
 fn status_label(status: u16) -> &'static str {
     macro_rules! word_of {
         ($($told:literal)*) => {

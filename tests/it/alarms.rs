@@ -1,4 +1,4 @@
-//! Alarms (DESIGN 3): each stands until what it is about is resolved, and none hides another.
+//! Alarms (DESIGN 3): each one stays until its cause is resolved, and none hides another.
 
 use larder::address::{Address, Hostname, Name, ProviderAddress};
 use larder::clock::Timestamp;
@@ -14,7 +14,7 @@ use crate::support::upstream::{FakeUpstream, Fault, SigningKey, Target};
 
 const PACKAGE_130: &str = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";
 
-/// The alarms that stand, each by its kind and version.
+/// The open alarms, each with its kind and version.
 async fn standing(larder: &Larder) -> Vec<(String, String)> {
     larder.alarms().await.into_iter().map(|(kind, _, version, _)| (kind, version)).collect()
 }
@@ -35,7 +35,7 @@ fn alarms_of(name: &str) -> Key {
     Key::Alarms(Address::Provider(provider(name)))
 }
 
-/// Puts a record of alarms into a store that no larder has.
+/// Writes a record of alarms into a closed store.
 fn record(folder: &Folder, name: &str, alarms: &[Value]) {
     let store = Store::open(folder.path(), Timestamp(1)).unwrap();
     let record = json!({ "alarms": alarms }).to_string();
@@ -65,7 +65,7 @@ async fn with_a_new_key(upstream: &FakeUpstream, stranger: &SigningKey) -> Larde
     larder
 }
 
-/// Promise 14: only what was accepted is resolved.
+/// Promise 14: only an accept that succeeded resolves an alarm.
 #[tokio::test]
 async fn an_accept_that_fails_resolves_no_alarm() {
     let upstream = upstream_with(edition(1)).await;
@@ -79,7 +79,7 @@ async fn an_accept_that_fails_resolves_no_alarm() {
     assert_eq!(standing(&larder).await, alarms(&[]));
 }
 
-/// Promise 14: the key that is accepted is the one that signs now, and no other.
+/// Promise 14: the accepted key is the one that signs now, and no other.
 #[tokio::test]
 async fn accepting_one_new_key_says_nothing_of_another() {
     let upstream = upstream_with(edition(1)).await;
@@ -91,7 +91,7 @@ async fn accepting_one_new_key_says_nothing_of_another() {
     assert!(larder.alarms().await[0].3["detail"].as_str().unwrap().contains(&first.fingerprint()));
 }
 
-/// Promise 15: trust in a key that is widened to all versions is told, though no file has changed.
+/// Promise 15: widening the trust in a key to all versions is reported, although no file changes.
 #[tokio::test]
 async fn accepting_a_new_key_for_the_provider_is_reported() {
     let upstream = upstream_with(edition(1)).await;
@@ -106,7 +106,7 @@ async fn accepting_a_new_key_for_the_provider_is_reported() {
     assert!(install(&larder).await.2 == zip(&upstream));
 }
 
-/// Promise 14: two keys that sign one version are two findings.
+/// Promise 14: two keys that sign one version raise two alarms.
 #[tokio::test]
 async fn a_second_new_key_of_a_version_does_not_hide_the_first() {
     let upstream = upstream_with(edition(1)).await;
@@ -124,7 +124,7 @@ async fn a_second_new_key_of_a_version_does_not_hide_the_first() {
     }
 }
 
-/// Promise 14: what one platform is refused for is not undone by another that is as it was.
+/// Promise 14: an unchanged set of another platform does not resolve a refusal.
 #[tokio::test]
 async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
     let both = |provider: crate::support::upstream::Provider| provider.platform("linux_amd64").platform("darwin_arm64");
@@ -133,7 +133,7 @@ async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
     for platform in ["linux_amd64", "darwin_arm64"] {
         larder.document_for("null", "1.2.0", platform).await.expect(200);
     }
-    // A registry that lies to one platform alone.
+    // A registry that lies to one platform only.
     let stranger = SigningKey::another();
     for _ in 0..2 {
         upstream.publish(both(edition(2)).signed_by(&stranger));
@@ -143,12 +143,12 @@ async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
         assert_eq!(standing(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]));
     }
     assert_eq!(larder.metric("larder_alarms_total").await, 1.0);
-    // The same set resolves it where it was refused.
+    // The old set resolves the alarm on the platform where the new one was refused.
     larder.document("null", "1.2.0").await.expect(200);
     assert_eq!(standing(&larder).await, alarms(&[]));
 }
 
-/// Promise 15: a re-release that upstream takes back leaves nothing to accept, and no alarm for ever.
+/// Promise 15: after upstream withdraws a re-release, there is nothing to accept, and its alarm must not stay forever.
 #[tokio::test]
 async fn accept_of_a_withdrawn_version_resolves_its_alarms() {
     for is_held in [true, false] {
@@ -163,7 +163,7 @@ async fn accept_of_a_withdrawn_version_resolves_its_alarms() {
         larder.document("null", "1.2.0").await.expect(if is_held { 200 } else { 502 });
         assert_eq!(standing(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]));
         upstream.withdraw("acme", "null", "1.2.0");
-        // While upstream cannot be asked, nobody knows.
+        // While upstream does not answer, the alarm stays.
         upstream.fault(Target::Document, Fault::Status(503));
         upstream.fault(Target::Versions, Fault::Status(503));
         larder.tell("accept", NULL_120).await;
@@ -173,7 +173,7 @@ async fn accept_of_a_withdrawn_version_resolves_its_alarms() {
         let done = larder.tell("accept", NULL_120).await;
         assert_eq!((outcomes(&done), &done["ok"]), (vec![(PACKAGE, "withdrawn")], &true.into()), "{is_held}: {done}");
         assert!(!standing(&larder).await.contains(&alarms(&[("waits-for-accept", "1.2.0")])[0]), "{is_held}");
-        // Nothing was recorded.
+        // The accept recorded nothing: the re-release is refused again.
         upstream.publish(edition(2).signed_by(&SigningKey::another()));
         let now = larder.document("null", "1.2.0").await;
         if is_held {
@@ -184,7 +184,6 @@ async fn accept_of_a_withdrawn_version_resolves_its_alarms() {
     }
 }
 
-/// An alarm about what is stored no more is resolved with it.
 #[tokio::test]
 async fn purge_of_a_dropped_version_resolves_its_alarm() {
     let upstream = upstream_with(edition(1)).await;
@@ -202,7 +201,7 @@ async fn purge_of_a_dropped_version_resolves_its_alarm() {
     assert_eq!(standing(&larder).await, alarms(&[("dropped", "1.3.0")]));
 }
 
-/// What is no upstream any more cannot be asked for what it has: `purge` resolves what is left of it.
+/// A registry that is no upstream any more cannot be asked, so `accept` is impossible: `purge` resolves its alarms.
 #[tokio::test]
 async fn purge_resolves_the_alarms_of_a_registry_that_is_no_upstream_any_more() {
     let upstream = upstream_with(edition(1)).await;
@@ -219,7 +218,7 @@ async fn purge_resolves_the_alarms_of_a_registry_that_is_no_upstream_any_more() 
     assert_eq!(standing(&other).await, alarms(&[]), "{done}");
 }
 
-/// Section 4: a stored version that upstream's list dropped; a list that is gone lists nothing.
+/// Section 4: a version list that is 404 has dropped every stored version.
 #[tokio::test]
 async fn a_version_list_that_is_gone_has_dropped_all_that_is_stored() {
     let upstream = upstream_with(edition(1)).await;
@@ -237,7 +236,7 @@ async fn a_version_list_that_is_gone_has_dropped_all_that_is_stored() {
     assert_eq!(standing(&larder).await, alarms(&[]));
 }
 
-/// Promise 14: however many alarms one provider brings about, another's are raised.
+/// Promise 14: alarms are limited per provider, so those of one provider never suppress those of another.
 #[tokio::test]
 async fn the_alarms_of_one_provider_leave_room_for_those_of_another() {
     let upstream = upstream_with(edition(1)).await;
@@ -254,7 +253,8 @@ async fn the_alarms_of_one_provider_leave_room_for_those_of_another() {
     assert_eq!(raised.len(), 1001);
 }
 
-/// Promise 10: an alarm that cannot be read costs itself alone, and a newer larder finds it again.
+/// Promise 10: an unreadable alarm is skipped without affecting others. An alarm of an unknown kind stays in the record
+/// for a newer larder.
 #[tokio::test]
 async fn an_alarm_that_cannot_be_read_takes_no_other_with_it() {
     let upstream = upstream_with(edition(1)).await;
@@ -275,7 +275,7 @@ async fn an_alarm_that_cannot_be_read_takes_no_other_with_it() {
     assert!(written.len() == 4 && written.contains(&unknown), "{written:?}");
 }
 
-/// Promise 14: what was seen is not recorded before the alarm of it is: otherwise a restart would forget the alarm.
+/// Promise 14: the alarm is written before the first-seen record; otherwise a restart would lose it.
 #[tokio::test]
 async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     let upstream = upstream_with(edition(1)).await;
@@ -293,7 +293,7 @@ async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
 }
 
-/// Promise 14: as soon as the alarm can be written, what is seen is recorded again.
+/// Promise 14: once the alarm can be written, first-seen records are written again.
 #[tokio::test]
 async fn an_alarm_that_could_not_be_written_is_written_later() {
     let upstream = upstream_with(edition(1)).await;
@@ -313,7 +313,7 @@ async fn an_alarm_that_could_not_be_written_is_written_later() {
     assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
 }
 
-/// Section 3: what `verify` finds waits for `accept` under its own name, and `accept` knows of it.
+/// Section 3: an alarm of `verify` has the kind and address that `accept` resolves.
 #[tokio::test]
 async fn verify_raises_an_alarm_for_a_first_seen_record_that_cannot_be_rebuilt() {
     let upstream = upstream_with(edition(1)).await;

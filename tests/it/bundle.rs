@@ -1,4 +1,4 @@
-//! Bundles: what is warmed on one side of a gap installs on the other, and only what is proven there is taken.
+//! Bundles: packages warmed on one side of an air gap install on the other, and only verified ones are imported.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use crate::support::process::{Process, Said};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Provider, Telling};
 
-/// The words that name the whole estate.
+/// The arguments that select every configuration and platform of the estate.
 fn whole_estate() -> Vec<String> {
     let platforms = PLATFORMS.map(|platform| format!("--platform={platform}"));
     [vec!["--for=prod".to_owned(), "--for=dev".to_owned()], platforms.to_vec()].concat()
@@ -27,7 +27,7 @@ async fn create(estate: &Estate, folder: &Folder, out: &str, more: &[&str]) -> S
     said
 }
 
-/// Done when 2, through larders that run: the receiving one serves what is applied without a restart.
+/// Through running larders: the receiving one serves the imported packages without a restart.
 #[tokio::test]
 async fn a_bundle_applied_to_a_sealed_larder_installs_in_every_folder() {
     let Some(client) = Terraform::find() else { return };
@@ -63,7 +63,7 @@ async fn a_bundle_applied_to_a_sealed_larder_installs_in_every_folder() {
     assert!(entries.iter().all(|told| told["outcome"] == "held"), "{receipt:#}");
 }
 
-/// The same where neither of them runs: the commands open the stores themselves.
+/// Without running larders: the commands open the stores themselves.
 #[tokio::test]
 async fn a_bundle_applied_to_an_unserved_store_installs_once_larder_serves_it() {
     let Some(client) = Terraform::find() else { return };
@@ -83,7 +83,7 @@ async fn a_bundle_applied_to_an_unserved_store_installs_once_larder_serves_it() 
     }
 }
 
-/// Done when 3: what a sealed larder says is missing is the order for the bundle that makes it work.
+/// The output of `larder missing` is a valid input of `bundle create`.
 #[tokio::test]
 async fn the_missing_list_of_a_sealed_larder_makes_the_next_bundle() {
     let Some(client) = Terraform::find() else { return };
@@ -111,7 +111,7 @@ async fn the_missing_list_of_a_sealed_larder_makes_the_next_bundle() {
     assert!(!missing.out.contains("acme/text"), "{missing:?}");
 }
 
-/// Done when 2: a delta carries what is new, what leads there, and nothing else.
+/// A delta contains the new packages, the documents that lead to them, and nothing else.
 #[tokio::test]
 async fn a_delta_is_as_large_as_what_is_new() {
     const OLD: usize = 3_000_000;
@@ -151,13 +151,13 @@ async fn a_delta_is_as_large_as_what_is_new() {
     let path = there.archive_path("two", "1.3.0").await;
     assert!(there.get(&path).await.expect(200).body == upstream.archive_bytes("acme", "two", "1.3.0", "linux_amd64"));
 
-    // What is there altogether makes no bundle at all, and that is said.
+    // A delta to a complete inventory contains no packages.
     let inventory = get(&format!("{}/admin/v1/inventory", larder.admin())).await.expect(200).json();
     let nothing = bundle_of(&larder, &job, Some(inventory)).await;
     assert!(nothing.len() < 4096, "{}", nothing.len());
 }
 
-/// Where only the proof is new, the archive stays at home.
+/// A delta with a new proof set omits the unchanged archive.
 #[tokio::test]
 async fn a_delta_leaves_out_an_archive_that_is_there_and_brings_its_new_proof() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
@@ -175,14 +175,14 @@ async fn a_delta_leaves_out_an_archive_that_is_there_and_brings_its_new_proof() 
     assert!(delta.len() < 60_000, "{}", delta.len());
     let receipt = there.apply(delta.clone(), &key.trust()).await.unwrap();
     assert!(receipt.ok, "{receipt:#?}");
-    // On a store that has not what the inventory says it has, that is said.
+    // A store without the archives of that inventory refuses the delta's entry.
     let receipt = Sealed::new(key.sealed()).apply(delta, &key.trust()).await.unwrap();
     let (what, why) = crate::support::gap::refusal(&receipt);
     assert_eq!(what, format!("{HOST}/acme/null 1.2.0 (linux_amd64)"));
     assert!(why.contains("a delta to an inventory of another store"), "{why}");
 }
 
-/// The same store, the same order and the same time give the same bytes; and anybody can look into them.
+/// Equal contents and time give equal bytes, in an ordinary tar.
 #[tokio::test]
 async fn a_bundle_made_twice_is_the_same_and_opens_as_any_tar() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
@@ -203,7 +203,7 @@ async fn a_bundle_made_twice_is_the_same_and_opens_as_any_tar() {
     assert_eq!(distinct.len(), names.len());
 }
 
-/// Modules over git: the commit and the tree are told, and the tree is digested again where it is applied.
+/// The manifest records commit and tree of a git module; the import digests the tree again.
 #[tokio::test]
 async fn a_module_of_a_repository_is_carried_with_its_commit_and_installs() {
     let Some(client) = Terraform::find() else { return };
@@ -230,7 +230,7 @@ async fn a_module_of_a_repository_is_carried_with_its_commit_and_installs() {
     workspace.init().await.expect_success();
 }
 
-/// What is served is what was carried: a bundle made of the receiving store says the same as the first.
+/// A bundle exported from the receiving store is identical to the first one.
 #[tokio::test]
 async fn applied_packages_can_be_bundled_again() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
@@ -283,7 +283,7 @@ async fn a_bundle_on_a_store_that_has_something_newer_takes_nothing_away() {
     let older = bundle(&upstream, &key, &["acme/null"], &["linux_amd64"]).await;
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
     let larder = key.signs(Larder::mirroring(&upstream)).start().await;
-    // A list of another second is a newer one.
+    // Times have a resolution of one second: only a later second makes the list newer.
     larder.clock.advance(std::time::Duration::from_secs(5));
     let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
     let newer = bundle_of(&larder, &job, None).await;

@@ -1,4 +1,4 @@
-//! Bundles that were damaged on the way: each byte of one counts, each place to break off is survived.
+//! Bundles damaged in transit: every flipped byte is detected, and every truncation is survived.
 
 use std::io::{Cursor, Read, Write};
 
@@ -15,10 +15,9 @@ use crate::support::process::{Process, command, run, serving};
 use crate::support::published_module::publish_module;
 use crate::support::upstream::{FakeUpstream, Provider};
 
-/// How many bytes are flipped.
 const FLIPS: usize = 200;
 
-/// A bundle that has some of everything: two platforms with one SHA256SUMS, another provider, a module.
+/// A bundle with two platforms under one SHA256SUMS, another provider, and a module.
 async fn some_of_everything(key: &BundleKey) -> Vec<u8> {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64"));
@@ -28,17 +27,17 @@ async fn some_of_everything(key: &BundleKey) -> Vec<u8> {
     bundle(&upstream, key, &what, &["linux_amd64", "darwin_arm64"].map(|platform| platform)[..1]).await
 }
 
-/// A file of a bundle: its name, where its header begins, where the next one does, and what it is.
+/// A file of a bundle: its name, the offset of its header, and the offset of the next header.
 struct Place {
     name: String,
     from: usize,
     to: usize,
-    /// What it comes with, and what it is to that; none for the manifest and its signature.
+    /// The entry that the file belongs to, and its role there; none for the manifest and its signature.
     of: Option<(String, String)>,
 }
 
 impl Place {
-    /// Whether this is what somebody is told who must find what was damaged: the thing, and the file of it.
+    /// Tells if this refusal names both the entry and the damaged file.
     fn is_named_by(&self, told: &EntryOutcome) -> bool {
         let ApplyOutcome::Refused { why } = &told.outcome else { return false };
         let (what, role) = self.of.as_ref().unwrap();
@@ -48,7 +47,7 @@ impl Place {
     }
 }
 
-/// Where each file of a bundle is.
+/// Locates the files of a bundle.
 fn places(bundle: &[u8]) -> Vec<Place> {
     let (mut archive, mut manifest) = (tar::Archive::new(bundle), Vec::new());
     let mut places = Vec::new();
@@ -73,13 +72,12 @@ fn place_of(places: &[Place], at: usize) -> Option<&Place> {
     places.iter().find(|place| (place.from..place.to).contains(&at))
 }
 
-/// The first thing that was refused.
 fn first_refused(receipt: &Receipt) -> &EntryOutcome {
     let is_refused = |told: &&EntryOutcome| matches!(told.outcome, ApplyOutcome::Refused { .. });
     receipt.entries.iter().find(is_refused).unwrap_or_else(|| panic!("{receipt:#?}"))
 }
 
-/// What somebody is told of a bundle that was not taken whole.
+/// The text of an error or of a receipt.
 fn told(applied: &Result<Receipt, ApplyError>) -> String {
     match applied {
         Err(error) => error.to_string(),
@@ -87,7 +85,7 @@ fn told(applied: &Result<Receipt, ApplyError>) -> String {
     }
 }
 
-/// Done when 2. Signed or not: what nobody signed and was altered by chance is found, too.
+/// Accidental damage is found in unsigned bundles too.
 #[tokio::test]
 async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
     let key = BundleKey::new();
@@ -107,7 +105,7 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
         let said = told(&applied);
         assert!(!applied.as_ref().is_ok_and(|receipt| receipt.ok), "byte {at}: {said}");
         match place_of(&places, at) {
-            // The manifest speaks for all, so nothing was changed.
+            // The manifest covers everything, so nothing is imported if it is damaged.
             Some(Place { name, of: None, .. }) => {
                 assert!(applied.is_err(), "byte {at} of {name}: {said}");
                 assert!(contents(&there.folder).is_empty());
@@ -115,10 +113,10 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
             Some(place) => {
                 assert!(place.is_named_by(first_refused(&applied.unwrap())), "byte {at} of {:?}: {said}", place.of);
             }
-            // After the last file: all of it is there, and that something is wrong is said.
+            // Damage after the last file: everything is imported, and the damage is reported.
             None => assert!(said.contains("does not end where its manifest does"), "byte {at}: {said}"),
         }
-        // What is refused is visible nowhere, and the bundle as it was heals it.
+        // Nothing refused is visible, and the undamaged bundle completes the import.
         if number % 20 == 0 {
             let receipt = there.apply(signed.clone(), &key.trust()).await.unwrap();
             assert!(receipt.ok, "{receipt:#?}");
@@ -131,7 +129,6 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
     }
 }
 
-/// The same bundle as somebody makes it who has no key.
 fn without_signature(signed: &[u8]) -> Vec<u8> {
     let places = places(signed);
     let signature = places.iter().find(|place| place.name == "larder-bundle.sig").unwrap();
@@ -157,7 +154,7 @@ async fn a_truncated_bundle_leaves_what_came_whole_and_says_where_it_ended() {
             continue;
         };
         assert!(!receipt.ok);
-        // Whatever ends in the middle of something ends in this.
+        // A cut inside a file is reported with its entry and role.
         if let Some(place) = place_of(&places, cut) {
             let (what, role) = place.of.as_ref().unwrap();
             let ended = receipt.ended.as_deref().unwrap();
@@ -179,7 +176,7 @@ async fn a_truncated_bundle_leaves_what_came_whole_and_says_where_it_ended() {
     }
 }
 
-/// A bundle in parts of a mebibyte, in memory.
+/// A bundle in parts of 1 MiB, in memory.
 struct Parts {
     list: PartList,
     parts: Vec<Vec<u8>>,
@@ -203,7 +200,7 @@ impl Parts {
 
 const PART: usize = 1 << 20;
 
-/// The parts have digests of their own. The thing is named all the same, and the part beside it.
+/// Parts have their own digests: the error names the damaged part as well as the entry.
 #[tokio::test]
 async fn damage_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
@@ -216,7 +213,7 @@ async fn damage_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
     assert!(applied(&Parts::of(&whole)).await.unwrap().ok);
     let mut random = rand::rngs::StdRng::seed_from_u64(8);
     let mut at: Vec<usize> = (0..FLIPS / 5).map(|_| random.gen_range(0..whole.len())).collect();
-    // Of each file, whatever its size.
+    // At least one byte of each file, however small.
     at.extend(places.iter().map(|place| place.from + 512));
     for at in at {
         let mut parts = Parts::of(&whole);
@@ -252,7 +249,7 @@ async fn bytes_behind_the_end_of_a_bundle_are_refused() {
     assert!(!receipt.ok && receipt.ended.unwrap().contains("something follows the end"));
 }
 
-/// Done when 2: `kill -9` while the running larder takes one in, at many places; the next is complete.
+/// `kill -9` during an import, at several points; the next import completes it.
 #[tokio::test]
 async fn a_running_larder_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
     let key = BundleKey::new();
@@ -266,7 +263,7 @@ async fn a_running_larder_that_is_killed_in_the_middle_takes_the_rest_the_next_t
         let giving = Giving::to(&running, &folder);
         let some = whole.len() * part / 8;
         giving.more(&whole[..some]).await;
-        // It has taken in what it was sent as far as it can, and waits for more; or is about to.
+        // Half of the kills wait until something was imported; the others come at once.
         if part % 2 == 0 {
             eventually("something came in", async || (!folder.files("documents").is_empty()).then_some(())).await;
         }
@@ -279,7 +276,7 @@ async fn a_running_larder_that_is_killed_in_the_middle_takes_the_rest_the_next_t
     }
 }
 
-/// The same of the command that opens the store itself.
+/// The command opens the store itself.
 #[tokio::test]
 async fn a_command_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
     const MANY: usize = 16;
@@ -309,7 +306,7 @@ async fn a_command_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
     assert!(settled_contents(key.sealed(), &folder).await == contents(&clean.folder));
 }
 
-/// Each thing is told when it has come to its end, and the receipt comes last.
+/// The receipt is the last event.
 #[tokio::test]
 async fn the_outcome_of_each_entry_is_reported_as_it_happens() {
     let key = BundleKey::new();

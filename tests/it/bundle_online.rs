@@ -1,4 +1,4 @@
-//! Bundles that a larder takes which has upstreams of its own: what clients ask for goes on beside them.
+//! Bundles imported by a larder that has upstreams too: clients' requests continue during the import.
 
 use std::io::Write;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::support::published_module::publish_module;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
-/// acme/NAME of a third of a megabyte each.
+/// An upstream with acme/NAME 1.2.0 of 300 kB each.
 async fn publishing(names: &[&str]) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for name in names {
@@ -20,7 +20,7 @@ async fn publishing(names: &[&str]) -> FakeUpstream {
     upstream
 }
 
-/// Fetches an archive by its document, and says where it was.
+/// Fetches an archive by its download document and returns its path.
 async fn install(larder: &Larder, name: &str) -> String {
     let path = larder.archive_path(name, "1.2.0").await;
     larder.get(&path).await.expect(200);
@@ -28,7 +28,7 @@ async fn install(larder: &Larder, name: &str) -> String {
     path
 }
 
-/// What was held already is told so, and must be there when the apply has ended.
+/// The receipt reports stored entries as `held`, so they must still be stored when the import ends.
 #[tokio::test]
 async fn stored_archives_that_a_bundle_lists_are_not_evicted_for_its_others() {
     let (upstream, key) = (publishing(&["one", "other", "two", "three", "four"]).await, BundleKey::new());
@@ -47,7 +47,7 @@ async fn stored_archives_that_a_bundle_lists_are_not_evicted_for_its_others() {
     let other = larder.archive_path("other", "1.2.0").await;
     assert!(larder.get(&other).await.expect(200).is("larder; hit"));
     assert_eq!(larder.folder.blobs().len(), 3);
-    // Once it is over, it is as any other.
+    // After the import they are evicted like any other.
     larder.clock.advance(Duration::from_secs(120));
     for name in ["two", "three", "four"] {
         install(&larder, name).await;
@@ -55,7 +55,7 @@ async fn stored_archives_that_a_bundle_lists_are_not_evicted_for_its_others() {
     assert!(larder.get(&one).await.expect(200).is("fwd=miss"), "it stays for good");
 }
 
-/// So what of it is held counts where there must be room for the rest.
+/// The bundle's own stored archives are not evicted for the rest, so they reduce the disk space for it.
 #[tokio::test]
 async fn a_bundle_that_fits_only_in_place_of_what_it_names_itself_is_refused_at_once() {
     let (upstream, key) = (publishing(&["one"]).await, BundleKey::new());
@@ -67,12 +67,13 @@ async fn a_bundle_that_fits_only_in_place_of_what_it_names_itself_is_refused_at_
     let said = given(&larder, both).await.expect(507).text();
     assert!(said.contains("what of the bundle is held already"), "{said}");
     assert!(larder.get(&one).await.expect(200).is("larder; hit"));
-    // Alone it goes in, in place of what it does not name.
+    // Alone it fits, in place of an archive that it does not list.
     assert!(applied_by(&larder, large).await.ok);
     until("what the bundle does not name is evicted", async || larder.folder.blobs().len() == 1).await;
 }
 
-/// Promise 8: whoever made the bundle named that origin, and no upstream did until it says the same.
+/// Promise 8: an origin that only a bundle's discovery document names gets no credential until the upstream names it
+/// too.
 #[tokio::test]
 async fn an_origin_that_only_a_bundle_names_is_shown_no_credential() {
     let (registry, services, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
@@ -101,7 +102,7 @@ async fn an_origin_that_only_a_bundle_names_is_shown_no_credential() {
     assert_eq!(shown(), [None]);
     assert_eq!(registry.count_of(Target::Discovery), 0, "it was not the bundle's document that led there");
 
-    // The upstream says the same: now it is its word.
+    // After the revalidation the upstream itself names the origin.
     larder.clock.advance(Duration::from_secs(2 * 3600));
     services.forget_requests();
     larder.versions("third").await.expect(200);
@@ -109,7 +110,7 @@ async fn an_origin_that_only_a_bundle_names_is_shown_no_credential() {
     assert_eq!(shown(), [Some("Bearer of-this-larder-alone".to_owned())]);
 }
 
-/// A larder whose clock is half a minute ahead, so that what it was told is newer; what it makes of that.
+/// A bundle from a larder whose clock is half a minute ahead, so that its documents are newer.
 async fn made_later(upstream: &FakeUpstream, key: &BundleKey, what: &[&str]) -> Vec<u8> {
     let clock = Clock::system();
     clock.advance(Duration::from_secs(30));
@@ -127,7 +128,7 @@ fn net(upstream: &FakeUpstream, version: &str) {
     upstream.publish_module(Module::new("acme", "net", "test").version(version).at("/files/net.tar.gz"));
 }
 
-/// Section 4: what is held stays listed, whoever's list comes; each entry as its upstream wrote it.
+/// Section 4: stored versions stay listed whatever list is imported, each entry as its own upstream wrote it.
 #[tokio::test]
 async fn a_list_that_a_bundle_brings_hides_nothing_that_is_stored() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
@@ -150,7 +151,7 @@ async fn a_list_that_a_bundle_brings_hides_nothing_that_is_stored() {
     for told in ["applied", "held"] {
         let receipt = applied_by(&larder, bytes.clone()).await;
         assert!(receipt.ok, "{receipt:#?}");
-        // The discovery document is the upstream's own.
+        // The first entry is the discovery document; the stored one is the upstream's own and stays.
         assert!(outcomes(&receipt)[1..].iter().all(|(_, outcome)| outcome == told), "{receipt:#?}");
         let listed = larder.versions("null").await.expect(200).text();
         assert!(listed.contains("\"1.2.0\""), "{listed}");
@@ -160,7 +161,7 @@ async fn a_list_that_a_bundle_brings_hides_nothing_that_is_stored() {
     }
 }
 
-/// The list that is held may be newer than the bundle, and name no more what that brings.
+/// The cached list may be newer than the bundle and lack the bundle's versions.
 #[tokio::test]
 async fn versions_of_a_bundle_are_listed_beside_a_newer_cached_list() {
     let (mut upstream, key) = (FakeUpstream::start().await, BundleKey::new());
@@ -189,7 +190,7 @@ async fn versions_of_a_bundle_are_listed_beside_a_newer_cached_list() {
     assert!(larder.get(&path).await.expect(200).body == zip);
 }
 
-/// What was asked before the bundle came is older than what that brought, whenever it arrives.
+/// A request that began before the import yields an older document, whenever it completes.
 #[tokio::test]
 async fn a_fetch_in_flight_replaces_no_newer_document_of_a_bundle() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
@@ -216,7 +217,8 @@ async fn a_fetch_in_flight_replaces_no_newer_document_of_a_bundle() {
     assert_eq!(upstream.count_of(Target::Versions), 1);
 }
 
-/// What another `url` said is never used for this one (a larder behind a larder), so it replaces nothing.
+/// A discovery document from another `url` is never used for this upstream (larder behind larder), so it replaces
+/// nothing.
 #[tokio::test]
 async fn a_discovery_document_of_another_place_hides_none_that_the_upstream_sent() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());

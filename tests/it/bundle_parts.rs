@@ -1,4 +1,4 @@
-//! Bundles in parts, and their keys, as the commands make and take them.
+//! Bundles in parts, output files and keys of the bundle commands.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::support::larder::{Folder, Larder};
 use crate::support::process::{Process, Said, command, run};
 use crate::support::upstream::{FakeUpstream, Provider};
 
-/// A store with some megabytes in it, and a key that signs.
+/// A store for some megabytes of providers, and a key that signs bundles.
 struct Site {
     folder: Folder,
     key: BundleKey,
@@ -37,7 +37,7 @@ impl Site {
         run(command(self.folder.path(), &[&arguments[..], &platform, more].concat())).await
     }
 
-    /// Applies what lies there to a new store; what was said, and what the store has then.
+    /// Imports this file or folder into a new store; returns the output and the store's contents.
     async fn apply(&self, from: &Path) -> (Said, std::collections::BTreeMap<String, Vec<u8>>) {
         let there = Folder::new();
         let config = there.path().join("mirror.toml");
@@ -83,7 +83,6 @@ async fn parts_are_applied_as_one_and_a_part_that_is_missing_or_wrong_is_named()
     assert!(said.err.contains("a folder without larder-bundle.parts.json"), "{said:?}");
 }
 
-/// Run again after an interruption, what is there stays, and the rest is written.
 #[tokio::test]
 async fn parts_of_an_interrupted_run_are_reused_by_the_next() {
     let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
@@ -91,7 +90,7 @@ async fn parts_of_an_interrupted_run_are_reused_by_the_next() {
     said_json(&site.create(&parts, &["--part-size", "1MiB"]).await);
     let first = |name: &str| std::fs::read(parts.join(name)).unwrap();
     let before: Vec<Vec<u8>> = (1..=4).map(|number| first(&format!("part-0000{number}"))).collect();
-    // As an interruption leaves it: no word that it is complete, one part half written, the last ones absent.
+    // An interruption leaves an incomplete list, a half-written part, and no last part.
     let list = parts.join("larder-bundle.parts.json");
     let mut told: Value = serde_json::from_slice(&std::fs::read(&list).unwrap()).unwrap();
     (told["complete"], told["parts"]) = (false.into(), serde_json::json!([]));
@@ -109,7 +108,7 @@ async fn parts_of_an_interrupted_run_are_reused_by_the_next() {
     assert!(again.code == Some(1) && again.out.contains("there is a bundle in"), "{again:?}");
 }
 
-/// Long after it was made, and whatever upstream has listed since.
+/// Also long after the bundle was made, when upstream lists other versions.
 #[tokio::test]
 async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
     let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
@@ -194,7 +193,7 @@ async fn a_symlinked_file_is_written_through_its_link() {
     assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 2);
 }
 
-/// A limit on files is a disk that is full for every file.
+/// A file size limit acts like a full disk.
 #[tokio::test]
 async fn a_bundle_that_finds_no_room_is_named_and_nothing_of_it_stays() {
     let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
@@ -227,7 +226,7 @@ async fn a_key_is_made_once_for_its_owner_alone_and_signs_what_its_other_half_tr
     let key = larder::bundle::SigningKey::parse(&secret).unwrap();
     assert_eq!(told["public_key"], key.public().to_string());
     assert!(!told.to_string().contains(secret.trim()));
-    // Whoever lost what was printed gets it again, and no other key.
+    // A lost public key can be printed again; the key stays the same.
     let again = said_json(&make().await);
     assert_eq!(
         (again["public_key"].clone(), std::fs::read_to_string(&file).unwrap()),
@@ -239,7 +238,7 @@ async fn a_key_is_made_once_for_its_owner_alone_and_signs_what_its_other_half_tr
     assert!(refused.code == Some(1) && std::fs::read_to_string(&file).unwrap() == "no key", "{refused:?}");
 }
 
-/// Nothing half written stands under the name of a bundle.
+/// Only `--partial` writes an incomplete bundle.
 #[tokio::test]
 async fn a_bundle_that_cannot_be_made_leaves_no_file_of_its_name() {
     let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());

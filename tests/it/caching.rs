@@ -1,4 +1,4 @@
-//! When upstream is asked and when it is not: fresh, stale, slow, failing, absent.
+//! When larder asks upstream: documents that are fresh, stale or missing, and upstreams that are slow or failing.
 
 use std::time::{Duration, Instant};
 
@@ -15,17 +15,17 @@ const DISCOVERY: &str = "/registry/registry.terraform.io/.well-known/terraform.j
 const INDEX: &str = "/mirror/registry.terraform.io/acme/null/index.json";
 const VERSION: &str = "/mirror/registry.terraform.io/acme/null/1.2.0.json";
 
-/// Each kind of document, what upstream counts it as, and for how many seconds it is fresh.
+/// Each kind of document: its path, the upstream's counter, and its freshness lifetime in seconds.
 const KINDS: [(&str, Target, u64); 3] =
     [(LIST, Target::Versions, 300), (DOCUMENT, Target::Document, 24 * 3600), (DISCOVERY, Target::Discovery, 3600)];
-/// The machine's own clock goes on during a test.
+/// A margin in seconds, because the machine's clock continues during a test.
 const A_WHILE: u64 = 20;
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// DOCUMENT is written with the platform as one word, to be read easily.
+/// Splits the platform of DOCUMENT, one readable word there, into the two segments of the real URL.
 fn path(of: &str) -> String {
     of.replace("linux_amd64", "linux/amd64")
 }
@@ -42,7 +42,7 @@ async fn hold_everything(larder: &Larder) {
     }
 }
 
-/// Freshness: within the fresh time of its kind nothing is asked, whether the answer is kept rendered or not.
+/// Freshness: no request upstream within the freshness lifetime, with the rendered response in memory or without.
 #[tokio::test]
 async fn a_hit_within_the_fresh_time_asks_no_upstream_and_the_first_request_after_it_asks_once() {
     for memory in ["64MiB", "0B"] {
@@ -66,7 +66,7 @@ async fn a_hit_within_the_fresh_time_asks_no_upstream_and_the_first_request_afte
     }
 }
 
-/// Freshness: revalidation is conditional, and a 304 renews the age and keeps the bytes.
+/// Freshness: revalidation is conditional; a 304 renews the age and leaves the bytes.
 #[tokio::test]
 async fn a_304_renews_the_age_and_keeps_the_bytes() {
     for (of, target, fresh) in KINDS {
@@ -108,7 +108,7 @@ async fn caching_headers_of_upstream_are_ignored() {
     }
 }
 
-/// Freshness: a new version shows up once the fresh time is over, in both protocols.
+/// Freshness: in both protocols.
 #[tokio::test]
 async fn a_new_version_shows_up_once_the_fresh_time_is_over() {
     let upstream = publishing().await;
@@ -126,7 +126,7 @@ async fn a_new_version_shows_up_once_the_fresh_time_is_over() {
     larder.document("null", "1.3.0").await.expect(200);
 }
 
-/// In line, with patience: the stale copy is not waited for longer, and the revalidation goes on behind.
+/// In line, with patience: the client waits no longer than that; the revalidation continues in the background.
 #[tokio::test]
 async fn a_silent_upstream_costs_no_more_than_patience_and_its_late_answer_is_used() {
     let upstream = publishing().await;
@@ -147,7 +147,7 @@ async fn a_silent_upstream_costs_no_more_than_patience_and_its_late_answer_is_us
     assert_eq!(upstream.count_of(Target::Versions), 1, "the revalidation was begun anew");
 }
 
-/// In line, with patience: one request waits for one patience, however many documents its answer is made of.
+/// In line, with patience: a request waits for `patience` once, however many documents its response needs.
 #[tokio::test]
 async fn an_answer_made_of_several_documents_waits_for_one_patience() {
     let upstream = FakeUpstream::start().await;
@@ -164,7 +164,7 @@ async fn an_answer_made_of_several_documents_waits_for_one_patience() {
         let asked = Instant::now();
         (larder.get(path).await.expect(200), asked.elapsed())
     };
-    // Beside a request for one document alone: however slow the machine is, it is slow for both.
+    // Compared with a simultaneous request for one document, so that a slow machine slows both.
     let one = format!("/registry/{HOST}/v1/providers/acme/null/versions");
     let ((stale, several_waited), (_, one_waited)) = tokio::join!(taking(VERSION), taking(&one));
     assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &first.body));
@@ -172,7 +172,7 @@ async fn an_answer_made_of_several_documents_waits_for_one_patience() {
     assert!(several_waited < one_waited * 3 / 2, "{several_waited:?}, and one document {one_waited:?}");
 }
 
-/// Promise 6: whatever upstream does instead of answering, the stale copy is served, and said to be stale.
+/// Promise 6: whatever goes wrong upstream, the stale copy is served and marked as stale.
 #[tokio::test]
 async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
     let faults = [
@@ -193,14 +193,14 @@ async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
     ];
     for fault in faults {
         let upstream = publishing().await;
-        // As long as it may be: patience is not what ends the wait.
+        // The maximum, so that patience never ends the wait.
         let larder = Larder::mirroring(&upstream).with("patience = \"8s\"").start().await;
         for (of, target, fresh) in KINDS {
             let first = larder.get(&path(of)).await.expect(200);
             larder.clock.advance(seconds(fresh));
             upstream.forget_requests();
             upstream.fault(target.clone(), fault.clone());
-            // Or a 304, which has no body to spoil, would be an honest answer.
+            // Without validators, because a 304 has no body that the fault could spoil.
             upstream.fault(target.clone(), Fault::NoValidators);
             let stale = larder.get(&path(of)).await.expect(200);
             assert_eq!(stale.header("cache-status"), "larder; hit; detail=stale", "{fault:?} {of}");
@@ -212,7 +212,7 @@ async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
     }
 }
 
-/// Promise 6: when upstream is gone altogether, every answer that was given before is given again.
+/// Promise 6: without upstream, every earlier response is given again.
 #[tokio::test]
 async fn every_kind_of_answer_outlives_the_upstream() {
     let mut upstream = publishing().await;
@@ -224,7 +224,7 @@ async fn every_kind_of_answer_outlives_the_upstream() {
     for file in files {
         files_before.push(larder.get(file).await.expect(200).body);
     }
-    // Its h1 comes once the archive is held.
+    // The h1 hash is computed after the archive is stored.
     until("the h1 is there", async || larder.get(VERSION).await.text().contains("h1:")).await;
     let mut before = Vec::new();
     for of in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION] {
@@ -241,7 +241,7 @@ async fn every_kind_of_answer_outlives_the_upstream() {
     }
 }
 
-/// Freshness: a 404 is believed for `not_found`, and then asked again.
+/// Freshness: a 404 is cached for `not_found`.
 #[tokio::test]
 async fn a_404_is_remembered_for_its_time() {
     for status in [404, 410] {
@@ -268,7 +268,6 @@ async fn a_404_is_remembered_for_its_time() {
     }
 }
 
-/// Freshness: a remembered 404 is forgotten at once when a list newly names the version.
 #[tokio::test]
 async fn a_404_is_forgotten_when_a_list_newly_names_the_version() {
     let upstream = publishing().await;
@@ -283,7 +282,7 @@ async fn a_404_is_forgotten_when_a_list_newly_names_the_version() {
     larder.document("null", "1.3.0").await.expect(200);
 }
 
-/// Section 4: what is not held is always tried; no failure but a 404 is remembered.
+/// Section 4: a missing object is always requested; of all failures only a 404 is cached.
 #[tokio::test]
 async fn nothing_but_a_404_is_remembered() {
     for (fault, status) in [
@@ -311,7 +310,7 @@ async fn nothing_but_a_404_is_remembered() {
     }
 }
 
-/// Section 4: an archive URL that nothing lists costs one request upstream, and then none for `not_found`.
+/// Section 4: an archive URL that no document lists costs one upstream request, and none for `not_found` after it.
 #[tokio::test]
 async fn an_archive_url_that_nothing_lists_is_asked_about_once() {
     for (version, asked) in [("1.2.0", Target::Document), ("9.9.9", Target::Versions)] {

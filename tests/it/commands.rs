@@ -1,4 +1,4 @@
-//! What only an operator can decide: refresh and purge (section 3), told over HTTP and on the command line.
+//! The operator commands `refresh` and `purge` (section 3), over HTTP and on the command line.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ async fn refresh_reports_gone_and_failed_documents_and_keeps_both() {
     assert!(install(&larder).await.2 == held);
 }
 
-/// What an operator asks for is asked, also of an origin that is left alone, and wherever discovery says it is now.
+/// An operator's refresh ignores the backoff of a failing origin.
 #[tokio::test]
 async fn refresh_asks_an_upstream_whose_breaker_is_open() {
     let upstream = upstream_with(edition(1)).await;
@@ -98,7 +98,7 @@ async fn refresh_forgets_a_remembered_404() {
     assert_eq!((&absent["items"][0]["outcome"], &absent["ok"]), (&"absent".into(), &false.into()));
 }
 
-/// Promise 12: nothing leaves, and it says so.
+/// Promise 12: nothing leaves, and the error says that larder is offline.
 #[tokio::test]
 async fn offline_nothing_is_refreshed_or_accepted() {
     let upstream = upstream_with(edition(1)).await;
@@ -148,7 +148,7 @@ async fn purge_forgets_a_version_and_the_next_request_fetches_it_again() {
     assert_eq!((&nothing["items"][0]["archives"], &nothing["ok"]), (&0.into(), &true.into()));
 }
 
-/// What was seen is never forgotten: that is how a version that is published anew is noticed.
+/// First-seen records survive a purge, because they reveal a republished version.
 #[tokio::test]
 async fn purge_of_a_provider_removes_all_but_its_first_seen_records() {
     let mut upstream = upstream_with(edition(1)).await;
@@ -173,7 +173,7 @@ async fn purge_of_a_provider_removes_all_but_its_first_seen_records() {
     assert!(refused.text().contains("larder accept registry.terraform.io/acme/null@1.2.0"), "{}", refused.text());
 }
 
-/// Section 5: a blob goes when no name lists it.
+/// Section 5: an archive is deleted when no package record lists it.
 #[tokio::test]
 async fn purge_leaves_bytes_that_another_package_names() {
     let upstream = upstream_with(edition(1)).await;
@@ -196,7 +196,7 @@ async fn purge_leaves_bytes_that_another_package_names() {
     assert_eq!((&done["items"][0]["archives"], larder.folder.blobs().len()), (&1.into(), 0), "{done}");
 }
 
-/// What upstream has dropped was listed because it was held.
+/// A dropped version is listed only while it is stored.
 #[tokio::test]
 async fn a_dropped_version_that_is_purged_is_listed_no_more() {
     let upstream = upstream_with(edition(1)).await;
@@ -249,7 +249,7 @@ async fn purge_leaves_pinned_packages_and_says_so() {
     assert!(larder.get(&path).await.expect(200).is("larder; hit"));
 }
 
-/// Section 3: commands talk to the running larder; where none runs, they open the store themselves.
+/// Section 3: commands talk to the running larder; without one, they open the store themselves.
 #[tokio::test]
 async fn the_commands_report_the_same_whether_larder_runs_or_not() {
     let upstream = upstream_with(edition(1)).await;

@@ -1,5 +1,5 @@
-//! `larder doctor` on larder's own side: the larder that runs, its store, disk, clock, token and upstreams. Each broken
-//! set-up is told apart by the id of the one check that fails, and says what to do.
+//! `larder doctor` on larder's own side: the running larder, its store, disk, clock, token and upstreams. Each fault
+//! fails exactly one check, identified by its id, with advice.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -37,7 +37,7 @@ async fn a_healthy_set_up_is_all_ok_and_stays_as_it_was() {
     let site = site(&upstream);
     let larder = site.serve();
     paste(&site);
-    // A start asks for discovery by itself.
+    // The start may fetch discovery too: complete that before counting requests.
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
     upstream.forget_requests();
     let asked = larder.metric("larder_upstream_requests_total").await;
@@ -57,7 +57,7 @@ async fn a_healthy_set_up_is_all_ok_and_stays_as_it_was() {
     assert_eq!((upstream.count_of(Target::Discovery), upstream.count_of(Target::Versions)), (1, 1));
     let asked_since = larder.metric("larder_upstream_requests_total").await;
     assert_eq!(asked_since, asked, "larder was made to ask its upstream");
-    // Its probes refuse nobody, and are no requests of clients.
+    // The doctor's probes are not counted as requests or refusals of clients.
     let status = json(&site.out(&["status", "--json"]).await);
     assert_eq!(status["since_start"]["refused"], serde_json::json!({}), "{status:#}");
     assert_eq!(
@@ -66,7 +66,7 @@ async fn a_healthy_set_up_is_all_ok_and_stays_as_it_was() {
     );
 }
 
-/// Done when 5, as far as a test can tell: each check on its line, the verdicts first, no colours outside a terminal.
+/// A verdict starts each line, and output that is not a terminal has no colours.
 #[tokio::test]
 async fn each_check_is_a_line_and_below_it_what_to_do() {
     let mut upstream = registry().await;
@@ -97,7 +97,6 @@ async fn a_configuration_that_does_not_load_is_reported_problem_by_problem() {
     assert_eq!(found.checks.len(), 2);
 }
 
-/// A larder that does not run is wrong; what can be looked at without it is looked at.
 #[tokio::test]
 async fn without_a_running_larder_the_other_checks_still_run() {
     let upstream = registry().await;
@@ -123,13 +122,13 @@ async fn a_larder_with_another_configuration_is_distinguished_from_none() {
     let found = examine(&site, &[]).await;
     assert_eq!(found.ids("fail"), ["running"]);
     assert!(found.found("running").contains("is in use, and nobody listens on"), "{found:#?}");
-    // The other way round: its admin listener, and a store that it does not have.
+    // The reverse: the running larder's admin listener, with the path of a store that is not its own.
     site.text = right.replace("path = \"", "path = \"/nowhere");
     let found = examine(&site, &[]).await;
     assert!(found.found("running").contains("in use by nobody"), "{found:#?}");
 }
 
-/// Promise 15: a port that another program has is told from a larder that hangs, by the doctor and by every command.
+/// Promise 15: the doctor and every command distinguish another program on the port from a larder that hangs.
 #[tokio::test]
 async fn another_program_on_the_port_of_the_admin_listener_is_reported() {
     let upstream = registry().await;
@@ -147,7 +146,6 @@ async fn another_program_on_the_port_of_the_admin_listener_is_reported() {
     assert!(said.code == Some(1) && said.err.contains(&says), "{said:?}");
 }
 
-/// Done when 3.
 #[tokio::test]
 async fn an_upstream_that_is_down_is_reported_as_refusing() {
     let mut upstream = registry().await;
@@ -158,7 +156,6 @@ async fn an_upstream_that_is_down_is_reported_as_refusing() {
     examine(&site, &[]).await.fails(&["upstream.connection"], "connection refused");
 }
 
-/// Done when 3.
 #[tokio::test]
 async fn an_upstream_whose_name_does_not_resolve_fails_its_name_check() {
     let upstream = registry().await;
@@ -218,7 +215,7 @@ async fn an_upstream_with_an_untrusted_certificate_fails_its_tls_check() {
     assert!(found.found("upstream.tls").contains("trusted"), "{found:#?}");
 }
 
-/// It never hangs: not for an upstream that says nothing, and not for somebody who says nothing at its own port.
+/// Neither a silent upstream nor a silent program on larder's own port makes the doctor hang.
 #[tokio::test]
 async fn an_upstream_that_never_answers_is_not_waited_for() {
     let upstream = registry().await;
@@ -231,7 +228,7 @@ async fn an_upstream_that_never_answers_is_not_waited_for() {
     found.fails(&["running", "upstream.connection"], "no answer from");
 }
 
-/// Promise 12: what is sealed is not opened by looking at it.
+/// Promise 12: the doctor sends nothing to the upstreams of an offline larder.
 #[tokio::test]
 async fn offline_no_upstream_is_asked_and_that_is_said() {
     let upstream = registry().await;
@@ -245,7 +242,7 @@ async fn offline_no_upstream_is_asked_and_that_is_said() {
     assert_eq!(upstream.requests().len(), 0);
 }
 
-/// What a client's file names is somebody else's, as long as it is not this larder.
+/// A URL in a client's configuration may belong to anyone, unless it is this larder.
 #[tokio::test]
 async fn offline_nobody_is_asked_for_a_clients_sake() {
     let upstream = registry().await;
@@ -258,7 +255,6 @@ async fn offline_nobody_is_asked_for_a_clients_sake() {
     assert_eq!(upstream.requests().len(), 0);
 }
 
-/// Done when 3.
 #[tokio::test]
 async fn a_clock_that_is_off_by_a_day_is_wrong_and_one_by_minutes_a_warning() {
     let upstream = registry().await;
@@ -274,7 +270,6 @@ async fn a_clock_that_is_off_by_a_day_is_wrong_and_one_by_minutes_a_warning() {
     examine(&site, &[]).await.warns("clock", "behind registry.terraform.io");
 }
 
-/// Done when 3.
 #[tokio::test]
 async fn a_missing_token_is_distinguished_from_a_wrong_one() {
     let upstream = registry().await;
@@ -295,7 +290,7 @@ async fn a_missing_token_is_distinguished_from_a_wrong_one() {
     examine(&site, &[]).await.fails(&["token"], "mode 0644");
 }
 
-/// Done when 3, where any user may write anywhere: there can be no folder below a file.
+/// Root ignores permissions, so the store's parent is a file.
 #[tokio::test]
 async fn a_store_that_cannot_be_made_is_wrong() {
     let upstream = registry().await;
@@ -308,7 +303,7 @@ async fn a_store_that_cannot_be_made_is_wrong() {
     examine(&site, &[]).await.fails(&["running", "store"], &file);
 }
 
-/// Runs the doctor where a line of shell has prepared the mounts that it alone sees.
+/// Runs the doctor in a mount namespace that this shell line has prepared.
 async fn examine_after(preparation: &str, site: &Site) -> Found {
     let larder = doctor(site, &["--json"], &[]);
     let mut shell = Command::new("unshare");
@@ -324,7 +319,7 @@ async fn examine_after(preparation: &str, site: &Site) -> Found {
     Found::said(&run(shell).await)
 }
 
-/// Done when 3: a disk that cannot be written, seen beside a larder that runs.
+/// The doctor finds the read-only disk although larder is running.
 #[tokio::test]
 async fn a_store_that_cannot_be_written_is_wrong() {
     if !SmallDisk::is_possible() {
@@ -342,7 +337,6 @@ async fn a_store_that_cannot_be_written_is_wrong() {
     assert!(found.found("store").contains(&v1), "{found:#?}");
 }
 
-/// Done when 3.
 #[tokio::test]
 async fn a_disk_that_is_nearly_full_is_wrong() {
     if !SmallDisk::is_possible() {
@@ -357,7 +351,7 @@ async fn a_disk_that_is_nearly_full_is_wrong() {
     examine_after(&small, &site).await.fails(&["running", "disk"], "nearly full: 40.0 MiB free of 40.0 MiB");
 }
 
-/// A store that may grow beyond its disk would fill it before anything is evicted.
+/// A store with such a limit would fill its disk before anything is evicted.
 #[tokio::test]
 async fn a_limit_that_is_larger_than_the_disk_is_a_warning() {
     let upstream = registry().await;
@@ -368,7 +362,8 @@ async fn a_limit_that_is_larger_than_the_disk_is_a_warning() {
     examine(&site, &[]).await.warns("disk", "beyond its disk");
 }
 
-/// What clients are told to come to, asked as they would: its certificate, and whether this machine trusts it.
+/// The doctor connects to the public address as a client would, and checks the certificate against this machine's
+/// roots.
 #[tokio::test]
 async fn a_listener_whose_certificate_clients_would_not_take_is_wrong() {
     let upstream = registry().await;
@@ -396,8 +391,8 @@ async fn a_listener_whose_certificate_clients_would_not_take_is_wrong() {
     }
 }
 
-/// A certificate that ends within two weeks is worth a word, one that has ended is wrong: for the listener, and for the
-/// client that is sent there.
+/// A certificate that expires within two weeks is a warning; an expired one fails both the listener and the client
+/// check.
 #[tokio::test]
 async fn a_certificate_is_reported_before_and_after_it_expires() {
     let upstream = registry().await;
@@ -425,7 +420,7 @@ async fn a_certificate_is_reported_before_and_after_it_expires() {
     }
 }
 
-/// Promise 8: nothing secret is printed, whichever file it is in.
+/// Promise 8: no secret is printed, from any file or variable.
 #[tokio::test]
 async fn no_secret_is_printed() {
     let upstream = FakeUpstream::builder().token("s3cret-of-larder").start().await;

@@ -1,4 +1,4 @@
-//! The documents are true: every command in them runs, every link leads somewhere, every block has a language.
+//! Checks of the documentation: its commands run, its links resolve, and its code blocks have a language.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -79,7 +79,7 @@ fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// Prose without code: no link stands in a block or between backticks.
+/// The text outside of code, which is where links are.
 fn prose(page: &str) -> String {
     let outside = page.split("```").step_by(2);
     outside.flat_map(|part| part.split('`').step_by(2)).collect()
@@ -135,7 +135,7 @@ fn every_block_has_a_language_and_a_command_that_does_not_run_has_a_reason() {
     }
 }
 
-/// A larder as a page's reader has it: a configuration file, the default ports replaced, and a store.
+/// A reader's larder: a configuration file, a store, and free ports in place of the default ones.
 struct Site {
     home: Folder,
     listen: u16,
@@ -149,7 +149,7 @@ impl Site {
         Self { home: Folder::new(), listen: free_port(), admin: free_port(), more: String::new(), running: None }
     }
 
-    /// Starts larder, or starts it again with what was added to its configuration.
+    /// Starts larder, or restarts it after `more` was added to its configuration.
     async fn serve(&mut self, upstream: &str, network: &str) {
         if let Some(running) = self.running.take() {
             assert_eq!(running.terminate().await, Some(0));
@@ -214,7 +214,7 @@ fn write_configurations(work: &Path) {
     std::fs::write(work.join(".terraform.lock.hcl"), LOCK_FILE).unwrap();
 }
 
-/// Runs the commands of a page from its top to its end, outside a gap and inside it.
+/// Runs the commands of a page in order, each outside or inside the air gap.
 async fn commands_run(path: &str) {
     let text = std::fs::read_to_string(root().join(path)).unwrap();
     let (upstream, work) = (registry().await, tempfile::tempdir().unwrap());
@@ -228,7 +228,7 @@ async fn commands_run(path: &str) {
         }
         let site = if block.mark == "on: inside" { &inside } else { &outside };
         if block.text.contains("larder missing") {
-            // A client inside is refused a provider, or nothing would be missing.
+            // A refused request of a client inside, so that a package is missing.
             let providers = format!("http://127.0.0.1:{}/registry/{HOST}/v1/providers", inside.listen);
             get(&format!("{providers}/hashicorp/random/3.6.0/download/linux/amd64")).await.expect(503);
         }
@@ -280,7 +280,6 @@ async fn the_commands_of_the_page_on_ci_run() {
     commands_run("docs/ci.md").await;
 }
 
-/// Each page with a command that runs has its test above.
 #[test]
 fn no_page_with_commands_is_left_out() {
     let own = std::fs::read_to_string(root().join("tests/it/documents.rs")).unwrap();

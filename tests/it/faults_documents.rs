@@ -1,5 +1,5 @@
-//! Every kind of document and every kind of trouble with it, as one table: what the client is told, in time, that nothing
-//! wrong is kept, that what is held is served, and that all is well afterwards.
+//! A table of all documents and all faults: the client gets the right error in time, nothing wrong is cached, stored
+//! copies are served, and requests succeed after the fault.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use crate::support::http::Answer;
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// What the clients wait for a document before they give up (PROTOCOL 2.2).
+/// The time that clients wait for a document before they give up (PROTOCOL 2.2).
 const PATIENCE_OF_CLIENTS: Duration = Duration::from_secs(10);
-/// Longer than a busy machine takes to read whatever is too large; the answer comes after it.
+/// Longer than a busy machine needs to read a body that is too large; `ANSWER_WITHIN` is longer still.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(12);
 const ANSWER_WITHIN: Duration = Duration::from_secs(24);
-/// Nothing stays fresh, and what is held waits for nobody for long.
+/// Nothing stays fresh, and a stored copy is served after a short `patience`.
 const SERVES_SOON: &str = "patience = \"500ms\"\nfresh = { discovery = \"0s\", versions = \"0s\", download = \"0s\" }";
 
-/// What goes wrong, and the status a client gets where nothing is held.
+/// The faults, each with the status of the response where nothing is stored.
 fn troubles(kind: &Target) -> Vec<(Fault, u16)> {
-    // Files whose exact bytes count are never unpacked: there, gzip is only something that is too large.
+    // SHA256SUMS and signatures are never decompressed: for them gzip is just a body that is too large.
     let is_unpacked = !matches!(kind, Target::Sums | Target::Signature);
     vec![
         (Fault::Status(401), 502),
@@ -48,7 +48,7 @@ fn troubles(kind: &Target) -> Vec<(Fault, u16)> {
     ]
 }
 
-/// One trouble with one kind of file of one provider.
+/// One fault of one kind of file, with a provider for this case only.
 struct Case {
     kind: Target,
     fault: Fault,
@@ -56,7 +56,6 @@ struct Case {
     name: String,
 }
 
-/// Every trouble with every kind of file: a provider for each.
 fn cases() -> Vec<Case> {
     let kinds = [Target::Versions, Target::Document, Target::Sums, Target::Signature];
     let of_kind = |kind: Target| troubles(&kind).into_iter().map(move |(fault, status)| (kind.clone(), fault, status));
@@ -95,7 +94,7 @@ fn impatient(upstream: &FakeUpstream) -> Builder {
     builder.with("fresh = { versions = \"0s\", download = \"0s\" }")
 }
 
-/// Says what was asked for and where, in the shape of registries, and hands no Retry-After on.
+/// Checks that the error names the package and one of these places, in the registries' shape, without a Retry-After.
 fn is_told(answer: &Answer, what: &str, places: &[&str]) {
     let errors = answer.json()["errors"].as_array().unwrap_or_else(|| panic!("{}", answer.text())).clone();
     let said = errors.iter().map(|error| error.as_str().unwrap()).collect::<Vec<_>>().join("\n");
@@ -110,13 +109,13 @@ fn is_kept(larder: &Larder, case: &Case) -> bool {
     larder.folder.files("documents").iter().any(|path| path.to_str().unwrap().ends_with(&ending))
 }
 
-/// DESIGN 4, the table, for the version list, the download document, and the two files that belong to its set.
+/// DESIGN 4, for the version list, the download document, SHA256SUMS and its signature.
 #[tokio::test]
 async fn no_broken_document_is_cached() {
     let cases = cases();
     let upstream = publishing(cases.iter().map(|case| case.name.clone())).await;
     break_all(&upstream, &cases);
-    // What no limit ends ends by itself: so where no limit ends anything, it is told all the same.
+    // A fault that needs no time limit must end without one, so those cases run with limits of an hour.
     let hour = Duration::from_secs(3600);
     let patient = Larder::mirroring(&upstream).answer_within(hour).give_up_after(hour).start().await;
     let impatient = impatient(&upstream).start().await;
@@ -140,12 +139,12 @@ async fn no_broken_document_is_cached() {
     }
 }
 
-/// Promise 6, and the same table: what is held is served, as it was.
+/// Promise 6 and DESIGN 4: stored copies are served unchanged.
 #[tokio::test]
 async fn no_document_failure_hides_stored_packages() {
     let cases = cases();
     let upstream = publishing(cases.iter().map(|case| case.name.clone())).await;
-    // What is held has nothing to be asked by, so upstream cannot just say 304.
+    // Without validators, so that upstream cannot just answer 304.
     upstream.fault(Target::Everything, Fault::NoValidators);
     let larder = impatient(&upstream).start().await;
     let before = ask_all(&larder, &cases).await;
@@ -161,8 +160,8 @@ async fn no_document_failure_hides_stored_packages() {
     }
 }
 
-/// DESIGN 4, the table, for discovery: a registry that cannot be found is never "no such provider". One upstream for
-/// each trouble, so that one larder meets them all.
+/// DESIGN 4, for discovery: its failure is never reported as "no such provider". Each fault has an upstream of its own
+/// in the one larder.
 #[tokio::test]
 async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
     let mut troubles = troubles(&Target::Discovery);
@@ -183,7 +182,7 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
     let (empty, full) = (builder().start().await, builder().start().await);
     for number in 0..troubles.len() {
         let path = format!("/{}/.well-known/terraform.json", name(number));
-        // Long enough not to be over in time when it drips.
+        // Long enough to exceed the time limit when it drips.
         upstream.serve_json(&path, &format!("{{\"providers.v1\":\"/v1/providers/\"{}}}", " ".repeat(1000)));
     }
     let paths = |number| {
@@ -222,7 +221,7 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
     }
 }
 
-/// An upstream that accepts and never answers, not even the TLS handshake: told in time, and nothing held is hidden.
+/// Even the TLS handshake is not answered: the error arrives in time, and stored packages are served.
 #[tokio::test]
 async fn an_upstream_that_accepts_and_says_nothing_is_a_504_and_hides_nothing() {
     for is_tls in [false, true] {
@@ -237,12 +236,12 @@ async fn an_upstream_that_accepts_and_says_nothing_is_a_504_and_hides_nothing() 
         let path = full.archive_path("null", "1.2.0").await;
         full.get(&path).await.expect(200);
         let before = full.document("null", "1.2.0").await.expect(200);
-        // A larder that has no connection yet: kept ones would go on.
+        // New larders have no open connections; those would continue to work.
         let (empty, full) = (start(Larder::mirroring(&upstream)).await, full.stop().await);
         let full = start(Larder::mirroring(&upstream).on(&full)).await;
         upstream.fall_silent();
         let refused = empty.document("null", "1.2.0").await.expect(504);
-        // It is the discovery document that does not come.
+        // The discovery document is the one that never arrives.
         is_told(&refused, HOST, &[&upstream.origin(), "discovery"]);
         let held = full.document("null", "1.2.0").await.expect(200);
         assert!(held.is("detail=stale") && held.body == before.body, "{}", held.header("cache-status"));
@@ -255,11 +254,11 @@ async fn an_upstream_that_accepts_and_says_nothing_is_a_504_and_hides_nothing() 
     }
 }
 
-/// Promise 11: however much an upstream sends, larder goes on answering everybody else meanwhile.
+/// Promise 11: endless responses do not delay requests to other upstreams.
 #[tokio::test]
 async fn upstreams_that_never_end_delay_no_other_upstream() {
     let upstream = publishing((0..8).map(name)).await;
-    // It would wait for an hour: who is served, is served meanwhile.
+    // With limits of an hour, the other requests can only be served at the same time, not afterwards.
     let hour = Duration::from_secs(3600);
     let patient = Larder::mirroring(&upstream).answer_within(hour).give_up_after(hour).start().await;
     let impatient = impatient(&upstream).start().await;

@@ -1,5 +1,5 @@
-//! Clients that send what nobody should: odd paths and hosts, halves of requests, nothing at all, or resets in a storm.
-//! They get an error or a closed connection, and everybody else is served as if they were not there.
+//! Malformed and hostile requests: odd paths and hosts, partial requests, silent connections, reset storms. They get an
+//! error or a closed connection, and other clients are served as usual.
 
 use std::time::Duration;
 
@@ -23,15 +23,15 @@ async fn connected(larder: &Larder) -> TcpStream {
     TcpStream::connect(larder.address()).await.unwrap()
 }
 
-/// What comes until larder closes the connection.
+/// Reads until larder closes the connection.
 async fn all_of(stream: &mut TcpStream) -> Vec<u8> {
     let mut answer = Vec::new();
-    // A reset is as good an end as any.
+    // A reset ends the connection too.
     let _ = timeout(HANGS_AFTER, stream.read_to_end(&mut answer)).await.expect("larder keeps the connection");
     answer
 }
 
-/// The status line and the body of the answer to these bytes; empty where there is none.
+/// The status line and the body of the response to these bytes; empty without a response.
 async fn raw(larder: &Larder, request: &[u8]) -> (String, String) {
     let mut stream = connected(larder).await;
     stream.write_all(request).await.unwrap();
@@ -44,14 +44,13 @@ fn line(path: &[u8], host: &[u8]) -> Vec<u8> {
     [b"GET ", path, b" HTTP/1.1\r\nHost: ", host, b"\r\nConnection: close\r\n\r\n"].concat()
 }
 
-/// Everybody else is served.
 async fn others_are_served(larder: &Larder) {
     let path = larder.archive_path("null", "1.2.0").await;
     larder.get(&path).await.expect(200);
     larder.get("/healthz").await.expect(200);
 }
 
-/// Promise 7, and section 3: exactly these bytes on the wire, where no client library tidies them up first.
+/// Promise 7, and section 3: these bytes are sent as they are; a client library would normalise them.
 #[tokio::test]
 async fn no_path_leads_out_of_what_is_mirrored() {
     let upstream = publishing().await;
@@ -99,7 +98,7 @@ async fn no_path_leads_out_of_what_is_mirrored() {
     others_are_served(&larder).await;
 }
 
-/// Section 3: a Host that is nobody's, or nothing a host can be, is told so; and none is believed to be an upstream.
+/// Section 3: an unknown or malformed Host is refused with the reason, and none of these selects an upstream.
 #[tokio::test]
 async fn odd_hosts_are_reported_and_ask_no_upstream() {
     let upstream = publishing().await;
@@ -125,7 +124,7 @@ async fn odd_hosts_are_reported_and_ask_no_upstream() {
     for host in odd {
         let (status, body) = raw(&larder, &line(b"/.well-known/terraform.json", host)).await;
         let shown = String::from_utf8_lossy(&host[..host.len().min(60)]).into_owned();
-        // A final dot is the same name, written in full.
+        // A name with a final dot is the same host.
         if host == b"registry.terraform.io." && status.contains("200") {
             continue;
         }
@@ -142,7 +141,7 @@ async fn odd_hosts_are_reported_and_ask_no_upstream() {
     others_are_served(&larder).await;
 }
 
-/// Promise 11: what is no HTTP at all ends its own connection and nothing else.
+/// Promise 11: bytes that are not HTTP end their own connection only.
 #[tokio::test]
 async fn garbage_on_a_connection_closes_only_that_connection() {
     let upstream = publishing().await;
@@ -156,7 +155,7 @@ async fn garbage_on_a_connection_closes_only_that_connection() {
     for noise in [vec![0; 4096], vec![b'\n'; 200_000], huge_header, many_headers, chunks, smuggled, tls_hello, preface]
     {
         let mut stream = connected(&larder).await;
-        // It may be cut off while it is being sent.
+        // Larder may close the connection while the bytes are being sent.
         let _ = stream.write_all(&noise).await;
         let _ = stream.shutdown().await;
         let answer = String::from_utf8_lossy(&all_of(&mut stream).await).into_owned();
@@ -169,12 +168,12 @@ fn hasty(upstream: &FakeUpstream) -> Builder {
     Larder::mirroring(upstream).server("http2 = true").head_within(Duration::from_secs(1)).idle(Duration::from_secs(2))
 }
 
-/// Promise 11: a request that is never finished is cut off, at any point of it, also when its bytes go on dripping in.
+/// Promise 11: an unfinished request is cut off wherever it stops, also when single bytes still arrive.
 #[tokio::test]
 async fn half_sent_requests_and_slow_heads_are_cut_off() {
     let upstream = publishing().await;
     let whole = line(b"/healthz", b"mirror.example");
-    // While nobody cuts them off, they hold up nobody.
+    // Without the time limits, the partial requests delay no other client.
     let hour = Duration::from_secs(3600);
     let patient = Larder::mirroring(&upstream).head_within(hour).idle(hour).start().await;
     let mut hanging = Vec::new();
@@ -197,7 +196,7 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
     let dripping = async {
         let mut stream = connected(&larder).await;
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n").await.unwrap();
-        // Byte by byte, and never a whole head.
+        // Byte by byte, and never a complete head.
         eventually("a head that drips in is cut off", async || stream.write_all(b"X").await.err()).await;
     };
     let (answers, (), ()) = tokio::join!(join_all(halves), dripping, others_are_served(&larder));
@@ -205,7 +204,7 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
     others_are_served(&larder).await;
 }
 
-/// Promise 11: connections that do nothing cost little, hold up nobody, and end.
+/// Promise 11: idle connections are cheap, delay no other client, and are closed.
 #[tokio::test]
 async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
     let upstream = publishing().await;
@@ -214,7 +213,7 @@ async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
     for number in 0..1000 {
         let mut stream = connected(&larder).await;
         if number % 2 == 0 {
-            // Half of them have been served once, and are kept.
+            // Half of them are keep-alive connections after one request.
             stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
         }
         idle.push(stream);
@@ -226,11 +225,11 @@ async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
     others_are_served(&larder).await;
 }
 
-/// Resets streams as fast as it can begin them, until larder has had enough; how many it got to send.
+/// Opens and resets streams as fast as possible until larder closes the connection; returns how many.
 async fn storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
     let mut stream = connected(larder).await;
     stream.write_all(&preface()).await.unwrap();
-    // One that stays, so that its handler runs: what it asks is asked of upstream.
+    // One stream stays open, so that its handler runs and its request reaches upstream.
     stream.write_all(&get_frame(1, path)).await.unwrap();
     upstream.wait_for(Target::Versions, 1).await;
     let mut sent = 0;
@@ -245,14 +244,14 @@ async fn storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
     sent
 }
 
-/// Promise 11: HTTP/2 resets in a storm end the connections they come by, and nothing else.
+/// Promise 11: a storm of HTTP/2 resets ends its own connection only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     let upstream = publishing().await;
     let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
     others_are_served(&larder).await;
     upstream.forget_requests();
-    // Of something that is held, and that is not: a stalled upstream must not keep what was reset.
+    // One document is stored and one is not: a stalled upstream must not keep streams that were reset.
     let held = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64?{}", "a".repeat(100));
     let cold = format!("/registry/{HOST}/v1/providers/acme/absent/versions?{}", "a".repeat(100));
     let gate = upstream.hold_silent(Target::Versions);
@@ -265,13 +264,13 @@ async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     };
     let (sent, ()) = tokio::join!(storms, meanwhile);
     assert!(sent.iter().all(|sent| *sent < 100_000), "a storm was endured to its end: {sent:?}");
-    // However many were begun: one flight for what all of them asked.
+    // All streams share one flight.
     assert_eq!(upstream.count_of(Target::Versions), 1);
     gate.open();
     others_are_served(&larder).await;
 }
 
-/// Promise 4: whoever leaves half-way takes nothing from those who share the download.
+/// Promise 4.
 #[tokio::test]
 async fn a_client_that_leaves_half_way_takes_nothing_from_those_who_share() {
     let upstream = FakeUpstream::start().await;
@@ -286,7 +285,7 @@ async fn a_client_that_leaves_half_way_takes_nothing_from_those_who_share() {
     };
     let mut first = begin().await;
     let mut others = join_all((0..6).map(|_| begin())).await;
-    // The first one, for whom the fill was begun, and every other of the rest: by a close and by a reset.
+    // Leaving are the client that started the fill, one that resets its connection, and three of the other six.
     first.chunk().await.unwrap().unwrap();
     drop(first);
     let mut leaving = connected(&larder).await;
@@ -305,15 +304,15 @@ async fn a_client_that_leaves_half_way_takes_nothing_from_those_who_share() {
     assert!(larder.get(&path).await.expect(200).is("larder; hit"));
 }
 
-/// The JSON errors of an answer with this status.
+/// The first JSON error of a response with this status.
 fn refused_with(status: &str, answer: &(String, String)) -> String {
     assert!(answer.0.contains(status), "{answer:?}");
     let json: serde_json::Value = serde_json::from_str(&answer.1).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
     json["errors"][0].as_str().expect("an error").to_owned()
 }
 
-/// Promise 11: a request that names no host, or two, is refused on both listeners: whoever stands before larder may have
-/// taken it for another host's.
+/// Promise 11: a request with no Host, or with two, is refused on both listeners: a proxy in front may have routed it
+/// by another name.
 #[tokio::test]
 async fn a_request_names_exactly_one_host() {
     let upstream = publishing().await;
@@ -342,7 +341,7 @@ async fn a_request_names_exactly_one_host() {
     assert_eq!(larder.metric("larder_refusals_total").await, 6.0);
 }
 
-/// Promise 11: over HTTP/2 the authority is the host, and a Host that says something else is refused.
+/// Promise 11: over HTTP/2 the authority is the host, and a contradicting Host is refused.
 #[tokio::test]
 async fn an_http_2_host_that_contradicts_the_authority_is_refused() {
     let upstream = publishing().await;

@@ -1,7 +1,8 @@
-//! A disk that takes nothing more: what fits goes in, the rest is passed through, and proof alone releases its tail.
+//! A full disk: documents that fit are stored, archives are passed through, and only a verified one gets its last
+//! chunk.
 //!
-//! The disk is full because the process may not let its files grow, which works on any machine and for any user; a
-//! real one is in `small_disk`.
+//! A file size limit of the process makes the disk full, which works on any machine and for any user. `small_disk` uses
+//! a real one.
 
 use std::path::PathBuf;
 
@@ -12,7 +13,7 @@ use crate::support::process::Process;
 use crate::support::scene::{LARGE, SMALL, TAIL};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target, sha256_hex};
 
-/// acme/null 1.2.0, a larder that holds its set only, and a disk that takes no more of the archive than half.
+/// acme/null 1.2.0, a larder that has stored its proof set only, and a disk that takes at most half of the archive.
 struct Scene {
     upstream: FakeUpstream,
     folder: Folder,
@@ -57,7 +58,7 @@ impl Scene {
         self.upstream.requests().into_iter().filter(|asked| asked.target == Target::Archive).collect()
     }
 
-    /// It came whole, and nothing of it was kept.
+    /// Checks that the archive arrived whole and nothing was stored.
     fn was_passed_through(&self, answer: &Answer) {
         assert_eq!((answer.status, answer.header("cache-status")), (200, "larder; fwd=miss"));
         assert_eq!(answer.header("accept-ranges"), "");
@@ -69,7 +70,7 @@ impl Scene {
         assert_eq!((self.folder.blobs(), self.folder.staged()), (Vec::<PathBuf>::new(), Vec::new()));
     }
 
-    /// Once there is room, the next request fills.
+    /// Frees disk space and checks that the next request fills the cache.
     async fn recovers(&self) {
         self.upstream.heal();
         self.make_room();
@@ -80,7 +81,7 @@ impl Scene {
     }
 }
 
-/// Promise 9: what does not fit is passed through, and the next request fills once there is room.
+/// Promise 9: what does not fit is passed through; the next request fills once there is disk space.
 #[tokio::test]
 async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
     for size in [SMALL, LARGE] {
@@ -96,7 +97,7 @@ async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
     }
 }
 
-/// Promises 3 and 9: a small one without a length is proven in memory, and has a length then.
+/// Promises 3 and 9: a small archive is verified in memory, so its length is sent even if upstream sends none.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_passed_through_whole() {
     let scene = Scene::with(SMALL).await;
@@ -109,7 +110,8 @@ async fn a_small_archive_without_a_length_is_passed_through_whole() {
     scene.recovers().await;
 }
 
-/// Promise 9: without a length there is nothing to reserve. Those who have some of it are cut off; the next get it.
+/// Promise 9: without a length no disk space can be reserved. Clients of the failed fill are cut off; the next request
+/// is passed through.
 #[tokio::test]
 async fn a_disk_that_fills_in_the_middle_cuts_those_who_follow_and_the_next_request_passes_through() {
     let scene = Scene::with(LARGE).await;
@@ -126,7 +128,7 @@ async fn a_disk_that_fills_in_the_middle_cuts_those_who_follow_and_the_next_requ
     scene.recovers().await;
 }
 
-/// Promise 3: the last chunk waits for the proof, however the bytes came.
+/// Promise 3: a pass-through withholds its last chunk until the archive is verified, too.
 #[tokio::test]
 async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
     let scene = Scene::with(LARGE).await;
@@ -146,13 +148,13 @@ async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
     scene.kept_nothing();
 }
 
-/// Promises 1 and 3: wrong bytes never look complete, and the next request heals.
+/// Promises 1 and 3: wrong bytes never look complete, and the next request succeeds.
 #[tokio::test]
 async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     for length in [None, Some(Fault::NoLength)] {
         for wrong in [Fault::WrongBytes, Fault::WrongLastByte] {
             let scene = Scene::with(LARGE).await;
-            // The fill before it may be cut in the middle; this is about what is passed through.
+            // Without a length the first request only starts a fill that is cut off; the second one is passed through.
             length.iter().for_each(|fault| scene.upstream.fault(Target::Archive, fault.clone()));
             scene.receive().await;
             scene.upstream.fault(Target::Archive, wrong.clone());
@@ -172,12 +174,12 @@ async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     }
 }
 
-/// Promise 4: a broken one is resumed, conditionally; each time from where it broke.
+/// Promise 4: a broken pass-through is resumed with If-Range, each time where it broke off.
 #[tokio::test]
 async fn a_broken_download_that_is_passed_through_is_resumed() {
     for size in [SMALL, LARGE] {
         let scene = Scene::with(size).await;
-        // The fill before it takes no body at all.
+        // The fill that fails first reads no body.
         let half = scene.zip.len() / 2;
         scene.upstream.fault(Target::Archive, Fault::Truncated(half));
         scene.was_passed_through(&scene.larder.get(&scene.path).await);
@@ -190,8 +192,8 @@ async fn a_broken_download_that_is_passed_through_is_resumed() {
     }
 }
 
-/// Promise 4: what the client has was not kept, so an upstream that starts over is not believed; unless nobody has any
-/// of it yet.
+/// Promise 4: passed-through bytes are not stored, so the bytes of a restarted response cannot be compared and the
+/// client is aborted, unless no client has received any.
 #[tokio::test]
 async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     for fault in [Fault::RangeIgnored, Fault::RangeOtherBytes] {
@@ -206,7 +208,7 @@ async fn an_upstream_that_starts_over_aborts_a_pass_through() {
 
     let scene = Scene::with(SMALL).await;
     scene.upstream.fault(Target::Archive, Fault::RangeIgnored);
-    // Once for the fill, which only sees that there is no room, and once for what is passed through.
+    // One truncated response is for the fill, which stops for lack of disk space, and one for the pass-through.
     scene.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL / 2));
     let gate = scene.upstream.hold_silent(Target::Archive);
     let asking = tokio::spawn(receive(client().get(scene.url())));
@@ -218,7 +220,7 @@ async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     assert_eq!(scene.asked().len(), 3);
 }
 
-/// Promise 4: clients that were told one length get that length or an abort.
+/// Promise 4: the client receives the announced length or an abort.
 #[tokio::test]
 async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     for more in [-1_i64, 1] {
@@ -237,7 +239,7 @@ async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     }
 }
 
-/// Section 4: registries sign URLs that expire; the document is asked anew once, here too.
+/// Section 4: signed URLs expire, so the download document is fetched again once, in a pass-through too.
 #[tokio::test]
 async fn an_expired_url_is_asked_again_when_nothing_can_be_kept() {
     let scene = Scene::over(FakeUpstream::builder().signed_urls().start().await, LARGE).await;
@@ -246,7 +248,7 @@ async fn an_expired_url_is_asked_again_when_nothing_can_be_kept() {
     scene.recovers().await;
 }
 
-/// Promise 11: each has a stream of its own, within a bound; beyond it the answer is 503.
+/// Promise 11: each pass-through is an upstream stream; beyond the limit the response is 503.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
     let scene = Scene::with(LARGE).await;
@@ -260,7 +262,7 @@ async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
     let said = scene.larder.get(&scene.path).await.expect(503).text();
     assert!(said.contains("cannot store it") && said.contains("ask again in a moment"), "{said}");
     assert!(!said.contains(scene.folder.path().to_str().unwrap()), "{said}");
-    // One that leaves makes place.
+    // A client that leaves frees a permit.
     drop(under_way.pop());
     let next = eventually("there is place for one more", async || {
         let response = client().get(scene.url()).send().await.unwrap();
@@ -274,7 +276,7 @@ async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
     scene.recovers().await;
 }
 
-/// Promise 3: an old client cannot tell a part from the whole where no length is told.
+/// Promise 3: without a length, an HTTP/1.0 client cannot tell a part from the whole.
 #[tokio::test]
 async fn an_old_client_is_refused_what_can_neither_be_kept_nor_measured() {
     let scene = Scene::with(LARGE).await;
@@ -290,7 +292,7 @@ async fn an_old_client_is_refused_what_can_neither_be_kept_nor_measured() {
     assert!(received.status == 200 && received.body == scene.zip);
 }
 
-/// Promise 9: documents are answered though not kept, and what proves is answered though it cannot be noted.
+/// Promise 9: documents and archives are served although neither they nor first-seen records can be written.
 #[tokio::test]
 async fn a_disk_without_a_free_byte_costs_no_document() {
     let upstream = FakeUpstream::start().await;
@@ -312,7 +314,7 @@ async fn a_disk_without_a_free_byte_costs_no_document() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// Whoever looks sees that no archive is kept, also where documents, which are small, find room.
+/// The state must show that archives are not stored, even while small documents still fit.
 #[tokio::test]
 async fn a_store_that_keeps_documents_alone_is_not_ready() {
     let scene = Scene::with(SMALL).await;
@@ -331,7 +333,7 @@ async fn a_store_that_keeps_documents_alone_is_not_ready() {
     assert!(is("ready").await);
 }
 
-/// Promise 9: what is held is served by a larder that starts while not a byte can be written, also after a kill.
+/// Promise 9: larder starts and serves what is stored while nothing can be written, also after a kill.
 #[tokio::test]
 async fn a_larder_starts_although_not_a_byte_can_be_written() {
     for killed in [true, false] {

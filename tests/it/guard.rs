@@ -1,5 +1,5 @@
-//! Promise 7, through the running server: where documents and redirects may lead, hop by hop and address by
-//! address; and promise 8's `[[credential]]`.
+//! Promise 7 through the running server: the egress policy checks every hop and every address of documents and
+//! redirects. Also promise 8's `[[credential]]`.
 
 use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
@@ -11,7 +11,7 @@ use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 const DISCOVERY: &str = "/.well-known/terraform.json";
 const DOCUMENT: &str = "/v1/providers/acme/null/1.2.0/download/linux/amd64";
 
-/// A place where a document or an answer of upstream's leads larder somewhere.
+/// A place where an upstream's document or redirect sends larder to another URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hop {
     DiscoveryRedirect,
@@ -40,7 +40,7 @@ const HOPS: [Hop; 10] = [
 ];
 
 impl Hop {
-    /// Makes `upstream` lead to `url` here.
+    /// Makes `upstream` send larder to `url` at this hop.
     async fn leads_to(self, upstream: &FakeUpstream, url: &str) {
         let redirect = |target| upstream.fault(target, Fault::RedirectTo(302, url.to_owned()));
         match self {
@@ -57,7 +57,7 @@ impl Hop {
         }
     }
 
-    /// Asks larder for what goes that way.
+    /// Requests from larder whatever passes this hop.
     async fn ask(self, larder: &Larder) -> Answer {
         match self {
             Self::DiscoveryRedirect => larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await,
@@ -71,7 +71,7 @@ impl Hop {
     }
 }
 
-/// Serves the true download document with another URL in one place.
+/// Serves the true download document with another URL in one field.
 async fn document_with(upstream: &FakeUpstream, key: &str, url: &str) {
     let mut document = get(&format!("{}{DOCUMENT}", upstream.origin())).await.expect(200).json();
     document[key] = url.into();
@@ -84,7 +84,7 @@ async fn registry() -> FakeUpstream {
     upstream
 }
 
-/// What must never be connected to, and whose certificate larder would believe.
+/// A server that must never be reached, with a certificate that larder would trust.
 async fn trap(ca: &TestCa) -> FakeUpstream {
     FakeUpstream::builder().tls_with(ca).name("taken.example").name("localhost").start().await
 }
@@ -96,8 +96,8 @@ async fn refused(larder: &Larder, reason: &str) -> f64 {
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
-/// Promise 7: on every hop, every class of address that is not public, however it is written: refused, counted,
-/// never connected to; and the error names the host and the line that would allow it.
+/// Promise 7: on every hop, each class of addresses that are not public, in every spelling, is refused, counted and
+/// never connected to. The error names the host and the line that would allow it.
 #[tokio::test]
 async fn no_hop_leads_to_an_address_that_is_not_public() {
     let ca = TestCa::new();
@@ -110,7 +110,7 @@ async fn no_hop_leads_to_an_address_that_is_not_public() {
         (format!("https://[::1]:{port}"), "loopback", "::1"),
         (format!("https://[::ffff:127.0.0.1]:{port}"), "loopback", "::ffff:127.0.0.1"),
         (format!("https://[64:ff9b::127.0.0.1]:{port}"), "loopback", "64:ff9b::7f00:1"),
-        // Its name has been taken over, and only its own origin is named.
+        // A take-over upstream: its `addresses` permit its own origin only, not another port.
         (format!("https://taken.example:{port}"), "loopback", "taken.example"),
         (format!("https://0.0.0.0:{port}"), "unspecified", "0.0.0.0"),
         (format!("https://[::]:{port}"), "unspecified", "::"),
@@ -142,7 +142,7 @@ async fn no_hop_leads_to_an_address_that_is_not_public() {
             .start()
             .await;
         for (origin, reason, line) in &classes {
-            // The upstream's own host, where its services may be.
+            // Services may be under the upstream's own host.
             if hop == Hop::Service && line.trim_start_matches("http://").starts_with("127.0.0.1") {
                 continue;
             }
@@ -159,7 +159,7 @@ async fn no_hop_leads_to_an_address_that_is_not_public() {
             upstream.heal();
         }
         assert!(larder.folder.blobs().is_empty(), "{hop:?}");
-        // Its own way again, and all is well.
+        // With the upstream's own URLs the request succeeds again.
         hop.leads_home(&upstream);
         hop.ask(&larder).await.expect(200);
     }
@@ -167,7 +167,7 @@ async fn no_hop_leads_to_an_address_that_is_not_public() {
 }
 
 impl Hop {
-    /// Undoes what pages were served for.
+    /// Removes the pages that `leads_to` served.
     fn leads_home(self, upstream: &FakeUpstream) {
         match self {
             Self::Service => upstream.serve_json(DISCOVERY, r#"{"providers.v1":"/v1/providers/"}"#),
@@ -177,7 +177,7 @@ impl Hop {
     }
 }
 
-/// A URL that names a user or a password, or another scheme, is asked nowhere, whatever `allow_private` says.
+/// A URL with a user, a password or another scheme is never requested, whatever `allow_private` says.
 #[tokio::test]
 async fn no_hop_leads_to_a_url_with_userinfo_or_another_scheme() {
     for hop in HOPS {
@@ -195,7 +195,7 @@ async fn no_hop_leads_to_a_url_with_userinfo_or_another_scheme() {
             let said = hop.ask(&larder).await;
             assert_eq!(said.status, 502, "{hop:?} to {url}: {}", said.text());
             assert!(!said.text().contains("s3cret") && !said.text().contains("passwd"), "{}", said.text());
-            // A service or a document that says so is unusable before anybody would be asked.
+            // A service or document with such a URL is unusable before any request, so no refusal is counted.
             if !matches!(hop, Hop::Service | Hop::SumsUrl | Hop::SignatureUrl | Hop::ArchiveUrl) {
                 assert!(refused(&larder, reason).await >= 1.0, "{hop:?} to {url}");
             }
@@ -204,7 +204,7 @@ async fn no_hop_leads_to_a_url_with_userinfo_or_another_scheme() {
     }
 }
 
-/// Promise 7: a refusal prints the line to add; and that line is what allows it.
+/// Promise 7: a refusal prints the line to add, and that line allows the request.
 #[tokio::test]
 async fn the_line_that_a_refusal_prints_is_the_line_that_allows_it() {
     let ca = TestCa::new();
@@ -244,7 +244,7 @@ async fn zip_path(upstream: &FakeUpstream, name: &str) -> String {
     document["download_url"].as_str().unwrap().strip_prefix(&upstream.origin()).unwrap().to_owned()
 }
 
-/// A network allows its addresses, also in their mapped form; and neither another network nor plain http.
+/// A network permits its addresses, also in their mapped form, but no other network and no plain http.
 #[tokio::test]
 async fn a_network_in_allow_private_allows_its_addresses_over_https_only() {
     let ca = TestCa::new();
@@ -269,8 +269,8 @@ async fn a_network_in_allow_private_allows_its_addresses_over_https_only() {
     }
 }
 
-/// Promise 7: the services that discovery names under the upstream's own host are permitted, at any port, and
-/// over plain http only where its `url` says so.
+/// Promise 7: services that discovery names under the upstream's own host are permitted at any port, over plain http
+/// only if the upstream's `url` is plain http.
 #[tokio::test]
 async fn services_under_the_upstreams_own_host_are_permitted() {
     let service = registry().await;
@@ -288,8 +288,8 @@ async fn services_under_the_upstreams_own_host_are_permitted() {
     assert!(said.contains("without TLS"), "{said}");
 }
 
-/// Promise 7: a proxy of the environment resolves names itself, and may be anywhere; literal addresses, and names that
-/// lead nowhere but into a private network, are refused all the same, unless the configuration permits them.
+/// Promise 7: a proxy from the environment resolves names itself and may be anywhere. Literal private addresses, and
+/// names that only exist in private networks, are still refused unless the configuration permits them.
 #[tokio::test]
 async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_still_refused() {
     let proxy = FakeUpstream::start().await;
@@ -326,7 +326,8 @@ async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_stil
     }
 }
 
-/// Two upstreams, one of whose files are at a third host that asks for a credential, over TLS.
+/// Two upstreams whose archives are at a third host, which requires a credential and speaks TLS; only `listed` may use
+/// it.
 struct Corporate {
     files: FakeUpstream,
     listed: FakeUpstream,
@@ -342,7 +343,7 @@ impl Corporate {
         let files = FakeUpstream::builder().tls_with(&ca).start().await;
         files.publish(Provider::new("acme", "null").size(50_000));
         let (listed, other) = (registry().await, FakeUpstream::start().await);
-        // Of the same bytes one would be taken for the other's, and not be fetched.
+        // Identical bytes would be shared by digest, and the second archive would not be fetched.
         for upstream in [&files, &other] {
             upstream.publish(Provider::new("acme", "other").size(60_000));
         }
@@ -365,7 +366,7 @@ impl Corporate {
             .trusting(&self.ca)
     }
 
-    /// What the archives of both upstreams come to, and what was shown to the third host.
+    /// The status of each upstream's archive, and the value of this header that the third host received.
     async fn archives(&self, larder: &Larder, header: &str) -> [(u16, Option<String>); 2] {
         let mut found = Vec::new();
         for (host, name) in [(HOST, "null"), (OTHER, "other")] {
@@ -380,8 +381,8 @@ impl Corporate {
     }
 }
 
-/// Promises 7 and 8: a `[[credential]]` host is permitted to the upstreams that it lists, its credential is shown
-/// there for them, and for nobody else.
+/// Promises 7 and 8: a `[[credential]]` host is permitted to the upstreams that it lists, and only their requests carry
+/// its credential.
 #[tokio::test]
 async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
     let corporate = Corporate::start().await;
@@ -402,7 +403,7 @@ async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
     }
 }
 
-/// The same host, allowed to everybody by `allow_private`: the other upstream gets there, without the credential.
+/// With `allow_private` for the same host, the other upstream reaches it without the credential.
 #[tokio::test]
 async fn allow_private_grants_no_credential() {
     let corporate = Corporate::start().await;
@@ -414,8 +415,8 @@ async fn allow_private_grants_no_credential() {
     }
 }
 
-/// Promise 7: an upstream that leads back to larder itself, by address, by name or through another larder, is
-/// 508 at once, and nothing is asked again and again.
+/// Promise 7: an upstream that leads back to larder, by address, by name or through another larder, is 508 at once,
+/// without repeated requests.
 #[tokio::test]
 async fn an_upstream_that_is_larder_itself_is_a_ring_that_ends_at_once() {
     let port = free_port();

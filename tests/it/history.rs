@@ -20,7 +20,7 @@ fn edition(edition: u64) -> Provider {
     Provider::new("acme", "null").archives_alone().edition(edition)
 }
 
-/// The same version with other bytes, under a file name that is in no record.
+/// Version 1.2.0 with other bytes, under a file name that is in no record.
 fn renamed() -> Provider {
     edition(2).filename("terraform-provider-null_1.2.0_{platform}.ZIP")
 }

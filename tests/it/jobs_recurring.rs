@@ -1,5 +1,5 @@
-//! Warm-ups that run again and again: at the start unless they ran lately, then in their interval, sooner after a
-//! failure; and what a reload makes of them.
+//! Recurring warm-ups: they run at the start unless they ran recently, then at their interval, and earlier after a
+//! failure. A reload replaces them.
 
 use std::time::Duration;
 
@@ -27,18 +27,18 @@ fn recurring(builder: Builder, what: &str) -> Builder {
     builder.with(&format!("[[warm]]\nwhat = {what}\nplatforms = [\"linux_amd64\"]\nevery = \"1d\""))
 }
 
-/// The jobs, the newest first.
+/// The jobs, newest first.
 async fn jobs(larder: &Larder) -> Vec<Value> {
     let listed = get(&format!("{}/admin/v1/jobs", larder.admin())).await.expect(200).json();
     listed["jobs"].as_array().unwrap().clone()
 }
 
-/// What the status tells of the first of them.
+/// The first recurring job as the status reports it.
 async fn told(larder: &Larder) -> Value {
     get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json()["warm_ups"][0].clone()
 }
 
-/// How the first of them ran last, once that was at another time, or in another way, than this.
+/// Waits until its last run differs from `before`, and returns that run.
 async fn ran(larder: &Larder, before: &Value) -> Value {
     eventually("it has run", async || {
         let told = told(larder).await;
@@ -71,14 +71,14 @@ async fn it_runs_at_the_start_and_again_in_its_interval_and_a_restart_does_not_r
     assert_eq!(told_now["next"].as_u64(), Some(first["ended"].as_u64().unwrap() + 24 * 3600));
     assert_eq!((jobs(&larder).await.len(), upstream.requests().len()), (1, 0), "it ran although it had");
 
-    // With as much jitter as there can be.
+    // The interval and its maximal jitter.
     clock.advance(16 * HOUR);
     let second = ran(&larder, &first).await;
     assert_eq!(items(&job_of(&larder, &second).await), ["null@1.3.0 linux_amd64 fetched"]);
-    // Of each, only the last run is kept in mind.
+    // Of each recurring job only the last run is listed.
     assert_eq!(jobs(&larder).await.len(), 1);
     let folder = larder.stop().await;
-    // What was due meanwhile runs at the start.
+    // A run that was due while larder was stopped starts at once.
     clock.advance(30 * HOUR);
     let larder = again().on(&folder).start().await;
     assert_eq!(ran(&larder, &second).await["items"]["held"], 1);
@@ -104,7 +104,7 @@ async fn a_failing_recurring_job_is_retried_with_growing_intervals() {
     assert_eq!(next(&told(&larder).await), 24 * 3600);
 }
 
-/// Files are read anew for each run, and what is wrong with them then is told.
+/// Files are read for each run, and a file's problem is reported by that run.
 #[tokio::test]
 async fn a_lock_file_is_read_again_each_time() {
     let upstream = upstream().await;
@@ -146,7 +146,7 @@ async fn a_reload_takes_them_over_and_offline_none_runs() {
     larder.reload(Larder::mirroring(&upstream)).await.unwrap();
     assert_eq!(told(&larder).await, Value::Null);
     larder.clock.advance(26 * HOUR);
-    // Somebody else's job shows that nothing else came before it.
+    // A job started by hand shows that no recurring run preceded it.
     Desk::of(&larder).warm(&serde_json::json!({ "what": ["acme/null"] })).await;
     assert_eq!(jobs(&larder).await.len(), 3);
 }
@@ -197,7 +197,7 @@ async fn a_run_that_ends_after_a_reload_that_took_larder_offline_is_noted_and_no
     assert!(now["next"].as_u64() > last["ended"].as_u64(), "{now}");
 }
 
-/// Nothing recurs offline: neither does what a restart has interrupted, and nobody is told that it is missing.
+/// Nothing recurs offline: a run that a restart interrupted is not resumed, and its packages are not listed as missing.
 #[tokio::test]
 async fn a_run_that_a_restart_interrupted_does_not_continue_offline_and_begins_again_later() {
     let upstream = FakeUpstream::start().await;
@@ -227,7 +227,7 @@ async fn a_run_that_a_restart_interrupted_does_not_continue_offline_and_begins_a
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// A share that is mounted late keeps no client waiting.
+/// A share may be mounted after larder starts.
 #[tokio::test]
 async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
     let upstream = upstream().await;
@@ -250,7 +250,7 @@ async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// Section 3: `check` reports every problem, and `status` tells where no larder runs, too.
+/// Section 3: `check` reports every problem, and `status` works without a running larder.
 #[tokio::test]
 async fn check_reports_problems_of_recurring_jobs_and_status_lists_them_without_a_larder() {
     let upstream = upstream().await;

@@ -1,5 +1,5 @@
-//! Jobs and restarts: one that had not ended goes on under its name and fetches nothing twice; one that had is listed as
-//! it ended.
+//! Jobs across restarts: an unfinished job continues under its id and fetches nothing twice; a finished one is listed
+//! as it ended.
 
 use std::path::PathBuf;
 
@@ -46,7 +46,6 @@ async fn listed(desk: &Desk) -> Value {
     desk.get("/admin/v1/jobs").await.expect(200).json()["jobs"].clone()
 }
 
-/// *Done when* 4.
 #[tokio::test]
 async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches_nothing_twice() {
     let upstream = FakeUpstream::start().await;
@@ -65,7 +64,7 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
         let items = job["items"].as_array().unwrap().iter();
         items.filter(|item| item["state"] == "fetching" && item["bytes"] == HALF).count()
     };
-    // Some have come whole, and then all of its turns are taken by those that stop in the middle.
+    // A few archives complete; then every concurrent fetch waits in the middle of a large one.
     gates[..3].iter().for_each(|gate| gate.open());
     let fetched = |job: &Value| states(job).iter().filter(|state| **state == "fetched").count();
     let before = desk.once(&path, |job| half_way(job) == 4 && fetched(job) >= 3).await;
@@ -93,7 +92,7 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
         let size = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64").len() as u64;
         let of_it = asked.iter().filter(|request| request.path.contains(&format!("-{name}_")));
         let sent: u64 = of_it.map(|request| request.bytes_sent).sum();
-        // A connection that was cut has more given to it than came; and never all of it twice.
+        // Bytes that a cut connection lost are sent again, but never the whole archive.
         assert!((size..2 * size).contains(&sent), "{name}: {sent} of {size}");
     }
     let resumed = asked[requests_before.len()..].iter().filter(|request| request.header("range").is_some());
@@ -134,7 +133,7 @@ async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
     let newest_first: Vec<Value> = jobs.iter().rev().map(|(job, _)| job["id"].clone()).collect();
     let again: Vec<Value> = listed(&desk).await.as_array().unwrap().iter().map(|job| job["id"].clone()).collect();
     assert_eq!(again, newest_first);
-    // What a job warmed can still be pinned as a whole.
+    // The packages of a finished job can still be pinned together.
     let done = desk.post("/admin/v1/pin", &json!({ "job": jobs[0].0["id"] })).await.expect(200).json();
     assert_eq!(done["items"][0]["outcome"], "pinned", "{done}");
     assert_eq!(desk.job(&jobs[0].1).await, jobs[0].0, "what is told of a job that ended has changed");
@@ -142,7 +141,7 @@ async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// What was written of it before says that it runs, and somebody has stopped it.
+/// The last record on disk says that the job runs, but it was cancelled.
 #[tokio::test]
 async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     let upstream = FakeUpstream::start().await;
@@ -152,10 +151,10 @@ async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     let builder = || Larder::mirroring(&upstream).on(&folder);
     let (larder, desk) = start(&builder(), &folder);
     let path = desk.begin(&told(&["slow".to_owned()])).await;
-    // Until then it may make files of its own in what is taken away below, and would fail by itself.
+    // Before that, the job may still create files in the folder that is removed below, and would fail by itself.
     desk.once(&path, |job| job["items"][0]["bytes"] == HALF).await;
     assert_eq!(records(&folder).len(), 1);
-    // Records are made here, so none can be; what is there can be removed.
+    // Records are created in staging, so no record can be written; existing ones can be deleted.
     let staging = folder.path().join("v1/staging");
     std::fs::rename(&staging, folder.path().join("v1/elsewhere")).unwrap();
     std::fs::write(&staging, "").unwrap();
@@ -175,7 +174,7 @@ async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// What was told of it while it ran is part of what goes on.
+/// A pin requested while the job runs is part of its record.
 #[tokio::test]
 async fn a_job_that_was_pinned_while_it_ran_pins_after_a_restart() {
     let upstream = FakeUpstream::start().await;
@@ -198,7 +197,7 @@ async fn a_job_that_was_pinned_while_it_ran_pins_after_a_restart() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// Law 6: a broken record is logged and set aside.
+/// A damaged record is logged and quarantined.
 #[tokio::test]
 async fn a_record_that_cannot_be_read_is_quarantined_and_said_and_the_others_are_there() {
     let upstream = FakeUpstream::start().await;
@@ -218,7 +217,7 @@ async fn a_record_that_cannot_be_read_is_quarantined_and_said_and_the_others_are
     let middle = torn.len() / 2;
     torn[middle] ^= 1;
     std::fs::write(file(&paths[0]), &torn).unwrap();
-    // Whole, and no job all the same.
+    // An intact record that does not describe a job.
     let other = b"{\"job\":17}";
     let frame = json!({ "format": 1, "blake3": blake3::hash(other).to_hex().to_string(), "bytes": other.len() });
     std::fs::write(file(&paths[1]), [frame.to_string().as_bytes(), b"\n", other].concat()).unwrap();
@@ -252,7 +251,7 @@ async fn the_missing_list_has_one_limit_in_memory_and_on_disk() {
     assert_eq!(listed(&Desk::of(&larder)).await, kept);
 }
 
-/// Promise 12: nothing leaves, and what would have been fetched is listed.
+/// Promise 12: nothing leaves, and the packages to fetch are listed as missing.
 #[tokio::test]
 async fn a_job_resumed_in_a_sealed_larder_fails_and_lists_missing_packages() {
     let upstream = FakeUpstream::start().await;
@@ -275,7 +274,7 @@ async fn a_job_resumed_in_a_sealed_larder_fails_and_lists_missing_packages() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// The job of a command is the command's alone: no larder that starts later fetches behind the back of whoever stopped it.
+/// A command's job belongs to that command: a larder that starts later does not resume it unasked.
 #[tokio::test]
 async fn an_interrupted_command_line_job_resumes_only_with_the_same_command() {
     let upstream = FakeUpstream::start().await;
@@ -292,7 +291,7 @@ async fn an_interrupted_command_line_job_resumes_only_with_the_same_command() {
         bytes.filter(|bytes| *bytes >= HALF as u64)
     };
     eventually("half of it is there", staged).await;
-    // As a power cut would: when it is dropped, it is killed.
+    // Dropping the child kills it, like a power cut.
     drop(child);
     gate.open();
     upstream.forget_requests();

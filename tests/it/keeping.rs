@@ -1,4 +1,5 @@
-//! What stays: withdrawn upstream, sealed, restarted, replaced; and two registries side by side.
+//! Stored packages stay available: after upstream withdraws or replaces them, offline, and after a restart. Two
+//! registries never mix.
 
 use std::time::Duration;
 
@@ -23,14 +24,14 @@ async fn publishing() -> FakeUpstream {
     upstream
 }
 
-/// Fetches an archive by its document, and says where it was.
+/// Fetches an archive by its download document and returns its path.
 async fn install(larder: &Larder, name: &str) -> String {
     let path = larder.archive_path(name, "1.2.0").await;
     larder.get(&path).await.expect(200);
     path
 }
 
-/// Promise 6 and section 4: a version that upstream has dropped stays listed and installable, and says so.
+/// Promise 6 and section 4: a version that upstream dropped stays listed and installable, with `detail=gone`.
 #[tokio::test]
 async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
     let upstream = publishing().await;
@@ -52,7 +53,7 @@ async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
     assert!(version.json()["archives"]["linux_amd64"]["url"].is_string());
 }
 
-/// Section 4: the same for a provider that is gone altogether, whether upstream says 404 or 410.
+/// Section 4: the whole provider is withdrawn, with 404 or with 410.
 #[tokio::test]
 async fn a_provider_that_upstream_withdrew_stays_while_it_is_stored() {
     for status in [404, 410] {
@@ -74,7 +75,7 @@ async fn a_provider_that_upstream_withdrew_stays_while_it_is_stored() {
     }
 }
 
-/// Section 4: without `keep_gone` what upstream has deleted is deleted here.
+/// Section 4: without `keep_gone` larder follows upstream's deletions.
 #[tokio::test]
 async fn without_keep_gone_what_upstream_deletes_is_gone() {
     let upstream = publishing().await;
@@ -92,7 +93,8 @@ async fn without_keep_gone_what_upstream_deletes_is_gone() {
     larder.versions("null").await.expect(502);
 }
 
-/// PROTOCOL 3.4: a 404 to VERSION.json ends an `init`; a version that is listed and has no package left has no archives.
+/// PROTOCOL 3.4: a 404 for VERSION.json would end an `init`, so a listed version without packages is 200 with no
+/// archives.
 #[tokio::test]
 async fn a_listed_version_whose_packages_are_gone_has_no_archives() {
     let upstream = publishing().await;
@@ -106,11 +108,11 @@ async fn a_listed_version_whose_packages_are_gone_has_no_archives() {
     assert_eq!(larder.get(VERSION).await.expect(200).body, b"{\"archives\":{}}");
 }
 
-/// Freshness: a 404 is believed for its own time only, also where it is a part of a longer-lived answer.
+/// Freshness: a cached 404 expires after its own lifetime, also where it is part of a longer-lived response.
 #[tokio::test]
 async fn a_platform_that_was_absent_appears_once_its_404_is_no_longer_believed() {
     let upstream = FakeUpstream::start().await;
-    // Without the conventional file name, a platform costs its own document.
+    // Without the conventional file name, each platform needs its own download document.
     let odd = null().platform("linux_amd64").platform("darwin_arm64").filename("odd-{platform}.zip");
     upstream.publish(odd);
     upstream.fault(Target::Path("/download/darwin/arm64".into()), Fault::Status(404));
@@ -127,7 +129,7 @@ async fn a_platform_that_was_absent_appears_once_its_404_is_no_longer_believed()
     assert_eq!(platforms().await, ["darwin_arm64", "linux_amd64"]);
 }
 
-/// Section 3: `keep_gone = false` also lets go of what was kept listed before it was set.
+/// Section 3: `keep_gone = false` also unlists versions that were preserved before it was set.
 #[tokio::test]
 async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
     let upstream = publishing().await;
@@ -141,7 +143,8 @@ async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"], serde_json::json!([]));
 }
 
-/// Promise 12: sealed, what is held is served however old, nothing goes out, and what is missing says why.
+/// Promise 12: offline, stored packages are served however old, nothing is sent upstream, and errors name the missing
+/// package.
 #[tokio::test]
 async fn offline_serves_stored_packages_and_asks_no_upstream() {
     let upstream = publishing().await;
@@ -182,7 +185,7 @@ async fn offline_serves_stored_packages_and_asks_no_upstream() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// Section 4: offline, a known version of which nothing is held has no archives.
+/// Section 4: offline, a listed version of which nothing is stored has no archives.
 #[tokio::test]
 async fn offline_a_listed_version_without_archives_has_none() {
     let upstream = publishing().await;
@@ -193,7 +196,7 @@ async fn offline_a_listed_version_without_archives_has_none() {
     assert_eq!(larder.get(VERSION).await.expect(200).body, b"{\"archives\":{}}");
 }
 
-/// Promise 13: the same version of the same provider has other bytes in another registry.
+/// Promise 13: the other registry has other bytes for the same version.
 #[tokio::test]
 async fn two_registries_never_mix() {
     let (terraform, opentofu) = (FakeUpstream::start().await, FakeUpstream::start().await);
@@ -217,7 +220,7 @@ async fn two_registries_never_mix() {
     assert_eq!((terraform.count_of(Target::Archive), opentofu.count_of(Target::Archive)), (1, 1));
 }
 
-/// Promise 4: a restart forgets nothing that was held: documents, archives, both files beside them, the h1.
+/// Promise 4: a restart loses nothing: documents, archives, SHA256SUMS and its signature, the h1 hash.
 #[tokio::test]
 async fn a_restart_keeps_everything() {
     let upstream = publishing().await;
@@ -243,7 +246,7 @@ async fn a_restart_keeps_everything() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// Section 4: rendered answers are made again when what they tell of has changed.
+/// Section 4: a rendered response is renewed when its contents change, with any size of the memory cache.
 #[tokio::test]
 async fn the_h1_appears_in_an_answer_that_was_rendered_before() {
     for memory in ["64MiB", "1KiB", "0B"] {
@@ -262,7 +265,7 @@ async fn the_h1_appears_in_an_answer_that_was_rendered_before() {
     }
 }
 
-/// Freshness: an age that lies in the future means nothing; what is held is asked about again, and served meanwhile.
+/// Freshness: a timestamp in the future counts as stale. The stored copy is revalidated, and served if that fails.
 #[tokio::test]
 async fn a_clock_that_was_set_back_makes_nothing_fresh_for_ever() {
     let mut upstream = publishing().await;
@@ -280,7 +283,7 @@ async fn a_clock_that_was_set_back_makes_nothing_fresh_for_ever() {
     larder.get(&archive).await.expect(200);
 }
 
-/// Promise 2: while only the predecessor's archive is held, its whole set answers, also after its 24 h.
+/// Promise 2: while only the previous set's archive is stored, that whole set is served, also after its 24 h.
 #[tokio::test]
 async fn a_replaced_set_whose_archive_alone_is_stored_answers_whole_while_upstream_is_down() {
     let mut upstream = FakeUpstream::start().await;
@@ -301,7 +304,7 @@ async fn a_replaced_set_whose_archive_alone_is_stored_answers_whole_while_upstre
     }
 }
 
-/// Promise 6: a platform that was never fetched, and whose file name nobody can guess, hides none that is held.
+/// Promise 6: a platform that was never fetched, with an unconventional file name, does not hide a stored one.
 #[tokio::test]
 async fn an_unknown_platform_hides_no_known_one_when_the_upstream_is_gone() {
     let mut upstream = FakeUpstream::start().await;
@@ -316,7 +319,7 @@ async fn an_unknown_platform_hides_no_known_one_when_the_upstream_is_gone() {
     assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
 }
 
-/// Promise 12: in a sealed network, one damaged name takes no platform away whose archive is held.
+/// Promise 12: offline, one damaged package record does not hide a platform whose archive is stored.
 #[tokio::test]
 async fn a_damaged_name_hides_nothing_that_is_stored() {
     let upstream = publishing().await;

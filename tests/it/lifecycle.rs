@@ -1,4 +1,4 @@
-//! From the start to the end of a process: configuration, readiness, certificates, its log, and how it stops.
+//! A process from start to end: configuration, readiness, certificates, the log, and shutdown.
 
 use std::fmt::Write;
 use std::fs::Permissions;
@@ -19,7 +19,7 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 const LARGE: usize = 3_000_000;
 
-/// Section 3: SIGTERM refuses new connections, and lets running downloads finish.
+/// Section 3: SIGTERM refuses new connections and lets downloads in flight finish.
 #[tokio::test]
 async fn sigterm_lets_a_running_download_finish_and_refuses_new_connections() {
     let upstream = FakeUpstream::start().await;
@@ -57,7 +57,8 @@ async fn sigterm_without_downloads_exits_at_once_despite_open_connections() {
     larder.terminate_at_once().await;
 }
 
-/// Promise 8: documents hold signed URLs, so the store is for nobody else's eyes, whatever its folder was before.
+/// Promise 8: documents contain signed URLs, so only larder's own user may read the store, whatever mode its folder was
+/// in.
 #[tokio::test]
 async fn the_store_is_private_whatever_it_was() {
     let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
@@ -68,7 +69,7 @@ async fn the_store_is_private_whatever_it_was() {
     assert_eq!(v1.metadata().unwrap().permissions().mode() & 0o777, 0o700);
 }
 
-/// Section 3: on both listeners; ready means that the store is there, whatever the upstreams do.
+/// Section 3: on both listeners. Ready means that the store is usable, whatever the upstreams do.
 #[tokio::test]
 async fn readiness_follows_the_store_and_not_the_upstreams() {
     let mut upstream = FakeUpstream::start().await;
@@ -88,7 +89,7 @@ async fn readiness_follows_the_store_and_not_the_upstreams() {
     larder.get("/readyz").await.expect(200);
 }
 
-/// Section 3: all problems are reported together with the line.
+/// Section 3: all problems are reported together, each with its line.
 #[tokio::test]
 async fn all_problems_of_a_bad_configuration_are_reported_at_once_with_their_lines() {
     let folder = Folder::new();
@@ -113,13 +114,13 @@ async fn a_configuration_that_is_named_and_absent_is_an_error() {
     assert!(err.contains("nowhere.toml: the configuration cannot be read"), "{err}");
 }
 
-/// Section 3: no configuration is needed; it mirrors both registries and prints what to paste.
+/// Section 3: without any settings for them, both registries are mirrored, and the CLI configuration is printed.
 #[tokio::test]
 async fn serve_without_a_configuration_says_where_it_listens_and_what_to_paste() {
     let home = Folder::new();
     let config = home.path().join("config/larder");
     std::fs::create_dir_all(&config).unwrap();
-    // The usual ports may be taken on this machine.
+    // The default ports may be in use on this machine.
     std::fs::write(config.join("mirror.toml"), "[server]\nlisten='127.0.0.1:0'\n[admin]\nlisten='127.0.0.1:0'\n")
         .unwrap();
     let (child, out, _) = serving(command(home.path(), &["serve"]));
@@ -153,7 +154,7 @@ async fn a_configuration_in_the_working_directory_is_not_read() {
     );
 }
 
-/// The certificate that a new connection is shown.
+/// The certificate that the server presents to a new connection.
 pub(crate) async fn shown(address: &str, ca: &TestCa) -> Vec<u8> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(ca.pem().as_bytes()).unwrap()).unwrap();
@@ -170,7 +171,7 @@ pub(crate) fn der(pem: &str) -> Vec<u8> {
     CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec()
 }
 
-/// Section 3: PEM files, reloaded when they change.
+/// Section 3: PEM files are reloaded when they change.
 #[tokio::test]
 async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_break() {
     let upstream = FakeUpstream::start().await;
@@ -190,7 +191,7 @@ async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_br
     std::fs::write(&certificate, "-----BEGIN CERTIFICATE-----\nhalf of one").unwrap();
     larder.log().line_with("the TLS files have changed, the old certificate stays in use").await;
     assert_eq!(shown(&address, &ca).await, new);
-    // A key of another pair is no better, however good both files are by themselves.
+    // Two valid files that do not belong together are rejected too.
     std::fs::write(&certificate, &renewed.0).unwrap();
     std::fs::write(&key, ca.issue(&["127.0.0.1"]).1).unwrap();
     larder.log().line_with("does not belong to the first certificate").await;
@@ -203,7 +204,7 @@ async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_br
     eventually("the last certificate", async || (shown(&address, &ca).await == last).then_some(())).await;
 }
 
-/// One line for each request: what it was, how it ended, and nothing that could be a secret (promise 8).
+/// Promise 8: one log line per request, without anything that could be a secret.
 #[tokio::test]
 async fn a_request_is_logged_with_its_route_outcome_bytes_and_time_but_not_its_query() {
     let upstream = FakeUpstream::start().await;
@@ -243,7 +244,7 @@ async fn no_query_reaches_the_log_although_the_upstream_signs_its_urls() {
     assert!(!answer.text().contains("sig="), "{}", answer.text());
 }
 
-/// Promise 8: holding a credential and reachable from elsewhere, larder refuses to start.
+/// Promise 8: with a credential, and reachable from other machines, larder refuses to start.
 #[tokio::test]
 async fn credentials_and_a_listener_off_loopback_need_a_word_on_who_may_ask() {
     let folder = Folder::new();
@@ -255,7 +256,7 @@ async fn credentials_and_a_listener_off_loopback_need_a_word_on_who_may_ask() {
             .unwrap();
         text
     };
-    // That everybody may ask is refused before anything is bound: so a machine without IPv6 tells, too.
+    // The refusal precedes the bind, so it is tested on machines without IPv6 too.
     let reachable = [
         "listen='[::]:0'",
         "listen='0.0.0.0:0'",
@@ -282,7 +283,7 @@ async fn credentials_and_a_listener_off_loopback_need_a_word_on_who_may_ask() {
     assert_eq!(started.unwrap_or_else(|said| panic!("{said:?}")).terminate().await, Some(0));
 }
 
-/// Promise 8: however much is logged, no secret and no query is.
+/// Promise 8: even at log level `trace`.
 #[tokio::test]
 async fn no_secret_reaches_the_log_at_its_most_talkative() {
     let upstream = FakeUpstream::builder().token("s3cret-t0ken").signed_urls().start().await;
@@ -321,7 +322,7 @@ async fn a_port_that_is_taken_is_named_with_its_section() {
     }
 }
 
-/// Promise 6: a log that cannot be written costs its lines, and no answer.
+/// Promise 6: a log that cannot be written loses its lines only.
 #[tokio::test]
 async fn a_log_that_cannot_be_written_costs_no_answer() {
     let upstream = FakeUpstream::start().await;

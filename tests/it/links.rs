@@ -1,5 +1,5 @@
-//! The URLs that larder writes into its answers: absolute where it knows how the client sees it, path-absolute elsewhere
-//! (DESIGN 3). Terraform and OpenTofu follow both; Checkov, Trivy and Renovate the absolute ones alone.
+//! URLs in larder's responses: absolute where larder knows its address as the client sees it, else path-absolute
+//! (DESIGN 3). Terraform and OpenTofu follow both; Checkov, Trivy and Renovate only absolute ones.
 
 use crate::support::http::{self, Answer, client, client_trusting, send};
 use crate::support::larder::{Folder, HOST, Larder};
@@ -10,7 +10,7 @@ use crate::support::upstream::{FakeUpstream, Listed, Provider, Target};
 
 const NULL: &str = "/v1/providers/acme/null/1.2.0/download/linux/amd64";
 
-/// A registry with a provider, a module, and lists of more than a page.
+/// A registry with a provider, a module, and a module list of two pages.
 async fn registry() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
@@ -21,7 +21,7 @@ async fn registry() -> FakeUpstream {
     upstream
 }
 
-/// Whoever asks, and what its requests say of where it is.
+/// A client, the base URL it uses, and the headers it sends.
 struct Asking<'a> {
     client: &'a reqwest::Client,
     base: String,
@@ -34,7 +34,7 @@ impl Asking<'_> {
         send(self.headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await.unwrap()
     }
 
-    /// Every URL of larder's own in its answers.
+    /// Every URL of larder itself in the responses.
     async fn links(&self) -> Vec<String> {
         let base = format!("/registry/{HOST}");
         let services = self.get(&format!("{base}/.well-known/terraform.json")).await.expect(200).json();
@@ -64,7 +64,7 @@ impl Asking<'_> {
     }
 }
 
-/// The certificate says what larder is called; under take-over the Host is an upstream.
+/// The names in the certificate are larder's own; under take-over the Host is an upstream's name.
 #[tokio::test]
 async fn over_tls_urls_are_absolute_under_the_names_that_are_larders_own() {
     let (upstream, ca) = (registry().await, TestCa::new());
@@ -80,17 +80,17 @@ async fn over_tls_urls_are_absolute_under_the_names_that_are_larders_own() {
         (&[("host", "tf.corp.example")], "https://tf.corp.example"),
         (&[("host", HOST)], "https://registry.terraform.io"),
         (&[("host", "mirror.example"), ("cdn-loop", "fastly")], "https://mirror.example"),
-        // A name that is nobody's leads nowhere.
+        // Names that are not larder's own.
         (&[("host", "evil.example")], ""),
         (&[("host", "a.b.corp.example")], ""),
         (&[("host", "mirror.example.")], ""),
         (&[("host", "10.0.0.1")], ""),
-        // With a proxy in between, the Host may be the proxy's name for larder.
+        // Behind a proxy, the Host may be the proxy's name for larder.
         (&[("host", "mirror.example"), ("x-forwarded-for", "10.0.0.1")], ""),
         (&[("host", "mirror.example"), ("x-forwarded-host", "evil.example"), ("x-forwarded-proto", "https")], ""),
         (&[("host", "mirror.example"), ("via", "1.1 proxy")], ""),
         (&[("host", "mirror.example"), ("forwarded", "for=10.0.0.1")], ""),
-        // Another larder resolves paths against where it asked.
+        // Another larder resolves paths against the URL that it requested.
         (&[("host", "mirror.example"), ("cdn-loop", "larder;id=1")], ""),
     ] {
         let asking = Asking { client: &client, base: base.clone(), headers };
@@ -102,7 +102,7 @@ async fn over_tls_urls_are_absolute_under_the_names_that_are_larders_own() {
     }
 }
 
-/// Plain http tells nothing: behind a bare `proxy_pass` the Host is a name of the inside.
+/// Over plain http the Host proves nothing: behind a bare `proxy_pass` it is an internal name.
 #[tokio::test]
 async fn over_http_a_trusted_proxy_says_where_the_client_is_and_nobody_else() {
     let upstream = registry().await;
@@ -133,7 +133,7 @@ async fn over_http_a_trusted_proxy_says_where_the_client_is_and_nobody_else() {
     }
 }
 
-/// DESIGN 4: an answer is rendered once for each base, and a base has no part in what holds no URL.
+/// DESIGN 4: responses with URLs are rendered once per base; fetched documents do not depend on the base.
 #[tokio::test]
 async fn each_base_has_its_own_rendered_answer_and_upstream_is_asked_once_for_all() {
     let upstream = registry().await;
@@ -153,7 +153,7 @@ async fn each_base_has_its_own_rendered_answer_and_upstream_is_asked_once_for_al
     }
 }
 
-/// `default_upstream` is for tools that skip discovery, too; the names of upstreams stand for themselves.
+/// `default_upstream` also serves tools that skip discovery; the name of an upstream selects that upstream.
 #[tokio::test]
 async fn larders_own_name_has_the_registry_at_its_root_without_discovery() {
     let upstream = registry().await;
@@ -179,7 +179,7 @@ async fn larders_own_name_has_the_registry_at_its_root_without_discovery() {
     assert!(module.header("x-terraform-get").starts_with(&format!("/archive/{HOST}/modules/acme/vpc/aws/1.0.0/")));
 }
 
-/// What a client, a proxy or a person writes wrongly is told as what it is.
+/// Common mistakes of clients, proxies and people have an error that names the mistake.
 #[tokio::test]
 async fn a_final_dot_a_final_slash_and_v2_are_named() {
     let upstream = registry().await;
@@ -215,7 +215,8 @@ async fn a_final_dot_a_final_slash_and_v2_are_named() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// DESIGN 3, *trusted_proxies*: the log names whom the proxy vouches for, and the proxy where nobody else is vouched for.
+/// DESIGN 3, *trusted_proxies*: the log names the client that a trusted proxy forwards, or the peer itself without a
+/// valid one.
 #[tokio::test]
 async fn behind_a_proxy_the_log_names_the_client_that_the_proxy_vouches_for() {
     for (trusted, forwarded, client) in [

@@ -2,7 +2,7 @@ use super::*;
 use crate::bundle::BundleKeyIds;
 use crate::clock::Timestamp;
 use crate::jobs::job_report::ItemCounts;
-use crate::mirror::LeftAlone;
+use crate::mirror::OriginBackoff;
 
 fn host() -> Hostname {
     Hostname::parse("registry.terraform.io").unwrap()
@@ -33,7 +33,7 @@ fn troubled() -> Report {
         refused: 2,
         left_alone,
     };
-    let left = LeftAlone { origin: "https://releases.hashicorp.example".to_owned(), seconds: 42 };
+    let left = OriginBackoff { origin: "https://releases.hashicorp.example".to_owned(), seconds: 42 };
     let address = "registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name";
     let alarm = |kind, detail: &str, resolve: Option<&str>| Alarm {
         kind,
@@ -44,7 +44,7 @@ fn troubled() -> Report {
         resolve: resolve.map(str::to_owned),
     };
     let accept = format!("larder accept {address}@12.34.56");
-    let trouble = Trouble {
+    let trouble = StoreFailure {
         why: "could not write /var/lib/larder/v1/staging/record-1: No space left on device (os error 28)".to_owned(),
         to_do: "make room on the disk of the store; larder goes on by itself".to_owned(),
     };

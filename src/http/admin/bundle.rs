@@ -13,7 +13,7 @@ use super::{Admin, NDJSON, bodies};
 use crate::bundle::BundleWriter;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
-use crate::mirror::{ApplyError, GatherError, GatheredBundle, Transfer};
+use crate::mirror::{ApplyError, GatherError, GatheredBundle, TransferPermit};
 use crate::protocol::admin::bundle::{BundleRequest, TAR, apply_options};
 use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
@@ -51,8 +51,8 @@ impl Admin {
         &self,
         id: JobId,
         told: BundleRequest,
-        place: Transfer,
-    ) -> Result<(GatheredBundle, Transfer), (StatusCode, Vec<String>)> {
+        place: TransferPermit,
+    ) -> Result<(GatheredBundle, TransferPermit), (StatusCode, Vec<String>)> {
         let conflict = |why: String| (StatusCode::CONFLICT, vec![why]);
         let (job, held) = self
             .jobs
@@ -70,7 +70,7 @@ impl Admin {
         }
         let (mirror, created) = (Arc::clone(&self.mirror), told.created.unwrap_or_else(|| self.clock.now()));
         // // Holds its transfer slot while it works, even after the client has left.
-        let gathering = self.mirror.blocking(move || {
+        let gathering = self.mirror.spawn_blocking(move || {
             let gathered = mirror.gather(held, told.since.as_ref(), told.partial, created);
             gathered.map(|gathered| (gathered, place))
         });
@@ -82,14 +82,14 @@ impl Admin {
         }
     }
 
-    fn stream_bundle(&self, gathered: GatheredBundle, place: Transfer) -> Response<Body> {
+    fn stream_bundle(&self, gathered: GatheredBundle, place: TransferPermit) -> Response<Body> {
         for missing in &gathered.missing {
             tracing::warn!(missing, "a bundle is made without it");
         }
         let (entry, exit) = pipe();
         let (mirror, key) = (Arc::clone(&self.mirror), self.bundles.signing.clone());
         let length = BundleWriter::<Vec<u8>>::bytes_of(&gathered.manifest, key.as_ref());
-        drop(self.mirror.blocking(move || {
+        drop(self.mirror.spawn_blocking(move || {
             let _place = place;
             let mut writer = entry.writer();
             let given = mirror.write_bundle(&gathered, key.as_ref(), &mut writer).map(drop);

@@ -1,4 +1,4 @@
-//! The admin listener's side: probes for all, the rest for who may ask.
+//! The admin listener: probes for everyone, all other routes by the access rules.
 
 mod bodies;
 mod bundle;
@@ -21,7 +21,7 @@ use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
 use crate::jobs::{self, JobId, JobStartError, Jobs, PlanError, Recurring, WarmUp};
-use crate::mirror::{Mirror, Pin, RequestContext};
+use crate::mirror::{Mirror, PinChange, RequestContext};
 use crate::protocol::admin::command::{self, OperationTarget};
 use crate::protocol::admin::missing;
 use crate::protocol::admin::order::OrderRequest;
@@ -33,7 +33,7 @@ use crate::protocol::client_config;
 use crate::protocol::route::Api;
 
 const SEC_FETCH_SITE: header::HeaderName = header::HeaderName::from_static("sec-fetch-site");
-/// The `Server` header of the admin listener: the commands recognise larder by it.
+/// The `Server` header of the admin listener, by which the commands recognise larder.
 pub(super) const SERVER: header::HeaderValue = header::HeaderValue::from_static("larder");
 const NDJSON: header::HeaderValue = header::HeaderValue::from_static("application/x-ndjson");
 
@@ -44,21 +44,21 @@ pub struct Admin {
     pub mirror: Arc<Mirror>,
     /// The jobs.
     pub jobs: Arc<Jobs>,
-    /// The warm-ups that run again and again.
+    /// The recurring warm-ups.
     pub recurring: Arc<Recurring>,
     /// The access rules.
     pub access: Access,
-    /// Everything that is counted.
+    /// All metrics.
     pub registry: Arc<Registry>,
-    /// When it began.
+    /// The start time of this process.
     pub started: Timestamp,
-    /// Requests, for the status.
+    /// The request counters, for the status.
     pub requests: Requests,
     /// The base URL of the main listener.
     pub base: String,
     /// The clock.
     pub clock: Clock,
-    /// The registry of an address that names none.
+    /// The registry of addresses that name none.
     pub default_host: Hostname,
     /// The keys for signing and trusting bundles.
     pub bundles: BundleKeys,
@@ -133,9 +133,9 @@ impl Admin {
             AdminRoute::Health => response::word(StatusCode::OK, "ok"),
             AdminRoute::Ready => match self.mirror.ready().await {
                 Ok(()) => response::word(StatusCode::OK, "ready"),
-                Err(not_ready) => response::word(StatusCode::SERVICE_UNAVAILABLE, not_ready.words()),
+                Err(not_ready) => response::word(StatusCode::SERVICE_UNAVAILABLE, not_ready.describe()),
             },
-            // Both ask the disk.
+            // Both read the disk, which may block.
             AdminRoute::Metrics => self.looking(Self::metrics).await,
             AdminRoute::Status => self.looking(|admin| response::json(StatusCode::OK, &admin.status())).await,
             AdminRoute::ClientConfig(way) => match client_config::text(&self.mirror, &self.base, way).await {
@@ -209,7 +209,7 @@ impl Admin {
         match self.jobs.start(warm_up).await {
             Ok((id, job)) => {
                 let mut response = response::json(StatusCode::ACCEPTED, &job);
-                // Hex digits are always a header's value.
+                // An id is hex digits, so it is always a valid header value.
                 if let Ok(place) = header::HeaderValue::try_from(format!("{}/{id}", warm::JOBS)) {
                     response.headers_mut().insert(header::LOCATION, place);
                 }
@@ -241,7 +241,7 @@ impl Admin {
     }
 
     /// Pins or unpins all packages of a job.
-    async fn pin_job(&self, id: JobId, pin: Pin) -> Response<Body> {
+    async fn pin_job(&self, id: JobId, pin: PinChange) -> Response<Body> {
         match self.jobs.to_pin(id, pin).await {
             Some(items) => response::json(StatusCode::OK, &command::pin_job(&self.mirror, items, pin).await),
             None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
@@ -253,7 +253,7 @@ impl Admin {
             Operation::Refresh | Operation::Purge | Operation::Accept => OperationTarget::read(body),
             Operation::Pin | Operation::Unpin => match PinRequest::read(body) {
                 Ok(PinRequest::Job(id)) => {
-                    let pin = if command == Operation::Pin { Pin::Set } else { Pin::Lift };
+                    let pin = if command == Operation::Pin { PinChange::Set } else { PinChange::Lift };
                     return self.pin_job(id, pin).await;
                 }
                 Ok(PinRequest::Addresses(told)) => Ok(told),
@@ -276,7 +276,7 @@ impl Admin {
         }
     }
 
-    /// Runs as long as the client reads the answer.
+    /// Re-hashes everything stored, for as long as the client reads the answer.
     fn verify(&self, body: &[u8]) -> Response<Body> {
         if let Err(why) = command::read_nothing(body) {
             return response::errors(StatusCode::BAD_REQUEST, vec![why]);
@@ -292,13 +292,13 @@ impl Admin {
     }
 
     fn call(&self) -> RequestContext {
-        self.mirror.job(self.clock.now())
+        self.mirror.job_context(self.clock.now())
     }
 
-    /// Looks at what may block.
+    /// Runs `look` on a blocking thread.
     async fn looking(self: &Arc<Self>, look: impl FnOnce(&Self) -> Response<Body> + Send + 'static) -> Response<Body> {
         let admin = Arc::clone(self);
-        match self.mirror.blocking(move || look(&admin)).await {
+        match self.mirror.spawn_blocking(move || look(&admin)).await {
             Ok(response) => response,
             Err(_) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["it ended unexpectedly".into()]),
         }

@@ -45,7 +45,7 @@ pub(super) async fn read(
     let body = bodies::order_of(request).await.map_err(refused)?;
     let turn = READINGS.acquire().await;
     let host = Arc::new(default_host.clone());
-    let reading = mirror.blocking(move || {
+    let reading = mirror.spawn_blocking(move || {
         // // Released when the parsing ends, even if the client has left.
         let _held = (place, turn);
         handed_over(body, query.as_deref(), &host)

@@ -14,7 +14,7 @@ use crate::address::{Artifact, Package};
 use crate::digest::Digest;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
-use crate::mirror::{Export, Transfer};
+use crate::mirror::{Export, TransferPermit};
 use crate::protocol::admin::trees::{ExportRequest, unsigned_of};
 use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
@@ -76,12 +76,12 @@ impl Admin {
         Err((StatusCode::CONFLICT, missing.collect()))
     }
 
-    fn send(&self, export: Export, place: Transfer) -> Response<Body> {
+    fn send(&self, export: Export, place: TransferPermit) -> Response<Body> {
         let (entry, exit) = pipe();
         let mirror = Arc::clone(&self.mirror);
-        self.mirror.until_closed(async move {
+        self.mirror.spawn_until_closed(async move {
             match export.write(&mirror, entry.writer()).await {
-                Ok(writer) => drop(mirror.blocking(move || writer.end(Ok(()))).await),
+                Ok(writer) => drop(mirror.spawn_blocking(move || writer.end(Ok(()))).await),
                 // // The stream ends without its end marker.
                 Err(error) => tracing::error!(%error, "a tree broke off on its way out"),
             }

@@ -333,7 +333,7 @@ async fn a_kept_connection_may_idle_longer_than_a_head_may_take() {
     read_until(&mut socket, "secure=false").await;
     let (mut sender, _) = h2(served.connect().await).await;
     text(h2_ask(&mut sender, "GET", "/").await.unwrap()).await;
-    // Nothing may happen: there is no event to wait for.
+    // The test shows that nothing happens, so there is no event to wait for.
     tokio::time::sleep(Duration::from_millis(600)).await;
     h1_ask(&mut socket, "GET /").await;
     read_until(&mut socket, "secure=false").await;

@@ -57,7 +57,7 @@ impl EntryVerdict {
             let note = StagedNote { length: Some(file.bytes), ..StagedNote::default() };
             let remembered = match staged.remember(note.clone(), file.bytes) {
                 Err(full) if full.is_full() => {
-                    mirror.make_room_on_disk(file.bytes, &full).and_then(|()| staged.remember(note, file.bytes))
+                    mirror.free_disk_space(file.bytes, &full).and_then(|()| staged.remember(note, file.bytes))
                 }
                 remembered => remembered,
             };
@@ -168,7 +168,7 @@ impl StagedBundleArchive {
     pub(in crate::mirror) fn publish(self, mirror: &Mirror, digest: Digest, now: Timestamp) -> Result<(), StoreError> {
         if let ArchiveBytesSource::Staged(verified) = self.source {
             mirror.store.blobs.publish(*verified)?;
-            mirror.checked.lock().insert(digest);
+            mirror.checked_archives.lock().insert(digest);
             // Indexed before it is named: eviction can only remove archives that are in the index.
             mirror.store.index.archive_stored(&digest, self.size_bytes, now);
         }

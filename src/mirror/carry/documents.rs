@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::super::Mirror;
-use super::super::documents::{DocumentSubject, KeptDocument, Placed};
+use super::super::documents::{DocumentMetadata, ReplaceOutcome, StoredDocument};
 use super::intake::{SmallFiles, store_failed};
 use crate::address::Version;
 use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, FileRole};
@@ -14,7 +14,7 @@ use crate::upstream::memory_budget::MemoryGrant;
 
 pub(super) struct BundledDocumentUpdate {
     key: Key,
-    kept: KeptDocument,
+    kept: StoredDocument,
     /// The provider versions that it lists.
     versions: Vec<Version>,
 }
@@ -41,7 +41,7 @@ impl BundledDocumentUpdate {
         };
         let versions = versions.map_err(|why| format!("its document cannot be read: {why}"))?;
         let is_held = mirror.has_document_or_newer(&key, &kept, now).map_err(store_failed)?
-            || mirror.holds_discovery_of_its_own(&key, &kept).map_err(store_failed)?;
+            || mirror.keeps_own_discovery(&key, &kept).map_err(store_failed)?;
         if is_held {
             return Ok(None);
         }
@@ -54,13 +54,13 @@ impl BundledDocumentUpdate {
         if let Key::ProviderVersions(address) = &key {
             mirror.histories.record_listed(address, &versions, kept.about.checked).map_err(store_failed)?;
         }
-        let made = |held: Option<&KeptDocument>, coming| mirror.merge_stored_entries(&key, held, coming);
-        let placed = mirror.place_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;
-        if matches!(placed, Placed::OutlastedBy(_)) {
+        let made = |held: Option<&StoredDocument>, coming| mirror.merge_stored_entries(&key, held, coming);
+        let placed = mirror.replace_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;
+        if matches!(placed, ReplaceOutcome::KeptExisting(_)) {
             return Ok(ApplyOutcome::Held);
         }
-        let terms = mirror.terms();
-        terms.absent.forget(|absent| {
+        let terms = mirror.config();
+        terms.not_found.remove_if(|absent| {
             *absent == key
                 || match (absent, &key) {
                     (Key::ProofSet(package), Key::ProviderVersions(address)) => package.provider == *address,
@@ -69,16 +69,16 @@ impl BundledDocumentUpdate {
                 }
         });
         match &key {
-            Key::ProviderVersions(address) => mirror.changed(address),
-            Key::ModuleVersions(address) => mirror.module_changed(address),
+            Key::ProviderVersions(address) => mirror.bump_revision(address),
+            Key::ModuleVersions(address) => mirror.bump_module_revision(address),
             _ => {}
         }
-        mirror.keep_to_the_limit();
+        mirror.enforce_size_limit();
         Ok(ApplyOutcome::Applied { note: None })
     }
 }
 
-fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -> Result<KeptDocument, String> {
+fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -> Result<StoredDocument, String> {
     let kept = document_from_bundle(
         &document.said,
         small.get(FileRole::Document)?,
@@ -92,8 +92,8 @@ fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -
 }
 
 /// Builds the stored form of a document from its manifest entry.
-pub(super) fn document_from_bundle(said: &FetchOrigin, body: Bytes, dropped: Bytes, now: Timestamp) -> KeptDocument {
-    let about = DocumentSubject {
+pub(super) fn document_from_bundle(said: &FetchOrigin, body: Bytes, dropped: Bytes, now: Timestamp) -> StoredDocument {
+    let about = DocumentMetadata {
         asked: said.asked.clone(),
         url: said.url.clone(),
         origins: Vec::new(),
@@ -104,5 +104,5 @@ pub(super) fn document_from_bundle(said: &FetchOrigin, body: Bytes, dropped: Byt
         gone: said.gone,
         carried: true,
     };
-    KeptDocument { about, body, dropped, _room: MemoryGrant::default() }
+    StoredDocument { about, body, dropped, _room: MemoryGrant::default() }
 }

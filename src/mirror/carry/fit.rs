@@ -16,7 +16,7 @@ impl Mirror {
     /// # Errors
     /// [`ApplyError`]. Nothing was changed.
     pub(super) fn check_capacity(&self, manifest: &Manifest) -> Result<(), ApplyError> {
-        let terms = self.terms();
+        let terms = self.config();
         let foreign: Vec<String> = {
             let mut hosts: Vec<_> = manifest.entries.iter().map(BundleEntry::host).collect();
             hosts.sort();
@@ -47,14 +47,14 @@ impl Mirror {
                 }
             }
         }
-        let (stays, why) = match self.link() {
-            Connectivity::Offline => (self.taken_up(), "[store] max_size is reached, and offline nothing is evicted"),
+        let (stays, why) = match self.connectivity() {
+            Connectivity::Offline => (self.used_bytes(), "[store] max_size is reached, and offline nothing is evicted"),
             Connectivity::Online => (
-                self.staying_bytes()?,
+                self.exempt_bytes()?,
                 "[store] max_size leaves no more beside what is pinned, and what of the bundle is held already",
             ),
         };
-        let evictable = match self.link() {
+        let evictable = match self.connectivity() {
             Connectivity::Offline => 0,
             Connectivity::Online => self.store.index.totals().archive_bytes.saturating_sub(stays),
         };
@@ -63,7 +63,7 @@ impl Mirror {
             return Err(ApplyError::NoRoom { needed: on_disk, room, why: "the disk of the store has no more" });
         }
         // Checked after the disk: the limit may be a share of it, so freeing disk space can satisfy both.
-        let room = self.store_bytes_now().saturating_sub(stays);
+        let room = self.refresh_size_limit().saturating_sub(stays);
         if needed > room {
             return Err(ApplyError::NoRoom { needed, room, why });
         }

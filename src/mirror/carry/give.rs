@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 
 use url::Url;
 
-use super::super::documents::KeptDocument;
-use super::super::proof_set::{KeptSet, ProofSet};
+use super::super::documents::StoredDocument;
+use super::super::proof_set::{ProofSet, StoredProofSet};
 use super::super::{Mirror, sets};
 use crate::address::{Artifact, ModulePackage, Package};
 use crate::bundle::{
@@ -194,7 +194,7 @@ impl Mirror {
                 Artifact::Module(package) => {
                     let Some(carried) = self.exportable_module(package, None)? else { continue };
                     let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
-                    let Some(location) = record.and_then(KeptDocument::read) else { continue };
+                    let Some(location) = record.and_then(StoredDocument::read) else { continue };
                     inventory.add(&named, carried.held.digest, Digest::of(&location.body));
                 }
             }
@@ -216,7 +216,7 @@ impl Mirror {
         let held = self.read_set(package)?;
         let kept = held.as_ref().map(|held| &*held.kept);
         let Some((set, kept)) = kept.and_then(|kept| Some((set_of(kept, digest)?, kept))) else {
-            return Err(not_held(&sets::what(package)));
+            return Err(not_held(&sets::describe_set(package)));
         };
         if set.proof().how == ProofBasis::Imported {
             let why = "was imported without signatures, so nobody could check it there: `larder import` it there";
@@ -260,7 +260,7 @@ impl Mirror {
         let not_kept = |what: &str| not_held(&format!("{what} of {package}"));
         let carried = self.exportable_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
         let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
-        let kept = record.and_then(KeptDocument::read).ok_or_else(|| not_kept("the location"))?;
+        let kept = record.and_then(StoredDocument::read).ok_or_else(|| not_kept("the location"))?;
         if known.has(&Artifact::from(package), digest, Digest::of(&kept.body)) {
             return Ok(None);
         }
@@ -288,7 +288,7 @@ impl Mirror {
             Key::ModuleVersions(module) => format!("the version list of {module}"),
             _ => return Ok(None),
         };
-        let kept = self.store.records.get(key)?.and_then(KeptDocument::read).ok_or_else(|| not_held(&what))?;
+        let kept = self.store.records.get(key)?.and_then(StoredDocument::read).ok_or_else(|| not_held(&what))?;
         let dropped = if kept.dropped.is_empty() { None } else { Some(small.put(&kept.dropped).map_err(spool)?) };
         let document =
             BundledDocument { said: fetch_origin(&kept), document: small.put(&kept.body).map_err(spool)?, dropped };
@@ -306,7 +306,7 @@ fn not_held(what: &str) -> GatherError {
 }
 
 /// The current or previous set that names this archive.
-fn set_of(kept: &KeptSet, digest: Digest) -> Option<&ProofSet> {
+fn set_of(kept: &StoredProofSet, digest: Digest) -> Option<&ProofSet> {
     let predecessor = kept.predecessor.as_ref().map(|(set, _)| &**set);
     [Some(&*kept.current), predecessor].into_iter().flatten().find(|set| set.document.shasum == digest)
 }
@@ -317,7 +317,7 @@ fn proof_of(set: &ProofSet) -> Digest {
     Digest::of(&digests.map(|digest| *digest.as_bytes()).concat())
 }
 
-fn fetch_origin(kept: &KeptDocument) -> FetchOrigin {
+fn fetch_origin(kept: &StoredDocument) -> FetchOrigin {
     let about = &kept.about;
     let (asked, url) = (without_query(&about.asked), without_query(&about.url));
     FetchOrigin { asked, url, fetched: about.fetched, checked: about.checked, gone: about.gone }

@@ -1,9 +1,9 @@
 //! Checks if an entry of a bundle, or a newer version of it, is stored already.
 
-use super::super::documents::KeptDocument;
+use super::super::documents::StoredDocument;
 use super::super::freshness::Age;
 use super::super::proof_set::ProofSet;
-use super::super::{Mirror, unless_gone};
+use super::super::{Mirror, default_if_gone};
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -20,27 +20,28 @@ impl Mirror {
     ) -> Result<bool, StoreError> {
         let Some(held) = self.read_set(package)? else { return Ok(false) };
         let current = &held.kept.current;
-        let is_it = current.names_the_same_files_as(set) && current.body == set.body;
-        Ok((is_it || held.kept.age.outlasts(age, now)) && self.is_stored_under(package, current.document.shasum)?)
+        let is_it = current.has_same_files(set) && current.body == set.body;
+        Ok((is_it || held.kept.age.is_confirmed_after(age, now))
+            && self.is_stored_under(package, current.document.shasum)?)
     }
 
     /// True if an archive is stored under this name.
     fn is_stored_under(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name(package)?.get(&digest).is_some() && unless_gone(self.store.blobs.is_stored(&digest))?)
+        Ok(self.catalog.name(package)?.get(&digest).is_some() && default_if_gone(self.store.blobs.is_stored(&digest))?)
     }
 
     /// True if this document or a newer one is stored.
     pub(in crate::mirror) fn has_document_or_newer(
         &self,
         key: &Key,
-        coming: &KeptDocument,
+        coming: &StoredDocument,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let Some(held) = self.store.records.get(key)?.and_then(KeptDocument::read) else { return Ok(false) };
-        if held.age().outlasts(coming.age(), now) {
+        let Some(held) = self.store.records.get(key)?.and_then(StoredDocument::read) else { return Ok(false) };
+        if held.age().is_confirmed_after(coming.age(), now) {
             return Ok(true);
         }
         let made = self.merge_stored_entries(key, Some(&held), coming.clone())?;
-        Ok(held.says_the_same_as(&made) && held.age() == made.age())
+        Ok(held.has_same_content(&made) && held.age() == made.age())
     }
 }

@@ -44,7 +44,7 @@ impl EntryCriteria<'_> {
                 meant.of == package.provider && meant.versions.include(&package.version)
             }
             (PackageSelector::Module(meant), Artifact::Module(key)) => {
-                mirror.terms().key_of(&meant.of) == key.module && meant.versions.include(&key.version)
+                mirror.config().key_of(&meant.of) == key.module && meant.versions.include(&key.version)
             }
             _ => false,
         })

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::value::RawValue;
 
 use super::super::Mirror;
-use super::super::documents::KeptDocument;
+use super::super::documents::StoredDocument;
 use super::super::modules::entry_of_module;
 use super::super::versions::entry_of;
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
@@ -22,11 +22,11 @@ impl Mirror {
     pub(super) fn merge_stored_entries(
         &self,
         key: &Key,
-        held: Option<&KeptDocument>,
-        coming: KeptDocument,
-    ) -> Result<KeptDocument, StoreError> {
+        held: Option<&StoredDocument>,
+        coming: StoredDocument,
+    ) -> Result<StoredDocument, StoreError> {
         let keeps_gone = |host| {
-            let terms = self.terms();
+            let terms = self.config();
             terms.upstreams.get(host).is_some_and(|upstream| upstream.settings.keep_gone)
         };
         let dropped = match key {
@@ -45,7 +45,7 @@ impl Mirror {
         Ok(match dropped {
             Some(dropped) => {
                 let dropped: Vec<Box<RawValue>> = dropped.into_values().collect();
-                KeptDocument { dropped: serde_json::to_vec(&dropped).map(Bytes::from).unwrap_or_default(), ..coming }
+                StoredDocument { dropped: serde_json::to_vec(&dropped).map(Bytes::from).unwrap_or_default(), ..coming }
             }
             None => coming,
         })
@@ -55,8 +55,8 @@ impl Mirror {
     fn provider_entries(
         &self,
         address: &ProviderAddress,
-        held: Option<&KeptDocument>,
-        coming: &KeptDocument,
+        held: Option<&StoredDocument>,
+        coming: &StoredDocument,
     ) -> Result<Option<ListEntries>, StoreError> {
         let Ok(list) = coming.as_versions() else { return Ok(None) };
         let mut unlisted: BTreeMap<Version, BTreeSet<Platform>> = BTreeMap::new();
@@ -81,8 +81,8 @@ impl Mirror {
     fn module_entries(
         &self,
         address: &ModuleAddress,
-        held: Option<&KeptDocument>,
-        coming: &KeptDocument,
+        held: Option<&StoredDocument>,
+        coming: &StoredDocument,
     ) -> Result<Option<ListEntries>, StoreError> {
         let Ok(list) = coming.as_module_versions() else { return Ok(None) };
         let named = self.store.records.module_packages_with_names(address)?.into_iter();
@@ -111,7 +111,7 @@ impl Mirror {
             .iter()
             .filter_map(|entry| match entry {
                 BundleEntry::Provider(entry) => Some(Key::ProviderVersions(entry.provider.clone())),
-                BundleEntry::Module(entry) => Some(Key::ModuleVersions(self.terms().key_of(&entry.module))),
+                BundleEntry::Module(entry) => Some(Key::ModuleVersions(self.config().key_of(&entry.module))),
                 BundleEntry::Discovery { .. }
                 | BundleEntry::ProviderVersions { .. }
                 | BundleEntry::ModuleVersions { .. } => None,
@@ -119,16 +119,16 @@ impl Mirror {
             .collect();
         for key in lists {
             let _lock = self.catalog.record_lock(&key).lock();
-            let Some(held) = self.store.records.get(&key)?.and_then(KeptDocument::read) else { continue };
+            let Some(held) = self.store.records.get(&key)?.and_then(StoredDocument::read) else { continue };
             let listing = self.merge_stored_entries(&key, Some(&held), held.clone())?;
-            if listing.says_the_same_as(&held) {
+            if listing.has_same_content(&held) {
                 continue;
             }
             let size_bytes = self.store.records.put(&key, &listing.write(), Durability::Synced)?;
             self.store.index.document_stored(&key, size_bytes, listing.about.checked);
             match &key {
-                Key::ProviderVersions(address) => self.changed(address),
-                Key::ModuleVersions(address) => self.module_changed(address),
+                Key::ProviderVersions(address) => self.bump_revision(address),
+                Key::ModuleVersions(address) => self.bump_module_revision(address),
                 _ => {}
             }
         }

@@ -7,10 +7,10 @@ use super::super::library::StoredArchive;
 use super::super::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, Observation, Signer, observation,
 };
-use super::super::proof_set::{KeptSet, ProofSet, ProofSetSubject};
-use super::super::proving::Admitted;
+use super::super::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
+use super::super::proving::Admission;
 use super::super::trees::imported_differs;
-use super::super::{Mirror, unless_gone};
+use super::super::{Mirror, default_if_gone};
 use super::archives::StagedBundleArchive;
 use super::intake::{EntryCriteria, SmallFiles, store_failed};
 use crate::address::{Artifact, Package, Version};
@@ -45,7 +45,7 @@ impl BundledSet {
         judging: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
         let (package, said, now) = (entry.package(), &entry.said, judging.now);
-        let terms = mirror.terms();
+        let terms = mirror.config();
         let policy = terms.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
         let [body, sums] = [small.get(FileRole::Document)?, small.get(FileRole::Sums)?];
         let signature = small.get_or_empty(FileRole::Signature);
@@ -66,7 +66,7 @@ impl BundledSet {
         let filename = document.filename.as_str();
         let judged = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
         let (proof, _) = judged.map_err(|verdict| {
-            mirror.counters.unproven(&package.provider.host, verdict.word());
+            mirror.counters.count_unproven(&package.provider.host, verdict.word());
             format!("it does not prove: {}", relayed(&verdict.to_string()))
         })?;
         let signer = proof.how.fingerprint();
@@ -76,7 +76,7 @@ impl BundledSet {
             return Err(format!("its manifest says that key {told} signed it, and key {signer} did"));
         }
         let fetched = said.fetched.min(now);
-        let about = ProofSetSubject {
+        let about = ProofSetMetadata {
             asked: said.asked.clone(),
             url: said.url.clone(),
             origins: Vec::new(),
@@ -121,13 +121,13 @@ impl BundledSet {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;
             let Some(kept) = mirror.put_carried_set(&package, &set, age, now)? else { return Ok(ApplyOutcome::Held) };
-            mirror.name_it(&package, &kept, StoredArchive::of_set(&set, fast, size_bytes, now))?;
+            mirror.store_name(&package, &kept, StoredArchive::of_set(&set, fast, size_bytes, now))?;
             Ok(ApplyOutcome::Applied { note })
         };
         let outcome = committed().map_err(store_failed)?;
-        mirror.terms().absent.forget(|key| *key == Key::ProofSet(package.clone()));
-        mirror.changed(&package.provider);
-        mirror.keep_to_the_limit();
+        mirror.config().not_found.remove_if(|key| *key == Key::ProofSet(package.clone()));
+        mirror.bump_revision(&package.provider);
+        mirror.enforce_size_limit();
         Ok(outcome)
     }
 
@@ -157,15 +157,15 @@ impl BundledSet {
                 "{signer} signed it, which is none of the keys known for this provider, and no key that you trust signed the bundle"
             );
             let (part, detail) = (AlarmPart::Platform(self.package.platform.clone()), format!("in a bundle: {why}"));
-            mirror.alarm_of_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
+            mirror.raise_alarm_about_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
             return Err(format!("{why}; --accept {provider}@{version} believes it"));
         }
         // A bundle without a trusted signature cannot introduce a key for a provider.
         let signer = if self.is_vouched_for || is_known { seen.signer.clone() } else { Signer::NotChecked };
-        match mirror.admit_now(&Observation { signer, ..seen }, now).map_err(store_failed)? {
-            Ok(Admitted::Consistent) => Ok(None),
-            Ok(Admitted::Unjudged) => Err(store_failed(StoreError::Gone)),
-            Ok(Admitted::Changed(change)) => Ok(Some(format!(
+        match mirror.admit_blocking(&Observation { signer, ..seen }, now).map_err(store_failed)? {
+            Ok(Admission::Consistent) => Ok(None),
+            Ok(Admission::HistoryUnavailable) => Err(store_failed(StoreError::Gone)),
+            Ok(Admission::Changed(change)) => Ok(Some(format!(
                 "it was published anew: its proof set {}; a key that may vouch for it did; lock files with the old hashes refuse it",
                 change.describe()
             ))),
@@ -186,7 +186,7 @@ impl Mirror {
         set: &Arc<ProofSet>,
         age: Age,
         now: Timestamp,
-    ) -> Result<Option<KeptSet>, StoreError> {
+    ) -> Result<Option<StoredProofSet>, StoreError> {
         let key = Key::ProofSet(package.clone());
         let _lock = self.catalog.record_lock(&key).lock();
         if self.has_set_or_newer(package, set, age, now)? {
@@ -201,17 +201,17 @@ impl Mirror {
                 if before != set.document.shasum && !self.is_repacked(package, before)? {
                     tracing::error!(%package, "ALARM: what was imported without signatures is not what a bundle proves; the bundle's is served from now on");
                     let detail = imported_differs(before, set.document.shasum);
-                    self.alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
+                    self.raise_alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
                 }
                 None
             }
-            Some(held) if set.names_the_same_files_as(&held.current) => held.predecessor,
-            Some(held) if unless_gone(self.store.blobs.is_stored(&held.current.document.shasum))? => {
+            Some(held) if set.has_same_files(&held.current) => held.predecessor,
+            Some(held) if default_if_gone(self.store.blobs.is_stored(&held.current.document.shasum))? => {
                 Some((held.current, now))
             }
             Some(held) => held.predecessor,
         };
-        let kept = KeptSet { predecessor, current: Arc::clone(set), age };
+        let kept = StoredProofSet { predecessor, current: Arc::clone(set), age };
         let size_bytes = self.store.records.put(&key, &kept.write(), Durability::Synced)?;
         self.store.index.document_stored(&key, size_bytes, now);
         Ok(Some(kept))

@@ -50,8 +50,8 @@ impl Mirror {
             documents: manifest.entries.iter().map(|entry| self.entry_key(entry)).collect(),
         };
         let _nothing_is_evicted = self.evictor.block_evictions();
-        *self.staying.0.lock() = named;
-        EvictionHoldGuard(&self.staying)
+        *self.eviction_holds.0.lock() = named;
+        EvictionHoldGuard(&self.eviction_holds)
     }
 
     /// The store key of the document, proof set or location of an entry.
@@ -59,9 +59,9 @@ impl Mirror {
         match entry {
             BundleEntry::Discovery { host, .. } => Key::Discovery(host.clone()),
             BundleEntry::ProviderVersions { provider, .. } => Key::ProviderVersions(provider.clone()),
-            BundleEntry::ModuleVersions { module, .. } => Key::ModuleVersions(self.terms().key_of(module)),
+            BundleEntry::ModuleVersions { module, .. } => Key::ModuleVersions(self.config().key_of(module)),
             BundleEntry::Provider(entry) => Key::ProofSet(entry.package()),
-            BundleEntry::Module(entry) => Key::ModuleLocation(self.terms().key_of_package(&entry.package())),
+            BundleEntry::Module(entry) => Key::ModuleLocation(self.config().key_of_package(&entry.package())),
         }
     }
 }

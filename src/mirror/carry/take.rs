@@ -117,7 +117,7 @@ impl Mirror {
         clock: &Clock,
         tell: &mut dyn FnMut(ApplyEvent),
     ) -> Result<Receipt, ApplyError> {
-        let _alone = self.taking_in.try_lock().map_err(|_| ApplyError::Busy)?;
+        let _alone = self.bundle_import_lock.try_lock().map_err(|_| ApplyError::Busy)?;
         self.store.check()?;
         let opened = BundleReader::open(bundle, &how.trust)?;
         let manifest = Arc::clone(&opened.manifest);

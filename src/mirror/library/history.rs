@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::super::proof_set::{KeptSet, ProofSet};
+use super::super::proof_set::{ProofSet, StoredProofSet};
 use super::alarms::AlarmNotSaved;
 use super::first_seen::{
     AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, KeyLog,
@@ -396,7 +396,7 @@ impl ProviderHistories {
     /// left out.
     fn stored_sets(&self, package: &Package) -> Result<Vec<Arc<ProofSet>>, StoreError> {
         let Some(record) = self.store.records.get(&Key::ProofSet(package.clone()))? else { return Ok(Vec::new()) };
-        let Some(kept) = KeptSet::read(record, package) else { return Ok(Vec::new()) };
+        let Some(kept) = StoredProofSet::read(record, package) else { return Ok(Vec::new()) };
         let sets = kept.predecessor.map(|(set, _)| set).into_iter().chain([kept.current]);
         Ok(sets.filter(|set| set.proof().how != ProofBasis::Imported).collect())
     }

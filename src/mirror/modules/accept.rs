@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::{Accepted, Mirror, RequestContext, Ruling};
+use super::super::{AcceptOutcome, AcceptResult, Mirror, RequestContext};
 use super::fill::TreeExpectation;
 use super::seen::{self, FirstSeenLookup};
 use crate::address::{ModuleAddress, ModulePackage, Versions};
@@ -17,8 +17,8 @@ impl Mirror {
         module: &ModuleAddress,
         versions: &Versions,
         call: &RequestContext,
-    ) -> Result<Vec<Accepted>, Error> {
-        let of = call.terms.key_of(module);
+    ) -> Result<Vec<AcceptResult>, Error> {
+        let of = call.config.key_of(module);
         let mut packages = match versions {
             Versions::Exactly(version) => vec![ModulePackage { module: of, version: version.clone() }],
             versions => self.moved_modules(of, versions.clone()).await?,
@@ -30,13 +30,13 @@ impl Mirror {
             let ruling = match self.accept_package(&package, &key, call).await {
                 Ok(ruling) => ruling,
                 Err(error @ Error::NotFound(_))
-                    if self.resolved_soon(super::RESOLVED_BY_ACCEPT, &key.module, &key.version).await? > 0 =>
+                    if self.resolve_alarms_async(super::RESOLVED_BY_ACCEPT, &key.module, &key.version).await? > 0 =>
                 {
-                    Ruling::Withdrawn { error: error.to_string() }
+                    AcceptOutcome::Withdrawn { error: error.to_string() }
                 }
-                Err(error) => Ruling::Failed { error: error.to_string() },
+                Err(error) => AcceptOutcome::Failed { error: error.to_string() },
             };
-            accepted.push(Accepted { package: (&key).into(), ruling });
+            accepted.push(AcceptResult { package: (&key).into(), ruling });
         }
         Ok(accepted)
     }
@@ -68,7 +68,7 @@ impl Mirror {
         package: &ModulePackage,
         key: &ModulePackage,
         call: &RequestContext,
-    ) -> Result<Ruling, Error> {
+    ) -> Result<AcceptOutcome, Error> {
         // Refetches the location even if the cached one is fresh.
         let age = self.location(package, call).await?.value.age();
         let landed = self.fetch_location_now(package, Some(age), call).await?;
@@ -90,18 +90,18 @@ impl Mirror {
                 seen::forget(mirror, &of, now)
             })
             .await?;
-            self.module_changed(&key.module);
-            self.resolved_soon(super::RESOLVED_BY_ACCEPT, &key.module, &key.version).await?;
+            self.bump_module_revision(&key.module);
+            self.resolve_alarms_async(super::RESOLVED_BY_ACCEPT, &key.module, &key.version).await?;
             tracing::warn!(%package, what, "told by the operator: clients fetch it themselves from now on");
-            return Ok(Ruling::AcceptedElsewhere { tree_before, source: what.to_owned() });
+            return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: what.to_owned() });
         }
         let held = self.fill_module(package, key, TreeExpectation::Accepted, call).await?;
         let Some(now) = held.proof.how.tree() else { return Err(Error::Interrupted(format!("accepting {package}"))) };
         if before.as_ref().is_some_and(|before| before.matches_archive(now)) {
-            return Ok(Ruling::NothingToAccept);
+            return Ok(AcceptOutcome::NothingToAccept);
         }
         tracing::warn!(%package, tree = %now.tree, commit = now.commit, "told by the operator: another tree is the right one from now on");
-        Ok(Ruling::AcceptedTree {
+        Ok(AcceptOutcome::AcceptedTree {
             tree_before: before.as_ref().map(|before| before.tree),
             tree: now.tree,
             commit_before: before.and_then(|before| before.commit),

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::super::opened::Opened;
-use super::super::pull::nobody_may_wait;
-use super::super::{Answer, Archive, Connectivity, Mirror, Outcome, RequestContext, unless_gone};
+use super::super::opened::OpenOutcome;
+use super::super::pull::too_many_waiting;
+use super::super::{Answer, Archive, Connectivity, Mirror, Outcome, RequestContext, default_if_gone};
 use super::ModuleArchiveRef;
 use crate::address::{Artifact, ModulePackage};
 use crate::digest::DigestPrefix;
@@ -23,18 +23,18 @@ impl Mirror {
     ) -> Result<Answer<Archive>, Error> {
         let package = &wanted.package;
         call.upstream(&package.module.host)?;
-        let key = call.terms.key_of_package(package);
+        let key = call.config.key_of_package(package);
         let answer = |value, outcome| Answer { value, outcome, fresh_until: call.now, checked: call.now };
         if let Some(archive) = self.open_module(&key, wanted.digest.as_ref(), call).await? {
             return Ok(answer(archive, Outcome::Hit));
         }
-        if call.terms.asked_anew_of_module.get(&key, call.now).is_some() && self.stored_module(&key).await?.is_some() {
+        if call.config.refetched_locations.get(&key, call.now).is_some() && self.stored_module(&key).await?.is_some() {
             return Err(no_such_archive(wanted));
         }
-        if self.link() == Connectivity::Offline {
+        if self.connectivity() == Connectivity::Offline {
             return Err(self.missing_error(&key, format!("the archive of {package}"), call).await);
         }
-        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
+        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
         if self.stored_module(&key).await?.is_some() {
             // Another archive is stored. The version may have been republished, and accepted on another mirror.
             let seen = self.location(package, call).await.ok().map(|answer| answer.value.age());
@@ -46,7 +46,7 @@ impl Mirror {
             Some(archive) => Ok(answer(archive, Outcome::Miss)),
             None => {
                 let rule = call.upstream(&package.module.host)?.rule(|fresh| fresh.download);
-                call.terms.asked_anew_of_module.put(key, (), call.now.after(rule.believed()), call.now);
+                call.config.refetched_locations.insert(key, (), call.now.after(rule.not_found_lifetime()), call.now);
                 Err(no_such_archive(wanted))
             }
         }
@@ -63,13 +63,14 @@ impl Mirror {
             None => self.stored_module(key).await?,
             Some(prefix) => {
                 let (of, prefix) = (Artifact::Module(key.clone()), *prefix);
-                self.on_disk(move |mirror| Ok(unless_gone(mirror.catalog.name(&of))?.find(&prefix).cloned())).await?
+                self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&of))?.find(&prefix).cloned()))
+                    .await?
             }
         };
         let Some(held) = held else { return Ok(None) };
-        match self.open_held(key, &held, call).await? {
-            Opened::Checked(archive) => Ok(Some(archive)),
-            Opened::Missing | Opened::Damaged => Ok(None),
+        match self.open_stored(key, &held, call).await? {
+            OpenOutcome::Checked(archive) => Ok(Some(archive)),
+            OpenOutcome::Missing | OpenOutcome::Damaged => Ok(None),
         }
     }
 
@@ -82,10 +83,10 @@ impl Mirror {
         package: &ModulePackage,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        let key = call.terms.key_of_package(package);
+        let key = call.config.key_of_package(package);
         match self.stored_module(&key).await? {
             Some(_) => Ok(()),
-            None if self.link() == Connectivity::Offline => {
+            None if self.connectivity() == Connectivity::Offline => {
                 Err(self.missing_error(&key, format!("the archive of {package}"), call).await)
             }
             None => self.module_fill(package, call).await.map(drop),

@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use super::super::carry::{ArchiveBytesSource, EntryCriteria, StagedBundleArchive, store_failed};
-use super::super::documents::KeptDocument;
+use super::super::documents::StoredDocument;
 use super::super::library::{PackageHashState, StoredArchive, ZipOrigin};
-use super::super::{Mirror, unless_gone};
+use super::super::{Mirror, default_if_gone};
 use super::location::subdir_in_archive;
 use super::seen::{self, PinnedTree, TreeComparison};
 use crate::address::{Artifact, FileName, ModulePackage};
@@ -32,7 +32,7 @@ pub(in crate::mirror) struct BundledModule {
     package: ModulePackage,
     /// The canonical spelling, under which it is stored.
     key: ModulePackage,
-    location: KeptDocument,
+    location: StoredDocument,
     archive: Digest,
     origin: String,
     pinned_tree: PinnedTree,
@@ -73,11 +73,11 @@ impl BundledModule {
     pub(in crate::mirror) fn judge(
         mirror: &Mirror,
         entry: &ModuleEntry,
-        location: KeptDocument,
+        location: StoredDocument,
         judging: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
         let (package, now) = (entry.package(), judging.now);
-        let key = mirror.terms().key_of_package(&package);
+        let key = mirror.config().key_of_package(&package);
         let said = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
         if let Some(subdir) = &entry.subdir {
             // Part of a location, which is sent as a header.
@@ -89,7 +89,7 @@ impl BundledModule {
         }
         drop(subdir_in_archive(&package, said.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_held = || -> Result<bool, StoreError> {
-            let is_there = unless_gone(mirror.store.blobs.is_stored(&entry.archive.sha256))?
+            let is_there = default_if_gone(mirror.store.blobs.is_stored(&entry.archive.sha256))?
                 && mirror.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
             let is_located = mirror.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?;
             let is_pinned =
@@ -149,7 +149,7 @@ impl BundledModule {
         if let Err(why) = is_right {
             return Err(arrived.discard_with(why));
         }
-        mirror.resolved(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
+        mirror.resolve_alarms(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
         let PinnedTree { tree, commit, packer, source: from, subdir, .. } = sighting;
         let how = ProofBasis::Tree(PackedTree { tree, commit, packer, source: from, subdir });
         let proof = Proof { how, warnings: Vec::new() };
@@ -171,15 +171,15 @@ impl BundledModule {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;
             let at = Key::ModuleLocation(key.clone());
-            mirror.place_document(&at, location, now, Durability::Synced, |_, coming| Ok(coming))?;
+            mirror.replace_document(&at, location, now, Durability::Synced, |_, coming| Ok(coming))?;
             mirror.catalog.change_name(Artifact::Module(key.clone()), |name| {
                 name.put(held.clone());
             })
         };
         commit().map_err(store_failed)?;
-        mirror.terms().absent.forget(|absent| *absent == Key::ModuleLocation(key.clone()));
-        mirror.module_changed(&key.module);
-        mirror.keep_to_the_limit();
+        mirror.config().not_found.remove_if(|absent| *absent == Key::ModuleLocation(key.clone()));
+        mirror.bump_module_revision(&key.module);
+        mirror.enforce_size_limit();
         Ok(ApplyOutcome::Applied { note: None })
     }
 

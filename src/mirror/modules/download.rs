@@ -9,11 +9,11 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::super::Mirror;
-use super::super::asking::{announced, contradiction};
-use super::super::attempts::{Agreed, Attempts, Before, Next};
-use super::super::download::{Pump, TransferEnd};
+use super::super::asking::{announced, length_mismatch};
+use super::super::attempts::{DownloadAttempts, LengthAgreement, NextStep, PartialDownload};
+use super::super::download::{ConnectionCopy, TransferEnd};
 use super::super::fill::{is_complete, validators};
-use super::super::follow::Progress;
+use super::super::follow::FillProgress;
 use super::super::library::Reservation;
 use crate::digest::FastHash;
 use crate::error::Error;
@@ -69,7 +69,7 @@ pub(super) struct SourceDownload<'a> {
     outbound: &'a Outbound,
     ask: UpstreamRequest<'a>,
     room: &'a mut Reservation,
-    attempts: Attempts,
+    attempts: DownloadAttempts,
 }
 
 impl<'a> SourceDownload<'a> {
@@ -79,7 +79,7 @@ impl<'a> SourceDownload<'a> {
         ask: UpstreamRequest<'a>,
         room: &'a mut Reservation,
     ) -> Self {
-        Self { mirror, outbound, ask, room, attempts: Attempts::new(mirror.limits.stall) }
+        Self { mirror, outbound, ask, room, attempts: DownloadAttempts::new(mirror.limits.stall) }
     }
 
     /// Downloads until the archive is complete. `of` names the package: a staging file belongs to one package and one
@@ -95,10 +95,10 @@ impl<'a> SourceDownload<'a> {
         while !is_complete(&staged) {
             let had = staged.written();
             let incoming = self.incoming(had, &validators(&staged)).await?;
-            let before = Before { bytes: had, length: staged.note().and_then(|note| note.length) };
-            let length = match self.attempts.agreed(before, announced(&incoming)) {
-                Agreed::Length(length) => length,
-                Agreed::StartOver => {
+            let before = PartialDownload { bytes: had, length: staged.note().and_then(|note| note.length) };
+            let length = match self.attempts.compare_length(before, announced(&incoming)) {
+                LengthAgreement::Length(length) => length,
+                LengthAgreement::StartOver => {
                     staged = self.start_over(staged, name).await?;
                     if incoming.from > 0 {
                         continue;
@@ -106,14 +106,15 @@ impl<'a> SourceDownload<'a> {
                     incoming.length
                 }
                 // No client reads this download, so no length was announced to one.
-                Agreed::Never { told, now } => return Err(contradiction(&incoming, told, now)),
+                LengthAgreement::Never { told, now } => return Err(length_mismatch(&incoming, told, now)),
             };
             let limit = self.mirror.limits.archive_bytes;
             if length.is_some_and(|length| length > limit) {
                 return Err(incoming.failed(Fault::TooLarge(limit)).into());
             }
             let bytes = length.unwrap_or(0).max(staged.written());
-            let (taken_for, taken) = self.mirror.take_room(self.room, staged, &incoming, length, bytes).await?;
+            let (taken_for, taken) =
+                self.mirror.reserve_staging_space(self.room, staged, &incoming, length, bytes).await?;
             staged = taken_for;
             if let Err(why) = taken {
                 // Bytes of an earlier run are kept for a resume once there is disk space. An empty file is not worth
@@ -123,9 +124,9 @@ impl<'a> SourceDownload<'a> {
                 }
                 return Err(why.into());
             }
-            let (nobody, _) = watch::channel(Progress::Asking);
+            let (nobody, _) = watch::channel(FillProgress::Waiting);
             let (mirror, attempts, room) = (self.mirror, &mut self.attempts, &mut *self.room);
-            let pump = Pump { mirror, attempts, room, progress: &nobody, given_up: pending() };
+            let pump = ConnectionCopy { mirror, attempts, room, progress: &nobody, given_up: pending() };
             let pumped = pump.run(staged, incoming, length).await;
             staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.what.to_owned()))?;
             match pumped.1 {
@@ -134,15 +135,15 @@ impl<'a> SourceDownload<'a> {
                     self.mirror.on_disk(move |_| staged.discard()).await?;
                     return Err(error);
                 }
-                TransferEnd::Broken(error) => match self.attempts.broke(staged.written().saturating_sub(had)) {
-                    Next::AskAfter(pause) => {
+                TransferEnd::Broken(error) => match self.attempts.after_break(staged.written().saturating_sub(had)) {
+                    NextStep::RetryAfter(pause) => {
                         tracing::warn!(of, %error, at_byte = staged.written(), "a download broke; it is resumed");
                         tokio::time::sleep(pause).await;
                         if !is_resumable(&staged) {
                             staged = self.start_over(staged, name).await?;
                         }
                     }
-                    Next::TooSlow | Next::AskTheDocumentAnew | Next::GiveUp => return Err(error.into()),
+                    NextStep::TooSlow | NextStep::RefreshUrl | NextStep::GiveUp => return Err(error.into()),
                 },
             }
         }

@@ -102,7 +102,9 @@ impl<'a> SourceFetch<'a> {
     ) -> Result<Self, Error> {
         let upstream = Arc::clone(call.upstream(&package.module.host)?);
         // The service's origin is resolved again: it may have changed since the location was fetched.
-        let grant = match mirror.service(Service::Modules, &upstream, DiscoveryTrust::InAny, &mirror.inner(call)).await
+        let grant = match mirror
+            .resolve_service(Service::Modules, &upstream, DiscoveryTrust::InAny, &mirror.flight_context(call))
+            .await
         {
             Ok((_, grant)) => grant,
             Err(_) => upstream.grant.clone(),
@@ -145,15 +147,15 @@ impl<'a> SourceFetch<'a> {
 
     /// Remembers the module's folder for clients whose deadline ends before the archive is packed.
     fn remember_subdir(&self, subdir: Option<&Subdir>) -> Result<(), Error> {
-        let RequestContext { terms, now, .. } = self.call;
+        let RequestContext { config: terms, now, .. } = self.call;
         let (key, subdir) = (terms.key_of_package(self.package), subdir_in_archive(self.package, subdir)?);
-        terms.led_to.put(key, subdir, now.after(SUBDIR_CACHED_FOR), *now);
+        terms.pending_subdirs.insert(key, subdir, now.after(SUBDIR_CACHED_FOR), *now);
         Ok(())
     }
 
     /// Fetches a page and reads the source that it names.
     async fn page(&self, page: &Url) -> Result<LocatedSource, FetchTreeError> {
-        let asked = self.call.terms.outbound.document(self.ask(page, &self.what()), None, MAX_PAGE_BYTES).await;
+        let asked = self.call.config.outbound.document(self.ask(page, &self.what()), None, MAX_PAGE_BYTES).await;
         let Fetched::New(document) = asked.map_err(location_fault)? else {
             return Err(self.failed(origin(page), Fault::Unusable("304 to an unconditional request".into())).into());
         };
@@ -179,7 +181,7 @@ impl<'a> SourceFetch<'a> {
             PackageSource::Git(git) => {
                 let what = self.what();
                 let ask = git_ask(self.ask(&git.url, &what), git);
-                let fetched = self.call.terms.outbound.git(ask, scratch.path(), tree).await;
+                let fetched = self.call.config.outbound.git(ask, scratch.path(), tree).await;
                 let fetched = fetched.map_err(|error| self.git_failed(error, &git.url))?;
                 for note in fetched.notes {
                     tracing::warn!(package = %self.package, note, "a module's repository has something that clients should know of");
@@ -233,7 +235,7 @@ impl<'a> SourceFetch<'a> {
 
     /// Maximum size of a tree: one that cannot fit into the store is not unpacked.
     fn most_tree_bytes(&self) -> u64 {
-        self.mirror.limits.archive_bytes.min(self.mirror.store_bytes())
+        self.mirror.limits.archive_bytes.min(self.mirror.size_limit_bytes())
     }
 
     /// Converts an error about the tree. A failed or full disk is a store error, not a refused tree.
@@ -244,11 +246,11 @@ impl<'a> SourceFetch<'a> {
                 StoreError::Io { doing: "unpack a module in", path, source }.into()
             }
             TreeError::TooLarge(_) if self.most_tree_bytes() < self.mirror.limits.archive_bytes => {
-                let limit = self.mirror.store_bytes();
+                let limit = self.mirror.size_limit_bytes();
                 StoreError::NoRoom { needed: limit + 1, limit, stays: 0 }.into()
             }
             why => {
-                self.mirror.counters.unproven(&self.package.module.host, REFUSED_TREE);
+                self.mirror.counters.count_unproven(&self.package.module.host, REFUSED_TREE);
                 let asked = format!("{} from {at}", self.what());
                 Error::Unverified { asked, verdict: why.to_string() }
             }
@@ -270,8 +272,8 @@ fn ask_for<'a>(
     url: &'a Url,
     what: &'a str,
 ) -> UpstreamRequest<'a> {
-    let RequestContext { via, asker, .. } = call;
-    let now = mirror.inner(call).now;
+    let RequestContext { via, priority: asker, .. } = call;
+    let now = mirror.flight_context(call).now;
     UpstreamRequest { what, url, upstream: &upstream.settings.host, grant, via, retries: RETRIES, asker: *asker, now }
 }
 

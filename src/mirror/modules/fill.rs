@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::super::counters::{REFUSED_TREE, REPUBLISHED, SEEN_DAMAGED, Stored};
+use super::super::counters::{ObjectKind, REFUSED_TREE, REPUBLISHED, SEEN_DAMAGED};
 use super::super::fill::FillGauge;
 use super::super::freshness::Age;
 use super::super::library::{PackageHashState, StoredArchive, ZipOrigin};
-use super::super::single_flight::awaited;
+use super::super::single_flight::shareable;
 use super::super::{AlarmKind, Mirror, RequestContext};
 use super::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use super::location::LocationDocument;
@@ -55,13 +55,13 @@ impl Mirror {
         package: &ModulePackage,
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
-        let key = call.terms.key_of_package(package);
+        let key = call.config.key_of_package(package);
         let what = format!("the archive of {package}");
         let lost = Err(Error::Interrupted(what.clone()));
-        let (of, client) = ((key.clone(), call.company()), call.client);
+        let (of, client) = ((key.clone(), call.flight_group()), call.client);
         let may_start = || self.started_fills.may_start(client, || what);
-        let filled = self.module_fills.try_join(of, may_start, |landing| {
-            let (mirror, package, call) = (Arc::clone(self), package.clone(), self.inner(call));
+        let filled = self.module_fill_flights.try_join(of, may_start, |landing| {
+            let (mirror, package, call) = (Arc::clone(self), package.clone(), self.flight_context(call));
             let work = async move {
                 // A fill may have finished just before this one started.
                 if let Some(held) = mirror.stored_module(&key).await? {
@@ -73,7 +73,7 @@ impl Mirror {
                 }
                 filled
             };
-            let (filled, spawn) = awaited(&self.tasks, lost, work);
+            let (filled, spawn) = shareable(&self.tasks, lost, work);
             let followed = filled.downgrade();
             let go = || {
                 let started = followed.and_then(|followed| self.started_fills.started(client, followed));
@@ -99,7 +99,7 @@ impl Mirror {
                 Err(Error::Store(full)) if full.is_full() && room <= MAX_EVICTION_BYTES => {
                     // The size needed is unknown in advance, so each retry evicts eight times as much.
                     let bytes = room;
-                    if let Err(why) = self.on_disk(move |mirror| mirror.make_some_room(bytes, &full)).await {
+                    if let Err(why) = self.on_disk(move |mirror| mirror.free_more_disk_space(bytes, &full)).await {
                         break Err(why);
                     }
                     room = room.saturating_mul(8);
@@ -108,8 +108,8 @@ impl Mirror {
             }
         };
         match &filled {
-            Ok(_) => self.was_kept(Stored::Archive),
-            Err(Error::Store(why)) => self.was_not_kept(Stored::Archive, why),
+            Ok(_) => self.record_stored(ObjectKind::Archive),
+            Err(Error::Store(why)) => self.record_not_stored(ObjectKind::Archive, why),
             Err(_) => {}
         }
         filled
@@ -123,7 +123,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
         let packed = self.fetch_and_pack(package, call).await?;
-        let (package, key, now) = (package.clone(), key.clone(), self.inner(call).now);
+        let (package, key, now) = (package.clone(), key.clone(), self.flight_context(call).now);
         let filled = self.on_disk(move |mirror| mirror.commit_module(&package, &key, packed, believing, now)).await;
         filled.and_then(|filled| filled)
     }
@@ -160,7 +160,7 @@ impl Mirror {
         // A separate staging file: an `accept` and a client's fill of one version may run concurrently.
         static PACKED: AtomicU64 = AtomicU64::new(0);
         let name = format!("packed~{}", PACKED.fetch_add(1, Ordering::Relaxed));
-        let (of, now) = (package.clone(), self.inner(call).now);
+        let (of, now) = (package.clone(), self.flight_context(call).now);
         self.on_disk(move |mirror| pack_into_stage(mirror, &of, &name, fetched, &said, now)).await?
     }
 
@@ -195,7 +195,7 @@ impl Mirror {
             }
             TreeExpectation::Accepted => {
                 seen::accept(self, key, sighting.clone())?;
-                self.resolved(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
+                self.resolve_alarms(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
             }
         }
         let (digest, fast) = staged.hashes();
@@ -223,7 +223,7 @@ impl Mirror {
         {
             let _lock = self.catalog.digest_lock(&digest).lock();
             self.store.blobs.publish(verified)?;
-            self.checked.lock().insert(digest);
+            self.checked_archives.lock().insert(digest);
             let named = self.catalog.change_name(Artifact::Module(key.clone()), |name| {
                 // A replaced archive remains for clients that got its digest; it is no longer current.
                 name.put(held.clone());
@@ -232,8 +232,8 @@ impl Mirror {
             self.store.index.archive_stored(&digest, size_bytes, now);
             named?;
         }
-        self.module_changed(&key.module);
-        self.keep_to_the_limit();
+        self.bump_module_revision(&key.module);
+        self.enforce_size_limit();
         Ok(Ok(held))
     }
 
@@ -256,7 +256,7 @@ impl Mirror {
             TreeComparison::Consistent => return Ok(()),
             TreeComparison::Moved { pinned } => {
                 tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a version of a module anew, with another tree than the one that was seen first; it is not served until it is accepted");
-                self.counters.unproven(&key.module.host, REPUBLISHED);
+                self.counters.count_unproven(&key.module.host, REPUBLISHED);
                 let elsewhere = if *tree == pinned { ", where the module was in another folder" } else { "" };
                 let verdict = format!(
                     "its tree has digest {tree}, and the one that was seen first has {pinned}{elsewhere}: upstream has moved it"
@@ -269,14 +269,14 @@ impl Mirror {
             }
             TreeComparison::Lost => {
                 tracing::error!(%package, %tree, commit, "ALARM: what was seen first of a version of a module is damaged, and no archive tells what it was; it is not served until it is accepted");
-                self.counters.unproven(&key.module.host, SEEN_DAMAGED);
+                self.counters.count_unproven(&key.module.host, SEEN_DAMAGED);
                 let verdict = format!(
                     "its tree has digest {tree}, and the record of the one that was seen first is damaged, so nobody can tell whether upstream has moved it"
                 );
                 (verdict, AlarmKind::DamagedRecord, super::DAMAGED_RECORD_DETAIL.to_owned())
             }
         };
-        self.alarm(kind, &key.module, &key.version, detail, now.at);
+        self.raise_alarm(kind, &key.module, &key.version, detail, now.at);
         Err(Error::Unaccepted { asked: format!("the archive of {package}"), verdict, command: accepting.to_owned() })
     }
 }
@@ -311,7 +311,7 @@ fn pack_into_stage(
         }
         Err(why) => {
             staged.discard()?;
-            mirror.counters.unproven(&package.module.host, REFUSED_TREE);
+            mirror.counters.count_unproven(&package.module.host, REFUSED_TREE);
             let asked = format!("the package of {package} from {}", fetched.origin);
             return Ok(Err(Error::Unverified { asked, verdict: why.to_string() }));
         }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::super::documents::KeptDocument;
+use super::super::documents::StoredDocument;
 use super::super::library::StoredArchive;
-use super::super::{Mirror, unless_gone};
+use super::super::{Mirror, default_if_gone};
 use super::seen::{self, FirstSeenLookup};
 use crate::address::ModulePackage;
 use crate::error::Error;
@@ -15,7 +15,7 @@ impl Mirror {
     pub(in crate::mirror) fn location_is_gone(&self, package: &ModulePackage) -> bool {
         // An unreadable location counts as not deleted: the archive can be fetched again.
         let record = self.store.records.get(&Key::ModuleLocation(package.clone())).ok().flatten();
-        record.and_then(KeptDocument::read).is_some_and(|kept| kept.about.gone)
+        record.and_then(StoredDocument::read).is_some_and(|kept| kept.about.gone)
     }
 
     /// The current archive of a version, if one with the pinned tree is stored.
@@ -32,7 +32,7 @@ impl Mirror {
         &self,
         key: &ModulePackage,
     ) -> Result<Option<StoredArchive>, StoreError> {
-        let name = unless_gone(self.catalog.name(key))?;
+        let name = default_if_gone(self.catalog.name(key))?;
         if name.archives.is_empty() {
             return Ok(None);
         }
@@ -43,7 +43,7 @@ impl Mirror {
                 (Some(seen), Some(packed)) => seen.pinned.matches_archive(packed),
                 (None, _) | (_, None) => true,
             };
-            if is_pinned && unless_gone(self.store.blobs.is_stored(&held.digest))? {
+            if is_pinned && default_if_gone(self.store.blobs.is_stored(&held.digest))? {
                 return Ok(Some(held));
             }
         }

@@ -7,15 +7,15 @@ use bytes::Bytes;
 use tokio::time::timeout_at;
 
 use super::super::discovery::DiscoveryTrust;
-use super::super::documents::{DocumentFlight, KeptDocument};
+use super::super::documents::{DocumentFlight, StoredDocument};
 use super::super::freshness::Age;
 use super::super::library::StoredArchive;
 use super::super::listed::ListingState;
-use super::super::pull::{Landed, nobody_may_wait};
+use super::super::pull::{Aged, too_many_waiting};
 use super::super::sealed::STORED_ANSWER_LIFETIME;
-use super::super::single_flight::Awaited;
-use super::super::wanted::WantedDocument;
-use super::super::{AlarmKind, Answer, Connectivity, FetchReason, Mirror, Outcome, RequestContext, unless_gone};
+use super::super::single_flight::SharedResult;
+use super::super::wanted::DocumentRequest;
+use super::super::{AlarmKind, Answer, Connectivity, FetchReason, Mirror, Outcome, RequestContext, default_if_gone};
 use super::seen::{self, FirstSeenLookup};
 use super::{ModuleArchiveRef, ModuleLocation};
 use crate::address::ModulePackage;
@@ -49,9 +49,9 @@ impl Mirror {
         package: &ModulePackage,
         call: &RequestContext,
     ) -> Result<Answer<ModuleLocation>, Error> {
-        let key = call.terms.key_of_package(package);
-        if self.link() == Connectivity::Offline
-            && self.held_document(&Key::ModuleLocation(key.clone())).await?.is_none()
+        let key = call.config.key_of_package(package);
+        if self.connectivity() == Connectivity::Offline
+            && self.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none()
             && let Some(held) = self.stored_module(&key).await?
         {
             // A bundle or another import stored the archive without its location.
@@ -89,22 +89,22 @@ impl Mirror {
             self.recheck_if_due(package, &key, said, call);
             return Ok(told(local_location(package, Some(&held))));
         }
-        if self.link() == Connectivity::Offline {
+        if self.connectivity() == Connectivity::Offline {
             return Err(self.missing_error(&key, format!("the archive of {package}"), call).await);
         }
-        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&format!("the archive of {package}")))?;
+        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
         let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
             Ok(filled) => (filled.map(|held| local_location(package, Some(&held)))?, Outcome::Miss),
             // The folder of the module within the archive is in the page that the location names. Without it, a client
             // would use the root.
             Err(_) if matches!(said.located.source, PackageSource::Indirect(_)) => {
-                match call.terms.led_to.get(&key, call.now) {
-                    Some(subdir) => (pending_location(package, subdir), Outcome::Coming),
+                match call.config.pending_subdirs.get(&key, call.now) {
+                    Some(subdir) => (pending_location(package, subdir), Outcome::Pending),
                     None => return Err(Error::Slow(format!("the archive of {package}"))),
                 }
             }
             Err(_) => {
-                (pending_location(package, subdir_in_archive(package, said.located.subdir.as_ref())?), Outcome::Coming)
+                (pending_location(package, subdir_in_archive(package, said.located.subdir.as_ref())?), Outcome::Pending)
             }
         };
         Ok(Answer { value, outcome, fresh_until: answer.fresh_until, checked: answer.checked })
@@ -121,7 +121,7 @@ impl Mirror {
     ) -> Result<Option<Error>, Error> {
         let (of, what) = (key.clone(), source.kind_name());
         let before = match self
-            .on_disk(move |mirror| unless_gone(seen::record_external_move(mirror, &of, what)))
+            .on_disk(move |mirror| default_if_gone(seen::record_external_move(mirror, &of, what)))
             .await?
         {
             FirstSeenLookup::Never => return Ok(None),
@@ -132,7 +132,7 @@ impl Mirror {
         tracing::error!(%package, what, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
         let (of, detail, now) = (key.clone(), format!("upstream has it at {what} at {host}; {before}"), call.now);
         self.on_disk(move |mirror| {
-            mirror.alarm(AlarmKind::Moved, &of.module, &of.version, detail, now);
+            mirror.raise_alarm(AlarmKind::Moved, &of.module, &of.version, detail, now);
             Ok(())
         })
         .await?;
@@ -156,7 +156,7 @@ impl Mirror {
             _ => Outcome::Stale,
         };
         let Some(held) = self.stored_module(key).await? else { return Err(error) };
-        if self.link() == Connectivity::Online {
+        if self.connectivity() == Connectivity::Online {
             tracing::warn!(%package, %error, "upstream does not say where it is; what is held is served");
         }
         Ok(Answer { value: local_location(package, Some(&held)), outcome, fresh_until: call.now, checked: held.kept })
@@ -171,7 +171,7 @@ impl Mirror {
                 .into()
         };
         let what = source.kind_name();
-        if self.link() == Connectivity::Offline {
+        if self.connectivity() == Connectivity::Offline {
             let why = "is a source that larder cannot fetch, and this mirror is offline, so no client is sent there";
             return Err(refused(format!("{what} at {host} {why}")));
         }
@@ -190,13 +190,14 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &RequestContext,
-    ) -> Result<Answer<Arc<KeptDocument>>, Error> {
+    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
         let wanted = location_request(package, call)?;
-        let (held, rule) = self.held_or_absent(&wanted, call).await?;
+        let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| self.join_location_fetch(&wanted, package, seen, errand, call);
-        let pulled = self.pull(&wanted.what, &package.module.host, call, &rule, held, fly).await;
-        pulled.inspect_err(|error| self.record_if_offline(error, call, || (&call.terms.key_of_package(package)).into()))
+        let pulled = self.serve_or_fetch(&wanted.what, &package.module.host, call, &rule, held, fly).await;
+        pulled
+            .inspect_err(|error| self.record_if_offline(error, call, || (&call.config.key_of_package(package)).into()))
     }
 
     /// Fetches the location document even if the cached copy is fresh, unless it changed since `seen`.
@@ -211,29 +212,29 @@ impl Mirror {
 
     fn join_location_fetch(
         self: &Arc<Self>,
-        wanted: &WantedDocument,
+        wanted: &DocumentRequest,
         package: &ModulePackage,
         seen: Option<Age>,
         errand: FetchReason,
         call: &RequestContext,
-    ) -> Awaited<DocumentFlight> {
+    ) -> SharedResult<DocumentFlight> {
         let (of, package) = (wanted.clone(), package.clone());
-        self.fly_for_document(wanted, seen, errand, call, |mirror, before, call| async move {
+        self.join_document_flight(wanted, seen, errand, call, |mirror, before, call| async move {
             mirror.fetch_location(&of, &package, before, &call).await
         })
     }
 
     async fn fetch_location(
         self: &Arc<Self>,
-        wanted: &WantedDocument,
+        wanted: &DocumentRequest,
         package: &ModulePackage,
-        before: Option<Arc<KeptDocument>>,
+        before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
         let (what, upstream) = (&wanted.what, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
-        let (base, grant) = self.service(Service::Modules, upstream, faith, call).await?;
+        let (base, grant) = self.resolve_service(Service::Modules, upstream, faith, call).await?;
         let listed = match before {
             None => self.module_must_be_listed(package, wanted, call).await?,
             Some(_) => self.module_listed(package, call).await,
@@ -243,7 +244,7 @@ impl Mirror {
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
         let kept = match (fetched, before) {
-            (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
+            (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(mut document)), _) => {
                 let location = location_in_download(document.location.as_deref(), &document.body);
@@ -252,11 +253,11 @@ impl Mirror {
                 })?;
                 // The rest of the response means nothing to a client.
                 document.body = Bytes::from(location);
-                let kept = Arc::new(KeptDocument::of(document, asked, call.now));
+                let kept = Arc::new(StoredDocument::of(document, asked, call.now));
                 let said = Arc::clone(&kept).as_location(package)?;
                 if matches!(&said.located.source, PackageSource::Unsupported(source) if source.for_client().is_none()) {
                     // An unusable answer is not cached: the next request asks again.
-                    return Ok(Landed { age: kept.age(), value: kept });
+                    return Ok(Aged { age: kept.age(), value: kept });
                 }
                 Arc::unwrap_or_clone(kept)
             }
@@ -265,23 +266,23 @@ impl Mirror {
                 // nothing.
                 ListingState::Unknown(Some(unread)) => return Err(unread.clone()),
                 _ => {
-                    let kept = self.kept_though_gone(wanted, before, &error, call).await;
-                    kept.inspect_err(|_| self.module_changed(&package.module))?
+                    let kept = self.keep_gone_copy(wanted, before, &error, call).await;
+                    kept.inspect_err(|_| self.bump_module_revision(&package.module))?
                 }
             },
             (Err(error), _) => return Err(error.into()),
         };
-        if matches!(listed, ListingState::Not { .. } | ListingState::Unknown(None)) {
+        if matches!(listed, ListingState::Unlisted { .. } | ListingState::Unknown(None)) {
             // A registry may answer for any version. Caching unlisted ones would let anyone fill the store.
-            return Ok(Landed { age: kept.age(), value: Arc::new(kept) });
+            return Ok(Aged { age: kept.age(), value: Arc::new(kept) });
         }
-        let landed = self.keep_document(wanted.key.clone(), kept).await;
-        self.module_changed(&package.module);
+        let landed = self.store_document(wanted.key.clone(), kept).await;
+        self.bump_module_revision(&package.module);
         landed
     }
 }
 
-impl KeptDocument {
+impl StoredDocument {
     /// Parses the document as the location of a version.
     pub(super) fn as_location(self: Arc<Self>, package: &ModulePackage) -> Result<LocationDocument, Error> {
         let unusable = |why: String| -> Error {
@@ -327,11 +328,11 @@ pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePat
 }
 
 /// The location request of a version: asked in the caller's spelling, cached under the canonical one.
-fn location_request(package: &ModulePackage, call: &RequestContext) -> Result<WantedDocument, Error> {
+fn location_request(package: &ModulePackage, call: &RequestContext) -> Result<DocumentRequest, Error> {
     let upstream = Arc::clone(call.upstream(&package.module.host)?);
     let rule = upstream.rule(|fresh| fresh.download);
-    let (what, key) = (location_label(package), Key::ModuleLocation(call.terms.key_of_package(package)));
-    Ok(WantedDocument { what, key, upstream, service: Service::Modules, rule })
+    let (what, key) = (location_label(package), Key::ModuleLocation(call.config.key_of_package(package)));
+    Ok(DocumentRequest { what, key, upstream, service: Service::Modules, rule })
 }
 
 /// Names the document for error messages.

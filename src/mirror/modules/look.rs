@@ -39,18 +39,21 @@ impl Mirror {
         call: &RequestContext,
     ) {
         // Upstream has deleted the version, so its old location proves nothing.
-        if self.link() == Connectivity::Offline || said.age.gone || call.terms.looked_at.get(key, call.now).is_some() {
+        if self.connectivity() == Connectivity::Offline
+            || said.age.gone
+            || call.config.recently_rechecked.get(key, call.now).is_some()
+        {
             return;
         }
-        let fresh = call.terms.upstreams.get(&key.module.host).map_or(Duration::ZERO, |of| of.settings.fresh.download);
+        let fresh = call.config.upstreams.get(&key.module.host).map_or(Duration::ZERO, |of| of.settings.fresh.download);
         let until = call.now.after(RECHECK_INTERVAL.min(fresh));
-        call.terms.looked_at.put(key.clone(), (), until, call.now);
-        let of = (key.clone(), call.terms.generation);
+        call.config.recently_rechecked.insert(key.clone(), (), until, call.now);
+        let of = (key.clone(), call.config.generation);
         // One check at a time per version. No request waits for it.
-        drop(self.looks.share(&self.tasks, of, (), || {
+        drop(self.recheck_flights.join_or_spawn(&self.tasks, of, (), || {
             let (mirror, package, key) = (Arc::clone(self), package.clone(), key.clone());
             // Clients take precedence.
-            let call = RequestContext { asker: RequestPriority::Job, ..self.inner(call) };
+            let call = RequestContext { priority: RequestPriority::Job, ..self.flight_context(call) };
             async move {
                 if let Err(error) = mirror.recheck(&package, &key, &said, RecheckMode::IfDue, &call).await {
                     tracing::warn!(%package, %error, "could not look whether a version of a module is still what it was; what is held is served");
@@ -90,7 +93,7 @@ impl Mirror {
         self.on_disk(move |mirror| {
             let accepting = format!("`larder accept {key}`");
             if mirror.require_pinned_tree(&package, &key, &sighting, judged, &accepting).is_ok() {
-                mirror.resolved(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
+                mirror.resolve_alarms(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
             }
             Ok(())
         })
@@ -113,7 +116,7 @@ impl Mirror {
         let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
         match &said.located.source {
             PackageSource::Git(git) => {
-                let commit = call.terms.outbound.git_commit(git_ask(fetch.ask(&git.url, &what), git)).await;
+                let commit = call.config.outbound.git_commit(git_ask(fetch.ask(&git.url, &what), git)).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
                 let is_it = |sighting: &&PinnedTree| sighting.commit == commit && sighting.subdir == subdir;
                 Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
@@ -122,7 +125,7 @@ impl Mirror {
                 let of_this = |sighting: &&PinnedTree| sighting.source == said.digest && sighting.has_validators();
                 let Some(before) = known().find(of_this) else { return Ok(None) };
                 // A body limit of one byte: only a 304 is useful.
-                match call.terms.outbound.small_file(fetch.ask(&archive.url, &what), Some(&before.validators), 1).await
+                match call.config.outbound.small_file(fetch.ask(&archive.url, &what), Some(&before.validators), 1).await
                 {
                     Ok(Fetched::Unchanged) => Ok(Some(before.clone())),
                     Ok(Fetched::New(_)) => Ok(None),

@@ -64,7 +64,7 @@ pub(super) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[AlarmKind::Moved, AlarmKin
 pub(super) fn restore_first_seen(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -> Result<bool, StoreError> {
     let is_lost = seen::read_first_seen(mirror, package)? == FirstSeenLookup::Lost;
     if is_lost {
-        mirror.alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED_RECORD_DETAIL, now);
+        mirror.raise_alarm(AlarmKind::DamagedRecord, &package.module, &package.version, DAMAGED_RECORD_DETAIL, now);
     }
     Ok(!is_lost)
 }
@@ -104,6 +104,6 @@ impl RuntimeConfig {
 impl Mirror {
     /// The store key of a version's archive, in the canonical spelling.
     pub fn artifact_of(&self, package: &ModulePackage) -> Artifact {
-        Artifact::Module(self.terms().key_of_package(package))
+        Artifact::Module(self.config().key_of_package(package))
     }
 }

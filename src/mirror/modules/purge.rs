@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::super::purge::Purged;
-use super::super::refresh::{News, Refreshed};
+use super::super::purge::PurgeResult;
+use super::super::refresh::{RefreshOutcome, RefreshResult};
 use super::super::{Mirror, RequestContext};
 use super::look::RecheckMode;
 use super::record_module_before_removal;
@@ -18,12 +18,12 @@ impl Mirror {
     pub(in crate::mirror) fn purge_module(
         &self,
         what: &Selection<ModuleAddress>,
-        purged: &mut Purged,
+        purged: &mut PurgeResult,
         now: Timestamp,
     ) -> Result<(), StoreError> {
         // Blocks pinning, so that a version that is unpinned here stays so until it is removed.
         let _nothing_is_pinned = self.evictor.block_evictions();
-        for module in self.terms().keys_of(&what.of) {
+        for module in self.config().keys_of(&what.of) {
             self.purge_spelling(&module, what, purged, now)?;
         }
         Ok(())
@@ -33,7 +33,7 @@ impl Mirror {
         &self,
         module: &ModuleAddress,
         what: &Selection<ModuleAddress>,
-        purged: &mut Purged,
+        purged: &mut PurgeResult,
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let pinned = self.purge_module_archives(module, &what.versions, purged)?;
@@ -52,7 +52,7 @@ impl Mirror {
         let left = pinned.into_iter().map(|package| package.version).collect();
         self.resolve_purged(module, &what.versions, &left);
         self.forget_absences_of_module(module, &what.versions);
-        self.module_changed(module);
+        self.bump_module_revision(module);
         ended
     }
 
@@ -60,7 +60,7 @@ impl Mirror {
         &self,
         module: &ModuleAddress,
         versions: &Versions,
-        purged: &mut Purged,
+        purged: &mut PurgeResult,
     ) -> Result<BTreeSet<ModulePackage>, StoreError> {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
@@ -93,7 +93,7 @@ impl Mirror {
             }
             self.store.blobs.remove(&digest, Durability::Synced)?;
             index.archive_gone(&digest);
-            self.checked.lock().remove(&digest);
+            self.checked_archives.lock().remove(&digest);
             purged.archives += 1;
             purged.archive_bytes += blob.size_bytes();
         }
@@ -103,14 +103,14 @@ impl Mirror {
     /// Forgets cached 404s and recent checks of the selected versions.
     fn forget_absences_of_module(&self, module: &ModuleAddress, versions: &Versions) {
         let means = |package: &ModulePackage| package.module == *module && versions.include(&package.version);
-        let terms = self.terms();
-        terms.absent.forget(|key| match key {
+        let terms = self.config();
+        terms.not_found.remove_if(|key| match key {
             Key::ModuleVersions(address) => address == module,
             Key::ModuleLocation(package) => means(package),
             _ => false,
         });
-        terms.asked_anew_of_module.forget(means);
-        terms.looked_at.forget(means);
+        terms.refetched_locations.remove_if(means);
+        terms.recently_rechecked.remove_if(means);
     }
 
     /// Refetches the version list and the cached locations, and checks that each stored version still resolves to the
@@ -119,28 +119,28 @@ impl Mirror {
         self: &Arc<Self>,
         what: &Selection<ModuleAddress>,
         call: &RequestContext,
-    ) -> Result<Vec<Refreshed>, Error> {
+    ) -> Result<Vec<RefreshResult>, Error> {
         let _upstream = Arc::clone(call.upstream(&what.of.host)?);
-        let key = call.terms.key_of(&what.of);
+        let key = call.config.key_of(&what.of);
         self.forget_absences_of_module(&key, &what.versions);
-        let failed = |error: Error| News::Failed { error: error.to_string() };
+        let failed = |error: Error| RefreshOutcome::Failed { error: error.to_string() };
         let mut refreshed = Vec::new();
         if let Err(error) = self.refresh_discovery(&what.of.host, call).await {
             let package = PackageRef::discovery(&what.of.host);
-            refreshed.push(Refreshed { package, news: failed(error) });
+            refreshed.push(RefreshResult { package, news: failed(error) });
         }
         let list = PackageRef::version_list(&what.of);
-        let before = self.held_document(&Key::ModuleVersions(key.clone())).await?;
+        let before = self.stored_document(&Key::ModuleVersions(key.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
         let flight = self.fetch_module_versions_now(&what.of, seen, call).await;
-        let news = News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now)));
-        refreshed.push(Refreshed { package: list, news });
+        let news = RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now)));
+        refreshed.push(RefreshResult { package: list, news });
         let (of, versions) = (key.clone(), what.versions.clone());
         let held = self.on_disk(move |mirror| mirror.store.records.module_packages_with_locations(&of)).await?;
         for key in held.into_iter().filter(|package| versions.include(&package.version)) {
             let package = ModulePackage { module: what.of.clone(), version: key.version.clone() };
             let news = self.refresh_location(&package, &key, call).await.unwrap_or_else(failed);
-            refreshed.push(Refreshed { package: (&key).into(), news });
+            refreshed.push(RefreshResult { package: (&key).into(), news });
         }
         Ok(refreshed)
     }
@@ -150,8 +150,8 @@ impl Mirror {
         package: &ModulePackage,
         key: &ModulePackage,
         call: &RequestContext,
-    ) -> Result<News, Error> {
-        let before = self.held_document(&Key::ModuleLocation(key.clone())).await?;
+    ) -> Result<RefreshOutcome, Error> {
+        let before = self.stored_document(&Key::ModuleLocation(key.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
         let flight = self.fetch_location_now(package, seen, call).await;
         if let Ok(landed) = &flight
@@ -161,6 +161,6 @@ impl Mirror {
             let said = Arc::clone(&landed.value).as_location(package)?;
             self.recheck(package, key, &said, RecheckMode::Always, call).await?;
         }
-        Ok(News::of(flight, |now| before.is_some_and(|before| before.value.says_the_same_as(now))))
+        Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }
 }

@@ -169,7 +169,7 @@ fn read(mirror: &Mirror, package: &ModulePackage) -> Result<FirstSeenLookup, Sto
 
 /// True if the upstream treats all spellings of a module as one (`fold_case`).
 fn folds(mirror: &Mirror, package: &ModulePackage) -> bool {
-    let terms = mirror.terms();
+    let terms = mirror.config();
     terms.upstreams.get(&package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
 }
 

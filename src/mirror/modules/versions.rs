@@ -7,12 +7,12 @@ use bytes::Bytes;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::super::discovery::DiscoveryTrust;
-use super::super::documents::{DocumentFlight, KeptDocument};
+use super::super::documents::{DocumentFlight, StoredDocument};
 use super::super::freshness::Age;
 use super::super::pages::latest;
-use super::super::single_flight::Awaited;
-use super::super::wanted::WantedDocument;
-use super::super::{Answer, FetchReason, Mirror, RequestContext, unless_gone};
+use super::super::single_flight::SharedResult;
+use super::super::wanted::DocumentRequest;
+use super::super::{Answer, FetchReason, Mirror, RequestContext, default_if_gone};
 use crate::address::{ModuleAddress, ModulePackage, Version};
 use crate::error::Error;
 use crate::store::Key;
@@ -28,13 +28,13 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ModuleAddress,
         call: &RequestContext,
-    ) -> Result<Answer<Arc<KeptDocument>>, Error> {
+    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
         let wanted = list_request(address, call)?;
-        let (held, rule) = self.held_or_absent(&wanted, call).await?;
+        let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| self.join_module_versions_fetch(&wanted, address, seen, errand, call);
-        let pulled = self.pull(&wanted.what, &address.host, call, &rule, held, fly).await;
-        pulled.inspect_err(|error| self.record_if_offline(error, call, || (&call.terms.key_of(address)).into()))
+        let pulled = self.serve_or_fetch(&wanted.what, &address.host, call, &rule, held, fly).await;
+        pulled.inspect_err(|error| self.record_if_offline(error, call, || (&call.config.key_of(address)).into()))
     }
 
     /// Fetches a version list even if the cached copy is fresh, unless it changed since `seen`.
@@ -49,47 +49,47 @@ impl Mirror {
 
     fn join_module_versions_fetch(
         self: &Arc<Self>,
-        wanted: &WantedDocument,
+        wanted: &DocumentRequest,
         address: &ModuleAddress,
         seen: Option<Age>,
         errand: FetchReason,
         call: &RequestContext,
-    ) -> Awaited<DocumentFlight> {
+    ) -> SharedResult<DocumentFlight> {
         let (of, address) = (wanted.clone(), address.clone());
-        self.fly_for_document(wanted, seen, errand, call, |mirror, before, call| async move {
+        self.join_document_flight(wanted, seen, errand, call, |mirror, before, call| async move {
             mirror.fetch_module_versions(&of, &address, before, &call).await
         })
     }
 
     async fn fetch_module_versions(
         self: &Arc<Self>,
-        wanted: &WantedDocument,
+        wanted: &DocumentRequest,
         address: &ModuleAddress,
-        before: Option<Arc<KeptDocument>>,
+        before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
         let (what, upstream) = (&wanted.what, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
-        let (base, grant) = self.service(Service::Modules, upstream, faith, call).await?;
+        let (base, grant) = self.resolve_service(Service::Modules, upstream, faith, call).await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
-        let module = call.terms.key_of(address);
+        let module = call.config.key_of(address);
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
-                let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });
+                let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
                 let list = of_upstream.module_versions().await.map_err(&unusable)?;
                 let dropped = self.dropped_module_entries(upstream, &module, &list, Some(&before), call).await?;
-                KeptDocument { dropped, ..before.checked_again(call.now, false) }
+                StoredDocument { dropped, ..before.confirmed(call.now, false) }
             }
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), before) => {
-                let mut kept = KeptDocument::of(document, asked, call.now);
+                let mut kept = StoredDocument::of(document, asked, call.now);
                 let list = Arc::new(kept.clone()).module_versions().await;
                 let list = list.map_err(|why| unusable(format!("its version list: {why}")))?;
                 kept.dropped = self.dropped_module_entries(upstream, &module, &list, before.as_ref(), call).await?;
-                call.terms.absent.forget(|key| match key {
+                call.config.not_found.remove_if(|key| match key {
                     Key::ModuleLocation(package) => package.module == module && list.get(&package.version).is_some(),
                     _ => false,
                 });
@@ -105,12 +105,12 @@ impl Mirror {
                     };
                     self.dropped_module_entries(upstream, &module, &none, before.as_ref(), call).await?;
                 }
-                self.kept_though_gone(wanted, before, &error, call).await?
+                self.keep_gone_copy(wanted, before, &error, call).await?
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let landed = self.keep_document(wanted.key.clone(), kept).await;
-        self.module_changed(&module);
+        let landed = self.store_document(wanted.key.clone(), kept).await;
+        self.bump_module_revision(&module);
         landed
     }
 
@@ -121,15 +121,15 @@ impl Mirror {
         upstream: &Upstream,
         module: &ModuleAddress,
         list: &ModuleVersionList,
-        before: Option<&Arc<KeptDocument>>,
+        before: Option<&Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> Result<Bytes, Error> {
         if !upstream.settings.keep_gone {
-            self.alarm_of_dropped(module, Vec::new(), call.now).await?;
+            self.update_dropped_alarms(module, Vec::new(), call.now).await?;
             return Ok(Bytes::new());
         }
         let of = module.clone();
-        let named = self.on_disk(move |mirror| unless_gone(mirror.store.records.module_packages_with_names(&of)));
+        let named = self.on_disk(move |mirror| default_if_gone(mirror.store.records.module_packages_with_names(&of)));
         let held: BTreeSet<Version> = named.await?.into_iter().map(|package| package.version).collect();
         let earlier = match before {
             Some(before) => before.module_versions().await.ok(),
@@ -140,7 +140,7 @@ impl Mirror {
         let dropped_before = said_before.map(|before| before.dropped_module_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         let dropped = held.iter().filter(|version| list.get(version).is_none()).cloned().collect();
-        self.alarm_of_dropped(module, dropped, call.now).await?;
+        self.update_dropped_alarms(module, dropped, call.now).await?;
         let mut entries = Vec::new();
         for version in held.into_iter().filter(|version| list.get(version).is_none()) {
             if !dropped_before.contains(&version) {
@@ -168,11 +168,11 @@ impl Mirror {
 }
 
 /// The list request of a module: asked in the caller's spelling, cached under the canonical one.
-fn list_request(address: &ModuleAddress, call: &RequestContext) -> Result<WantedDocument, Error> {
+fn list_request(address: &ModuleAddress, call: &RequestContext) -> Result<DocumentRequest, Error> {
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
-    let (what, key) = (format!("the version list of {address}"), Key::ModuleVersions(call.terms.key_of(address)));
-    Ok(WantedDocument { what, key, upstream, service: Service::Modules, rule })
+    let (what, key) = (format!("the version list of {address}"), Key::ModuleVersions(call.config.key_of(address)));
+    Ok(DocumentRequest { what, key, upstream, service: Service::Modules, rule })
 }
 
 /// A minimal list entry for a version.
@@ -180,10 +180,10 @@ pub(in crate::mirror) fn entry_of_module(version: &Version) -> Option<Box<RawVal
     to_raw_value(&serde_json::json!({ "version": version })).ok()
 }
 
-impl KeptDocument {
+impl StoredDocument {
     /// Parses the document as a module's version list, with the stored versions that upstream has dropped.
     pub async fn module_versions(self: &Arc<Self>) -> Result<ModuleVersionList, String> {
-        self.read_as(Self::as_module_versions).await
+        self.parse_as(Self::as_module_versions).await
     }
 
     pub(in crate::mirror) fn as_module_versions(&self) -> Result<ModuleVersionList, String> {

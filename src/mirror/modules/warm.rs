@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::super::library::StoredArchive;
-use super::super::pull::AskedAgain;
-use super::super::warm::or_held_back;
-use super::super::{Came, Connectivity, Mirror, Resolved, Urgency};
+use super::super::pull::Revalidatable;
+use super::super::warm::or_retry_later;
+use super::super::{Connectivity, Mirror, Urgency, WarmedArchive, WarmedDocument};
 use super::location::location_label;
 use crate::address::{ModuleAddress, ModulePackage};
 use crate::clock::Timestamp;
@@ -27,28 +27,28 @@ impl Mirror {
         address: &ModuleAddress,
         haste: Urgency,
         now: Timestamp,
-    ) -> Result<Resolved<ModuleVersionList>, Error> {
+    ) -> Result<WarmedDocument<ModuleVersionList>, Error> {
         let (what, host) = (format!("the version list of {address}"), &address.host);
-        let call = self.step_in(haste, now);
+        let call = self.step_context_for(haste, now);
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
-        for key in [Key::Discovery(host.clone()), Key::ModuleVersions(call.terms.key_of(address))] {
-            match self.held_document(&key).await? {
+        for key in [Key::Discovery(host.clone()), Key::ModuleVersions(call.config.key_of(address))] {
+            match self.stored_document(&key).await? {
                 Some(held) => origins.extend(held.value.origins()),
                 None => missing += 1,
             }
         }
-        self.may_fetch(&what, host, &origins, missing, &call)?;
+        self.charge_job(&what, host, &origins, missing, &call)?;
         let asked = async {
-            if self.link() == Connectivity::Online {
+            if self.connectivity() == Connectivity::Online {
                 self.discovery(host, &call).await?;
             }
             self.client_module_versions(address, &call).await
         };
-        let list = asked.await.map_err(|error| or_held_back(&what, host, &origins, error, &call))?;
+        let list = asked.await.map_err(|error| or_retry_later(&what, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&what, host, &origins, &list, &call)?;
-        Ok(Resolved { value: list.value, unconfirmed })
+        Ok(WarmedDocument { value: list.value, unconfirmed })
     }
 
     /// Warms the location and the archive of a version.
@@ -60,19 +60,19 @@ impl Mirror {
         package: &ModulePackage,
         haste: Urgency,
         now: Timestamp,
-    ) -> Result<Resolved<(Came, StoredArchive)>, Error> {
-        let Resolved { value: held, unconfirmed } = self.warmed_module(package, haste, now).await?;
+    ) -> Result<WarmedDocument<(WarmedArchive, StoredArchive)>, Error> {
+        let WarmedDocument { value: held, unconfirmed } = self.warmed_module(package, haste, now).await?;
         if let Some(held) = held {
-            return Ok(Resolved { value: (Came::Held, held), unconfirmed });
+            return Ok(WarmedDocument { value: (WarmedArchive::AlreadyStored, held), unconfirmed });
         }
         let host = &package.module.host;
-        let call = self.step_in(haste, now);
+        let call = self.step_context_for(haste, now);
         let archive = format!("the archive of {package}");
-        let origins = self.origins_of_module(&call.terms.key_of_package(package).module).await?;
-        self.may_fetch(&archive, host, &origins, 1, &call)?;
+        let origins = self.origins_of_module(&call.config.key_of_package(package).module).await?;
+        self.charge_job(&archive, host, &origins, 1, &call)?;
         let filled = self.module_fill(package, &call).await;
-        let held = filled.map_err(|error| or_held_back(&archive, host, &origins, error, &call))?;
-        Ok(Resolved { value: (Came::Fetched, held), unconfirmed })
+        let held = filled.map_err(|error| or_retry_later(&archive, host, &origins, error, &call))?;
+        Ok(WarmedDocument { value: (WarmedArchive::Fetched, held), unconfirmed })
     }
 
     /// The stored archive of a version, after its location is fetched or revalidated. `None` if the archive is to be
@@ -85,24 +85,24 @@ impl Mirror {
         package: &ModulePackage,
         haste: Urgency,
         now: Timestamp,
-    ) -> Result<Resolved<Option<StoredArchive>>, Error> {
+    ) -> Result<WarmedDocument<Option<StoredArchive>>, Error> {
         let (asked, host) = (location_label(package), &package.module.host);
-        let call = self.step_in(haste, now);
-        let key = call.terms.key_of_package(package);
-        if self.link() == Connectivity::Offline
+        let call = self.step_context_for(haste, now);
+        let key = call.config.key_of_package(package);
+        if self.connectivity() == Connectivity::Offline
             && let Some(held) = self.stored_module(&key).await?
         {
-            return Ok(Resolved { value: Some(held), unconfirmed: None });
+            return Ok(WarmedDocument { value: Some(held), unconfirmed: None });
         }
         let origins = self.origins_of_module(&key.module).await?;
-        let missing = u32::from(self.held_document(&Key::ModuleLocation(key.clone())).await?.is_none());
-        self.may_fetch(&asked, host, &origins, missing, &call)?;
+        let missing = u32::from(self.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none());
+        self.charge_job(&asked, host, &origins, missing, &call)?;
         let location = self.location(package, &call).await;
-        let location = location.map_err(|error| or_held_back(&asked, host, &origins, error, &call))?;
+        let location = location.map_err(|error| or_retry_later(&asked, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&asked, host, &origins, &location, &call)?;
         let said = Arc::clone(&location.value).as_location(package)?;
         if let Some(held) = self.stored_module(&key).await? {
-            return Ok(Resolved { value: Some(held), unconfirmed });
+            return Ok(WarmedDocument { value: Some(held), unconfirmed });
         }
         if let PackageSource::Unsupported(source) = &said.located.source {
             let (what, at) = (source.kind_name(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
@@ -111,15 +111,15 @@ impl Mirror {
             ));
             return Err(UpstreamError { asked, at: host.to_string(), fault }.into());
         }
-        if self.link() == Connectivity::Offline {
+        if self.connectivity() == Connectivity::Offline {
             return Err(self.missing_error(&key, format!("the archive of {package}"), &call).await);
         }
-        Ok(Resolved { value: None, unconfirmed })
+        Ok(WarmedDocument { value: None, unconfirmed })
     }
 
     /// The origins that the module's version list was fetched from.
     async fn origins_of_module(self: &Arc<Self>, module: &ModuleAddress) -> Result<Vec<Origin>, Error> {
-        let list = self.held_document(&Key::ModuleVersions(module.clone())).await?;
+        let list = self.stored_document(&Key::ModuleVersions(module.clone())).await?;
         Ok(list.map(|list| list.value.origins()).unwrap_or_default())
     }
 
@@ -128,7 +128,7 @@ impl Mirror {
     /// # Errors
     /// [`Error::NotKept`] if some of it is no longer stored, so that `init` would need upstream.
     pub async fn sync_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<(), Error> {
-        let keys = required_records(&self.terms().key_of_package(package), self.link());
+        let keys = required_records(&self.config().key_of_package(package), self.connectivity());
         let synced = self.on_disk(move |mirror| {
             for (key, what) in keys {
                 if !mirror.store.records.sync(&key)? {
@@ -138,9 +138,9 @@ impl Mirror {
             Ok(None)
         });
         match synced.await? {
-            Some(what) => Err(self.not_kept(&what).await),
+            Some(what) => Err(self.not_stored_error(&what).await),
             None if self.is_module_installable(package, digest).await? => Ok(()),
-            None => Err(self.not_kept(&format!("the archive of {package}")).await),
+            None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
         }
     }
 
@@ -150,9 +150,9 @@ impl Mirror {
         package: &ModulePackage,
         digest: Digest,
     ) -> Result<bool, Error> {
-        let key = self.terms().key_of_package(package);
+        let key = self.config().key_of_package(package);
         self.on_disk(move |mirror| {
-            for (of, _) in required_records(&key, mirror.link()) {
+            for (of, _) in required_records(&key, mirror.connectivity()) {
                 if matches!(mirror.store.records.read(&of)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }

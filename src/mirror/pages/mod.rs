@@ -10,11 +10,11 @@ use bytes::Bytes;
 use url::Url;
 
 pub(super) use self::stored::latest;
-pub use self::stored::{FromStore, StoredDetails, StoredEntry, StoredList, StoredThing};
+pub use self::stored::{PageFromStore, StoredDetails, StoredEntry, StoredList, StoredSubject};
 use super::discovery::DiscoveryTrust;
-use super::documents::{DocumentFlight, KeptDocument};
+use super::documents::{DocumentFlight, StoredDocument};
 use super::sealed::STORED_ANSWER_LIFETIME;
-use super::wanted::WantedDocument;
+use super::wanted::DocumentRequest;
 use super::{Answer, Mirror, Outcome, RequestContext, RuntimeConfig};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -27,11 +27,11 @@ use crate::upstream::providers::RawObject;
 
 /// The source of a page.
 #[derive(Debug, Clone)]
-pub enum PageFound {
+pub enum PageSource {
     /// Upstream's page, fetched or stored.
-    Upstream(Arc<KeptDocument>),
+    Upstream(Arc<StoredDocument>),
     /// Built from the stored packages, because larder is offline.
-    Stored(Box<FromStore>),
+    Built(Box<PageFromStore>),
 }
 
 /// A page as upstream sent it.
@@ -45,7 +45,7 @@ pub struct UpstreamPage {
     pub bases: Vec<Url>,
 }
 
-impl KeptDocument {
+impl StoredDocument {
     /// Parses the document as a page; a large one on a blocking thread, so that it delays no other task.
     pub async fn read_page<T: Send + 'static>(
         self: &Arc<Self>,
@@ -58,7 +58,7 @@ impl KeptDocument {
             let bases = urls.into_iter().filter_map(|url| page.base_of(url)).collect();
             read(UpstreamPage { body: kept.body.clone(), url: kept.about.url.clone(), bases })
         };
-        self.read_as(read).await
+        self.parse_as(read).await
     }
 }
 
@@ -73,28 +73,28 @@ impl RuntimeConfig {
 
 impl Mirror {
     /// Returns a page of the registry HTTP API.
-    pub async fn page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Answer<PageFound>, Error> {
+    pub async fn page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Answer<PageSource>, Error> {
         let upstream = Arc::clone(call.upstream(&page.host)?);
         let rule = upstream.rule(|fresh| fresh.api);
-        let (what, key, service) = (page.label(), call.terms.key_of_page(page), page.path.service());
-        let wanted = WantedDocument { what, key, upstream, service, rule };
-        if self.link() == Connectivity::Offline
-            && self.held_document(&wanted.key).await?.is_none()
-            && let Some(found) = self.page_from_store(page, call).await?
+        let (what, key, service) = (page.label(), call.config.key_of_page(page), page.path.service());
+        let wanted = DocumentRequest { what, key, upstream, service, rule };
+        if self.connectivity() == Connectivity::Offline
+            && self.stored_document(&wanted.key).await?.is_none()
+            && let Some(found) = self.build_page(page, call).await?
         {
-            let (value, checked) = (PageFound::Stored(Box::new(found)), call.now);
+            let (value, checked) = (PageSource::Built(Box::new(found)), call.now);
             let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
             return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked });
         }
-        let (held, rule) = self.held_or_absent(&wanted, call).await?;
+        let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| {
             let (of, page) = (wanted.clone(), page.clone());
-            self.fly_for_document(&wanted, seen, errand, call, |mirror, before, call| async move {
+            self.join_document_flight(&wanted, seen, errand, call, |mirror, before, call| async move {
                 mirror.fetch_page(&of, &page, before, &call).await
             })
         };
-        let pulled = self.pull(&wanted.what, &page.host, call, &rule, held, fly).await;
+        let pulled = self.serve_or_fetch(&wanted.what, &page.host, call, &rule, held, fly).await;
         let Answer { value, outcome, fresh_until, checked } =
             pulled.inspect_err(|error| self.record_text_if_offline(error, call))?;
         if matches!(outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
@@ -105,42 +105,42 @@ impl Mirror {
             })
             .await?;
         }
-        Ok(Answer { value: PageFound::Upstream(value), outcome, fresh_until, checked })
+        Ok(Answer { value: PageSource::Upstream(value), outcome, fresh_until, checked })
     }
 
     async fn fetch_page(
         self: &Arc<Self>,
-        wanted: &WantedDocument,
+        wanted: &DocumentRequest,
         page: &PageRef,
-        before: Option<Arc<KeptDocument>>,
+        before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
         let (what, upstream) = (&wanted.what, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
-        let (base, grant) = self.service(page.path.service(), upstream, faith, call).await?;
+        let (base, grant) = self.resolve_service(page.path.service(), upstream, faith, call).await?;
         let asked = page.url(&base).map_err(|e| unusable(e.to_string()))?;
         let fetched =
             self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
         let kept = match (fetched, before) {
-            (Ok(Fetched::Unchanged), Some(before)) => before.checked_again(call.now, false),
+            (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), _) => {
-                let kept = KeptDocument::of(document, asked, call.now);
-                Arc::new(kept.clone()).read_as(is_page).await.map_err(&unusable)?;
+                let kept = StoredDocument::of(document, asked, call.now);
+                Arc::new(kept.clone()).parse_as(is_page).await.map_err(&unusable)?;
                 kept
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
-                self.kept_though_gone(wanted, before, &error, call).await?
+                self.keep_gone_copy(wanted, before, &error, call).await?
             }
             (Err(error), _) => return Err(error.into()),
         };
-        self.keep_document(wanted.key.clone(), kept).await
+        self.store_document(wanted.key.clone(), kept).await
     }
 }
 
 /// Checks that a page is a JSON object. Its contents are left to the reader.
-fn is_page(kept: &KeptDocument) -> Result<(), String> {
+fn is_page(kept: &StoredDocument) -> Result<(), String> {
     let read = serde_json::from_slice::<RawObject>(&kept.body);
     read.map(drop).map_err(|e| format!("its page is no JSON object: {e}"))
 }

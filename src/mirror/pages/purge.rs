@@ -3,22 +3,26 @@
 use url::Url;
 
 use super::super::Mirror;
-use super::super::documents::KeptDocument;
-use super::super::purge::Purged;
+use super::super::documents::StoredDocument;
+use super::super::purge::PurgeResult;
 use crate::address::{ModuleAddress, PackageSelector, ProviderAddress, Version, Versions};
 use crate::store::StoreError;
 
 impl Mirror {
     /// Purges the details pages of the selected versions, and that of the latest one.
-    pub(in crate::mirror) fn purge_pages(&self, what: &PackageSelector, purged: &mut Purged) -> Result<(), StoreError> {
+    pub(in crate::mirror) fn purge_pages(
+        &self,
+        what: &PackageSelector,
+        purged: &mut PurgeResult,
+    ) -> Result<(), StoreError> {
         for page in self.store.records.pages_of(what.host())? {
             // A page's key is a digest, so only its URL shows its subject.
-            let kept = self.store.records.get(&page)?.and_then(KeptDocument::read);
+            let kept = self.store.records.get(&page)?.and_then(StoredDocument::read);
             if kept.is_some_and(|kept| has_details_of(what, &kept.about.asked)) {
                 self.purge_document(&page, purged)?;
             }
         }
-        self.pages_changed(what.host());
+        self.bump_pages_revision(what.host());
         Ok(())
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
-use super::super::pull::nobody_may_wait;
-use super::super::{Mirror, RequestContext, unless_gone};
+use super::super::pull::too_many_waiting;
+use super::super::{Mirror, RequestContext, default_if_gone};
 use crate::address::{ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::store::StoreError;
@@ -19,11 +19,11 @@ const ENTRIES: u32 = 15;
 const MOST_ENTRIES: u32 = 100;
 
 /// Each page scans everything stored of its registry, so one is built at a time.
-static TURN: Semaphore = Semaphore::const_new(1);
+static PAGE_SCAN: Semaphore = Semaphore::const_new(1);
 
 /// A page built from the store.
 #[derive(Debug, Clone)]
-pub enum FromStore {
+pub enum PageFromStore {
     /// A list or a search result.
     List(StoredList),
     /// The details of one module or provider.
@@ -47,7 +47,7 @@ pub struct StoredList {
 #[derive(Debug, Clone)]
 pub struct StoredEntry {
     /// The module or provider.
-    pub of: StoredThing,
+    pub of: StoredSubject,
     /// The version to show: the requested one, or the latest.
     pub version: Version,
 }
@@ -63,16 +63,16 @@ pub struct StoredDetails {
 
 /// A module or a provider.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StoredThing {
+pub enum StoredSubject {
     /// A module.
     Module(ModuleAddress),
     /// A provider.
     Provider(ProviderAddress),
 }
 
-impl StoredThing {
+impl StoredSubject {
     /// Its path within its registry: `NAMESPACE/NAME/SYSTEM` or `NAMESPACE/TYPE`.
-    pub fn names(&self) -> String {
+    pub fn path(&self) -> String {
         match self {
             Self::Module(ModuleAddress { namespace, name, system, .. }) => format!("{namespace}/{name}/{system}"),
             Self::Provider(ProviderAddress { namespace, type_, .. }) => format!("{namespace}/{type_}"),
@@ -93,7 +93,7 @@ impl StoredThing {
             _ => true,
         };
         let PageQuery { namespace: of, provider: for_, search, is_verified_only, .. } = &page.query;
-        let names = self.names().to_ascii_lowercase();
+        let names = self.path().to_ascii_lowercase();
         let is_found = |search: &str| search.to_lowercase().split_whitespace().all(|word| names.contains(word));
         // The store does not record which modules their registry has verified, so such a page is empty.
         is_below
@@ -116,21 +116,21 @@ impl Mirror {
     /// # Errors
     /// The disk failed, or the store is gone: it may hold the page. [`Error::Busy`] where too many requests wait,
     /// [`Error::Slow`] where other scans take too long.
-    pub(super) async fn page_from_store(
+    pub(super) async fn build_page(
         self: &Arc<Self>,
         page: &PageRef,
         call: &RequestContext,
-    ) -> Result<Option<FromStore>, Error> {
+    ) -> Result<Option<PageFromStore>, Error> {
         let what = page.label();
-        let _place = self.place(call).ok_or_else(|| nobody_may_wait(&what))?;
+        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&what))?;
         let lost = Err(Error::Interrupted(what.clone()));
-        let look = self.stored_pages.share(&self.tasks, page.clone(), lost, || {
+        let look = self.stored_pages.join_or_spawn(&self.tasks, page.clone(), lost, || {
             let (mirror, page) = (Arc::clone(self), page.clone());
             async move {
                 // By then the client has its answer: abandoned scans must not pile up in the queue.
-                match timeout(mirror.limits.answer_within, TURN.acquire()).await {
-                    Ok(turn) => mirror.look_into_store(page, turn).await,
-                    Err(_) => Err(nobody_may_wait(&page.label())),
+                match timeout(mirror.limits.answer_within, PAGE_SCAN.acquire()).await {
+                    Ok(turn) => mirror.scan_store(page, turn).await,
+                    Err(_) => Err(too_many_waiting(&page.label())),
                 }
             }
         });
@@ -138,11 +138,11 @@ impl Mirror {
     }
 
     /// Keeps its turn until the disk has answered, even if the caller has gone.
-    async fn look_into_store<T: Send + 'static>(
+    async fn scan_store<T: Send + 'static>(
         self: &Arc<Self>,
         page: PageRef,
         turn: T,
-    ) -> Result<Option<FromStore>, Error> {
+    ) -> Result<Option<PageFromStore>, Error> {
         self.on_disk(move |mirror| {
             let _turn = turn;
             let Some((of, wanted)) = details_on(&page) else {
@@ -150,11 +150,11 @@ impl Mirror {
                     PagePath::Search if page.query.search.is_none() => Ok(None),
                     PagePath::Providers | PagePath::ProvidersOf(_) => {
                         let providers = mirror.store.records.providers_of(&page.host)?;
-                        mirror.stored_list(&page, providers.into_iter().map(StoredThing::Provider)).map(Some)
+                        mirror.stored_list(&page, providers.into_iter().map(StoredSubject::Provider)).map(Some)
                     }
                     _ => {
                         let modules = mirror.store.records.modules_of(&page.host)?;
-                        mirror.stored_list(&page, modules.into_iter().map(StoredThing::Module)).map(Some)
+                        mirror.stored_list(&page, modules.into_iter().map(StoredSubject::Module)).map(Some)
                     }
                 };
             };
@@ -163,13 +163,18 @@ impl Mirror {
                 let StoredEntry { of, version } = details.entry;
                 let version = wanted.unwrap_or(version);
                 let is_known = details.versions.contains(&version);
-                is_known.then_some(FromStore::Details(StoredDetails { entry: StoredEntry { of, version }, ..details }))
+                is_known
+                    .then_some(PageFromStore::Details(StoredDetails { entry: StoredEntry { of, version }, ..details }))
             }))
         })
         .await
     }
 
-    fn stored_list(&self, page: &PageRef, stored: impl Iterator<Item = StoredThing>) -> Result<FromStore, StoreError> {
+    fn stored_list(
+        &self,
+        page: &PageRef,
+        stored: impl Iterator<Item = StoredSubject>,
+    ) -> Result<PageFromStore, StoreError> {
         let mut found = Vec::new();
         for thing in stored.filter(|thing| thing.is_on(page)) {
             if self.has_names(&thing)? {
@@ -183,45 +188,45 @@ impl Mirror {
         for thing in found.into_iter().skip(offset as usize).take(limit as usize) {
             entries.extend(self.stored_entry(thing)?);
         }
-        Ok(FromStore::List(StoredList { entries, total, offset, limit }))
+        Ok(PageFromStore::List(StoredList { entries, total, offset, limit }))
     }
 
     /// The entry for a module or a provider; `None` without a version to install.
-    fn stored_entry(&self, of: StoredThing) -> Result<Option<StoredEntry>, StoreError> {
+    fn stored_entry(&self, of: StoredSubject) -> Result<Option<StoredEntry>, StoreError> {
         let versions = self.stored_versions(&of)?;
         Ok(latest(&versions).cloned().map(|version| StoredEntry { of, version }))
     }
 
     /// The details of a module or a provider; `None` without a version to install.
-    fn stored_details(&self, of: StoredThing) -> Result<Option<StoredDetails>, StoreError> {
+    fn stored_details(&self, of: StoredSubject) -> Result<Option<StoredDetails>, StoreError> {
         let versions = self.stored_versions(&of)?;
         let latest = latest(&versions).cloned();
         Ok(latest.map(|version| StoredDetails { entry: StoredEntry { of, version }, versions }))
     }
 
     /// Returns true if it has named archives. Versions are only read for the entries on the page.
-    fn has_names(&self, of: &StoredThing) -> Result<bool, StoreError> {
+    fn has_names(&self, of: &StoredSubject) -> Result<bool, StoreError> {
         let records = &self.store.records;
         Ok(match of {
-            StoredThing::Module(module) => {
-                let module = self.terms.load().key_of(module);
-                !unless_gone(records.module_packages_with_names(&module))?.is_empty()
+            StoredSubject::Module(module) => {
+                let module = self.config.load().key_of(module);
+                !default_if_gone(records.module_packages_with_names(&module))?.is_empty()
             }
-            StoredThing::Provider(provider) => !unless_gone(records.packages_with_names(provider))?.is_empty(),
+            StoredSubject::Provider(provider) => !default_if_gone(records.packages_with_names(provider))?.is_empty(),
         })
     }
 
     /// All versions that can be installed from the store, in order.
-    fn stored_versions(&self, of: &StoredThing) -> Result<Vec<Version>, StoreError> {
-        let terms = self.terms.load_full();
+    fn stored_versions(&self, of: &StoredSubject) -> Result<Vec<Version>, StoreError> {
+        let terms = self.config.load_full();
         match of {
-            StoredThing::Module(module) => {
+            StoredSubject::Module(module) => {
                 Ok(self.read_stored_module_versions(&terms.key_of(module))?.into_iter().collect())
             }
-            StoredThing::Provider(provider) => {
+            StoredSubject::Provider(provider) => {
                 let Some(upstream) = terms.upstreams.get(&provider.host) else { return Ok(Vec::new()) };
                 let held = self.read_stored_versions(provider, upstream.settings.verification)?;
-                Ok(terms.sealed_for.shown(&held).map(|(version, _)| version.clone()).collect())
+                Ok(terms.required_platforms.shown(&held).map(|(version, _)| version.clone()).collect())
             }
         }
     }
@@ -238,11 +243,11 @@ impl Mirror {
 }
 
 /// The subject of a details page, and its version where the path has one.
-fn details_on(page: &PageRef) -> Option<(StoredThing, Option<Version>)> {
+fn details_on(page: &PageRef) -> Option<(StoredSubject, Option<Version>)> {
     let host = &page.host;
     let module =
-        |namespace, name, system| StoredThing::Module(ModuleAddress { host: host.clone(), namespace, name, system });
-    let provider = |namespace, type_| StoredThing::Provider(ProviderAddress { host: host.clone(), namespace, type_ });
+        |namespace, name, system| StoredSubject::Module(ModuleAddress { host: host.clone(), namespace, name, system });
+    let provider = |namespace, type_| StoredSubject::Provider(ProviderAddress { host: host.clone(), namespace, type_ });
     match page.path.clone() {
         PagePath::Module(namespace, name, system) => Some((module(namespace, name, system), None)),
         PagePath::ModuleVersion(namespace, name, system, version) => {
@@ -264,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_latest_is_a_release_where_there_is_one() {
+    fn the_latest_version_prefers_releases() {
         let versions = |texts: &[&str]| texts.iter().map(|text| Version::parse(text).unwrap()).collect::<Vec<_>>();
         for (of, newest) in [
             (&["1.9.0", "1.10.0", "2.0.0-rc.1"][..], Some("1.10.0")),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::super::{Mirror, RequestContext, unless_gone};
+use super::super::{Mirror, RequestContext, default_if_gone};
 use crate::address::{ModuleAddress, Package, Platform, ProviderAddress, Version};
 use crate::error::Error;
 use crate::store::StoreError;
@@ -21,8 +21,8 @@ impl Mirror {
     ) -> Result<Arc<StoredVersions>, Error> {
         let policy = call.upstream(&address.host)?.settings.verification;
         let lost = Err(Error::Interrupted(format!("what is held of {address}")));
-        let key = (address.clone(), self.revision(address), call.terms.generation);
-        let look = self.sealed.providers.share(&self.tasks, key, lost, || {
+        let key = (address.clone(), self.revision(address), call.config.generation);
+        let look = self.sealed.providers.join_or_spawn(&self.tasks, key, lost, || {
             let (mirror, of) = (Arc::clone(self), address.clone());
             async move { mirror.on_disk(move |mirror| mirror.read_stored_versions(&of, policy).map(Arc::new)).await }
         });
@@ -35,10 +35,11 @@ impl Mirror {
         key: &ModuleAddress,
     ) -> Result<Arc<BTreeSet<Version>>, Error> {
         let lost = Err(Error::Interrupted(format!("what is held of {key}")));
-        let look = self.sealed.modules.share(&self.tasks, (key.clone(), self.revision_of_module(key)), lost, || {
-            let (mirror, of) = (Arc::clone(self), key.clone());
-            async move { mirror.on_disk(move |mirror| mirror.read_stored_module_versions(&of).map(Arc::new)).await }
-        });
+        let look =
+            self.sealed.modules.join_or_spawn(&self.tasks, (key.clone(), self.revision_of_module(key)), lost, || {
+                let (mirror, of) = (Arc::clone(self), key.clone());
+                async move { mirror.on_disk(move |mirror| mirror.read_stored_module_versions(&of).map(Arc::new)).await }
+            });
         look.await
     }
 
@@ -48,7 +49,7 @@ impl Mirror {
         policy: VerificationPolicy,
     ) -> Result<StoredVersions, StoreError> {
         let mut held = StoredVersions::new();
-        for package in unless_gone(self.store.records.packages_with_sets(address))? {
+        for package in default_if_gone(self.store.records.packages_with_sets(address))? {
             if skip_unreadable(&package, self.holds_package(&package, policy))? {
                 held.entry(package.version).or_default().insert(package.platform);
             }
@@ -61,7 +62,7 @@ impl Mirror {
         key: &ModuleAddress,
     ) -> Result<BTreeSet<Version>, StoreError> {
         let mut held = BTreeSet::new();
-        for package in unless_gone(self.store.records.module_packages_with_names(key))? {
+        for package in default_if_gone(self.store.records.module_packages_with_names(key))? {
             if skip_unreadable(&package, self.current_module_archive(&package).map(|held| held.is_some()))? {
                 held.insert(package.version);
             }
@@ -75,8 +76,8 @@ impl Mirror {
         package: &Package,
         policy: VerificationPolicy,
     ) -> Result<bool, StoreError> {
-        let Some(held) = self.read_set(package)?.and_then(|held| held.meeting(policy)) else { return Ok(false) };
-        self.store.blobs.is_stored(&held.answering().document.shasum)
+        let Some(held) = self.read_set(package)?.and_then(|held| held.meeting_policy(policy)) else { return Ok(false) };
+        self.store.blobs.is_stored(&held.offline_set().document.shasum)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::super::documents::KeptDocument;
+use super::super::documents::StoredDocument;
 use super::super::modules::entry_of_module;
 use super::super::versions::entry_of;
 use super::super::{Answer, Connectivity, Mirror, Outcome, RequestContext};
@@ -26,17 +26,19 @@ impl Mirror {
         address: &ProviderAddress,
         call: &RequestContext,
     ) -> Result<Answer<VersionList>, Error> {
-        if self.link() == Connectivity::Online {
+        if self.connectivity() == Connectivity::Online {
             let kept = self.provider_versions(address, call).await?;
             let list = kept.value.versions().await.map_err(|why| unreadable(address, why))?;
             return Ok(kept.map(|_| list));
         }
         let held = self.stored_provider_versions(address, call).await?;
-        let shown: BTreeMap<&Version, &BTreeSet<Platform>> = call.terms.sealed_for.shown(&held).collect();
+        let shown: BTreeMap<&Version, &BTreeSet<Platform>> = call.config.required_platforms.shown(&held).collect();
         if shown.is_empty() {
-            return Err(self.missing_error(address, describe_empty_list(address, &call.terms.sealed_for), call).await);
+            return Err(self
+                .missing_error(address, describe_empty_list(address, &call.config.required_platforms), call)
+                .await);
         }
-        let kept = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
+        let kept = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
             Some(_) => Some(self.provider_versions(address, call).await?),
             None => None,
         };
@@ -61,18 +63,18 @@ impl Mirror {
         address: &ModuleAddress,
         call: &RequestContext,
     ) -> Result<Answer<ModuleVersionList>, Error> {
-        if self.link() == Connectivity::Online {
+        if self.connectivity() == Connectivity::Online {
             let kept = self.module_versions(address, call).await?;
             let list = kept.value.module_versions().await.map_err(|why| unreadable(address, why))?;
             return Ok(kept.map(|_| list));
         }
         call.upstream(&address.host)?;
-        let key = call.terms.key_of(address);
+        let key = call.config.key_of(address);
         let held = self.stored_module_versions(&key).await?;
         if held.is_empty() {
             return Err(self.missing_error(&key, format!("any version of {address}"), call).await);
         }
-        let kept = match self.held_document(&Key::ModuleVersions(key)).await? {
+        let kept = match self.stored_document(&Key::ModuleVersions(key)).await? {
             Some(_) => Some(self.module_versions(address, call).await?),
             None => None,
         };
@@ -99,10 +101,10 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ProviderAddress,
     ) -> Result<Option<(Vec<Version>, Vec<Platform>)>, Error> {
-        if self.link() == Connectivity::Online {
+        if self.connectivity() == Connectivity::Online {
             return Ok(None);
         }
-        let list = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
+        let list = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
             Some(held) => readable_or_log(address, held.value.versions().await),
             None => None,
         };
@@ -123,11 +125,11 @@ impl Mirror {
         self: &Arc<Self>,
         address: &ModuleAddress,
     ) -> Result<Option<Vec<Version>>, Error> {
-        if self.link() == Connectivity::Online {
+        if self.connectivity() == Connectivity::Online {
             return Ok(None);
         }
-        let key = Key::ModuleVersions(self.terms().key_of(address));
-        let list = match self.held_document(&key).await? {
+        let key = Key::ModuleVersions(self.config().key_of(address));
+        let list = match self.stored_document(&key).await? {
             Some(held) => readable_or_log(address, held.value.module_versions().await),
             None => None,
         };
@@ -148,7 +150,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<BTreeSet<Platform>>, Error> {
         let held = self.stored_provider_versions(address, call).await?;
-        let kept = match self.held_document(&Key::ProviderVersions(address.clone())).await? {
+        let kept = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
             Some(_) => Some(self.provider_versions(address, call).await?),
             None if held.is_empty() => {
                 return Err(self.missing_error(address, format!("the version list of {address}"), call).await);
@@ -165,7 +167,7 @@ impl Mirror {
 
 /// Wraps a value computed from the store. It stays fresh for a moment, since upstream cannot be asked again while
 /// offline.
-fn stored_answer<T>(kept: Option<Answer<Arc<KeptDocument>>>, value: T, call: &RequestContext) -> Answer<T> {
+fn stored_answer<T>(kept: Option<Answer<Arc<StoredDocument>>>, value: T, call: &RequestContext) -> Answer<T> {
     let moment = call.now.after(STORED_ANSWER_LIFETIME);
     match kept {
         Some(kept) => {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::super::terms::Generation;
+use super::super::terms::ConfigGeneration;
 use crate::address::{Hostname, ModuleAddress, ModulePackage, Package, PackageRef, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 
@@ -105,7 +105,7 @@ impl From<&ModulePackage> for MissingPackage {
 
 /// The state in which a lookup last failed: the revision of the provider or module, and the generation of the
 /// configuration.
-pub(super) type LastMiss = (u64, Generation);
+pub(super) type LastMiss = (u64, ConfigGeneration);
 
 /// The requests for a missing package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -298,7 +298,7 @@ mod tests {
         wants.note(missing.clone(), Timestamp(1));
         let seen = *wants.things().next().unwrap().1;
         wants.note(missing.clone(), Timestamp(2));
-        let found = (7, Generation::default());
+        let found = (7, ConfigGeneration::default());
         wants.record_lookup(&missing, seen, true, found);
         assert_eq!(told(&wants).len(), 1);
         let seen = *wants.things().next().unwrap().1;

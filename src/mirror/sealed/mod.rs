@@ -20,8 +20,8 @@ use parking_lot::Mutex;
 pub(super) use self::held::StoredVersions;
 pub use self::missing::MissingPackage;
 pub(super) use self::missing::MissingRequests;
-use super::single_flight::{Awaited, Flights};
-use super::terms::Generation;
+use super::single_flight::{SharedResult, SingleFlights};
+use super::terms::ConfigGeneration;
 use crate::address::{ModuleAddress, Platform, ProviderAddress, Version};
 use crate::error::Error;
 use crate::store::Store;
@@ -72,15 +72,15 @@ impl RequiredPlatforms {
     }
 }
 
-type SharedLookup<T> = Awaited<Result<Arc<T>, Error>>;
+type SharedLookup<T> = SharedResult<Result<Arc<T>, Error>>;
 
 /// The state of offline mode.
 #[derive(Debug)]
 pub(super) struct OfflineState {
     /// Lookups of stored versions in progress. The key contains the revision, so a request after a change starts a new
     /// lookup.
-    providers: Flights<(ProviderAddress, u64, Generation), SharedLookup<StoredVersions>>,
-    modules: Flights<(ModuleAddress, u64), SharedLookup<BTreeSet<Version>>>,
+    providers: SingleFlights<(ProviderAddress, u64, ConfigGeneration), SharedLookup<StoredVersions>>,
+    modules: SingleFlights<(ModuleAddress, u64), SharedLookup<BTreeSet<Version>>>,
     missing: Mutex<MissingRequests>,
     is_save_scheduled: AtomicBool,
 }
@@ -89,8 +89,8 @@ impl OfflineState {
     /// Loads the missing packages of an earlier run.
     pub(super) fn load(store: &Store) -> Self {
         Self {
-            providers: Flights::default(),
-            modules: Flights::default(),
+            providers: SingleFlights::default(),
+            modules: SingleFlights::default(),
             missing: Mutex::new(noted::load_missing(store)),
             is_save_scheduled: AtomicBool::new(false),
         }

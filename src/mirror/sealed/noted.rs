@@ -64,7 +64,7 @@ impl Mirror {
 
     /// Records a request for a non-package, in words, for this run only.
     pub(in crate::mirror) fn record_text_if_offline(&self, error: &Error, call: &RequestContext) {
-        if let (Error::Offline(what), false) = (error, call.only_looks()) {
+        if let (Error::Offline(what), false) = (error, call.is_plan_step()) {
             self.sealed.missing.lock().note_words(what);
         }
     }
@@ -75,7 +75,7 @@ impl Mirror {
         missing: impl Into<MissingPackage>,
         call: &RequestContext,
     ) {
-        if call.only_looks() {
+        if call.is_plan_step() {
             return;
         }
         self.sealed.missing.lock().note(missing.into(), call.now);
@@ -124,7 +124,7 @@ impl Mirror {
     /// The platforms that a missing package without a platform is meant for (`[network] sealed_platforms`); empty if
     /// not configured.
     pub fn sealed_platforms(&self) -> Vec<Platform> {
-        self.terms.load().sealed_for.platforms().cloned().collect()
+        self.config.load().required_platforms.platforms().cloned().collect()
     }
 
     /// Forgets all missing packages.
@@ -142,7 +142,7 @@ impl Mirror {
     /// Lists the missing packages and forgets those stored meanwhile. Blocks: reads the disk for packages that changed
     /// since the last lookup.
     pub(in crate::mirror) fn missing_now(&self) -> Vec<MissingPackage> {
-        let terms = self.terms.load_full();
+        let terms = self.config.load_full();
         let noted: Vec<(MissingPackage, RequestCount)> =
             self.sealed.missing.lock().things().map(|(missing, asked)| (missing.clone(), *asked)).collect();
         let mut missing = Vec::new();
@@ -190,7 +190,7 @@ impl Mirror {
                 let policy = upstream.settings.verification;
                 let Some(version) = version else {
                     let held = self.read_stored_versions(of, policy)?;
-                    return Ok(held.values().any(|for_| terms.sealed_for.shows(for_)));
+                    return Ok(held.values().any(|for_| terms.required_platforms.shows(for_)));
                 };
                 let platforms = match platform {
                     Some(platform) => vec![platform.clone()],

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::super::counters::Stored;
+use super::super::counters::ObjectKind;
 use super::super::freshness::Age;
-use super::super::proof_set::{HeldSet, KeptSet, ProofSet};
-use super::super::pull::Landed;
-use super::super::{Mirror, unless_gone};
+use super::super::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
+use super::super::pull::Aged;
+use super::super::{Mirror, default_if_gone};
 use super::SetFlight;
 use crate::address::Package;
 use crate::clock::Timestamp;
@@ -17,35 +17,35 @@ use crate::verify::ProofBasis;
 
 impl Mirror {
     /// Reads the stored set, however it was verified.
-    pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<HeldSet>, StoreError> {
+    pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<UsableProofSet>, StoreError> {
         let key = Key::ProofSet(package.clone());
         let Some(record) = self.store.records.get(&key)? else { return Ok(None) };
-        let Some(kept) = KeptSet::read(record, package) else {
+        let Some(kept) = StoredProofSet::read(record, package) else {
             self.store.records.quarantine(&key)?;
             return Ok(None);
         };
-        let fallback = self.only_predecessor_is_held(&kept)?;
-        Ok(Some(HeldSet { kept: Arc::new(kept), fallback }))
+        let fallback = self.only_predecessor_is_stored(&kept)?;
+        Ok(Some(UsableProofSet { kept: Arc::new(kept), fallback }))
     }
 
-    fn only_predecessor_is_held(&self, kept: &KeptSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
+    fn only_predecessor_is_stored(&self, kept: &StoredProofSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
         let Some((predecessor, _)) = kept.predecessor.as_ref() else { return Ok(None) };
         let holds = |set: &ProofSet| self.store.blobs.is_stored(&set.document.shasum);
         Ok((!holds(&kept.current)? && holds(predecessor)?).then(|| Arc::clone(predecessor)))
     }
 
     /// Replaces a package's set. The old set becomes the predecessor, unless it was imported without signatures.
-    pub(in crate::mirror) async fn keep_set(
+    pub(in crate::mirror) async fn store_set(
         self: &Arc<Self>,
         package: &Package,
         set: ProofSet,
         now: Timestamp,
     ) -> SetFlight {
-        self.keep_set_as_of(package, set, now, now).await
+        self.store_set_confirmed_at(package, set, now, now).await
     }
 
     /// Replaces a package's set by one that upstream confirmed at `checked`.
-    pub(in crate::mirror) async fn keep_set_as_of(
+    pub(in crate::mirror) async fn store_set_confirmed_at(
         self: &Arc<Self>,
         package: &Package,
         set: ProofSet,
@@ -58,14 +58,14 @@ impl Mirror {
             let predecessor = match held {
                 None => None,
                 Some(held) if held.current.proof().how == ProofBasis::Imported => None,
-                Some(held) if current.names_the_same_files_as(&held.current) => held.predecessor,
+                Some(held) if current.has_same_files(&held.current) => held.predecessor,
                 // While only the older predecessor's archive is stored, that one stays the fallback.
-                Some(held) => match mirror.only_predecessor_is_held(&held)? {
+                Some(held) => match mirror.only_predecessor_is_stored(&held)? {
                     Some(_) => held.predecessor,
                     None => Some((held.current, now)),
                 },
             };
-            Ok(KeptSet { predecessor, current, age: Age { checked, gone: false } })
+            Ok(StoredProofSet { predecessor, current, age: Age { checked, gone: false } })
         })
         .await
     }
@@ -76,18 +76,18 @@ impl Mirror {
         let of = package.clone();
         self.on_disk(move |mirror| {
             let _lock = mirror.catalog.record_lock(&key).lock();
-            let Some(HeldSet { kept, .. }) = mirror.read_set(&of)? else { return Ok(()) };
+            let Some(UsableProofSet { kept, .. }) = mirror.read_set(&of)? else { return Ok(()) };
             if kept.current.document.shasum != wrong {
                 return Ok(());
             }
             let age = Age { checked: Timestamp(0), ..kept.age };
-            let kept = KeptSet { age, ..(*kept).clone() };
+            let kept = StoredProofSet { age, ..(*kept).clone() };
             let size_bytes = mirror.store.records.put(&key, &kept.write(), Durability::Lazy)?;
             mirror.store.index.document_stored(&key, size_bytes, kept.current.fetched());
             Ok(())
         })
         .await?;
-        self.changed(&package.provider);
+        self.bump_revision(&package.provider);
         Ok(())
     }
 
@@ -96,7 +96,7 @@ impl Mirror {
     pub(in crate::mirror) async fn change_set(
         self: &Arc<Self>,
         package: &Package,
-        change: impl FnOnce(&Self, Option<KeptSet>) -> Result<KeptSet, StoreError> + Send + 'static,
+        change: impl FnOnce(&Self, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
     ) -> SetFlight {
         let of = package.clone();
         let kept = self.on_disk(move |mirror| {
@@ -104,10 +104,10 @@ impl Mirror {
             let lock = mirror.catalog.record_lock(&key).lock();
             let read = mirror.read_set(&of);
             let is_gone = matches!(read, Err(StoreError::Gone));
-            let held = unless_gone(read)?.map(|held| Arc::unwrap_or_clone(held.kept));
+            let held = default_if_gone(read)?.map(|held| Arc::unwrap_or_clone(held.kept));
             let before = held.clone();
             let kept = change(mirror, held)?;
-            if let Some(before) = before.filter(|before| before.age.outlasts(kept.age, kept.age.checked)) {
+            if let Some(before) = before.filter(|before| before.age.is_confirmed_after(kept.age, kept.age.checked)) {
                 return Ok(before);
             }
             if is_gone {
@@ -117,19 +117,19 @@ impl Mirror {
             match mirror.store.records.put(&key, &kept.write(), Durability::Lazy) {
                 Ok(size_bytes) => {
                     mirror.store.index.document_stored(&key, size_bytes, kept.age.checked);
-                    mirror.was_kept(Stored::Document);
+                    mirror.record_stored(ObjectKind::Document);
                 }
                 Err(error) => {
                     tracing::error!(package = %of, %error, "a proof set could not be kept");
-                    mirror.was_not_kept(Stored::Document, &error);
+                    mirror.record_not_stored(ObjectKind::Document, &error);
                 }
             }
             drop(lock);
-            mirror.keep_to_the_limit();
+            mirror.enforce_size_limit();
             Ok(kept)
         });
         let kept = Arc::new(kept.await?);
-        self.changed(&package.provider);
-        Ok(Landed { age: kept.age, value: kept })
+        self.bump_revision(&package.provider);
+        Ok(Aged { age: kept.age, value: kept })
     }
 }

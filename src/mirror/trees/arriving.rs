@@ -123,7 +123,7 @@ impl TreeImport {
         if let Err(error) = self.call.upstream(&package.provider.host) {
             return Ok(Err(error.to_string()));
         }
-        let most = self.mirror.limits.archive_bytes.min(self.mirror.store_bytes_now());
+        let most = self.mirror.limits.archive_bytes.min(self.mirror.refresh_size_limit());
         if size_bytes > most {
             return Ok(Err(format!("it has {size_bytes} bytes, and no archive here may have more than {most}")));
         }
@@ -154,7 +154,7 @@ impl TreeImport {
         let again = if full.is_full() {
             match self.judge_waiting() {
                 Ok(()) => {
-                    self.mirror.make_room_on_disk(size_bytes, &full).and_then(|()| staged.remember(note, size_bytes))
+                    self.mirror.free_disk_space(size_bytes, &full).and_then(|()| staged.remember(note, size_bytes))
                 }
                 Err(stop) => {
                     discard(staged);

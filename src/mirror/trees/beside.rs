@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use bytes::Bytes;
 use url::Url;
 
-use super::super::proof_set::{ProofSet, ProofSetSubject};
+use super::super::proof_set::{ProofSet, ProofSetMetadata};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::filesystem_mirror::carried::TarFileContents;
@@ -151,7 +151,7 @@ pub(super) fn set_of(
     now: Timestamp,
     [body, sums, signature]: [Bytes; 3],
 ) -> Result<ProofSet, String> {
-    let about = ProofSetSubject {
+    let about = ProofSetMetadata {
         asked: url.clone(),
         url,
         origins: Vec::new(),

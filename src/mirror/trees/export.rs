@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::super::archives::Archive;
-use super::super::opened::Opened;
+use super::super::opened::OpenOutcome;
 use super::super::proof_set::ProofSet;
 use super::super::{Mirror, RequestContext};
 use crate::address::{Package, ProviderAddress, Version};
@@ -118,11 +118,11 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
         let no_set = || Error::NotKept(format!("a proof set that has the archive of {package}"));
-        let held = self.held_set(package, call).await?.ok_or_else(no_set)?;
+        let held = self.usable_set(package, call).await?.ok_or_else(no_set)?;
         let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
         let mut sets = [Some(&held.kept.current), held.fallback.as_ref(), predecessor].into_iter().flatten();
         let set = sets.find(|set| set.document.shasum == digest).ok_or_else(no_set)?;
-        if self.name_entry(package, digest).await?.is_none() || !self.holds(digest).await? {
+        if self.stored_archive(package, digest).await?.is_none() || !self.has_archive(digest).await? {
             return Err(Error::NotKept(format!("the archive of {package}")));
         }
         let h1 = self.package_hash(package, digest).await?;
@@ -169,8 +169,8 @@ impl Export {
                 ExportedFile::Archive(package, digest) => {
                     match open(mirror, &package, digest, &self.call).await.map_err(io::Error::other)? {
                         Archive::InMemory { bytes, .. } => ExportedContents::Bytes(bytes),
-                        Archive::Held { blob, .. } => ExportedContents::Blob(blob),
-                        Archive::Arriving { .. } | Archive::Passing { .. } => {
+                        Archive::OnDisk { blob, .. } => ExportedContents::Blob(blob),
+                        Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
                             return Err(io::Error::other(format!("the archive of {package} is not held any more")));
                         }
                     }
@@ -204,9 +204,9 @@ async fn open(
     call: &RequestContext,
 ) -> Result<Archive, Error> {
     let gone = || Error::NotKept(format!("the archive of {package}"));
-    let held = mirror.name_entry(package, digest).await?.ok_or_else(gone)?;
-    match mirror.open_held(package, &held, call).await? {
-        Opened::Checked(archive) => Ok(archive),
-        Opened::Missing | Opened::Damaged => Err(gone()),
+    let held = mirror.stored_archive(package, digest).await?.ok_or_else(gone)?;
+    match mirror.open_stored(package, &held, call).await? {
+        OpenOutcome::Checked(archive) => Ok(archive),
+        OpenOutcome::Missing | OpenOutcome::Damaged => Err(gone()),
     }
 }

@@ -38,7 +38,7 @@ impl Mirror {
         unsigned: UnsignedPolicy,
         call: &RequestContext,
     ) -> Result<Receiver<ImportStep>, Error> {
-        let alone = Arc::clone(&self.importing).try_lock_owned();
+        let alone = Arc::clone(&self.tree_import_lock).try_lock_owned();
         let busy = |_| Error::Busy { what: "the import".to_owned(), why: "another tree is being imported".to_owned() };
         let alone = alone.map_err(busy)?;
         self.store.check()?;
@@ -46,7 +46,7 @@ impl Mirror {
         let import = TreeImport {
             mirror: Arc::clone(self),
             runtime: Handle::current(),
-            call: self.inner(call),
+            call: self.flight_context(call),
             unsigned,
             steps: tell,
             sidecars: SidecarFiles::default(),
@@ -264,7 +264,7 @@ impl TreeImport {
     /// Completes and syncs the documents that several archives share.
     fn sync_shared_documents(&self) -> Result<(), Error> {
         self.runtime.block_on(async {
-            let call = self.mirror.step(self.call.now.after(self.call.began.elapsed()));
+            let call = self.mirror.step_context(self.call.now.after(self.call.started.elapsed()));
             for (provider, version) in &self.vouched_for {
                 self.mirror.complete_sums(provider, version, &call).await?;
             }
@@ -274,7 +274,7 @@ impl TreeImport {
             }
             for provider in &self.affected_providers {
                 self.mirror.sync_provider_documents(provider).await?;
-                self.mirror.changed(provider);
+                self.mirror.bump_revision(provider);
             }
             Ok(())
         })

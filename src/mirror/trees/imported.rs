@@ -6,11 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::json;
 
-use super::super::documents::{DocumentSubject as ListAbout, KeptDocument};
+use super::super::documents::{DocumentMetadata as ListAbout, StoredDocument};
 use super::super::freshness::Age;
 use super::super::library::ZipOrigin;
-use super::super::proof_set::{KeptSet, ProofSet};
-use super::super::{AlarmKind, Mirror, RequestContext, unless_gone};
+use super::super::proof_set::{ProofSet, StoredProofSet};
+use super::super::{AlarmKind, Mirror, RequestContext, default_if_gone};
 use super::beside::{conventional_url, set_of};
 use crate::address::{Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
@@ -74,11 +74,11 @@ impl Mirror {
         package: &Package,
         set: ProofSet,
         call: &RequestContext,
-    ) -> Result<Arc<KeptSet>, Error> {
+    ) -> Result<Arc<StoredProofSet>, Error> {
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         let current = Arc::new(set);
         let landed = self.change_set(package, move |_, held| {
-            let is_proven = |held: &KeptSet| {
+            let is_proven = |held: &StoredProofSet| {
                 let how = &held.current.proof().how;
                 *how != ProofBasis::Imported && policy.is_met_by(how)
             };
@@ -86,7 +86,7 @@ impl Mirror {
                 Some(proven) => proven,
                 // Stale at once, so that upstream is asked as soon as it can be. Marked as deleted upstream, so that it
                 // is evicted last.
-                None => KeptSet { current, predecessor: None, age: Age { checked: Timestamp(0), gone: true } },
+                None => StoredProofSet { current, predecessor: None, age: Age { checked: Timestamp(0), gone: true } },
             })
         });
         Ok(landed.await?.value)
@@ -101,7 +101,7 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<(), Error> {
         let of = package.clone();
-        let held = self.on_disk(move |mirror| unless_gone(mirror.read_set(&of))).await?;
+        let held = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&of))).await?;
         let imported = held.map(|held| held.kept).filter(|kept| kept.current.proof().how == ProofBasis::Imported);
         let Some(imported) = imported else { return Ok(()) };
         let Package { provider, version, .. } = package;
@@ -118,7 +118,7 @@ impl Mirror {
             return self
                 .on_disk(move |mirror| {
                     let detail = imported_differs(before, digest);
-                    mirror.alarm(AlarmKind::ImportedDiffers, &provider, &version, detail, now);
+                    mirror.raise_alarm(AlarmKind::ImportedDiffers, &provider, &version, detail, now);
                     Ok(())
                 })
                 .await;
@@ -151,7 +151,7 @@ impl Mirror {
         let mut unsigned = Vec::new();
         for platform in self.platforms_with_sets(provider, version).await? {
             let package = Package { provider: provider.clone(), version: version.clone(), platform };
-            let Some(held) = self.held_set(&package, call).await? else { continue };
+            let Some(held) = self.usable_set(&package, call).await? else { continue };
             if held.kept.current.proof().how == ProofBasis::Imported {
                 unsigned.push((package, held.kept));
             }
@@ -180,7 +180,7 @@ impl Mirror {
         let upstream = Arc::clone(call.upstream(&provider.host)?);
         let key = Key::ProviderVersions(provider.clone());
         let unreadable = |why| Error::Interrupted(format!("the held version list of {provider}: {why}"));
-        let before = match self.held_document(&key).await? {
+        let before = match self.stored_document(&key).await? {
             Some(held) => held.value,
             None => {
                 let base = upstream.settings.url.join("v1/providers/");
@@ -197,22 +197,22 @@ impl Mirror {
                     carried: false,
                 };
                 let body = Bytes::from_static(br#"{"versions":[]}"#);
-                Arc::new(KeptDocument { about, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
+                Arc::new(StoredDocument { about, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
             }
         };
-        let of_upstream = Arc::new(KeptDocument { dropped: Bytes::new(), ..(*before).clone() });
+        let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
         let list = of_upstream.versions().await.map_err(unreadable)?;
-        let dropped = self.dropped_but_held(&upstream, provider, &list, Some(&before), call.now).await?;
-        self.keep_document(key.clone(), KeptDocument { dropped, ..(*before).clone() }).await?;
+        let dropped = self.dropped_but_stored(&upstream, provider, &list, Some(&before), call.now).await?;
+        self.store_document(key.clone(), StoredDocument { dropped, ..(*before).clone() }).await?;
         self.on_disk(move |mirror| mirror.store.records.sync(&key)).await?;
-        self.changed(provider);
+        self.bump_revision(provider);
         Ok(())
     }
 
     /// True if an archive of the package was imported without signatures.
     pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
         let of = package.clone();
-        self.on_disk(move |mirror| Ok(unless_gone(mirror.catalog.name(&of))?.is_imported())).await
+        self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&of))?.is_imported())).await
     }
 
     /// Syncs the discovery document and the version list of a provider.

@@ -7,8 +7,8 @@ use super::super::check::DamageFinding;
 use super::super::library::Reservation;
 use super::super::library::{PackageHashState, StoredArchive, ZipOrigin};
 use super::super::opened::unless_damaged;
-use super::super::proof_set::{KeptSet, ProofSet};
-use super::super::{Connectivity, unless_gone};
+use super::super::proof_set::{ProofSet, StoredProofSet};
+use super::super::{Connectivity, default_if_gone};
 use super::arriving::{ArchiveOrigin, StagedTreeArchive};
 use super::import::{ImportAbort, TreeImport};
 use super::imported::{sums_of, unsigned_set};
@@ -30,7 +30,7 @@ enum ArchiveVerdict {
     /// Stored: a proof set names it.
     Proven {
         by: ProvenBy,
-        kept: Arc<KeptSet>,
+        kept: Arc<StoredProofSet>,
         set: Arc<ProofSet>,
         hashes: PackageHashState,
     },
@@ -51,7 +51,7 @@ impl TreeImport {
     /// Judges a staged archive, then commits or discards it.
     pub(super) fn judge(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
         let (file, package, size_bytes) = (arrived.file.clone(), arrived.package.clone(), arrived.staged.written());
-        let now = self.call.now.after(self.call.began.elapsed());
+        let now = self.call.now.after(self.call.started.elapsed());
         let mut notes = Vec::new();
         let judged = match self.verdict(&arrived, now, &mut notes) {
             Ok(verdict) => self.apply_verdict(verdict, arrived, now, &mut notes),
@@ -76,7 +76,7 @@ impl TreeImport {
     ) -> Result<ArchiveVerdict, Error> {
         let StagedTreeArchive { package, digest, .. } = arrived;
         self.affected_providers.insert(package.provider.clone());
-        let call = self.mirror.step(now);
+        let call = self.mirror.step_context(now);
         let why = match &arrived.origin {
             ArchiveOrigin::FromTree => {
                 if self.proven.get(package).is_some_and(|proven| proven != digest) {
@@ -112,7 +112,7 @@ impl TreeImport {
         &self,
         arrived: &StagedTreeArchive,
         by: ProvenBy,
-        kept: Arc<KeptSet>,
+        kept: Arc<StoredProofSet>,
         set: Arc<ProofSet>,
         notes: &mut Vec<String>,
     ) -> Result<ArchiveVerdict, Error> {
@@ -231,8 +231,8 @@ impl TreeImport {
     ) -> Result<FileVerdict, Error> {
         let (package, digest) = (arrived.package.clone(), arrived.digest);
         let version = (package.provider.clone(), package.version.clone());
-        let call = self.mirror.step(now);
-        let held = self.runtime.block_on(self.mirror.held_set(&package, &call))?;
+        let call = self.mirror.step_context(now);
+        let held = self.runtime.block_on(self.mirror.usable_set(&package, &call))?;
         let before = held.map(|held| held.kept.current.document.shasum);
         if let Some(before) = before.filter(|before| *before != digest) {
             arrived.discard();
@@ -291,13 +291,13 @@ impl TreeImport {
         if mirror.catalog.name(&arrived.package)?.get(digest).is_none() {
             return Ok(StoredState::Nothing);
         }
-        let Some(blob) = unless_gone(mirror.store.blobs.get(digest))? else { return Ok(StoredState::Nothing) };
+        let Some(blob) = default_if_gone(mirror.store.blobs.get(digest))? else { return Ok(StoredState::Nothing) };
         if unless_damaged(blob.fast_hash())? == Some(arrived.fast) {
             return Ok(StoredState::Whole);
         }
         let _lock = mirror.catalog.digest_lock(digest).lock();
         if mirror.store.blobs.quarantine_unless_replaced(digest, &blob)? {
-            mirror.checked.lock().remove(digest);
+            mirror.checked_archives.lock().remove(digest);
             mirror.store.index.archive_gone(digest);
             mirror.counters.damaged(DamageFinding::Damaged);
         }
@@ -307,8 +307,8 @@ impl TreeImport {
     /// Reserves disk space for an archive. Others are evicted for it, unless larder is offline.
     fn reserve_space(&self, bytes: u64) -> Result<Reservation, Error> {
         let mirror = &self.mirror;
-        if mirror.link() == Connectivity::Offline {
-            let (limit, stays) = (mirror.store_bytes_now(), mirror.store.index.totals().bytes());
+        if mirror.connectivity() == Connectivity::Offline {
+            let (limit, stays) = (mirror.refresh_size_limit(), mirror.store.index.totals().bytes());
             if !mirror.has_room_for(bytes) {
                 return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
             }
@@ -320,7 +320,7 @@ impl TreeImport {
 
     fn commit_archive(
         &self,
-        kept: &KeptSet,
+        kept: &StoredProofSet,
         set: &ProofSet,
         arrived: StagedTreeArchive,
         hashes: PackageHashState,
@@ -341,7 +341,7 @@ impl TreeImport {
         };
         self.mirror.commit(&package, kept, held, verified)?;
         drop(room);
-        self.mirror.keep_to_the_limit();
+        self.mirror.enforce_size_limit();
         Ok(())
     }
 }

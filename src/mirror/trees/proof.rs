@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::library::{Recoverable, Signer};
-use super::super::proof_set::{HeldSet, KeptSet, ProofSet};
-use super::super::proving::Admitted;
+use super::super::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
+use super::super::proving::Admission;
 use super::super::{Connectivity, Mirror, RequestContext};
 use super::beside::{SidecarFiles, SidecarProof};
 use super::{ProvenBy, UnsignedPolicy};
@@ -34,7 +34,7 @@ pub(super) enum ArchiveEvidence {
     /// The archive is stored already.
     AlreadyStored,
     /// A proof set names it.
-    Proven { by: ProvenBy, kept: Arc<KeptSet>, set: Arc<ProofSet>, notes: Vec<String> },
+    Proven { by: ProvenBy, kept: Arc<StoredProofSet>, set: Arc<ProofSet>, notes: Vec<String> },
     /// No proof exists, for this reason.
     NoProof(String),
     /// A proof set names other bytes, or the proof is invalid or could not be fetched.
@@ -55,12 +55,12 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<ArchiveEvidence, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        let held = self.held_set(package, call).await?.filter(|held| is_proven(&held.kept.current));
+        let held = self.usable_set(package, call).await?.filter(|held| is_proven(&held.kept.current));
         if let Some(proven) = held.as_ref().and_then(|held| evidence_of_set(held, digest, ProvenBy::HeldSet)) {
             return Ok(proven);
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
-        if self.link() == Connectivity::Online {
+        if self.connectivity() == Connectivity::Online {
             match self.fetch_upstream_set(package, call).await {
                 Ok(Some(held)) => {
                     return Ok(evidence_of_set(&held, digest, ProvenBy::Upstream)
@@ -94,13 +94,13 @@ impl Mirror {
         self: &Arc<Self>,
         package: &Package,
         call: &RequestContext,
-    ) -> Result<Option<HeldSet>, Error> {
-        let (host, what) = (&package.provider.host, super::super::sets::what(package));
+    ) -> Result<Option<UsableProofSet>, Error> {
+        let (host, what) = (&package.provider.host, super::super::sets::describe_set(package));
         let origins = [Origin::of(&call.upstream(host)?.settings.url)];
         let mut waited = Duration::ZERO;
         let now = loop {
-            let now = call.now.after(call.began.elapsed());
-            match self.may_fetch(&what, host, &origins, REQUESTS_PER_SET, call) {
+            let now = call.now.after(call.started.elapsed());
+            match self.charge_job(&what, host, &origins, REQUESTS_PER_SET, call) {
                 Ok(()) => break now,
                 Err(Error::Spared(_)) if waited < MAX_RATE_LIMIT_WAIT => {}
                 // An operator waits for the verdict. A backoff of upstream may last minutes, so it is an error.
@@ -109,9 +109,9 @@ impl Mirror {
             tokio::time::sleep(RATE_LIMIT_POLL).await;
             waited += RATE_LIMIT_POLL;
         };
-        let call = self.step(now);
+        let call = self.step_context(now);
         match self.proof_set(package, &call).await {
-            Ok(_) => Ok(self.held_set(package, &call).await?.filter(|held| is_proven(&held.kept.current))),
+            Ok(_) => Ok(self.usable_set(package, &call).await?.filter(|held| is_proven(&held.kept.current))),
             Err(Error::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
@@ -180,15 +180,15 @@ impl Mirror {
             }
         };
         match self.admit(package, &set, signer, call.now).await {
-            Ok(Admitted::Consistent | Admitted::Changed(_)) => {}
-            Ok(Admitted::Unjudged) => return Err(StoreError::Gone.into()),
+            Ok(Admission::Consistent | Admission::Changed(_)) => {}
+            Ok(Admission::HistoryUnavailable) => return Err(StoreError::Gone.into()),
             Err(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => {
                 return Ok(ArchiveEvidence::Against(error.to_string()));
             }
             Err(error) => return Err(error),
         }
         // Stale at once, because upstream did not confirm it.
-        let kept = self.keep_set_as_of(package, *set, Timestamp(0), call.now).await?.value;
+        let kept = self.store_set_confirmed_at(package, *set, Timestamp(0), call.now).await?.value;
         let set = Arc::clone(&kept.current);
         Ok(ArchiveEvidence::Proven { by: ProvenBy::Tree, kept, set, notes })
     }
@@ -216,13 +216,13 @@ pub(super) fn upstream_unavailable(error: &Error) -> String {
 }
 
 /// The stored set that names this archive, as evidence.
-fn evidence_of_set(held: &HeldSet, digest: Digest, by: ProvenBy) -> Option<ArchiveEvidence> {
+fn evidence_of_set(held: &UsableProofSet, digest: Digest, by: ProvenBy) -> Option<ArchiveEvidence> {
     let sets = [Some(&held.kept.current), held.fallback.as_ref()];
     let set = sets.into_iter().flatten().find(|set| set.document.shasum == digest)?;
     Some(ArchiveEvidence::Proven { by, kept: Arc::clone(&held.kept), set: Arc::clone(set), notes: Vec::new() })
 }
 
-fn contradicting_set(digest: Digest, held: &HeldSet, whose: &str) -> ArchiveEvidence {
+fn contradicting_set(digest: Digest, held: &UsableProofSet, whose: &str) -> ArchiveEvidence {
     let proven = held.kept.current.document.shasum;
     ArchiveEvidence::Against(format!("its SHA-256 is {digest}, and {whose} proof set says {proven}"))
 }

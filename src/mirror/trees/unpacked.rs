@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::library::{PackageHashState, Recoverable};
 use super::super::opened::unless_damaged;
-use super::super::{Connectivity, Mirror, RequestContext, unless_gone};
+use super::super::{Connectivity, Mirror, RequestContext, default_if_gone};
 use super::proof::{ArchiveEvidence, is_proven, record_lost, upstream_unavailable};
 use crate::address::Package;
 use crate::error::Error;
@@ -34,12 +34,12 @@ impl Mirror {
             )));
         }
         let warm = format!("`larder warm {}@{}` fetches the archive", package.provider, package.version);
-        if self.held_set(package, call).await?.is_some_and(|held| is_proven(&held.kept.current)) {
+        if self.usable_set(package, call).await?.is_some_and(|held| is_proven(&held.kept.current)) {
             let why = "a proof set of it is held, which names the archive that was published, and no unpacked files";
             return Ok(ArchiveEvidence::Against(format!("{why}: import that archive, or {warm}")));
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
-        if self.link() == Connectivity::Online {
+        if self.connectivity() == Connectivity::Online {
             match self.fetch_upstream_set(package, call).await {
                 Ok(Some(_)) => {
                     let why = "upstream has it, and proves the archive that it published, but no unpacked files";
@@ -66,7 +66,7 @@ impl Mirror {
     fn held_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();
         for held in self.catalog.name(package)?.archives {
-            let Some(blob) = unless_gone(self.store.blobs.get(&held.digest))? else { continue };
+            let Some(blob) = default_if_gone(self.store.blobs.get(&held.digest))? else { continue };
             if unless_damaged(blob.fast_hash())? != Some(held.fast) {
                 continue;
             }

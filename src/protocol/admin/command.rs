@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 use crate::address::{Hostname, PackageSelector};
 use crate::error::Error;
 use crate::jobs::ToPin;
-use crate::mirror::{Accepted, Mirror, Pin, PinOutcome, Pinned, Purged, Refreshed, RequestContext, Ruling};
+use crate::mirror::{
+    AcceptOutcome, AcceptResult, Mirror, PinChange, PinOutcome, PinResult, PurgeResult, RefreshResult, RequestContext,
+};
 
 /// The most addresses in one command.
 const MOST_ADDRESSES: usize = 256;
@@ -139,10 +141,10 @@ pub async fn refresh(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
     call: impl Fn() -> RequestContext,
-) -> Done<Refreshed> {
+) -> Done<RefreshResult> {
     let mut done = Done::nothing_yet();
     for what in addresses {
-        done.extend(mirror.refresh(what, &call()).await, |refreshed| refreshed.news.is_well());
+        done.extend(mirror.refresh(what, &call()).await, |refreshed| refreshed.news.succeeded());
     }
     done
 }
@@ -152,10 +154,10 @@ pub async fn purge(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
     call: impl Fn() -> RequestContext,
-) -> Done<Purged> {
+) -> Done<PurgeResult> {
     let mut done = Done::nothing_yet();
     for what in addresses {
-        done.extend(mirror.purge(what, &call()).await.map(|purged| vec![purged]), Purged::is_all);
+        done.extend(mirror.purge(what, &call()).await.map(|purged| vec![purged]), PurgeResult::is_all);
     }
     done
 }
@@ -165,7 +167,7 @@ pub async fn accept(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
     call: impl Fn() -> RequestContext,
-) -> Done<Accepted> {
+) -> Done<AcceptResult> {
     let mut done = Done::nothing_yet();
     for what in addresses {
         let accepted = match mirror.accept(what, &call()).await {
@@ -176,7 +178,7 @@ pub async fn accept(
             }
             accepted => accepted,
         };
-        done.extend(accepted, |accepted| !matches!(accepted.ruling, Ruling::Failed { .. }));
+        done.extend(accepted, |accepted| !matches!(accepted.ruling, AcceptOutcome::Failed { .. }));
     }
     done
 }
@@ -186,8 +188,8 @@ pub async fn pin(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
     _call: impl Fn() -> RequestContext,
-) -> Done<Pinned> {
-    pin_or_unpin(mirror, addresses, Pin::Set).await
+) -> Done<PinResult> {
+    pin_or_unpin(mirror, addresses, PinChange::Set).await
 }
 
 /// Unpins the stored packages of each address.
@@ -195,35 +197,35 @@ pub async fn unpin(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
     _call: impl Fn() -> RequestContext,
-) -> Done<Pinned> {
-    pin_or_unpin(mirror, addresses, Pin::Lift).await
+) -> Done<PinResult> {
+    pin_or_unpin(mirror, addresses, PinChange::Lift).await
 }
 
-async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[PackageSelector], pin: Pin) -> Done<Pinned> {
+async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[PackageSelector], pin: PinChange) -> Done<PinResult> {
     let mut done = Done::nothing_yet();
     for what in addresses {
-        done.extend(mirror.pin(what, pin).await, Pinned::is_well);
+        done.extend(mirror.pin(what, pin).await, PinResult::succeeded);
     }
     done
 }
 
 /// Pins or unpins the packages of a job.
-pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: Pin) -> Done<Pinned> {
+pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) -> Done<PinResult> {
     let mut done = Done::nothing_yet();
     let packages = items.iter().filter_map(|item| item.package.clone()).collect();
     let known = mirror.pin_artifacts(packages, pin).await.map(|known| {
         let mut known = known.into_iter();
         let of = |item: ToPin| {
-            let not_held = Pinned { package: item.named, outcome: PinOutcome::NotHeld };
+            let not_held = PinResult { package: item.named, outcome: PinOutcome::NotHeld };
             let now = item.package.and_then(|_| known.next()).unwrap_or(not_held);
-            match (now.is_well(), item.is_coming) {
+            match (now.succeeded(), item.is_coming) {
                 (true, _) | (false, false) => now,
-                (false, true) => Pinned { outcome: pin.of_what_comes(), ..now },
+                (false, true) => PinResult { outcome: pin.pending_outcome(), ..now },
             }
         };
         items.into_iter().map(of).collect()
     });
-    done.extend(known, Pinned::is_well);
+    done.extend(known, PinResult::succeeded);
     done
 }
 

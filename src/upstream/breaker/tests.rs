@@ -32,13 +32,13 @@ fn only_what_an_upstream_asked_for_is_told_to_jobs() {
     assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1001)), Some(Timestamp(1060)));
     assert_eq!(breaker.retry_after_until(|origin, ()| *origin == both[0], Timestamp(1001)), None);
     assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1060)), None);
-    // // Another origin's answer does not end it; a clock set back does.
+    // An answer does not end a Retry-After; a clock that was set back does.
     breaker.answered(&both[1], Timestamp(1010));
     assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1011)), Some(Timestamp(1060)));
     assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(100)), None);
 }
 
-/// Plays a story at one origin, in the middle of the jitter: no more and no less.
+/// Plays events at one origin, with a jitter of 0.5.
 fn play(story: &str, happenings: Vec<(u64, Happens)>) {
     let (mut breaker, origin) = (Breaker::default(), at("a.example"));
     for (number, (now, happens)) in happenings.into_iter().enumerate() {
@@ -57,7 +57,7 @@ fn play(story: &str, happenings: Vec<(u64, Happens)>) {
     }
 }
 
-/// Promise 11, section 4: a short, growing while; one asks when it is over; what upstream asks for is bounded.
+/// Promise 11, DESIGN 4: pauses are short and grow, one probe follows each, and a Retry-After is bounded.
 #[test]
 fn the_table_of_stories_holds() {
     play("one that never failed", vec![(1000, MayAsk(true)), (1000, MayAsk(true)), (1000, Answers(false))]);
@@ -166,7 +166,8 @@ fn only_so_many_origins_are_kept_in_mind() {
 }
 
 proptest! {
-    /// Whatever happens: one probe at a time, no while past its bound, and no while survives a clock set back.
+    /// In any sequence of events, there is one probe at a time, no pause exceeds its limit, and none survives a
+    /// clock that is set back.
     #[test]
     fn no_origin_is_left_alone_for_ever(
         happenings in proptest::collection::vec((0u8..3, 0u64..400, 0u64..100_000, 0.0f64..1.0), 1..60),

@@ -12,10 +12,10 @@ use gix_worktree::stack::state::attributes::Source;
 use super::encoding::{Encoded, encoded};
 use super::ident_filter;
 
-/// In lookup order.
+/// Attribute names, in lookup order.
 const NAMES: [&str; 5] = ["crlf", "text", "eol", "ident", "working-tree-encoding"];
 
-/// Each `**` doubles the matching time for every file. Real patterns need fewer.
+/// Limits for stars in a pattern. Each `**` doubles the matching time for every file; real patterns need fewer.
 const MOST_DOUBLE_STARS: usize = 4;
 const MOST_STARS: usize = 32;
 
@@ -33,7 +33,7 @@ pub(super) fn costly(rules: &[u8]) -> Option<String> {
     costly.next().map(|pattern| pattern.to_str_lossy().chars().take(100).collect())
 }
 
-/// The attributes of one commit's files.
+/// The attributes of the files of one commit.
 pub(super) struct Attributes {
     stack: gix_worktree::Stack,
     found: Outcome,
@@ -47,24 +47,24 @@ pub(super) struct CheckoutConversion {
     encoding: Option<BString>,
 }
 
-/// The bytes of a file, as they lie in a working tree.
+/// The checked-out bytes of one file.
 #[derive(Debug)]
 pub(super) struct ConvertedFile {
-    /// The bytes, unless they are those of the repository.
+    /// The bytes, if they differ from those in the repository.
     pub(super) bytes: Option<Vec<u8>>,
-    /// The encoding that they should have, and have not, because larder does not know it.
+    /// The requested encoding, if larder does not support it.
     pub(super) unknown_encoding: Option<String>,
 }
 
 impl Attributes {
-    /// The attributes that these files set; each with its path, sorted.
+    /// Reads these `.gitattributes` files: path and blob id of each, sorted.
     pub(super) fn new(files: Vec<(BString, ObjectId)>) -> std::io::Result<Self> {
         let mut names = MetadataCollection::default();
         let globals =
             gix_attributes::Search::new_globals(Vec::<std::path::PathBuf>::new(), &mut Vec::new(), &mut names)?;
         let rules = Rules::new(globals, None, Source::IdMapping, names);
         let case = gix_worktree::glob::pattern::Case::Sensitive;
-        // Nothing is read below this: the rules come from the repository's objects.
+        // Nothing is read from this folder: the rules are in the repository's objects.
         let stack = gix_worktree::Stack::new("/", State::AttributesStack(rules), case, Vec::new(), files);
         let found = stack.selected_attribute_matches(NAMES);
         Ok(Self { stack, found })
@@ -95,7 +95,7 @@ impl Attributes {
 enum TextHandling {
     Unsaid,
     Yes,
-    /// With line feeds, whatever the platform's are.
+    /// Line feeds on every platform.
     WithLf,
     No,
     Auto,
@@ -116,7 +116,7 @@ impl TextHandling {
         }
     }
 
-    /// The line ends that are to be written. Nothing but `eol=crlf` changes any where the platform's are line feeds.
+    /// The conversion of line ends. On a platform with line feeds, only `eol=crlf` changes any.
     fn lines(self, eol: StateRef<'_>) -> Option<AttributesDigest> {
         match self {
             Self::Auto if is(eol, "crlf") => Some(AttributesDigest::TextAutoCrlf),
@@ -131,7 +131,7 @@ fn is(state: StateRef<'_>, value: &str) -> bool {
 }
 
 impl CheckoutConversion {
-    /// Does it to the bytes of the object `id`: keywords, then line ends, then the encoding, as git does.
+    /// Converts the bytes of the object `id`: keywords, then line ends, then the encoding, as git does.
     pub(super) fn applied(&self, bytes: &[u8], id: &ObjectId) -> ConvertedFile {
         let mut now: Option<Vec<u8>> = self.ident.and_then(|way| ident_filter::expanded(bytes, id, way));
         if let Some(lines) = self.lines {

@@ -16,48 +16,46 @@ use super::repository::SshRepository;
 use super::throughput_guard::ThroughputGuard;
 use crate::upstream::bounds::GitLimits;
 
-/// Queue length, in pieces.
+/// Queue length between the two sides, in pieces.
 const WAITING_PIECES: usize = 8;
 
-/// Some bytes, or the clean end of them. An end without that word is none.
+/// Some bytes, or `None` at the end. A channel that closes without `None` is broken.
 pub(super) type WirePiece = Option<Bytes>;
 
-/// Requests to the connector.
+/// Messages to the connector.
 pub(super) enum BridgeRequest {
-    /// A request, and its answer.
+    /// An HTTP request.
     Request(Request),
     /// A connection to an ssh server.
     Ssh {
-        /// The repository there.
         repository: SshRepository,
         /// Output of the ssh server.
         said: mpsc::Sender<WirePiece>,
         /// Input of the ssh server.
         input: mpsc::Receiver<Bytes>,
-        /// True while a reader waits.
+        /// True while a reader waits; silence counts only then.
         awaited: Arc<AtomicBool>,
     },
 }
 
-/// A request of git's.
+/// An HTTP request of git's code.
 pub(super) struct Request {
     pub(super) url: Url,
     pub(super) headers: HeaderMap,
-    /// Where this is there, it is posted.
+    /// The body of a POST; `None` for a GET.
     pub(super) post: Option<Bytes>,
     pub(super) head: oneshot::Sender<Head>,
     pub(super) body: mpsc::Sender<WirePiece>,
 }
 
-/// The beginning of an answer.
+/// The head of an answer.
 pub(super) struct Head {
     /// Final URL after redirects.
     pub(super) url: Url,
-    /// Content type of the answer.
     pub(super) content_type: Vec<u8>,
 }
 
-/// The end of this wire at which git's code is.
+/// The end of the bridge that git's code uses.
 #[derive(Debug, Clone)]
 pub(super) struct GitBridge {
     orders: mpsc::Sender<BridgeRequest>,
@@ -65,13 +63,13 @@ pub(super) struct GitBridge {
 }
 
 impl GitBridge {
-    /// A wire, and what comes over it.
+    /// Makes a bridge, and the receiver of its requests.
     pub(super) fn new(limits: GitLimits) -> (Self, mpsc::Receiver<BridgeRequest>) {
         let (orders, taken) = mpsc::channel(1);
         (Self { orders, pace: Arc::new(ThroughputGuard::new(limits)) }, taken)
     }
 
-    /// Sends a request, and waits for the beginning of its answer.
+    /// Sends an HTTP request and waits for the head of its answer.
     pub(super) fn ask(&self, url: Url, headers: HeaderMap, post: Option<Bytes>) -> io::Result<(Head, WireReader)> {
         let (head, told) = oneshot::channel();
         let (body, pieces) = mpsc::channel(WAITING_PIECES);
@@ -92,7 +90,7 @@ impl GitBridge {
     }
 }
 
-/// Why there is nothing to read: the connector knows more.
+/// The bridge closed early. The connector's own error has the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection broke off")]
 pub(super) struct BridgeBroken;
@@ -101,7 +99,7 @@ fn broken() -> io::Error {
     io::Error::other(BridgeBroken)
 }
 
-/// Reader of the answer.
+/// Reader of an answer, or of the output of an ssh server.
 pub(super) struct WireReader {
     pieces: mpsc::Receiver<WirePiece>,
     current: Bytes,
@@ -148,7 +146,7 @@ impl Read for WireReader {
     }
 }
 
-/// Writer of the ssh server's input.
+/// Writer of an ssh server's input.
 pub(super) struct SshInput(mpsc::Sender<Bytes>);
 
 impl Write for SshInput {

@@ -1,12 +1,12 @@
-//! Structure of a pack: delta chains and their memory. An object may be stored as a delta to another one, which may be
-//! a delta, too.
+//! Delta chains of a pack, and the memory to resolve them. An object may be stored as a delta to another one, which may
+//! itself be a delta.
 
 use std::collections::{HashMap, HashSet};
 
 /// The longest chain; git makes none longer than 4,095.
 const DEEPEST: u32 = 4096;
-/// With the whole history, chains are as long as the history: the total of one may be this multiple of the memory
-/// limit.
+/// Factor for the total size of a chain in a history: chains there are as long as the history, so the total may be this
+/// multiple of the memory limit.
 const OF_A_HISTORY: u64 = 16;
 
 /// Limits on objects, their sizes, and chains.
@@ -14,48 +14,48 @@ const OF_A_HISTORY: u64 = 16;
 pub(super) struct PackLimits {
     /// Number of objects.
     pub(super) objects: u32,
-    /// A file.
+    /// Size of a file.
     pub(super) blob: u64,
-    /// A folder, a commit, a tag.
+    /// Size of a folder, a commit or a tag.
     pub(super) other: u64,
-    /// Memory of one chain.
+    /// Memory that one chain needs at once.
     pub(super) held: u64,
-    /// All of a chain: so much is made for each object at its end.
+    /// Total size of one chain: all of it is produced for the object at its end.
     pub(super) chain: u64,
 }
 
 impl PackLimits {
-    /// Of the files of one commit.
+    /// Limits for the files of one commit.
     pub(super) fn of_one_commit(objects: u32, object: usize, chain: u64) -> Self {
         Self { objects, blob: object as u64, other: object as u64, held: chain, chain }
     }
 
-    /// Of a history, in which there may be larger files than those that are wanted.
+    /// Limits for a history, which may contain larger files than the wanted commit.
     pub(super) fn of_a_history(objects: u32, object: usize, blob: usize, chain: u64) -> Self {
         let all = chain.saturating_mul(OF_A_HISTORY);
         Self { objects, blob: blob as u64, other: object as u64, held: chain, chain: all }
     }
 }
 
-/// Base of a pack entry.
+/// The base of a pack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeltaBaseRef {
-    /// Of nothing else.
+    /// None: the entry is not a delta.
     Nothing {
         /// True for a file.
         is_blob: bool,
     },
-    /// Of that entry, which is before it.
+    /// An earlier entry of the pack, by its index.
     Before(u32),
-    /// Of the object with that id, wherever it is.
+    /// The object with this id, wherever it is.
     Named([u8; 20]),
 }
 
 #[derive(Debug, Clone, Copy)]
 struct PackEntry {
-    /// Declared size of the base, where it is named by id.
+    /// Declared size of the base, for a base by id.
     of_base: u64,
-    /// Where in the pack it is.
+    /// Offset in the pack.
     at: u64,
     size: u64,
     base: DeltaBaseRef,
@@ -76,7 +76,7 @@ struct ChainLink {
     depth: u32,
     sum: u64,
     held: u64,
-    /// The entry that the chain begins at.
+    /// Index of the chain's first entry.
     root: usize,
 }
 
@@ -85,7 +85,7 @@ impl DeltaChains {
         Self { most, entries: Vec::new() }
     }
 
-    /// The entry at this place in the pack.
+    /// The index of the entry at this offset.
     pub(super) fn at(&self, at: u64) -> Option<u32> {
         let found = self.entries.binary_search_by_key(&at, |entry| entry.at).ok()?;
         u32::try_from(found).ok()
@@ -114,14 +114,14 @@ impl DeltaChains {
         Ok(())
     }
 
-    /// Checks the limits once all entries are known. A base stays in memory while another delta needs it.
+    /// Checks the limits after the last entry. A base stays in memory while another delta needs it.
     ///
     /// # Errors
     /// The limit that is exceeded.
     pub(super) fn check(&self) -> Result<(), String> {
         let mut links: Vec<ChainLink> = Vec::with_capacity(self.entries.len());
         let mut most = ChainLink::default();
-        // // Ids are known only after reconstruction: entries with a base by id may form one chain.
+        // An entry's id is unknown until it is resolved, so all entries with a base by id may form one chain.
         let mut named: HashMap<usize, ChainLink> = HashMap::new();
         let mut names = HashSet::new();
         let mut of_names: u64 = 0;

@@ -3,14 +3,14 @@
 
 use gix_filter::worktree::{encode_to_worktree, encoding};
 
-/// A file's bytes in another encoding.
+/// Result of a conversion.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Encoded {
-    /// They stay as they are.
+    /// No change.
     Same,
-    /// They are these.
+    /// The converted bytes.
     Now(Vec<u8>),
-    /// Larder does not know the encoding; git may.
+    /// Larder does not support the encoding; git may.
     Unknown,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn encoded(bytes: &[u8], name: &[u8]) -> Encoded {
         "utf-32le" => in_32(u32::to_le_bytes, false),
         "utf-32be" => in_32(u32::to_be_bytes, false),
         "us-ascii" | "ascii" => up_to(0x7F),
-        // // The web's encoding of this name is a different one.
+        // The web's encoding of this name is a different one.
         "iso-8859-1" | "iso8859-1" | "iso_8859-1" | "latin1" | "latin-1" => up_to(0xFF),
         other => {
             let Ok(encoding) = encoding::for_label(other) else { return Encoded::Unknown };

@@ -8,7 +8,7 @@ use super::blocking_bridge::BridgeBroken;
 use crate::pack::TreeError;
 use crate::upstream::error::{Fault, UpstreamError};
 
-/// Why there is no tree.
+/// An error of a git job.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GitError {
     /// The repository or the connection failed.
@@ -17,17 +17,17 @@ pub enum GitError {
     /// The repository's content is not allowed in a tree.
     #[error("{asked}: {at} sent a tree that is refused: {error}")]
     Tree {
-        /// The label of the request.
+        /// Label of the request.
         asked: String,
         /// The origin of the repository.
         at: String,
-        /// Why.
+        /// The reason.
         error: TreeError,
     },
-    /// A disk of ours failed.
+    /// A local disk failed.
     #[error("{asked}: its packs could not be kept meanwhile: {error}")]
     Disk {
-        /// The label of the request.
+        /// Label of the request.
         asked: String,
         /// The disk's error.
         error: Arc<io::Error>,
@@ -39,33 +39,30 @@ pub enum GitError {
 pub(super) enum GitCodeError {
     /// The connection broke, or the job was cancelled. The other end of the bridge knows the reason.
     Broken,
-    /// A repository sent, or is, something unusable.
+    /// The repository sent unusable data.
     Unusable {
-        /// Its origin.
+        /// The repository's origin.
         at: String,
-        /// The problem.
         why: String,
     },
-    /// Too slow, or too much data.
+    /// The transfer is too slow or too large.
     Fault {
-        /// Its origin.
+        /// The repository's origin.
         at: String,
-        /// The failure.
         fault: Fault,
     },
-    /// It has no such commit, or does not hand it out.
+    /// The server has no such commit, or does not serve it.
     NoSuchId {
-        /// Its origin.
+        /// The repository's origin.
         at: String,
     },
-    /// Its tree is refused.
+    /// The repository's tree is refused.
     Tree {
         /// The repository's origin.
         at: String,
-        /// Why.
         error: TreeError,
     },
-    /// The disk failed.
+    /// A local disk failed.
     Disk(io::Error),
 }
 
@@ -78,7 +75,7 @@ impl GitCodeError {
         Self::Tree { at: at.to_owned(), error }
     }
 
-    /// Converts an error of gix: the bridge, the disk, or the received data.
+    /// Converts an error of gix, which may come from the bridge, the disk or the received data.
     pub(super) fn of(at: &str, largest_object: usize, error: &gix_error::Error) -> Self {
         let mut said: Vec<String> = Vec::new();
         for cause in error.iter_errors() {
@@ -117,7 +114,7 @@ impl GitCodeError {
         inside.or(full)
     }
 
-    /// Converts to the public error. Server text may quote what it was sent.
+    /// Converts to the public error. A server's text may quote a credential, so it is filtered.
     pub(super) fn into_git_error(self, ask: &GitRequest<'_>) -> GitError {
         let told = |text: String| ask.grant.text_without_credentials(&text).to_owned();
         match self {

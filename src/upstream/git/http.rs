@@ -1,4 +1,4 @@
-//! git's HTTP transport over the bridge.
+//! gix's HTTP transport, over the bridge to the connector.
 
 use std::cell::RefCell;
 use std::io::{self, BufRead, Cursor, Read, Write};
@@ -11,10 +11,10 @@ use url::Url;
 
 use super::blocking_bridge::{GitBridge, Head, WireReader};
 
-/// State shared by both requests of git.
+/// The HTTP transport of one repository.
 pub(super) struct HttpTransport {
     wire: GitBridge,
-    /// The repository, where it has moved to.
+    /// URL of the repository after a redirect.
     moved: Option<String>,
 }
 
@@ -77,18 +77,18 @@ impl Http for HttpTransport {
     }
 }
 
-/// A request and its answer, one after the other.
+/// A request, followed by its answer.
 enum Exchange {
-    /// The body to post is incomplete.
+    /// The request body is incomplete.
     Collecting { wire: GitBridge, url: Url, headers: HeaderMap, body: Vec<u8> },
-    /// The answer arrives.
+    /// The answer is arriving.
     Answered(WireReader),
-    /// It failed, or its answer is read elsewhere.
+    /// The request failed, or a reader has taken the answer.
     Over,
 }
 
 impl Exchange {
-    /// Sends the collected body, unless it was sent.
+    /// Sends the collected body, unless it was sent already.
     fn send(&mut self) -> io::Result<Option<Head>> {
         match std::mem::replace(self, Self::Over) {
             Self::Collecting { wire, url, headers, body } => {
@@ -104,7 +104,7 @@ impl Exchange {
     }
 }
 
-/// The body to post, until the answer is read.
+/// Writer of the request body. The request is sent when its answer is first read.
 pub(super) struct PostedBody(Rc<RefCell<Exchange>>);
 
 impl Write for PostedBody {
@@ -121,7 +121,7 @@ impl Write for PostedBody {
     }
 }
 
-/// The headers of an answer, as lines.
+/// Reader of an answer's headers, as lines.
 pub(super) struct Headers {
     lines: Option<Cursor<Vec<u8>>>,
     exchange: Option<Rc<RefCell<Exchange>>>,
@@ -158,7 +158,7 @@ impl BufRead for Headers {
     }
 }
 
-/// The body of an answer.
+/// Reader of an answer's body.
 pub(super) struct ExchangeBody {
     exchange: Rc<RefCell<Exchange>>,
     pieces: Option<WireReader>,

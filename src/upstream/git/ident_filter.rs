@@ -1,19 +1,19 @@
-//! The attribute `ident`: `$Id$` becomes `$Id: ` and the name of the file's own bytes, as git's checkout writes it. It does
-//! so in two ways that differ in odd cases: most files are passed through piece by piece, without ever going back; those
-//! that must be seen whole first (`text=auto`, another encoding) are searched.
+//! The attribute `ident`: expands `$Id$` to `$Id: BLOB_ID $`, as git's checkout does. Git has two algorithms that
+//! differ in odd cases. Most files are streamed, without ever going back; files that must be read whole first
+//! (`text=auto`, another encoding) are searched.
 
 use gix_hash::ObjectId;
 
-/// Direction of the conversion.
+/// The algorithm of the expansion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IdentMode {
-    /// Byte by byte.
+    /// Streamed, byte by byte.
     PieceByPiece,
-    /// As a whole.
+    /// Searched as a whole.
     Whole,
 }
 
-/// Writes it wherever `bytes`, whose name is `id`, ask for it; `None` where they do not.
+/// Expands the keywords in `bytes`, the blob `id`. `None` if there are none.
 pub(super) fn expanded(bytes: &[u8], id: &ObjectId, way: IdentMode) -> Option<Vec<u8>> {
     match way {
         IdentMode::Whole => searched(bytes, id),
@@ -23,8 +23,8 @@ pub(super) fn expanded(bytes: &[u8], id: &ObjectId, way: IdentMode) -> Option<Ve
 
 const BEGINNING: &[u8] = b"$Id";
 
-/// Copies bytes up to the next keyword. A byte that rules out a keyword is copied with it, unless it is the dollar sign
-/// of the next.
+/// Copies bytes up to the next keyword. A byte that rules out a keyword is copied with it, even if it is the dollar
+/// sign of the next one.
 fn passed_through(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
     let mut written = Vec::new();
     let mut rest = bytes;
@@ -38,7 +38,7 @@ fn passed_through(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
                 Some(end) => (BEGINNING.len() + 1 + end + 1, value[end] == b'$' && !is_foreign(&value[..end])),
                 None => (rest.len(), false),
             },
-            // A NUL there is taken for one more byte of the beginning.
+            // Git takes a NUL here for one more byte of the beginning.
             Some([0, _, ..]) => (BEGINNING.len() + 2, false),
             _ => ((same + 1).min(rest.len()), false),
         };
@@ -53,7 +53,7 @@ fn passed_through(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
     has_any.then_some(written)
 }
 
-/// Returns true for a value of another version control system: it contains blanks.
+/// Returns true for the value of another version control system, which contains blanks.
 fn is_foreign(value: &[u8]) -> bool {
     let Some(value) = value.strip_prefix(b" ") else { return false };
     let looked_at = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
@@ -90,7 +90,7 @@ fn keyword(after: &[u8]) -> Option<usize> {
     if value.contains(&b'\n') {
         return None;
     }
-    // One space may be at the beginning, and one at the end.
+    // A value may begin with one space and end with one.
     let inner = value.get(1..).unwrap_or_default();
     let space = inner.iter().position(|byte| *byte == b' ');
     if space.is_some_and(|at| at + 1 < inner.len()) {
@@ -105,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// The rule in short; `tests` compares it with git 2.47.
+    /// The rule in short. `tests` compares the results with git 2.47.
     #[test]
     fn only_what_git_takes_for_a_keyword_is_written_anew() {
         let id = ObjectId::from_hex(&[b'a'; 40]).unwrap();
@@ -138,7 +138,7 @@ mod tests {
                     let now = String::from_utf8(now).unwrap();
                     let keyword = format!("$Id: {id} $");
                     prop_assert!(now.contains(&keyword));
-                    // // Expanding an expanded text changes nothing.
+                    // Expanding the result again changes nothing.
                     let again = expanded(now.as_bytes(), &id, way).unwrap();
                     prop_assert_eq!(again, now.into_bytes());
                 }

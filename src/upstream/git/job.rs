@@ -163,7 +163,8 @@ impl RunningGitJob<'_> {
         conversation.pack(wanted, extent, &self.scratch.join(format!("pack-{}", self.packs)), self.stop)
     }
 
-    /// Fetches all commits below heads and tags; with their trees if the server cannot omit them.
+    /// Fetches all commits below heads and tags; with their trees if the server cannot omit them. `None` for a
+    /// repository without refs.
     fn history(
         &mut self,
         conversation: &mut Conversation,

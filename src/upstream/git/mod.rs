@@ -1,5 +1,5 @@
-//! Fetches one commit of a git repository, with its submodules, as a tree (DESIGN 6). gix implements protocol and
-//! objects. All traffic uses the connector, and only packs are written to disk.
+//! Fetches one commit of a git repository with its submodules, as a tree (DESIGN 6). gix implements protocol and
+//! objects; all traffic goes through the connector. Of a repository, only packs are written to disk.
 
 mod attributes;
 mod blocking_bridge;
@@ -45,24 +45,24 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::pack::Tree;
 
-/// A git request: like [`UpstreamRequest`], for several HTTP requests.
+/// A git request: like [`UpstreamRequest`], for several HTTP requests or an ssh connection.
 #[derive(Debug, Clone, Copy)]
 pub struct GitRequest<'a> {
-    /// The label of the request.
+    /// Label for people.
     pub what: &'a str,
-    /// Which repository, and what of it.
+    /// The repository and the reference.
     pub source: &'a GitSource,
-    /// The upstream that led here.
+    /// The upstream that the request is for.
     pub upstream: &'a Hostname,
-    /// The credential scope.
+    /// The credentials it may carry, by origin.
     pub grant: &'a CredentialScope,
-    /// Which proxies the request behind this one has been through.
+    /// The proxies that the client's request has passed (CDN-Loop).
     pub via: &'a CdnLoop,
     /// Retries of a first request after a temporary failure.
     pub retries: usize,
     /// Priority of the request.
     pub asker: RequestPriority,
-    /// When it is made.
+    /// Time of the request.
     pub now: Timestamp,
 }
 
@@ -75,16 +75,16 @@ pub struct GitTree {
     pub commit: String,
     /// Notes for the log, such as Git LFS pointers that stay pointers.
     pub notes: Vec<String>,
-    /// The git permit. Keeping it until the tree is packed limits the trees in memory to the number of jobs.
+    /// The permit of the git job. Holding it until the tree is packed limits the number of trees in memory.
     pub turn: Option<GitPermit>,
 }
 
-/// A place among the git jobs, for as long as it lives.
+/// A permit to run one git job, released on drop.
 #[derive(Debug)]
 pub struct GitPermit(#[expect(dead_code, reason = "held, and never looked at")] Permit);
 
 impl<'a> GitRequest<'a> {
-    /// The part of this request that goes to `url`.
+    /// The HTTP request of this job to `url`.
     fn at(self, url: &'a Url) -> UpstreamRequest<'a> {
         let Self { what, upstream, grant, via, retries, asker, now, .. } = self;
         UpstreamRequest { what, url, upstream, grant, via, retries, asker, now }
@@ -106,7 +106,7 @@ impl Outbound {
     /// Fetches the commit that a source names, and lays it out in the empty `tree`. `scratch` is a private folder.
     ///
     /// # Errors
-    /// [`GitError`]: upstream failures, refused trees and disk errors are separate.
+    /// [`GitError`], separately for upstream failures, refused trees and disk errors.
     pub async fn git(&self, ask: GitRequest<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
         let repository = ask.repository()?;
         let turn = self.git_turn(&ask, &repository).await?;
@@ -119,7 +119,7 @@ impl Outbound {
         Ok(GitTree { notes, ..fetched })
     }
 
-    /// Resolves a source to a commit by names only. `None` if names do not suffice: an abbreviated id needs a fetch. A
+    /// Resolves a source to a commit by its refs alone. `None` for an abbreviated id, which only a fetch can resolve. A
     /// full id is returned without a request.
     ///
     /// # Errors
@@ -166,8 +166,8 @@ impl Outbound {
         if broken.is_some() {
             stop.now();
         }
-        // // It checks `stop` while it computes, and its reads fail. If it still runs, that is a bug: it keeps its
-        // permit, and is abandoned.
+        // The blocking code checks `stop` while it computes, and its reads fail. If it still runs after that, it is a
+        // bug: the code keeps its permit and is abandoned.
         let worked = timeout(self.git_limits.ending, &mut worker).await;
         if worked.is_err() {
             stop.now();
@@ -186,7 +186,7 @@ impl Outbound {
         }
     }
 
-    /// A place among the jobs. They are so few that they need no archive's permit beside it.
+    /// Takes a permit for a git job. These are so few that a job needs no archive permit as well.
     async fn git_turn(&self, ask: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
         let crowded = || Fault::Crowded("as many git repositories are being fetched as may be at one time".to_owned());
         let place = self.git_permits.take(ask.upstream, ask.asker).await;

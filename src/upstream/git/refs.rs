@@ -1,5 +1,5 @@
-//! Resolves `ref` like `git checkout REF` in a fresh clone, which go-getter runs; with `depth`, like `git clone
-//! --branch REF`.
+//! Resolves `ref` like `git checkout REF` in a fresh clone, which go-getter runs. With `depth`, it is resolved like
+//! `git clone --branch REF`.
 
 use gix_hash::ObjectId;
 

@@ -10,7 +10,7 @@ const SSH_PORT: u16 = 22;
 /// A repository that larder can fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Repository {
-    /// Over https, or http where the egress policy allows it.
+    /// Over https, or over http if the egress policy allows it.
     Http(Url),
     Ssh(SshRepository),
 }

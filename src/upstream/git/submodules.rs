@@ -5,15 +5,15 @@ use gix_object::bstr::{BStr, ByteSlice as _};
 use super::repository::Repository;
 use crate::pack::TreeError;
 
-/// The submodules that one repository's `.gitmodules` knows.
+/// The entries of one repository's `.gitmodules`.
 pub(super) struct Submodules(Option<gix_submodule::File>);
 
 /// Handling of one submodule.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Submodule {
-    /// It is fetched from there.
+    /// Fetched from this repository.
     From(Repository),
-    /// An empty folder: `update = none`, or no entry.
+    /// Left as an empty folder: `update = none`, or no entry.
     Empty,
 }
 

@@ -1,4 +1,4 @@
-//! Speed limits for repositories, and a limit for data before the pack.
+//! The minimum throughput of git transfers, and limits on the time and the data before a pack.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use crate::upstream::bounds::GitLimits;
 use crate::upstream::error::Fault;
 
-/// Slower transfers delay others. The limit is that of archives.
+/// The minimum speed, as for archives. A slower transfer would delay others.
 const MIN_BYTES_PER_SECOND: f64 = 1024.0;
 
 /// Waiting times and received bytes of one job.
@@ -20,16 +20,16 @@ pub(super) struct ThroughputGuard {
 #[derive(Debug, Default)]
 struct State {
     stage: TransferStage,
-    /// Bytes since the last check, and the time waited for them.
+    /// Bytes since the last check, and the time spent waiting for them.
     came: u64,
     waited: Duration,
-    /// Time waited for the next pack: servers compute it first.
+    /// Time spent waiting for the next pack. Servers need time to prepare one.
     prepared: Duration,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum TransferStage {
-    /// Data before the pack: greetings and refs, which are in memory.
+    /// Greetings and refs before the pack, which are in memory; with their size so far.
     Talk(u64),
     Pack,
 }
@@ -45,12 +45,12 @@ impl ThroughputGuard {
         Self { limits, state: Mutex::default() }
     }
 
-    /// Another conversation, or another answer in it, begins.
+    /// Starts another conversation, or another answer within one.
     pub(super) fn talk(&self) {
         self.state.lock().stage = TransferStage::Talk(0);
     }
 
-    /// From now on what comes is a pack.
+    /// Marks the start of a pack.
     pub(super) fn pack(&self) {
         *self.state.lock() = State { stage: TransferStage::Pack, ..State::default() };
     }

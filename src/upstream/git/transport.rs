@@ -23,10 +23,10 @@ pub(super) struct ReceivedBytes {
 }
 
 impl ReceivedBytes {
-    /// Counts some more.
+    /// Counts a received piece.
     ///
     /// # Errors
-    /// Past the limit.
+    /// [`Fault::TooLarge`] past the limit.
     pub(super) fn some(&mut self, piece: &Bytes) -> Result<(), Fault> {
         self.bytes += piece.len() as u64;
         if self.bytes > self.limit { Err(Fault::TooLarge(self.limit)) } else { Ok(()) }
@@ -34,7 +34,7 @@ impl ReceivedBytes {
 }
 
 impl Outbound {
-    /// Carries out orders until there are no more. The first that fails ends the job.
+    /// Executes requests until the bridge closes. The first failure ends the job.
     pub(super) async fn execute_git(
         &self,
         ask: GitRequest<'_>,
@@ -64,7 +64,7 @@ impl Outbound {
         let answer = timeout(first, self.git_answer(ask, &url, &headers, post)).await;
         let answer = answer.map_err(|_| ask.failed(origin(&url), slow(first)))?;
         let UpstreamResponse { mut response, url, watch, .. } = answer.map_err(as_repository_fault)?;
-        // Its bytes have their own time, and are bounded here.
+        // The head has arrived. The body has its own limits on time and size, below.
         watch.into_iter().for_each(RequestObserver::answered);
         let content_type = response.headers().get(header::CONTENT_TYPE);
         let content_type = content_type.map(|value| value.as_bytes().to_vec()).unwrap_or_default();
@@ -84,14 +84,15 @@ impl Outbound {
                 brought.inc_by(piece.len() as u64);
                 received.some(piece).map_err(failed)?;
             }
-            // // The reader stops here; it orders the next read itself.
+            // The reader stopped. Any further read is another request.
             if body.send(piece).await.is_err() || is_the_end {
                 return Ok(());
             }
         }
     }
 
-    /// Starts a successful answer. A GET follows redirects; a POST does not, so that it is not sent twice.
+    /// Returns the head of a successful answer. A GET follows redirects. A POST does not, so that it is never sent
+    /// twice.
     async fn git_answer(
         &self,
         ask: GitRequest<'_>,

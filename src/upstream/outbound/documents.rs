@@ -1,4 +1,4 @@
-//! Documents: read whole into memory, within limits.
+//! Fetches documents: whole, into memory, within limits.
 
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName};
@@ -18,8 +18,8 @@ const LONGEST_ERROR_BODY: u64 = 64 * 1024;
 const X_TERRAFORM_GET: HeaderName = HeaderName::from_static("x-terraform-get");
 
 impl Outbound {
-    /// Fetches a document of at most `limit` bytes; conditionally if `held` has validators. Fails if it is incomplete
-    /// in time.
+    /// Fetches a document of at most `limit` bytes, conditionally if `held` has validators. Fails if the document is
+    /// incomplete after the time limit.
     pub async fn document(
         &self,
         ask: UpstreamRequest<'_>,
@@ -29,7 +29,7 @@ impl Outbound {
         self.read_body(Coding::Any, ask, held, limit).await
     }
 
-    /// Fetches a file without content coding, because its exact bytes count.
+    /// Fetches a small file like a document, but without content coding, because its exact bytes count.
     pub async fn small_file(
         &self,
         ask: UpstreamRequest<'_>,
@@ -92,7 +92,7 @@ impl Outbound {
             return Ok(response);
         }
         let retry_after = retry_after(response.headers(), asked.now());
-        // // The upstream's error texts are optional; failing to read them is not the error to report.
+        // Upstream's error texts are optional. A failure to read them must not replace the status.
         let (body, _room) = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
         let errors = serde_json::from_slice::<UpstreamErrorBody>(&body).map(|body| body.errors).unwrap_or_default();
         let errors = errors.iter().take(8).map(|text| relayed(ask.grant.text_without_credentials(text))).collect();

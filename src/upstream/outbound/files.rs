@@ -1,4 +1,4 @@
-//! Files: passed on as they arrive, and resumed after a break.
+//! Fetches files: passed on as they arrive, and resumable.
 
 use http::Method;
 use http::header::{self, HeaderMap};
@@ -13,9 +13,9 @@ use crate::upstream::content_range::content_range;
 use crate::upstream::error::{Fault, UpstreamError};
 
 impl Outbound {
-    /// Requests a file from byte `from`, using the stored validators.
+    /// Requests a file from byte `from`, on condition that the stored validators still match.
     ///
-    /// The server may start over: see [`IncomingFile::from`].
+    /// The server may start over instead: see [`IncomingFile::from`].
     pub async fn file(
         &self,
         ask: UpstreamRequest<'_>,
@@ -38,7 +38,7 @@ impl Outbound {
                 arrived = self.follow(Coding::Identity, ask, &HeaderMap::new(), asked).await?;
                 from = 0;
             }
-            // Its bytes have their own time, and are asked for again where they break off.
+            // The head has arrived. The body has its own time limits, and the caller resumes a broken one.
             arrived.watch.into_iter().for_each(RequestObserver::answered);
             let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
             self.incoming(response, ask, &arrived.url, from, permit)
@@ -46,7 +46,7 @@ impl Outbound {
         self.patiently(ask, once).await
     }
 
-    /// The length of a file by HEAD; `None` if the server does not say.
+    /// The length of a file by HEAD; `None` if the server does not announce it.
     pub async fn announced_length(&self, ask: UpstreamRequest<'_>) -> Result<Option<u64>, UpstreamError> {
         let asked = RequestTime::new(ask.now);
         let asking = async {

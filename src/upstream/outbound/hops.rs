@@ -1,4 +1,4 @@
-//! One request and its redirects: every hop is judged, counted and watched here.
+//! One request and its redirects. Every hop is checked against the egress policy, counted and observed here.
 
 use http::Method;
 use http::header::{self, HeaderMap};
@@ -15,17 +15,17 @@ use crate::upstream::error::{Fault, UpstreamError};
 
 const MOST_HOPS: usize = 10;
 
-/// An answer whose body is still to come, after redirects.
+/// The answer after redirects, with its body unread.
 pub(in crate::upstream) struct UpstreamResponse {
     pub(in crate::upstream) response: reqwest::Response,
     pub(in crate::upstream) url: Url,
     pub(in crate::upstream) origins: Vec<Origin>,
-    /// Unless its status was a failure.
+    /// The observation of the last hop; `None` unless its status was a success.
     pub(in crate::upstream) watch: Option<RequestObserver>,
 }
 
 impl Outbound {
-    /// One request and its redirects. Every hop passes here, and is judged here.
+    /// Sends a GET request and follows its redirects.
     pub(in crate::upstream) async fn follow(
         &self,
         coding: Coding,
@@ -36,7 +36,7 @@ impl Outbound {
         self.follow_by(Method::GET, coding, ask, conditions, asked).await
     }
 
-    /// Follows redirects with another safe method.
+    /// Like [`follow`](Self::follow), with another safe method.
     pub(in crate::upstream) async fn follow_by(
         &self,
         method: Method,
@@ -61,7 +61,7 @@ impl Outbound {
         Err(failure(ask, &url, Fault::Unusable(format!("more than {MOST_HOPS} redirects"))))
     }
 
-    /// One request to one origin, with whatever credential is for it. A redirect is an answer.
+    /// Sends one request to one origin, with the credential for that origin. A redirect is returned as an answer.
     pub(in crate::upstream) async fn hop(
         &self,
         coding: Coding,

@@ -14,14 +14,15 @@ pub struct ArchiveSource {
     pub url: Url,
     /// Its format.
     pub format: ArchiveFormat,
-    /// Expected checksum, where the address has one.
+    /// Expected checksum, if the address has one.
     pub checksum: Option<ExpectedChecksum>,
 }
 
 /// The values that Go's `strconv.ParseBool` parses as false.
 const FALSE: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
 
-/// An archive by `?archive=` or the suffix of the path; the content is never inspected (PROTOCOL 4.4).
+/// Parses an http or https source. `?archive=` or the suffix of the path makes it an archive; the content is never
+/// inspected (PROTOCOL 4.4).
 pub(super) fn parse(mut url: Url) -> Result<PackageSource, BadSource> {
     if !url.username().is_empty() || url.password().is_some() {
         return Err(BadSource::at(&url, "holds a user or a password"));

@@ -5,19 +5,20 @@ use url::Url;
 use super::BadSource;
 use super::query;
 
-/// One commit of a repository, as an address names it.
+/// One commit of a repository, as a source address names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GitSource {
     /// The repository URL: https, http or ssh, without go-getter's parameters. No userinfo, except the user of ssh.
     pub url: Url,
-    /// `ref`: a branch, a tag, a commit; upstream's HEAD without one.
+    /// `ref`: a branch, a tag or a commit; without one, upstream's HEAD.
     pub reference: Option<String>,
-    /// `depth`: clients then take a branch before a tag of one name, and no commit ids.
+    /// `depth`: clients then prefer a branch to a tag of the same name, and accept no commit ids.
     pub depth: Option<u32>,
 }
 
 impl GitSource {
-    /// Removes go-getter's parameters from the URL; others stay. An `sshkey` is dropped: the operator chooses the key.
+    /// Removes go-getter's parameters from the URL; others stay. An `sshkey` is dropped, because the operator
+    /// configures the key.
     pub(super) fn parse(mut url: Url) -> Result<Self, BadSource> {
         if url.password().is_some() || (url.scheme() != "ssh" && !url.username().is_empty()) {
             return Err(BadSource::at(&url, "holds a user or a password"));

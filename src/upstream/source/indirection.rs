@@ -1,10 +1,10 @@
-//! Finds the source in an answer: a header, JSON, or a tag in a page (PROTOCOL 4.3, 4.4).
+//! Finds the source of a module in an answer: in a header, in JSON, or in a tag of a page (PROTOCOL 4.3, 4.4).
 
 use serde::Deserialize;
 
-/// The part of a page that is read, in bytes: the tag is in its head.
+/// The part of a page that is searched, in bytes: the tag is in its head.
 const LONGEST_PAGE: usize = 256 * 1024;
-/// The longest value that is taken from it, in bytes.
+/// The longest accepted value, in bytes.
 const LONGEST_VALUE: usize = 16 * 1024;
 
 #[derive(Deserialize)]
@@ -12,14 +12,14 @@ struct Download {
     location: Option<String>,
 }
 
-/// Where a `download` answer says that a module is: its header, else the `location` of its JSON, as OpenTofu reads it.
+/// The location in a `download` answer: its header, else the `location` of its JSON, as OpenTofu reads it.
 pub fn location_in_download(header: Option<&str>, body: &[u8]) -> Option<String> {
     let said = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
     let in_body = || serde_json::from_slice::<Download>(body).ok()?.location;
     header.and_then(said).or_else(|| said(&in_body()?))
 }
 
-/// Where a page that was asked with `terraform-get=1` says that a module is: its header, else the first
+/// The location in a page that was requested with `terraform-get=1`: its header, else the first
 /// `<meta name="terraform-get" content="…">` in its head.
 pub fn location_in_page(header: Option<&str>, body: &[u8]) -> Option<String> {
     let said = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
@@ -46,7 +46,7 @@ fn in_head(page: &str) -> Option<String> {
                     return (content.len() <= LONGEST_VALUE).then(|| unescaped(content));
                 }
             }
-            // // Text that looks like a tag inside a script is not one.
+            // Text in these elements may look like a tag.
             raw @ ("script" | "style" | "title") => {
                 let end = format!("</{raw}");
                 let at = (0..rest.len()).find(|at| {
@@ -69,7 +69,7 @@ struct Tag<'a> {
 }
 
 impl<'a> Tag<'a> {
-    /// Reads what stands after a `<`, up to its `>`, which may stand in a quoted value as well.
+    /// Parses a tag after its `<`, up to its `>`. A quoted value may contain a `>`.
     fn read(text: &'a str) -> Option<Self> {
         let end = text.find(|c: char| c.is_ascii_whitespace() || c == '>').unwrap_or(text.len());
         let (name, mut rest) = text.split_at(end);
@@ -84,7 +84,7 @@ impl<'a> Tag<'a> {
             let after = after.trim_start();
             let Some(value) = after.strip_prefix('=') else {
                 attributes.push((key, ""));
-                // Something must be read each time.
+                // Each pass must consume something.
                 rest = after;
                 continue;
             };
@@ -103,7 +103,7 @@ impl<'a> Tag<'a> {
     }
 }
 
-/// The five entities of XML, and characters by number.
+/// Decodes the five entities of XML, and characters by number.
 fn unescaped(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;

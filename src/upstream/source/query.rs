@@ -1,4 +1,4 @@
-//! Query parameters for go-getter, removed before the request.
+//! Removes the query parameters for go-getter before a request.
 
 use url::{Url, form_urlencoded};
 
@@ -6,13 +6,13 @@ use url::{Url, form_urlencoded};
 pub(super) struct TakenParameters(Vec<(String, String)>);
 
 impl TakenParameters {
-    /// The first value of a key, as Go's `Query().Get` has it.
+    /// The first value of a key, like Go's `Query().Get`.
     pub(super) fn first(&self, key: &str) -> Option<String> {
         self.0.iter().find(|(found, _)| found == key).map(|(_, value)| value.clone())
     }
 }
 
-/// Removes `keys` from the query. The rest stays byte for byte: it may be signed.
+/// Removes `keys` from the query. The rest stays byte for byte, because it may be signed.
 pub(super) fn take(url: &mut Url, keys: &[&str]) -> TakenParameters {
     let mut taken = Vec::new();
     let mut kept = Vec::new();

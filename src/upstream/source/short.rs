@@ -1,8 +1,8 @@
-//! The short forms that go-getter knows, without a scheme.
+//! go-getter's short forms of addresses, without a scheme.
 
 use super::BadSource;
 
-/// The getter and full address of a short form; `None` if it is not one.
+/// Expands a short form to its getter and full address; `None` if it is not one.
 pub(super) fn expand(text: &str) -> Result<Option<(&'static str, String)>, BadSource> {
     let (path, query) = match text.split_once('?') {
         Some((path, query)) => (path, format!("?{query}")),
@@ -29,7 +29,7 @@ fn with_git(repository: &str) -> String {
     if repository.ends_with(".git") { repository.to_owned() } else { format!("{repository}.git") }
 }
 
-/// Suggests the meaning of an address without a scheme.
+/// A label for people, by a guess at an address without a scheme.
 pub(super) fn suggestion(text: &str) -> &'static str {
     let host = text.split('/').next().unwrap_or_default();
     let is_name =

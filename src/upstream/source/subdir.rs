@@ -1,4 +1,4 @@
-//! `//SUBDIR`: where in a package a module is.
+//! `//SUBDIR`: the folder of a module in its package.
 
 use super::BadSource;
 use crate::pack::TreePath;
@@ -6,23 +6,23 @@ use crate::pack::TreePath;
 /// Pattern characters of Go's `filepath.Glob`. A `?` starts the query and never occurs here.
 const GLOB: [char; 3] = ['*', '[', '\\'];
 
-/// Where in a package a module is.
+/// The folder of a module in its package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subdir {
-    /// In a folder of this name.
+    /// A folder by its path.
     Plain(TreePath),
-    /// Below the one folder that a pattern means. Clients do not expand patterns for modules of registries (PROTOCOL
-    /// 4.4), so that folder is to become the root of what they get.
+    /// A folder below the one that a pattern matches. Clients do not expand patterns for registry modules (PROTOCOL
+    /// 4.4), so larder makes the matched folder the root of the package that it serves.
     Glob {
-        /// The pattern, up to its last name that is one.
+        /// The pattern, up to the last segment with a pattern character.
         wrapper: String,
-        /// The path below that folder.
+        /// The path below the matched folder.
         rest: TreePath,
     },
 }
 
 impl Subdir {
-    /// Parses what stands after the `//`. Nothing at all, and `.`, are the root.
+    /// Parses the text after the `//`. Empty text and `.` are the root.
     pub(super) fn parse(text: &str) -> Result<Option<Self>, BadSource> {
         let names: Vec<&str> = text.split('/').filter(|name| !name.is_empty() && *name != ".").collect();
         if names.contains(&"..") {
@@ -38,13 +38,13 @@ impl Subdir {
         })
     }
 
-    /// The remaining path in a package whose root is the folder that a pattern matched; `None` if nothing remains.
+    /// The path in the served package, whose root is the folder that a pattern matched; `None` for the root.
     pub fn in_package(&self) -> Option<&TreePath> {
         let (Self::Plain(below) | Self::Glob { rest: below, .. }) = self;
         Some(below).filter(|below| !below.is_root())
     }
 
-    /// Joins `below` to this path: the subdir of an indirection goes first.
+    /// Appends `below`. The subdir that an indirection names comes first.
     ///
     /// # Errors
     /// [`BadSource`] if the result is too long.
@@ -65,7 +65,7 @@ impl Subdir {
 }
 
 impl std::fmt::Display for Subdir {
-    /// As an address has it, without the slashes before it.
+    /// The spelling in an address, without the slashes before it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Plain(path) => path.fmt(f),

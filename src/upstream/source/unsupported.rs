@@ -4,7 +4,7 @@ use url::form_urlencoded;
 
 use super::forced_getter;
 
-/// The parameters that may go to a client: none of them is a secret (DESIGN 6).
+/// Query parameters that may reach a client, because none of them is a secret (DESIGN 6).
 const HARMLESS: [&str; 7] = ["ref", "archive", "checksum", "depth", "version", "tag", "digest"];
 
 /// A source that only the client itself can fetch.
@@ -19,7 +19,7 @@ impl Unsupported {
         Self { what, text: text.to_owned() }
     }
 
-    /// A name for people: "an Amazon S3 bucket".
+    /// A label for people: "an Amazon S3 bucket".
     pub fn kind_name(&self) -> &'static str {
         self.what
     }
@@ -43,7 +43,8 @@ impl Unsupported {
         let (path, query) = self.text.split_once('?').unwrap_or((&self.text, ""));
         let is_harmless =
             |pair: &str| form_urlencoded::parse(pair.as_bytes()).all(|(key, _)| HARMLESS.contains(&key.as_ref()));
-        // // Anything that may be userinfo or hide a query is treated as one; a header is ASCII only.
+        // Anything that may be userinfo or hide a query is treated as such. The address becomes a header, which is
+        // ASCII only.
         let is_plain = !path.contains(['@', '#', ' ']) && !query.contains(['@', '#', ' ', ';', '?']);
         let is_for_a_header = self.text.bytes().all(|byte| byte.is_ascii_graphic());
         (is_plain && is_for_a_header && query.split('&').all(is_harmless)).then_some(&self.text)

@@ -29,7 +29,7 @@ impl SourceFetch<'_> {
             Some(ExpectedChecksum::Is(checksum)) => Some(checksum.clone()),
             Some(ExpectedChecksum::Listed(list)) => Some(self.listed_checksum(list, &source.url).await?),
         };
-        let (of, outbound) = (self.package.to_string(), &self.call.terms.outbound);
+        let (of, outbound) = (self.package.to_string(), &self.call.config.outbound);
         let ask = ask_for(self.mirror, &self.upstream, &self.grant, self.call, &source.url, &what);
         let downloaded = SourceDownload::new(self.mirror, outbound, ask, self.room).run(&of).await;
         let DownloadedSource { staged, validators, name } = downloaded.map_err(|error| match error {
@@ -70,7 +70,7 @@ impl SourceFetch<'_> {
 
     /// Waits for a permit to unpack. The caller holds nothing but its staging file meanwhile.
     async fn unpack_permit(&self) -> Result<TreePermit, Error> {
-        let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.asker).await;
+        let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.priority).await;
         let why = || "as many archives are being unpacked as may be at one time".to_owned();
         turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { what: self.what(), why: why() })
     }
@@ -78,7 +78,7 @@ impl SourceFetch<'_> {
     /// Fetches a checksum list and finds the archive's checksum in it.
     async fn listed_checksum(&self, list: &Url, archive: &Url) -> Result<Checksum, FetchTreeError> {
         let what = format!("the list of checksums for {}", self.what());
-        let asked = self.call.terms.outbound.small_file(self.ask(list, &what), None, MAX_CHECKSUM_LIST_BYTES).await;
+        let asked = self.call.config.outbound.small_file(self.ask(list, &what), None, MAX_CHECKSUM_LIST_BYTES).await;
         let found = match asked.map_err(location_fault)? {
             Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
             Fetched::Unchanged => None,

@@ -1,4 +1,4 @@
-//! The tree is what `git clone`, `git checkout` and `git submodule update --init --recursive` leave.
+//! The tree equals the result of `git clone`, `git checkout` and `git submodule update --init --recursive`.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
@@ -45,7 +45,7 @@ async fn the_tree_is_what_a_clone_with_submodules_leaves() {
     assert_eq!(ours[&b"linked"[..]], Thing::Link(b"modules/a".to_vec()));
 }
 
-/// Every kind of content under every kind of attribute, against git.
+/// Every content with every attribute, compared with git.
 #[tokio::test]
 async fn attributes_are_applied_as_git_applies_them() {
     let forge = Forge::new();
@@ -131,7 +131,7 @@ async fn attributes_are_applied_as_git_applies_them() {
         }
     }
     index.push_str(&format!("100644 {}\t.gitattributes\n", hashed(&repository, rules.as_bytes())));
-    // // Written without git's own conversion: the test is about checkout.
+    // Written without git's own conversion, because the test is about checkout.
     write(&repository, ".git/entries", index);
     let entries = fs::File::open(repository.join(".git/entries")).unwrap();
     assert!(git_command(&repository).args(["update-index", "--index-info"]).stdin(entries).status().unwrap().success());
@@ -143,7 +143,7 @@ async fn attributes_are_applied_as_git_applies_them() {
     assert_same(&listed(&fetched.tree), &cloned(&forge.url("r"), "").unwrap());
 }
 
-/// An object of exactly these bytes.
+/// Stores an object of exactly these bytes. Returns its id.
 fn hashed(repository: &Path, bytes: &[u8]) -> String {
     use std::io::Write as _;
     let mut command = git_command(repository);
@@ -153,10 +153,10 @@ fn hashed(repository: &Path, bytes: &[u8]) -> String {
     String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap().trim().to_owned()
 }
 
-/// A mode, a name and contents.
+/// Mode, name and content of a tree entry.
 type Crafted<'a> = (&'a str, &'a str, &'a [u8]);
 
-/// A tree of any entries, at the branch `crafted`.
+/// Commits a tree of arbitrary entries to the branch `crafted`.
 fn crafted(repository: &Path, entries: &[Crafted<'_>]) {
     let mut bytes = Vec::new();
     for (mode, name, content) in entries {

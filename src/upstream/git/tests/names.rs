@@ -1,9 +1,9 @@
-//! Which commit a reference means.
+//! References, and the commits they resolve to.
 
 use super::server::{Instead, settings};
 use super::*;
 
-/// A repository with a branch and a tag of one name, and more; and the ids of its commits by name.
+/// Makes a repository with a branch and a tag of the same name, and more. Returns its commit ids by name.
 fn tangled(forge: &Forge) -> BTreeMap<&'static str, String> {
     let r = forge.repository("r");
     let mut ids = BTreeMap::new();
@@ -23,7 +23,7 @@ fn tangled(forge: &Forge) -> BTreeMap<&'static str, String> {
     next("both", &["checkout", "-q", "-b", "both"]);
     next("prefix", &["checkout", "-q", "-b", "v1.0"]);
     git(&r, &["tag", "v1.0.0-rc", "both~1"]);
-    // // A commit that only a tag leads to.
+    // A commit that only a tag leads to.
     next("noted", &["checkout", "-q", "--detach"]);
     git(&r, &["tag", "-a", "-m", "x", "note"]);
     next("lost", &["checkout", "-q", "--detach", "HEAD~1"]);
@@ -41,7 +41,7 @@ fn content(fetched: &GitTree) -> String {
 async fn a_reference_is_what_a_clone_and_checkout_makes_of_it() {
     let forge = Forge::new();
     let ids = tangled(&forge);
-    // Long servers leave out trees, others do not, and old ones know neither that nor most ids.
+    // Some servers can omit trees, others cannot, and old ones can do neither that nor serve most ids.
     for (filter, old) in [("true", false), ("false", false), ("false", true)] {
         fs::write(settings(forge.folder.path()), format!("[uploadpack]\n\tallowFilter = {filter}\n")).unwrap();
         forge.server.on(move |_| if old { Instead::AsOld } else { Instead::Nothing });
@@ -77,7 +77,8 @@ async fn a_reference_is_what_a_clone_and_checkout_makes_of_it() {
             assert!(refused.to_string().contains(nothing), "{nothing}: {refused}");
             assert!(setting.look(&forge.source("r", nothing)).await.is_err() || nothing == "0000", "{nothing}");
         }
-        // Promise of the issue: forges hand out what no branch leads to, a checkout in a clone does not.
+        // Forges serve commits that no branch leads to, but a checkout in a clone fails. Larder fails like the
+        // checkout.
         for lost in [&ids["lost"], &"1".repeat(40)] {
             assert_eq!(cloned(&forge.url("r"), lost), None);
             let refused = setting.fetch(&forge.source("r", lost)).await.unwrap_err();
@@ -86,7 +87,7 @@ async fn a_reference_is_what_a_clone_and_checkout_makes_of_it() {
     }
 }
 
-/// Gerrit is such a server, of the second version of the protocol too.
+/// Gerrit refuses ids without a ref, even in protocol version 2.
 #[tokio::test]
 async fn what_a_server_does_not_hand_out_by_its_id_is_looked_for_in_all_it_has() {
     let forge = Forge::new();

@@ -1,4 +1,4 @@
-//! A server of repositories: `git http-backend` behind a socket on loopback, with faults.
+//! A git server with faults: `git http-backend` behind a loopback socket.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,20 +25,20 @@ impl ReceivedRequest {
     }
 }
 
-/// A fault instead of an answer, or before it.
+/// The server's behaviour for one request.
 #[derive(Clone)]
 pub(super) enum Instead {
-    /// It is answered.
+    /// A normal answer.
     Nothing,
-    /// It is answered with this: all of a response.
+    /// This text as the complete response.
     Say(String),
-    /// It is answered as an old server would, which knows the first version of the protocol only.
+    /// The answer of an old server, without protocol version 2.
     AsOld,
-    /// The connection stays silent until the other side closes it.
+    /// Silence until the client closes the connection.
     Silence,
-    /// It is answered with how far it is with a pack, so many milliseconds apart, and never with any of it.
+    /// Endless progress messages, this many milliseconds apart, and no pack.
     Progress(u64),
-    /// It is answered with one byte at a time, so many milliseconds apart, after the first of so many.
+    /// A normal answer: this many bytes at once, then single bytes, this many milliseconds apart.
     Drip(usize, u64),
 }
 
@@ -94,7 +94,7 @@ fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<ReceivedRequest>>, faul
     };
 }
 
-/// Stops when the client disconnects.
+/// Sends progress messages until the client disconnects.
 fn progress(writer: &mut TcpStream, apart: std::time::Duration) -> std::io::Result<()> {
     let line = |said: &str| format!("{:04x}{said}", said.len() + 4);
     let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-result\r\n\r\n";
@@ -141,7 +141,7 @@ impl Write for Dripping {
             self.first -= written;
             return Ok(written);
         }
-        // // The wait itself is tested.
+        // The delay itself is under test.
         std::thread::sleep(self.apart);
         self.writer.write(&bytes[..bytes.len().min(1)])
     }
@@ -189,7 +189,7 @@ fn answer(writer: &mut impl Write, root: &Path, asked: &ReceivedRequest, is_new:
     copied.map(drop)
 }
 
-/// Where the server's own settings of git go.
+/// The git configuration file of the server.
 pub(super) fn settings(root: &Path) -> PathBuf {
     root.join("gitconfig")
 }

@@ -1,4 +1,4 @@
-//! Over ssh, with a real server of OpenSSH on loopback; left out where there is none.
+//! Git over ssh, with a real OpenSSH server on loopback; skipped if none is installed.
 
 use std::io::Write as _;
 use std::net::TcpListener;
@@ -21,7 +21,7 @@ struct SshServer {
 }
 
 impl SshServer {
-    /// One, with a key of a user's and a host key that are its own; each connection has a process.
+    /// Starts a server with a fresh user key and host key. Each connection has its own process.
     fn start() -> Option<Self> {
         if !Path::new(SSHD).exists() {
             let missing = format!("there is no {SSHD}: some tests were not run");
@@ -105,7 +105,7 @@ async fn a_repository_is_fetched_over_ssh_with_the_configured_key() {
     assert_eq!(setting.look(&server.source(&r.join(".git"), "main")).await.unwrap(), Some(fetched.commit));
 }
 
-/// Promise 8, and no prompt: a host key that is not the configured one, a key that is not let in.
+/// Promise 8, without prompts: an unknown host key and a refused user key are errors.
 #[tokio::test]
 async fn an_unknown_host_and_a_refused_key_are_told() {
     let Some(server) = SshServer::start() else { return };
@@ -156,7 +156,7 @@ async fn a_silent_ssh_server_is_given_up_and_leaves_no_process() {
     let error = setting.fetch(&GitSource { url, reference: None, depth: None }).await.unwrap_err();
     assert!(matches!(&error, GitError::Upstream(error) if matches!(error.fault, Fault::Slow(_))), "{error}");
     let (mut stream, _) = listener.accept().unwrap();
-    // // After the greeting its end was closed: a surviving process would keep this open.
+    // The client's end was closed after the greeting; a surviving process would keep it open.
     let mut greeting = Vec::new();
     let _ = stream.read_to_end(&mut greeting);
     assert!(greeting.starts_with(b"SSH-2.0"));

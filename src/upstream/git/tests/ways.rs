@@ -1,4 +1,4 @@
-//! Nothing leaves but through the connector, and on every hop as it lets it.
+//! All traffic of git jobs goes through the connector, which checks every hop.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ async fn a_redirect_of_what_was_posted_is_not_followed() {
     assert_eq!(forge.server.asked().len(), 2);
 }
 
-/// Promise 8: a credential goes to its host, and on no redirect to another.
+/// Promise 8: a credential is sent to its host, and to no other after a redirect.
 #[tokio::test]
 async fn a_credential_is_shown_to_its_host_alone() {
     let (private, public) = (Forge::new(), Forge::new());
@@ -94,7 +94,7 @@ async fn a_credential_is_shown_to_its_host_alone() {
     });
     setting.fetch(&private.source("r", "main")).await.unwrap();
     assert_eq!((shown(&public), public.server.asked().len()), (0, 3));
-    // Another upstream's modules do not fetch with it.
+    // The credential is not for the modules of another upstream.
     setting.credentials[0].upstreams = vec![Hostname::parse("other.example").unwrap()];
     private.server.on(|_| Instead::Nothing);
     let before = shown(&private);
@@ -166,7 +166,7 @@ async fn a_job_that_nobody_waits_for_ends_and_frees_its_place() {
     setting.fetch_with(&outbound, &source).await.unwrap();
 }
 
-/// Promise 8: a secret is not shown because a server quotes it.
+/// Promise 8: a secret that a server quotes is not shown.
 #[tokio::test]
 async fn what_quotes_a_credential_is_not_told() {
     let forge = Forge::new();
