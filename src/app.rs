@@ -117,9 +117,9 @@ impl MetricSources {
     fn registry(&self, mirror: Arc<Mirror>, started: Timestamp, clock: Clock) -> Registry {
         let mut registry = Registry::default();
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("larder_build", "Which larder this is", build);
+        registry.register("larder_build", "Version of this larder", build);
         let since = ConstGauge::new(started.0);
-        registry.register_with_unit("larder_start_time", "When this larder started, since 1970", Unit::Seconds, since);
+        registry.register_with_unit("larder_start_time", "Start time of this larder, since 1970", Unit::Seconds, since);
         self.requests.register(&mut registry);
         self.counters.register(&mut registry);
         self.supervisor.register(&mut registry);
@@ -335,7 +335,7 @@ impl RunningApp {
         let asking = mirror.hosts().into_iter().map(|host| async move {
             let call = mirror.job_context(self.parts.clock.now());
             match mirror.discovery(&host, &call).await {
-                Ok(answer) if answer.outcome == Outcome::Stale => Some(format!("{host} does not answer as it should")),
+                Ok(answer) if answer.outcome == Outcome::Stale => Some(format!("{host} does not answer correctly")),
                 Ok(_) => None,
                 Err(error) => Some(format!("{host}: {}", error.explain().cause)),
             }

@@ -90,7 +90,7 @@ fn without_secrets(url: &str) -> String {
     let may_be_a_password = authority.rsplit_once(':').is_some_and(|(_, port)| !is_port(port) && !port.ends_with(']'));
     match authority.rsplit_once('@') {
         Some((_, host)) => format!("{host}{path}"),
-        // // A password may contain an unencoded slash, question mark or hash.
+        // A password may contain an unencoded slash, question mark or hash.
         None if query.contains('@') || (path.contains('@') && may_be_a_password) => "...".to_owned(),
         None => place.to_owned(),
     }

@@ -124,7 +124,7 @@ impl Condition {
 
     fn allows(&self, version: &Version) -> bool {
         let order = version.precedence(&self.version);
-        // // A pre-release of a version that is too new is not too new itself: it matches where another condition names
+        // A pre-release of a version that is too new is not too new itself: it matches where another condition names
         // it.
         let before = |next: [u64; 3]| (version.numbers(), !version.is_pre_release()) < (next, true);
         let [major, minor, _] = self.version.numbers();
@@ -168,7 +168,7 @@ impl fmt::Display for Condition {
             Operator::LessOrEqual => write!(f, "<= {version}"),
             Operator::SamePatchLine => write!(f, "~> {version}"),
             Operator::SameMajorLine => match version.as_str().split_once(['-', '+']) {
-                // // With a suffix, two components suffice to identify it.
+                // With a suffix, two components suffice to identify it.
                 Some((core, _)) => write!(f, "~> {}{}", two_of(core), &version.as_str()[core.len()..]),
                 None => write!(f, "~> {}", two_of(version.as_str())),
             },

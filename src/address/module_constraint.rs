@@ -182,7 +182,7 @@ impl PartialVersion {
         let numbers = self.numbers.iter().enumerate().map(|(place, number)| number.cmp(&theirs(place)));
         let numbers = numbers.fold(Ordering::Equal, Ordering::then);
         match numbers {
-            // // With a fourth component, pre-releases are ignored.
+            // With a fourth component, pre-releases are ignored.
             Ordering::Equal if self.numbers.len() == 3 => compare_pre(&self.pre, version.pre()),
             numbers => numbers,
         }

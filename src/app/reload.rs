@@ -73,7 +73,7 @@ impl RunningApp {
         self.parts.recurring.renew(&config);
         *in_force = config;
         if let Err(error) = self.parts.mirror.make_room().await {
-            tracing::error!(%error, "the store could not be looked at for what has no room any more");
+            tracing::error!(%error, "eviction after the reload failed");
         }
         Ok(Reloaded { take_a_restart })
     }

@@ -32,7 +32,7 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// The system returned no random bytes.
-    #[error("the system gives no random bytes")]
+    #[error("the system returned no random bytes")]
     Random,
 }
 
@@ -42,7 +42,7 @@ fn to_do(source: &std::io::Error) -> &'static str {
         std::io::ErrorKind::AddrInUse => {
             "; see what listens there (ss -ltnp), or choose other ports (larder serve --listen 127.0.0.1:9080 --admin-listen 127.0.0.1:9081)"
         }
-        std::io::ErrorKind::PermissionDenied => "; choose a port from 1024 on, or let larder's user have this one",
+        std::io::ErrorKind::PermissionDenied => "; choose a port from 1024 on, or allow larder's user to bind this one",
         std::io::ErrorKind::AddrNotAvailable => "; choose an address that this machine has",
         _ => "",
     }

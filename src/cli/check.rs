@@ -38,7 +38,7 @@ pub(super) fn run(common: &CommonOptions) -> ExitCode {
             print_error(&wrapped(remark, width_of_stderr()));
         }
         match (&file, problems.len() as u64) {
-            (Some(file), 0) => print_line(&format!("{} is good", file.display())),
+            (Some(file), 0) => print_line(&format!("{} is valid", file.display())),
             (None, 0) => print_line("no configuration file found: the defaults are used"),
             (_, number) => print_error(&plural(number, "problem")),
         }

@@ -38,8 +38,8 @@ impl ClientConfig {
         let base = app::base_url_of(&config, config.server.listen);
         anyhow::ensure!(
             !self.mirror || base.starts_with("https:"),
-            "clients take a network mirror over https only, and this larder is at {base}: set [server] tls, or public_url \
-             where a proxy ends TLS; a host override works without (larder client-config)"
+            "clients accept a network mirror over https only, and this larder is at {base}; set [server] tls, or public_url \
+             where a proxy ends TLS; or use a host override (larder client-config)"
         );
         let path = if self.mirror { "/admin/v1/client-config?mirror" } else { "/admin/v1/client-config" };
         let paste: anyhow::Result<String> = runtime()?.block_on(async {

@@ -102,7 +102,7 @@ pub(super) fn require_store(config: &Config) -> anyhow::Result<()> {
         return Ok(());
     }
     let path = config.store.path.display();
-    Err(anyhow!("no larder runs here, and there is no store in {path} yet: `larder serve` makes it"))
+    Err(anyhow!("no larder runs here, and there is no store in {path} yet; `larder serve` creates it"))
 }
 
 /// Prints the result; returns true if the command succeeded for every address.
@@ -134,9 +134,9 @@ fn refreshed_lines(items: &[RefreshResult], host: &Hostname) -> Vec<String> {
         let said = match news {
             RefreshOutcome::Unchanged => "unchanged",
             RefreshOutcome::New => "new",
-            RefreshOutcome::Gone => "gone upstream; what is held is kept",
-            RefreshOutcome::Absent { .. } => "not there",
-            RefreshOutcome::Failed { .. } => "failed; what is held stays",
+            RefreshOutcome::Gone => "gone upstream; the stored copy stays",
+            RefreshOutcome::Absent { .. } => "not found",
+            RefreshOutcome::Failed { .. } => "failed; the stored copy stays",
         };
         lines.push(format!("{what:width$}  {said}"));
         if let RefreshOutcome::Absent { error } | RefreshOutcome::Failed { error } = news {
@@ -152,7 +152,7 @@ fn purged_lines(items: &[PurgeResult], host: &Hostname) -> Vec<String> {
         let PurgeResult { archives, archive_bytes, shared, documents, document_bytes, .. } = item;
         let what = item.package.without(host);
         if *archives == 0 && *documents == 0 && *shared == 0 && item.is_all() {
-            lines.push(format!("{what}: nothing of it was held"));
+            lines.push(format!("{what}: nothing was stored"));
             continue;
         }
         let archives = plural(*archives, "archive");
@@ -160,15 +160,15 @@ fn purged_lines(items: &[PurgeResult], host: &Hostname) -> Vec<String> {
         let (archive_bytes, document_bytes) = (ByteSize(*archive_bytes), ByteSize(*document_bytes));
         lines.push(format!("{what}: removed {archives} ({archive_bytes}) and {documents} ({document_bytes})"));
         if *shared > 0 {
-            lines.push(format!("  {} stay: another package names the same bytes", plural(*shared, "archive")));
+            lines.push(format!("  {} not removed: another package uses the same bytes", plural(*shared, "archive")));
         }
-        lines.extend(item.pinned.iter().map(|package| format!("  left alone: {package} is pinned")));
-        lines.extend(item.left.iter().map(|left| format!("  left alone: {left}")));
-        let unreadable = |what| format!("  unreadable: {what}; an archive that only it lists may still be held");
+        lines.extend(item.pinned.iter().map(|package| format!("  not removed: {package} is pinned")));
+        lines.extend(item.left.iter().map(|left| format!("  not removed: {left}")));
+        let unreadable = |what| format!("  unreadable: {what}; an archive listed only there may still be stored");
         lines.extend(item.unreadable.iter().map(unreadable));
     }
     if items.iter().any(|item| item.seen_is_kept && item.archives + item.documents > 0) {
-        lines.push("what was ever proven is remembered: a version that is published anew is still noticed".to_owned());
+        lines.push("first-seen records stay: a version that is published again is still noticed".to_owned());
     }
     lines
 }
@@ -176,10 +176,10 @@ fn purged_lines(items: &[PurgeResult], host: &Hostname) -> Vec<String> {
 fn pinned_lines(items: &[PinResult], host: &Hostname) -> Vec<String> {
     let said = |pinned: &PinResult| match pinned.outcome {
         PinOutcome::Pinned => "pinned: never evicted, and not purged",
-        PinOutcome::Unpinned => "not pinned any more",
-        PinOutcome::AsBefore => "as it was",
-        PinOutcome::WhenItComes => "pinned as soon as its job has fetched it",
-        PinOutcome::NotHeld => "not held, so nothing of it is pinned: `larder warm --pin` fetches and pins it",
+        PinOutcome::Unpinned => "no longer pinned",
+        PinOutcome::AsBefore => "unchanged",
+        PinOutcome::WhenItComes => "will be pinned once its job has fetched it",
+        PinOutcome::NotHeld => "not stored, so nothing is pinned; `larder warm --pin` fetches and pins it",
     };
     items.iter().map(|pinned| format!("{}: {}", pinned.package.without(host), said(pinned))).collect()
 }
@@ -190,11 +190,11 @@ fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
         let what = package.without(host);
         match ruling {
             AcceptOutcome::NothingToAccept => lines.push(format!(
-                "{what}: nothing to accept: what upstream has is served already; alarms about it are resolved"
+                "{what}: nothing to accept: upstream's version is already served; its alarms are resolved"
             )),
             AcceptOutcome::Withdrawn { error } => {
                 lines.push(format!(
-                    "{what}: upstream has it no more, nothing is accepted, its alarms are resolved: {error}"
+                    "{what}: gone upstream, nothing is accepted, its alarms are resolved: {error}"
                 ));
             }
             AcceptOutcome::Failed { error } => lines.push(format!("{what}: not accepted: {error}")),
@@ -212,7 +212,7 @@ fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
             AcceptOutcome::AcceptedElsewhere { tree_before, source } => {
                 lines.push(format!("{what}: accepted"));
                 lines.extend(tree_before.map(|before| format!("  was tree {before}")));
-                lines.push(format!("  is  {source}: clients fetch it themselves, and nothing is checked"));
+                lines.push(format!("  is  {source}: clients fetch it directly, and larder checks nothing"));
             }
             AcceptOutcome::Accepted { files, keys_before, key } => {
                 lines.push(format!("{what}: accepted"));
@@ -220,11 +220,11 @@ fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
                 lines.push(match key {
                     Some(key) if known => format!("  signed by {key}, which signed other versions before"),
                     Some(key) => format!("  signed by {key}, new"),
-                    None => "  signed by nobody".to_owned(),
+                    None => "  unsigned".to_owned(),
                 });
                 if !known {
-                    let before = if keys_before.is_empty() { "nobody".to_owned() } else { keys_before.join(", ") };
-                    lines.push(format!("  before by {before}"));
+                    let before = if keys_before.is_empty() { "no key".to_owned() } else { keys_before.join(", ") };
+                    lines.push(format!("  before, signed by {before}"));
                 }
                 for changed in files {
                     lines.push(format!("  {}", escape_for_terminal(&changed.file)));

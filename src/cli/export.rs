@@ -67,7 +67,7 @@ impl Export {
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
         let (exported, is_all) = exported?;
         let Some(exported) = exported else {
-            print_error("nothing was exported, because not all of it could be had; --partial exports what could");
+            print_error("nothing was exported: some packages are unavailable; --partial exports the rest");
             return Ok(false);
         };
         if self.common.json {
@@ -118,7 +118,7 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
             })
         }
         JobRunner::InProcess { mirror, jobs, .. } => {
-            let held = JobId::parse(&job.id).and_then(|id| jobs.stored_archives(id)).context("the job is forgotten")?;
+            let held = JobId::parse(&job.id).and_then(|id| jobs.stored_archives(id)).context("the job no longer exists")?;
             let packages = held.into_iter().filter_map(|(of, digest)| match of {
                 Artifact::Provider(package) => Some((package, digest)),
                 Artifact::Module(_) => None,
@@ -139,7 +139,7 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
         // A broken transfer truncates the tar; the sender's error is the cause.
         (Err(sent), Err(received)) if received.kind() == io::ErrorKind::UnexpectedEof => Err(sent),
         (_, Err(received)) => {
-            Err(anyhow::Error::from(received).context("the tree is not whole; the same command goes on"))
+            Err(anyhow::Error::from(received).context("the tree is incomplete; the same command continues"))
         }
         (Err(sent), Ok(_)) => Err(sent),
     }
@@ -164,14 +164,14 @@ fn page(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> Str
         let archives = plural(received.unsigned, "archive");
         page.group(
             "unsigned",
-            &format!("{archives}, imported without signatures: nothing lies beside them that proves them"),
+            &format!("{archives}, imported without signatures: the tree has no proof of them"),
         );
     }
     if !received.with_port.is_empty() {
         let hosts: Vec<&str> = received.with_port.iter().map(|host| host.as_str()).collect();
         page.group(
             "ports",
-            &format!("{}: clients can use them in a filesystem_mirror, but in no network_mirror", hosts.join(", ")),
+            &format!("{}: clients can use them in a filesystem_mirror, but not in a network_mirror", hosts.join(", ")),
         );
     }
     if !modules.is_empty() {
@@ -182,7 +182,7 @@ fn page(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> Str
         );
     }
     if !received.notes.is_empty() {
-        page.group("notes", "on what was there before");
+        page.group("notes", "on files that existed before");
         received.notes.iter().for_each(|note| page.item(&escape_for_terminal(note), None));
     }
     page.text()

@@ -18,7 +18,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
 const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}{after-help}\n\nOptions:\n{options}";
 
 const EXAMPLES: &str = "Examples:
-  larder serve                            run the mirror, and print what to paste
+  larder serve                            run the mirror, and print the lines to paste
   larder plan .                           will `terraform init` work here offline?
   larder warm . --platform linux_amd64    fetch what is missing for that
   larder bundle create carry.tar --for .  take it across an air gap";
@@ -46,12 +46,12 @@ const EXAMPLES_OF: [(&[&str], &[Example]); 22] = [
             ("larder client-config --own-name", "source addresses with larder's own host name, over https"),
         ],
     ),
-    (&["doctor"], &[("larder doctor", "where init does not do what it should")]),
+    (&["doctor"], &[("larder doctor", "when init does not behave as expected")]),
     (
         &["plan"],
         &[
-            ("larder plan . --platform linux_amd64", "exit status 3 where something is missing"),
-            ("larder plan 'hashicorp/aws@~> 5.0'", "one provider; the quotes keep the shell from it"),
+            ("larder plan . --platform linux_amd64", "exit status 3 if anything is missing"),
+            ("larder plan 'hashicorp/aws@~> 5.0'", "one provider, quoted for the shell"),
         ],
     ),
     (
@@ -61,13 +61,13 @@ const EXAMPLES_OF: [(&[&str], &[Example]); 22] = [
             ("larder warm terraform-aws-modules/vpc/aws@5.1.0 --pin", "a module, never evicted"),
         ],
     ),
-    (&["missing"], &[("larder missing --json > missing.json", "what the next bundle should bring")]),
-    (&["refresh"], &[("larder refresh hashicorp/aws", "a version is out, and not listed yet")]),
-    (&["accept"], &[("larder accept hashicorp/aws@5.1.0", "its publisher says that the change is right")]),
+    (&["missing"], &[("larder missing --json > missing.json", "input for the next bundle")]),
+    (&["refresh"], &[("larder refresh hashicorp/aws", "after a release that is not listed yet")]),
+    (&["accept"], &[("larder accept hashicorp/aws@5.1.0", "after the publisher confirmed the change")]),
     (&["pin"], &[("larder pin hashicorp/aws@5.1.0", "")]),
     (&["unpin"], &[("larder unpin hashicorp/aws@5.1.0", "")]),
     (&["purge"], &[("larder purge 'hashicorp/aws@< 4.0'", "old versions, all platforms")]),
-    (&["bundle"], &[("larder bundle create carry.tar --for .", "more of them: larder bundle create --help")]),
+    (&["bundle"], &[("larder bundle create carry.tar --for .", "more examples: larder bundle create --help")]),
     (
         &["bundle", "keygen"],
         &[("larder bundle keygen bundle.key", "once; prints the lines for both sides' mirror.toml")],
@@ -75,20 +75,20 @@ const EXAMPLES_OF: [(&[&str], &[Example]); 22] = [
     (
         &["bundle", "create"],
         &[
-            ("larder bundle create carry.tar --for ./prod --for ./dev --platform linux_amd64", "of two folders"),
-            ("larder bundle create delta.tar --for ./prod --since inside.json", "what the other side lacks"),
+            ("larder bundle create carry.tar --for ./prod --for ./dev --platform linux_amd64", "for two folders"),
+            ("larder bundle create delta.tar --for ./prod --since inside.json", "only what the other side lacks"),
             ("larder bundle create parts --for ./prod --part-size 2GiB", "for small media"),
         ],
     ),
-    (&["bundle", "apply"], &[("larder bundle apply carry.tar", "on the other side; proves all of it again")]),
+    (&["bundle", "apply"], &[("larder bundle apply carry.tar", "on the other side; verifies everything again")]),
     (&["inventory"], &[("larder inventory > inside.json", "carry it out for the next delta")]),
     (&["export"], &[("larder export ./tree --for ./prod --platform linux_amd64", "for filesystem_mirror")]),
-    (&["import"], &[("larder import ./tree", "what `terraform providers mirror ./tree` wrote")]),
-    (&["verify"], &[("larder verify", "exit status 3 where something was damaged")]),
+    (&["import"], &[("larder import ./tree", "a tree from `terraform providers mirror ./tree`")]),
+    (&["verify"], &[("larder verify", "exit status 3 if anything was damaged")]),
 ];
 
 const ENVIRONMENT: &str = "Environment:
-  LARDER_CONFIG       the configuration file, where --config names none
+  LARDER_CONFIG       the configuration file, unless --config is given
   LARDER_LOG          error, warn, info, debug, or module=level,...
   LARDER_LOG_FORMAT   text or json
   NO_COLOR            no colours

@@ -55,7 +55,7 @@ impl ImportCommand {
         }
         if sorted.packages == 0 && sorted.refused.is_empty() {
             anyhow::bail!(
-                "there is no archive in {}: it should be at HOST/NAMESPACE/TYPE/terraform-provider-TYPE_VERSION_OS_ARCH.zip, or unpacked below HOST/NAMESPACE/TYPE/VERSION/OS_ARCH",
+                "{} has no archives; expected HOST/NAMESPACE/TYPE/terraform-provider-TYPE_VERSION_OS_ARCH.zip, or unpacked packages in HOST/NAMESPACE/TYPE/VERSION/OS_ARCH",
                 self.tree.display()
             );
         }
@@ -180,12 +180,12 @@ impl ImportReporter {
             Some(ImportStep::Stopped { error }) => {
                 let error = escape_for_terminal(error);
                 print_error(&format!(
-                    "importing ended early: {error}; what was imported stays, and the same command goes on"
+                    "importing ended early: {error}; imported archives stay, and the same command continues"
                 ));
                 false
             }
             _ => {
-                print_error("larder stopped before the whole tree was imported; the same command goes on");
+                print_error("larder stopped before the whole tree was imported; the same command continues");
                 false
             }
         }
@@ -203,15 +203,15 @@ fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
     match &file.judged {
         FileVerdict::Proven { by } => {
             let by = match by {
-                ProvenBy::HeldSet => "by the set that was held",
+                ProvenBy::HeldSet => "by the stored proof set",
                 ProvenBy::Upstream => "by upstream's documents",
-                ProvenBy::Tree => "by what lies beside it",
+                ProvenBy::Tree => "by files beside it",
             };
-            page.push_hanging("  proven    ", &format!("{with_size}, {by}"));
+            page.push_hanging("  verified  ", &format!("{with_size}, {by}"));
         }
         FileVerdict::Unsigned => page.push_hanging("  unsigned  ", &with_size),
-        FileVerdict::PackedAnew => page.push_hanging("  unsigned  ", &format!("{with_size}, packed anew")),
-        FileVerdict::Held => page.push_hanging("  held      ", &called),
+        FileVerdict::PackedAnew => page.push_hanging("  unsigned  ", &format!("{with_size}, repacked")),
+        FileVerdict::Held => page.push_hanging("  stored    ", &called),
         FileVerdict::Refused { why } => {
             page.push_hanging("  REFUSED   ", &escape_for_terminal(&file.file));
             page.push_hanging("            ", &escape_for_terminal(why));
@@ -226,7 +226,7 @@ fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> Stri
     let mut page = TextPage::of_width(width);
     let ImportCounts { proven, unsigned, packed_anew, held, refused } = counts;
     if proven > 0 {
-        page.group("proven", &plural(proven, "archive"));
+        page.group("verified", &plural(proven, "archive"));
         if took_a_key {
             page.item(TREE_KEYS_NOTE, None);
         }
@@ -237,14 +237,14 @@ fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> Stri
     }
     if packed_anew > 0 {
         let packages = plural(packed_anew, "unpacked package");
-        page.group("packed anew", &format!("{packages}: you alone vouch for them"));
+        page.group("repacked", &format!("{packages}: you alone vouch for them"));
         page.item(REPACKED_NOTE, None);
         if unsigned == 0 {
             page.item(NO_SIGNATURES_NOTE, None);
         }
     }
     if held > 0 {
-        page.group("held", &format!("{} already", plural(held, "archive")));
+        page.group("stored", &format!("{} already", plural(held, "archive")));
     }
     if refused > 0 {
         page.group("refused", &plural(refused, "file"));
@@ -256,10 +256,10 @@ fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> Stri
 }
 
 /// Shown where a key of the tree has no other source.
-const TREE_KEYS_NOTE: &str = "Whoever made the tree chose these keys: compare their fingerprints with the publishers' own, or import while upstream can be asked.";
+const TREE_KEYS_NOTE: &str = "The maker of the tree chose these keys: compare their fingerprints with the publishers' own, or import while upstream is reachable.";
 
 /// Shown for archives without a signature: clients treat them differently by protocol.
-const NO_SIGNATURES_NOTE: &str = "No signatures: they are served as a network mirror. By the registry protocol (a host override) Terraform refuses them (\"authentication signature from unknown issuer\"), and so does OpenTofu, but for providers of registry.opentofu.org.";
+const NO_SIGNATURES_NOTE: &str = "No signatures: they are served as a network mirror. By the registry protocol (a host override) Terraform refuses them (\"authentication signature from unknown issuer\"), and so does OpenTofu, except for providers of registry.opentofu.org.";
 
 /// Shown for packages that were unpacked in the tree.
 const REPACKED_NOTE: &str = "larder made the zip: it has the publisher's h1, which lock files record and clients check, but neither its signature nor its zh. A lock file with zh lines alone refuses it.";
@@ -284,7 +284,7 @@ mod tests {
         let host = Hostname::parse("registry.terraform.io").unwrap();
         let packed = line(&of(FileVerdict::PackedAnew, Vec::new()), &host, Some(80));
         assert!(packed.starts_with("  unsigned  hashicorp/a-provider"), "{packed}");
-        assert!(packed.ends_with("12.0 MiB, packed anew"), "{packed}");
+        assert!(packed.ends_with("12.0 MiB, repacked"), "{packed}");
         let refused =
             line(&of(FileVerdict::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()), &host, Some(80));
         assert!(refused.ends_with("\n            it is a link \\u{1b}[2J"), "{refused}");
@@ -295,7 +295,7 @@ mod tests {
         }
         let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
-            words.contains("packed anew 2 unpacked packages: you alone vouch for them larder made the zip"),
+            words.contains("repacked 2 unpacked packages: you alone vouch for them larder made the zip"),
             "{words}"
         );
         assert!(words.contains("neither its signature nor its zh") && words.contains("No signatures:"), "{words}");

@@ -34,7 +34,7 @@ impl MissingCommand {
             .block_on(async { if self.forget { forget(&config).await } else { fetch_missing(&config).await } })?;
         match (self.common.json, self.forget) {
             (true, _) => print_line(&serde_json::to_string(&order)?),
-            (false, true) => print_line("forgotten: what is asked for from now on is noted anew"),
+            (false, true) => print_line("cleared: requests from now on are recorded again"),
             (false, false) => print_line(&page(&order, &config.default_host(), width_of_stdout())),
         }
         Ok(())
@@ -54,7 +54,7 @@ async fn fetch_missing(config: &Config) -> anyhow::Result<OrderRequest> {
             mirror.close().await?;
             Ok(order)
         }
-        Err(error) => Err(error).context("the running larder did not say what is missing"),
+        Err(error) => Err(error).context("the running larder did not list the missing packages"),
     }
 }
 
@@ -69,7 +69,7 @@ async fn forget(config: &Config) -> anyhow::Result<OrderRequest> {
             mirror.close().await?;
             Ok(OrderRequest::default())
         }
-        Err(error) => Err(error).context("the running larder did not forget what is missing"),
+        Err(error) => Err(error).context("the running larder did not clear the missing packages"),
     }
 }
 
@@ -77,11 +77,11 @@ async fn forget(config: &Config) -> anyhow::Result<OrderRequest> {
 fn page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
     if order.what.is_empty() {
-        page.group("missing", "nothing: all that was asked for while offline is held");
+        page.group("missing", "nothing: everything requested while offline is stored");
         return page.text();
     }
-    let number = plural(order.what.len() as u64, "thing");
-    page.group("missing", &format!("{number} asked for while offline and not held"));
+    let number = plural(order.what.len() as u64, "item");
+    page.group("missing", &format!("{number} requested while offline and not stored"));
     let mut last = "";
     for told in &order.what {
         let (whole, platforms) = match told {
@@ -106,7 +106,7 @@ fn page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> String {
         true => (", for the platforms of your runners", " --platform linux_amd64"),
         false => ("", ""),
     };
-    page.group("to do", &format!("where upstreams can be reached, fetch it{runners}, and bring it here:"));
+    page.group("to do", &format!("with upstream access, fetch these{runners}, and carry the bundle here:"));
     page.command("larder missing --json > missing.json");
     page.command(&format!("larder bundle create missing.tar --for missing.json{platform}"));
     page.text()
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn it_is_grouped_and_fits_terminals_of_80_and_of_160_columns() {
         let shown = page(&order(), &host(), None);
-        for part in ["3 things", "    any version", "    12.34.56  darwin_amd64, ", "  acme/vpc/aws\n    5.1.0"] {
+        for part in ["3 items", "    any version", "    12.34.56  darwin_amd64, ", "  acme/vpc/aws\n    5.1.0"] {
             assert!(shown.contains(part), "{part} is not in:\n{shown}");
         }
         assert_eq!(shown.matches("a-provider-with-a-long-name").count(), 1, "{shown}");

@@ -309,7 +309,7 @@ static PRINT_FAILED: AtomicBool = AtomicBool::new(false);
 fn print_line(text: &str) {
     match with_bars_hidden(|| writeln!(std::io::stdout(), "{text}")) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe && !PRINT_FAILED.swap(true, Ordering::Relaxed) => {
-            print_error(&format!("could not print all of what was asked for: {error}"));
+            print_error(&format!("could not print the whole result: {error}"));
         }
         _ => {}
     }

@@ -61,7 +61,7 @@ impl OrderOptions {
         for path in &self.value_files {
             let name = path.display().to_string();
             let bytes = file::read(path).with_context(|| format!("{name} cannot be read"))?;
-            let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name} is no UTF-8 text"))?;
+            let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name} is not UTF-8 text"))?;
             values.add_file(&name, &text).map_err(|why| anyhow!("{name}: {why}"))?;
         }
         for given in &self.values {
@@ -99,7 +99,7 @@ impl OrderOptions {
                 LabelKind::Folder => folders.push(path),
                 LabelKind::Tar => {
                     if let Some(other) = tar.replace(given) {
-                        bail!("{other} and {given} are both a tar: name one, with all the folders in it");
+                        bail!("{other} and {given} are both tars; name one, with all the folders in it");
                     }
                     let files = file::read_tar(&path).map_err(anyhow::Error::msg)?;
                     told.add_files(files.into(), Vec::new()).map_err(|why| anyhow!("{given}: {why}"))?;
@@ -107,12 +107,12 @@ impl OrderOptions {
             }
         }
         if folders.is_empty() && !(self.values.is_empty() && self.value_files.is_empty()) {
-            bail!("--var and --var-file are for folders, and none is named");
+            bail!("--var and --var-file are for folders, and no folder is named");
         }
         if !folders.is_empty() {
             let collected = requirements::collect(&folders, &self.given_values()?).map_err(|bad| anyhow!("{bad}"))?;
             for passed_over in &collected.passed_over {
-                print_error(&format!("passed over: {passed_over}"));
+                print_error(&format!("skipped: {passed_over}"));
             }
             told.add_files(collected.files.into(), collected.roots).map_err(|why| anyhow!(why))?;
         }

@@ -101,19 +101,19 @@ impl ServeTasks {
             let Some(reloaded) = stop.run_until_cancelled(Arc::clone(&self).reload()).await else { return };
             let came_of_it = match reloaded {
                 Ok(reloaded) if reloaded.take_a_restart.is_empty() => {
-                    tracing::info!("the configuration was read again and is in force");
+                    tracing::info!("the configuration was reloaded");
                     String::new()
                 }
                 Ok(Reloaded { take_a_restart }) => {
                     let options = take_a_restart.join(", ");
-                    tracing::warn!(%options, "the configuration was read again and is in force, but for options that take a restart");
-                    format!("; takes a restart: {options}")
+                    tracing::warn!(%options, "the configuration was reloaded; some options need a restart");
+                    format!("; needs a restart: {options}")
                 }
                 Err(problems) => {
                     tracing::error!(
-                        "the configuration was read again and not taken over, the one before stays in force: {problems}"
+                        "the configuration was not reloaded, the previous one stays in force: {problems}"
                     );
-                    "; its configuration has problems, the one before is in force".to_owned()
+                    "; its configuration has problems, the previous one is in force".to_owned()
                 }
             };
             self.manager.ready(&format!("{}{came_of_it}", self.running.summary_line().await)).await;
@@ -148,10 +148,10 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
     }
     if config.server.public_url.is_none() && app.address().ip().is_unspecified() {
         print_line(&format!(
-            "           on every address of this machine ({}): others need its name in the lines below,",
+            "           on every address of this machine ({}): clients elsewhere need its name in the lines",
             app.address()
         ));
-        print_line("           which [server] public_url puts there");
+        print_line("           below; set [server] public_url");
     }
     print_line(&format!("  admin    http://{}", app.admin_address()));
     print_line(&format!("  store    {} (up to {})", config.store.path.display(), ByteSize(app.size_limit().await)));
@@ -161,7 +161,7 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
         print_line(&format!("  commands find it with{to_find_it}"));
     }
     if config.network.offline {
-        print_line("  offline  nothing goes out; what is held is served");
+        print_line("  offline  no outbound traffic; stored copies are served");
     }
     print_line("\nPaste into ~/.terraformrc or ~/.tofurc (no source line changes):\n");
     print_line(&paste);
@@ -172,7 +172,7 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
 async fn warn_unreachable_upstreams(running: Arc<RunningApp>, stop: CancellationToken) {
     let Some(unreachable) = stop.run_until_cancelled(running.unreachable_upstreams()).await else { return };
     for why in unreachable {
-        tracing::warn!("{why}; what is stored is served, and `larder doctor` says more");
+        tracing::warn!("{why}; stored copies are served; see `larder doctor`");
     }
 }
 

@@ -35,7 +35,7 @@ impl ServiceManager {
         let socket = std::env::var_os("NOTIFY_SOCKET").and_then(|name| match connect(&name) {
             Ok(socket) => Some(socket),
             Err(error) => {
-                tracing::warn!(?name, %error, "the service manager cannot be told anything");
+                tracing::warn!(?name, %error, "could not connect to the service manager");
                 None
             }
         });
@@ -52,7 +52,7 @@ impl ServiceManager {
     pub(super) async fn reloading(&self) {
         match NotifyState::monotonic_usec_now() {
             Ok(now) => self.tell(&[NotifyState::Reloading, now]).await,
-            Err(error) => tracing::warn!(%error, "the service manager cannot be told of the reload"),
+            Err(error) => tracing::warn!(%error, "could not report the reload to the service manager"),
         }
     }
 
@@ -93,7 +93,7 @@ impl ServiceManager {
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         };
         if let Err(error) = told {
-            tracing::warn!(%error, message = message.trim_end(), "the service manager could not be told");
+            tracing::warn!(%error, message = message.trim_end(), "could not notify the service manager");
         }
     }
 }
@@ -103,10 +103,10 @@ async fn wait_until_live(running: &RunningApp, within: Duration) {
         match timeout(within, running.check_liveness()).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => {
-                tracing::error!(%error, "larder does not answer itself");
+                tracing::error!(%error, "liveness check failed");
                 tokio::time::sleep(within).await;
             }
-            Err(_) => tracing::error!(?within, "larder does not answer itself in time"),
+            Err(_) => tracing::error!(?within, "liveness check timed out"),
         }
     }
 }

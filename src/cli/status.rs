@@ -29,7 +29,7 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
             Ok(answer) => serde_json::from_slice::<Report>(&answer).context("the running larder is of another version"),
             Err(AdminClientError::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                 let path = config.store.path.display();
-                Err(anyhow!("no larder runs here, and there is no store in {path} yet: `larder serve` makes it"))
+                Err(anyhow!("no larder runs here, and there is no store in {path} yet; `larder serve` creates it"))
             }
             Err(AdminClientError::NotRunning(_)) => {
                 let settings = StartSettings::default();
@@ -86,11 +86,11 @@ fn store(page: &mut TextPage, mirror: &Status) {
     let state = match mirror.store_state {
         StoreState::Ready => "ready",
         StoreState::NotKeeping => {
-            "NOT KEEPING: it would not take the last archive or document that it was given; what is held is served"
+            "NOT KEEPING: the last archive or document could not be stored; stored copies are served"
         }
-        StoreState::ReadOnly => "READ-ONLY: nothing new is kept; what is held is served",
+        StoreState::ReadOnly => "READ-ONLY: nothing new is stored; stored copies are served",
         StoreState::Gone => {
-            "GONE: it was removed or replaced, or cannot be looked at; nothing there is read or written until it is back"
+            "GONE: removed, replaced or inaccessible; nothing there is read or written until it is back"
         }
     };
     page.group("store", state);
@@ -110,7 +110,7 @@ fn store(page: &mut TextPage, mirror: &Status) {
     let full = percent(mirror.archive_bytes.saturating_add(mirror.document_bytes), mirror.max_size_bytes);
     let full = full.map(|full| format!(", {full} % of it used")).unwrap_or_default();
     page.row("limit", &format!("{}{full}", ByteSize(mirror.max_size_bytes)));
-    let free = mirror.free_bytes.map_or_else(|| "cannot be told".to_owned(), |free| ByteSize(free).to_string());
+    let free = mirror.free_bytes.map_or_else(|| "unknown".to_owned(), |free| ByteSize(free).to_string());
     page.row("disk free", &free);
     page.row("index", &ByteSize(mirror.index_bytes).to_string());
 }
@@ -132,14 +132,14 @@ fn clients(page: &mut TextPage, since: &SinceStart) {
     page.row("served", &ByteSize(since.sent_bytes).to_string());
     page.row(
         "saved",
-        &format!("{}{saved}, out of the store, and nobody was asked for it", ByteSize(since.saved_bytes)),
+        &format!("{}{saved}, from the store without an upstream request", ByteSize(since.saved_bytes)),
     );
     page.row("now", &{
         let filling = u64::try_from(since.fills_under_way).unwrap_or_default();
         let waiting = plural(since.waiting_requests, "request");
-        format!("{} under way, {waiting} waiting for an upstream", plural(filling, "download"))
+        format!("{} running, {waiting} waiting for an upstream", plural(filling, "download"))
     });
-    page.row("refused", &listed(&since.refused, "nobody"));
+    page.row("refused", &listed(&since.refused, "none"));
 }
 
 /// Renders counts as `12 hit, 3 miss`, largest first.
@@ -159,7 +159,7 @@ fn upstreams(page: &mut TextPage, upstreams: &[UpstreamState]) {
         let left = left_alone.iter().map(|left| format!("{} for {}", left.origin, format_seconds(left.seconds)));
         let state = match left.collect::<Vec<_>>() {
             left if left.is_empty() => String::new(),
-            left => format!("LEFT ALONE after failures: {}", left.join(", ")),
+            left => format!("BACKING OFF after failures: {}", left.join(", ")),
         };
         ([host.clone(), requests, failed, refused, ByteSize(*bytes).to_string()], state)
     };
@@ -171,7 +171,7 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
     if warm_ups.is_empty() {
         return;
     }
-    page.group("warm-ups", "each runs again and again ([[warm]])");
+    page.group("warm-ups", "recurring ([[warm]])");
     for warm_up in warm_ups.iter().take(SHOWN) {
         let RecurringState { what, every_seconds, running, last, next } = warm_up;
         let now = match (running, next) {
@@ -180,7 +180,7 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
             (None, None) => String::new(),
         };
         let last = match last {
-            None => "did not run yet".to_owned(),
+            None => "has not run yet".to_owned(),
             Some(last) => last_run(last),
         };
         let what: Vec<String> = what.iter().map(|what| escape_for_terminal(what)).collect();
@@ -192,11 +192,11 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
 fn last_run(last: &LastRun) -> String {
     let LastRun { ended, state, items, error, failures, .. } = last;
     let how = match (state, error) {
-        (_, Some(why)) => format!("COULD NOT BEGIN: {}", escape_for_terminal(why)),
+        (_, Some(why)) => format!("COULD NOT START: {}", escape_for_terminal(why)),
         (JobState::Failed, None) => format!("FAILED for {} of {}", items.failed, plural(items.all, "archive")),
         (JobState::Cancelled, None) => "was cancelled".to_owned(),
         (JobState::Done | JobState::Running, None) => {
-            format!("{} held, {} of them new", plural(items.held + items.fetched, "archive"), items.fetched)
+            format!("{} stored, {} of them new", plural(items.held + items.fetched, "archive"), items.fetched)
         }
     };
     let again = if *failures > 1 { format!(", {failures} times in a row") } else { String::new() };
@@ -209,10 +209,10 @@ fn meaning(kind: AlarmKind) -> &'static str {
         AlarmKind::Republished => "changed upstream, the new bytes are served",
         AlarmKind::Moved => "moved upstream, the new tree is not served",
         AlarmKind::NewKey => "signed by a new key, served",
-        AlarmKind::SignatureLost => "signed no more, not served",
+        AlarmKind::SignatureLost => "no longer signed, not served",
         AlarmKind::Dropped => "dropped upstream, served",
         AlarmKind::DamagedRecord => "first-seen record damaged, not served",
-        AlarmKind::ImportedDiffers => "not what was imported, served",
+        AlarmKind::ImportedDiffers => "differs from the imported archive, served",
     }
 }
 
@@ -228,7 +228,7 @@ fn alarms(page: &mut TextPage, alarms: &[Alarm]) {
         let said = format!("{}: {}", meaning(*kind), escape_for_terminal(detail));
         page.item(&format!("{address} {version}, {}", format_timestamp(*since)), Some(&said));
         if let Some(command) = resolve {
-            page.item("if that is what its publisher released:", None);
+            page.item("if the publisher released this:", None);
             page.command(command);
         }
     }
@@ -249,10 +249,10 @@ fn missing(page: &mut TextPage, missing: &[PackageRef], host: &Hostname) {
     if missing.is_empty() {
         return;
     }
-    page.group("missing", &format!("{} asked for while offline and not held", missing.len()));
+    page.group("missing", &format!("{} requested while offline and not stored", missing.len()));
     missing.iter().take(SHOWN).for_each(|of| page.item(&escape_for_terminal(&of.without(host).to_string()), None));
     and_more(page, missing.len());
-    page.item("`larder missing --json` prints it as an order for a larder that can fetch it", None);
+    page.item("`larder missing --json` prints this list as input for `larder warm` on an online larder", None);
 }
 
 fn and_more(page: &mut TextPage, all: usize) {

@@ -97,8 +97,8 @@ impl VerifyReporter {
                 ));
             }
             VerifyEvent::Done { wrong, .. } => print_line(&match wrong {
-                0 => "all is well".to_owned(),
-                wrong => format!("{} wrong", plural(*wrong, "thing")),
+                0 => "everything is intact".to_owned(),
+                wrong => format!("{} failed verification", plural(*wrong, "item")),
             }),
             VerifyEvent::Stopped { error } => print_error(&format!("verifying ended early: {error}")),
         }
@@ -140,7 +140,7 @@ fn told(wrong: &DamagedArchive) -> String {
     };
     let healed = match healed {
         RepairOutcome::FetchedAgain => "fetched again".to_owned(),
-        RepairOutcome::NobodyNeedsIt => "nobody needs it".to_owned(),
+        RepairOutcome::NobodyNeedsIt => "no package needs it".to_owned(),
         RepairOutcome::Offline => "offline, so it is not fetched again; `larder missing` lists it".to_owned(),
         RepairOutcome::NotNow { error } => format!("not fetched again yet: {error}"),
     };

@@ -98,7 +98,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<
     let ssh = section.table("ssh", SSH_EXAMPLE, read_ssh).flatten();
     let ways = ["token", "basic", "header", "ssh"];
     if !ways.into_iter().any(|way| section.has(way)) {
-        section.problem("", format!("nothing to show; write for example token = {TOKEN_EXAMPLE}"));
+        section.problem("", format!("no credential; write for example token = {TOKEN_EXAMPLE}"));
     }
     if section.has("ssh") {
         section.at_most_one(&ways);
@@ -133,7 +133,7 @@ fn valid_value(section: &mut Section<'_, '_, '_>, key: &'static str, secret: Sec
     if plain && HeaderValue::from_str(secret.expose_secret()).is_ok() {
         return Some(secret);
     }
-    section.problem(key, "the secret holds characters that no header may hold, such as a line break within".to_owned());
+    section.problem(key, "the secret has characters that a header cannot carry, such as a line break".to_owned());
     None
 }
 

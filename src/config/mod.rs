@@ -111,9 +111,9 @@ impl Config {
             return None;
         }
         Some(format!(
-            "larder holds credentials ({}) and can be reached from elsewhere ({}), so whoever reaches it would be served what \
-             those credentials open; add to [server] who may ask, for example clients = [\"10.0.0.0/8\"], or open = true if \
-             everybody may",
+            "larder has credentials ({}) and is reachable from other machines ({}), so every client could use those \
+             credentials; list the allowed clients in [server], for example clients = [\"10.0.0.0/8\"], or set open = \
+             true to allow every client",
             held.join(", "),
             reachable.join(", "),
         ))

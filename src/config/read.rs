@@ -82,7 +82,7 @@ fn read_root(root: &mut Section<'_, '_, '_>, config: &mut Config) {
     if config.network.offline && !config.warm.is_empty() {
         root.warning(
             "warm",
-            "[network] offline is true: nothing is fetched, so these only tell what is missing".to_owned(),
+            "[network] offline is true: nothing is fetched, so these only report missing packages".to_owned(),
         );
     }
 
@@ -113,7 +113,7 @@ fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
         trusted_proxies: section.list("trusted_proxies", r#"["10.0.0.5"]"#, values::network).unwrap_or_default(),
     };
     if section.is_empty_list("clients") {
-        section.problem("clients", "an empty list lets nobody ask; leave it out for everybody".to_owned());
+        section.problem("clients", "an empty list allows no client; omit it to allow every client".to_owned());
     }
     server
 }
@@ -157,7 +157,7 @@ fn read_bundle(section: &mut Section<'_, '_, '_>) -> BundleKeys {
 fn check_listeners(root: &mut Section<'_, '_, '_>, config: &Config) {
     let listen = config.admin.listen;
     if listen.port() != 0 && listen == config.server.listen {
-        let text = format!("{listen} is where [server] listens; each needs a socket of its own");
+        let text = format!("{listen} is also [server] listen; each needs its own");
         root.problem_within("admin", "listen", text);
     }
 }
@@ -166,7 +166,7 @@ fn distinct(root: &mut Section<'_, '_, '_>, upstreams: Vec<(usize, Option<Upstre
     if root.is_empty_list("upstream") {
         root.problem(
             "upstream",
-            "no upstream is left to mirror; leave it out for the two public registries".to_owned(),
+            "an empty list mirrors nothing; omit it for the two public registries".to_owned(),
         );
     }
     let mut seen = BTreeMap::new();

@@ -142,10 +142,10 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         let folder = self.reading.folder;
         self.text(key, example, |value| {
             if value.is_empty() || value.contains('\0') {
-                return Err("this is no path".to_owned());
+                return Err("this is not a path".to_owned());
             }
             if value.starts_with('~') {
-                return Err(format!("{} is taken as it stands: no shell puts your home folder for ~", quoted(value)));
+                return Err(format!("{} is not expanded: write the home folder in place of ~", quoted(value)));
             }
             Ok(folder.join(value))
         })
@@ -200,7 +200,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     pub(super) fn at_most_one(&mut self, keys: &[&'static str]) {
         let present: Vec<_> = keys.iter().copied().filter(|key| self.has(key)).collect();
         if let [first, .., last] = present[..] {
-            self.problem(last, format!("only one of {} can be; {first} is there already", keys.join(", ")));
+            self.problem(last, format!("only one of {} is allowed; {first} is set already", keys.join(", ")));
         }
     }
 

@@ -125,7 +125,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
         (None, false) => match Upstream::new(host) {
             Ok(upstream) => upstream,
             Err(cause) => {
-                section.problem("host", format!("makes no URL ({cause}); say where it is with url = \"https://…/\""));
+                section.problem("host", format!("does not form a URL ({cause}); write url = \"https://…/\""));
                 return None;
             }
         },

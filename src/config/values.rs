@@ -92,7 +92,7 @@ pub(crate) fn listening(value: &str) -> Result<SocketAddr, String> {
     if !is_named {
         return Err(format!("{} is not an address or a host name with a port", quoted(value)));
     }
-    outside::address(value).map_err(|cause| format!("{} leads nowhere from here: {cause}", quoted(value)))
+    outside::address(value).map_err(|cause| format!("{} does not resolve: {cause}", quoted(value)))
 }
 
 pub(super) fn platform(value: &str) -> Result<Platform, String> {
@@ -126,7 +126,7 @@ pub(super) fn private(value: &str) -> Result<super::PrivateDestination, String> 
     use super::PrivateDestination;
     if value.contains("://") {
         let (host, port) = plain_http(value).ok_or_else(|| {
-            format!("{} is not written http://name:port, the one form of URL that is meant here", quoted(value))
+            format!("{} does not have the form http://name:port, the only URL allowed here", quoted(value))
         })?;
         return Ok(PrivateDestination::PlainHttp { host, port });
     }
@@ -136,7 +136,7 @@ pub(super) fn private(value: &str) -> Result<super::PrivateDestination, String> 
     let bad = || format!("{} is neither a network, nor an address, nor a host name", quoted(value));
     let host = Hostname::parse(value).map_err(|_| bad())?;
     if host.port().is_some() || value.contains(':') {
-        return Err(format!("{} has a port; a name or an address stands for all its ports", quoted(value)));
+        return Err(format!("{} has a port; a name or an address covers all its ports", quoted(value)));
     }
     Ok(PrivateDestination::Name(host.to_string()))
 }
@@ -152,7 +152,7 @@ pub(super) fn policy(value: &str) -> Result<VerificationPolicy, String> {
 
 pub(super) fn duration(value: &str) -> Result<Duration, String> {
     let span = humantime::parse_duration(value)
-        .map_err(|_| format!("{} is not a length of time with its unit", quoted(value)))?;
+        .map_err(|_| format!("{} is not a duration with its unit", quoted(value)))?;
     if span > LONGEST {
         return Err(format!("{} is longer than ten years", quoted(value)));
     }
@@ -163,7 +163,7 @@ pub(super) fn duration(value: &str) -> Result<Duration, String> {
 pub(super) fn patience(value: &str) -> Result<Duration, String> {
     let span = duration(value)?;
     if span > LONGEST_PATIENCE {
-        return Err(format!("{} is longer than the 8s in which every document is answered", quoted(value)));
+        return Err(format!("{} is longer than 8s, the limit for every document", quoted(value)));
     }
     Ok(span)
 }
@@ -175,7 +175,7 @@ pub(super) fn interval(value: &str) -> Result<Option<Duration>, String> {
     }
     let span = duration(value)?;
     if span < SHORTEST_INTERVAL {
-        return Err(format!("{} is less than an hour; \"never\" would leave it out", quoted(value)));
+        return Err(format!("{} is less than an hour; \"never\" disables it", quoted(value)));
     }
     Ok(Some(span))
 }
@@ -184,7 +184,7 @@ pub(super) fn interval(value: &str) -> Result<Option<Duration>, String> {
 pub(super) fn recurrence(value: &str) -> Result<Duration, String> {
     let span = duration(value)?;
     if span < SHORTEST_RECURRENCE {
-        return Err(format!("{} is less than the 5m that upstreams are spared at least", quoted(value)));
+        return Err(format!("{} is less than the minimum of 5m", quoted(value)));
     }
     Ok(span)
 }
@@ -202,7 +202,7 @@ pub(super) fn size(value: &str) -> Result<ByteSize, String> {
 pub(super) fn capacity(value: &str) -> Result<ByteSize, String> {
     let size = size(value)?;
     if size < ByteSize::mib(1) {
-        return Err(format!("{} is too small to keep anything; 1MiB is the least", quoted(value)));
+        return Err(format!("{} is too small; 1MiB is the minimum", quoted(value)));
     }
     Ok(size)
 }
@@ -210,7 +210,7 @@ pub(super) fn capacity(value: &str) -> Result<ByteSize, String> {
 /// Parses the user name of HTTP basic authentication.
 pub(super) fn user(value: &str) -> Result<String, String> {
     if value.is_empty() || value.contains(':') || value.chars().any(char::is_control) {
-        return Err("a user name is not empty and holds neither a colon nor control characters".to_owned());
+        return Err("a user name must have neither a colon nor control characters, and not be empty".to_owned());
     }
     Ok(value.to_owned())
 }

@@ -65,9 +65,9 @@ fn what(given: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Option<St
     let is_written_as_path =
         given.starts_with(['.', '/']) || given.ends_with('/') || FILES.iter().any(|ending| given.ends_with(ending));
     if given.starts_with('~') {
-        return Err(format!("{} is taken as it stands: no shell puts your home folder for ~", values::quoted(given)));
+        return Err(format!("{} is not expanded: write the home folder in place of ~", values::quoted(given)));
     }
-    let later = "it is looked for again each time this is warmed";
+    let later = "it is checked again at each run";
     // The default registry is not available yet; any host will do to check the syntax.
     let some_host = Hostname::parse(super::upstream::TERRAFORM).map_err(|bad| bad.to_string())?;
     match place {
@@ -91,7 +91,7 @@ fn what(given: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Option<St
         PathCheck::NoSuchFile(_) | PathCheck::Invalid => {}
     }
     PackageSelector::parse(given, &some_host)
-        .map_err(|bad| format!("{}: no file and no folder has this name, and it is no address: {bad}", shown(given)))?;
+        .map_err(|bad| format!("{}: no file or folder has this name, and it is not an address: {bad}", shown(given)))?;
     Ok((RecurringWarmTarget::Address(given.to_owned()), None))
 }
 

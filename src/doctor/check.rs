@@ -86,7 +86,7 @@ pub(super) fn of_problems(problems: &[Remark]) -> Vec<Check> {
     let check = |problem: &Remark| Check::fail(CONFIG, problem.to_string());
     let mut checks: Vec<Check> = problems.iter().map(check).collect();
     if let Some(last) = checks.last_mut() {
-        last.to_do.push("mend the configuration; the rest can only be looked at once it loads".to_owned());
+        last.to_do.push("fix the configuration; other checks are possible only once it loads".to_owned());
     }
     checks
 }
@@ -94,7 +94,7 @@ pub(super) fn of_problems(problems: &[Remark]) -> Vec<Check> {
 /// Checks for a configuration that loads: its warnings, and the problems that would prevent a start.
 pub(super) fn of_configuration(config: &Config, warnings: &[Warning], problems: Vec<String>) -> Vec<Check> {
     let warnings = warnings.iter().map(|warning| Check::warn(CONFIG, warning.to_string()));
-    let to_do = "mend it: larder does not start like this";
+    let to_do = "fix it; larder does not start otherwise";
     let problems = problems.into_iter().map(|problem| Check::fail(CONFIG, problem).advise(to_do));
     let mut checks: Vec<Check> = problems.chain(warnings).collect();
     if checks.is_empty() {

@@ -25,7 +25,7 @@ pub(super) fn judge(now: Timestamp, told: &[TimeSource]) -> Check {
     let Some(nearest) = told.iter().min_by_key(|told| told.off()) else {
         return Check::ok(
             "clock",
-            format!("nobody told the time to compare with; here it is {} (UTC)", now.date_time()),
+            format!("no upstream sent a Date header to compare with; here it is {} (UTC)", now.date_time()),
         );
     };
     let (off, by) = (nearest.off(), &nearest.by);
@@ -35,7 +35,7 @@ pub(super) fn judge(now: Timestamp, told: &[TimeSource]) -> Check {
     let direction = if nearest.here > nearest.at { "ahead of" } else { "behind" };
     let rounded = Duration::from_secs(off.as_secs() / 60 * 60);
     let found = format!("this machine is {} {direction} {by}", humantime::format_duration(rounded));
-    let to_do = "set the clock (timedatectl set-ntp true); certificates and signatures are judged by it";
+    let to_do = "set the clock (timedatectl set-ntp true); certificates and signatures depend on it";
     let check = if off < WRONG { Check::warn("clock", found) } else { Check::fail("clock", found) };
     check.advise(to_do)
 }

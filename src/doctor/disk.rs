@@ -11,8 +11,8 @@ const NEARLY_FULL: u64 = 256 << 20;
 /// Disk space for documents, the index and logs besides archives.
 const LITTLE: u64 = 32 << 20;
 const FEW_FILES: u64 = 1000;
-const NEARLY_FULL_MEANS: &str = "until there is room, larder evicts what was used least lately, and what does not \
-     fit is passed through without being kept";
+const NEARLY_FULL_MEANS: &str = "larder evicts the least recently used archives first; archives that still do not fit are \
+     passed through without being stored";
 
 /// Checks the store and its disk. `used` is the size of archives and documents, if a running larder reported it.
 pub(super) async fn look(config: &Config, examined: &StoreFindings, used: Option<u64>) -> Vec<Check> {
@@ -51,15 +51,15 @@ fn store(config: &Config, examined: &StoreFindings) -> Check {
         (Err(error), _, _) => {
             // Another user's store is not readable, as intended.
             let check: fn(&'static str, String) -> Check = if error.is_denied() { Check::warn } else { Check::fail };
-            check(STORE, format!("cannot be looked at: {error}"))
+            check(STORE, format!("inaccessible: {error}"))
                 .advise("run the doctor as larder's user (sudo -u larder larder doctor)")
         }
         (_, Err(error), _) => Check::fail(STORE, error.to_string()),
         (_, _, Err(error)) => failed(error),
-        (Ok(false), Ok(()), Ok(())) => Check::ok(STORE, format!("none in {path} yet: it is made at the first start")),
+        (Ok(false), Ok(()), Ok(())) => Check::ok(STORE, format!("none in {path} yet; it is created at the first start")),
         (Ok(true), Ok(()), Ok(())) => match examined.foreign_owner {
             Some(owner) => Check::warn(STORE, format!("{path} can be written, and belongs to user {owner}"))
-                .advise("what larder's own user may do is only seen by that user: run the doctor as that user"),
+                .advise("only larder's own user can check its access; run the doctor as that user"),
             None => Check::ok(STORE, format!("{path} can be written")),
         },
     }
@@ -72,11 +72,11 @@ fn disk(room: &DiskSpace, max_size: u64, used: Option<u64>) -> Check {
     let size = |bytes: u64| ByteSize(bytes).to_string();
     let found = format!("{} free of {}; the store may grow to {}", size(free_bytes), size(total_bytes), size(max_size));
     if let Some(files) = free_files.filter(|files| *files < FEW_FILES) {
-        return Check::fail(DISK, format!("{files} more files is all that the disk takes (inodes)"))
+        return Check::fail(DISK, format!("the disk takes only {files} more files (inodes)"))
             .advise("remove small files from the disk of the store, or give it a file system with more inodes");
     }
     let growth = max_size.saturating_sub(used.unwrap_or_default());
-    let lower = format!("make room, or lower [store] max_size to what the disk has beside all else: {}", {
+    let lower = format!("free disk space, or lower [store] max_size to what the disk can hold: {}", {
         size(used.unwrap_or_default().saturating_add(free_bytes))
     });
     if free_bytes < LITTLE || (free_bytes < NEARLY_FULL && free_bytes < growth) {
@@ -84,7 +84,7 @@ fn disk(room: &DiskSpace, max_size: u64, used: Option<u64>) -> Check {
     }
     if free_bytes < growth {
         return Check::warn(DISK, format!("the store may grow beyond its disk: {found}"))
-            .advise("larder would fill the disk before it evicts anything because of its size")
+            .advise("the disk would be full before larder evicts by size")
             .advise(lower);
     }
     Check::ok(DISK, found)

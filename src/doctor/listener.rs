@@ -66,28 +66,28 @@ fn of_met(met: &Identified, base: &Url, shown: &str) -> Vec<Check> {
     let listener = match &met.who {
         ServerKind::Larder => Check::ok(LISTENER, format!("larder answers at {shown}")),
         ServerKind::LarderWithoutService => {
-            Check::fail(LISTENER, format!("larder answers at {shown}, and has no registry below it"))
-                .advise("make [server] public_url the URL that what stands before larder passes on to it, and no other")
+            Check::fail(LISTENER, format!("larder answers at {shown}, but has no registry below it"))
+                .advise("set [server] public_url to exactly the URL that the proxy before larder passes on")
         }
         ServerKind::LarderWithoutHost(_) => {
             Check::fail(LISTENER, format!("the larder at {shown} has another configuration"))
-                .advise("restart it, so that it has this configuration; or make public_url lead to this larder")
+                .advise("restart it with this configuration, or point public_url to this larder")
         }
         ServerKind::LarderRefusing(said) => Check::warn(LISTENER, format!("larder answers at {shown}: {said}"))
             .advise("clients on this machine need its address in [server] clients"),
         ServerKind::OtherServer(status) => {
             Check::fail(LISTENER, format!("something else answers at {shown} ({status})"))
-                .advise("make [server] public_url the URL that leads to larder, or what stands there pass all of it on")
+                .advise("set [server] public_url to larder's URL, or let the server there pass all of it on")
         }
     };
     let mut checks = vec![listener];
     if base.scheme() == "https" {
         checks.push(match met.ends_soon {
-            Some(day) => Check::warn(CERTIFICATE, format!("the certificate of {shown} ends soon ({})", day.day()))
-                .advise("renew it: larder takes a new one without a restart"),
+            Some(day) => Check::warn(CERTIFICATE, format!("the certificate of {shown} expires soon ({})", day.day()))
+                .advise("renew it; larder loads a new one without a restart"),
             None => Check::ok(
                 CERTIFICATE,
-                format!("the certificate of {shown} is trusted here, and good for two weeks and more"),
+                format!("the certificate of {shown} is trusted here, and valid for two weeks or more"),
             ),
         });
     }
@@ -103,12 +103,12 @@ fn links(config: &Config) -> Option<Check> {
     }
     let proxies = match server.trusted_proxies.is_empty() {
         true => "",
-        false => " (but to proxies that send X-Forwarded-Host and X-Forwarded-Proto)",
+        false => " (except to proxies that send X-Forwarded-Host and X-Forwarded-Proto)",
     };
     Some(Check::ok(
         LINKS,
         format!(
-            "URLs in answers begin at the root{proxies}: Terraform and OpenTofu follow them; Checkov, Trivy, Renovate and \
+            "URLs in responses have no host{proxies}: Terraform and OpenTofu resolve them; Checkov, Trivy, Renovate and \
              others need [server] public_url"
         ),
     ))
@@ -119,15 +119,15 @@ fn of_no_visit(error: &ProbeError, shown: &str, config: &Config) -> Vec<Check> {
     let found = format!("{shown}: {error}");
     match error {
         ProbeError::Certificate(bad) => {
-            let ok = Check::ok(LISTENER, format!("somebody answers at {shown} over TLS"));
+            let ok = Check::ok(LISTENER, format!("a server answers at {shown} over TLS"));
             vec![ok, Check::fail(CERTIFICATE, found).advise(what_to_do_about(bad))]
         }
         _ if behind_a_name => {
-            let to_do = "make [server] public_url the URL that clients reach larder by, or make that URL lead here";
+            let to_do = "set [server] public_url to the URL that clients use, or make that URL lead here";
             vec![Check::fail(LISTENER, found).advise(to_do)]
         }
         _ => vec![
-            Check::fail(LISTENER, found).advise("restart larder, so that it has the configuration that was looked at"),
+            Check::fail(LISTENER, found).advise("restart larder, so that it loads this configuration"),
         ],
     }
 }
@@ -136,14 +136,14 @@ fn of_no_visit(error: &ProbeError, shown: &str, config: &Config) -> Vec<Check> {
 pub(super) fn what_to_do_about(bad: &BadCertificate) -> &'static str {
     match bad {
         BadCertificate::Untrusted => {
-            "make clients trust its authority: add it to this machine's trust (update-ca-certificates), or name its \
-             PEM file in SSL_CERT_FILE; an intermediate certificate that [server] tls lacks looks the same"
+            "make clients trust its authority: add it to this machine's trust store (update-ca-certificates), or name its \
+             PEM file in SSL_CERT_FILE; a missing intermediate certificate in [server] tls looks the same"
         }
         BadCertificate::OtherName(_) => {
-            "reach larder by a name that is in its certificate ([server] public_url, and what clients are told), or get \
-             a certificate for this name"
+            "reach larder by a name in its certificate ([server] public_url, and the clients' configuration), or get a \
+             certificate for this name"
         }
-        BadCertificate::Expired(_) => "renew it: larder takes a new one without a restart; or set this machine's clock",
+        BadCertificate::Expired(_) => "renew it; larder loads a new one without a restart; or set this machine's clock",
         BadCertificate::NotYet(_) => "set this machine's clock, or wait",
         BadCertificate::Other(_) => "get another certificate",
     }

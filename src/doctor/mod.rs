@@ -59,8 +59,8 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
     of_configuration.into_iter().for_each(&mut tell);
     let Some(examined) = examine_store(&config).await else {
         tell(
-            Check::fail("store", format!("{} does not answer", config.store.path.display()))
-                .advise("look at the disk of the store: whoever looks at it waits and waits"),
+            Check::fail("store", format!("{} does not respond", config.store.path.display()))
+                .advise("check the disk of the store: reads from it hang"),
         );
         return;
     };
@@ -73,8 +73,8 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
     let environment = config::environment();
     let Some(trust) = trust(&environment).await else {
         tell(
-            Check::fail("client.trust", "the files of the authorities that clients trust do not answer").advise(
-                "look at the disk of SSL_CERT_FILE, SSL_CERT_DIR and /etc/ssl: whoever reads it waits and waits",
+            Check::fail("client.trust", "the files of the authorities that clients trust do not respond").advise(
+                "check the disk of SSL_CERT_FILE, SSL_CERT_DIR and /etc/ssl: reads from it hang",
             ),
         );
         return;
@@ -112,10 +112,10 @@ async fn trust(environment: &Environment) -> Option<ClientRoots> {
 
 async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool, now: Timestamp) -> Findings {
     if running.state == LarderState::NeverSetUp {
-        return vec![Check::ok("upstreams", "not asked: no larder is set up here that would ask them")].into();
+        return vec![Check::ok("upstreams", "not checked: no larder is set up here")].into();
     }
     if config.network.offline {
-        let said = "offline ([network] offline = true): no upstream is asked, by larder or by this";
+        let said = "not checked: offline ([network] offline = true)";
         return vec![Check::ok("upstreams", said)].into();
     }
     if !can_start {

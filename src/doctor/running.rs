@@ -12,11 +12,11 @@ use crate::http::admin_client::{self, AdminClientError};
 use crate::protocol::admin::{AdminRefusal, Operation, Report};
 use crate::store::{LockState, Store, StoreFindings, TokenFile};
 
-const HELD_BY_ANOTHER: &str = "a larder with another [admin] listen has this store, or a command is at work on it: \
-     give the doctor the --config of the larder that runs";
+const HELD_BY_ANOTHER: &str = "a larder with another [admin] listen uses this store, or a command does; give the doctor the \
+     --config of the running larder";
 
-const NONE_HERE: &str = "where one shall run, start it (larder serve) or give the doctor its --config; where only clients \
-     are, nothing is to be done";
+const NONE_HERE: &str = "to run one here, start it (larder serve) or give the doctor its --config; a machine with clients \
+     only needs none";
 
 /// State of the larder of this configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,23 +72,23 @@ async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Ch
     let down = |check| (RunningLarder::default(), check);
     match (get(at, "/healthz", None).await, examined.lock) {
         (Err(AdminClientError::NotRunning(_)), LockState::Held) => {
-            down(Check::fail(RUNNING, format!("{store} is in use, and nobody listens on {at}")).advise(HELD_BY_ANOTHER))
+            down(Check::fail(RUNNING, format!("{store} is in use, but nothing listens on {at}")).advise(HELD_BY_ANOTHER))
         }
         (Err(AdminClientError::NotRunning(_)), _) => down(
-            Check::fail(RUNNING, format!("no larder runs: nobody listens on {at}"))
+            Check::fail(RUNNING, format!("no larder runs: nothing listens on {at}"))
                 .advise("start it: larder serve, or systemctl start larder"),
         ),
         (Err(error @ AdminClientError::SomethingElse { .. }), _) => down(
             Check::fail(RUNNING, error.to_string())
-                .advise("see what listens there (ss -ltnp) and end it, or give larder another [admin] listen"),
+                .advise("stop the program that listens there (ss -ltnp), or give larder another [admin] listen"),
         ),
         (Err(error), _) => down(
             Check::fail(RUNNING, error.to_string())
-                .advise("something else has this port, or larder hangs: see who listens there (ss -ltnp)"),
+                .advise("another program has this port, or larder hangs; check which one listens there (ss -ltnp)"),
         ),
         // The token is only for the larder that holds the lock of this store.
         (Ok(_), LockState::Free) => down(
-            Check::fail(RUNNING, format!("a larder answers on {at}, and the store in {store} is in use by nobody"))
+            Check::fail(RUNNING, format!("a larder answers on {at}, but the store in {store} is not in use"))
                 .advise("another larder listens there: give the doctor its --config, or this one another port"),
         ),
         (Ok(_), LockState::Held | LockState::Unseen) => up(config, examined, at).await,
@@ -100,24 +100,24 @@ async fn up(config: &Config, examined: &StoreFindings, at: SocketAddr) -> (Runni
     let here = env!("CARGO_PKG_VERSION");
     let mut running = RunningLarder { state: LarderState::Up, used_bytes: None };
     if let Err(error) = get(at, "/readyz", None).await {
-        let check = Check::fail(RUNNING, format!("it runs and is not ready: {error}"));
-        return (running, check.advise("bring the store folder back, or restart larder; its log says more"));
+        let check = Check::fail(RUNNING, format!("larder runs, but is not ready: {error}"));
+        return (running, check.advise("restore the store folder, or restart larder; see its log"));
     }
     let shown = known_token(config, examined).filter(|_| examined.lock == LockState::Held);
     let status = get(at, "/admin/v1/status", shown.as_ref().map(ExposeSecret::expose_secret)).await;
     let report = match status.map(|body| serde_json::from_slice::<Report>(&body)) {
         Ok(Ok(report)) => report.mirror,
         Ok(Err(_)) => {
-            let check = Check::warn(RUNNING, format!("it runs on {at}, in another version than the {here} of this"));
-            return (running, check.advise("restart it, so that both are of one version"));
+            let check = Check::warn(RUNNING, format!("the larder on {at} has another version than this command, {here}"));
+            return (running, check.advise("restart it, so that both have the same version"));
         }
         // The token check reports this.
         Err(_) => return (running, Check::ok(RUNNING, format!("ready; admin listener on {at}"))),
     };
     running.used_bytes = Some(report.archive_bytes.saturating_add(report.document_bytes));
     if report.version != here {
-        let found = format!("larder {} runs, and this is {here}", report.version);
-        return (running, Check::warn(RUNNING, found).advise("restart it, so that both are of one version"));
+        let found = format!("larder {} runs, but this command is {here}", report.version);
+        return (running, Check::warn(RUNNING, found).advise("restart it, so that both have the same version"));
     }
     let offline = if report.offline { ", offline" } else { "" };
     (running, Check::ok(RUNNING, format!("larder {here}, ready{offline}; admin listener on {at}")))
@@ -132,15 +132,15 @@ async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check 
     } else {
         match &examined.token {
             TokenFile::Absent if !is_up => {
-                return Check::ok(TOKEN, format!("{file} is made at the first start"));
+                return Check::ok(TOKEN, format!("{file} is created at the first start"));
             }
             TokenFile::Absent => {
-                return Check::fail(TOKEN, format!("missing: there is no {file}, where the commands look for it"))
-                    .advise("restart larder: it makes a new one when it starts");
+                return Check::fail(TOKEN, format!("missing: {file} does not exist"))
+                    .advise("restart larder; it creates a new one");
             }
             TokenFile::Empty => {
-                return Check::fail(TOKEN, format!("{file} holds no token"))
-                    .advise("remove the file and restart larder: it makes a new one");
+                return Check::fail(TOKEN, format!("{file} has no token"))
+                    .advise("remove the file and restart larder; it creates a new one");
             }
             TokenFile::Unreadable(error) => {
                 // Another user's commands may not read the token, as intended.
@@ -151,7 +151,7 @@ async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check 
             }
             TokenFile::Good { mode, .. } if mode & 0o077 != 0 => {
                 return Check::fail(TOKEN, format!("{file} can be read by others (mode {mode:04o})"))
-                    .advise(format!("chmod 600 {file}; where that is too late, remove it and restart larder"));
+                    .advise(format!("chmod 600 {file}; if the token may have leaked, remove the file and restart larder"));
             }
             TokenFile::Good { .. } => file.to_string(),
         }
@@ -169,11 +169,11 @@ async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check 
     );
     match timeout(WITHIN, asked).await {
         Ok(Err(AdminClientError::Refused { said, .. })) if said == AdminRefusal::NoToken.to_string() => {
-            Check::fail(TOKEN, format!("the running larder does not take the token of {from}"))
-                .advise("it was started with another token: restart larder")
+            Check::fail(TOKEN, format!("the running larder rejects the token of {from}"))
+                .advise("it was started with another token; restart larder")
         }
         Ok(Ok(_) | Err(AdminClientError::Refused { .. })) => {
-            Check::ok(TOKEN, format!("{from}, and the running larder takes it"))
+            Check::ok(TOKEN, format!("{from}, and the running larder accepts it"))
         }
         Ok(Err(error)) => Check::fail(TOKEN, error.to_string()),
         Err(_) => Check::fail(TOKEN, format!("the running larder did not answer within {} s", WITHIN.as_secs())),
@@ -191,6 +191,6 @@ fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString
 async fn get(at: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     match timeout(WITHIN, admin_client::get(at, path, token)).await {
         Ok(answer) => answer,
-        Err(_) => Err(AdminClientError::Failed { address: at, why: format!("nothing within {} s", WITHIN.as_secs()) }),
+        Err(_) => Err(AdminClientError::Failed { address: at, why: format!("no answer within {} s", WITHIN.as_secs()) }),
     }
 }

@@ -26,17 +26,17 @@ const DISCOVERY: &str = "upstream.discovery";
 const LIST: &str = "upstream.list";
 const LARGEST_LIST_BYTES: u64 = 16 << 20;
 
-const NO_SUCH_NAME: &str = "spell it right in [[upstream]] host or url, or mend the name service of this machine \
-     (/etc/resolv.conf); where only a proxy knows names, set HTTPS_PROXY for larder";
-const DOWN: &str = "the upstream is down, or something in between refuses: try curl -v from this machine; what \
-     is held is served meanwhile";
-const DROPPED: &str = "a firewall that drops packets looks like this, and an upstream that hangs: try curl -v from \
-     this machine; what is held is served meanwhile";
-const UNTRUSTED: &str = "where its certificate is by an authority of your own, name that authority's PEM file in \
-     [network] ca_file; where it has expired or is not valid yet, look at this machine's clock first";
-const REDIRECTED: &str = "see where the upstream redirects to; [[upstream]] url may name that place itself";
-const NO_DISCOVERY: &str = "see that [[upstream]] url leads to a registry: .well-known/terraform.json must be below it";
-const NO_REGISTRY: &str = "see that [[upstream]] url leads to a registry: its documents must be JSON, and discovery \
+const NO_SUCH_NAME: &str = "check the spelling in [[upstream]] host or url, and DNS on this machine (/etc/resolv.conf); if only a \
+     proxy resolves names, set HTTPS_PROXY for larder";
+const DOWN: &str = "the upstream is down, or something in between refuses; try curl -v from this machine; stored \
+     copies are served meanwhile";
+const DROPPED: &str = "a firewall drops packets, or the upstream hangs; try curl -v from this machine; stored copies are \
+     served meanwhile";
+const UNTRUSTED: &str = "if the certificate is from your own authority, name that authority's PEM file in [network] \
+     ca_file; if it has expired or is not valid yet, check this machine's clock first";
+const REDIRECTED: &str = "check where the upstream redirects; [[upstream]] url may name the target directly";
+const NO_DISCOVERY: &str = "check that [[upstream]] url is a registry: .well-known/terraform.json must be below it";
+const NO_REGISTRY: &str = "check that [[upstream]] url is a registry: its documents must be JSON, and discovery \
      must name providers.v1; a sign-in page in between looks like this";
 
 /// Public registries that have the provider hashicorp/null.
@@ -126,16 +126,16 @@ impl UpstreamCheck<'_> {
     fn name(&self, url: &Url) -> Check {
         let name = url.host_str().unwrap_or_default();
         if let Some(proxy) = self.outbound.proxy_for(url) {
-            return self.ok(NAME, format!("{name} is left to the proxy {proxy}"));
+            return self.ok(NAME, format!("{name} is resolved by the proxy {proxy}"));
         }
         let addresses = &self.upstream.settings.addresses;
         if !addresses.is_empty() {
             let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-            return self.ok(NAME, format!("{name} is not looked up: addresses = {}", addresses.join(", ")));
+            return self.ok(NAME, format!("{name} is not resolved: addresses = {}", addresses.join(", ")));
         }
         match url.host() {
-            Some(Host::Domain(_)) | None => self.ok(NAME, format!("{name} is known")),
-            Some(Host::Ipv4(_) | Host::Ipv6(_)) => self.ok(NAME, format!("{name} is an address already")),
+            Some(Host::Domain(_)) | None => self.ok(NAME, format!("{name} resolves")),
+            Some(Host::Ipv4(_) | Host::Ipv6(_)) => self.ok(NAME, format!("{name} is an IP address")),
         }
     }
 
@@ -157,7 +157,7 @@ impl UpstreamCheck<'_> {
                 let why = why.rsplit(": ").next().unwrap_or_default();
                 let name = url.host_str().unwrap_or_default();
                 let whose = if name == self.host.as_str() { "its name".to_owned() } else { format!("the name {name}") };
-                let found = format!("{whose} leads nowhere: {why}");
+                let found = format!("{whose} does not resolve: {why}");
                 (0, self.fail(NAME, found).advise(NO_SUCH_NAME))
             }
             Fault::Unreachable(why) => {
@@ -181,7 +181,7 @@ impl UpstreamCheck<'_> {
         let host = url.host_str().unwrap_or_default();
         match self.outbound.proxy_for(url) {
             Some(proxy) => {
-                format!("requests go through the proxy {proxy}: see that it runs, or that NO_PROXY has {host}")
+                format!("requests go through the proxy {proxy}; check that it runs, or add {host} to NO_PROXY")
             }
             None => DOWN.to_owned(),
         }
@@ -192,7 +192,7 @@ impl UpstreamCheck<'_> {
         let bad = |why: String| (self.fail(DISCOVERY, why).advise(NO_REGISTRY), None);
         if !Discovery::accepts(document.content_type.as_deref()) {
             let sent = document.content_type.unwrap_or_else(|| "no media type".to_owned());
-            return bad(format!("its discovery document is not JSON: application/json was to come, and {sent} came"));
+            return bad(format!("its discovery document is not JSON: expected application/json, got {sent}"));
         }
         let discovery = match Discovery::parse(&document.body, document.url.clone()) {
             Ok(discovery) => discovery,
@@ -210,8 +210,8 @@ impl UpstreamCheck<'_> {
                 bad("its discovery document names neither providers.v1 nor modules.v1".to_owned())
             }
             None => {
-                let check = Check::warn(DISCOVERY, "names modules.v1, and no providers.v1").of(self.host);
-                (check.advise("no provider can come from it; nothing is to be done where it has none"), None)
+                let check = Check::warn(DISCOVERY, "names modules.v1, but not providers.v1").of(self.host);
+                (check.advise("larder cannot fetch providers from it; ignore this if it has none"), None)
             }
         }
     }
@@ -221,10 +221,10 @@ impl UpstreamCheck<'_> {
         let looking = tokio::task::spawn_blocking(move || Store::any_cached_provider(&folder, &host));
         let held = timeout(WITHIN, looking).await.ok().and_then(Result::ok).flatten();
         let Some(address) = held.or_else(|| well_known(self.host)) else {
-            return self.ok(LIST, "no list was asked for: nothing of it is held yet that could be");
+            return self.ok(LIST, "no list was requested: no provider of this upstream is stored yet");
         };
         let what = format!("the version list of {}/{}", address.namespace, address.type_);
-        let Ok(url) = versions_url(base, &address) else { return self.fail(LIST, "providers.v1 is no base of URLs") };
+        let Ok(url) = versions_url(base, &address) else { return self.fail(LIST, "providers.v1 is not a base URL") };
         let began = Instant::now();
         match self.ask(&what, &url, grant, LARGEST_LIST_BYTES).await {
             Ok(document) => match VersionList::parse(&document.body) {
@@ -239,18 +239,18 @@ impl UpstreamCheck<'_> {
                         ),
                     )
                 }
-                Err(why) => self.fail(LIST, format!("{what} is none: {why}")).advise(NO_REGISTRY),
+                Err(why) => self.fail(LIST, format!("{what} is invalid: {why}")).advise(NO_REGISTRY),
             },
             Err(FetchFailure::Slow) => {
-                let found = format!("{what} did not come within {} s", WITHIN.as_secs());
+                let found = format!("{what} did not arrive within {} s", WITHIN.as_secs());
                 self.fail(LIST, found)
-                    .advise("clients wait 10 s for it, and get what is held after the upstream's patience")
+                    .advise("clients wait 10 s for it, and get a stored copy after the upstream's patience")
             }
             // The provider existed when it was stored, and other lists may still exist. A 404 is therefore only a
             // warning.
             Err(FetchFailure::Failed(UpstreamError { fault: Fault::Absent(status), at, .. })) => {
-                Check::warn(LIST, format!("{at} has not {what} ({status})")).of(self.host).advise(
-                    "it may have been deleted there; else see what providers.v1 of its discovery document leads to",
+                Check::warn(LIST, format!("{at} does not have {what} ({status})")).of(self.host).advise(
+                    "it may have been deleted there; otherwise check providers.v1 in its discovery document",
                 )
             }
             Err(FetchFailure::Failed(error)) => {
@@ -275,13 +275,13 @@ fn response_advice(fault: &Fault) -> &'static str {
     match fault {
         Fault::Absent(_) => NO_DISCOVERY,
         Fault::Denied(_) => {
-            "give larder the credential that it wants ([[upstream]] token, basic or header), or another one"
+            "give larder a valid credential for it ([[upstream]] token, basic or header)"
         }
-        Fault::Trouble { .. } => "wait: it is the upstream's own trouble; what is held is served meanwhile",
-        Fault::Looped => "make [[upstream]] url lead to a registry, and not back to a larder",
+        Fault::Trouble { .. } => "wait: the upstream itself has a problem; stored copies are served meanwhile",
+        Fault::Looped => "set [[upstream]] url to a registry, not back to a larder",
         Fault::Refused(
             EgressRefusal::PlainHttp { .. } | EgressRefusal::Address { .. } | EgressRefusal::PrivateName { .. },
-        ) => "add that line where you trust the place; else see where the upstream leads",
+        ) => "add that line if you trust the destination; otherwise check where the upstream leads",
         _ => NO_REGISTRY,
     }
 }

@@ -32,7 +32,7 @@ impl Body {
         Self::full(Bytes::new())
     }
 
-    /// Bytes that are at hand.
+    /// A body of these bytes.
     pub fn full(bytes: Bytes) -> Self {
         Self {
             kind: Kind::Full(Some(bytes).filter(|bytes| !bytes.is_empty())),
@@ -52,7 +52,7 @@ impl Body {
         }
     }
 
-    /// Calls `done` when the body has gone out, or was given up.
+    /// Calls `done` when the body is dropped, sent or not.
     pub(super) fn when_done(mut self, done: impl FnOnce(u64, bool) + Send + 'static) -> Self {
         self.when_done = Some(Box::new(done));
         self

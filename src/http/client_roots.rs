@@ -1,5 +1,5 @@
-//! Whom the clients trust over TLS: the authorities that Go's standard library, which both are made with, finds on this
-//! machine (PROTOCOL 1.3).
+//! The TLS roots that the clients trust on this machine, found as Go's standard library does: both clients are written
+//! in Go (PROTOCOL 1.3).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
-/// Where Go looks for a file of authorities, the first that is there, and for folders of them, all of them.
+/// Paths in which Go looks for roots: the first of these files that exists, and all of the folders.
 const FILES: [&str; 6] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -19,20 +19,20 @@ const FILES: [&str; 6] = [
 ];
 const FOLDERS: [&str; 2] = ["/etc/ssl/certs", "/etc/pki/tls/certs"];
 const LARGEST_FILE_BYTES: u64 = 16 << 20;
-/// A folder of authorities has some hundreds, and a link to each.
+/// Limit of the files read from a folder. A usual one has some hundreds of roots, and a link to each.
 const MOST_FILES: usize = 4096;
 
 /// The authorities that a client trusts.
 #[derive(Debug, Clone)]
 pub struct ClientRoots {
     pub(super) roots: Arc<RootCertStore>,
-    /// The file that `SSL_CERT_FILE` names and that could not be read.
+    /// The file named by `SSL_CERT_FILE`, if it could not be read.
     pub unreadable: Option<PathBuf>,
 }
 
 impl ClientRoots {
-    /// The roots that a client finds, given its `SSL_CERT_FILE` and `SSL_CERT_DIR`. Each replaces the default places of
-    /// its kind only. Blocks.
+    /// Finds the roots of a client with this `SSL_CERT_FILE` and `SSL_CERT_DIR`. Each replaces only the default paths
+    /// of its kind. Blocks.
     pub fn of_clients(file: Option<&str>, folders: Option<&str>) -> Self {
         let named = |value: Option<&str>| value.filter(|value| !value.is_empty()).map(str::to_owned);
         let (file, folders) = (named(file), named(folders));
@@ -59,7 +59,7 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
     entries.take(MOST_FILES).filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
 }
 
-/// The certificates in a file; what else is in it is left out, as Go does. `None` where it cannot be read.
+/// Reads the certificates in a file and skips everything else, as Go does. `None` if the file cannot be read.
 #[expect(clippy::disallowed_methods, reason = "whom clients trust is read where it is used")]
 fn read(file: &Path) -> Option<Vec<CertificateDer<'static>>> {
     let is_file = std::fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST_FILE_BYTES);

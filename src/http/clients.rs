@@ -7,12 +7,12 @@ use ipnet::IpNet;
 
 use super::places::PeerClass;
 
-/// The rule of one listener.
+/// Access rules of one listener.
 #[derive(Debug, Clone, Default)]
 pub struct Clients {
     /// Allowed networks; `None` allows all.
     pub allowed: Option<Vec<IpNet>>,
-    /// Whose `X-Forwarded-For`, `-Host` and `-Proto` are believed.
+    /// Networks whose `X-Forwarded-For`, `-Host` and `-Proto` are believed.
     pub trusted_proxies: Vec<IpNet>,
 }
 
@@ -20,21 +20,21 @@ pub struct Clients {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestClient {
     address: IpAddr,
-    /// The word in X-Forwarded-For that is no address, where the trusted proxy of that address says one.
+    /// An entry of X-Forwarded-For that is no address, sent by the trusted proxy at `address`.
     unreadable: Option<String>,
 }
 
 impl RequestClient {
-    /// The client's address; that of the trusted proxy if it names none.
+    /// Returns the client's address, or the trusted proxy's if that names no client.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 }
 
-/// The words by which the doctor knows that it is refused as a client.
+/// Text by which the doctor recognises a refusal of its address.
 pub const NOT_AMONG_CLIENTS: &str = "is not among the clients of this mirror";
 
-/// An address that may not ask.
+/// A client that is not among the allowed ones.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0} {NOT_AMONG_CLIENTS}: its operator can add it to [server] clients")]
 pub struct NotAClient(String);
@@ -53,7 +53,7 @@ impl Clients {
         }
     }
 
-    /// The class of a peer, before its first byte.
+    /// The class of a peer by its address, before its first byte.
     pub fn standing(&self, peer: IpAddr) -> PeerClass {
         let peer = peer.to_canonical();
         if self.is_trusted_proxy(peer) {
@@ -65,12 +65,12 @@ impl Clients {
         }
     }
 
-    /// True where `peer` is one of the proxies whose `X-Forwarded-…` headers are believed.
+    /// Returns true if the `X-Forwarded-…` headers of `peer` are believed.
     pub fn is_trusted_proxy(&self, peer: IpAddr) -> bool {
         covers(&self.trusted_proxies, peer.to_canonical())
     }
 
-    /// The client of a request from `peer` with these headers.
+    /// Determines the client of a request from `peer` with these headers.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> RequestClient {
         let mut client = RequestClient { address: peer.to_canonical(), unreadable: None };
         if !self.is_trusted_proxy(peer) {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promise 8: nothing that a client writes into X-Forwarded-For makes it another.
+        /// Promise 8: a client cannot change its address by writing into X-Forwarded-For.
         #[test]
         fn what_stands_before_a_trusted_proxys_word_changes_nothing(
             forged in prop::collection::vec("[ -~]{0,20}|((10\\.1\\.2\\.3|10\\.9\\.0\\.5|::1)[, ]*){1,3}", 0..3),

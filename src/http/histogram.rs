@@ -7,19 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
-/// The most bounds that a scale has.
+/// The most bounds of a scale.
 const MOST_BOUNDS: usize = 16;
 
-/// Conversion from the measured steps to the base unit.
+/// The bounds of the buckets, and the conversion from measured steps to the base unit.
 #[derive(Debug)]
 pub(super) struct Scale {
-    /// The upper bounds, in steps, the smallest first.
+    /// Upper bounds in steps, ascending.
     pub(super) bounds: &'static [u64],
-    /// Steps in one unit.
+    /// Steps in one base unit.
     pub(super) steps_in_unit: f64,
 }
 
-/// A histogram.
 #[derive(Debug, Clone)]
 pub(super) struct Histogram(Arc<BucketCounts>);
 
@@ -36,7 +35,7 @@ impl Histogram {
         Self(Arc::new(BucketCounts { scale, buckets: array::from_fn(|_| AtomicU64::new(0)), sum: AtomicU64::new(0) }))
     }
 
-    /// Counts one, so many steps large.
+    /// Adds a sample of this many steps.
     pub(super) fn observe(&self, steps: u64) {
         let BucketCounts { scale, buckets, sum } = &*self.0;
         let at = scale.bounds.iter().position(|bound| steps <= *bound).unwrap_or(scale.bounds.len());
@@ -54,7 +53,7 @@ impl EncodeMetric for Histogram {
         let bounds = scale.bounds.iter().map(|bound| in_units(*bound)).chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> =
             bounds.zip(buckets).map(|(bound, count)| (bound, count.load(Ordering::Relaxed))).collect();
-        // As the buckets say, whatever is counted meanwhile: the two must not contradict each other.
+        // Computed from these buckets: samples counted meanwhile must not make the two contradict each other.
         let count = buckets.iter().map(|(_, count)| count).sum();
         encoder.encode_histogram::<NoLabelSet>(in_units(sum.load(Ordering::Relaxed)), count, &buckets, None)
     }

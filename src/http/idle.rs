@@ -1,4 +1,4 @@
-//! Activity of one connection, and its limits: the watched socket and the counted answers report to `Activity`, and
+//! Activity of one connection, and its limits. The watched socket and the counted answers report to `Activity`;
 //! `listener` asks it when to close.
 
 use std::{
@@ -26,10 +26,10 @@ use crate::supervisor::panic_message;
 /// Any error, as hyper wants it.
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The start of an HTTP/2 preface that no HTTP/1 method has.
+/// The start of the HTTP/2 preface; no HTTP/1 method begins like it.
 const HTTP2_BEGINS: &[u8] = b"PRI";
 
-/// More than pings and window updates take in one write, less than an answer.
+/// Size from which a write counts as data, in bytes. Pings and window updates are smaller, answers are larger.
 const DATA_BYTES: usize = 256;
 
 /// Activity of one connection.
@@ -42,18 +42,18 @@ pub(super) struct Activity {
     head: Duration,
 }
 
-/// Why a connection should end.
+/// Reasons for closing a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseReason {
     /// No request was in flight for too long.
     Idle,
-    /// A request head has begun and does not end.
+    /// A request head took too long.
     SlowHead,
-    /// It is no client's, and has not asked in time.
+    /// An outsider sent no request in time.
     SlowOutsider,
-    /// It is no client's, and has asked: once is all.
+    /// An outsider sent its one request.
     OutsiderAsked,
-    /// Answers are there, and the peer opens no HTTP/2 window for any of them.
+    /// Answers are ready, and the peer opens no HTTP/2 window for any of them.
     Stalled,
 }
 
@@ -62,7 +62,7 @@ pub(super) enum CloseReason {
 pub(super) enum Protocol {
     /// No HTTP yet: the TLS handshake.
     Handshake,
-    /// Not decided yet: this many first bytes match HTTP/2.
+    /// Not decided yet: this many first bytes match the HTTP/2 preface.
     Undecided(usize),
     /// HTTP/1.0 or HTTP/1.1.
     Http1,
@@ -74,18 +74,18 @@ pub(super) enum Protocol {
 struct State {
     protocol: Protocol,
     in_flight: usize,
-    /// Of those in flight, the answers that gave a frame and were not asked for the next: they wait for the peer.
+    /// Answers in flight that produced a frame and were not polled for the next one: they wait for the peer.
     offering: usize,
     idle_since: Instant,
     head_since: Option<Instant>,
-    /// Until when an outsider may send its one request.
+    /// Deadline for the one request of an outsider.
     ask_by: Option<Instant>,
     moved: Instant,
 }
 
 impl Activity {
-    /// The activity of a connection that has just been accepted; `head` bounds a request head, and
-    /// `memory` what its answers may have of archives.
+    /// Activity of a newly accepted connection. `head` is the deadline of a request head; `memory` is the connection's
+    /// share for archive bytes.
     pub(super) fn new(idle: Duration, head: Duration, memory: ReadShare) -> Arc<Self> {
         let now = Instant::now();
         let state = State {
@@ -100,23 +100,23 @@ impl Activity {
         Arc::new(Self { state: Mutex::new(state), outsider_asked: Notify::new(), memory, idle, head })
     }
 
-    /// The connection is an outsider's: it must ask by `at`, and only once.
+    /// Marks the connection as an outsider's: it must send its only request by `at`.
     pub(super) fn next_check(&self, at: Instant) {
         self.state.lock().ask_by = Some(at);
     }
 
-    /// HTTP begins: the first request head is being waited for.
+    /// Starts HTTP: the first request head is expected now.
     pub(super) fn begin(&self, protocol: Protocol) {
         let mut state = self.state.lock();
         let now = Instant::now();
         state.protocol = protocol;
         state.idle_since = now;
-        // // A new connection is expected to send a request. HTTP/2 sends other frames first, so there the idle limit
+        // A new connection is expected to send a request. HTTP/2 sends other frames first, so there the idle limit
         // applies.
         state.head_since = (protocol != Protocol::Http2).then_some(now);
     }
 
-    /// A request has come; it is in flight until the returned value is dropped.
+    /// Counts a request as in flight until the returned value is dropped.
     pub(super) fn request(self: &Arc<Self>) -> InFlight {
         let mut state = self.state.lock();
         state.in_flight += 1;
@@ -128,10 +128,9 @@ impl Activity {
         InFlight { activity: Arc::clone(self), offering: false, is_outsiders }
     }
 
-    /// Waits until the connection should end.
+    /// Waits until the connection should close.
     ///
-    /// It looks often enough that nothing which begins between two looks can be due before the next one: so no request
-    /// and no frame sets a timer.
+    /// Checks so often that no limit can start and expire between two checks. So no request and no frame needs a timer.
     pub(super) async fn verdict(&self) -> CloseReason {
         let often = self.head.min(self.idle / 4);
         loop {
@@ -151,8 +150,8 @@ impl Activity {
     fn due(&self) -> Option<(Instant, CloseReason)> {
         let state = self.state.lock();
         if state.in_flight > 0 {
-            // // HTTP/1 has no window beyond the socket's, and the socket is watched. A wait for memory is a wait for
-            // the peer, too: it has not taken earlier bytes.
+            // HTTP/1 has no window besides the socket's, and the socket is watched. A wait for memory counts as a wait
+            // for the peer: it has not read earlier bytes.
             let waiting = state.offering + self.memory.waiting();
             let waits = state.protocol == Protocol::Http2 && waiting >= state.in_flight;
             return waits.then(|| (state.moved + self.idle, CloseReason::Stalled));
@@ -186,17 +185,17 @@ impl Activity {
     }
 
     fn sent(&self, count: usize) {
-        // Pings go on while a peer takes nothing.
+        // Smaller writes are pings, which continue while the peer reads nothing.
         if count >= DATA_BYTES {
             let mut state = self.state.lock();
             state.moved = Instant::now();
-            // // Buffers may still hold the end of the last answer.
+            // Buffers may still hold the end of the last answer.
             state.idle_since = state.moved;
         }
     }
 }
 
-/// One request that is being answered, from its head to the end of the answer's body.
+/// One request in flight, from its head to the end of the answer's body.
 #[derive(Debug)]
 pub(super) struct InFlight {
     activity: Arc<Activity>,
@@ -234,7 +233,7 @@ impl Drop for InFlight {
     }
 }
 
-/// The body of an answer, whose request is in flight as long as it lives.
+/// The body of an answer. Its request is in flight until the body is dropped.
 #[derive(Debug)]
 pub(super) struct InFlightBody<B> {
     body: Pin<Box<B>>,
@@ -242,7 +241,6 @@ pub(super) struct InFlightBody<B> {
 }
 
 impl<B> InFlightBody<B> {
-    /// Keeps `request` in flight as long as `body` lives.
     pub(super) fn new(body: B, request: InFlight) -> Self {
         Self { body: Box::pin(body), request }
     }
@@ -284,7 +282,7 @@ where
     }
 }
 
-/// A socket that reports to its `Activity`, and fails a write that its peer leaves pending for too long.
+/// A socket that reports to its `Activity`. A write fails if the peer leaves it pending for too long.
 #[derive(Debug)]
 pub(super) struct WatchedSocket<S> {
     socket: S,
@@ -294,7 +292,6 @@ pub(super) struct WatchedSocket<S> {
 }
 
 impl<S> WatchedSocket<S> {
-    /// Watches `socket`.
     pub(super) fn new(socket: S, activity: Arc<Activity>) -> Self {
         Self { socket, activity, stalled: None }
     }

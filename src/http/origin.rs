@@ -12,14 +12,14 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 /// Properties of the request's connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Connection<'a> {
-    /// True where the other end is one of `trusted_proxies`.
+    /// The other end is one of `trusted_proxies`.
     pub(super) is_trusted_proxy: bool,
-    /// The certificate of larder's own TLS, where it ends there.
+    /// Larder's TLS; `None` on a plain connection.
     pub(super) tls: Option<&'a Tls>,
 }
 
-/// The origin in the URLs that a client can follow, if larder knows it. `host` is the Host header; `is_upstream` says of a
-/// Host that larder answers under that name itself (take-over).
+/// Returns the origin at which the client sees larder, if known. `host` is the Host header. `is_upstream` returns true
+/// for an upstream's name under which larder answers (take-over).
 pub(super) fn origin<'a>(
     connection: Connection<'_>,
     headers: &'a HeaderMap,
@@ -34,7 +34,8 @@ pub(super) fn origin<'a>(
     connection.tls.filter(|tls| is_ours(tls)).and_then(|_| Origin::parse(Scheme::Https, host))
 }
 
-/// True where a proxy says that it stands between larder and the client: then Host may be the proxy's own name for larder.
+/// Returns true if a proxy announces itself between larder and the client: then Host may be the proxy's name for
+/// larder.
 fn is_proxied(headers: &HeaderMap) -> bool {
     headers
         .keys()
@@ -45,8 +46,8 @@ fn forwarded(headers: &HeaderMap) -> Option<Origin<'_>> {
     Origin::parse(Scheme::parse(only(headers, &X_FORWARDED_PROTO)?)?, only(headers, &X_FORWARDED_HOST)?)
 }
 
-/// The single value of a header. If a chain of proxies appended different values, it is unknown which one the client
-/// saw.
+/// Returns the single value of a header. `None` if a chain of proxies appended different values: it is unknown which
+/// one the client saw.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).into_iter().flat_map(|value| value.to_str().unwrap_or("?").split(','));
     let first = values.next()?.trim();

@@ -1,26 +1,27 @@
-//! Reason phrases: the one text of an HTTP/1.1 error that Terraform and OpenTofu print whole, `502 larder: cause; remedy`
-//! (PROTOCOL 10). HTTP/2 has none, and leaves them out.
+//! Reason phrases: the one text of an HTTP/1.1 error that Terraform and OpenTofu print in full, `502 larder: cause;
+//! remedy` (PROTOCOL 10). HTTP/2 has none.
 
 use hyper::ext::ReasonPhrase;
 
 use crate::error::{Explanation, public_text};
 
-/// In bytes: as long as a terminal shows without burying the rest.
+/// Length limit in bytes. A longer phrase would bury the rest of the client's output.
 const LONGEST: usize = 200;
 const BEGIN: &str = "larder: ";
 const CUT: &str = "...";
 
-/// The phrase of an error, in printable ASCII. Of one that is too long the cause is cut, so that the remedy stays.
+/// Returns the phrase of an error in printable ASCII. Cuts the cause if the phrase is too long, so that the remedy
+/// stays.
 pub(super) fn of(why: &Explanation) -> Option<ReasonPhrase> {
     ReasonPhrase::try_from(text(why).into_bytes()).ok()
 }
 
 fn text(why: &Explanation) -> String {
-    // // The usual scheme carries no information.
+    // `https://` is the usual scheme and carries no information.
     let cause = printable(&why.cause).replace("https://", "");
     let remedy = why.remedy.as_deref().map(|remedy| format!("; {}", printable(remedy))).unwrap_or_default();
     let room = LONGEST - BEGIN.len();
-    // // A remedy that leaves no space for the cause is dropped.
+    // A remedy that leaves no space for the cause is dropped.
     let remedy = if remedy.len() <= room / 2 || cause.len() + remedy.len() <= room { remedy } else { String::new() };
     format!("{BEGIN}{}{remedy}", cut(cause, room - remedy.len()))
 }
@@ -147,7 +148,7 @@ mod tests {
         ]
     }
 
-    /// Every error that an answer can have.
+    /// Every error that an answer may contain.
     fn failure() -> impl Strategy<Value = Failure> {
         let host = || Hostname::parse("h.example").unwrap();
         let upstream = (foreign(), fault()).prop_map(|(asked, fault)| UpstreamError {

@@ -1,4 +1,4 @@
-//! Connection slots: limits in all, for each address, and for all addresses outside `clients`.
+//! Connection slots: limits in total, for each address, and for all addresses outside `clients` together.
 
 use std::{
     collections::HashMap,
@@ -17,25 +17,25 @@ use super::{
     requests::{NoPlace, Requests},
 };
 
-/// The standing of a peer with a listener.
+/// The class of a peer at a listener, by its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerClass {
-    /// It may ask.
+    /// Allowed by `clients`.
     Client,
-    /// A trusted proxy: it may have many connections, and each request names its client.
+    /// A trusted proxy. It may have many connections, and each request names its client.
     Proxy,
-    /// An outsider: answered once with a refusal.
+    /// Outside `clients`: answered once, with a refusal.
     Outsider,
 }
 
-/// The places of one listener; all copies are of the same.
+/// The connection slots of one listener, shared by all copies.
 #[derive(Debug, Clone)]
 pub struct ConnectionSlots(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     all: Arc<Semaphore>,
-    /// True while a connection waits for a place.
+    /// True while the accept loop waits for a free slot.
     is_full: AtomicBool,
     taken: Mutex<TakenSlots>,
     each_address: usize,
@@ -43,7 +43,7 @@ struct Shared {
     requests: Requests,
 }
 
-/// Places that are taken. As many addresses as connections, at most.
+/// Slots in use. There are at most as many addresses as connections.
 #[derive(Debug, Default)]
 struct TakenSlots {
     each: HashMap<IpAddr, usize>,
@@ -51,7 +51,7 @@ struct TakenSlots {
 }
 
 impl ConnectionSlots {
-    /// As many as `limits` allows; who gets none is counted in `requests`.
+    /// Creates the slots that `limits` allows. Refused connections are counted in `requests`.
     pub fn new(limits: &Limits, requests: Requests) -> Self {
         Self(Arc::new(Shared {
             all: Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
@@ -63,12 +63,12 @@ impl ConnectionSlots {
         }))
     }
 
-    /// True where a new connection of this address would wait, or be closed.
+    /// Returns true if a new connection from this address would wait or be closed.
     pub fn is_full_for(&self, address: IpAddr, standing: PeerClass) -> bool {
         self.0.is_full.load(Ordering::Relaxed) || self.0.refusal(&self.0.taken.lock(), address, standing).is_some()
     }
 
-    /// Waits until there is a place at all; calls `when_full` where there is none at once.
+    /// Waits for a free slot. Calls `when_full` if there is none at once.
     pub(super) async fn any(&self, mut when_full: impl FnMut()) -> UnassignedSlot {
         loop {
             if let Ok(permit) = Arc::clone(&self.0.all).try_acquire_owned() {
@@ -76,7 +76,7 @@ impl ConnectionSlots {
             }
             self.0.is_full.store(true, Ordering::Relaxed);
             when_full();
-            // // Fails only on a closed semaphore, which does not happen.
+            // Fails only on a closed semaphore. This one is never closed.
             if let Ok(permit) = Arc::clone(&self.0.all).acquire_owned().await {
                 self.0.is_full.store(false, Ordering::Relaxed);
                 return UnassignedSlot(permit);
@@ -84,10 +84,10 @@ impl ConnectionSlots {
         }
     }
 
-    /// Gives the place to this address, until it is dropped.
+    /// Assigns the slot to this address until it is dropped.
     ///
     /// # Errors
-    /// Why this address gets none; then the place is there for another.
+    /// The limit that the address has reached, with the slot, which stays free for another address.
     pub(super) fn assign(
         &self,
         place: UnassignedSlot,
@@ -123,11 +123,11 @@ impl Shared {
     }
 }
 
-/// A slot that no address has yet.
+/// A reserved slot without an address.
 #[derive(Debug)]
 pub(super) struct UnassignedSlot(#[expect(dead_code, reason = "it is held")] OwnedSemaphorePermit);
 
-/// The place of one connection.
+/// The slot of one connection, released on drop.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     places: ConnectionSlots,

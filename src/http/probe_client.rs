@@ -1,4 +1,4 @@
-//! One HTTP request as a client of larder would send it: the same proxies and the same trust, with the cause of a
+//! Sends one HTTP request as the clients would send it, with the same trusted roots, and reports the cause of a
 //! failure. For the doctor's checks, never for fetches.
 
 use std::net::SocketAddr;
@@ -29,7 +29,7 @@ use super::client_roots::ClientRoots;
 use crate::clock::Timestamp;
 
 const LARGEST_BODY: usize = 64 << 10;
-/// As many as the clients follow.
+/// Limit of redirects, as in the clients.
 const MOST_REDIRECTS: usize = 10;
 /// Certificates that expire sooner get a warning.
 const ENDS_SOON: Duration = Duration::from_secs(14 * 24 * 3600);
@@ -43,14 +43,14 @@ pub struct ProbeAnswer {
     pub headers: HeaderMap,
     /// The beginning of the body.
     pub body: Bytes,
-    /// When its certificate, or one that vouches for it, ends, where that is within two weeks.
+    /// Expiry of the server's certificate, or of one in its chain, if within two weeks.
     pub ends_soon: Option<Timestamp>,
 }
 
-/// Why there was no answer.
+/// Failures of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// The name leads nowhere.
+    /// The name has no address.
     #[error("the name {name} leads nowhere: {why}")]
     NoSuchName {
         /// The name.
@@ -73,7 +73,7 @@ pub enum ProbeError {
     /// Timed out.
     #[error("no answer within {} s", .0.as_secs())]
     Slow(Duration),
-    /// Not a URL that can be asked.
+    /// No http or https URL.
     #[error("it is no http or https URL")]
     NoUrl,
 }
@@ -81,19 +81,19 @@ pub enum ProbeError {
 /// A problem with a certificate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadCertificate {
-    /// No authority vouches for it that is trusted here.
+    /// No authority that is trusted here has signed it.
     #[error("its certificate is not trusted here: no authority that this machine trusts has signed it")]
     Untrusted,
-    /// For other names.
+    /// It is for other names.
     #[error("its certificate is for {}, and not for this name", .0.join(", "))]
     OtherName(Vec<String>),
-    /// Its time is over.
+    /// Expired.
     #[error("its certificate has expired{}", day(.0))]
     Expired(Option<Timestamp>),
-    /// Its time has not come.
+    /// Not valid yet.
     #[error("its certificate is not valid yet{}", day(.0))]
     NotYet(Option<Timestamp>),
-    /// Something else.
+    /// Another problem.
     #[error("its certificate is no good: {0}")]
     Other(String),
 }
@@ -102,7 +102,7 @@ fn day(at: &Option<Timestamp>) -> String {
     at.map_or_else(String::new, |at| format!(" ({})", at.day()))
 }
 
-/// Asks for `url`, directly and within a time; redirects are followed, as the clients do.
+/// Requests `url` without a proxy and within a deadline. Follows redirects as the clients do.
 ///
 /// # Errors
 /// [`ProbeError`], with the cause.
@@ -170,7 +170,7 @@ async fn send_probe(
         .body(Empty::<Bytes>::new())
         .map_err(|_| ProbeError::NoUrl)?;
     let (parts, body) = sender.send_request(request).await.map_err(failed)?.into_parts();
-    // Its status and headers say enough where the body is long, or breaks off.
+    // Status and headers are enough if the body is too long or breaks off.
     let body = Limited::new(body, LARGEST_BODY).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     connection.abort();
     Ok(ProbeAnswer { status: parts.status, headers: parts.headers, body, ends_soon })
@@ -212,12 +212,12 @@ fn bad_certificate(bad: &CertificateError) -> BadCertificate {
     }
 }
 
-/// An authority's certificate as a server's own; the library keeps the type of this one to itself.
+/// Recognises an authority's certificate in the place of a server's. The library keeps the type of this error private.
 fn is_authority_itself(bad: &CertificateError) -> bool {
     matches!(bad, CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity"))
 }
 
-/// Verifies as the clients do, and looks two weeks ahead.
+/// Verifies certificates as the clients do, and records an expiry within two weeks.
 #[derive(Debug)]
 struct Verifier {
     inner: Arc<WebPkiServerVerifier>,
@@ -236,7 +236,8 @@ impl Verifier {
         Ok(Self { inner, trust: trust.clone(), ends_soon: Arc::default() })
     }
 
-    /// The clients take a server's own certificate that is among those they trust, also where it is an authority's.
+    /// Returns true if the server's own certificate is a trusted one. The clients accept it then, even if it is an
+    /// authority's.
     fn is_trusted_itself(&self, certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> Result<bool, Error> {
         let is_known = anchor_of(certificate).is_some_and(|own| self.trust.roots.roots.contains(&own));
         if is_known {
@@ -247,7 +248,7 @@ impl Verifier {
     }
 }
 
-/// A certificate as a trust anchor: its name and key.
+/// Converts a certificate to a trust anchor: its name and key.
 fn anchor_of(certificate: &CertificateDer<'_>) -> Option<TrustAnchor<'static>> {
     let mut alone = RootCertStore::empty();
     alone.add(certificate.clone().into_owned()).ok()?;

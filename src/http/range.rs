@@ -3,11 +3,11 @@
 /// A parsed Range header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestedRange {
-    /// Everything; also where the header is none that we understand, or asks for several ranges.
+    /// The whole file; also for an invalid header, or one with several ranges.
     Whole,
-    /// From the first number up to, but without, the second.
+    /// The bytes from the first offset up to, but without, the second.
     Part(u64, u64),
-    /// Nothing that is there.
+    /// Beyond the end of the file.
     Beyond,
 }
 

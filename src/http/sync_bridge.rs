@@ -20,40 +20,40 @@ enum PipePiece {
     Broken(io::Error),
 }
 
-/// A pipe.
+/// Creates a pipe.
 pub(super) fn pipe() -> (PipeSender, PipeReceiver) {
     let (to, from) = channel(PIECES);
     (PipeSender(to), PipeReceiver { from, piece: Bytes::new(), ended: false })
 }
 
-/// Where bytes go in, for a task. Dropped without an end, it is broken.
+/// The input for async code. If dropped without an end, the pipe is broken.
 #[derive(Debug)]
 pub(super) struct PipeSender(Sender<PipePiece>);
 
 impl PipeSender {
-    /// Sends bytes, and waits for space; returns false if the reader has gone.
+    /// Sends bytes, and waits for space in the queue. Returns false if the reader is gone.
     pub(super) async fn put(&self, bytes: Bytes) -> bool {
         self.0.send(PipePiece::Bytes(bytes)).await.is_ok()
     }
 
-    /// Marks the end.
+    /// Marks the end of the bytes.
     pub(super) async fn end(self) {
-        // // The reader may have gone.
+        // The reader may be gone.
         let _ = self.0.send(PipePiece::End).await;
     }
 
-    /// There is no more, and that was not all.
+    /// Breaks the pipe: the bytes so far are incomplete.
     pub(super) async fn broken(self, why: io::Error) {
         let _ = self.0.send(PipePiece::Broken(why)).await;
     }
 
-    /// A blocking writer. Must not be used in an async task.
+    /// Converts to a blocking writer, which must not be used in an async task.
     pub(super) fn writer(self) -> PipeWriter {
         PipeWriter { to: self, piece: BytesMut::new() }
     }
 }
 
-/// Where bytes are written to.
+/// The input for blocking code.
 #[derive(Debug)]
 pub(super) struct PipeWriter {
     to: PipeSender,
@@ -61,10 +61,10 @@ pub(super) struct PipeWriter {
 }
 
 impl PipeWriter {
-    /// Says how it ended: that this was all, or why not.
+    /// Ends the pipe: complete, or broken with the error.
     pub(super) fn end(mut self, ended: io::Result<()>) {
         let ended = ended.and_then(|()| self.flush());
-        // // The reader may have gone.
+        // The reader may be gone.
         let _ = self.to.0.blocking_send(ended.map_or_else(PipePiece::Broken, |()| PipePiece::End));
     }
 
@@ -91,7 +91,7 @@ impl Write for PipeWriter {
     }
 }
 
-/// Where bytes come out: to be read where that may block, or as a stream.
+/// The output, read in blocking code or as a stream.
 #[derive(Debug)]
 pub(super) struct PipeReceiver {
     from: Receiver<PipePiece>,
@@ -100,7 +100,7 @@ pub(super) struct PipeReceiver {
 }
 
 impl PipeReceiver {
-    /// The bytes as a stream, which ends in an error where they broke off.
+    /// Converts to a stream, which ends in an error if the pipe broke.
     pub(super) fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send {
         stream::try_unfold(self, |mut exit| async move {
             let piece = exit.from.recv().await;
@@ -121,7 +121,7 @@ impl PipeReceiver {
     }
 }
 
-/// Blocks: not for a task.
+/// Blocks, so it must not be used in an async task.
 impl Read for PipeReceiver {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.piece.is_empty() && !self.ended {

@@ -28,14 +28,14 @@ use tokio_util::sync::CancellationToken;
 /// Interval of the file checks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A certificate chain and key that serve new connections, exchangeable while connections run.
+/// The certificate chain and key for new connections; both can be replaced while connections are open.
 #[derive(Debug)]
 pub struct Tls {
     provider: Arc<CryptoProvider>,
     current: Arc<Current>,
     http1: AcceptorConfig,
     with_http2: AcceptorConfig,
-    /// The files as they were last read, whether they were any good or not.
+    /// State of the files at the last read, valid or not.
     read: Mutex<Files>,
 }
 
@@ -57,7 +57,7 @@ impl Files {
     }
 }
 
-/// A pair that is good, and not in use yet.
+/// A valid pair that is not in use yet.
 #[derive(Debug)]
 pub struct Renewal {
     pair: CertifiedKey,
@@ -75,7 +75,7 @@ pub enum TlsError {
         /// The system's error.
         source: io::Error,
     },
-    /// The certificate file is no PEM, or a block in it is torn.
+    /// The certificate file is not PEM, or a block in it is incomplete.
     #[error(
         "{} is not a PEM certificate chain: {problem}; it should hold the server's certificate and then its \
          intermediates, each between -----BEGIN CERTIFICATE----- and -----END CERTIFICATE-----", path.display()
@@ -97,7 +97,7 @@ pub enum TlsError {
         /// The problem.
         problem: String,
     },
-    /// Both files are good, but not of one pair.
+    /// Both files are valid, but do not belong together.
     #[error(
         "the key in {} does not belong to the first certificate in {}; the server's own certificate comes first, \
          its intermediates after it", key.display(), certificate.display()
@@ -142,7 +142,8 @@ impl Tls {
         TlsAcceptor::from(Arc::clone(&config.0))
     }
 
-    /// True where the certificate in use is for the host of a `HOST[:PORT]`, as a client would judge it (RFC 9525).
+    /// Returns true if the certificate in use covers the host of a `HOST[:PORT]`, as a client would check it (RFC
+    /// 9525).
     #[must_use]
     pub fn certifies(&self, authority: &str) -> bool {
         let name = match authority.rsplit_once(':') {
@@ -172,8 +173,8 @@ impl Tls {
         self.current.0.store(Arc::new(pair));
     }
 
-    /// Looks at the files every second until `stop`, and takes over a new pair once it is whole. A bad one is logged once
-    /// and leaves the old pair in use; running connections keep what they began with.
+    /// Checks the files every second until `stop`, and switches to a new pair once it is complete. Logs an invalid pair
+    /// once and keeps the old one. Open connections keep the certificate that they began with.
     pub async fn reload_when_changed(self: Arc<Self>, stop: CancellationToken) {
         let mut before = self.read.lock().clone();
         while stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
@@ -182,15 +183,15 @@ impl Tls {
             let last = before.clone();
             match tokio::task::spawn_blocking(move || tls.check_files(&last)).await {
                 Ok(seen) => before = seen,
-                // // The supervisor counts the panic and restarts the task.
+                // The supervisor counts the panic and restarts the task.
                 Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
                 Err(error) => tracing::error!(%error, "looking at the certificate files failed"),
             }
         }
     }
 
-    /// One look: takes over what has changed since it was last read, and has not since the look `before`. Two files are
-    /// seldom replaced in one instant; waiting for them to settle keeps half a renewal out of the log.
+    /// Runs one check: loads files that changed since the last read, but not since the check that returned `before`.
+    /// Two files are seldom replaced in one instant, so waiting for them to settle keeps half a renewal out of the log.
     fn check_files(&self, before: &Files) -> Files {
         let read = self.read.lock().clone();
         let seen = read.refresh();
@@ -200,7 +201,7 @@ impl Tls {
         let pair = certified_key(&seen.certificate, &seen.key, &self.provider);
         let mut reading = self.read.lock();
         if *reading != read {
-            // Other files were named meanwhile.
+            // A reload of the configuration has named other files.
             return seen;
         }
         *reading = seen.clone();
@@ -215,7 +216,7 @@ impl Tls {
     }
 }
 
-/// The configuration behind every acceptor; only here for a `Debug` that says little.
+/// The configuration of an acceptor. The type exists for a short `Debug`.
 struct AcceptorConfig(Arc<ServerConfig>);
 
 impl std::fmt::Debug for AcceptorConfig {
@@ -224,7 +225,7 @@ impl std::fmt::Debug for AcceptorConfig {
     }
 }
 
-/// The pair that the next handshake uses.
+/// The pair for the next handshake.
 #[derive(Debug)]
 struct Current(ArcSwap<CertifiedKey>);
 
@@ -235,7 +236,7 @@ impl ResolvesServerCert for Current {
 }
 
 fn renewal(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Renewal, TlsError> {
-    // // Before reading: a write in between shows as a change.
+    // Taken before reading, so that a write in between shows as a change.
     let files = Files::new(certificate, key);
     Ok(Renewal { pair: certified_key(certificate, key, provider)?, files })
 }
@@ -256,7 +257,7 @@ fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> R
     let signing = provider.key_provider.load_private_key(private).map_err(|error| key_error(error.to_string()))?;
     let pair = CertifiedKey::new(chain, signing);
     match pair.keys_match() {
-        // // Unknown: the key does not expose its public half, which is not a mismatch.
+        // `Unknown` is no mismatch: the key does not expose its public half.
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(pair),
         Err(rustls::Error::InconsistentKeys(_)) => {
             Err(TlsError::Mismatch { certificate: certificate.to_owned(), key: key.to_owned() })
@@ -286,7 +287,7 @@ struct FileStamp {
     modified: (i64, i64),
 }
 
-/// Follows symbolic links, because Kubernetes renews a secret by turning one. `None` where there is no file to see.
+/// Follows symbolic links, because Kubernetes renews a secret by switching one. `None` if the file is not accessible.
 fn stat(path: &Path) -> Option<FileStamp> {
     let metadata = std::fs::metadata(path).ok()?;
     Some(FileStamp {

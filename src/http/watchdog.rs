@@ -124,9 +124,6 @@ pub struct ListenerCheck<'a> {
 ///
 /// A listener without a free slot is not asked, because it lets new connections wait or closes them. Being busy is no
 /// sign of death, and the caller runs on the same runtime.
-///
-/// A listener that has all the connections it may have lets new ones wait, or closes them: that it is busy is no sign of
-/// death, and who asks turns on the same runtime.
 pub async fn listeners_answer(main: ListenerCheck<'_>, admin: ListenerCheck<'_>) -> Result<(), NotAlive> {
     if admin.is_reachable().await {
         admin_client::get(admin.at, "/healthz", None).await?;

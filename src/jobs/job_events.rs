@@ -68,7 +68,7 @@ impl JobSubscription {
             tokio::select! {
                 // Its sender is the job, which is there.
                 _ = self.changes.changed() => {}
-                // // The job resumes at the next start.
+                // The job resumes at the next start.
                 () = self.under.larder_stops() => self.is_over = true,
             }
         }

@@ -173,7 +173,7 @@ impl<'a> RetryPolicy<'a> {
     /// Waits until `until`, and no longer than planned if the clock is set back.
     async fn wait_until(&self, until: Timestamp) {
         let time = until.since(self.clock.now()).saturating_add(CLOCK_SLACK);
-        // // The caller checks the time again.
+        // The caller checks the time again.
         let _ = tokio::time::timeout(time, self.clock.until(until)).await;
     }
 }

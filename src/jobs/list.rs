@@ -151,7 +151,7 @@ impl Jobs {
     /// Waits until a run of a recurring job may begin.
     pub(super) async fn until_recurring_slot(&self) {
         loop {
-            // // Registered before the check, so that a job that ends after it is not missed.
+            // Registered before the check, so that a job that ends after it is not missed.
             let one_ended = self.home.one_ended.notified();
             if running(&self.kept.lock()) < MAX_RUNNING_FOR_RECURRING {
                 return;
@@ -175,7 +175,7 @@ impl Jobs {
         let (tell, written) = oneshot::channel();
         let (to_write, records, work) =
             (Arc::clone(&under), self.home.records.clone(), self.work(Arc::clone(&under), warm_up));
-        // // The client that asked may disconnect meanwhile.
+        // The client that asked may disconnect meanwhile.
         self.running.spawn(async move {
             if let Some(records) = records.filter(|_| !forgotten.is_empty()) {
                 records.forget(forgotten).await;
@@ -223,7 +223,7 @@ impl Jobs {
             let work = warming::run(&mirror, &clock, &turns, job, &warm_up);
             let how = match AssertUnwindSafe(job.stop.run_until_cancelled(work)).catch_unwind().await {
                 Ok(Some(())) => JobEnd::Reached,
-                // // The job resumes at the next start.
+                // The job resumes at the next start.
                 Ok(None) if job.is_interrupted() => return,
                 Ok(None) => JobEnd::Stopped,
                 Err(_) => JobEnd::Lost,
@@ -271,7 +271,7 @@ impl Jobs {
     /// Stops all of them, and takes on no more. A larder's own go on after its next start.
     pub async fn stop(&self) {
         {
-            // // Waits for a job that is being added.
+            // Waits for a job that is being added.
             let _kept = self.kept.lock();
             self.home.stops.cancel();
         }

@@ -168,7 +168,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let looked = join_all(wanted.iter().map(|wanted| planning.check_archive(wanted)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
     let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| learned.line_of(cannot)).collect();
-    // // A module that cannot be read has its reason already, and is not listed again as to be fetched.
+    // A module that cannot be read has its reason already, and is not listed again as to be fetched.
     let told: BTreeSet<&PackageRef> = cannot.iter().map(|line| &line.package).collect();
     items.retain(|item| item.package.platform.is_some() || !told.contains(&item.package));
     items.extend(cannot);

@@ -133,7 +133,7 @@ impl Recurring {
     async fn run_scheduler(self: Arc<Self>, key: String, entry: RecurringWarmUp, default_host: Hostname) {
         loop {
             self.record_finished_run(&key);
-            // // After a restart the run resumes by itself.
+            // After a restart the run resumes by itself.
             let run = match self.jobs.run_of(&key) {
                 Some(run) => Ok(run),
                 None => {
@@ -176,7 +176,7 @@ impl Recurring {
         loop {
             self.jobs.until_recurring_slot().await;
             match self.try_start(key, entry, default_host).await {
-                // // Another task took it meanwhile.
+                // Another task took it meanwhile.
                 None => {}
                 Some(begun) => return begun,
             }

@@ -56,7 +56,7 @@ impl WarmUpRun<'_> {
         }
         for UnavailableItem { what, why, by } in cannot {
             let error = error_with_places(&why, &by);
-            // // The module's own item has the error already, without the places that require it.
+            // The module's own item has the error already, without the places that require it.
             match item_of_error(&why, known) {
                 Some(known) => self.under.has_failed(known.item, &error),
                 None => drop(self.under.add(vec![failed(what, error)])),

@@ -279,7 +279,7 @@ impl RunningJob {
             if told.job.state.has_ended() {
                 return;
             }
-            // // Later updates of running steps are ignored.
+            // Later updates of running steps are ignored.
             told.is_ending = true;
             let ended = told.ended(how, self.home.clock.now());
             JobRecord { job: ended.job, beginning: self.beginning.clone(), about: ended.about, warm_up: None }

@@ -42,7 +42,7 @@ impl WarmUp {
         let Order { given, platforms } = order;
         let mut wanted: Vec<WarmTarget> = Vec::new();
         let mut configurations = Vec::new();
-        // // A version in several lock files is one target.
+        // A version in several lock files is one target.
         let mut places = HashMap::new();
         for given in given {
             match given {

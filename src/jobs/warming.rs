@@ -215,7 +215,7 @@ impl WarmUpRun<'_> {
             self.under.is_unconfirmed(item, why);
         }
         let digest = set.document.shasum;
-        // // Before anything is fetched, where the digest is known.
+        // Before anything is fetched, where the digest is known.
         match LockFit::of_all(locked, digest) {
             LockFit::None => Err(LockMismatch::locked_to_another(package, &locked.concat(), digest.zh())),
             LockFit::Its | LockFit::ItsPackageHashTells => Ok(digest),

@@ -1,4 +1,4 @@
-//! The admin side: probes, who may ask, and what larder says of itself.
+//! The admin API: routes, access rules, probes, and the status report.
 
 pub mod bundle;
 pub mod command;
@@ -24,7 +24,7 @@ use crate::clock::Timestamp;
 use crate::jobs::{JobId, RecurringState};
 use crate::mirror::{Mirror, NotReady, Status, UpstreamState};
 
-/// The answer to `/healthz`: the process runs.
+/// The answer to `/healthz`: this process runs.
 pub(super) fn health() -> Reply {
     Reply { content: Content::Word { well: true, text: "ok" }, outcome: None, age: None }
 }
@@ -65,7 +65,7 @@ pub enum AdminRoute {
     Import,
     /// `/admin/v1/bundle`
     Bundle,
-    /// `/admin/v1/bundle/apply`, with how in its query.
+    /// `/admin/v1/bundle/apply`, with options in its query.
     ApplyBundle,
     /// `/admin/v1/inventory`
     Inventory,
@@ -77,7 +77,7 @@ pub enum AdminRoute {
     JobEvents(JobId),
 }
 
-/// Read or change.
+/// Methods of a route, and the access that they need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminAccessKind {
     /// GET and HEAD, with read access.
@@ -158,9 +158,9 @@ pub struct Access {
 /// Headers of a request that identify its sender.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Credentials<'a> {
-    /// The Origin header: a browser sent it.
+    /// The Origin header, which browsers send.
     pub origin: Option<&'a str>,
-    /// The Sec-Fetch-Site header: a browser sent it, also where it sends no Origin.
+    /// The Sec-Fetch-Site header, which browsers send even without an Origin.
     pub site: Option<&'a str>,
     /// The Host header, or the authority.
     pub host: Option<&'a str>,
@@ -168,16 +168,16 @@ pub struct Credentials<'a> {
     pub authorization: Option<&'a str>,
 }
 
-/// Why a request is refused.
+/// Reasons for refusing a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AdminRefusal {
-    /// 403.
+    /// Sent by a web page: 403.
     #[error("requests from web pages are refused")]
     FromAPage,
-    /// 403: a name that was made to lead here (DNS rebinding).
+    /// A foreign Host on loopback: 403. It may be a name that DNS rebinding points here.
     #[error("on loopback, the Host must be localhost or a loopback address")]
     ForeignHost,
-    /// 401.
+    /// The token is missing or wrong: 401.
     #[error(
         "the admin token is missing or wrong: this needs it as a bearer token, and it is in admin-token in the store folder, unless configured"
     )]
@@ -196,19 +196,20 @@ impl Access {
         if self.listens_on_loopback || self.has_token(shown) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
-    /// Checks that a change may be made: always with the token, because every user and web page of this machine reaches
-    /// its loopback.
+    /// Checks that a change may be made. It always needs the token, because every user and web page of this machine
+    /// reaches its loopback.
     pub fn may_change(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
         self.is_no_page(shown)?;
         if self.has_token(shown) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
     fn is_no_page(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
-        // // A person typed it, or a page of this origin asked. Any other value means a foreign page.
+        // `none`: a person typed the URL. `same-origin`: a page of this origin asked. Any other value means a foreign
+        // page.
         if shown.origin.is_some() || shown.site.is_some_and(|site| !matches!(site, "none" | "same-origin")) {
             return Err(AdminRefusal::FromAPage);
         }
-        // Elsewhere larder cannot know its names, and everything needs the token.
+        // Off loopback larder cannot know its names, and everything needs the token.
         if self.listens_on_loopback && !shown.host.is_some_and(is_local) {
             return Err(AdminRefusal::ForeignHost);
         }
@@ -239,10 +240,10 @@ pub struct Report {
     pub mirror: Status,
     /// Counters since the start; absent without a running larder.
     pub since_start: Option<SinceStart>,
-    /// The warm-ups that run again and again.
+    /// The recurring warm-ups.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warm_ups: Vec<RecurringState>,
-    /// The keys of bundles that are in force.
+    /// The bundle keys in use.
     #[serde(default)]
     pub bundle_keys: BundleKeyIds,
 }
@@ -250,15 +251,15 @@ pub struct Report {
 /// Counters of a running larder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SinceStart {
-    /// When that was, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub started: Timestamp,
     /// Uptime, in seconds.
     pub seconds: u64,
-    /// Requests by how they ended.
+    /// Requests by outcome.
     pub requests: BTreeMap<String, u64>,
     /// Refused requests, by reason.
     pub refused: BTreeMap<String, u64>,
-    /// Requests that wait for an upstream now.
+    /// Requests that are waiting for an upstream.
     pub waiting_requests: u64,
     /// Body bytes sent to clients.
     pub sent_bytes: u64,
@@ -266,9 +267,9 @@ pub struct SinceStart {
     pub saved_bytes: u64,
     /// Body bytes received from upstreams.
     pub upstream_bytes: u64,
-    /// Running downloads.
+    /// Downloads in progress.
     pub fills_under_way: i64,
-    /// Each upstream.
+    /// The state of each upstream.
     pub upstreams: Vec<UpstreamState>,
 }
 

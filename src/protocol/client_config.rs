@@ -1,4 +1,4 @@
-//! The CLI configuration that makes a client come here: to paste (PROTOCOL 1.2, 3.1).
+//! The CLI configuration that points a client to larder, to paste (PROTOCOL 1.2, 3.1).
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -22,13 +22,14 @@ pub enum ClientRoute {
     NetworkMirror,
 }
 
-/// The text to paste. `base` is how clients reach larder: `http://127.0.0.1:8080`, no slash at its end.
+/// Returns the text to paste. `base` is the URL at which clients reach larder, without a final slash:
+/// `http://127.0.0.1:8080`.
 pub async fn text(mirror: &Arc<Mirror>, base: &str, way: ClientRoute) -> Result<String, Error> {
     let hosts = mirror.hosts();
     written(hosts.iter().collect(), Some(mirror), base, way).await
 }
 
-/// The text to paste when no discovery document is cached.
+/// Returns the text to paste when no discovery document is cached.
 pub async fn default_text(hosts: &[&Hostname], base: &str, way: ClientRoute) -> Result<String, Error> {
     written(hosts.to_vec(), None, base, way).await
 }
@@ -79,7 +80,7 @@ async fn written(
     base: &str,
     way: ClientRoute,
 ) -> Result<String, Error> {
-    // Most readers look for this one.
+    // Listed first, because most readers look for it.
     hosts.sort_by_key(|host| (host.as_str() != "registry.terraform.io", *host));
     match way {
         ClientRoute::HostOverride => overrides(&hosts, mirror, base).await,
@@ -109,7 +110,7 @@ fn host_block(host: &Hostname, known: Option<&RawObject>, base: &str) -> String 
     match known {
         Some(services) => {
             for (name, value) in services {
-                // // A client cannot represent such a number, so it is no service.
+                // A client cannot represent such a number, so it is no service.
                 let value = serde_json::from_str::<Value>(value.get()).ok();
                 if let Some(value) = value.and_then(|value| hcl(&value, "    ")) {
                     line(&mut text, format_args!("    {} = {value}", quoted(name)));
@@ -156,8 +157,8 @@ fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
     let _ = writeln!(text, "{line}");
 }
 
-/// A value in HCL 1, the syntax of the clients' CLI configuration. A null, or a number that a client cannot represent,
-/// is left out: it would invalidate the whole file.
+/// Formats a value in HCL 1, the syntax of the clients' CLI configuration. A null, or a number that a client cannot
+/// represent, is left out: it would invalidate the whole file.
 fn hcl(value: &Value, indent: &str) -> Option<String> {
     match value {
         Value::Null => None,
@@ -177,7 +178,7 @@ fn hcl(value: &Value, indent: &str) -> Option<String> {
     }
 }
 
-/// A string in HCL 1. HCL 1 does not treat `${…}` as text, and doubling the `$` is no escape, so every unusual
+/// Formats a string in HCL 1. HCL 1 does not treat `${…}` as text, and doubling the `$` is no escape, so every unusual
 /// character is written by its code point.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');

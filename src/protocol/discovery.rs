@@ -1,5 +1,5 @@
-//! Service discovery: the upstream's own document, with the services that larder serves led back here
-//! and every other made absolute to its upstream (PROTOCOL 1.1).
+//! Service discovery: the upstream's document, in which the services that larder serves point to larder, and all others
+//! are absolute URLs of the upstream (PROTOCOL 1.1).
 
 use std::sync::Arc;
 
@@ -31,15 +31,15 @@ pub(super) async fn document(
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
-/// Every service of a discovery document, as clients of larder must see it.
+/// Rewrites every service of a discovery document for larder's clients.
 pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> String) -> RawObject {
     let has = |service: Service| discovery.base(service).is_some();
     let (has_providers, has_modules) = (has(Service::Providers), has(Service::Modules));
     let Discovery { mut entries, url } = discovery;
-    // // Clients refuse such a service, and its userinfo must not be shown.
+    // Clients refuse such a service, and its userinfo must not be shown.
     entries.retain(|_, value| match serde_json::from_str(value.get()) {
         Ok(value) => !names_a_user(&value, &url),
-        // // Nested too deep, or an invalid number: without a plain or escaped `@` it has no userinfo.
+        // Nested too deep, or an invalid number: without a plain or escaped `@` it has no userinfo.
         Err(_) => !value.get().contains(['@', '\\']),
     });
     for (name, value) in &mut entries {
@@ -55,7 +55,7 @@ pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> St
     entries
 }
 
-/// A service made absolute; `None` where it stays as upstream wrote it.
+/// Makes a service absolute; `None` if it stays as upstream wrote it.
 fn absolute(value: &RawValue, base: &Url) -> Option<Box<RawValue>> {
     if let Ok(reference) = serde_json::from_str::<String>(value.get()) {
         return resolved(&reference, base);
@@ -84,7 +84,7 @@ fn names_a_user(value: &Value, base: &Url) -> bool {
     }
 }
 
-/// Resolves a URL. Text that clients ignore because it is no URL stays unchanged; so does a reference to the document
+/// Resolves a URL. Text that is no URL stays unchanged, because clients ignore it; so does a reference to the document
 /// itself.
 fn resolved(reference: &str, base: &Url) -> Option<Box<RawValue>> {
     if reference.is_empty() || reference.starts_with('#') {
@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// Deep nesting exhausts nothing, and hides no userinfo.
+    /// Deep nesting exhausts no stack, and hides no userinfo.
     #[test]
     fn a_service_that_is_nested_too_deep_names_nobody() {
         let depth = 100_000;

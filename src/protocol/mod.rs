@@ -1,4 +1,4 @@
-//! The client protocols, one file each. Translates between routes and the mirror, and decides nothing.
+//! The client protocols, one file each. They translate between routes and the mirror, and decide nothing.
 
 pub mod admin;
 pub mod client_config;
@@ -25,7 +25,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Explanation};
 use crate::mirror::{Answer, Archive, ClientAddress, Connectivity, Mirror, Outcome, RequestContext, RuntimeConfig};
 
-/// Larger answers are compressed on a blocking thread.
+/// Answers from this size on are compressed on a blocking thread.
 const LARGE_BODY: usize = 64 * 1024;
 
 /// The parts of a request that protocols use.
@@ -49,14 +49,14 @@ pub struct Request<'a> {
     pub takes_unknown_length: bool,
 }
 
-/// An answer, before it becomes HTTP.
+/// An answer that is not HTTP yet.
 #[derive(Debug)]
 pub struct Reply {
     /// The content.
     pub content: Content,
     /// The cache outcome; `None` where the mirror was not involved.
     pub outcome: Option<Outcome>,
-    /// Of a document: how long ago upstream confirmed it.
+    /// Time since upstream confirmed a document; `None` for other content.
     pub age: Option<Duration>,
 }
 
@@ -67,9 +67,9 @@ pub enum Content {
     Document(Arc<Rendered>),
     /// A file that is named by its digest.
     File(Archive),
-    /// Nothing but where a module is: `X-Terraform-Get` (PROTOCOL 4.3).
+    /// The location of a module, for `X-Terraform-Get` (PROTOCOL 4.3).
     Location(Arc<str>),
-    /// Another URL of ours: that of the latest version's download.
+    /// A redirect to another URL of larder: the download of the latest version.
     Redirect(String),
     /// A short word for probes.
     Word {
@@ -90,10 +90,10 @@ impl From<FinishedReply> for Content {
     }
 }
 
-/// Why there is no reply.
+/// The failure of a request.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Failure {
-    /// The request line leads nowhere.
+    /// The request line has no route.
     #[error(transparent)]
     NoRoute(#[from] NoRoute),
     /// The mirror could not answer.
@@ -102,7 +102,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The parts of its text.
+    /// Returns the subject, cause and remedy of the failure.
     pub fn explain(&self) -> Explanation {
         match self {
             Self::NoRoute(NoRoute::Malformed(why) | NoRoute::Unknown(why)) => Explanation::of(why),
@@ -125,8 +125,8 @@ pub struct Protocols {
 }
 
 impl Protocols {
-    /// Joins the parts: on one configuration's terms come those alone whom it lets in. `memory_bytes` is for finished
-    /// answers.
+    /// Creates the protocols of one configuration. Its terms apply only to clients that the same configuration
+    /// admitted. `memory_bytes` is the memory budget for rendered answers.
     pub fn new(
         mirror: Arc<Mirror>,
         terms: Arc<RuntimeConfig>,
@@ -143,12 +143,12 @@ impl Protocols {
         Route::parse(self.mount.below(request.path), request.query, request.host, &self.door)
     }
 
-    /// True where a Host is an upstream's name, under which larder answers itself (take-over).
+    /// Returns true if a Host is an upstream's name under which larder answers (take-over).
     pub fn is_upstream(&self, host: &str) -> bool {
         self.door.taken_over(Some(host)).is_some()
     }
 
-    /// The protocol that a request line belongs to, whether or not it leads anywhere.
+    /// The protocol of a request line, even of one without a route.
     pub fn api(&self, request: &Request<'_>) -> Api {
         Api::of_path(self.mount.below(request.path))
     }
@@ -173,11 +173,11 @@ impl Protocols {
                 .then(|| request.now.since(checked));
             return Ok(Reply { content: answer.into(), outcome: Some(outcome), age });
         }
-        // // Boxed, or every hit would reserve the memory of the largest miss.
+        // Boxed, or every hit would reserve the memory of the largest miss.
         Box::pin(self.answer_from_mirror(route, request, &base, revision)).await
     }
 
-    /// Where a version of a module is.
+    /// Answers with the location of a module version.
     async fn location(
         &self,
         route: &Route,
@@ -190,7 +190,7 @@ impl Protocols {
         let Answer { value, outcome, fresh_until, checked } =
             modules::location(&self.mirror, package, call, links).await?;
         let location: Arc<str> = value.text.into();
-        // // A location without a digest changes in a moment.
+        // A location without a digest changes as soon as the archive is stored.
         if value.is_lasting && request.now < fresh_until {
             let answer = FinishedReply::Location(Arc::clone(&location));
             let outcome = outcome.when_reused();
@@ -255,8 +255,8 @@ impl Protocols {
         Ok(self.finished(route, base, request.now, revision, rendered))
     }
 
-    /// A version list as upstream has it, read and rendered once for all waiting clients; `None` for other routes, and
-    /// while offline, when the list depends on the store.
+    /// Answers with a version list as upstream has it, read and rendered once for all waiting clients. `None` for other
+    /// routes, and offline, where the list depends on the store.
     async fn list(&self, route: &Route, call: &RequestContext) -> Result<Option<Answer<Arc<Rendered>>>, Error> {
         if self.mirror.connectivity() == Connectivity::Offline {
             return Ok(None);
@@ -282,8 +282,7 @@ impl Protocols {
         Ok(Some(Answer { value, outcome, fresh_until, checked }))
     }
 
-    /// The reply with a file named by its digest. A small one that was checked stays in memory for as long as the mirror
-    /// believes it.
+    /// The reply for a file named by its digest. A small verified file stays in memory while it is fresh.
     fn file(
         &self,
         route: &Route,
@@ -320,7 +319,7 @@ impl Protocols {
         document: Answer<Arc<Rendered>>,
     ) -> Reply {
         let Answer { value: rendered, outcome, fresh_until, checked } = document;
-        // Kept with the revision from before: if anything changed while it was made, the next request makes it again.
+        // Stored with the revision from before rendering: after a change meanwhile, the next request renders again.
         if now < fresh_until {
             let answer = FinishedReply::Document(Arc::clone(&rendered));
             let kept =
@@ -331,7 +330,7 @@ impl Protocols {
     }
 }
 
-/// Renders an answer; a large one on a blocking thread.
+/// Compresses an answer; a large one on a blocking thread.
 async fn render(body: Vec<u8>) -> Rendered {
     if body.len() < LARGE_BODY {
         return Rendered::new(body);

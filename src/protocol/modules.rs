@@ -1,5 +1,5 @@
-//! `modules.v1`: the version list, and where a version is: an archive here, with a checksum that the client enforces
-//! (PROTOCOL 4).
+//! `modules.v1`: the version list, and the location of a version: an archive here, with a checksum that the client
+//! enforces (PROTOCOL 4).
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ struct Module<'a> {
     versions: Vec<&'a RawValue>,
 }
 
-/// The version list of a module, without what no client could read.
+/// The version list of a module, without entries that no client can read.
 pub(super) async fn versions(
     mirror: &Arc<Mirror>,
     address: &ModuleAddress,
@@ -40,7 +40,7 @@ pub(super) async fn versions(
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
-/// Renders a document as upstream sent it.
+/// Renders upstream's version list for clients.
 pub(super) async fn written(address: &ModuleAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
     let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
     let list = document.module_versions().await.map_err(unreadable)?;
@@ -56,12 +56,12 @@ fn list_of(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
 /// Content of `X-Terraform-Get`.
 pub(super) struct LocationHeader {
     pub(super) text: String,
-    /// It stays valid until something changes.
+    /// True for a location that stays valid until something changes.
     pub(super) is_lasting: bool,
 }
 
-/// Where a client gets a version of a module: a path of ours with its subfolder and its checksum, or what upstream
-/// says where larder cannot fetch that.
+/// The location of a module version: a path of larder with subfolder and checksum, or upstream's location where larder
+/// cannot fetch it.
 pub(super) async fn location(
     mirror: &Arc<Mirror>,
     package: &ModulePackage,

@@ -23,7 +23,7 @@ use crate::verify::platform_of;
 
 /// Proof sets of one version fetched at a time.
 const AT_ONCE: usize = 8;
-/// For how many platforms sets are asked for, one after the other, until there is one.
+/// Platforms that are tried in turn until one has a proof set.
 const MOST_TRIED: usize = 4;
 
 #[derive(Serialize)]
@@ -56,7 +56,7 @@ pub(super) async fn index(
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
-/// Renders a document as upstream sent it.
+/// Renders `index.json` from upstream's version list.
 pub(super) async fn index_written(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
     index_of(address, &document.versions().await.map_err(|why| unreadable(address, why))?)
 }
@@ -66,8 +66,8 @@ fn index_of(address: &ProviderAddress, list: &VersionList) -> Result<Vec<u8>, Er
     serde_json::to_vec(&Index { versions }).map_err(|e| unreadable(address, e.to_string()))
 }
 
-/// `VERSION.json`: the archives of a version. A version that is not there has none: with 404 the client
-/// would give up instead of asking its next installation method (PROTOCOL 3.4).
+/// `VERSION.json`: the archives of a version. For an unknown version the list is empty: after a 404 the client would
+/// give up instead of asking its next installation method (PROTOCOL 3.4).
 pub(super) async fn version(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
@@ -83,7 +83,7 @@ pub(super) async fn version(
     for (platform, archive) in named {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         let held = mirror.stored_archive(&package, archive.digest).await?;
-        // // No other mirror has the `zh:` of an archive that was packed here, so in a lock file it would exclude them
+        // No other mirror has the `zh:` of an archive that was packed here, so in a lock file it would exclude them
         // all. For an imported archive without a name record the packer is unknown.
         let is_published = held.as_ref().map_or(!archive.is_imported, |held| held.zip == ZipOrigin::Published);
         let zh = is_published.then(|| archive.digest.zh());
@@ -134,7 +134,7 @@ async fn stored_archives(
                 answer.and(&set);
                 archives.insert(package.platform, of_set(&set.value));
             }
-            // // Removed a moment ago; the others are unaffected.
+            // Removed a moment ago; the others are unaffected.
             Err(Error::NotFound(_) | Error::Offline(_)) => answer.believe_for(Duration::ZERO, call),
             Err(error) => return Err(error),
         }
@@ -169,7 +169,7 @@ impl CombinedOutcome {
         self.checked = self.checked.min(other.checked);
     }
 
-    /// Something is missing from the answer, so it is not given out for longer than this.
+    /// Limits the freshness of an answer from which something is missing.
     fn believe_for(&mut self, time: Duration, call: &RequestContext) {
         self.fresh_until = self.fresh_until.min(call.now.after(time));
     }
@@ -193,7 +193,7 @@ struct ProofSetsOfVersion<'a> {
 }
 
 impl<'a> ProofSetsOfVersion<'a> {
-    /// Loads the cached sets of a version, and revalidates stale ones; fetches one set if none is cached.
+    /// Loads the cached sets of a version and revalidates stale ones. Fetches one set if none is cached.
     async fn of(
         mirror: &Arc<Mirror>,
         address: &'a ProviderAddress,
@@ -219,7 +219,7 @@ impl<'a> ProofSetsOfVersion<'a> {
                     answer.and(&set);
                     sets.own.insert(platform, set.value);
                 }
-                // Other platforms are no worse for it; if there is none, this is why.
+                // Other platforms are unaffected. If there are none, this error is the answer.
                 Err(error) => failed = Some(error),
             }
         }
@@ -306,10 +306,10 @@ impl<'a> ProofSetsOfVersion<'a> {
                     answer.and(&set);
                     archives.insert(platform, of_set(&set.value));
                 }
-                // // Missing or unverified: not offered, and the others are unaffected.
+                // Missing or unverified: not offered, and the others are unaffected.
                 Err(Error::NotFound(_)) => answer.believe_for(mirror.not_found_lifetime(&self.address.host), call),
                 Err(Error::Unverified { .. } | Error::Unaccepted { .. }) => answer.believe_for(Duration::ZERO, call),
-                // // Unknown: must not hide the others.
+                // Status unknown: the failure must not hide the other platforms.
                 Err(error) => {
                     tracing::warn!(provider = %self.address, %platform, %error, "a platform is left out of its version for now");
                     answer.believe_for(Duration::ZERO, call);

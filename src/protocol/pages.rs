@@ -1,5 +1,5 @@
-//! The registry HTTP API: lists, searches and details as upstream wrote them. Only URLs of further pages change, so
-//! that they lead to larder (seed 002). Offline, pages are made from the store.
+//! The registry HTTP API: lists, searches and details as upstream wrote them. Only the URLs of other pages change, to
+//! point to larder (seed 002). Offline, pages are made from the store.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -64,30 +64,28 @@ pub(super) async fn page(
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
-/// A details page whose `versions` are these alone, of those that upstream wrote there. Everything else stays as it
-/// wrote it, byte for byte.
+/// Reduces the `versions` of a details page to these. Everything else stays as upstream wrote it, byte for byte.
 ///
 /// # Errors
-/// Says why the page is none.
+/// The reason why the page cannot be read.
 pub fn keep_versions(page: &Bytes, versions: &[Version]) -> Result<Bytes, String> {
     let text = std::str::from_utf8(page).map_err(|e| e.to_string())?;
     let members: IndexMap<Cow<'_, str>, &RawValue> = serde_json::from_str(text).map_err(|e| e.to_string())?;
     let Some(listed) = members.get("versions") else { return Ok(page.clone()) };
-    // // Not a list of strings: no client can choose by it.
+    // Not a list of strings: no client can choose from it.
     let Ok(entries) = serde_json::from_str::<Vec<String>>(listed.get()) else { return Ok(page.clone()) };
     let is_among = |entry: &String| Version::parse_lenient(entry).is_ok_and(|version| versions.contains(&version));
     let left: Vec<&String> = entries.iter().filter(|entry| is_among(entry)).collect();
     let left = serde_json::to_string(&left).map_err(|e| e.to_string())?;
-    // // Raw values borrow from the text.
+    // Raw values borrow from the text, so the difference of the pointers is the offset.
     let start = listed.get().as_ptr() as usize - text.as_ptr() as usize;
     let (before, after) = (text.get(..start), text.get(start + listed.get().len()..));
     Ok([before.unwrap_or_default(), &left, after.unwrap_or_default()].concat().into())
 }
 
-/// A page whose URLs of other pages lead back here: members that end in `_url` and lead below a base of its service.
-/// Where larder could not ask for what they lead to, and for a further page that is not below it, null stands instead:
-/// it would lead past larder, perhaps to where only larder comes. Everything else stays as upstream wrote it, byte for
-/// byte.
+/// Rewrites the URLs of other pages in a page: members that end in `_url` and point below a base of its service. A URL
+/// that larder cannot serve, and a further page that is not below a base, become null: they would bypass larder, or
+/// reveal an address that only larder can reach. Everything else stays as upstream wrote it, byte for byte.
 pub fn with_links(
     page: &UpstreamPage,
     service: Service,
@@ -108,7 +106,7 @@ pub fn with_links(
     let mut body = String::with_capacity(text.len() + 64 * edits.len());
     let mut copied = 0;
     for Edit { of, led } in edits {
-        // // Raw values borrow from the text, in its order.
+        // Raw values borrow from the text, in its order.
         let start = of.get().as_ptr() as usize - text.as_ptr() as usize;
         body.push_str(text.get(copied..start).unwrap_or_default());
         match led {
@@ -121,22 +119,22 @@ pub fn with_links(
     Ok(body.into_bytes())
 }
 
-/// A string in a page, and what stands there instead.
+/// A string in a page, and its replacement.
 struct Edit<'a> {
     of: &'a RawValue,
     led: RewrittenUrl,
 }
 
-/// Where a URL leads instead.
+/// The replacement of a URL.
 #[derive(Debug, PartialEq, Eq)]
 enum RewrittenUrl {
-    /// To larder.
+    /// A URL of larder.
     Back(String),
-    /// Larder has nothing like it.
+    /// Larder has no such page: null.
     Nowhere,
 }
 
-/// Looks for URLs that lead elsewhere now, in the order of the text.
+/// Finds the URLs to replace, in the order of the text.
 fn find_links<'a>(
     raw: &'a RawValue,
     depth: usize,
@@ -160,15 +158,15 @@ fn find_links<'a>(
             None => find_links(value, depth - 1, led, &mut of_members),
         }
     }
-    // Of two members with one name the last counts, and stands where the first did in the map.
+    // Of two members with one name the last counts, but the map has it at the position of the first.
     of_members.sort_by_key(|edit| edit.of.get().as_ptr() as usize);
     edits.append(&mut of_members);
 }
 
-/// Members that lead to the rest of a list.
+/// Members that point to other pages of a list.
 const FURTHER: [&str; 2] = ["next_url", "prev_url"];
 
-/// Where a URL in a page leads through larder; `None` where it leads to no page.
+/// Rewrites a URL in a page; `None` if it points to no page.
 fn rewrite_url(
     name: &str,
     reference: &str,
@@ -192,7 +190,7 @@ fn rewrite_url(
     Some(route.map_or(RewrittenUrl::Nowhere, |route| RewrittenUrl::Back(link(&route.path()))))
 }
 
-/// The path of a URL below a base, whose last slash the list of all may lack.
+/// The path of a URL below a base. The list of everything may lack the base's final slash.
 fn below<'a>(url: &'a Url, base: &Url) -> Option<&'a str> {
     if url.origin() != base.origin() {
         return None;
@@ -211,7 +209,7 @@ struct PageListBody<'a> {
     warnings: Vec<&'static str>,
 }
 
-/// Where a page is in its list, as the protocol says it.
+/// The position of a page in its list, in the protocol's form.
 #[derive(Serialize)]
 struct Meta {
     limit: u32,

@@ -1,5 +1,5 @@
-//! `providers.v1`: the version list, and the download document with its three URLs led back here
-//! (PROTOCOL 2). Everything else stays as upstream wrote it.
+//! `providers.v1`: the version list, and the download document with its three URLs pointed to larder (PROTOCOL 2).
+//! Everything else stays as upstream wrote it.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ struct ProviderListBody<'a> {
     rest: &'a RawObject,
 }
 
-/// The version list of a provider, without what no client could read.
+/// The version list of a provider, without entries that no client can read.
 pub(super) async fn versions(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
@@ -32,7 +32,7 @@ pub(super) async fn versions(
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }
 
-/// Renders a document as upstream sent it.
+/// Renders upstream's version list for clients.
 pub(super) async fn written(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
     let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
     let list = document.versions().await.map_err(unreadable)?;

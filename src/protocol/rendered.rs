@@ -1,5 +1,5 @@
 //! Rendered answers in memory: route and base -> bytes, gzip form, ETag and lifetime; and small verified archives. A
-//! hot request touches nothing else: no JSON, no disk, no lock across an await.
+//! hot request needs nothing else: no JSON, no disk, no lock across an await.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::digest::Digest;
 use crate::mirror::Outcome;
 use crate::store::ReadMemory;
 
-/// Smaller than this, gzip gains nothing.
+/// Size in bytes below which gzip gains nothing.
 const WORTH_GZIP: usize = 512;
 
 /// A rendered document.
@@ -33,13 +33,13 @@ pub struct Rendered {
 }
 
 impl Rendered {
-    /// Finishes an answer.
+    /// Creates a document with its tags, and its gzip form if that is smaller.
     pub fn new(body: Vec<u8>) -> Self {
         let gzip = (body.len() >= WORTH_GZIP).then(|| gzip(&body)).flatten().filter(|gzip| gzip.len() < body.len());
         Self { gzip: gzip.map(Bytes::from), ..Self::plain(body) }
     }
 
-    /// An answer without a gzip form.
+    /// Creates a document without a gzip form.
     pub fn plain(body: Vec<u8>) -> Self {
         let mut tag = blake3::hash(&body).to_hex().to_string();
         tag.truncate(32);
@@ -54,7 +54,7 @@ impl Rendered {
 
 fn gzip(body: &[u8]) -> Option<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
-    // Writing to memory does not fail; if it did, the plain form would go out.
+    // Writing to memory does not fail. If it did, the plain form would be sent.
     encoder.write_all(body).ok()?;
     encoder.finish().ok()
 }
@@ -72,7 +72,7 @@ pub enum FinishedReply {
         bytes: Bytes,
         /// Its SHA-256.
         digest: Digest,
-        /// First time of storing, where known.
+        /// Time of first storing, where recorded.
         stored: Option<Timestamp>,
     },
 }
@@ -87,16 +87,16 @@ impl FinishedReply {
     }
 }
 
-/// A finished answer, and how long it may be given out.
+/// A rendered answer and its freshness.
 #[derive(Debug, Clone)]
 pub struct RenderedAnswer {
     /// The answer.
     pub answer: FinishedReply,
-    /// When it was made.
+    /// Time of rendering.
     pub made: Timestamp,
-    /// Last confirmation by upstream of its source.
+    /// Time of the last confirmation by upstream.
     pub checked: Timestamp,
-    /// Until when it is fresh.
+    /// End of its freshness.
     pub fresh_until: Timestamp,
     /// Revision of its provider at the time of rendering.
     pub revision: u64,
@@ -104,7 +104,7 @@ pub struct RenderedAnswer {
     pub outcome: Outcome,
 }
 
-/// The key of a finished answer: everything that its bytes depend on besides the mirror's revision.
+/// The key of a rendered answer: everything that its bytes depend on, except the mirror's revision.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     route: Route,
@@ -134,52 +134,52 @@ impl Equivalent<Base<'static>> for BaseRef<'_> {
     }
 }
 
-/// Bases with stored answers. A request chooses its base by its Host, within the certificate's or a trusted proxy's
-/// names; with a wildcard certificate there are unlimited ones.
+/// Number of bases with stored answers. A request chooses its base by its Host, within the names of the certificate or
+/// of a trusted proxy. With a wildcard certificate these are unlimited.
 const MOST_BASES: u64 = 64;
 
 /// Rendered answers, up to a number of bytes.
 #[derive(Debug)]
 pub struct RenderedAnswers {
     cache: Cache<Key, RenderedAnswer>,
-    /// The bases that are asked for most.
+    /// The most requested bases.
     bases: Cache<Base<'static>, ()>,
-    /// Memory for archives that were evicted while clients still read them.
+    /// Memory for archives, including evicted ones that clients still read.
     archives: ReadMemory,
 }
 
 impl RenderedAnswers {
-    /// Sets the limit in bytes.
+    /// Creates a memory of at most this many bytes.
     pub fn with_capacity(bytes: u64) -> Self {
-        // A key and its bookkeeping weigh something too, or small answers would be free.
+        // Keys and bookkeeping count as well, or small answers would be free.
         let weigh = |_: &Key, kept: &RenderedAnswer| u32::try_from(kept.answer.weight() + 512).unwrap_or(u32::MAX);
         let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
         let archives = ReadMemory::new(usize::try_from(bytes).unwrap_or(usize::MAX));
         Self { cache, bases: Cache::new(MOST_BASES), archives }
     }
 
-    /// The answer to a route, if it is fresh and nothing changed since.
+    /// Returns the answer to a route, if it is fresh and nothing changed since.
     pub fn fresh(&self, route: &Route, base: &Base<'_>, revision: u64, now: Timestamp) -> Option<RenderedAnswer> {
         if !self.is_among_bases(base) {
             return None;
         }
         let kept = self.cache.get(&KeyRef { route, base })?;
-        // // A clock that was set back would keep it forever.
+        // After the clock was set back, the answer would stay fresh for too long.
         let timely = kept.made <= now && now < kept.fresh_until;
         (timely && kept.revision == revision).then_some(kept)
     }
 
-    /// Stores an answer while its base is among the most used ones. An archive is stored only if memory has space for a
-    /// copy.
+    /// Stores an answer if its base is among the most requested ones. An archive is stored only if the memory has space
+    /// for a copy.
     pub fn insert(&self, route: &Route, base: &Base<'_>, kept: RenderedAnswer) {
         let key = Key { route: route.clone(), base: base.clone().into_owned() };
         if !self.is_among_bases(base) {
             self.bases.insert(key.base.clone(), ());
-            // Until then it is not decided whether the newcomer or another one stays.
+            // Evicts now, perhaps the new base itself.
             self.bases.run_pending_tasks();
         }
         let answer = match kept.answer {
-            // // A copy: the mirror's bytes are shared by concurrent readers, and would count as in use while they are
+            // A copy: the mirror's bytes are shared by concurrent readers, and would count as in use while they are
             // stored here.
             FinishedReply::Archive { bytes, digest, stored } => {
                 let Some(bytes) = self.archives.copy(&bytes) else { return };
@@ -201,7 +201,7 @@ mod tests {
     use crate::address::Hostname;
     use crate::protocol::route::{Origin, Scheme};
 
-    /// Promise 11: a client that asks under ever other names gets its answers, and fills no memory with them.
+    /// Promise 11: a client that keeps changing its Host gets its answers, and fills no memory with them.
     #[test]
     fn answers_are_kept_for_so_many_bases_and_for_those_that_are_asked_for_most() {
         let answers = RenderedAnswers::with_capacity(64 << 20);

@@ -1,5 +1,5 @@
-//! Renderings in progress: requests for the same list of the same document share one. Parsing a large list takes many
-//! times its size, and all clients that wait for its fetch would do it at once.
+//! Renderings in progress. Requests for the same list of the same document share one: parsing a large list takes many
+//! times its size in memory, and all clients that wait for its fetch would do it at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ type Rendering = BoxFuture<'static, Result<Arc<Rendered>, Error>>;
 pub(super) struct Renderings(Mutex<HashMap<(Route, FastHash), WeakShared<Rendering>>>);
 
 impl Renderings {
-    /// Joins the rendering of a route's answer from a document, or starts it with `write`. It runs as long as a client
-    /// waits.
+    /// Joins the rendering of a route's answer from a document, or starts it with `write`. It is dropped when no client
+    /// waits for it.
     ///
     /// # Errors
     /// Those of `write`.

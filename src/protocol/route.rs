@@ -1,5 +1,5 @@
-//! Every path of the main listener: parsed from a request line here, printed as a URL in `print`. The table of contents
-//! of the whole API. Every URL that is printed parses back to the same route.
+//! The routes of the main listener: parsed from a request line here, printed as URLs in `print`. Every printed URL
+//! parses back to the same route.
 
 mod kind;
 mod mount;
@@ -29,7 +29,7 @@ const MOST_SEGMENTS: usize = 11;
 /// File name of every module archive.
 const MODULE_ARCHIVE: &str = "module.tar.gz";
 
-/// Everything that can be requested.
+/// Everything that clients can request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Route {
     /// `/registry/HOST/.well-known/terraform.json`, or the root one where the Host or `default_upstream` names an
@@ -63,7 +63,7 @@ pub enum Route {
     Ready,
 }
 
-/// A name that nothing can have. `larder doctor` asks for it, to see whether larder answers at a place.
+/// A name that no provider or module can have. `larder doctor` requests it, to see whether larder answers at a URL.
 pub const PROBE: &str = "~";
 
 /// Returns true for the path of a probe, wherever larder is mounted.
@@ -71,10 +71,10 @@ pub fn is_probe(path: &str) -> bool {
     path.rsplit('/').skip(1).take(2).all(|segment| segment == PROBE)
 }
 
-/// The reason why a request line leads nowhere.
+/// Failures to find the route of a request line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoute {
-    /// No name, version or platform can look like that: 400.
+    /// No name, version or platform has this form: 400.
     #[error("{0}")]
     Malformed(String),
     /// Unknown path: 404.
@@ -83,7 +83,7 @@ pub enum NoRoute {
     /// The path names a host that is no upstream.
     #[error("{}", Error::UnknownHost(.0.clone()))]
     UnknownHost(Hostname),
-    /// The client's configuration leads a protocol to the wrong place.
+    /// The client's configuration uses a wrong URL for a protocol.
     #[error("{why}")]
     Misdirected {
         /// The protocol.
@@ -136,7 +136,7 @@ impl From<crate::digest::BadDigest> for NoRoute {
     }
 }
 
-/// Settings that decide how a path is parsed.
+/// Settings for parsing paths.
 #[derive(Debug, Clone, Default)]
 pub struct RouteContext {
     /// The configured upstreams.
@@ -146,16 +146,16 @@ pub struct RouteContext {
 }
 
 impl RouteContext {
-    /// The upstream whose name the client believes to talk to. The Host header may carry the port that
-    /// larder happens to listen on.
+    /// The upstream whose name the client uses for larder (take-over). The Host header may carry the port that larder
+    /// happens to listen on.
     pub fn taken_over(&self, host: Option<&str>) -> Option<&Hostname> {
         let named = Hostname::parse(host?).ok()?;
         let without_port = Hostname::parse(named.name()).ok()?;
         self.upstreams.get(&named).or_else(|| self.upstreams.get(&without_port))
     }
 
-    /// The upstream of the paths at the root of a host: the one whose name it is, else `default_upstream`, also for tools
-    /// that skip discovery.
+    /// The upstream of the paths at the root of a host: the upstream of that name, else `default_upstream`, which also
+    /// serves tools that skip discovery.
     fn own(&self, host: Option<&str>) -> Result<&Hostname, NoRoute> {
         let name = host.and_then(|host| host.split(':').next()).unwrap_or_default();
         if name.ends_with('.') {
@@ -169,7 +169,7 @@ impl RouteContext {
         })
     }
 
-    /// Parses a host segment; an unconfigured host is an error that says so.
+    /// Parses a host segment. A host that is no upstream is an error that names it.
     fn host(&self, segment: &str) -> Result<Hostname, NoRoute> {
         if let Some(host) = self.upstreams.get(segment) {
             return Ok(host.clone());
@@ -183,8 +183,8 @@ impl RouteContext {
 }
 
 impl Route {
-    /// Parses the path of a request, its mount prefix already taken off, and its query, which only pages have.
-    /// `host` is the Host header.
+    /// Parses the path of a request without its mount prefix, and the query, which only pages have. `host` is the Host
+    /// header.
     ///
     /// # Errors
     /// [`NoRoute`], with the reason for the client.
@@ -204,7 +204,7 @@ impl Route {
             ["v1", "providers", rest @ ..] => Self::providers(door.own(host)?.clone(), rest, query, path),
             ["registry", host, "v1", "modules", rest @ ..] => Self::modules(door.host(host)?, rest, query, path),
             ["v1", "modules", rest @ ..] => Self::modules(door.own(host)?.clone(), rest, query, path),
-            // // Clients resolve a provider's path against the service URL: without its final slash the last segment is
+            // Clients resolve a provider's path against the service URL: without its final slash the last segment is
             // lost.
             ["registry", host, "v1", _, _, "versions"] | ["registry", host, "v1", _, _, _, "download", _, _] => {
                 let host = door.host(host)?;
@@ -340,7 +340,7 @@ impl Route {
         }
     }
 
-    /// True if the answer contains larder's URLs, so that it depends on the base.
+    /// Returns true if the answer contains larder's URLs, and so depends on the base.
     pub fn has_links(&self) -> bool {
         match self {
             Self::Discovery(_)
@@ -389,7 +389,7 @@ pub enum RouteSubject<'a> {
     Pages(&'a Hostname),
 }
 
-/// The base of a service, with and without its slash, is the same; and so is each page.
+/// Drops a final slash: the base of a service, and each page, is the same with and without it.
 fn without_last_slash<'a, 'b>(rest: &'a [&'b str]) -> &'a [&'b str] {
     match rest {
         [before @ .., ""] => before,
@@ -411,7 +411,7 @@ fn provider(host: Hostname, namespace: &str, type_: &str) -> Result<ProviderAddr
     Ok(ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? })
 }
 
-/// A path in plain letters: decoded, and every segment of it one that could be a name.
+/// Decodes a path, and checks that every segment could be a name.
 fn plain(path: &str) -> Result<Cow<'_, str>, NoRoute> {
     let malformed = |why: &str| NoRoute::Malformed(format!("the path {why}"));
     if !path.starts_with('/') {
@@ -440,13 +440,15 @@ fn plain(path: &str) -> Result<Cow<'_, str>, NoRoute> {
     Ok(decoded)
 }
 
-/// A fully qualified name with its dot (RFC 1034 3.1) is no spelling of a registry's host: clients refuse it, too.
+/// Explains the refusal of a host with a final dot (RFC 1034 3.1). It is no spelling of a registry's host: clients
+/// refuse it, too.
 fn final_dot(host: &str) -> Explanation {
     let without = host.trim_end_matches('.');
     Explanation::of(format!("the host name {host} has a dot at its end")).remedied_by(format!("ask for {without}"))
 }
 
-/// A list has one URL. An answer under another one would be resolved against it, and lead nowhere.
+/// Refuses a list with a final slash. A list has one URL: the client would resolve the answer's references against
+/// another one, and miss.
 fn slash_after(word: &str) -> NoRoute {
     misdirected(&format!("the path has a slash behind \"{word}\""), "ask for it without that slash")
 }

@@ -26,7 +26,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// As for [`read`].
 #[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
 pub fn read_up_to(path: &Path, largest: usize) -> io::Result<Vec<u8>> {
-    // // Opening a pipe without a writer blocks.
+    // Opening a pipe without a writer blocks.
     if !path.metadata()?.is_file() {
         return Err(io::Error::other("it is no file"));
     }

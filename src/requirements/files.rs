@@ -90,7 +90,7 @@ pub enum BadFiles {
 impl Files {
     /// Returns true for file names that a client reads.
     pub fn are_read(name: &str) -> bool {
-        // // Editor backups are ignored, as the clients do.
+        // Editor backups are ignored, as the clients do.
         let is_left_over =
             name.starts_with('.') || name.ends_with('~') || (name.starts_with('#') && name.ends_with('#'));
         let is_configuration = ENDINGS.iter().any(|ending| name.ends_with(ending)) || is_values_file(name);

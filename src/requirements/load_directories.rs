@@ -109,7 +109,7 @@ impl DirectoryLoader {
                 if looked_at > MOST_FOLDERS {
                     return Err(CollectError::TooMany(given.to_owned()));
                 }
-                // // A named root must be readable; other folders need not be.
+                // A named root must be readable; other folders need not be.
                 let names = match names_in(&folder) {
                     Err(error) if folder != top => {
                         self.passed_over.push(error.to_string());
@@ -120,7 +120,7 @@ impl DirectoryLoader {
                 if has_configuration(&names) {
                     found.insert(folder.clone());
                 }
-                // // Hidden folders belong to tools. A link may lead anywhere.
+                // Hidden folders belong to tools. A link may lead anywhere.
                 let folders =
                     names.iter().filter(|(name, entry)| **entry == FolderEntry::Folder && !name.starts_with('.'));
                 next.extend(folders.map(|(name, _)| folder.join(name)));
@@ -169,7 +169,7 @@ impl DirectoryLoader {
     }
 
     fn folder(&mut self, path: PathBuf, real: &Path, standing: FolderRole) -> Result<(), CollectError> {
-        // // Without the folder its call cannot be resolved, which is reported there.
+        // Without the folder its call cannot be resolved, which is reported there.
         let Ok(real) = real.canonicalize() else {
             self.read.insert(path, BTreeMap::new());
             return Ok(());

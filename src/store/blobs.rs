@@ -156,7 +156,7 @@ impl FileBytes {
 
     /// Writes dirty pages to disk early, so that the final sync is short. Blocks.
     pub fn write_back(&self) {
-        // // A head start only: `publish` syncs again and reports the error.
+        // A head start only: `publish` syncs again and reports the error.
         let _ = self.file.sync_data();
     }
 
@@ -179,7 +179,7 @@ impl FileBytes {
         };
         let read = match at_once {
             Ok(read) if read > 0 => read,
-            // // Not in the page cache, at the end, or unsupported by the file system.
+            // Not in the page cache, at the end, or unsupported by the file system.
             _ => {
                 let file = Arc::clone(&self.file);
                 let joined = tokio::task::spawn_blocking(move || {

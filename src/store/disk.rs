@@ -58,7 +58,7 @@ pub(super) fn folder_exists(path: &Path) -> Result<bool, StoreError> {
 
 /// Refuses a store that a newer larder wrote to, before anything in it is read, swept or moved.
 pub(super) fn check_format(path: &Path) -> Result<(), StoreError> {
-    // // An unreadable marker says nothing: each record has its own format version.
+    // An unreadable marker says nothing: each record has its own format version.
     match format_of(path)? {
         Some(_) => Ok(()),
         None => write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], true),
@@ -134,7 +134,7 @@ pub(super) fn open_or_make(path: &Path) -> Result<File, StoreError> {
 
 /// Reserves disk space for a file of `bytes`, of which `written` exist; an error if there is none.
 pub(super) fn reserve_space(file: &File, written: u64, bytes: u64) -> rustix::io::Result<()> {
-    // // RLIMIT_FSIZE limits the file whatever the disk has, and fallocate does not check it.
+    // RLIMIT_FSIZE limits the file whatever the disk has, and fallocate does not check it.
     if getrlimit(Resource::Fsize).current.is_some_and(|most| bytes > most) {
         return Err(Errno::FBIG);
     }
@@ -344,7 +344,7 @@ impl Quarantine {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(place),
             Err(e) => return Err(StoreError::io("set aside", path, e)),
         }
-        // // The week starts now; a failure only shortens it.
+        // The week starts now; a failure only shortens it.
         let _ = File::options().write(true).open(&place).and_then(|file| file.set_modified(SystemTime::now()));
         Ok(place)
     }

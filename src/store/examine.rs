@@ -100,7 +100,7 @@ impl Store {
     /// A provider of `host` with a cached version list, if there is one.
     pub fn any_cached_provider(folder: &Path, host: &Hostname) -> Option<ProviderAddress> {
         let providers = folder.join("v1/documents").join(host.as_str()).join("providers");
-        // // An unreadable folder only means that another provider is chosen.
+        // An unreadable folder only means that another provider is chosen.
         let names = |folder: &Path| disk::names_in(folder).unwrap_or_default();
         for namespace in names(&providers) {
             for type_ in names(&providers.join(&namespace)) {
@@ -136,7 +136,7 @@ fn lock_state(path: &Path) -> LockState {
 fn writable(root: &Path) -> Result<(), StoreError> {
     let staging = root.join("staging");
     let folder = if staging.is_dir() { staging } else { root.to_owned() };
-    // // A random name: no leftover of a killed doctor has it, and no one can place a link there.
+    // A random name: no leftover of a killed doctor has it, and no one can place a link there.
     let mut random = [0u8; 8];
     // Without random bytes it is still made only where nothing is.
     let _ = aws_lc_rs::rand::fill(&mut random);

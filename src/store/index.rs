@@ -58,7 +58,7 @@ impl Index {
         let panicked = |_| Err(StoreError::Index("it panicked".to_owned()));
         let guarded = || {
             let opened = catch_unwind(AssertUnwindSafe(|| Self::over(folder))).unwrap_or_else(panicked)?;
-            // // A damaged index is not closed: closing may wait forever for a dead thread.
+            // A damaged index is not closed: closing may wait forever for a dead thread.
             let index = ManuallyDrop::new(opened);
             let usable = catch_unwind(AssertUnwindSafe(|| index.trust_clean_close()));
             usable.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned())))?;
@@ -72,7 +72,7 @@ impl Index {
             usable => usable,
         };
         match usable {
-            // // A disk that cannot be written does not make stored archives unreadable.
+            // A disk that cannot be written does not make stored archives unreadable.
             Err(error @ StoreError::Io { .. }) => {
                 tracing::error!(%error, to_do = error.remedy(), "the index cannot be written; it is made in memory");
                 let index = Self::of(folder, IndexBackend::in_memory());
@@ -158,7 +158,7 @@ impl Index {
 
     /// Records an archive file that was found, by its metadata. The known last use and check are kept.
     pub fn archive_found(&self, digest: &Digest, size_bytes: u64, written: Timestamp) {
-        // // The file was hashed when it was written.
+        // The file was hashed when it was written.
         self.note(&archive_key(digest), |before| Some(EvictableEntry::found(before, size_bytes, written, written)));
     }
 
@@ -231,7 +231,7 @@ impl Index {
     /// Writes entries that are not part of the totals.
     fn put(&self, changes: &[Change]) {
         self.quarantine_on_disk();
-        // // Blocks other writers: an index that continues in memory copies everything.
+        // Blocks other writers: an index that continues in memory copies everything.
         let _alone = self.totals.lock();
         self.write_or_continue(changes);
     }

@@ -189,7 +189,7 @@ impl Store {
 
     /// Returns true if `folder` has a store that no process has open.
     pub fn is_free(folder: &Path) -> bool {
-        // // An unreadable lock may belong to another user.
+        // An unreadable lock may belong to another user.
         let lock = disk::open(&folder.join("v1/lock")).ok().flatten();
         lock.is_some_and(|lock| lock.try_lock_shared().is_ok())
     }
@@ -210,7 +210,7 @@ impl Store {
         let records = Records::open(&root, &staging, aside.clone(), claim.clone())?;
         let index = Index::open(&root.join("index"), now)?;
         let store = Self { index, root, claim, aside, blobs, records };
-        // // Leftovers that cannot be removed cost disk space, not the start.
+        // Leftovers that cannot be removed cost disk space, not the start.
         if let Err(error) = store.blobs.sweep_halves().and_then(|()| store.sweep(now)) {
             tracing::warn!(%error, to_do = error.remedy(), "leftovers could not be swept");
         }
@@ -282,7 +282,7 @@ impl Store {
 
     /// Reads the token another process made; `None` where there is none, or it may not be read.
     pub fn read_admin_token(folder: &Path) -> Option<String> {
-        // // Without a token the admin listener still answers on loopback, and reports the missing token elsewhere.
+        // Without a token the admin listener still answers on loopback, and reports the missing token elsewhere.
         disk::read_secret(&Self::admin_token_path(folder)).ok().flatten()
     }
 

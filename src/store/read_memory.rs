@@ -75,7 +75,7 @@ impl ReadShare {
             own = Arc::clone(&self.own).acquire_owned() => own,
             of_all = Arc::clone(&self.all).acquire_many_owned(permits(bytes)) => of_all,
         };
-        // // Fails only on a closed semaphore, which does not happen.
+        // Fails only on a closed semaphore, which does not happen.
         ReadGrant { bytes, _permit: permit.ok() }
     }
 }

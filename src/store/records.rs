@@ -133,7 +133,7 @@ impl Records {
             .and_then(|()| disk::create_parent(&path, &self.root))
             .and_then(|()| disk::rename(&beside, &path));
         if let Err(failed) = placed {
-            // // The error of the write is reported, not one of the cleanup.
+            // The error of the write is reported, not one of the cleanup.
             let _ = disk::remove(&beside);
             return Err(failed);
         }

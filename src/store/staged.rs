@@ -42,7 +42,7 @@ impl Drop for Staged {
     /// Releases reserved but unused space: the download may never be resumed.
     fn drop(&mut self) {
         if self.taken > self.written {
-            // // A failure here is harmless: the sweep removes the file within a day.
+            // A failure here is harmless: the sweep removes the file within a day.
             let _ = self.file.set_len(self.written);
         }
     }
@@ -77,7 +77,7 @@ impl Staged {
         if bytes > self.written
             && let Err(e) = disk::reserve_space(&self.file, self.written, bytes)
         {
-            // // Some space may have been reserved. The disk's error is reported already.
+            // Some space may have been reserved. The disk's error is reported already.
             let _ = self.file.set_len(self.written);
             return Err(StoreError::io("take the room for", &self.path, e.into()));
         }

@@ -58,7 +58,7 @@ impl StoreLock {
         let is_ours = match disk::identity_of(path) {
             Ok(there) => there == *identity,
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => false,
-            // // A failed check does not mean that the store is gone.
+            // A failed check does not mean that the store is gone.
             Err(e) => return Err(StoreError::io("look at", path, e)),
         };
         if is_gone.swap(!is_ours, Ordering::Relaxed) == is_ours {

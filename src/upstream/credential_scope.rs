@@ -28,7 +28,6 @@ pub struct CredentialScope {
     allow_private: Arc<[PrivateDestination]>,
 }
 
-/// A credential and its origins.
 #[derive(Debug, Clone)]
 struct ScopedCredential {
     credential: Arc<CredentialKind>,

@@ -109,7 +109,6 @@ pub(super) enum RequestScheme {
     Public,
 }
 
-/// The egress policy of one configuration.
 #[derive(Debug)]
 pub(super) struct EgressPolicy {
     named: Vec<Origin>,

@@ -115,7 +115,7 @@ pub fn package_hashes<R: Read + Seek>(mut reader: R, limits: PackageLimits) -> R
     budget.set(u64::MAX);
 
     let directory = archive.metadata();
-    // // The claimed sizes are enough to refuse it before anything is unpacked.
+    // The claimed sizes are enough to refuse it before anything is unpacked.
     let (mut packed_bytes, mut claimed_bytes) = (0_u64, 0_u64);
     for entry in (0..archive.len()).filter_map(|index| directory.entry(index).ok()) {
         packed_bytes = packed_bytes.saturating_add(entry.compressed_size());

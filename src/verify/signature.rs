@@ -112,7 +112,7 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
     }
     let signatures = read_signatures(signature)?;
     let mut operations = Operations(0);
-    // // A key may be listed many times; one failed check rules out every copy.
+    // A key may be listed many times; one failed check rules out every copy.
     let mut failed = HashSet::new();
     let mut refusal = None;
     for (which, entry) in (1..).zip(armored_keys) {

@@ -113,7 +113,7 @@ impl ListedKey {
         if !may_sign(binding).unwrap_or(true) {
             return Err(not_for_signing());
         }
-        // // Without the subkey's own consent, any key could adopt a foreign signing key as its subkey.
+        // Without the subkey's own consent, any key could adopt a foreign signing key as its subkey.
         let consent = binding
             .embedded_signature()
             .filter(|back| has_tolerable_digest(back))

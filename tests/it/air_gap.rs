@@ -1,5 +1,5 @@
-//! Across the gap, from users' own files: warmed for their folders, told before the cable is pulled, and then everything
-//! installs without any upstream.
+//! Across an air gap with users' own files: folders are warmed, `plan` confirms it, and everything installs without an
+//! upstream.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::support::process::{Process, Said, command, run};
 use crate::support::reports::name;
 use crate::support::terraform::Terraform;
 
-/// `larder COMMAND prod dev` for both platforms, as somebody runs it beside the folders.
+/// Runs `larder COMMAND prod dev` for both platforms, beside the folders.
 async fn larder(command_name: &str, estate: &Estate, folder: &Folder, more: &[&str]) -> Said {
     let config = folder.path().join("beside.toml");
     let config = config.to_string_lossy();
@@ -25,7 +25,7 @@ async fn larder(command_name: &str, estate: &Estate, folder: &Folder, more: &[&s
     run(command).await
 }
 
-/// The configuration by which commands find a larder that took any port.
+/// The configuration by which commands find the running larder, whose ports are random.
 fn write_beside(folder: &Folder, running: &Process) {
     let text = format!(
         "[admin]\nlisten = \"{}\"\n[store]\npath = {:?}\n",
@@ -35,7 +35,7 @@ fn write_beside(folder: &Folder, running: &Process) {
     std::fs::write(folder.path().join("beside.toml"), text).unwrap();
 }
 
-/// What a plan says of each thing that is not `have`: its name, with its platform.
+/// The items of a plan that are not `have`, each as its name and platform.
 fn lacking(plan: &Value) -> BTreeSet<String> {
     let items = plan["items"].as_array().unwrap().iter();
     items.filter(|item| item["state"] != "have").map(called).collect()
@@ -45,7 +45,7 @@ fn called(item: &Value) -> String {
     format!("{} {}", name(item), item["platform"].as_str().unwrap_or(""))
 }
 
-/// Whether a record, by its path, is one of those that lead to what a plan calls `what`.
+/// True if this record is needed for the plan's item `what`.
 fn leads_to(record: &Path, what: &str) -> bool {
     let (name, platform) = what.rsplit_once(' ').unwrap();
     let (host, name) = name.split('@').next().unwrap().split_once('/').unwrap();
@@ -54,7 +54,7 @@ fn leads_to(record: &Path, what: &str) -> bool {
     folders.any(|folder| record.contains(&folder)) && record.contains(platform)
 }
 
-/// The same plan, asked of the running larder over HTTP with a tar of the folders.
+/// The running larder's plan for a tar of the folders.
 async fn plan_of_tar(estate: &Estate, larder: &Process, token: &str) -> Value {
     let mut tar = tar::Builder::new(Vec::new());
     for folder in ["prod", "dev", "common"] {
@@ -66,7 +66,6 @@ async fn plan_of_tar(estate: &Estate, larder: &Process, token: &str) -> Value {
     send(request).await.unwrap().expect(200).json()
 }
 
-/// Done when 1.
 #[tokio::test]
 async fn warmed_folders_install_offline_as_plan_predicted() {
     let Some(client) = Terraform::find() else { return };
@@ -79,7 +78,7 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     let before = larder("plan", &estate, &folder, &["--json"]).await;
     assert_eq!(before.code, Some(3), "{before:?}");
     let before: Value = serde_json::from_str(&before.out).unwrap_or_else(|_| panic!("{before:?}"));
-    // What it had to read is held by now: all modules, and no provider.
+    // The plan stored the modules that it had to read, and no provider.
     assert_eq!((before["ready"].clone(), before["sums"]["have"].clone()), (json!(false), json!(10)), "{before:#}");
 
     let warmed = larder("warm", &estate, &folder, &[]).await;
@@ -106,7 +105,7 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
         wanted.iter().filter(|what| !what.contains("/test@")).map(|what| what.split('@').next().unwrap()).collect();
     assert!(providers.len() >= 8, "{providers:?}");
 
-    // Whatever is taken away, the plan misses it, and names it.
+    // Whichever archive is removed, the plan names the items that lack it.
     let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
     let aside = folder.path().join("taken-away");
     let mut named = BTreeSet::new();
@@ -122,7 +121,8 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     assert_eq!(named, wanted);
     assert_eq!(running.terminate().await, Some(0));
 
-    // So too with the names and the sets that lead to archives, where nobody would be asked for them again.
+    // Package records and proof sets give this result too, offline, where nothing could be
+    // fetched again.
     let sealed = || Larder::mirroring(&estate.upstream).network("offline = true").on(&folder);
     let running = Process::start(&sealed(), folder.path());
     let (sets, others): (Vec<_>, Vec<_>) =
@@ -137,7 +137,8 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     }
     assert_eq!(running.terminate().await, Some(0));
 
-    // A sealed larder makes lists, locations and discovery of what it holds: the plan needs none of them, and is right.
+    // An offline larder derives lists, locations and discovery from what is stored, so the plan does not need those
+    // documents.
     assert!(others.len() > 20, "{others:?}");
     others.iter().for_each(|record| std::fs::remove_file(record).unwrap());
     let running = Process::start(&sealed(), folder.path());

@@ -1,5 +1,5 @@
-//! The keys of bundles, and the command line's own part in the trip: what is made is signed, a key that the running larder
-//! has not read yet is named, and what is no bundle is called that.
+//! Bundle keys on the command line: bundles are signed, a key that the running larder has not loaded is named, and
+//! other files are not taken for bundles.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ async fn create(work: &Path, folder: &Folder, out: &str, more: &[&str]) -> Said 
     larder_in(work, folder, &[&create[..], more].concat()).await
 }
 
-/// Writes what a builder describes where both the running larder and the commands read it.
+/// Writes this configuration for the commands and for the next reload, with the running larder's admin address.
 fn write_again(builder: &Builder, folder: &Folder, running: &Process) {
     let admin = running.said()["admin"].as_str().unwrap();
     let of_admin = "[admin]\nlisten = \"127.0.0.1:0\"";
@@ -30,7 +30,7 @@ fn write_again(builder: &Builder, folder: &Folder, running: &Process) {
     std::fs::write(folder.path().join("mirror.toml"), text).unwrap();
 }
 
-/// Promise 15: a bundle without a signature is a decision, and made before anything is fetched for it.
+/// Promise 15: an unsigned bundle must be asked for explicitly, before anything is fetched for it.
 #[tokio::test]
 async fn an_unsigned_bundle_needs_the_unsigned_option() {
     let (upstream, folder, there) = (publishing().await, Folder::new(), Folder::new());
@@ -52,7 +52,7 @@ async fn an_unsigned_bundle_needs_the_unsigned_option() {
     assert_eq!(said.code, Some(0), "{said:?}");
 }
 
-/// Promise 15: the file names a key, the running larder has the configuration of before: the remedy is a reload.
+/// Promise 15: if the file names a key and the running larder still has the old configuration, the remedy is a reload.
 #[tokio::test]
 async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after_a_reload() {
     let (upstream, key, work) = (publishing().await, BundleKey::new(), tempfile::tempdir().unwrap());
@@ -86,7 +86,7 @@ async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after
     assert!(said.code == Some(0) && said.out.contains(&format!("bundles signed by key {id}")), "{said:?}");
 }
 
-/// Promise 15: whatever else is named in place of a bundle is told from one that was altered on the way.
+/// Promise 15: a file of another kind is distinguished from an altered bundle.
 #[tokio::test]
 async fn a_file_that_is_no_bundle_is_refused_before_anything_is_sent() {
     let (there, work) = (Folder::new(), tempfile::tempdir().unwrap());
@@ -99,7 +99,7 @@ async fn a_file_that_is_no_bundle_is_refused_before_anything_is_sent() {
         assert_eq!(said.code, Some(1), "{name}: {said:?}");
         assert!(said.err.contains(&format!("larder: {name}: this is no larder bundle")), "{name}: {said:?}");
     }
-    // What may be the beginning of one is not.
+    // A possible beginning of a bundle is reported as truncated.
     std::fs::write(work.path().join("cut"), "larder-bun").unwrap();
     let said = larder_in(work.path(), &there, &["bundle", "apply", "cut"]).await;
     assert!(said.code == Some(1) && said.err.contains("truncated"), "{said:?}");

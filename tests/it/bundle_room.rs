@@ -1,4 +1,4 @@
-//! What bundles take of a disk and of memory: a full disk tears nothing, and memory does not grow with what is in them.
+//! Disk space and memory of bundles: a full disk tears nothing, and memory does not grow with a bundle's size.
 
 use larder::bundle::{ApplyOutcome, Receipt};
 use serde_json::Value;
@@ -14,7 +14,7 @@ use crate::support::upstream::{FakeUpstream, Provider};
 const SIZE: usize = 1_500_000;
 const NAMES: [&str; 3] = ["one", "three", "two"];
 
-/// A bundle of three archives of a megabyte and a half.
+/// A bundle of three archives of 1.5 MB each.
 async fn of_three(key: &BundleKey) -> Vec<u8> {
     let upstream = FakeUpstream::start().await;
     for name in NAMES {
@@ -36,15 +36,15 @@ fn named(name: &str) -> String {
     format!("{HOST}/acme/{name} 1.2.0 (linux_amd64)")
 }
 
-/// All of it, given at once.
+/// Sends the whole bundle and returns the receipt.
 async fn given(larder: &Process, folder: &Folder, bytes: &[u8]) -> Receipt {
     let giving = Giving::to(larder, folder);
     giving.more(bytes).await;
     receipt_in(&giving.ends().await.expect(200))
 }
 
-/// Promise 9, on any machine: what a disk does not take is refused with the reason; the rest goes in, and the next apply
-/// brings what is missing.
+/// Promise 9, on any machine: entries that the disk refuses are reported with the reason, and the next import stores
+/// them.
 #[tokio::test]
 async fn an_entry_that_the_disk_refuses_is_reported_and_stored_by_the_next_apply() {
     let key = BundleKey::new();
@@ -64,7 +64,7 @@ async fn an_entry_that_the_disk_refuses_is_reported_and_stored_by_the_next_apply
     is_whole(&key, &folder, bytes).await;
 }
 
-/// It is as if it had been applied at once.
+/// Checks that the store equals one that imported the bundle without interruption.
 async fn is_whole(key: &BundleKey, folder: &Folder, bytes: Vec<u8>) {
     let clean = Sealed::new(key.sealed());
     assert!(clean.apply(bytes, &key.trust()).await.unwrap().ok);
@@ -74,7 +74,7 @@ async fn is_whole(key: &BundleKey, folder: &Folder, bytes: Vec<u8>) {
 
 const DISK: usize = 10 << 20;
 
-/// Promise 9, to the last byte of a real one, in the middle of an apply.
+/// Promise 9, with a real disk that fills to its last byte during an import.
 #[tokio::test]
 async fn a_disk_that_fills_while_a_bundle_is_applied_tears_nothing_and_says_so() {
     if !SmallDisk::is_possible() {
@@ -97,11 +97,11 @@ async fn a_disk_that_fills_while_a_bundle_is_applied_tears_nothing_and_says_so()
     assert!(!receipt.ok, "{receipt:#?}");
     assert!(refused.iter().any(|(what, _)| *what == named("two")), "{receipt:#?}");
     assert!(refused.iter().all(|(_, why)| why.contains("make room on the disk of the store")), "{receipt:#?}");
-    // What is there is served, and is whole.
+    // The stored archive is served whole.
     let path = disk.larder.archive_path("one").await;
     assert!(disk.larder.get(&path).await.expect(200).body.len() >= SIZE);
 
-    // There is no room for the rest, and that is said before any of it is taken.
+    // The rest does not fit, which is reported before any of it is stored.
     let giving = Giving::to(&disk.larder, &folder);
     giving.more(&bytes).await;
     let said = giving.ends().await.expect(507).text();
@@ -117,7 +117,7 @@ async fn a_disk_that_fills_while_a_bundle_is_applied_tears_nothing_and_says_so()
     }
 }
 
-/// Promise 11: an archive goes into a bundle and out of it a piece at a time.
+/// Promise 11: archives pass through bundles in pieces.
 #[tokio::test]
 async fn memory_does_not_grow_with_the_archives_of_a_bundle() {
     const BYTES: usize = 100_000_000;

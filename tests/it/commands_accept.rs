@@ -1,4 +1,4 @@
-//! What only an operator can decide: that a version which somebody unknown has published anew is right (section 4).
+//! The operator command `accept`, for versions that upstream republished with a foreign key or unsigned (section 4).
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::null_provider::{
 };
 use crate::support::upstream::{Fault, SigningKey, Target, sha256_hex};
 
-/// The table: a version published anew by a stranger is 502 or the old set until `accept`.
+/// DESIGN 4: such a version is 502, or the old set is served, until `accept`.
 #[tokio::test]
 async fn accept_stores_a_version_that_a_stranger_republished() {
     let upstream = upstream_with(edition(1)).await;
@@ -37,7 +37,7 @@ async fn accept_stores_a_version_that_a_stranger_republished() {
     assert_eq!(outcomes(&larder.tell("accept", NULL_120).await), [(PACKAGE, "nothing_to_accept")]);
 }
 
-/// The key is known from now on: what it publishes anew next is no stranger's.
+/// The accepted key may republish the version again without another accept.
 #[tokio::test]
 async fn the_key_that_was_accepted_is_known_afterwards() {
     let upstream = upstream_with(edition(1)).await;
@@ -52,7 +52,7 @@ async fn the_key_that_was_accepted_is_known_afterwards() {
     assert!(install(&larder).await.2 != zip(&upstream));
 }
 
-/// The table: 502 where nothing is held; so there is nothing whose platforms could be known but from the list.
+/// DESIGN 4: the version is 502 where nothing is stored. Its platforms are then found in the version list only.
 #[tokio::test]
 async fn accept_stores_a_version_that_was_not_stored() {
     let upstream = upstream_with(edition(1)).await;
@@ -74,7 +74,7 @@ async fn accept_stores_a_version_that_was_not_stored() {
     assert!(unlisted["errors"][0].as_str().unwrap().contains("lists no registry.terraform.io/acme/null@9.9.9"));
 }
 
-/// What is held may be gone, and what is there now was never held: neither hides the other.
+/// A stored platform may be gone upstream, and a listed one may never have been stored: neither stops the other.
 #[tokio::test]
 async fn accept_of_a_version_fetches_stored_and_listed_platforms() {
     let upstream = upstream_with(edition(1)).await;
@@ -88,7 +88,7 @@ async fn accept_of_a_version_fetches_stored_and_listed_platforms() {
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
 }
 
-/// The table: by another key, or unsigned.
+/// DESIGN 4: `accept` applies to unsigned sets too.
 #[tokio::test]
 async fn accept_stores_an_unsigned_version_where_checksums_suffice() {
     let upstream = upstream_with(edition(1).without_keys()).await;
@@ -101,7 +101,7 @@ async fn accept_stores_an_unsigned_version_where_checksums_suffice() {
     assert!(install(&larder).await.2 == zip(&upstream));
 }
 
-/// Promise 1: what does not prove cannot be accepted.
+/// Promise 1: a set that does not verify cannot be accepted.
 #[tokio::test]
 async fn accept_takes_nothing_that_does_not_verify() {
     for fault in

@@ -1,5 +1,5 @@
-//! Who may tell larder to do something: the rules of the admin listener (section 3). A page in a browser on the same
-//! machine must not be able to purge.
+//! Access rules of the admin listener (section 3): a web page in a browser on the same machine must not be able to
+//! purge.
 
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::Larder;
@@ -16,7 +16,7 @@ const PATHS: [&str; 6] = [
 ];
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// A larder that holds an archive, and has told its admin listener nothing yet.
+/// A larder with a stored archive, and the number of requests that its upstream has received.
 struct Scene {
     upstream: FakeUpstream,
     larder: Larder,
@@ -36,7 +36,7 @@ impl Scene {
         Self { upstream, larder, path, asked }
     }
 
-    /// What the body of a command says; `verify` has nothing to say.
+    /// The body of a valid request to this path.
     fn body(path: &str) -> &'static str {
         if path.ends_with("verify") { "{}" } else { r#"{"what":["acme/null"]}"# }
     }
@@ -46,7 +46,7 @@ impl Scene {
         send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await.unwrap()
     }
 
-    /// Nothing was forgotten, nothing asked.
+    /// Checks that nothing was purged and upstream was not asked.
     async fn is_untouched(&self) {
         assert_eq!(self.upstream.requests().len(), self.asked);
         assert!(self.larder.get(&self.path).await.expect(200).is("larder; hit"));
@@ -69,7 +69,7 @@ async fn a_command_without_the_token_is_refused() {
     scene.is_untouched().await;
 }
 
-/// Section 3: requests with an `Origin`, or on loopback with a foreign `Host`, are refused, whatever they know.
+/// Section 3: requests with a foreign `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
 #[tokio::test]
 async fn a_page_in_a_browser_cannot_command() {
     let scene = Scene::new().await;
@@ -87,7 +87,7 @@ async fn a_page_in_a_browser_cannot_command() {
         for host in &rebound {
             scene.post(path, &[known[0], known[1], ("host", host)], Scene::body(path)).await.expect(403);
         }
-        // What a browser asks first, before it would send the token.
+        // A browser's preflight request, before it would send the token.
         let first = client().request(reqwest::Method::OPTIONS, format!("{own}{path}"));
         let first = first.header("origin", "https://evil.example").header("access-control-request-method", "POST");
         let refused = send(first).await.unwrap().expect(403);
@@ -100,8 +100,8 @@ async fn a_page_in_a_browser_cannot_command() {
     scene.is_untouched().await;
 }
 
-/// Section 3: a page of another site is refused, also where its browser sends no `Origin`, as for what a page embeds. What
-/// a person types, and what larder's own page asks, is not.
+/// Section 3: a page of another site is refused, also where the browser sends no `Origin`, as for embedded resources. A
+/// typed address and larder's own page are not.
 #[tokio::test]
 async fn a_page_of_another_site_reads_nothing() {
     let scene = Scene::new().await;
@@ -125,7 +125,7 @@ async fn a_page_of_another_site_reads_nothing() {
     scene.is_untouched().await;
 }
 
-/// Section 3: a browser takes no answer of the admin listener for anything but what it says it is, and no cache keeps it.
+/// Section 3: browsers must not guess a content type, and no cache may store a response.
 #[tokio::test]
 async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
     let scene = Scene::new().await;
@@ -150,7 +150,7 @@ async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
     is_safe(&scene.post("/admin/v1/purge", &[JSON], Scene::body("/admin/v1/purge")).await.expect(401), "purge");
 }
 
-/// What a form can send without asking first is no command.
+/// A form can send these content types without a preflight request.
 #[tokio::test]
 async fn a_form_is_no_command() {
     let scene = Scene::new().await;
@@ -211,8 +211,8 @@ async fn commands_are_posts_on_the_admin_listener_and_nowhere_else() {
     scene.is_untouched().await;
 }
 
-/// The token is for larder: where its store is free, whoever listens in its place is told nothing, and the commands
-/// do their work themselves.
+/// If nothing has locked the store, no larder is running, so another program on its port gets no token and the commands
+/// open the store themselves.
 #[tokio::test]
 async fn the_token_is_not_sent_to_another_program_on_larders_port() {
     let upstream = FakeUpstream::start().await;

@@ -1,4 +1,5 @@
-//! What scripts and service managers rely on: exit codes, JSON on errors, environment, help, and the form of the log.
+//! The contract with scripts and service managers: exit codes, JSON on errors, environment variables, help, the log
+//! format.
 
 use serde_json::Value;
 
@@ -12,7 +13,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}"))
 }
 
-/// Section 3: with `--json` an error is JSON on the standard output, and each problem of a configuration is one.
+/// Section 3: with `--json` an error is JSON on the standard output, with one entry per problem of a configuration.
 #[tokio::test]
 async fn with_json_an_error_is_json_too() {
     let folder = Folder::new();
@@ -33,7 +34,7 @@ async fn with_json_an_error_is_json_too() {
     assert!(said.code == Some(2) && said.err.is_empty() && told.contains("<WHAT>"), "{said:?}");
 }
 
-/// The options that move a larder lead every command to it; without them the command says how to find it.
+/// Without these options the error says how to find the larder.
 #[tokio::test]
 async fn the_options_that_move_a_larder_lead_every_command_to_it() {
     let (home, port) = (Folder::new(), free_port());
@@ -57,7 +58,7 @@ async fn the_options_that_move_a_larder_lead_every_command_to_it() {
     drop(larder);
 }
 
-/// Section 3: `--config`, then `LARDER_CONFIG`, then the places that every user has.
+/// Section 3: `--config`, then `LARDER_CONFIG`, then each user's default locations.
 #[tokio::test]
 async fn the_environment_names_the_configuration_where_the_command_does_not() {
     let folder = Folder::new();
@@ -78,7 +79,7 @@ async fn the_environment_names_the_configuration_where_the_command_does_not() {
     assert!(said.out.contains("/nowhere/mirror.toml"), "{said:?}");
 }
 
-/// Whoever tries it where ports are taken needs no file.
+/// A trial run where the default ports are taken needs no configuration file.
 #[tokio::test]
 async fn serve_takes_its_addresses_and_its_store_from_the_command_line() {
     let (folder, store) = (Folder::new(), tempfile::tempdir().unwrap());
@@ -103,7 +104,7 @@ async fn the_version_is_printed_by_either_spelling() {
     assert_eq!(json(&said.out)["version"], version);
 }
 
-/// Promise 15: help has the commands in groups; the long form teaches by examples, and has the exit codes.
+/// Promise 15: help groups the commands; the long form adds examples, environment and exit codes.
 #[tokio::test]
 async fn help_has_groups_and_its_long_form_examples_environment_and_exit_codes() {
     let folder = Folder::new();
@@ -117,7 +118,7 @@ async fn help_has_groups_and_its_long_form_examples_environment_and_exit_codes()
     }
 }
 
-/// The log is JSON for collectors where that is asked for, and a form that there is not ends the process.
+/// An unknown log format or level is an error, not a silent default.
 #[tokio::test]
 async fn the_log_is_json_when_the_environment_asks_for_it() {
     let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
@@ -142,7 +143,7 @@ async fn the_log_is_json_when_the_environment_asks_for_it() {
     assert!(said.code == Some(78) && said.err.contains("LARDER_LOG says \"loud\""), "{said:?}");
 }
 
-/// Promise 15: a command of a user who may not read the token says so, and not that the token is wrong.
+/// Promise 15: a user who may not read the token is told that, not that the token is wrong.
 #[tokio::test]
 async fn a_command_of_another_user_names_the_token_and_who_may_read_it() {
     let (upstream, folder, user) = (FakeUpstream::start().await, Folder::new(), AnotherUser::new());

@@ -1,4 +1,4 @@
-//! What commands do where a record cannot be read or is lost: `purge` never costs the memory of what was proven.
+//! Commands in a store with unreadable or lost records: neither `purge` nor eviction ever loses first-seen information.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, inst
 use crate::support::until;
 use crate::support::upstream::{Provider, SigningKey, Target};
 
-/// Puts a record of a newer larder in place of one: it is there, and cannot be read.
+/// Replaces a record by one of a newer format, which cannot be read; returns the old contents.
 fn of_a_newer_larder(record: &Path) -> Vec<u8> {
     let before = std::fs::read(record).unwrap();
     std::fs::write(record, "{\"format\":99}\n{}").unwrap();
@@ -19,7 +19,8 @@ fn named<'a>(files: &'a [PathBuf], part: &str) -> &'a PathBuf {
     files.iter().find(|file| file.to_string_lossy().contains(part)).unwrap()
 }
 
-/// The table: a version published anew by a stranger is never served, whatever became of what was seen meanwhile.
+/// DESIGN 4: a version that a foreign key republished is never served, even if its first-seen record was lost before
+/// the purge.
 #[tokio::test]
 async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
     for lost in ["removed", "damaged"] {
@@ -40,7 +41,7 @@ async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
     }
 }
 
-/// Section 5: eviction costs the set, and never the memory of what it proved.
+/// Section 5: eviction removes a proof set only after its first-seen record is written.
 #[tokio::test]
 async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     let upstream = upstream_with(edition(1)).await;
@@ -49,7 +50,7 @@ async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     install(&larder).await;
     let folder = larder.stop().await;
     std::fs::remove_file(folder.files("seen").remove(0)).unwrap();
-    // A document that fills the store, used last; the index is made again from the files.
+    // A document that fills the store and was used last. The rebuilt index takes the times from the files.
     let documents = folder.path().join("v1/documents");
     let large = documents.join("registry.terraform.io/providers/acme/large/versions");
     std::fs::create_dir_all(large.parent().unwrap()).unwrap();
@@ -65,7 +66,7 @@ async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     larder.document("null", "1.2.0").await.expect(502);
 }
 
-/// Section 4: nor does letting go of what upstream has deleted.
+/// Section 4: the same order applies when upstream deleted the version.
 #[tokio::test]
 async fn a_deleted_versions_first_seen_record_is_written_before_it_is_evicted() {
     let upstream = upstream_with(edition(1)).await;
@@ -80,12 +81,10 @@ async fn a_deleted_versions_first_seen_record_is_written_before_it_is_evicted() 
     larder.document("null", "1.2.0").await.expect(502);
 }
 
-/// The first-seen record of acme/null 1.2.0.
 fn first_seen(folder: &Folder) -> PathBuf {
     folder.files("seen").into_iter().find(|file| file.ends_with("null/1.2.0.json")).unwrap()
 }
 
-/// What cannot be put down keeps everything where it is.
 #[tokio::test]
 async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     let upstream = upstream_with(edition(1)).await;
@@ -103,7 +102,7 @@ async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     assert!(folder.sets().is_empty());
 }
 
-/// Promise 10: what was seen is written again while the sets that prove it are still there.
+/// Promise 10: the record is rewritten while the proof sets with its contents are still stored.
 #[tokio::test]
 async fn verify_rewrites_a_first_seen_record_at_once() {
     let upstream = upstream_with(edition(1)).await;
@@ -118,7 +117,7 @@ async fn verify_rewrites_a_first_seen_record_at_once() {
     assert_eq!(crate::support::verify_steps::verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// Section 5: any archive may be named by what cannot be read; so nothing is changed, and the record is named.
+/// Section 5: an unreadable package record may name any archive, so nothing is changed, and the error names the record.
 #[tokio::test]
 async fn purge_changes_nothing_while_a_name_cannot_be_read() {
     let upstream = upstream_with(edition(1)).await;
@@ -130,7 +129,7 @@ async fn purge_changes_nothing_while_a_name_cannot_be_read() {
     let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|name| name.contains("h1:"));
     until("the names are written for good", async || names.iter().all(is_complete)).await;
     let other = named(&names, "/other/");
-    // An index that is made from the files cannot know what this one lists.
+    // An index rebuilt from the files cannot know which archive an unreadable record names.
     let folder = larder.stop().await;
     let before = of_a_newer_larder(other);
     std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
@@ -147,7 +146,7 @@ async fn purge_changes_nothing_while_a_name_cannot_be_read() {
     assert_eq!(larder.tell("purge", NULL).await["items"][0]["archives"], 1);
 }
 
-/// One set that cannot be read goes like the others, and the answer says so; what is known afterwards is told anew.
+/// An unreadable set is removed like the others, and the response lists it.
 #[tokio::test]
 async fn purge_removes_a_set_that_cannot_be_read_and_says_so() {
     let upstream = upstream_with(edition(1)).await;
@@ -168,7 +167,7 @@ async fn purge_removes_a_set_that_cannot_be_read_and_says_so() {
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
 }
 
-/// The only witness of what was proven stays, and the answer says so.
+/// The set is the only evidence of the verified digests: it stays, and the response lists it.
 #[tokio::test]
 async fn purge_leaves_an_unreadable_proof_set_that_is_the_only_record_of_its_digests() {
     let upstream = upstream_with(edition(1)).await;
@@ -185,7 +184,6 @@ async fn purge_leaves_an_unreadable_proof_set_that_is_the_only_record_of_its_dig
     assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty());
 }
 
-/// One set that cannot be read keeps nobody from the others.
 #[tokio::test]
 async fn refresh_continues_past_an_unreadable_proof_set() {
     let upstream = upstream_with(edition(1)).await;

@@ -1,4 +1,4 @@
-//! What a command prints: all of it or a failure, and nothing that a terminal would obey.
+//! Output of commands: all of it or a failure, and never terminal control sequences.
 
 use std::fs::File;
 
@@ -6,7 +6,7 @@ use crate::support::larder::{Folder, Larder};
 use crate::support::process::{command, run};
 use crate::support::upstream::FakeUpstream;
 
-/// A list that was written to a full disk is no list.
+/// A list cut off by a full disk must not look like success; a reader that closed the pipe wanted no more.
 #[tokio::test]
 async fn a_failed_write_to_standard_output_is_an_error_unless_the_reader_has_gone() {
     let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
@@ -35,7 +35,7 @@ async fn a_failed_write_to_standard_output_is_an_error_unless_the_reader_has_gon
     }
 }
 
-/// The names in a tar are whoever's who made it.
+/// The author of a tar chooses the names in it, so they may contain control sequences.
 #[tokio::test]
 async fn no_error_holds_what_a_terminal_would_obey() {
     let folder = Folder::new();

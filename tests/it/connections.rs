@@ -1,5 +1,5 @@
-//! Promise 11: places for connections are shared out, so that nobody takes them all. Linux lets a test come from any
-//! address of 127.0.0.0/8.
+//! Promise 11: connection limits, so that no client can use up all connections. On Linux, tests can connect from any
+//! address in 127.0.0.0/8.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,22 +21,21 @@ use crate::support::{HANGS_AFTER, until};
 const HOUR: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(300);
 
-/// One that closes nothing by itself for being idle. Clients are those of 127.0.0.1 and .9.
+/// A larder that closes no idle connections. Its clients are 127.0.0.1 and 127.0.0.9.
 fn patient(upstream: &FakeUpstream) -> Builder {
     let larder = Larder::mirroring(upstream).head_within(HOUR).idle(HOUR);
     larder.server("clients = [\"127.0.0.1\", \"127.0.0.9\"]")
 }
 
-/// A connection from this address.
 async fn from(address: &str, to: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
     socket.connect(to).await.unwrap()
 }
 
-/// Asks on a connection that is kept, and reads as much as one answer has; empty where it is closed without one.
+/// Sends a keep-alive request and reads one response; empty if larder closes the connection without one.
 async fn ask(stream: &mut TcpStream, path: &str, headers: &str) -> String {
-    // One that is closed already may say so here, or below.
+    // A closed connection fails here or at the read below.
     let _ = stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes()).await;
     let mut answer = Vec::new();
     let one_answer = async {
@@ -57,15 +56,14 @@ async fn ask(stream: &mut TcpStream, path: &str, headers: &str) -> String {
     timeout(HANGS_AFTER, one_answer).await.expect("neither an answer nor an end")
 }
 
-/// Whether nothing more comes and larder has closed the connection.
+/// True if larder closes the connection and sends nothing more.
 async fn is_closed(stream: &mut TcpStream) -> bool {
     let mut rest = Vec::new();
-    // A reset is as good an end as any.
+    // A reset ends the connection too.
     let _ = timeout(HANGS_AFTER, stream.read_to_end(&mut rest)).await.expect("larder keeps the connection");
     rest.is_empty()
 }
 
-/// A quarter of the places, a quarter for one address, 10 s.
 #[test]
 fn outsiders_and_one_address_have_a_quarter_of_the_places() {
     let limits = StartSettings::default().connections;
@@ -73,7 +71,7 @@ fn outsiders_and_one_address_have_a_quarter_of_the_places() {
     assert_eq!(limits.outsider_time, Duration::from_secs(10));
 }
 
-/// Promise 11: whoever is no client cannot lock out those who are, and is counted.
+/// Promise 11: addresses that are not clients cannot lock out clients, and their refused connections are counted.
 #[tokio::test]
 async fn idle_connections_of_outsiders_lock_no_client_out() {
     let upstream = FakeUpstream::start().await;
@@ -88,7 +86,7 @@ async fn idle_connections_of_outsiders_lock_no_client_out() {
     larder.get("/healthz").await.expect(200);
     let refused = "larder_connections_refused_total";
     until("those beyond are counted", async || larder.metric(refused).await == 10.0).await;
-    // Those that are let in may still ask; and where one of them ends, another may come.
+    // Admitted outsiders may still send a request; when one of them ends, another is admitted.
     assert!(ask(&mut idle[0], "/nowhere", "").await.starts_with("HTTP/1.1 403 "));
     until("there is a place again", async || {
         let mut another = from("127.0.2.1", larder.address()).await;
@@ -100,7 +98,7 @@ async fn idle_connections_of_outsiders_lock_no_client_out() {
     }
 }
 
-/// Promise 11: one answer, with the reason, and the connection is over; also where it is a probe, and over HTTP/2.
+/// Promise 11: one response with the reason, then the connection is closed; also for a health probe and over HTTP/2.
 #[tokio::test]
 async fn an_outsider_is_answered_once() {
     let upstream = FakeUpstream::start().await;
@@ -128,7 +126,7 @@ async fn an_outsider_is_answered_once() {
     }
 }
 
-/// Promise 11: who is no client and asks nothing keeps no place, whatever it sends instead of a request.
+/// Promise 11: an outsider that sends no complete request loses its connection, whatever it sends instead.
 #[tokio::test]
 async fn an_outsider_has_only_so_long_to_ask() {
     let upstream = FakeUpstream::start().await;
@@ -147,7 +145,8 @@ async fn an_outsider_has_only_so_long_to_ask() {
     assert!(ask(&mut client, "/healthz", "").await.starts_with("HTTP/1.1 200 "), "a client was not waited for");
 }
 
-/// Promise 11: one address leaves places for others, on this machine too; a trusted proxy asks for many.
+/// Promise 11: one address leaves connections for others, loopback included; a trusted proxy is exempt because it
+/// connects for many.
 #[tokio::test]
 async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy() {
     let upstream = FakeUpstream::start().await;
@@ -184,7 +183,7 @@ async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy()
     }
 }
 
-/// Promise 8: who asks through a trusted proxy and is no client is refused, and its proxy's connection goes on.
+/// Promise 8: a refused client behind a trusted proxy does not close the proxy's connection.
 #[tokio::test]
 async fn a_trusted_proxys_connection_continues_after_a_refusal() {
     let upstream = FakeUpstream::start().await;

@@ -1,4 +1,4 @@
-//! What `kill -9` leaves behind, and how the next start goes on: the real binary, real signals, one store.
+//! `kill -9` and the next start: the real binary, real signals, one store.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::support::larder::{Folder, HOST};
 use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
 
-/// Promise 9: at any moment, and before the first byte too.
+/// Promise 9: a kill before anything was received.
 #[tokio::test]
 async fn a_kill_before_the_first_byte_leaves_nothing_and_the_next_start_fetches() {
     let upstream = FakeUpstream::start().await;
@@ -38,7 +38,7 @@ async fn a_kill_before_the_first_byte_leaves_nothing_and_the_next_start_fetches(
     assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "null"));
 }
 
-/// What one edition consists of, as its upstream has it.
+/// The digest and the files of one edition, as its upstream has them.
 #[derive(Clone)]
 struct Edition {
     shasum: String,
@@ -54,7 +54,7 @@ fn edition_of(upstream: &FakeUpstream) -> Edition {
     }
 }
 
-/// Fetches what a document names, and proves that its URL names exactly those bytes.
+/// Fetches the file that a document's URL names, and checks that the URL contains the file's digest.
 async fn named_by(larder: &Process, document: &Value, field: &str) -> Answer {
     let path = document[field].as_str().unwrap();
     let answer = larder.get(path).await.expect(200);
@@ -63,7 +63,7 @@ async fn named_by(larder: &Process, document: &Value, field: &str) -> Answer {
     answer
 }
 
-/// Promises 2 and 9: document, sums and signature are of one edition, whatever the moment of the kill.
+/// Promises 2 and 9: document, sums and signature are of one edition, whenever the kill comes.
 #[tokio::test]
 async fn a_kill_while_a_set_is_replaced_leaves_the_old_set_or_the_new_one() {
     let mut upstream = FakeUpstream::start().await;
@@ -72,8 +72,8 @@ async fn a_kill_while_a_set_is_replaced_leaves_the_old_set_or_the_new_one() {
     start(&upstream, &folder).document("null").await.expect(200);
     let mut old = edition_of(&upstream);
     let mut replaced = 0;
-    // Somewhere between "not asked yet" and "answered", wherever that is on this machine: later after a round that came
-    // too early, earlier after one that came too late.
+    // The kill must fall between the request and the response, however fast this machine is: its delay grows after a
+    // round that was too early and shrinks after one that was too late.
     let mut moment = Duration::ZERO;
     for round in 0..24 {
         upstream.publish(Provider::new("acme", "null").edition(2 + round));
@@ -99,7 +99,7 @@ async fn a_kill_while_a_set_is_replaced_leaves_the_old_set_or_the_new_one() {
     assert!((1..24).contains(&replaced), "{replaced} of 24 were replaced: the moment of the kill did not vary");
 }
 
-/// Promise 9: no archive that was acknowledged is lost.
+/// Promise 9: no acknowledged archive is lost.
 #[tokio::test]
 async fn an_archive_whose_last_byte_was_sent_survives_a_kill() {
     let mut upstream = FakeUpstream::start().await;
@@ -156,7 +156,7 @@ async fn a_second_larder_on_the_same_store_refuses_to_start_and_harms_nothing() 
     get(&format!("{}/readyz", first.admin())).await.expect(200);
 }
 
-/// Promise 9, and section 5: half-written records go at the next start, downloads only after a day.
+/// Promise 9, and section 5: half-written records are deleted at the next start, downloads only after a day.
 #[tokio::test]
 async fn leftovers_in_staging_are_swept_at_the_start_and_fresh_downloads_are_kept() {
     let upstream = FakeUpstream::start().await;
@@ -175,7 +175,7 @@ async fn leftovers_in_staging_are_swept_at_the_start_and_fresh_downloads_are_kep
     assert!(!staging.join("old.part").exists());
 }
 
-/// Starts a larder that must refuse, and gives what it said.
+/// Starts a larder that must refuse the store, and returns its error.
 fn refused(upstream: &FakeUpstream, folder: &Folder) -> String {
     let started = Process::serve(&mirroring(upstream, folder).config_text(), folder.path());
     let said = started.err().expect("larder goes on with a store of a newer format");
@@ -183,7 +183,7 @@ fn refused(upstream: &FakeUpstream, folder: &Folder) -> String {
     said.err
 }
 
-/// Section 5: an older binary that meets a newer format says so and stops, and has changed nothing.
+/// Section 5: an older binary that meets a newer format says so, stops, and changes nothing.
 #[tokio::test]
 async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_untouched() {
     let upstream = FakeUpstream::start().await;
@@ -207,7 +207,7 @@ async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_untouched() {
     assert_eq!(set_aside(folder.path()), Vec::<String>::new());
 }
 
-/// Section 5: a document of a newer format can be fetched again, but is not ours to replace.
+/// Section 5: a document of a newer format could be fetched again, but an older larder must not replace it.
 #[tokio::test]
 async fn a_document_of_a_newer_format_is_an_error_and_is_left_untouched() {
     let upstream = FakeUpstream::start().await;
@@ -230,7 +230,7 @@ async fn a_document_of_a_newer_format_is_an_error_and_is_left_untouched() {
     assert_eq!(set_aside(folder.path()), Vec::<String>::new());
 }
 
-/// Section 4: names without their `h1:` are completed at the next start.
+/// Section 4: package records without `h1:` are completed at the next start.
 #[tokio::test]
 async fn hashes_that_a_kill_left_undone_are_computed_after_the_restart() {
     let mut upstream = FakeUpstream::start().await;

@@ -1,4 +1,4 @@
-//! The size limit: what goes first, what goes last, and what stays whole.
+//! The size limit: the order of eviction, and archives that are evicted while in use.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Fetches an archive by its document, and says where it was.
+/// Fetches an archive by its download document and returns its path.
 async fn install(larder: &Larder, name: &str) -> String {
     let path = larder.archive_path(name, "1.2.0").await;
     larder.get(&path).await.expect(200);
@@ -25,7 +25,7 @@ async fn three_of_a_third() -> FakeUpstream {
     upstream
 }
 
-/// Section 5: what was used longest ago goes first, and is fetched again when it is asked for.
+/// Section 5: the least recently used archive is evicted first, and fetched again on request.
 #[tokio::test]
 async fn the_least_recently_used_archive_is_evicted_and_can_be_had_again() {
     let upstream = three_of_a_third().await;
@@ -50,7 +50,7 @@ async fn the_least_recently_used_archive_is_evicted_and_can_be_had_again() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// Section 5: what upstream has deleted goes last, because nobody could bring it back.
+/// Section 5: archives that upstream deleted are evicted last, because they cannot be fetched again.
 #[tokio::test]
 async fn archives_that_upstream_deleted_are_evicted_last() {
     let upstream = three_of_a_third().await;
@@ -67,7 +67,7 @@ async fn archives_that_upstream_deleted_are_evicted_last() {
     assert_eq!(larder.get(&paths[0]).await.expect(200).header("cache-status"), "larder; hit");
 }
 
-/// Section 4: what upstream has dropped stays listed while it is held, and no longer.
+/// Section 4: a version that upstream dropped is listed only while it is stored.
 #[tokio::test]
 async fn a_dropped_version_that_was_evicted_is_listed_no_more() {
     let upstream = FakeUpstream::start().await;
@@ -81,7 +81,7 @@ async fn a_dropped_version_that_was_evicted_is_listed_no_more() {
     assert_eq!(larder.versions("one").await.expect(200).json()["versions"], serde_json::json!([]));
 }
 
-/// Section 5: eviction takes nothing from whoever is reading it.
+/// Section 5: eviction does not affect a response in progress.
 #[tokio::test]
 async fn an_archive_that_is_evicted_while_it_is_sent_arrives_whole() {
     let upstream = FakeUpstream::start().await;
@@ -98,7 +98,7 @@ async fn an_archive_that_is_evicted_while_it_is_sent_arrives_whole() {
     assert!(sent.bytes().await.unwrap() == one, "it was cut or mixed");
 }
 
-/// Promise 12: nothing is evicted while offline, however small the limit has become.
+/// Promise 12: also where the limit was lowered below the stored size.
 #[tokio::test]
 async fn nothing_is_evicted_while_offline() {
     let upstream = three_of_a_third().await;

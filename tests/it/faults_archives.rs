@@ -1,5 +1,5 @@
-//! What can be wrong with an archive beyond its bytes, and with the origin it comes from: nothing wrong looks complete or
-//! is kept, the client is told, and the next request succeeds.
+//! Faults of archives and of their origin: nothing wrong looks complete or is stored, the client gets an error, and the
+//! next request succeeds.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::scene::{LARGE, SMALL};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// How a client of a cold archive is served.
+/// The result for a client of an archive that is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
     /// An error before the body.
@@ -23,10 +23,10 @@ enum Told {
 const LARGEST: u64 = 8 << 20;
 const STALL: Duration = Duration::from_secs(3);
 
-/// What goes wrong with an archive, and how clients of a small and of a large one are told.
+/// The faults, each with the results for a small and for a large archive.
 fn troubles() -> Vec<(Vec<Fault>, Told, Told)> {
     use Told::{BrokenOff, Status};
-    // Resumed again and again, a download would be whole in the end.
+    // Resumed again and again, the download would complete in the end.
     let always = |fault| vec![Fault::RangeIgnored, fault];
     vec![
         (vec![Fault::Status(401)], Status(502), Status(502)),
@@ -47,9 +47,9 @@ fn troubles() -> Vec<(Vec<Fault>, Told, Told)> {
         (vec![Fault::Drips(20, Duration::from_millis(100))], Status(504), BrokenOff),
         (vec![Fault::RedirectLoop(307)], Status(502), Status(502)),
         (vec![Fault::HugeHeader], Status(502), Status(502)),
-        // Never unpacked, so it is only a file with other bytes.
+        // Archives are never decompressed, so this is only a file with wrong bytes.
         (vec![Fault::GzipBomb], Status(502), Status(502)),
-        // Without a length the first 1 MiB is held back, then it streams until it is too much.
+        // Without a length the first 1 MiB is withheld, then the body streams until it is too large.
         (vec![Fault::GzipWithoutEnd], BrokenOff, BrokenOff),
         (vec![Fault::GzipOfNothing], BrokenOff, BrokenOff),
         (vec![Fault::Endless], BrokenOff, BrokenOff),
@@ -100,13 +100,14 @@ async fn each_trouble(size: usize) {
     assert_eq!((larder.folder.blobs().len(), larder.folder.staged().len()), (troubles.len(), 0));
 }
 
-/// Promises 1, 3 and 11, and DESIGN 4: a small archive is refused before its body, the body of a large one is broken off.
+/// Promises 1, 3 and 11, and DESIGN 4: a small archive is refused before its body, the body of a large one is broken
+/// off.
 #[tokio::test]
 async fn no_broken_archive_is_stored() {
     tokio::join!(each_trouble(SMALL), each_trouble(LARGE));
 }
 
-/// PROTOCOL 2.4: what a server calls the bytes does not matter, only what they are.
+/// PROTOCOL 2.4: the media type of these files does not matter, only their bytes.
 #[tokio::test]
 async fn an_archive_sums_or_signature_of_any_media_type_is_taken() {
     let upstream = FakeUpstream::start().await;
@@ -121,7 +122,7 @@ async fn an_archive_sums_or_signature_of_any_media_type_is_taken() {
     assert_eq!(answer.header("content-type"), "application/zip", "upstream's wrong word was handed on");
 }
 
-/// The table, bad TLS: an origin of files that nobody vouches for gives nothing, and is told.
+/// DESIGN 4, bad TLS: the error names the origin whose certificate is not trusted.
 #[tokio::test]
 async fn files_from_an_untrusted_origin_are_refused() {
     let (known, unknown) = (TestCa::new(), TestCa::new());

@@ -1,5 +1,5 @@
-//! `kill -9` again and again, at moments nobody chose, while archives are filled, evicted and published anew: what is in the
-//! store is always whole, what was acknowledged is never lost, and every start heals by itself.
+//! Repeated `kill -9` at random moments, while archives are filled, evicted and republished: stored archives are always
+//! whole, acknowledged ones are never lost, and every start recovers.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
     upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
 }
 
-/// What is visible is whole: every blob has the digest it is named by.
+/// Every visible archive has the digest of its name.
 fn every_blob_is_what_it_is_named(folder: &Folder) {
     for blob in folder.blobs() {
         let named = blob.file_name().unwrap().to_str().unwrap().to_owned();
@@ -37,7 +37,7 @@ fn every_blob_is_what_it_is_named(folder: &Folder) {
     }
 }
 
-/// Asks for every archive by its document; gives the paths of those that arrived whole.
+/// Requests every archive by its document; returns the paths of those that arrived whole.
 async fn install_all(larder: &Process, folder: &Folder) -> Vec<String> {
     let installing = NAMES.map(|name| async move {
         let document = larder.try_get(&document_path(name)).await.ok().filter(|answer| answer.status == 200)?.json();
@@ -57,8 +57,8 @@ fn document_path(name: &str) -> String {
     format!("/registry/{HOST}/v1/providers/acme/{name}/1.2.0/download/linux/amd64")
 }
 
-/// Kills larder in the middle of whatever it is doing, `rounds` times; `settled` looks at what each kill has left, once
-/// larder runs again, given what had been acknowledged. The moments differ and can be had again.
+/// Kills larder at random moments, `rounds` times. After each kill and restart, `settled` checks the store, given the
+/// paths acknowledged before the kill. A fixed seed makes the moments repeatable.
 async fn killed_at_random(
     builder: impl Fn() -> Builder,
     folder: &Folder,
@@ -67,8 +67,8 @@ async fn killed_at_random(
     mut settled: impl AsyncFnMut(&Process, &[String]),
 ) {
     let mut random = rand::rngs::StdRng::seed_from_u64(4);
-    // Somewhere between the first byte and the last, however fast this machine is just now: sooner after a round in which
-    // everything had arrived, later after one in which nothing had.
+    // The kill must fall between the first byte and the last, however fast this machine is: earlier after a round in
+    // which everything arrived, later after one in which nothing did.
     before(0);
     let began = Instant::now();
     let larder = Process::start(&builder(), folder.path());
@@ -107,7 +107,7 @@ async fn killed_at_random(
     }
 }
 
-/// Promise 9: wherever the kill falls in fills and replacements, no acknowledged archive is lost and no set is torn.
+/// Promise 9: a kill during fills and replacements loses no acknowledged archive and tears no proof set.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing() {
     let upstream = FakeUpstream::start().await;
@@ -124,7 +124,7 @@ async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing()
             let digest = path.split('/').rev().nth(1).unwrap();
             assert!(sha256_hex(&answer.body).starts_with(digest), "{path} does not name its bytes");
         }
-        // Whatever set is held, its three files are of one edition.
+        // The files of a stored set are all of one edition.
         for name in NAMES {
             let document = larder.get(&document_path(name)).await;
             if document.status != 200 {
@@ -141,8 +141,8 @@ async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing()
     assert!((1..10 * NAMES.len()).contains(&acknowledged_in_all), "the moments did not vary: {acknowledged_in_all}");
 }
 
-/// Promise 9: wherever the kill falls in an eviction, no name leads to what is gone, nothing is left over, and the store
-/// goes on keeping to its limit.
+/// Promise 9: after a kill during an eviction, no record names a missing archive, nothing is left over, and the store
+/// still observes its limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_at_random_moments_of_evictions_leave_a_store_that_keeps_to_its_limit() {
     const LIMIT: u64 = 3 << 20;
@@ -165,7 +165,7 @@ async fn kills_at_random_moments_of_evictions_leave_a_store_that_keeps_to_its_li
             }
             until("it keeps to its limit", async || total() <= LIMIT).await;
             every_blob_is_what_it_is_named(&folder);
-            // A blob that nobody names would never be found again, and a name without its blob would be a lie.
+            // An archive without a record would never be found again; a record without its archive would be wrong.
             until("the index says what is there", async || {
                 let url = format!("{}/admin/v1/status", larder.admin());
                 let status = crate::support::http::get(&url).await.expect(200).json();

@@ -1,4 +1,4 @@
-//! What a first-time user meets, and is told: each with the line that helps (promise 15).
+//! Problems of a first-time user, each reported with the line that helps (promise 15).
 
 use crate::support::another_user::AnotherUser;
 use crate::support::doctor_site::{examine, paste, site};
@@ -14,7 +14,7 @@ async fn publishing() -> FakeUpstream {
     upstream
 }
 
-/// Section 3: the default limit fits the disk, so that a fresh start has nothing to warn of.
+/// Section 3: the default limit fits the disk, so a fresh start has no warnings.
 #[tokio::test]
 async fn a_fresh_start_has_a_limit_that_its_disk_can_hold() {
     let upstream = publishing().await;
@@ -28,7 +28,7 @@ async fn a_fresh_start_has_a_limit_that_its_disk_can_hold() {
     assert!(limit <= 200 << 30 && limit < free && limit > 0, "{limit} of {free}");
 }
 
-/// The real socket stands beside the URL that clients are told, and the block that most look for comes first.
+/// The real socket is printed beside `public_url`, and Terraform's block, which most users need, comes first.
 #[tokio::test]
 async fn serve_says_where_it_really_listens_and_gives_terraforms_block_first() {
     let home = Folder::new();
@@ -60,7 +60,7 @@ async fn serve_says_in_one_line_that_an_upstream_cannot_be_reached() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// The third way of PROTOCOL 0: larder's own host name, which clients look for over https alone.
+/// The third way of PROTOCOL 0: clients find larder by its own host name, over https only.
 #[tokio::test]
 async fn client_config_knows_the_way_by_larders_own_host_name() {
     let upstream = publishing().await;
@@ -117,7 +117,7 @@ async fn the_admin_listener_may_be_named() {
     assert!(said.err.contains("admin.listen") && said.err.contains("leads nowhere"), "{said:?}");
 }
 
-/// A folder that cannot be searched is passed over; the configurations beside it count.
+/// Configurations beside an unreadable folder still count.
 #[tokio::test]
 async fn a_folder_that_need_not_be_read_is_passed_over_with_a_note() {
     let (upstream, user) = (publishing().await, AnotherUser::new());
@@ -148,7 +148,7 @@ async fn a_folder_that_need_not_be_read_is_passed_over_with_a_note() {
     assert!(said.code == Some(0) && said.err.contains("work/locked cannot be read: Permission denied"), "{said:?}");
 }
 
-/// `larder plan hashicorp/null@~> 1.0` without quotes, as a shell hands it over.
+/// Unquoted, the shell takes the `>` of the constraint as a redirection.
 #[tokio::test]
 async fn a_constraint_that_the_shell_cut_off_says_quote_it() {
     let upstream = publishing().await;

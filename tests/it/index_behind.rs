@@ -1,4 +1,4 @@
-//! What eviction and purge know of all names comes from the index; the index is made again behind the start.
+//! Eviction and purge consult the index instead of all package records. A missing index is rebuilt in the background.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -14,7 +14,7 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 const NAMES: [&str; 4] = ["one", "two", "three", "asleep"];
 
-/// A file that whoever reads it waits for, as for a disk that does not answer; as it was once this is dropped.
+/// A record replaced by a FIFO: reading it blocks, like a disk that does not answer. Dropping this restores the record.
 struct Asleep {
     path: PathBuf,
     content: Vec<u8>,
@@ -28,7 +28,7 @@ impl Asleep {
         Self { path: path.to_owned(), content }
     }
 
-    /// Those who read it, and wait.
+    /// The write end of the FIFO, if a reader is waiting.
     fn readers(&self) -> Option<std::fs::File> {
         OpenOptions::new().write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(&self.path).ok()
     }
@@ -61,7 +61,7 @@ fn of_a_mebibyte(upstream: &FakeUpstream) -> Builder {
     Larder::mirroring(upstream).store("max_size = \"1MiB\"")
 }
 
-/// One that holds all but `four`, the first of them used longest ago, and has all that is to be known of them.
+/// A larder that has stored all but `four`, with `one` used longest ago, after their records are complete.
 async fn filled(upstream: &FakeUpstream) -> (Larder, Vec<String>) {
     let larder = of_a_mebibyte(upstream).start().await;
     let mut paths = Vec::new();
@@ -81,7 +81,7 @@ fn is_held(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
     larder.folder.blobs().iter().any(|blob| std::fs::read(blob).unwrap() == archive)
 }
 
-/// Promise 11: one name that the disk does not give holds up nobody who is not about it.
+/// Promise 11: one record that the disk does not return delays only the requests for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn eviction_and_purge_read_no_name_but_those_that_they_change() {
     let upstream = publishing().await;
@@ -95,7 +95,7 @@ async fn eviction_and_purge_read_no_name_but_those_that_they_change() {
     assert!(asleep.readers().is_none());
 }
 
-/// Promises 9 and 10: without its index larder serves at once, and what must know all names waits until they are known.
+/// Promises 9 and 10: without its index larder serves at once; eviction and purge wait until the index is rebuilt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn larder_serves_while_its_index_is_made_and_evicts_and_purges_only_then() {
     let upstream = publishing().await;
@@ -113,12 +113,12 @@ async fn larder_serves_while_its_index_is_made_and_evicts_and_purges_only_then()
     let filling = tokio::spawn(send(client().get(format!("{}{four}", larder.base()))));
     upstream.wait_for(Target::Archive, 1).await;
     let purging = async {
-        // Not one that eviction would choose: the others are used longer ago, by the clock of before.
+        // Eviction would not choose `three`: by the first larder's clock, others were used longer ago.
         let said = larder.tell("purge", "registry.terraform.io/acme/three").await;
         (said, larder.metric("larder_index_whole").await)
     };
     let waking = async {
-        // Others are served meanwhile, and nothing has gone.
+        // Other archives are served meanwhile, and nothing was evicted.
         assert!(larder.get(&paths[1]).await.expect(200).is("larder; hit"));
         assert!(folder.blobs().len() == 4 && !filling.is_finished());
         drop(asleep);

@@ -1,5 +1,5 @@
-//! Warming configurations: what they need is found out by the job, whose items come as they are known; a folder, a tar
-//! and JSON are the same order.
+//! Warming configurations: the job resolves their requirements and adds items as it finds them. A folder, a tar and
+//! JSON are equivalent requests.
 
 use serde_json::{Value, json};
 
@@ -59,7 +59,7 @@ fn all(state: &str) -> Vec<String> {
     names.iter().map(|name| format!("{name} {state}")).collect()
 }
 
-/// A plan says what is so when it ends: what it had to read to find out what is called is held by then.
+/// A plan reports the state at its end: modules that it read to find further requirements are stored by then.
 #[tokio::test]
 async fn the_modules_that_a_plan_had_to_read_are_stored_when_it_ends() {
     let mut shelf = shelf().await;
@@ -85,7 +85,7 @@ async fn the_requirements_of_a_configuration_are_warmed_and_served_without_upstr
         "roots": ["prod"], "platforms": ["linux_amd64"],
     });
     let path = desk.begin(&order).await;
-    // The modules are items while it still finds out what they call.
+    // The two modules are items before the job knows their requirements.
     let is_resolving = |job: &Value| job["resolving"] == true && job["items"].as_array().unwrap().len() == 2;
     let job = desk.once(&path, is_resolving).await;
     assert_eq!(job["what"], json!(["./prod"]), "{job}");
@@ -100,7 +100,7 @@ async fn the_requirements_of_a_configuration_are_warmed_and_served_without_upstr
     assert_eq!(sorted(&again), all("held"));
 }
 
-/// Section 3: a tar is what `curl` sends.
+/// Section 3: a tar can be sent with `curl`.
 #[tokio::test]
 async fn a_tar_of_configurations_is_the_same_order() {
     let shelf = shelf().await;
@@ -131,7 +131,7 @@ async fn a_tar_of_configurations_is_the_same_order() {
     }
 }
 
-/// What cannot be had is named with its place and its reason, and stops nothing else.
+/// An unavailable requirement has its location and reason, and stops nothing else.
 #[tokio::test]
 async fn an_unavailable_requirement_is_a_failed_item_with_its_file_and_line() {
     let shelf = shelf().await;
@@ -159,7 +159,7 @@ async fn an_unavailable_requirement_is_a_failed_item_with_its_file_and_line() {
     }
 }
 
-/// *Done when* 4, of configurations: they are part of what is written down.
+/// The configuration is part of the job's record.
 #[tokio::test]
 async fn a_job_of_a_configuration_continues_after_a_restart() {
     let shelf = shelf().await;
@@ -172,14 +172,14 @@ async fn a_job_of_a_configuration_continues_after_a_restart() {
     let folder = larder.stop().await;
     gate.open();
     let archives = shelf.archives.requests().len();
-    // The authority lies in the folder of the store.
+    // The CA file is in the store's folder.
     let larder = shelf.larder_on(&folder).start().await;
     let job = Desk::of(&larder).ended(&path).await;
     assert_eq!((sorted(&job).len(), &job["state"]), (5, &json!("done")), "{job}");
     assert_eq!(shelf.archives.requests().len(), archives, "a module was fetched twice");
 }
 
-/// The command: a folder with the local module that it calls, and a tar of both.
+/// A folder that calls a local module beside it, and a tar of both.
 #[tokio::test]
 async fn the_command_warms_a_folder_and_a_tar() {
     let shelf = shelf().await;

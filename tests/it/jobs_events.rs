@@ -1,4 +1,4 @@
-//! Following a job: all of it first, then each item that changes, then its end; and nobody who follows holds it up.
+//! Following a job's events: first the whole job, then each changed item, then the end. Readers never delay the job.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::support::{HANGS_AFTER, eventually};
 
 const HALF: usize = 1_500_000;
 
-/// The events of a job, as they come.
+/// The event stream of a job.
 struct Following {
     response: Response,
     text: String,
@@ -29,7 +29,7 @@ impl Following {
         Self { response, text: String::new() }
     }
 
-    /// The next event and its data; nothing once the stream has ended.
+    /// The next event and its data; none once the stream has ended.
     async fn next(&mut self) -> Option<(String, Value)> {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
@@ -90,7 +90,7 @@ async fn job_events_are_the_whole_job_then_changes_then_the_end() {
     assert_eq!(job["items"], last["items"], "what was told does not come to what is");
     assert_eq!((&end["state"], &end["ended"], &end["items"]["fetched"]), (&json!("failed"), &last["ended"], &json!(3)));
 
-    // Of one that has ended, all at once; and to who only asks for the head, that.
+    // A finished job sends everything at once; HEAD gets the headers only.
     let mut later = Following::of(&larder, &path).await;
     assert_eq!(later.next().await.unwrap(), ("job".to_owned(), last));
     assert_eq!(later.next().await.unwrap(), ("end".to_owned(), end));
@@ -99,7 +99,7 @@ async fn job_events_are_the_whole_job_then_changes_then_the_end() {
     assert_eq!((head.header("content-type"), head.body.len()), ("text/event-stream", 0));
 }
 
-/// Promise 11: what one reader has not taken yet is bounded by the job, however long it runs.
+/// Promise 11: the events that one reader has not read are bounded by the size of the job, however long it runs.
 #[tokio::test]
 async fn many_clients_may_follow_a_job_and_one_that_reads_nothing_delays_no_other() {
     let upstream = upstream_of(&["one", "two"]).await;
@@ -154,7 +154,7 @@ async fn a_job_that_is_cancelled_reports_its_end_and_a_larder_that_stops_ends_th
     let rest = async || following.next().await.is_none().then_some(());
     eventually("the stream ends", rest).await;
 
-    // It goes on where it was, for whoever follows it then.
+    // After a restart the job continues and can be followed again.
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
     let mut following = Following::of(&larder, &path).await;
     assert_eq!(following.next().await.unwrap().1["state"], "running");

@@ -124,7 +124,7 @@ async fn applied_here(
     while let Some(step) = steps.recv().await {
         report.tell(step);
     }
-    let applied = applied.await.context("it ended unexpectedly")?;
+    let applied = applied.await.context("applying the bundle ended unexpectedly")?;
     mirror.close().await.context("the store would not close")?;
     applied?;
     Ok(())
@@ -148,7 +148,7 @@ impl ApplyReporter {
         }
         match step {
             ApplyEvent::Begun { entries, bytes } if !self.json => {
-                print_line(&format!("applying {} ({})", plural(entries, "thing"), ByteSize(bytes)));
+                print_line(&format!("applying {} ({})", plural(entries, "item"), ByteSize(bytes)));
             }
             ApplyEvent::Begun { .. } => {}
             ApplyEvent::Read { bytes } => self.bytes.set(bytes),
@@ -160,7 +160,7 @@ impl ApplyReporter {
 
     fn ended(self) -> anyhow::Result<bool> {
         let receipt = self.receipt.ok_or_else(|| {
-            anyhow!("larder stopped before the bundle was applied; what came in stays: apply it again for the rest")
+            anyhow!("larder stopped before the bundle was applied; applied items stay; apply it again for the rest")
         })?;
         if !self.json {
             print_line(&summary(&receipt, width_of_stdout()));
@@ -181,7 +181,7 @@ fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
             page.push_hanging("  applied  ", &what);
             note.iter().for_each(|note| page.push_hanging("           note: ", &escape_for_terminal(note)));
         }
-        ApplyOutcome::Held => page.push_hanging("  held     ", &what),
+        ApplyOutcome::Held => page.push_hanging("  stored   ", &what),
         ApplyOutcome::NotReached => page.push_hanging("  missed   ", &what),
         ApplyOutcome::Refused { why } => {
             page.push_hanging("  REFUSED  ", &what);
@@ -195,14 +195,14 @@ fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
 fn summary(receipt: &Receipt, width: Option<usize>) -> String {
     let [applied, held, refused, not_reached] = receipt.counts();
     let mut page = TextPage::of_width(width);
-    let mut told = vec![format!("{applied} applied"), format!("{held} held already")];
+    let mut told = vec![format!("{applied} applied"), format!("{held} already stored")];
     told.extend((refused > 0).then(|| format!("{refused} refused")));
     told.extend((not_reached > 0).then(|| format!("{not_reached} not reached")));
     page.push_hanging("", &told.join(", "));
     let by = match (&receipt.signed_by, receipt.trusted) {
         (Some(key), true) => format!("signed by key {key}, which is trusted here"),
-        (Some(key), false) => format!("said to be signed by key {key}, which is not known here"),
-        (None, _) => "signed by nobody".to_owned(),
+        (Some(key), false) => format!("claims to be signed by key {key}, which is not trusted here"),
+        (None, _) => "unsigned".to_owned(),
     };
     page.push_hanging("bundle   ", &format!("{by}; made by larder {}", escape_for_terminal(&receipt.larder)));
     page.push_hanging(
@@ -251,7 +251,7 @@ mod tests {
             kept: Some(kept.clone()),
         };
         let told = summary(&receipt, Some(80));
-        assert!(told.starts_with("0 applied, 0 held already, 1 refused\n"), "{told}");
+        assert!(told.starts_with("0 applied, 0 already stored, 1 refused\n"), "{told}");
         // A path must stay on one line: people paste it.
         assert!(told.ends_with(&format!("\n    {kept}")), "{told}");
     }

@@ -55,9 +55,9 @@ pub(super) struct Create {
 }
 
 fn part_size(given: &str) -> Result<ByteSize, String> {
-    let size = ByteSize::from_str(given).map_err(|_| format!("{given:?} is no size: write 2GiB, 650MiB, …"))?;
+    let size = ByteSize::from_str(given).map_err(|_| format!("{given:?} is not a size; write 2GiB, 650MiB, …"))?;
     if size.as_u64() < MIN_PART_BYTES {
-        return Err(format!("a part has {} at least", ByteSize(MIN_PART_BYTES)));
+        return Err(format!("a part needs at least {}", ByteSize(MIN_PART_BYTES)));
     }
     Ok(size)
 }
@@ -99,7 +99,7 @@ impl Create {
         out: BundleDestination,
     ) -> anyhow::Result<bool> {
         if job.state != JobState::Done && !self.partial {
-            bail!("not all of it is held, so no bundle is written; --partial writes one of the rest");
+            bail!("no bundle was written: some packages are unavailable; --partial bundles the rest");
         }
         let (target, created) = BundleOutput::begin(out, Clock::system().now())?;
         let _unfinished = target.unfinished();
@@ -129,7 +129,7 @@ impl Create {
     fn tell(&self, written: &WrittenBundle) -> anyhow::Result<()> {
         let WrittenBundle { source, reused, again } = written;
         let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
-        let opened = BundleReader::open(source.open()?, &trust).context("what was written cannot be read")?;
+        let opened = BundleReader::open(source.open()?, &trust).context("the written bundle cannot be read")?;
         let (manifest, bytes) = (&opened.manifest, source.bytes()?);
         let key = match &opened.signature_status {
             SignatureStatus::SignedBy(key) | SignatureStatus::UntrustedKey(key) => Some(key),
@@ -151,24 +151,24 @@ impl Create {
         let parts = parts.map_or_else(String::new, |parts| format!(" in {}", plural(parts as u64, "part")));
         print_line(&format!("wrote {out}: {size}{parts}, {}", plural(archives, "archive")));
         if *reused > 0 {
-            print_line(&format!("  {} of it were there already", ByteSize(*reused)));
+            print_line(&format!("  {} of it were already there", ByteSize(*reused)));
         }
         for part in again {
-            print_line(&format!("  {part} was lost or damaged, and is written again"));
+            print_line(&format!("  {part} was lost or damaged, and was rewritten"));
         }
         if manifest.since.is_some() {
             print_line(&match (archives, left_out) {
-                (0, 0) => "  a delta: the inventory names all of it".to_owned(),
-                (_, 0) => "  a delta: what the inventory names is left out".to_owned(),
+                (0, 0) => "  a delta: the inventory lists everything".to_owned(),
+                (_, 0) => "  a delta: without the archives in the inventory".to_owned(),
                 (_, many) => format!(
-                    "  a delta: what the inventory names is left out, and {} with new documents",
+                    "  a delta: without the archives in the inventory; {} with new documents only",
                     plural(many, "archive")
                 ),
             });
         }
         match key {
             Some(key) => print_line(&format!("  signed by key {key}")),
-            None => print_error("it is signed by nobody: it is applied with --unsigned only"),
+            None => print_error("the bundle is unsigned; it can be applied with --unsigned only"),
         }
         Ok(())
     }
@@ -190,16 +190,16 @@ async fn write(
         }
         JobRunner::InProcess { mirror, jobs, .. } => {
             let held =
-                JobId::parse(&told.job).and_then(|id| jobs.stored_archives(id)).context("its job is forgotten")?;
+                JobId::parse(&told.job).and_then(|id| jobs.stored_archives(id)).context("its job no longer exists")?;
             let (mirror, key) = (Arc::clone(mirror), config.bundle.signing.clone());
             let writing = tokio::task::spawn_blocking(move || {
                 let gathered = mirror.gather(held, told.since.as_ref(), told.partial, created)?;
                 for missing in &gathered.missing {
-                    print_error(&format!("without it: {missing}"));
+                    print_error(&format!("left out: {missing}"));
                 }
                 Ok(mirror.write_bundle(&gathered, key.as_ref(), to).map(drop)?)
             });
-            writing.await.context("it ended unexpectedly")?
+            writing.await.context("writing the bundle ended unexpectedly")?
         }
     }
 }

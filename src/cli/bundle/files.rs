@@ -20,10 +20,10 @@ pub(super) type FinishPart = Box<dyn FnMut(File, u64) -> io::Result<()> + Send>;
 /// Writes a new file that only this user can read.
 pub(super) fn write_secret(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     if is_stream(path) {
-        bail!("a key goes into a file, and not to the standard output: name one (./- for one of that name)");
+        bail!("a key cannot go to standard output; name a file (./- for a file of that name)");
     }
     let made = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path);
-    let mut file = made.with_context(|| format!("{} cannot be made", path.display()))?;
+    let mut file = made.with_context(|| format!("{} cannot be created", path.display()))?;
     file.write_all(bytes).and_then(|()| file.sync_all()).with_context(|| format!("{}", path.display()))
 }
 
@@ -33,7 +33,7 @@ pub(super) fn read_secret(path: &Path) -> anyhow::Result<Option<String>> {
         return Ok(None);
     }
     let text = String::from_utf8(read(path)?);
-    text.map(Some).map_err(|_| anyhow::anyhow!("{} is no key of a bundle, and is not replaced", path.display()))
+    text.map(Some).map_err(|_| anyhow::anyhow!("{} is not a bundle key, and is not replaced", path.display()))
 }
 
 pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
@@ -44,7 +44,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     });
     let bytes = read.with_context(|| format!("{} cannot be read", path.display()))?;
     if bytes.len() as u64 > LARGEST {
-        bail!("{} has more than {} MiB", path.display(), LARGEST >> 20);
+        bail!("{} is larger than {} MiB", path.display(), LARGEST >> 20);
     }
     Ok(bytes)
 }
@@ -60,7 +60,7 @@ impl BundleSource {
     /// Finds the bundle at a path; all parts must exist with their sizes.
     pub(super) fn at(path: &Path) -> anyhow::Result<Self> {
         if is_stream(path) {
-            bail!("there is no file of the name -, and a bundle is not read from the standard input: name its file");
+            bail!("a bundle cannot be read from standard input; name its file");
         }
         if !path.is_dir() {
             return Ok(Self::File(path.to_owned()));
@@ -109,7 +109,7 @@ impl BundleSource {
 
 /// The temporary path beside a target.
 pub(super) fn temp_path(place: &Path) -> anyhow::Result<PathBuf> {
-    let name = place.file_name().with_context(|| format!("{} is no name of a file", place.display()))?;
+    let name = place.file_name().with_context(|| format!("{} is not a file name", place.display()))?;
     let mut beside = name.to_owned();
     beside.push(".new");
     Ok(place.with_file_name(beside))

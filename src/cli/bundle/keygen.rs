@@ -43,7 +43,7 @@ impl Keygen {
         let kept = if is_new {
             "keep it where bundles are made; larder's user must own it"
         } else {
-            "it was there, and stays"
+            "it existed already, and is unchanged"
         };
         print_line(&format!("private key  {file} ({kept})"));
         print_line(&format!("public key   {public}"));

@@ -27,15 +27,15 @@ async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
 pub(super) async fn require_signing_key(config: &Config) -> anyhow::Result<()> {
     match (active_keys(config).await?.signing, config.bundle.ids().signing) {
         (Some(key), Some(named)) if key != named => {
-            bail!("the running larder signs with key {key}, and [bundle] signing_key is key {named} now: {RELOAD}")
+            bail!("the running larder signs with key {key}, but [bundle] signing_key is now key {named}; {RELOAD}")
         }
         (Some(_), _) => Ok(()),
         (None, Some(named)) => {
-            bail!("the running larder has not read [bundle] signing_key (key {named}) yet: {RELOAD}")
+            bail!("the running larder has not read [bundle] signing_key (key {named}) yet; {RELOAD}")
         }
         (None, None) => bail!(
-            "there is no key to sign the bundle with: make one (larder bundle keygen bundle.key) and name it in [bundle] \
-             signing_key; or write a bundle that nobody signs (--unsigned)"
+            "there is no key to sign the bundle with; create one (larder bundle keygen bundle.key) and name it in [bundle] \
+             signing_key; or write an unsigned bundle (--unsigned)"
         ),
     }
 }
@@ -43,7 +43,7 @@ pub(super) async fn require_signing_key(config: &Config) -> anyhow::Result<()> {
 /// Fails where the configuration trusts a bundle's key, but the running larder has not loaded that.
 pub(super) async fn require_loaded(config: &Config, key: &KeyId) -> anyhow::Result<()> {
     if config.bundle.ids().trusted.contains(key) && !active_keys(config).await?.trusted.contains(key) {
-        bail!("[bundle] trusted_keys names key {key}, and the running larder has not read that yet: {RELOAD}");
+        bail!("[bundle] trusted_keys names key {key}, but the running larder has not read that yet; {RELOAD}");
     }
     Ok(())
 }

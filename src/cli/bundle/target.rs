@@ -34,7 +34,7 @@ impl BundleDestination {
     pub(super) fn at(path: &Path, part_bytes: Option<u64>) -> anyhow::Result<Self> {
         if is_stream(path) {
             bail!(
-                "a bundle is read again once it is written, so it cannot go to the standard output: name a file (./- for one of that name)"
+                "a bundle cannot go to standard output, because it is read back; name a file (./- for a file of that name)"
             );
         }
         match part_bytes {
@@ -46,20 +46,20 @@ impl BundleDestination {
     fn file(path: &Path) -> anyhow::Result<Self> {
         let path = match fs::metadata(path) {
             Ok(found) if found.is_dir() => {
-                bail!("{} is a folder: name the file of the bundle, or say --part-size", path.display())
+                bail!("{} is a folder; name the file of the bundle, or give --part-size", path.display())
             }
             Ok(found) if !found.is_file() => {
                 let kind = kind_of(found.file_type());
-                bail!("{} is {kind}, and a bundle can only go into a plain file: name one", path.display());
+                bail!("{} is {kind}; a bundle can only go into a plain file", path.display());
             }
-            Ok(_) => fs::canonicalize(path).with_context(|| format!("{} cannot be looked at", path.display()))?,
+            Ok(_) => fs::canonicalize(path).with_context(|| format!("{} is inaccessible", path.display()))?,
             Err(e) if e.kind() == io::ErrorKind::NotFound => resolve_links(path)?,
-            Err(e) => return Err(e).with_context(|| format!("{} cannot be looked at", path.display())),
+            Err(e) => return Err(e).with_context(|| format!("{} is inaccessible", path.display())),
         };
-        let name = path.file_name().with_context(|| format!("{} is no name of a file", path.display()))?;
+        let name = path.file_name().with_context(|| format!("{} is not a file name", path.display()))?;
         let folder = path.with_file_name("");
         if !(folder.as_os_str().is_empty() || folder.is_dir()) {
-            bail!("{} cannot be made: {} is no folder", Path::new(name).display(), folder.display());
+            bail!("{} cannot be created: {} is not a folder", Path::new(name).display(), folder.display());
         }
         Ok(Self::File(path))
     }
@@ -67,9 +67,9 @@ impl BundleDestination {
     fn parts(folder: &Path, part_bytes: u64) -> anyhow::Result<Self> {
         let shown = folder.display();
         match fs::metadata(folder) {
-            Ok(found) if !found.is_dir() => bail!("{shown} is no folder, and parts need one: name another"),
+            Ok(found) if !found.is_dir() => bail!("{shown} is not a folder; parts need one"),
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(e).with_context(|| format!("{shown} cannot be looked at"));
+                return Err(e).with_context(|| format!("{shown} is inaccessible"));
             }
             _ => {}
         }
@@ -77,11 +77,11 @@ impl BundleDestination {
         let before = if place.exists() { Some(PartList::read(&read(&place)?)?) } else { None };
         if let Some(list) = before.as_ref().filter(|list| list.complete) {
             if list.part_bytes != part_bytes {
-                bail!("there is a bundle in {shown}, in parts of {} bytes: name another folder", list.part_bytes);
+                bail!("{shown} already has a bundle in parts of {} bytes; name another folder", list.part_bytes);
             }
             if !folder.join(RECORD_FILE).exists() {
                 bail!(
-                    "there is a bundle in {shown}, and without {RECORD_FILE} no part of it can be written again: name another folder"
+                    "{shown} already has a bundle, which cannot be repaired without {RECORD_FILE}; name another folder"
                 );
             }
         }
@@ -108,10 +108,10 @@ fn resolve_links(path: &Path) -> anyhow::Result<PathBuf> {
             // `join` with an absolute target replaces the whole path.
             Ok(to) => at = at.with_file_name("").join(to),
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => return Ok(at),
-            Err(e) => return Err(e).with_context(|| format!("{} cannot be looked at", at.display())),
+            Err(e) => return Err(e).with_context(|| format!("{} is inaccessible", at.display())),
         }
     }
-    bail!("too many links lead on from {}", path.display())
+    bail!("too many symbolic links from {}", path.display())
 }
 
 type Parts = Box<PartsWriter<OpenPart, FinishPart, File>>;
@@ -157,7 +157,7 @@ impl BundleOutput {
             }
             BundleDestination::Parts { folder, part_bytes, before } => (folder, part_bytes, before),
         };
-        fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+        fs::create_dir_all(&folder).with_context(|| format!("{} cannot be created", folder.display()))?;
         // With the same creation time the bytes are the same, as long as the store has not changed.
         let created = before.as_ref().filter(|list| list.part_bytes == part_bytes).map_or(now, |list| list.created);
         let list = PartList::empty(created, part_bytes);
@@ -214,7 +214,7 @@ impl BundleOutput {
                 let record = open_record(record).map_err(|bad| in_folder(bad.into()))?;
                 if record.bundle_bytes() != before.bytes() {
                     return Err(in_folder(io::Error::other(format!(
-                        "{RECORD_FILE} is of another bundle than the parts"
+                        "{RECORD_FILE} belongs to another bundle than the parts"
                     ))));
                 }
                 let parts = rebuild_from_record(from, record, parts).map_err(in_folder)?;
@@ -241,7 +241,7 @@ impl BundleOutput {
                 let WrittenParts { list, reused, changed } = parts.end()?;
                 if list != before {
                     bail!(
-                        "what was written again in {} is not what was lost: {RECORD_FILE} is damaged; write the bundle into another folder",
+                        "rewritten parts in {} differ from the lost ones: {RECORD_FILE} is damaged; write the bundle into another folder",
                         folder.display()
                     );
                 }
@@ -256,11 +256,11 @@ fn create_temp_beside(place: &Path) -> anyhow::Result<File> {
     let beside = temp_path(place)?;
     match fs::symlink_metadata(&beside) {
         Ok(left) if left.is_file() => fs::remove_file(&beside).with_context(|| format!("{}", beside.display()))?,
-        Ok(_) => bail!("{} is in the way: it is no plain file", beside.display()),
+        Ok(_) => bail!("{} is in the way: it is not a plain file", beside.display()),
         // Creating the file below reports the reason.
         Err(_) => {}
     }
-    File::create_new(&beside).with_context(|| format!("{} cannot be made", beside.display()))
+    File::create_new(&beside).with_context(|| format!("{} cannot be created", beside.display()))
 }
 
 fn finish_file(file: BufWriter<File>, place: &Path) -> anyhow::Result<()> {

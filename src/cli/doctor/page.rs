@@ -65,9 +65,9 @@ impl CheckPage {
     pub(super) fn sum(&self, wrong: u64, warnings: u64) -> String {
         let warned = if warnings > 0 { format!(", {}", plural(warnings, "warning")) } else { String::new() };
         let wrong = match wrong {
-            0 => "nothing is wrong".to_owned(),
-            1 => "1 thing is wrong".to_owned(),
-            number => format!("{number} things are wrong"),
+            0 => "no problems".to_owned(),
+            1 => "1 problem".to_owned(),
+            number => format!("{number} problems"),
         };
         format!("\n{wrong}{warned}")
     }

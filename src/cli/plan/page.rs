@@ -22,15 +22,15 @@ pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<us
     rows(&mut page, &shown, host, verbose);
     page.group("need", &format!("{}, {}", plural(sums.need, "archive"), needed_bytes(plan)));
     rows(&mut page, &needed, host, verbose);
-    page.group("cannot", &plural(sums.cannot, "thing"));
+    page.group("unavailable", &plural(sums.cannot, "item"));
     reasons(&mut page, &impossible, host, verbose);
     if !unknown.is_empty() {
-        let number = plural(sums.unknown, "thing");
-        page.group("unknown", &format!("{number} that upstream could not be asked about just now: try again"));
+        let number = plural(sums.unknown, "item");
+        page.group("unknown", &format!("{number}: upstream gave no answer just now; try again"));
         reasons(&mut page, &unknown, host, verbose);
     }
     if !plan.unconfirmed.is_empty() {
-        page.group("unconfirmed", "what upstream was not asked about just now");
+        page.group("unconfirmed", "stored copies that upstream did not confirm just now");
         plan.unconfirmed.iter().for_each(|what| page.item(&escape_for_terminal(what), None));
     }
     page.last(verdict(plan));
@@ -102,27 +102,27 @@ fn required_by(by: &[String], all: bool) -> String {
     if by.len() > shown {
         text += &format!(" and {} more", by.len() - shown);
     }
-    if text.is_empty() { text } else { format!("wanted by {text}") }
+    if text.is_empty() { text } else { format!("required by {text}") }
 }
 
 fn verdict(plan: &Plan) -> &'static str {
     let sums = &plan.sums;
     match (plan.ready, sums.cannot, plan.offline) {
-        (true, ..) if plan.unconfirmed.is_empty() => "init will work with the cable pulled",
-        (true, ..) => "init will work with the cable pulled, with what upstream listed when it was last asked",
+        (true, ..) if plan.unconfirmed.is_empty() => "`init` will work offline",
+        (true, ..) => "`init` will work offline, with the version lists that upstream sent last",
         (false, 0, _) if sums.unknown > 0 => {
-            "whether init will work could not be found out: upstream could not be asked about everything; try again"
+            "unknown whether `init` will work offline: upstream gave no answer for some items; try again"
         }
         (false, 0, _) if sums.need == 0 => {
-            "init will work through the network mirror only: by host override clients refuse what has no signature"
+            "`init` will work through the network mirror only: with a host override clients refuse unsigned archives"
         }
         (false, 0, false) => {
-            "init will not work with the cable pulled: `larder warm` with the same words fetches what is needed"
+            "`init` will fail offline; `larder warm` with the same arguments fetches the missing items"
         }
         (false, 0, true) => {
-            "init will not work: what is needed must be brought: outside, `larder bundle create` --for the same words carries it"
+            "`init` will fail: items are missing; carry them in with `larder bundle create`, --for the same arguments"
         }
-        (false, ..) => "init will not work with the cable pulled, also after `larder warm`: see what cannot be had",
+        (false, ..) => "`init` will fail offline even after `larder warm`; see the unavailable items",
     }
 }
 
@@ -183,13 +183,13 @@ mod tests {
             for verbose in [false, true] {
                 let text = text(&plan(), &host(), verbose, Some(width));
                 assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
-                assert!(text.lines().last().unwrap().contains("see what cannot be had") || width == 80, "{text}");
+                assert!(text.lines().last().unwrap().contains("see the unavailable items") || width == 80, "{text}");
                 assert_eq!(text.contains("  hashicorp/aws 5.31.0 (linux_amd64) "), verbose, "{text}");
-                assert!(text.contains("wanted by envs/prod/main.tf:12"), "{text}");
+                assert!(text.contains("required by envs/prod/main.tf:12"), "{text}");
             }
         }
         let ready = Plan { ready: true, sums: Sums { have: 1, ..Sums::default() }, items: Vec::new(), ..plan() };
-        assert!(text(&ready, &host(), false, Some(80)).ends_with("init will work with the cable pulled"));
+        assert!(text(&ready, &host(), false, Some(80)).ends_with("`init` will work offline"));
     }
 
     #[test]

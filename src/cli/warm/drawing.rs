@@ -74,7 +74,7 @@ pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&ItemKey) -> Optio
     let line = |item: &JobItem, name: String| {
         let speed = speed(&name_of(item)).map_or_else(String::new, |speed| format!("{}/s", ByteSize(speed)));
         let (part, bytes) = match (&item.state, item.size_bytes) {
-            (ItemState::Resolving, _) => (None, "asking".to_owned()),
+            (ItemState::Resolving, _) => (None, "resolving".to_owned()),
             (_, Some(size)) => (Some((item.bytes, size)), of_all(item.bytes, size)),
             (_, None) if item.bytes == 0 => (None, "fetching".to_owned()),
             (_, None) => (None, ByteSize(item.bytes).to_string()),
@@ -206,7 +206,7 @@ fn finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
     let size = item.size_bytes.map(|size| format!("  {}", ByteSize(size))).unwrap_or_default();
     let unconfirmed = item.unconfirmed.as_deref().map(escape_for_terminal);
     let (word, size, why) = match &item.state {
-        ItemState::Held => ("held", size, unconfirmed),
+        ItemState::Held => ("stored", size, unconfirmed),
         ItemState::Fetched => ("fetched", size, unconfirmed),
         ItemState::Cancelled => ("cancelled", String::new(), None),
         ItemState::Failed { error } => ("FAILED", String::new(), Some(escape_for_terminal(error))),
@@ -225,7 +225,7 @@ pub(super) fn summary(job: &Job, took: Duration) -> String {
     let fetched_items = job.items.iter().filter(|item| matches!(item.state, ItemState::Fetched));
     let bytes: u64 = fetched_items.filter_map(|item| item.size_bytes).fold(0, u64::saturating_add);
     let counts = [
-        (count(|state| matches!(state, ItemState::Held)), "held already"),
+        (count(|state| matches!(state, ItemState::Held)), "already stored"),
         (fetched, "fetched"),
         (count(|state| matches!(state, ItemState::Failed { .. })), "failed"),
         (count(|state| matches!(state, ItemState::Cancelled)), "cancelled"),
@@ -251,11 +251,11 @@ pub(super) fn notes(job: &Job, width: Option<usize>) -> Option<String> {
 pub(super) fn stopped_message(job: &Job) -> String {
     let held = job.items.iter().filter(|item| matches!(item.state, ItemState::Held | ItemState::Fetched)).count();
     format!(
-        "stopped: {}; the same command goes on",
+        "stopped: {}; the same command continues",
         if held == 1 {
-            "1 archive is held, and stays".to_owned()
+            "1 archive is stored".to_owned()
         } else {
-            format!("{held} archives are held, and stay")
+            format!("{held} archives are stored")
         }
     )
 }
@@ -330,7 +330,7 @@ mod tests {
             [
                 "  hashicorp/aws 5.31.0 (linux_amd64)  [>   ]     45.0 of 120.0 MiB    12.0 MiB/s",
                 "  …-name 12.34.56-rc.1 (linux_amd64)  [    ]  700.0 KiB of 2.0 GiB    12.0 MiB/s",
-                "  acme/null (linux_amd64)             [    ]                asking",
+                "  acme/null (linux_amd64)             [    ]             resolving",
                 "  acme/a 1.0.0 (linux_amd64)          [    ]               1.0 MiB    12.0 MiB/s",
             ]
         );
@@ -399,7 +399,7 @@ mod tests {
         job.items[6].state = ItemState::Failed { error: "sent \u{1b}[2J".to_owned() };
         let mut told = HashSet::new();
         let expected = [
-            "held      acme/c 1.0.0 (linux_amd64)  1.0 MiB",
+            "stored    acme/c 1.0.0 (linux_amd64)  1.0 MiB",
             "FAILED    acme/d 1.0.0 (linux_amd64)",
             "          sent \\u{1b}[2J",
             "fetched   acme/e 1.0.0 (linux_amd64)  5.0 MiB",
@@ -412,7 +412,7 @@ mod tests {
         assert!(lines[0].starts_with("cancelled registry.corp") && lines[1].starts_with("          "), "{lines:?}");
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
         let said = summary(&job, Duration::from_secs(61));
-        assert_eq!(said, "8 archives: 1 held already, 1 fetched, 1 failed, 1 cancelled; 5.0 MiB in 1 min");
-        assert!(stopped_message(&job).starts_with("stopped: 2 archives are held"));
+        assert_eq!(said, "8 archives: 1 already stored, 1 fetched, 1 failed, 1 cancelled; 5.0 MiB in 1 min");
+        assert!(stopped_message(&job).starts_with("stopped: 2 archives are stored"));
     }
 }

@@ -62,13 +62,13 @@ impl JobRunner {
                 let asked = admin_client::get(*at, &format!("{JOBS}/{id}"), token.as_deref()).await;
                 job(&asked.map_err(|error| match error {
                     AdminClientError::NotRunning(_) => {
-                        anyhow!("larder has stopped; what it fetched is kept, and the job goes on when larder is back")
+                        anyhow!("larder has stopped; fetched archives stay, and the job continues when larder is back")
                     }
                     error => error.into(),
                 })?)
             }
             Self::InProcess { jobs, .. } => {
-                JobId::parse(id).and_then(|id| jobs.report(id)).ok_or_else(|| anyhow!("job {id} is forgotten"))
+                JobId::parse(id).and_then(|id| jobs.report(id)).ok_or_else(|| anyhow!("job {id} no longer exists"))
             }
         }
     }
@@ -90,7 +90,7 @@ impl JobRunner {
     /// The error for an interrupt while a job runs.
     pub(super) fn stopped(&self) -> anyhow::Error {
         match self {
-            Self::Running { .. } => Interrupted::with_text("stopped watching; the running larder may still be at it"),
+            Self::Running { .. } => Interrupted::with_text("stopped watching; the running larder may continue the job"),
             Self::InProcess { .. } => Interrupted::with_text("stopped"),
         }
     }

@@ -58,7 +58,7 @@ impl Section<'_, '_, '_> {
             Ok(text) => {
                 if outside::others_may_read(path) {
                     let path = path.display();
-                    self.warning("file", format!("everybody on this machine may read {path}: chmod o-rwx {path}"));
+                    self.warning("file", format!("every user of this machine may read {path}; chmod o-rwx {path}"));
                 }
                 self.trimmed("file", text, &path.display().to_string())
             }

@@ -81,7 +81,7 @@ impl ClientFiles {
             Err(unreadable) => match (named_by, unreadable) {
                 (None, unreadable) if unreadable.is_absent() => {}
                 (Some(variable), unreadable) if unreadable.is_absent() => {
-                    self.problems.push(format!("{variable} names {shown}, and there is no such file"));
+                    self.problems.push(format!("{variable} names {shown}, which does not exist"));
                 }
                 (
                     _,
@@ -116,10 +116,10 @@ impl ClientFiles {
 
     /// Checks the files themselves.
     pub(super) fn checks(&self) -> Vec<Check> {
-        let goes_on = "the client only prints an error, goes on without it, and asks registries itself: mend the file";
+        let goes_on = "the client prints an error, continues without it, and asks registries directly; fix the file";
         let problems = self.problems.iter().map(|problem| Check::fail(FILES, problem).advise(goes_on));
         let complaint = |said: &String| {
-            Check::fail(FILES, said).advise("the client prints an error about it, and goes on: mend the file")
+            Check::fail(FILES, said).advise("the client prints an error and continues; fix the file")
         };
         let mut checks: Vec<Check> = problems.chain(self.config.complaints.iter().map(complaint)).collect();
         if checks.is_empty() && !self.files.is_empty() {

@@ -9,8 +9,8 @@ use crate::requirements::cli_config::installation_matching::Coverage;
 
 const INSTALLATION: &str = "client.installation";
 
-const BY_DIRECT: &str = "direct lets the client ask the registry itself as well: the versions of both are taken \
-     together, and without the registry all of it fails";
+const BY_DIRECT: &str = "direct lets the client ask the registry too: it merges the versions of both, and fails without \
+     the registry";
 
 /// The sources that one registry's providers are installed from.
 pub(super) struct ProviderSources {
@@ -75,9 +75,9 @@ impl ProviderSources {
         match self.larder.max(self.direct) {
             Coverage::None => {
                 let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() + " only" };
-                let found = format!("providers are installed from {from}: the host block is never asked for them");
+                let found = format!("providers are installed from {from}: the host block is not used for them");
                 let advice =
-                    format!("add the line direct {{ include = [{all}] }} to provider_installation, or take that away");
+                    format!("add the line direct {{ include = [{all}] }} to provider_installation, or remove that block");
                 Some(Check::fail(INSTALLATION, found).advise(advice))
             }
             Coverage::Some => Some(some_only(all)),
@@ -93,13 +93,13 @@ impl ProviderSources {
             }
             (Coverage::Some, Coverage::None | Coverage::Some) => Some(some_only(all)),
             (Coverage::All, Coverage::None) => Some(self.also_elsewhere(all).unwrap_or_else(|| {
-                let found = "providers come here through the network mirror; modules are asked at the registry itself";
+                let found = "providers come from larder through the network mirror; modules come from the registry directly";
                 Check::ok(OVERRIDE, found)
             })),
             (Coverage::None, Coverage::None) if self.faults.is_empty() => {
                 let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() };
-                let check = Check::warn(OVERRIDE, format!("providers are installed from {from}, and not from larder"));
-                Some(check.advise("where they shall come from here, see `larder client-config --mirror`"))
+                let check = Check::warn(OVERRIDE, format!("providers are installed from {from}, not from larder"));
+                Some(check.advise("to install them from larder, see `larder client-config --mirror`"))
             }
             (Coverage::None, _) => None,
         }
@@ -108,8 +108,8 @@ impl ProviderSources {
     fn also_elsewhere(&self, all: &str) -> Option<Check> {
         let from = self.elsewhere();
         let found =
-            format!("providers are installed from {from} as well: what is found there does not come from larder");
-        let check = Check::warn(INSTALLATION, found).advise(format!("write exclude = [{all}] there, or leave it so"));
+            format!("providers are installed from {from} as well: those found there do not come from larder");
+        let check = Check::warn(INSTALLATION, found).advise(format!("write exclude = [{all}] there, or ignore this"));
         (!from.is_empty()).then_some(check)
     }
 
@@ -121,7 +121,7 @@ impl ProviderSources {
 fn some_only(all: &str) -> Check {
     Check::warn(
         INSTALLATION,
-        "only some of its providers come here, as provider_installation includes or excludes them",
+        "only some of its providers come from larder: provider_installation excludes the others",
     )
-    .advise(format!("write {all} where all of them shall come here"))
+    .advise(format!("write {all} to install all of them from larder"))
 }

@@ -43,7 +43,7 @@ pub(super) async fn look(
     let copy = environment.clone();
     let reading = tokio::task::spawn_blocking(move || files::read_all(&copy));
     let Some(readings) = timeout(WITHIN, reading).await.ok().and_then(Result::ok) else {
-        return vec![Check::fail(FILES, "the home folder does not answer")];
+        return vec![Check::fail(FILES, "the home folder does not respond")];
     };
     let is_one_of_many = readings.len() > 1;
     let mut checks = Vec::new();
@@ -66,14 +66,14 @@ impl ClientChecks<'_> {
             checks.push(
                 Check::warn(
                     FILES,
-                    format!("no CLI configuration ({looked}): every registry is asked itself, and not larder"),
+                    format!("no CLI configuration ({looked}): clients ask every registry directly, not larder"),
                 )
                 .advise(match self.running.state {
                     LarderState::NeverSetUp => {
-                        "write these lines there, with your larder's own URL in place of the one of this machine:"
+                        "write these lines there, with your larder's own URL instead of this machine's:"
                     }
                     LarderState::Up | LarderState::Down => {
-                        "write these lines there, on every machine where clients shall come here:"
+                        "write these lines there, on every machine whose clients should use larder:"
                     }
                 })
                 .paste(lines),
@@ -126,13 +126,13 @@ impl ClientChecks<'_> {
         let upstream = self.config.upstreams.iter().find(|upstream| upstream.host == *host);
         let may_lead_here = upstream.is_some_and(|upstream| !upstream.addresses.is_empty());
         if may_lead_here && self.config.network.offline {
-            return Check::ok(OVERRIDE, "no host block; where its name leads is not asked: [network] offline = true");
+            return Check::ok(OVERRIDE, "no host block; its name is not checked: [network] offline = true");
         }
         if may_lead_here && self.name_leads_here(host).await {
-            return Check::ok(OVERRIDE, "its name leads here");
+            return Check::ok(OVERRIDE, "its name leads to larder");
         }
-        Check::warn(OVERRIDE, "no host block: the client asks this registry itself, and not larder")
-            .advise("where it shall come here, add the block that `larder client-config` prints")
+        Check::warn(OVERRIDE, "no host block: the client asks this registry directly, not larder")
+            .advise("to use larder, add the block that `larder client-config` prints")
     }
 
     async fn lines_to_paste(&self) -> String {

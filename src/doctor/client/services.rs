@@ -18,10 +18,10 @@ use crate::upstream::providers::RawObject;
 const SERVICES: &str = "client.services";
 
 const PORT_IS_TAKEN: &str =
-    "another program has larder's port: end it (ss -ltnp names it) and start larder, or give larder another";
+    "another program has larder's port; stop it (ss -ltnp names it) and start larder, or give larder another";
 
 const NO_SLASH: &str =
-    "providers.v1 has no slash at its end: the client leaves out its last part, and finds no provider";
+    "providers.v1 has no final slash: the client drops its last path segment, and finds no provider";
 
 /// The services that a registry offers and larder serves.
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +59,7 @@ impl ClientChecks<'_> {
             checks.push(
                 Check::fail(
                     SERVICES,
-                    format!("its host block names {named}: it stands for the whole list, so {fails} from {host} fail"),
+                    format!("its host block names {named}: it replaces the whole list, so {fails} from {host} fail"),
                 )
                 .advise(format!("add {add} to its services, as `larder client-config` prints them")),
             );
@@ -86,9 +86,9 @@ impl ClientChecks<'_> {
                 None if checks.is_empty() && ways.all_from_larder() => {
                     let modules = modules.filter(|modules| modules.origin() != url.origin());
                     let modules = modules
-                        .map(|modules| format!("; modules are asked at {}", modules.origin().ascii_serialization()));
+                        .map(|modules| format!("; modules come from {}", modules.origin().ascii_serialization()));
                     checks
-                        .push(Check::ok(OVERRIDE, format!("its host block leads here{}", modules.unwrap_or_default())));
+                        .push(Check::ok(OVERRIDE, format!("its host block leads to larder{}", modules.unwrap_or_default())));
                 }
                 None => {}
             },
@@ -117,7 +117,7 @@ impl ClientChecks<'_> {
         let named = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
         let right = format!("write \"modules.v1\" = \"{}{}\"", self.base_for(&url), modules_base(host));
         match self.try_base(&url, ("modules.v1", ProbedService::Modules), &right, &named).await {
-            UrlProbe::Larder => Check::ok(OVERRIDE, "its host block leads here; the registry offers modules alone"),
+            UrlProbe::Larder => Check::ok(OVERRIDE, "its host block leads to larder; the registry offers modules only"),
             UrlProbe::OtherServer(fault) | UrlProbe::Unusable(fault) => fault,
         }
     }
@@ -151,7 +151,7 @@ impl ClientChecks<'_> {
             }
             Ok(Identified { who: ServerKind::Larder, .. }) => {
                 let other = named.filter(|named| named != host)?;
-                let found = format!("modules.v1 leads to what larder has of {other}: its modules are others");
+                let found = format!("modules.v1 leads to larder's copy of {other}, which has other modules");
                 Some(Check::fail(OTHER_HOST, found).advise(right()))
             }
             Ok(Identified { who: ServerKind::OtherServer(status), .. }) if named.is_some() => {
@@ -171,7 +171,7 @@ impl ClientChecks<'_> {
             }
             Err(error) => Some(
                 Check::warn(SERVICES, format!("modules.v1 leads to {shown}: {error}"))
-                    .advise("see what the registry's own discovery document names, and write that"),
+                    .advise("write the URL that the registry's own discovery document names"),
             ),
         }
     }
@@ -184,13 +184,13 @@ impl ClientChecks<'_> {
             Some(named) => Some(
                 Check::fail(
                     OTHER_HOST,
-                    format!("providers.v1 leads to what larder has of {named}: the same version has other bytes there"),
+                    format!("providers.v1 leads to larder's copy of {named}: the same version has other bytes there"),
                 )
                 .advise(to_do),
             ),
             // Under the registry's own name, larder serves it at the registry's own paths.
             None if url.host_str() == Some(host.name()) => None,
-            None => Some(Check::fail(PATH, format!("{url} leads to larder, and there to no registry")).advise(to_do)),
+            None => Some(Check::fail(PATH, format!("{url} leads to larder, but not to a registry")).advise(to_do)),
         }
     }
 }

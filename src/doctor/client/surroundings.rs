@@ -14,8 +14,8 @@ use crate::requirements::cli_config::{InstallationSource, ServiceValue};
 /// Larder answers a document within 8 s; clients wait 10 s by default.
 const LEAST_SECONDS: u64 = 10;
 
-const NOT_IN_THE_CLEAR: &str = "give larder a certificate ([server] tls) and write https; or take the token away: \
-     larder passes none on, it has credentials of its own";
+const NOT_IN_THE_CLEAR: &str = "give larder a certificate ([server] tls) and write https; or remove the token: larder \
+     forwards none, it has its own credentials";
 
 impl ClientChecks<'_> {
     /// Checks these settings; reports only notable ones.
@@ -54,7 +54,7 @@ impl ClientChecks<'_> {
         Some(
             Check::warn(
                 "client.proxy",
-                format!("the client asks for {name} through the proxy of {variable}; the doctor asked directly"),
+                format!("the client connects to {name} through the proxy of {variable}; the doctor connected directly"),
             )
             .advise(format!("add {name} to NO_PROXY, unless only the proxy reaches it")),
         )
@@ -73,7 +73,7 @@ impl ClientChecks<'_> {
         Some(
             Check::warn(
                 "client.credentials",
-                format!("the client holds a token for {host}, and sends it to {at} without TLS"),
+                format!("the client has a token for {host}, and sends it to {at} without TLS"),
             )
             .of(host)
             .advise(NOT_IN_THE_CLEAR),
@@ -90,7 +90,7 @@ impl ClientChecks<'_> {
                     "{VARIABLE}={seconds}: the client waits no longer than {seconds} s, and larder answers within 8 s"
                 ),
             )
-            .advise(format!("take it away, or set it to {LEAST_SECONDS} or more"))
+            .advise(format!("unset it, or set it to {LEAST_SECONDS} or more"))
         })
     }
 
@@ -103,11 +103,11 @@ impl ClientChecks<'_> {
         let is_known = !folder.contains('$') && Path::new(&folder).is_absolute();
         if is_known && !Path::new(&folder).is_dir() {
             return Some(
-                Check::warn(CACHE, format!("the plugin cache {folder} is no folder: the client prints an error"))
-                    .advise(format!("mkdir -p {folder}, or take the setting away")),
+                Check::warn(CACHE, format!("the plugin cache {folder} is not a folder: the client prints an error"))
+                    .advise(format!("mkdir -p {folder}, or remove the setting")),
             );
         }
-        Some(Check::ok(CACHE, format!("a plugin cache is used: what is in {folder} and locked is not asked for again")))
+        Some(Check::ok(CACHE, format!("a plugin cache is used: locked providers in {folder} are not requested again")))
     }
 
     fn authorities(&self) -> Option<Check> {
@@ -115,9 +115,9 @@ impl ClientChecks<'_> {
         Some(
             Check::warn(
                 "client.trust",
-                format!("SSL_CERT_FILE names {}, where there are no certificates to read", file.display()),
+                format!("SSL_CERT_FILE names {}, which has no readable certificates", file.display()),
             )
-            .advise("name a PEM file that the client may read, or take the variable away"),
+            .advise("name a PEM file that the client may read, or unset the variable"),
         )
     }
 }

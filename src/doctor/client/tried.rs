@@ -45,21 +45,21 @@ impl ClientChecks<'_> {
             return UrlProbe::Unusable(check.advise(START));
         }
         if self.is_off_limits(url) {
-            let found = format!("{what} leads to {shown}, which is not asked: [network] offline = true");
+            let found = format!("{what} leads to {shown}, which is not checked: [network] offline = true");
             let check = Check::warn(OVERRIDE, found);
-            return UrlProbe::Unusable(check.advise("where that is this larder, make it [server] public_url"));
+            return UrlProbe::Unusable(check.advise("if that is this larder, set [server] public_url to it"));
         }
         let to_do = match self.running.state {
             LarderState::NeverSetUp if is_ours => START.to_owned(),
             LarderState::NeverSetUp => {
-                format!("see that a larder runs at {shown}, and that this machine reaches it; or {right}")
+                format!("check that a larder runs at {shown}, and that this machine reaches it; or {right}")
             }
             LarderState::Up | LarderState::Down => right.to_owned(),
         };
         match identify_server(url, service, host, self.trust).await {
             Ok(Identified { who: ServerKind::Larder, .. }) => UrlProbe::Larder,
             Ok(Identified { who: ServerKind::LarderWithoutService, .. }) => {
-                let found = format!("{what} {shown}{} leads to larder, and there to no registry", url.path());
+                let found = format!("{what} {shown}{} leads to larder, but not to a registry", url.path());
                 UrlProbe::Unusable(Check::fail(PATH, found).advise(right))
             }
             Ok(Identified { who: ServerKind::LarderWithoutHost(missing), .. }) => UrlProbe::Unusable(
@@ -72,7 +72,7 @@ impl ClientChecks<'_> {
                     .advise("add the address of this machine to [server] clients"),
             ),
             Ok(Identified { who: ServerKind::OtherServer(status), .. }) => {
-                let found = format!("{what} leads to {shown}, where something else answers ({status}), and not larder");
+                let found = format!("{what} leads to {shown}, where something else answers ({status}), not larder");
                 UrlProbe::OtherServer(self.downgrade_if_proxied(url, Check::fail(ADDRESS, found).advise(to_do)))
             }
             Err(error) => UrlProbe::Unusable(self.downgrade_if_proxied(url, fault(&error, what, url, to_do))),
@@ -97,27 +97,27 @@ impl ClientChecks<'_> {
         let unusable = |id, found: String, to_do: String| UrlProbe::Unusable(Check::fail(id, found).advise(to_do));
         let right = |base: &str| format!("write url = \"{base}{MIRROR_BASE}\" in network_mirror");
         let Ok(mut url) = Url::parse(text) else {
-            return unusable(ADDRESS, "the url of its network_mirror is none".to_owned(), right(&self.base()));
+            return unusable(ADDRESS, "the url of its network_mirror is not a URL".to_owned(), right(&self.base()));
         };
         let right = right(&self.base_for(&url));
         // The URL may contain a user name and password.
         let shown = format!("{}{}", url.origin().ascii_serialization(), url.path());
         if url.scheme() != "https" {
             let found = format!(
-                "network_mirror {shown} is not https: the client takes no other, prints an error and goes on without it"
+                "network_mirror {shown} is not https: the client accepts only https, prints an error and continues without it"
             );
             let to_do = "give larder a certificate ([server] tls), or use host blocks, which may be http";
             return unusable(SCHEME, found, to_do.to_owned());
         }
         if !url.path().ends_with('/') {
-            let found = format!("network_mirror {shown} has no slash at its end: the client leaves out its last part");
+            let found = format!("network_mirror {shown} has no final slash: the client drops its last path segment");
             return unusable(SLASH, found, right);
         }
         url.set_query(None);
         let tried = self.try_base(&url, ("network_mirror", ProbedService::Mirror), &right, host).await;
         match tried {
             UrlProbe::Unusable(check) if check.id == PATH => {
-                unusable(PATH, format!("network_mirror {shown} leads to larder, and there to no mirror"), right)
+                unusable(PATH, format!("network_mirror {shown} leads to larder, but not to its mirror"), right)
             }
             tried => tried,
         }

@@ -18,25 +18,25 @@ use crate::requirements::{self, lock_file};
 const LARGEST: usize = 64 << 10;
 /// A lock file of many providers is larger than any command.
 const LARGEST_LOCK_FILE: usize = lock_file::LARGEST;
-/// As many bytes of files as one order may have, with the escapes of JSON.
+/// Limit of a JSON order: the files that one order may have, with JSON's escapes.
 const LARGEST_ORDER: usize = requirements::MOST_BYTES / 2 * 3;
-/// The limit of a tar: headers, and files that no client reads.
+/// Limit of a tar. It also holds headers, and files that no client reads.
 const LARGEST_TAR: usize = 2 * requirements::MOST_BYTES;
 const WITHIN: Duration = Duration::from_secs(10);
 const ORDER_WITHIN: Duration = Duration::from_secs(60);
-/// For how long nothing may come of a body that may be of any size.
+/// The longest silence of a body without a size limit.
 const SILENT_FOR: Duration = Duration::from_secs(60);
-/// The time for which the rest of a request body is discarded, so that its sender reads the answer.
+/// Time for discarding the rest of a request body, so that its sender reads the answer.
 const THROWN_AWAY_FOR: Duration = Duration::from_secs(30);
 
-/// A body that is not taken, and with which status.
+/// A refused body, and the status of the answer.
 pub(super) struct BodyRefused {
     pub(super) status: StatusCode,
     pub(super) why: String,
 }
 
-/// Reads a JSON body. Only one that says it is JSON: a page in a browser can send any other to any address, without
-/// asking first.
+/// Reads a JSON body. Its content type must be JSON: other types may come from a web page, which can send them to any
+/// address without a CORS preflight.
 pub(super) async fn json_of(request: Request<Incoming>) -> Result<Bytes, BodyRefused> {
     large_json_of(request, LARGEST).await
 }
@@ -51,7 +51,7 @@ pub(super) async fn large_json_of(request: Request<Incoming>, largest: usize) ->
 
 /// The body of a plan or warm-up request.
 pub(super) enum OrderBody {
-    /// All of it.
+    /// A complete order.
     Json(Bytes),
     /// A lock file.
     LockFile(Bytes),
@@ -75,8 +75,8 @@ pub(super) async fn order_of(request: Request<Incoming>) -> Result<OrderBody, Bo
     ))
 }
 
-/// A body of any size and the given type, for a blocking reader. When the reader stops, the rest is discarded for a
-/// while.
+/// Returns a body of any size and the given type, for a blocking reader. If the reader stops early, the rest is
+/// discarded for a while.
 pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeReceiver, BodyRefused> {
     if !has_content_type(request.headers(), kind) {
         discard(request);
@@ -116,7 +116,7 @@ pub(super) fn discard(request: Request<Incoming>) {
 
 async fn rest_thrown_away(mut body: Incoming) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-    // // A client that still sends after that has not read the answer.
+    // A client that still sends after that is not reading the answer.
     let _ = tokio::time::timeout(THROWN_AWAY_FOR, rest).await;
 }
 
@@ -145,13 +145,13 @@ fn has_content_type(headers: &HeaderMap, wanted: &str) -> bool {
     kind.is_some_and(|kind| kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted))
 }
 
-/// One line of JSON for each step, as it comes.
+/// Streams each step as one line of JSON.
 pub(super) fn lines<T: Serialize + Send + 'static>(steps: Receiver<T>) -> impl Stream<Item = io::Result<Bytes>> + Send {
     let steps = stream::unfold(steps, |mut steps| async { steps.recv().await.map(|step| (step, steps)) });
     steps.map(|step| line(&step))
 }
 
-/// One line of JSON.
+/// Formats one line of JSON.
 pub(super) fn line<T: Serialize>(step: &T) -> io::Result<Bytes> {
     let mut line = serde_json::to_vec(step)?;
     line.push(b'\n');

@@ -19,13 +19,13 @@ use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
 use crate::store::StoreError;
 
-/// The largest body that asks for a bundle: an inventory is in it.
+/// Body limit of a bundle request, which contains an inventory.
 const LARGEST: usize = 64 << 20;
 
 impl Admin {
     /// Exports the packages of a job as a bundle.
     pub(super) async fn bundle(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
-        // Before its body is read: that may be large, too.
+        // Reserved before the body is read, because the body may be large, too.
         let place = match self.mirror.transfer() {
             Ok(place) => place,
             Err(busy) => {
@@ -69,7 +69,7 @@ impl Admin {
             }
         }
         let (mirror, created) = (Arc::clone(&self.mirror), told.created.unwrap_or_else(|| self.clock.now()));
-        // // Holds its transfer slot while it works, even after the client has left.
+        // Holds its transfer slot while it works, even after the client has left.
         let gathering = self.mirror.spawn_blocking(move || {
             let gathered = mirror.gather(held, told.since.as_ref(), told.partial, created);
             gathered.map(|gathered| (gathered, place))
@@ -117,7 +117,7 @@ impl Admin {
             Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
         };
         let (mut steps, applied) = self.mirror.spawn_apply(reader, taking, self.clock.clone());
-        // // A refusal before the first entry has its own status.
+        // A refusal before the first entry has its own status.
         let Some(first) = steps.recv().await else {
             return match applied.await {
                 Ok(Err(not_applied)) => response::errors(status_of(&not_applied), vec![not_applied.to_string()]),

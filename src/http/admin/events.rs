@@ -12,10 +12,10 @@ use serde::Serialize;
 use super::super::body::Body;
 use crate::jobs::{JobEvent, JobSubscription};
 
-/// After how much silence a line is sent that says nothing: what stands between would end the connection.
+/// Interval of an empty line in silence: a proxy between would close an idle connection.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// The answer to one who follows a job.
+/// Streams the changes of a job.
 pub(super) fn answer(news: JobSubscription, method: &Method) -> Response<Body> {
     let body = if *method == Method::HEAD { Body::empty() } else { Body::stream(pieces(news), None) };
     let mut response = Response::new(body);
@@ -51,7 +51,7 @@ fn written(events: &[JobEvent]) -> serde_json::Result<Bytes> {
     Ok(text.into())
 }
 
-/// JSON of ours has no line breaks, so it is one line of data.
+/// Larder's JSON has no line breaks, so it is one line of data.
 fn write(text: &mut Vec<u8>, name: &str, data: &impl Serialize) -> serde_json::Result<()> {
     text.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
     serde_json::to_writer(&mut *text, data)?;

@@ -1,5 +1,5 @@
-//! Order bodies of plan and warm-up requests in three forms: JSON; and for curl a lock file, or a tar of
-//! configurations, with a query for the options.
+//! Order bodies of plan and warm-up requests: JSON, or for curl a lock file or a tar of configurations with options in
+//! the query.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::protocol::admin::order::{NamedText, OrderRequest};
 use crate::protocol::admin::order_query::OrderQuery;
 use crate::requirements::{Files, Order};
 
-/// Bodies in memory at a time; others wait.
+/// Bodies in memory at a time. Further requests wait.
 static BODIES: Semaphore = Semaphore::const_new(4);
-/// Slow parsing uses at most one thread.
+/// Slow parsing occupies one thread at most.
 static READINGS: Semaphore = Semaphore::const_new(1);
 
 /// A parsed order.
@@ -32,21 +32,21 @@ pub(super) struct ReceivedOrder {
 /// Reads an order.
 ///
 /// # Errors
-/// The answer that says everything that is wrong with it.
+/// The error response, with every problem of the order.
 pub(super) async fn read(
     request: Request<Incoming>,
     mirror: &Mirror,
     default_host: &Hostname,
 ) -> Result<ReceivedOrder, http::Response<Body>> {
     let query = request.uri().query().map(str::to_owned);
-    // It is never closed.
+    // The semaphores are never closed.
     let place = BODIES.acquire().await;
     let refused = |BodyRefused { status, why }| response::errors(status, vec![why]);
     let body = bodies::order_of(request).await.map_err(refused)?;
     let turn = READINGS.acquire().await;
     let host = Arc::new(default_host.clone());
     let reading = mirror.spawn_blocking(move || {
-        // // Released when the parsing ends, even if the client has left.
+        // Released when the parsing ends, even if the client has left.
         let _held = (place, turn);
         handed_over(body, query.as_deref(), &host)
     });

@@ -20,13 +20,13 @@ use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
 
 const TAR: header::HeaderValue = header::HeaderValue::from_static("application/x-tar");
-/// The largest body that asks for a tree: it may name the archives that are there already.
+/// Body limit of an export request, which may name the archives that its sender already has.
 const LARGEST: usize = 4 << 20;
 
 impl Admin {
     /// Exports the packages of a job as a tree.
     pub(super) async fn export(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
-        // Before its body is read: that may be large, too.
+        // Reserved before the body is read, because the body may be large, too.
         let place = match self.mirror.transfer() {
             Ok(place) => place,
             Err(busy) => {
@@ -82,7 +82,7 @@ impl Admin {
         self.mirror.spawn_until_closed(async move {
             match export.write(&mirror, entry.writer()).await {
                 Ok(writer) => drop(mirror.spawn_blocking(move || writer.end(Ok(()))).await),
-                // // The stream ends without its end marker.
+                // The stream ends without its end marker.
                 Err(error) => tracing::error!(%error, "a tree broke off on its way out"),
             }
             drop(place);
@@ -92,7 +92,7 @@ impl Admin {
         response
     }
 
-    /// Imports a tree. Runs as long as the client reads the answer.
+    /// Imports a tree, for as long as the client reads the answer.
     pub(super) fn import(&self, request: Request<Incoming>) -> Response<Body> {
         let unsigned = match unsigned_of(request.uri().query()) {
             Ok(unsigned) => unsigned,
@@ -113,7 +113,7 @@ impl Admin {
     }
 }
 
-/// The provider packages of a job: no client reads modules from a tree.
+/// The provider packages of a job. No client reads modules from a tree.
 fn providers(held: Vec<(Artifact, Digest)>) -> Vec<(Package, Digest)> {
     let package = |(of, digest)| match of {
         Artifact::Provider(package) => Some((package, digest)),

@@ -1,5 +1,5 @@
-//! A connection to whichever address of a name answers first. One that swallows packets must not use up the time of the
-//! others: the clients give the next one a try after 300 ms, too.
+//! Connects to the first address of a name that answers. An address that drops packets must not use up the deadline of
+//! the others, so the next one is tried after 300 ms, as in the clients.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 const HEAD_START: Duration = Duration::from_millis(300);
 
-/// Tries one address after the other, each with a head start; gives the first that worked, or why the last did not.
+/// Tries the addresses in order, each with a head start. Returns the first connection, or the last error.
 pub(super) async fn first<T, F: Future<Output = io::Result<T>>>(
     addresses: &[SocketAddr],
     connect: impl Fn(SocketAddr) -> F,

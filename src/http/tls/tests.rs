@@ -27,7 +27,7 @@ fn in_use(tls: &Tls) -> CertificateDer<'static> {
     tls.current.0.load().cert[0].clone()
 }
 
-/// The look that notices a change, and the one that finds it settled.
+/// Runs the check that notices a change, and the one that finds it settled.
 fn look_until_settled(tls: &Tls) {
     let before = tls.read.lock().clone();
     let seen = tls.check_files(&before);

@@ -9,30 +9,31 @@ use crate::clock::Timestamp;
 use crate::jobs::JobId;
 use crate::mirror::ApplyOptions;
 
-/// Where one is made.
+/// Path of bundle requests.
 pub const BUNDLE: &str = "/admin/v1/bundle";
-/// Where one is applied.
+/// Path of bundle imports.
 pub const APPLY: &str = "/admin/v1/bundle/apply";
 /// Path of the inventory.
 pub const INVENTORY: &str = "/admin/v1/inventory";
-/// The kind of a bundle.
+/// Media type of a bundle.
 pub const TAR: &str = "application/x-tar";
 /// The most versions that may be accepted with one bundle.
 const MOST_ACCEPTED: usize = 256;
 
-/// The body that asks for a bundle.
+/// The body of a bundle request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BundleRequest {
-    /// Of what this job warmed.
+    /// The job whose packages go into the bundle.
     pub job: String,
-    /// Without what this names.
+    /// An inventory whose packages are left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Inventory>,
     /// Accept a bundle of the stored packages where the job lacks some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
-    /// When it was made, in seconds since 1970, where it is made again: then its bytes are the same. Now, otherwise.
+    /// Creation time of an earlier bundle, in seconds since 1970, to make the same bytes again. The present time by
+    /// default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created: Option<Timestamp>,
 }
@@ -55,8 +56,8 @@ impl BundleRequest {
     }
 }
 
-/// Parses the options of a bundle import: `unsigned`, and `accept=ADDRESS@VERSION` for each version that the operator
-/// accepts although it was published again.
+/// Parses the options of a bundle import: `unsigned`, and `accept=ADDRESS@VERSION` for each republished version that
+/// the operator accepts.
 ///
 /// # Errors
 /// Every problem.
@@ -84,7 +85,7 @@ pub fn apply_options(
     if problems.is_empty() { Ok(taking) } else { Err(problems) }
 }
 
-/// The query that says the same.
+/// Formats the query for these options.
 pub fn query_of(unsigned: bool, accept: &[String]) -> String {
     let mut query = url::form_urlencoded::Serializer::new(String::new());
     if unsigned {

@@ -19,20 +19,20 @@ const MOST_ADDRESSES: usize = 256;
 /// Operations on an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Ask upstream again, now.
+    /// Ask upstream again now.
     Refresh,
-    /// Forget.
+    /// Remove from the store.
     Purge,
-    /// Accept what changed upstream.
+    /// Accept changed bytes, keys or trees.
     Accept,
     /// Never evict.
     Pin,
-    /// Evict as anything else.
+    /// Allow eviction again.
     Unpin,
 }
 
 impl Operation {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Self; 5] = [Self::Refresh, Self::Purge, Self::Accept, Self::Pin, Self::Unpin];
 
     /// The name on the command line and in the path.
@@ -46,7 +46,7 @@ impl Operation {
         }
     }
 
-    /// Where it is on the admin listener.
+    /// The path on the admin listener.
     pub fn path(self) -> String {
         format!("/admin/v1/{}", self.name())
     }
@@ -71,10 +71,10 @@ impl OperationTarget {
         serde_json::from_value(Value::Object(object)).map_err(bad)
     }
 
-    /// The addresses, each once; of those without a host, the host is `default_host`.
+    /// The addresses without duplicates. `default_host` completes those without a host.
     ///
     /// # Errors
-    /// Everything that is wrong with any of them: nothing is done then.
+    /// Every problem of every address. Nothing is done then.
     pub fn addresses(&self, default_host: &Hostname) -> Result<Vec<PackageSelector>, Vec<String>> {
         if self.what.is_empty() || self.what.len() > MOST_ADDRESSES {
             return Err(vec![format!("\"what\" names {} addresses; 1 to {MOST_ADDRESSES} can be", self.what.len())]);
@@ -91,7 +91,7 @@ impl OperationTarget {
     }
 }
 
-/// Parses an empty body: nothing, or `{}`.
+/// Accepts an empty body: nothing, or `{}`.
 ///
 /// # Errors
 /// The problem.
@@ -136,7 +136,7 @@ impl<T> Done<T> {
     }
 }
 
-/// Asks upstream again for each.
+/// Asks upstream again for each address.
 pub async fn refresh(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
@@ -149,7 +149,7 @@ pub async fn refresh(
     done
 }
 
-/// Forgets each.
+/// Removes each address from the store.
 pub async fn purge(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
@@ -162,7 +162,7 @@ pub async fn purge(
     done
 }
 
-/// Accepts what changed upstream of each.
+/// Accepts changed bytes, keys or trees of each address.
 pub async fn accept(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],

@@ -1,4 +1,4 @@
-//! The missing list of an offline larder, as an order: plans, warm-ups and bundles of a connected larder take it
+//! The missing list of an offline larder, as an order. Plans, warm-ups and bundles of a connected larder accept it
 //! unchanged.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +35,7 @@ pub fn order_of(missing: &[MissingPackage], sealed: &[Platform]) -> OrderRequest
     OrderRequest { what: things.into_iter().map(told).collect(), ..OrderRequest::default() }
 }
 
-/// As an operator writes it.
+/// The address as an operator writes it.
 fn address_text(of: &impl fmt::Display, version: Option<&Version>) -> String {
     version.map_or_else(|| of.to_string(), |version| format!("{of}@{version}"))
 }

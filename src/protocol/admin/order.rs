@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 use crate::address::{Hostname, PackageSelector, Platform};
 use crate::requirements::{ClientKind, Configurations, FileContents, Files, Order, OrderEntry, lock_file};
 
-/// Where a plan is asked for.
+/// Path of plan requests.
 pub const PLAN: &str = "/admin/v1/plan";
 /// The most addresses in one order.
 const MOST_ADDRESSES: usize = 4096;
 /// An example of a body, for error texts.
 const SHAPE: &str = r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"],"platforms":["OS_ARCH"]}"#;
 
-/// The body. Everything in it may be left out, but not all of it.
+/// The body of an order. Every member may be left out, but not all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OrderRequest {
@@ -25,16 +25,16 @@ pub struct OrderRequest {
     /// Lock files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lock_files: Vec<NamedText>,
-    /// The files of configurations, by their paths.
+    /// Files of configurations, by path.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, FileContents>,
-    /// The folders of these in which `init` is run; where none is named, those that no other calls.
+    /// Folders of these files in which `init` is run. By default those that no other folder calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub roots: Vec<String>,
-    /// Whose rules count for them.
+    /// The client whose rules apply to the files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<ClientKind>,
-    /// For which platforms; this machine's, where none is named.
+    /// The platforms. By default larder's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<String>,
     /// Pin the packages that are warmed. Ignored by a plan.
@@ -46,9 +46,9 @@ pub struct OrderRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum AddressRequest {
-    /// For the platforms of the order.
+    /// With the platforms of the order.
     Text(String),
-    /// For its own.
+    /// With platforms for this address.
     For(AddressFor),
 }
 
@@ -58,7 +58,7 @@ pub enum AddressRequest {
 pub struct AddressFor {
     /// The address.
     pub address: String,
-    /// As `OS_ARCH`; those of the order where there are none.
+    /// As `OS_ARCH`. If empty, those of the order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<String>,
 }
@@ -67,9 +67,9 @@ pub struct AddressFor {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamedText {
-    /// Its name, for people.
+    /// The name, for messages.
     pub name: String,
-    /// Its text.
+    /// The content.
     pub text: String,
 }
 
@@ -80,7 +80,7 @@ impl OrderRequest {
     /// The problem.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         let bad = |e| format!("the body is not {SHAPE}: {e}");
-        // An object, and nothing that merely could be read as one.
+        // Only an object: serde would also read a list as the struct.
         let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;
         serde_json::from_value(Value::Object(object)).map_err(bad)
     }
@@ -110,7 +110,7 @@ impl OrderRequest {
         Ok(())
     }
 
-    /// Takes over the files of configurations, with the folders in which `init` is run.
+    /// Adds the files of configurations, and the folders in which `init` is run.
     ///
     /// # Errors
     /// There are files already: paths of both could mean the same.
@@ -125,7 +125,7 @@ impl OrderRequest {
         Ok(())
     }
 
-    /// Converts it to an order; addresses without a host get `default_host`.
+    /// Converts to an order. Addresses without a host get `default_host`.
     ///
     /// # Errors
     /// Every problem.
@@ -166,7 +166,7 @@ impl OrderRequest {
         let platforms = platforms_of(&self.platforms, &mut problems);
         match Order::new(given, platforms) {
             Ok(order) if problems.is_empty() => Ok(order),
-            // // An empty order is not reported when every entry was invalid.
+            // An empty order is not reported when every entry was invalid.
             Ok(_) => Err(problems),
             Err(_) if !problems.is_empty() => Err(problems),
             Err(more) => Err(more),

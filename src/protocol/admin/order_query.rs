@@ -6,17 +6,17 @@ use url::form_urlencoded;
 use super::order::OrderRequest;
 use crate::requirements::ClientKind;
 
-/// The longest root that is taken, in bytes.
+/// The longest accepted root, in bytes.
 const LONGEST_ROOT: usize = 1024;
-/// The most roots and platforms of one query.
+/// The most options in one query.
 const MOST_NAMED: usize = 1024;
 
-/// A query, read.
+/// A parsed query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OrderQuery {
     /// The options; the body has the rest.
     pub told: OrderRequest,
-    /// Everything that is wrong with it.
+    /// Every problem.
     pub problems: Vec<String>,
 }
 
@@ -28,12 +28,12 @@ enum Of {
 }
 
 impl OrderQuery {
-    /// The query beside a lock file.
+    /// Parses the query of a request with a lock file.
     pub fn of_lock_file(query: Option<&str>) -> Self {
         Self::read(query, Of::LockFile)
     }
 
-    /// The query beside a tar of configurations.
+    /// Parses the query of a request with a tar of configurations.
     pub fn of_tar(query: Option<&str>) -> Self {
         Self::read(query, Of::Tar)
     }
@@ -74,7 +74,7 @@ impl OrderQuery {
     }
 }
 
-/// A folder as paths in a tar begin: without `./` before it and `/` after it; `.` is the top.
+/// Normalises a folder to the form of paths in a tar: without `./` before it and `/` after it; `.` is the top.
 fn folder(given: &str) -> String {
     let inner = given.trim_end_matches('/');
     let inner = inner.strip_prefix("./").unwrap_or(inner);

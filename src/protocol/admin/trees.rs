@@ -8,14 +8,14 @@ use crate::digest::Digest;
 use crate::jobs::JobId;
 use crate::mirror::UnsignedPolicy;
 
-/// Where a tree is asked for.
+/// Path of tree exports.
 pub const EXPORT: &str = "/admin/v1/export";
-/// Where a tree is handed over.
+/// Path of tree imports.
 pub const IMPORT: &str = "/admin/v1/import";
 /// An example of a body, for error texts.
 const SHAPE: &str = r#"{"job":"ID","partial":false}"#;
 
-/// Which tree is asked for.
+/// The body of an export request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportRequest {
@@ -24,7 +24,7 @@ pub struct ExportRequest {
     /// Allow a tree without the packages that the job could not fetch.
     #[serde(default)]
     pub partial: bool,
-    /// The SHA-256 of archives that are there already: they are left out.
+    /// SHA-256 digests of archives that the receiver already has. They are left out.
     #[serde(default, skip_serializing_if = "HashSet::is_empty")]
     pub have: HashSet<Digest>,
 }
@@ -41,7 +41,7 @@ impl ExportRequest {
     }
 }
 
-/// Where a tree is handed over whose unsigned archives are taken or not.
+/// The path of an import with this policy for unsigned archives.
 pub fn import_path(unsigned: UnsignedPolicy) -> String {
     match unsigned {
         UnsignedPolicy::Refused => IMPORT.to_owned(),

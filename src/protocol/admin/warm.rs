@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 use super::command::OperationTarget;
 use crate::jobs::JobId;
 
-/// Where a warm-up is asked for.
+/// Path of warm-up requests.
 pub const WARM: &str = "/admin/v1/warm";
-/// Where the jobs are listed; each is below it.
+/// Path of the list of jobs. Each job is below it.
 pub const JOBS: &str = "/admin/v1/jobs";
 
 /// A pin or unpin request.
@@ -51,7 +51,7 @@ pub fn no_job(id: JobId) -> String {
     )
 }
 
-/// Reads a JSON object, and nothing that merely could be read as one.
+/// Reads a JSON object and nothing else: serde would also read a list as the struct.
 fn object_of<T: DeserializeOwned>(body: &[u8], shape: &str) -> Result<T, String> {
     let bad = |e| format!("the body is not {shape}: {e}");
     let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;

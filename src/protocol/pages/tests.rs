@@ -36,7 +36,7 @@ fn urls_of_other_pages_lead_back_here_and_every_other_stays() {
         };
         assert_eq!(rewritten_of(&body), expected, "{given}");
     }
-    // // No URL leads past larder, and an address that only larder reaches is not revealed.
+    // No URL bypasses larder, and an address that only larder reaches is not revealed.
     for further in [
         "/v1/modules?cursor=abc",
         "/v1/modules?offset=x",
@@ -101,7 +101,7 @@ fn of_a_details_page_only_the_versions_change() {
         ),
         (r#"{"versions":["2.0.0","no version"]}"#, r#"{"versions":[]}"#),
         (r#"{"versions":[]}"#, r#"{"versions":[]}"#),
-        // Nothing that could be chosen from.
+        // No list of versions to choose from.
         (r#"{"versions":7,"x":[]}"#, r#"{"versions":7,"x":[]}"#),
         (r#"{"meta":{"versions":["2.0.0"]}}"#, r#"{"meta":{"versions":["2.0.0"]}}"#),
     ] {

@@ -15,11 +15,11 @@ pub enum RouteKind {
     MirrorVersion,
     /// A module's version list.
     ModuleVersions,
-    /// Where a version of a module is.
+    /// The location of a module version.
     ModuleDownload,
     /// A list, a search or details.
     Page,
-    /// An archive of a provider, or a file beside it.
+    /// A provider's archive, checksums or signature.
     Archive,
     /// An archive of a module.
     ModuleArchive,
@@ -28,7 +28,7 @@ pub enum RouteKind {
 }
 
 impl RouteKind {
-    /// The kinds that are documents, which age.
+    /// The kinds whose answers are documents, which age.
     pub const DOCUMENTS: [Self; 8] = [
         Self::Discovery,
         Self::Versions,
@@ -40,7 +40,7 @@ impl RouteKind {
         Self::Page,
     ];
 
-    /// All of them, each at its place.
+    /// All kinds, each at the index of its discriminant.
     pub const ALL: [Self; 11] = [
         Self::Discovery,
         Self::Versions,
@@ -55,7 +55,7 @@ impl RouteKind {
         Self::Health,
     ];
 
-    /// The word for it.
+    /// The word in logs and labels.
     pub fn word(self) -> &'static str {
         match self {
             Self::Discovery => "discovery",

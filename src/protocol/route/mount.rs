@@ -1,4 +1,4 @@
-//! Base URLs: where clients see larder, and how its own URLs are written for them.
+//! Base URLs: the origin at which clients see larder, and larder's URLs for it.
 
 use std::borrow::Cow;
 
@@ -54,7 +54,7 @@ const LONGEST_AUTHORITY: usize = 253 + ":65535".len();
 
 impl<'a> Origin<'a> {
     /// Parses the value of a `Host` or `X-Forwarded-Host` header. One origin has one spelling: lower case, without the
-    /// default port of its scheme. `None` where it is no host name or IP address with an optional port.
+    /// default port of its scheme. `None` unless it is a host name or IP address with an optional port.
     pub fn parse(scheme: Scheme, authority: &'a str) -> Option<Self> {
         let authority = authority.strip_suffix(scheme.default_port()).unwrap_or(authority);
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
@@ -95,9 +95,9 @@ impl<'a> Origin<'a> {
 /// The prefix of larder's paths in an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Base<'a> {
-    /// Nothing: Terraform and OpenTofu resolve `/archive/…` against the URL that they asked.
+    /// No origin: Terraform and OpenTofu resolve `/archive/…` against the URL that they asked.
     PathAbsolute,
-    /// The origin at which the client sees larder: what every other tool needs.
+    /// The origin at which the client sees larder, which every other tool needs.
     Absolute(Origin<'a>),
 }
 
@@ -111,7 +111,7 @@ impl Base<'_> {
     }
 }
 
-/// Where larder is mounted: `public_url`, taken apart.
+/// The parts of `public_url`, at which larder is mounted.
 #[derive(Debug, Clone, Default)]
 pub struct Mount {
     public: Option<Origin<'static>>,
@@ -119,7 +119,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Takes `public_url` apart; without one, larder is at the root of whatever host it is asked at.
+    /// Splits `public_url`. Without one, larder is at the root of every host.
     pub fn new(public_url: Option<&Url>) -> Self {
         public_url.map_or_else(Self::default, |url| Self {
             public: Some(Origin::of_url(url).into_owned()),
@@ -127,8 +127,9 @@ impl Mount {
         })
     }
 
-    /// The base of the URLs in the answer to a request that came through `via` and sees larder at `origin`. A larder in
-    /// front of this one resolves paths against the URL that it asked, and must not be sent to our public name.
+    /// Returns the base of the URLs in the answer to a request that came through `via` and sees larder at `origin`. A
+    /// larder in front of this one resolves paths against the URL that it asked, and must not be sent to our public
+    /// name.
     pub fn base<'a>(&'a self, via: &CdnLoop, origin: Option<Origin<'a>>) -> Base<'a> {
         if via.names_a_larder() {
             return Base::PathAbsolute;
@@ -140,7 +141,7 @@ impl Mount {
         public.or(origin).map_or(Base::PathAbsolute, Base::Absolute)
     }
 
-    /// A path of ours as it is written in an answer.
+    /// Returns the URL of one of our paths, as written in an answer.
     pub fn url(&self, base: &Base<'_>, path: &str) -> String {
         let (scheme, authority) = match base {
             Base::PathAbsolute => ("", ""),
@@ -149,7 +150,7 @@ impl Mount {
         [scheme, authority, &self.prefix, path].concat()
     }
 
-    /// The path below the mount. Requests come with the prefix, or without where a proxy took it off.
+    /// Returns the path below the mount. Requests have the prefix, unless a proxy removed it.
     pub fn below<'a>(&self, path: &'a str) -> &'a str {
         match path.strip_prefix(&self.prefix) {
             Some(below) if below.starts_with('/') => below,
@@ -198,11 +199,11 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a Host says, the URL that is written leads to that host and to no other path.
+        /// For any Host, the written URL points to that host and to no other path.
         #[test]
         fn an_origin_leads_to_itself(authority in "\\PC{0,30}|[a-zA-Z0-9.:\\[\\]@/?#_-]{0,20}") {
             if let Some(written) = url(Scheme::Https, &authority) {
-                // A name such as `1.2.3.4.5` is none to the WHATWG, and to no client.
+                // The WHATWG URL standard refuses a name such as `1.2.3.4.5`, and so do clients.
                 if let Ok(parsed) = Url::parse(&written) {
                     prop_assert!(parsed.path() == "/x" && parsed.username().is_empty() && parsed.query().is_none());
                 }

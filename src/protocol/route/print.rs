@@ -17,7 +17,7 @@ const ENCODED: &AsciiSet =
 pub const MIRROR_BASE: &str = "/mirror/";
 
 impl Route {
-    /// The route as a path, from where larder is mounted; with its query, where it has one.
+    /// The path of the route below the mount, with its query if it has one.
     pub fn path(&self) -> String {
         let provider = |address: &ProviderAddress| {
             format!("{}/{}", encoded(address.namespace.as_str()), encoded(address.type_.as_str()))
@@ -73,7 +73,7 @@ impl Route {
                 let below: Vec<String> = path.segments().into_iter().map(encoded).collect();
                 let path = format!("{base}{}", below.join("/"));
                 let query = query.text();
-                // As the protocol writes it: the list of all is at the base without its slash.
+                // As in the protocol: the list of everything is at the base without its final slash.
                 let path = path.trim_end_matches('/');
                 if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
             }

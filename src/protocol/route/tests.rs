@@ -148,7 +148,7 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
             assert_eq!(at(path), Ok(format!("{base}{path}")), "{host:?}");
         }
     }
-    // // An upstream's name stands for that upstream.
+    // An upstream's name stands for that upstream.
     let taken_over = Route::parse("/v1/providers/a/b/versions", None, Some("registry.example:8443"), &own);
     let expected = "/registry/registry.example:8443/v1/providers/a/b/versions";
     assert_eq!(taken_over.map(|route| route.path()).as_deref(), Ok(expected));
@@ -227,7 +227,7 @@ prop_compose! {
                 let path = match which {
                     5 => PagePath::Modules,
                     6 => PagePath::Search,
-                    // // `search` as a namespace is the search route.
+                    // `search` as a namespace is the search route.
                     7 if namespace.as_str() != "search" => PagePath::ModulesOf(namespace),
                     8 => PagePath::ModuleVersion(namespace, name, system, spelled),
                     9 => PagePath::ProviderVersion(address.namespace, address.type_, spelled),

@@ -177,7 +177,7 @@ impl Formula {
                 let sides = [Self::of(&operation.lhs_expr), Self::of(&operation.rhs_expr)];
                 Self::Binary(*operation.operator.value(), Box::new(sides))
             }
-            // // No real version is computed.
+            // No real version is computed.
             Expression::UnaryOp(_) | Expression::BinaryOp(_) => Self::unknown("arithmetic"),
             Expression::ForExpr(_) => Self::unknown("a for expression"),
         }

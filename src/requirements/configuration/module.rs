@@ -175,7 +175,7 @@ impl ModuleReader {
         while let [module, _, rest @ ..] = to
             && module == "module"
         {
-            // // Terraform ignores imports into called modules.
+            // Terraform ignores imports into called modules.
             if self.client == ClientKind::Terraform {
                 return;
             }

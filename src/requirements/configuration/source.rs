@@ -44,7 +44,7 @@ impl ModuleSource {
         }
         match (registry(given, client), has_version) {
             (Ok(source), _) => Ok(source),
-            // // The detail could show a secret.
+            // The detail could show a secret.
             (Err(_), true) if shown(given) != given => {
                 Err(format!("with a version, it has to be the address of a registry: {}", elsewhere(given)))
             }
@@ -69,7 +69,7 @@ pub(in super::super) fn shown(given: &str) -> String {
         rest = after;
     }
     let end = rest.find(['?', '#']).unwrap_or(rest.len());
-    // // A password may contain such a sign, or the rest an @: they cannot be distinguished.
+    // A password may contain such a sign, or the rest an @: they cannot be distinguished.
     if rest[end..].contains('@') {
         return format!("{}…", start.chars().take(SHOWN).collect::<String>());
     }

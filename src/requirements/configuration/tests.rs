@@ -682,7 +682,7 @@ proptest! {
         let given = files(&[(&name, &text), ("b.tf", "module \"b\" {\n  source = \"./b\"\n}\n")]);
         for client in [ClientKind::Terraform, ClientKind::Opentofu] {
             let module = read(&given, "", FolderRole::Root, client, "", &Inputs::new());
-            // // One file hides nothing in another.
+            // One file hides nothing in another.
             prop_assert!(calls(&module).contains(&"./b".to_owned()) || text.contains("module"));
         }
     }
@@ -851,7 +851,7 @@ fn the_values_of_override_files_and_of_tfvars_win_in_the_clients_order() {
         ["./f"]
     );
     assert_eq!(with(&[("prod.tfvars", "v = \"c\"\n"), ("terraform.tfvars", "v = {")]), ["./a"]);
-    // // Values files of a called module are not read.
+    // Values files of a called module are not read.
     let given = files(&[("main.tf", main), ("terraform.tfvars", "v = \"c\"\n")]);
     let given_a_value = Inputs::from([("v".to_owned(), expression::Constant::Text("g".to_owned()))]);
     for (inputs, expected) in [(&Inputs::new(), "./a"), (&given_a_value, "./g")] {
@@ -891,7 +891,7 @@ proptest! {
         let calls = "module \"m\" {\n  source = local.l0\n}\nmodule \"n\" {\n  source = \"./n\"\n  x = local.l0\n}\n";
         let module = terraform(&[("main.tf", &format!("locals {{\n{locals}}}\n{calls}"))]);
         prop_assert_eq!(module.calls.len() + module.problems.len(), 2);
-        // // They are compared when the called folder is looked up.
+        // They are compared when the called folder is looked up.
         prop_assert_eq!(&module.calls.clone(), &module.calls);
     }
 }

@@ -68,7 +68,7 @@ const ALL_VALUES: &str = "terraform.tfvars.json";
 pub(super) fn of_root(files: &Files, folder: &str) -> Inputs {
     let mut inputs = Inputs::new();
     for (name, text) in in_order(files, folder) {
-        // // An unreadable file is the client's problem, and hides no other value.
+        // An unreadable file is the client's problem, and hides no other value.
         let Ok(parsed) = Parsed::read(name, text) else { continue };
         inputs.extend(values_of(&parsed));
     }
@@ -107,7 +107,7 @@ pub(in super::super) fn keep_deciding_values(files: &mut Files) {
         names.iter().for_each(|name| files.remove(&at(name)));
         if !values.is_empty() {
             let text = serde_json::Value::Object(values).to_string();
-            // // It is shorter than its sources.
+            // It is shorter than its sources.
             let _ = files.insert(&at(ALL_VALUES), text.as_bytes());
         }
     }

@@ -95,9 +95,9 @@ fn links_are_followed_as_the_client_follows_them() {
     std::os::unix::fs::symlink("root", top.path().join("linked")).unwrap();
     let Collected { files, roots, .. } = collected(&top, &["linked"]);
     assert_eq!(roots, [""]);
-    // // Calls of the linked folder are relative to its real place.
+    // Calls of the linked folder are relative to its real place.
     assert_eq!(paths(&files), ["link/main.tf", "main.tf", "y/main.tf"]);
-    // // A path is normalised before it is looked up.
+    // A path is normalised before it is looked up.
     let top = folder(&[
         ("main.tf", &calls("./gone/../link/../y")),
         ("y/main.tf", ""),

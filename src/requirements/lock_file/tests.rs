@@ -54,7 +54,7 @@ fn what_clients_refuse_is_refused() {
         let said = problems(&file);
         assert!(said.len() == 1 && said[0].contains(why), "{file}{said:?}");
     }
-    // // No client reads module entries yet.
+    // No client reads module entries yet.
     let fine =
         format!("module \"x\" {{\n  version = \"1\"\n}}\n{}{}", constraints(""), provider("r.example/a/b", version));
     assert_eq!(parse(fine.as_bytes()).unwrap().len(), 2);

@@ -109,7 +109,7 @@ async fn within_the_same(
         }));
     };
     let has_folder = match &from.package {
-        // // The caller was read from them, so they are loaded.
+        // The caller was read from them, so they are loaded.
         Some(package) => asking.module_files(package).await.is_ok_and(|files| files.files.has_folder(&folder)),
         None => files.has_folder(&folder),
     };

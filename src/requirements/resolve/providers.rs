@@ -44,7 +44,7 @@ pub(super) async fn choose(
     }
     let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MOST_PROVIDERS).collect();
     let lists = by_provider.keys().map(|provider| asking.provider_versions(provider));
-    // // Starts all queries at once; the sequential loop below then finds them answered.
+    // Starts all queries at once; the sequential loop below then finds them answered.
     join_all(lists.collect::<Vec<_>>()).await;
     for (provider, needs) in by_provider {
         let locked = locked.get(provider);

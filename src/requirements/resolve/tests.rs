@@ -85,7 +85,7 @@ fn configurations(given: &[(&str, &str)], roots: &[&str], client: Option<ClientK
 }
 
 fn run(order: &Order, registries: &KnownRegistries) -> ResolvedRequirements {
-    // // Queries must be Send.
+    // Queries must be Send.
     fn on_any_thread<T: Send>(future: T) -> T {
         future
     }
@@ -165,7 +165,7 @@ fn const_variables_are_handed_on_from_call_to_call() {
     let with_values = [&files[..], &[("terraform.tfvars", "v = \"1.1.0\"\n")]].concat();
     is(&run(&configurations(&with_values, &[""], Some(ClientKind::Terraform)), &registries), &all[1..], &[]);
 
-    // // A value known after `init` is not a version, and hides nothing else.
+    // A value known after `init` is not a version, and hides nothing else.
     let later = main.replace("local.two", "data.x.y.z");
     let files = [("main.tf", later.as_str()), ("child/main.tf", &child)];
     let refused = ["child/main.tf … its version depends on data.x.y.z, which no client knows at init"];

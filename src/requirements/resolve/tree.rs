@@ -77,7 +77,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             }
         });
         let modules: Vec<Result<Arc<Module>, String>> = join_all(read.collect::<Vec<_>>()).await;
-        // // Unreadable folders were reported when the call was followed.
+        // Unreadable folders were reported when the call was followed.
         let modules: Vec<(&CalledFolder, Arc<Module>)> =
             level.iter().zip(modules).filter_map(|(spot, module)| Some((spot, module.ok()?))).collect();
         let mut calls: Vec<(&CalledFolder, &ModuleCall)> = Vec::new();
@@ -93,7 +93,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             self.found.cannot(self.name(), why, []);
             calls.clear();
         }
-        // // Cached answers complete without waiting; let other tasks run.
+        // Cached answers complete without waiting; let other tasks run.
         tokio::task::yield_now().await;
         let mut follow = Vec::with_capacity(calls.len());
         for (spot, call) in calls {

@@ -11,7 +11,7 @@ use crate::clock::Timestamp;
 /// Refuses an index that another process has open: it is not damaged and must not be moved. The store's own lock does
 /// not prove that: it may have been removed, or the file system may not support it.
 pub(super) fn refuse_if_locked(folder: &Path) -> Result<(), StoreError> {
-    // // A folder that cannot be opened is not locked; sled reports its error.
+    // A folder that cannot be opened is not locked; sled reports its error.
     let file = disk::open(&folder.join("db")).ok().flatten();
     match file.map(|file| file.try_lock()) {
         Some(Err(TryLockError::WouldBlock)) => Err(StoreError::Locked(folder.to_owned())),

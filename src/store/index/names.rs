@@ -105,7 +105,7 @@ impl Index {
         }
         changes.push((name_key(of), (!now.is_empty()).then(|| now.encode())));
         self.put(&changes);
-        // // After the entry: a scan of all entries holds this lock and sees either state.
+        // After the entry: a scan of all entries holds this lock and sees either state.
         if let Some(pinned) = self.pinned.lock().as_mut() {
             if now.pinned {
                 pinned.insert(of.clone())

@@ -72,11 +72,11 @@ impl Index {
 
     fn start_over(&self, why: &StoreError) {
         tracing::error!(%why, "the index is damaged; it is set aside, and made again from the files");
-        // // First: operations that need all names must not act on missing entries.
+        // First: operations that need all names must not act on missing entries.
         self.standing.send_replace(IndexState::Behind);
         let mut totals = self.totals.lock();
         let damaged = std::mem::replace(&mut *self.entries.write(), IndexBackend::in_memory());
-        // // Closing it may wait forever for a dead thread.
+        // Closing it may wait forever for a dead thread.
         std::mem::forget(damaged);
         *totals = Totals::default();
         *self.left_behind.lock() = Some(self.folder.clone());

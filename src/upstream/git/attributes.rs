@@ -39,7 +39,6 @@ pub(super) struct Attributes {
     found: Outcome,
 }
 
-/// Checkout conversions of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct CheckoutConversion {
     lines: Option<AttributesDigest>,

@@ -24,9 +24,7 @@ pub(super) type WirePiece = Option<Bytes>;
 
 /// Messages to the connector.
 pub(super) enum BridgeRequest {
-    /// An HTTP request.
     Request(Request),
-    /// A connection to an ssh server.
     Ssh {
         repository: SshRepository,
         /// Output of the ssh server.
@@ -79,7 +77,6 @@ impl GitBridge {
         Ok((head, WireReader::new(pieces, Arc::default(), Arc::clone(&self.pace))))
     }
 
-    /// Connects to an ssh server.
     pub(super) fn connect(&self, repository: SshRepository) -> io::Result<(WireReader, SshInput)> {
         let (said, pieces) = mpsc::channel(WAITING_PIECES);
         let (input, to_say) = mpsc::channel(WAITING_PIECES);

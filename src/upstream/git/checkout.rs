@@ -216,7 +216,6 @@ impl Checkout<'_> {
         }
     }
 
-    /// Fails if the job was cancelled.
     pub(super) fn check_cancelled(&self) -> Result<(), GitCodeError> {
         if self.stop.load(Ordering::Relaxed) { Err(GitCodeError::Broken) } else { Ok(()) }
     }

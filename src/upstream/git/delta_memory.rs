@@ -12,7 +12,6 @@ const OF_A_HISTORY: u64 = 16;
 /// Limits on objects, their sizes, and chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PackLimits {
-    /// Number of objects.
     pub(super) objects: u32,
     /// Size of a file.
     pub(super) blob: u64,
@@ -37,7 +36,6 @@ impl PackLimits {
     }
 }
 
-/// The base of a pack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeltaBaseRef {
     /// None: the entry is not a delta.

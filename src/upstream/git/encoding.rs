@@ -3,10 +3,8 @@
 
 use gix_filter::worktree::{encode_to_worktree, encoding};
 
-/// Result of a conversion.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Encoded {
-    /// No change.
     Same,
     /// The converted bytes.
     Now(Vec<u8>),

@@ -11,7 +11,6 @@ use url::Url;
 
 use super::blocking_bridge::{GitBridge, Head, WireReader};
 
-/// The HTTP transport of one repository.
 pub(super) struct HttpTransport {
     wire: GitBridge,
     /// URL of the repository after a redirect.

@@ -26,7 +26,6 @@ pub(super) struct Job {
     limits: GitLimits,
 }
 
-/// A running git job.
 struct RunningGitJob<'a> {
     wire: GitBridge,
     stop: &'a AtomicBool,

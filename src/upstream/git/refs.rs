@@ -7,7 +7,6 @@ use gix_hash::ObjectId;
 const SHORTEST_ID: usize = 4;
 const WHOLE_ID: usize = 40;
 
-/// A parsed reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reference {
     /// No reference, or `HEAD`.
@@ -44,13 +43,11 @@ pub(super) struct OfferedRef {
 /// Result of resolving a reference among the offered refs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ResolvedRef {
-    /// An offered ref.
     Offered(OfferedRef),
     /// An id without a ref; the server may still send it.
     Id(ObjectId),
     /// Possibly an abbreviated id, in lower case.
     Short(String),
-    /// No match.
     Nothing,
 }
 

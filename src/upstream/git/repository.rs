@@ -15,7 +15,6 @@ pub(super) enum Repository {
     Ssh(SshRepository),
 }
 
-/// A repository on an ssh server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SshRepository {
     pub(super) user: String,

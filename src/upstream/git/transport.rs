@@ -16,7 +16,6 @@ use crate::upstream::clients::Coding;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, UpstreamResponse, failure, origin};
 
-/// Bytes received by one job, and its limit.
 pub(super) struct ReceivedBytes {
     pub(super) bytes: u64,
     pub(super) limit: u64,

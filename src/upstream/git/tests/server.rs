@@ -9,7 +9,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 
-/// A received request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ReceivedRequest {
     pub(super) method: String,
