@@ -202,7 +202,7 @@ impl Error {
             Self::Unaccepted { asked, verdict, command } => {
                 of(verdict).about(asked).remedied_by(format!("if that is right: {command}"))
             }
-            Self::Slow(what) => of("upstream is too slow; larder goes on fetching").about(what).remedied_by(AGAIN),
+            Self::Slow(what) => of("upstream is too slow; larder continues to fetch").about(what).remedied_by(AGAIN),
             Self::Offline(what) => of("this mirror is offline and has not stored it")
                 .about(what)
                 .remedied_by("`larder missing` on larder's machine lists what to bring"),
@@ -221,7 +221,7 @@ impl Error {
             }
             Self::NotKept(what) => of("it was downloaded and is not stored: the store was full, or the disk refused it")
                 .about(what)
-                .remedied_by("make room on the disk, or raise [store] max_size"),
+                .remedied_by("free space on the disk, or raise [store] max_size"),
             Self::Unreadable { what, why } => Explanation::of(format!("cannot be read: {why}")).about(what),
             Self::Looped => of("the request has been through this larder already, or through more than four")
                 .remedied_by("an [[upstream]] points back at larder: check its url"),

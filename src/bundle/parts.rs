@@ -121,7 +121,7 @@ impl PartList {
                 Ok(Some(found)) if found == *bytes => {}
                 Ok(Some(found)) => wrong.push(format!("{name} has {found} bytes, and should have {bytes}")),
                 Ok(None) => wrong.push(format!("{name} is missing")),
-                Err(e) => wrong.push(format!("{name} cannot be looked at: {e}")),
+                Err(e) => wrong.push(format!("{name} cannot be read: {e}")),
             }
         }
         if wrong.is_empty() { Ok(()) } else { Err(BadParts::Missing(wrong.join("; "))) }

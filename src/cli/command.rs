@@ -193,9 +193,7 @@ fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
                 "{what}: nothing to accept: upstream's version is already served; its alarms are resolved"
             )),
             AcceptOutcome::Withdrawn { error } => {
-                lines.push(format!(
-                    "{what}: gone upstream, nothing is accepted, its alarms are resolved: {error}"
-                ));
+                lines.push(format!("{what}: gone upstream, nothing is accepted, its alarms are resolved: {error}"));
             }
             AcceptOutcome::Failed { error } => lines.push(format!("{what}: not accepted: {error}")),
             AcceptOutcome::AcceptedTree { tree_before, tree, commit_before, commit } => {

@@ -118,7 +118,8 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
             })
         }
         JobRunner::InProcess { mirror, jobs, .. } => {
-            let held = JobId::parse(&job.id).and_then(|id| jobs.stored_archives(id)).context("the job no longer exists")?;
+            let held =
+                JobId::parse(&job.id).and_then(|id| jobs.stored_archives(id)).context("the job no longer exists")?;
             let packages = held.into_iter().filter_map(|(of, digest)| match of {
                 Artifact::Provider(package) => Some((package, digest)),
                 Artifact::Module(_) => None,
@@ -162,10 +163,7 @@ fn page(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> Str
     page.group("exported", &format!("{written}; {} there already; into {place}", received.there));
     if received.unsigned > 0 {
         let archives = plural(received.unsigned, "archive");
-        page.group(
-            "unsigned",
-            &format!("{archives}, imported without signatures: the tree has no proof of them"),
-        );
+        page.group("unsigned", &format!("{archives}, imported without signatures: the tree has no proof of them"));
     }
     if !received.with_port.is_empty() {
         let hosts: Vec<&str> = received.with_port.iter().map(|host| host.as_str()).collect();

@@ -110,9 +110,7 @@ impl ServeTasks {
                     format!("; needs a restart: {options}")
                 }
                 Err(problems) => {
-                    tracing::error!(
-                        "the configuration was not reloaded, the previous one stays in force: {problems}"
-                    );
+                    tracing::error!("the configuration was not reloaded, the previous one stays in force: {problems}");
                     "; its configuration has problems, the previous one is in force".to_owned()
                 }
             };

@@ -106,7 +106,7 @@ async fn wait_until_live(running: &RunningApp, within: Duration) {
                 tracing::error!(%error, "liveness check failed");
                 tokio::time::sleep(within).await;
             }
-            Err(_) => tracing::error!(?within, "liveness check timed out"),
+            Err(_) => tracing::error!(?within, "liveness check failed: timeout"),
         }
     }
 }

@@ -130,10 +130,7 @@ fn clients(page: &mut TextPage, since: &SinceStart) {
     page.row("requests", &listed(&since.requests, "none yet"));
     let saved = percent(since.saved_bytes, since.sent_bytes).map(|part| format!(" ({part} %)")).unwrap_or_default();
     page.row("served", &ByteSize(since.sent_bytes).to_string());
-    page.row(
-        "saved",
-        &format!("{}{saved}, from the store without an upstream request", ByteSize(since.saved_bytes)),
-    );
+    page.row("saved", &format!("{}{saved}, from the store without an upstream request", ByteSize(since.saved_bytes)));
     page.row("now", &{
         let filling = u64::try_from(since.fills_under_way).unwrap_or_default();
         let waiting = plural(since.waiting_requests, "request");

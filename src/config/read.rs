@@ -164,10 +164,7 @@ fn check_listeners(root: &mut Section<'_, '_, '_>, config: &Config) {
 
 fn distinct(root: &mut Section<'_, '_, '_>, upstreams: Vec<(usize, Option<Upstream>)>) -> Vec<Upstream> {
     if root.is_empty_list("upstream") {
-        root.problem(
-            "upstream",
-            "an empty list mirrors nothing; omit it for the two public registries".to_owned(),
-        );
+        root.problem("upstream", "an empty list mirrors nothing; omit it for the two public registries".to_owned());
     }
     let mut seen = BTreeMap::new();
     let mut kept = Vec::new();

@@ -172,7 +172,7 @@ fn files_are_relative_to_the_folder_of_the_configuration_and_a_secrets_final_new
     std::fs::set_permissions(&token, Permissions::from_mode(0o644)).unwrap();
     let (_, warnings) = Config::load(Some(&file)).unwrap();
     assert!(
-        warnings.len() == 1 && warnings[0].to_string().contains("everybody on this machine may read"),
+        warnings.len() == 1 && warnings[0].to_string().contains("every user of this machine may read"),
         "{warnings:?}"
     );
 }

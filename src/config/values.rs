@@ -151,8 +151,8 @@ pub(super) fn policy(value: &str) -> Result<VerificationPolicy, String> {
 }
 
 pub(super) fn duration(value: &str) -> Result<Duration, String> {
-    let span = humantime::parse_duration(value)
-        .map_err(|_| format!("{} is not a duration with its unit", quoted(value)))?;
+    let span =
+        humantime::parse_duration(value).map_err(|_| format!("{} is not a duration with its unit", quoted(value)))?;
     if span > LONGEST {
         return Err(format!("{} is longer than ten years", quoted(value)));
     }

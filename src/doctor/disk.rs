@@ -56,7 +56,9 @@ fn store(config: &Config, examined: &StoreFindings) -> Check {
         }
         (_, Err(error), _) => Check::fail(STORE, error.to_string()),
         (_, _, Err(error)) => failed(error),
-        (Ok(false), Ok(()), Ok(())) => Check::ok(STORE, format!("none in {path} yet; it is created at the first start")),
+        (Ok(false), Ok(()), Ok(())) => {
+            Check::ok(STORE, format!("none in {path} yet; it is created at the first start"))
+        }
         (Ok(true), Ok(()), Ok(())) => match examined.foreign_owner {
             Some(owner) => Check::warn(STORE, format!("{path} can be written, and belongs to user {owner}"))
                 .advise("only larder's own user can check its access; run the doctor as that user"),

@@ -126,9 +126,7 @@ fn of_no_visit(error: &ProbeError, shown: &str, config: &Config) -> Vec<Check> {
             let to_do = "set [server] public_url to the URL that clients use, or make that URL lead here";
             vec![Check::fail(LISTENER, found).advise(to_do)]
         }
-        _ => vec![
-            Check::fail(LISTENER, found).advise("restart larder, so that it loads this configuration"),
-        ],
+        _ => vec![Check::fail(LISTENER, found).advise("restart larder, so that it loads this configuration")],
     }
 }
 

@@ -73,9 +73,8 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
     let environment = config::environment();
     let Some(trust) = trust(&environment).await else {
         tell(
-            Check::fail("client.trust", "the files of the authorities that clients trust do not respond").advise(
-                "check the disk of SSL_CERT_FILE, SSL_CERT_DIR and /etc/ssl: reads from it hang",
-            ),
+            Check::fail("client.trust", "the files of the authorities that clients trust do not respond")
+                .advise("check the disk of SSL_CERT_FILE, SSL_CERT_DIR and /etc/ssl: reads from it hang"),
         );
         return;
     };

@@ -71,9 +71,9 @@ async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Ch
     let store = config.store.path.display();
     let down = |check| (RunningLarder::default(), check);
     match (get(at, "/healthz", None).await, examined.lock) {
-        (Err(AdminClientError::NotRunning(_)), LockState::Held) => {
-            down(Check::fail(RUNNING, format!("{store} is in use, but nothing listens on {at}")).advise(HELD_BY_ANOTHER))
-        }
+        (Err(AdminClientError::NotRunning(_)), LockState::Held) => down(
+            Check::fail(RUNNING, format!("{store} is in use, but nothing listens on {at}")).advise(HELD_BY_ANOTHER),
+        ),
         (Err(AdminClientError::NotRunning(_)), _) => down(
             Check::fail(RUNNING, format!("no larder runs: nothing listens on {at}"))
                 .advise("start it: larder serve, or systemctl start larder"),
@@ -108,7 +108,8 @@ async fn up(config: &Config, examined: &StoreFindings, at: SocketAddr) -> (Runni
     let report = match status.map(|body| serde_json::from_slice::<Report>(&body)) {
         Ok(Ok(report)) => report.mirror,
         Ok(Err(_)) => {
-            let check = Check::warn(RUNNING, format!("the larder on {at} has another version than this command, {here}"));
+            let check =
+                Check::warn(RUNNING, format!("the larder on {at} has another version than this command, {here}"));
             return (running, check.advise("restart it, so that both have the same version"));
         }
         // The token check reports this.
@@ -150,8 +151,9 @@ async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check 
                     .advise("run the commands as larder's user (sudo -u larder larder …)");
             }
             TokenFile::Good { mode, .. } if mode & 0o077 != 0 => {
-                return Check::fail(TOKEN, format!("{file} can be read by others (mode {mode:04o})"))
-                    .advise(format!("chmod 600 {file}; if the token may have leaked, remove the file and restart larder"));
+                return Check::fail(TOKEN, format!("{file} can be read by others (mode {mode:04o})")).advise(format!(
+                    "chmod 600 {file}; if the token may have leaked, remove the file and restart larder"
+                ));
             }
             TokenFile::Good { .. } => file.to_string(),
         }
@@ -191,6 +193,8 @@ fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString
 async fn get(at: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     match timeout(WITHIN, admin_client::get(at, path, token)).await {
         Ok(answer) => answer,
-        Err(_) => Err(AdminClientError::Failed { address: at, why: format!("no answer within {} s", WITHIN.as_secs()) }),
+        Err(_) => {
+            Err(AdminClientError::Failed { address: at, why: format!("no answer within {} s", WITHIN.as_secs()) })
+        }
     }
 }

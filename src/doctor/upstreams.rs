@@ -249,9 +249,9 @@ impl UpstreamCheck<'_> {
             // The provider existed when it was stored, and other lists may still exist. A 404 is therefore only a
             // warning.
             Err(FetchFailure::Failed(UpstreamError { fault: Fault::Absent(status), at, .. })) => {
-                Check::warn(LIST, format!("{at} does not have {what} ({status})")).of(self.host).advise(
-                    "it may have been deleted there; otherwise check providers.v1 in its discovery document",
-                )
+                Check::warn(LIST, format!("{at} does not have {what} ({status})"))
+                    .of(self.host)
+                    .advise("it may have been deleted there; otherwise check providers.v1 in its discovery document")
             }
             Err(FetchFailure::Failed(error)) => {
                 self.fail(LIST, error.to_string()).advise(response_advice(&error.fault))
@@ -274,9 +274,7 @@ fn strip_client_prefix(why: &str) -> &str {
 fn response_advice(fault: &Fault) -> &'static str {
     match fault {
         Fault::Absent(_) => NO_DISCOVERY,
-        Fault::Denied(_) => {
-            "give larder a valid credential for it ([[upstream]] token, basic or header)"
-        }
+        Fault::Denied(_) => "give larder a valid credential for it ([[upstream]] token, basic or header)",
         Fault::Trouble { .. } => "wait: the upstream itself has a problem; stored copies are served meanwhile",
         Fault::Looped => "set [[upstream]] url to a registry, not back to a larder",
         Fault::Refused(

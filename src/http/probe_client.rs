@@ -59,16 +59,16 @@ pub enum ProbeError {
         why: String,
     },
     /// Connection refused or unreachable.
-    #[error("nobody listens there: {0}")]
+    #[error("nothing listens there: {0}")]
     Unreachable(String),
     /// The client would not trust the server's certificate.
     #[error(transparent)]
     Certificate(#[from] BadCertificate),
     /// The server does not speak TLS.
-    #[error("whoever listens there speaks no TLS: {0}")]
+    #[error("the server there speaks no TLS: {0}")]
     NoTls(String),
     /// The server does not speak HTTP.
-    #[error("whoever listens there speaks no plain HTTP: {0}")]
+    #[error("the server there speaks no plain HTTP: {0}")]
     NoHttp(String),
     /// Timed out.
     #[error("no answer within {} s", .0.as_secs())]

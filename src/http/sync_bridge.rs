@@ -71,7 +71,7 @@ impl PipeWriter {
     fn send(&mut self) -> io::Result<()> {
         let piece = self.piece.split().freeze();
         let sent = self.to.0.blocking_send(PipePiece::Bytes(piece));
-        sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "nobody takes it any more"))
+        sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the reader has gone"))
     }
 }
 

@@ -134,7 +134,7 @@ impl Jobs {
         let interrupted: Vec<_> = kept.iter().filter_map(|under| Some((Arc::clone(under), under.to_do()?))).collect();
         drop(kept);
         for (under, warm_up) in interrupted {
-            tracing::info!(job = %under.id, "a warm-up goes on that a restart had interrupted");
+            tracing::info!(job = %under.id, "a warm-up resumes after a restart");
             self.running.spawn(self.work(under, warm_up));
         }
     }

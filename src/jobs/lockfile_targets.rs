@@ -11,7 +11,7 @@ pub(super) enum LockMismatch {
     #[error(transparent)]
     Mirror(#[from] Error),
     #[error(
-        "{package}: none of the {locked} hashes in the lock file fits the archive that is proven for it ({proven}), so a client would refuse it: lock it again with `terraform providers lock -platform={}`, or ask why it is another one", .package.platform
+        "{package}: none of the {locked} hashes in the lock file fits its verified archive ({proven}), so a client would refuse it: lock it again with `terraform providers lock -platform={}`, or find out why it differs", .package.platform
     )]
     LockedToAnother { package: Package, locked: usize, proven: String },
 }

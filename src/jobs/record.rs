@@ -51,7 +51,7 @@ impl JobRecords {
                 tracing::warn!(job = %id, %error, "how a job ended could not be written down; after a restart it is forgotten")
             }
             Err(also) => {
-                tracing::error!(job = %id, %error, also, "how a job ended could not be written down, nor what was written removed; after a restart it goes on");
+                tracing::error!(job = %id, %error, also, "the result of a job could not be written, nor its record removed; after a restart the job resumes");
             }
         }
     }

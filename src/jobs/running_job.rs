@@ -225,7 +225,7 @@ impl RunningJob {
     /// Upstream could not be asked about something that an item is chosen by.
     pub(super) fn is_unconfirmed(&self, item: usize, why: String) {
         self.update_item(item, |item, _| {
-            tracing::warn!(job = %self.id, what = %item.package, why, "warmed by what is held");
+            tracing::warn!(job = %self.id, what = %item.package, why, "warmed from stored documents");
             item.unconfirmed.get_or_insert(why);
         });
     }

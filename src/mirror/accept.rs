@@ -233,7 +233,7 @@ impl Mirror {
                 Ok(Err(unlisting)) => drop(unlisted.insert(version, unlisting)),
                 Err(error) if packages.is_empty() => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%what, %version, %error, "the version list cannot be read: what is stored alone is accepted");
+                    tracing::warn!(%what, %version, %error, "the version list cannot be read: only stored platforms are accepted");
                 }
             }
         }

@@ -133,7 +133,7 @@ impl ArchiveRequest {
 
     /// Registries sign the URLs in their documents, and those expire: fetch the document once more.
     async fn refreshed_url(&self, error: &UpstreamError) -> Result<Url, Error> {
-        tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is asked anew");
+        tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is fetched again");
         let kept = self.mirror.refetch_set(&self.package, &self.call).await?;
         if kept.current.document.shasum != self.set.document.shasum {
             return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.what)));
@@ -151,7 +151,7 @@ impl ArchiveRequest {
         if let Err(error) = self.mirror.expire_set(&self.package, expected).await {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
         }
-        let verdict = format!("its bytes have SHA-256 {actual}, and its proven SHA256SUMS say {expected}");
+        let verdict = format!("its bytes have SHA-256 {actual}, and its verified SHA256SUMS say {expected}");
         let asked = format!("{} from {}", self.what, origin(&self.set.document.archive_url));
         Error::Unverified { asked, verdict }
     }

@@ -130,7 +130,7 @@ impl Mirror {
                 let of = names.iter().map(|(of, _)| of.to_string()).collect();
                 // Use the present configuration: the one at the start of a long run may be gone.
                 let healed = self.fetch_again(names, &self.job_context(self.flight_context(call).now)).await;
-                tracing::error!(%digest, ?found, ?of, ?healed, "a held archive was not what its digest says");
+                tracing::error!(%digest, ?found, ?of, ?healed, "a stored archive does not match its digest");
                 Ok(RehashOutcome::Wrong(DamagedArchive { digest, of, found, healed }))
             }
         }

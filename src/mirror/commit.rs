@@ -129,7 +129,7 @@ impl Mirror {
             Err(bad) => PackageHashState::Impossible { why: bad.to_string() },
         };
         if let PackageHashState::Impossible { why } = &hashes {
-            tracing::error!(%package, why, "a proven archive is no zip that a client could install; it has no h1");
+            tracing::error!(%package, why, "a verified archive is no zip that a client could install; it has no h1");
         }
         self.catalog.change_name(package, |name| {
             if let Some(held) = name.archives.iter_mut().find(|held| held.digest == *digest) {

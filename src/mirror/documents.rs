@@ -280,7 +280,7 @@ impl Mirror {
                 }
             }
             Err(error) => {
-                tracing::error!(%error, "a document could not be kept");
+                tracing::error!(%error, "a document could not be stored");
                 if let Error::Store(why) = &error {
                     self.record_not_stored(ObjectKind::Document, why);
                 }

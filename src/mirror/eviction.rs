@@ -364,7 +364,7 @@ impl Mirror {
             }
             let evicted = tolerate_stuck_archive(&archive, self.evict(&archive, because))?;
             if let EvictionResult::Freed(_) = evicted {
-                tracing::warn!(digest = %archive.digest, "evicted an archive that upstream has deleted: nobody can bring it back");
+                tracing::warn!(digest = %archive.digest, "evicted an archive that upstream has deleted: it cannot be fetched again");
             }
             freed.note(evicted);
         }

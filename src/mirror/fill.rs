@@ -79,19 +79,19 @@ impl Fill {
                 Some(digest)
             }
             Ok(FillOutcome::NotStored { bytes, size_bytes, why }) => {
-                self.log_not_stored(&why, "an archive is proven and could not be kept; those who wait get it");
+                self.log_not_stored(&why, "a verified archive could not be stored; waiting clients get it");
                 self.progress.send_replace(FillProgress::NotStored { bytes, size_bytes, why });
                 None
             }
             Err(Error::Store(why)) => {
-                self.log_not_stored(&why, "an archive could not be kept; it is passed through");
+                self.log_not_stored(&why, "an archive could not be stored; it is passed through");
                 self.progress.send_replace(FillProgress::NoSpace(why));
                 None
             }
             Err(error) => {
                 // Waiting requests report the error themselves.
                 if self.progress.receiver_count() == 0 {
-                    tracing::error!(package = %self.request.package, %error, "an archive that nobody waits for could not be stored");
+                    tracing::error!(package = %self.request.package, %error, "an archive without waiting clients could not be stored");
                 }
                 self.progress.send_replace(FillProgress::Failed(error));
                 None
@@ -225,7 +225,7 @@ impl Fill {
 
     async fn try_to_discard(&self, staged: Staged) {
         if let Err(error) = self.discard(staged).await {
-            tracing::warn!(package = %self.request.package, %error, "what is staged of an archive could not be removed");
+            tracing::warn!(package = %self.request.package, %error, "the stage of an archive could not be removed");
         }
     }
 

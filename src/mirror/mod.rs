@@ -383,7 +383,7 @@ impl Mirror {
     pub async fn close(&self) -> Result<(), StoreError> {
         let stopped = self.tasks.stop().await;
         if let Err(error) = self.save_missing() {
-            tracing::warn!(%error, "what is missing while sealed could not be written down");
+            tracing::warn!(%error, "the missing list could not be written");
         }
         if !stopped {
             // The index may miss a commit in progress. Without the clean mark, it is rebuilt.

@@ -142,7 +142,7 @@ pub(super) fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>
     match read {
         Ok(read) => Ok(Some(read)),
         Err(error) if error.is_damage() => {
-            tracing::error!(%error, "a held archive cannot be read");
+            tracing::error!(%error, "a stored archive cannot be read");
             Ok(None)
         }
         Err(error) => Err(error),

@@ -199,7 +199,7 @@ impl Mirror {
         let (provider, version) = (&package.provider, &package.version);
         let signer = match seen.signer.key() {
             Some(key) => format!("signed by key {key}"),
-            None => "signed by nobody".to_owned(),
+            None => "unsigned".to_owned(),
         };
         let judged = self.histories.judge(seen, |judgement| {
             let known = judgement.known_keys_without_signer.as_ref().map(|known| list_keys(known));
@@ -301,7 +301,7 @@ impl AdmissionRefusal {
         match refusal {
             HistoryRefusal::ChangedByUntrustedKey(change) => {
                 format!(
-                    "it was published anew: its proof set {}, and no key that may vouch for that signed it",
+                    "it was published again: its proof set {}, and no key that may vouch for that signed it",
                     change.describe()
                 )
             }
@@ -309,7 +309,7 @@ impl AdmissionRefusal {
                 "this provider was signed before, and the registry lists no key for it now".into()
             }
             HistoryRefusal::RecordLost => {
-                "its first-seen record is damaged, so nobody can tell whether upstream has changed it".into()
+                "its first-seen record is damaged, so a change by upstream cannot be detected".into()
             }
             HistoryRefusal::Full => "as much is recorded of it, or of the versions of its provider, as may be".into(),
         }

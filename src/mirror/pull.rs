@@ -82,11 +82,11 @@ impl Mirror {
                 let Some(leave) =
                     call.config.outbound.revalidation_permit(&origins, &call.revalidation_permit, call.now)
                 else {
-                    tracing::debug!(what, "its upstream is left alone for a while; what is held is served");
+                    tracing::debug!(what, "its upstream's circuit breaker is open; the stored copy is served");
                     return Ok(stale(held));
                 };
                 let Some(_place) = self.try_wait(call) else {
-                    tracing::debug!(what, "as many requests wait as may; what is held is served");
+                    tracing::debug!(what, "the limit of waiting requests is reached; the stored copy is served");
                     return Ok(stale(held));
                 };
                 let patience = call.deadline.min(call.started + rule.patience);
@@ -100,11 +100,11 @@ impl Mirror {
                         Ok(stale(held))
                     }
                     Ok(Err(error)) => {
-                        tracing::warn!(what, %error, "could not be revalidated; what is held is served");
+                        tracing::warn!(what, %error, "could not be revalidated; the stored copy is served");
                         Ok(stale(held))
                     }
                     Err(_) => {
-                        tracing::warn!(what, "upstream is slow to revalidate; what is held is served meanwhile");
+                        tracing::warn!(what, "upstream is slow to revalidate; the stored copy is served meanwhile");
                         let now = call.now.after(call.started.elapsed());
                         call.config.outbound.out_of_patience(host, &origins, rule.patience, now);
                         Ok(stale(held))

@@ -100,7 +100,7 @@ impl Mirror {
         let mut spared = BTreeSet::new();
         for UnrecordedSet { package, why } in self.histories.record_stored(of)? {
             if what.versions.include(&package.version) {
-                let left = "its proof set alone tells what was proven, and cannot be read";
+                let left = "its proof set is the only record of its digests, and cannot be read";
                 purged.left.push(format!("{package}: {left}: {why}"));
                 spared.insert(package);
             }

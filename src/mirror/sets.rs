@@ -315,7 +315,7 @@ impl Mirror {
         match before {
             Some(before) if upstream.settings.keep_gone => {
                 if !before.age.gone {
-                    tracing::warn!(%package, %error, "upstream has deleted it; what is held is kept (keep_gone)");
+                    tracing::warn!(%package, %error, "upstream has deleted it; the stored copy stays (keep_gone)");
                 }
                 let age = Age { checked: call.now, gone: true };
                 self.change_set(package, move |_, held| Ok(StoredProofSet { age, ..held.unwrap_or((*before).clone()) }))

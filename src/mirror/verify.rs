@@ -135,7 +135,7 @@ impl Mirror {
                 continue;
             }
             if let Err(error) = self.rehash(archive.digest, &mut pace, &self.flight_context(call)).await {
-                tracing::error!(digest = %archive.digest, %error, "a held archive could not be read again");
+                tracing::error!(digest = %archive.digest, %error, "a stored archive could not be read again");
                 failed = Some(error);
             }
         }
@@ -221,7 +221,7 @@ impl VerifyRun {
         let restored = self.mirror.on_disk(move |mirror| {
             let is_there = mirror.histories.restore(&of)?;
             if let (Key::FirstSeen(provider, version), false) = (&of, is_there) {
-                let detail = "its first-seen record is damaged, and no stored proof set tells what it said";
+                let detail = "its first-seen record is damaged, and no stored proof set can rebuild it";
                 mirror.raise_alarm(AlarmKind::DamagedRecord, provider, version, detail, now);
             }
             Ok(is_there)
@@ -230,7 +230,7 @@ impl VerifyRun {
             Ok(true) => return,
             Ok(false) => {
                 format!(
-                    "no stored proof set tells what it said, so what upstream has is not taken until `larder accept {provider}` takes it"
+                    "no stored proof set can rebuild it, so upstream's version is refused until `larder accept {provider}` takes it"
                 )
             }
             Err(error) => error.to_string(),
@@ -245,9 +245,7 @@ impl VerifyRun {
         let unknown = match noted {
             Ok(true) => return,
             Ok(false) => {
-                format!(
-                    "no archive of it is held that would tell, so none is served until `larder accept {package}` takes it"
-                )
+                format!("no stored archive can rebuild it, so none is served until `larder accept {package}` takes it")
             }
             Err(error) => error.to_string(),
         };

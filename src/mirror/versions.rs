@@ -148,7 +148,7 @@ impl Mirror {
         for (version, platforms) in held {
             // A version imported without signatures need never have been listed upstream.
             if !dropped_before.contains(&version) && !imported.contains(&version) {
-                tracing::warn!(provider = %address, %version, "upstream has dropped a version that is held; it stays listed (keep_gone)");
+                tracing::warn!(provider = %address, %version, "upstream has dropped a stored version; it stays listed (keep_gone)");
             }
             let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|entry| entry.raw.clone());
             entries.extend(as_written.or_else(|| entry_of(&version, platforms.iter())));

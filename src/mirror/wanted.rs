@@ -107,7 +107,7 @@ impl Mirror {
             Some(before) if wanted.upstream.settings.keep_gone => {
                 if !before.about.gone {
                     let what = &wanted.what;
-                    tracing::warn!(what, %error, "upstream has deleted it; what is held is kept (keep_gone)");
+                    tracing::warn!(what, %error, "upstream has deleted it; the stored copy stays (keep_gone)");
                 }
                 Ok(before.confirmed(call.now, true))
             }

@@ -118,7 +118,7 @@ fn host_block(host: &Hostname, known: Option<&RawObject>, base: &str) -> String 
             }
         }
         None => {
-            line(&mut text, format_args!("    # its discovery is not held yet; these two are assumed"));
+            line(&mut text, format_args!("    # its discovery document is not cached yet; these two are assumed"));
             line(&mut text, format_args!("    \"providers.v1\" = \"{base}{}\"", providers_base(host)));
             line(&mut text, format_args!("    \"modules.v1\" = \"{base}{}\"", modules_base(host)));
         }

@@ -94,7 +94,7 @@ fn resolved(reference: &str, base: &Url) -> Option<Box<RawValue>> {
 }
 
 fn unreadable(host: &Hostname, why: &str) -> Error {
-    Error::Interrupted(format!("the held discovery document of {host} cannot be read: {why}"))
+    Error::Interrupted(format!("the cached discovery document of {host} cannot be read: {why}"))
 }
 
 #[cfg(test)]

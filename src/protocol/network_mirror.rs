@@ -344,5 +344,5 @@ fn of_set(set: &ProofSet) -> NamedArchive {
 }
 
 fn unreadable(address: &ProviderAddress, why: String) -> Error {
-    Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"))
+    Error::Interrupted(format!("the cached version list of {address} cannot be read: {why}"))
 }

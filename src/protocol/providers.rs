@@ -34,7 +34,7 @@ pub(super) async fn versions(
 
 /// Renders upstream's version list for clients.
 pub(super) async fn written(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
-    let unreadable = |why| Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"));
+    let unreadable = |why| Error::Interrupted(format!("the cached version list of {address} cannot be read: {why}"));
     let list = document.versions().await.map_err(unreadable)?;
     list_of(&list).map_err(|e| unreadable(e.to_string()))
 }
@@ -54,7 +54,7 @@ pub(super) async fn download(
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: set, outcome, fresh_until, checked } = mirror.proof_set(package, call).await?;
     let unreadable =
-        |why: String| Error::Interrupted(format!("the held download document of {package} cannot be read: {why}"));
+        |why: String| Error::Interrupted(format!("the cached download document of {package} cannot be read: {why}"));
     let ProofSetRefs { archive, sums, signature } = set.refs(package);
     let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
         .map(|route| links.to(&route.path()));

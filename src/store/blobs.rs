@@ -116,7 +116,7 @@ impl Blobs {
     pub fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
         self.claim.check()?;
         let place = self.aside.take(&self.path(digest))?;
-        tracing::error!(digest = %digest, aside = %place.display(), "a damaged archive was set aside");
+        tracing::error!(digest = %digest, aside = %place.display(), "a damaged archive was quarantined");
         Ok(())
     }
 

@@ -66,7 +66,7 @@ impl Index {
         };
         let usable = match guarded() {
             Err(StoreError::Index(why)) => set_aside(folder, now).and_then(|aside| {
-                tracing::error!(%why, aside = %aside.display(), "the index is damaged; it was set aside and is rebuilt");
+                tracing::error!(%why, aside = %aside.display(), "the index is damaged; it was quarantined and is rebuilt");
                 guarded()
             }),
             usable => usable,
@@ -254,7 +254,7 @@ impl Index {
     /// After one failed write sled writes nothing until the next start, and eviction would work with old data. So
     /// everything is copied into an in-memory index.
     fn continue_in_memory(&self, why: &StoreError) -> Result<(), StoreError> {
-        tracing::error!(error = %why, to_do = why.remedy(), "the index cannot be written any more; it goes on in memory, and is rebuilt at the next start");
+        tracing::error!(error = %why, to_do = why.remedy(), "the index cannot be written; it continues in memory, and is rebuilt at the next start");
         let in_memory = IndexBackend::in_memory();
         let mut taken_over = Ok(());
         self.entries.read().each_below(&[], |key, value| {

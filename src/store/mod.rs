@@ -127,15 +127,15 @@ impl StoreError {
         use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
         match self {
             Self::Gone => {
-                "bring the store folder back, and larder goes on by itself; or restart larder with the one that is there"
+                "bring the store folder back, and larder continues by itself; or restart larder with the present folder"
             }
-            Self::NoRoom { .. } => "make room on the disk of the store, raise [store] max_size, or unpin something",
+            Self::NoRoom { .. } => "free space on the store's disk, raise [store] max_size, or unpin something",
             Self::Io { source, .. } => match source.kind() {
-                StorageFull => "make room on the disk of the store; larder goes on by itself",
-                QuotaExceeded => "raise the quota of larder's user; larder goes on by itself",
+                StorageFull => "free space on the store's disk; larder continues by itself",
+                QuotaExceeded => "raise the quota of larder's user; larder continues by itself",
                 FileTooLarge => "raise the limit on the size of a file (ulimit -f, LimitFSIZE=), or move the store",
-                ReadOnlyFilesystem => "mount the disk of the store for writing; larder goes on by itself",
-                PermissionDenied => "let larder's user write to the store; larder goes on by itself",
+                ReadOnlyFilesystem => "mount the store's disk for writing; larder continues by itself",
+                PermissionDenied => "let larder's user write to the store; larder continues by itself",
                 _ => "look at the disk of the store",
             },
             Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "look at the disk of the store",

@@ -165,7 +165,7 @@ impl Records {
         self.claim.check()?;
         let path = self.root.join(key.path());
         let place = self.aside.take(&path)?;
-        tracing::error!(record = %path.display(), aside = %place.display(), "a damaged record was set aside");
+        tracing::error!(record = %path.display(), aside = %place.display(), "a damaged record was quarantined");
         Ok(())
     }
 

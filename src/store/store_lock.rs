@@ -68,7 +68,7 @@ impl StoreLock {
                 tracing::error!(
                     store = %root.display(),
                     to_do = StoreError::Gone.remedy(),
-                    "the store was removed or replaced; until it is back, nothing is kept and nothing that was kept is served"
+                    "the store was removed or replaced; until it is back, nothing is stored, and stored packages are not served"
                 );
             }
         }

@@ -186,7 +186,7 @@ impl UpstreamBackoff {
         let consequence = self.0.state.lock().breaker.failed(origin, asked_for, jitter, now, kept);
         match consequence {
             BreakerChange::LeftAlone(time) => {
-                tracing::warn!(%origin, %upstream, why, seconds = time.as_secs(), "an origin is left alone for a while: what is held of it is served as it is");
+                tracing::warn!(%origin, %upstream, why, seconds = time.as_secs(), "the circuit breaker of an origin is open: stored copies are served stale");
             }
             BreakerChange::LeftAloneAgain(time) => {
                 tracing::debug!(%origin, %upstream, why, seconds = time.as_secs(), "an origin failed again");
@@ -197,7 +197,7 @@ impl UpstreamBackoff {
 
     fn answered(&self, upstream: &Hostname, origin: &Origin, now: Timestamp) {
         if self.0.state.lock().breaker.answered(origin, now).is_some() {
-            tracing::info!(%origin, %upstream, "an origin answers again: what is held of it is revalidated again");
+            tracing::info!(%origin, %upstream, "an origin answers again: its stored copies are revalidated again");
         }
     }
 }

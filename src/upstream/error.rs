@@ -47,7 +47,7 @@ pub enum Fault {
         retry_after: Option<Duration>,
     },
     /// 508: a request loop.
-    #[error("answered 508: the request came back to where it had been")]
+    #[error("answered 508: a request loop")]
     Looped,
     /// No connection, or a broken one.
     #[error("cannot be reached: {0}")]

@@ -121,8 +121,7 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     assert_eq!(named, wanted);
     assert_eq!(running.terminate().await, Some(0));
 
-    // Package records and proof sets give this result too, offline, where nothing could be
-    // fetched again.
+    // Package records and proof sets give this result too, offline, where nothing could be fetched again.
     let sealed = || Larder::mirroring(&estate.upstream).network("offline = true").on(&folder);
     let running = Process::start(&sealed(), folder.path());
     let (sets, others): (Vec<_>, Vec<_>) =
@@ -151,5 +150,5 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     let taken = &folder.blobs()[0];
     std::fs::remove_file(taken).unwrap();
     let plan = larder("plan", &estate, &folder, &[]).await;
-    assert!(plan.code == Some(3) && plan.out.contains("init will not work"), "{plan:?}");
+    assert!(plan.code == Some(3) && plan.out.contains("`init` will fail"), "{plan:?}");
 }

@@ -116,7 +116,7 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
             // Damage after the last file: everything is imported, and the damage is reported.
             None => assert!(said.contains("does not end where its manifest does"), "byte {at}: {said}"),
         }
-        // Nothing refused is visible, and the undamaged bundle completes the import.
+        // No refused entry is visible, and the undamaged bundle completes the import.
         if number % 20 == 0 {
             let receipt = there.apply(signed.clone(), &key.trust()).await.unwrap();
             assert!(receipt.ok, "{receipt:#?}");
@@ -300,7 +300,7 @@ async fn a_command_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
     assert!(folder.blobs().len() < MANY, "it was killed too late to say anything");
     let said = run(command(folder.path(), &arguments)).await;
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.out.contains("held already"), "{said:?}");
+    assert!(said.out.contains("already stored"), "{said:?}");
     let clean = Sealed::new(key.sealed());
     clean.apply(whole, &key.trust()).await.unwrap();
     assert!(settled_contents(key.sealed(), &folder).await == contents(&clean.folder));

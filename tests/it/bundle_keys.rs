@@ -65,7 +65,7 @@ async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after
     assert!(said.err.contains("[bundle] signing_key") && said.err.contains("reload it"), "{said:?}");
     assert!(said.err.contains(&id) && upstream.count_of(Target::Versions) == 0, "{said:?}");
     making.hang_up();
-    making.log().line_with("the configuration was read again and is in force").await;
+    making.log().line_with("the configuration was reloaded").await;
     let said = create(work.path(), &here, "out.tar", &[]).await;
     assert!(said.code == Some(0) && said.out.contains(&format!("signed by key {id}")), "{said:?}");
     let other = BundleKey::new();
@@ -79,7 +79,7 @@ async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.err.contains("[bundle] trusted_keys") && said.err.contains("reload it"), "{said:?}");
     receiving.hang_up();
-    receiving.log().line_with("the configuration was read again and is in force").await;
+    receiving.log().line_with("the configuration was reloaded").await;
     let said = larder_in(work.path(), &there, &["bundle", "apply", "out.tar"]).await;
     assert!(said.code == Some(0) && said.out.contains("which is trusted here"), "{said:?}");
     let said = larder_in(work.path(), &there, &["status"]).await;

@@ -65,7 +65,7 @@ async fn a_bundle_that_fits_only_in_place_of_what_it_names_itself_is_refused_at_
     let larder = key.is_trusted_by(Larder::mirroring(&upstream)).store("max_size = \"1MiB\"").start().await;
     let one = install(&larder, "one").await;
     let said = given(&larder, both).await.expect(507).text();
-    assert!(said.contains("what of the bundle is held already"), "{said}");
+    assert!(said.contains("stored ones of the bundle"), "{said}");
     assert!(larder.get(&one).await.expect(200).is("larder; hit"));
     // Alone it fits, in place of an archive that it does not list.
     assert!(applied_by(&larder, large).await.ok);

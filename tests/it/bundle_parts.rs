@@ -105,7 +105,7 @@ async fn parts_of_an_interrupted_run_are_reused_by_the_next() {
     assert!(before == after);
     assert_eq!(site.apply(&parts).await.0.code, Some(0));
     let again = site.create(&parts, &["--part-size", "2MiB"]).await;
-    assert!(again.code == Some(1) && again.out.contains("there is a bundle in"), "{again:?}");
+    assert!(again.code == Some(1) && again.out.contains("already has a bundle in"), "{again:?}");
 }
 
 /// Also long after the bundle was made, when upstream lists other versions.
@@ -163,8 +163,8 @@ async fn an_output_path_that_is_no_plain_file_is_left_alone_and_nothing_is_fetch
     let streams: [(&Path, &[&str], &str); 4] = [
         (&fifo, &[], "is a FIFO"),
         (&socket, &[], "is a socket"),
-        (&file, &size, "is no folder"),
-        (Path::new("-"), &[], "the standard output"),
+        (&file, &size, "is not a folder"),
+        (Path::new("-"), &[], "standard output"),
     ];
     for (out, more, why) in streams {
         let said = site.create(out, more).await;
@@ -174,7 +174,7 @@ async fn an_output_path_that_is_no_plain_file_is_left_alone_and_nothing_is_fetch
     assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 3);
     assert!(site.upstream.requests().is_empty() && site.folder.blobs().is_empty());
     let said = run(command(work.path(), &["bundle", "keygen", "-"])).await;
-    assert!(said.code == Some(1) && said.err.contains("the standard output"), "{said:?}");
+    assert!(said.code == Some(1) && said.err.contains("standard output"), "{said:?}");
 }
 
 #[tokio::test]

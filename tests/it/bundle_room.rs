@@ -96,7 +96,7 @@ async fn a_disk_that_fills_while_a_bundle_is_applied_tears_nothing_and_says_so()
     let refused = refusals(&receipt);
     assert!(!receipt.ok, "{receipt:#?}");
     assert!(refused.iter().any(|(what, _)| *what == named("two")), "{receipt:#?}");
-    assert!(refused.iter().all(|(_, why)| why.contains("make room on the disk of the store")), "{receipt:#?}");
+    assert!(refused.iter().all(|(_, why)| why.contains("free space on the store's disk")), "{receipt:#?}");
     // The stored archive is served whole.
     let path = disk.larder.archive_path("one").await;
     assert!(disk.larder.get(&path).await.expect(200).body.len() >= SIZE);

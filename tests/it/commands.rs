@@ -275,7 +275,7 @@ async fn the_commands_report_the_same_whether_larder_runs_or_not() {
         let refused = site.run(&["refresh", NULL]).await;
         assert_eq!(refused.code, Some(1), "{refused:?}");
         assert!(
-            refused.out.contains("failed; what is held stays") && refused.out.contains("larder accept"),
+            refused.out.contains("failed; the stored copy stays") && refused.out.contains("larder accept"),
             "{refused:?}"
         );
 
@@ -292,7 +292,7 @@ async fn the_commands_report_the_same_whether_larder_runs_or_not() {
         let said = json(&site.out(&["purge", NULL, "--json"]).await);
         assert_eq!((&said["ok"], &said["items"][0]["archives"]), (&true.into(), &1.into()), "{said}");
         let said = site.out(&["purge", NULL]).await;
-        assert!(said.contains("acme/null: nothing of it was held"), "{said}");
+        assert!(said.contains("acme/null: nothing was stored"), "{said}");
         let refused = site.run(&["purge", "acme/vpc/AWS"]).await;
         assert_eq!(refused.code, Some(1), "{refused:?}");
         assert!(refused.err.contains("is not a module system"), "{refused:?}");

@@ -69,7 +69,7 @@ async fn a_command_without_the_token_is_refused() {
     scene.is_untouched().await;
 }
 
-/// Section 3: requests with a foreign `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
+/// Section 3: requests with an `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
 #[tokio::test]
 async fn a_page_in_a_browser_cannot_command() {
     let scene = Scene::new().await;

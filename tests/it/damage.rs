@@ -216,7 +216,7 @@ fn record(folder: &Folder, ending: &str) -> PathBuf {
     of_kind[0].clone()
 }
 
-/// The package record, the proof set, the version list, the discovery document, and both first-seen records.
+/// The package record, proof set, version list, discovery document, first-seen record, and the log of keys.
 const RECORDS: [&str; 6] =
     ["linux_amd64.json", "linux_amd64.set", "/versions", "/discovery", "small/1.2.0.json", "small/keys.json"];
 

@@ -49,7 +49,7 @@ async fn a_healthy_set_up_is_all_ok_and_stays_as_it_was() {
     }
     assert!(found.found("upstream.discovery").contains("providers.v1 and modules.v1"), "{found:#?}");
     assert!(found.found("upstream.list").contains("hashicorp/null has 1 version"), "{found:#?}");
-    assert!(found.found("token").contains("takes it"), "{found:#?}");
+    assert!(found.found("token").contains("accepts it"), "{found:#?}");
     let links = found.found("listener.links");
     assert!(links.contains("Checkov, Trivy, Renovate and others need [server] public_url"), "{links}");
     assert!(found.found("clock").contains(HOST), "{found:#?}");
@@ -77,14 +77,14 @@ async fn each_check_is_a_line_and_below_it_what_to_do() {
     assert_eq!(said.code, Some(0), "{said:?}");
     let (checks, sum) = said.out.trim_end().split_once("\n\n").unwrap();
     assert!(checks.lines().all(|line| line.starts_with("ok    ")), "{said:?}");
-    assert_eq!(sum, "nothing is wrong");
+    assert_eq!(sum, "no problems");
     upstream.stop().await;
     let said = run(doctor(&site, &[], &[])).await;
     assert_eq!(said.code, Some(1), "{said:?}");
     let lines: Vec<&str> = said.out.lines().collect();
     let wrong = lines.iter().position(|line| line.starts_with("FAIL  upstream.connection")).unwrap();
     assert!(lines[wrong + 1].starts_with("      -> "), "{said:?}");
-    assert!(said.out.ends_with("\n1 thing is wrong\n"), "{said:?}");
+    assert!(said.out.ends_with("\n1 problem\n"), "{said:?}");
     assert!(!said.out.contains('\u{1b}'), "{said:?}");
 }
 
@@ -106,7 +106,7 @@ async fn without_a_running_larder_the_other_checks_still_run() {
     found.fails(&["running"], "no larder runs");
     assert!(found.found("upstream.list").contains("hashicorp/null"), "{found:#?}");
     assert!(found.found("client.override").contains("which does not run"), "{found:#?}");
-    assert!(found.found("store").contains("made at the first start"), "{found:#?}");
+    assert!(found.found("store").contains("created at the first start"), "{found:#?}");
     assert!(!site.home.path().join("v1").exists(), "the doctor made a store");
 }
 
@@ -121,11 +121,11 @@ async fn a_larder_with_another_configuration_is_distinguished_from_none() {
     site.text = right.replace(port, &free_port().to_string());
     let found = examine(&site, &[]).await;
     assert_eq!(found.ids("fail"), ["running"]);
-    assert!(found.found("running").contains("is in use, and nobody listens on"), "{found:#?}");
+    assert!(found.found("running").contains("is in use, but nothing listens on"), "{found:#?}");
     // The reverse: the running larder's admin listener, with the path of a store that is not its own.
     site.text = right.replace("path = \"", "path = \"/nowhere");
     let found = examine(&site, &[]).await;
-    assert!(found.found("running").contains("in use by nobody"), "{found:#?}");
+    assert!(found.found("running").contains("is not in use"), "{found:#?}");
 }
 
 /// Promise 15: the doctor and every command distinguish another program on the port from a larder that hangs.
@@ -164,7 +164,7 @@ async fn an_upstream_whose_name_does_not_resolve_fails_its_name_check() {
     let _larder = site.serve();
     paste(&site);
     let found = examine(&site, &[]).await;
-    found.fails(&["upstream.name"], "no-such-registry.invalid leads nowhere");
+    found.fails(&["upstream.name"], "no-such-registry.invalid does not resolve");
 }
 
 #[tokio::test]
@@ -174,7 +174,7 @@ async fn each_kind_of_upstream_failure_has_its_own_error() {
     let _larder = site.serve();
     paste(&site);
     for (target, fault, id, said) in [
-        (Target::Discovery, Fault::Html, "upstream.discovery", "application/json was to come, and text/html"),
+        (Target::Discovery, Fault::Html, "upstream.discovery", "expected application/json, got text/html"),
         (Target::Discovery, Fault::InvalidJson, "upstream.discovery", "is no JSON object"),
         (Target::Discovery, Fault::Status(503), "upstream.discovery", "answered 503"),
         (Target::Discovery, Fault::Status(404), "upstream.discovery", "does not exist (404)"),
@@ -251,7 +251,7 @@ async fn offline_nobody_is_asked_for_a_clients_sake() {
     let _larder = site.serve();
     let (theirs, modules) = (upstream.providers_url(), format!("{}/v1/modules/", upstream.origin()));
     write(&site, ".terraformrc", &host_override(HOST, &theirs, &modules));
-    examine(&site, &[]).await.warns("client.override", "is not asked: [network] offline");
+    examine(&site, &[]).await.warns("client.override", "is not checked: [network] offline");
     assert_eq!(upstream.requests().len(), 0);
 }
 
@@ -282,9 +282,9 @@ async fn a_missing_token_is_distinguished_from_a_wrong_one() {
     examine(&site, &[]).await.fails(&["token"], "missing");
     std::fs::write(&file, "0123456789abcdef".repeat(4)).unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
-    examine(&site, &[]).await.fails(&["token"], "does not take the token");
+    examine(&site, &[]).await.fails(&["token"], "rejects the token");
     std::fs::write(&file, "").unwrap();
-    examine(&site, &[]).await.fails(&["token"], "holds no token");
+    examine(&site, &[]).await.fails(&["token"], "has no token");
     std::fs::write(&file, right).unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
     examine(&site, &[]).await.fails(&["token"], "mode 0644");
@@ -412,7 +412,7 @@ async fn a_certificate_is_reported_before_and_after_it_expires() {
         if end > now + 14 * day {
             found.is_healthy();
         } else if end > now {
-            found.warns("listener.certificate", &format!("ends soon ({date})"));
+            found.warns("listener.certificate", &format!("expires soon ({date})"));
         } else {
             let said = format!("its certificate has expired ({date})");
             found.fails(&["listener.certificate", "client.certificate"], &said);

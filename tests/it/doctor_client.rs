@@ -41,7 +41,7 @@ async fn scene_with_tls(ca: &TestCa) -> (FakeUpstream, Site, Process) {
 async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
     let (_upstream, site, _larder) = scene().await;
     let found = examine(&site, &[]).await;
-    found.warns("client.files", "every registry is asked itself");
+    found.warns("client.files", "clients ask every registry directly");
     write(&site, ".tofurc", &site.out(&["client-config"]).await);
     let found = examine(&site, &[]).await;
     assert!(found.ids_of_warnings().contains(&"client.files"), "terraform does not read .tofurc: {found:#?}");
@@ -87,7 +87,7 @@ async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
     let good = host_override(HOST, &providers(&site), MODULES);
     let bad = host_override(HOST, providers(&site).trim_end_matches('/'), MODULES);
     write(&site, ".terraformrc", &bad);
-    examine(&site, &[]).await.fails(&["client.slash"], "no slash at its end");
+    examine(&site, &[]).await.fails(&["client.slash"], "no final slash");
     write(&site, ".terraformrc", &good);
     examine(&site, &[]).await.is_healthy();
 
@@ -234,7 +234,7 @@ async fn another_registrys_path_and_no_registrys_path_are_reported() {
     examine(&site, &[]).await.fails(&["client.host"], "does not mirror registry.opentofu.org");
     let nowhere = format!("{}/providers/", site.base());
     write(&site, ".terraformrc", &host_override(HOST, &nowhere, MODULES));
-    examine(&site, &[]).await.fails(&["client.path"], "and there to no registry");
+    examine(&site, &[]).await.fails(&["client.path"], "but not to a registry");
     drop(larder);
     let second = format!("[[upstream]]\nhost = \"registry.opentofu.org\"\nurl = \"{}/\"\n", upstream.origin());
     site.text.push_str(&second);
@@ -257,14 +257,14 @@ async fn paths_that_only_look_like_a_registrys_are_reported() {
         format!("/wrong-prefix/registry/{HOST}/v1/providers/"),
     ] {
         write(&site, ".terraformrc", &host_override(HOST, &format!("{}{path}", site.base()), MODULES));
-        examine(&site, &[]).await.fails(&["client.path"], "and there to no registry");
+        examine(&site, &[]).await.fails(&["client.path"], "but not to a registry");
     }
     drop(larder);
     let url = format!("{}/registry/", site.base());
     site.text = site.text.replacen("[server]\n", &format!("[server]\npublic_url = \"{url}\"\n"), 1);
     let _larder = site.serve();
     write(&site, ".terraformrc", &host_override(HOST, &providers(&site), MODULES));
-    examine(&site, &[]).await.fails(&["client.path"], "and there to no registry");
+    examine(&site, &[]).await.fails(&["client.path"], "but not to a registry");
     let below = format!("{url}registry/{HOST}/v1/providers/");
     write(&site, ".terraformrc", &host_override(HOST, &below, MODULES));
     examine(&site, &[]).await.is_healthy();
@@ -328,7 +328,7 @@ async fn modules_that_are_asked_of_larder_at_another_place_are_reported() {
     let _larder = site.serve();
     at(&site, &right.replace(HOST, "registry.example"));
     let found = examine(&site, &[]).await;
-    found.fails(&["client.host"], "its modules are others");
+    found.fails(&["client.host"], "which has other modules");
     assert!(found.advice("client.host").contains(&format!("{}{right}", site.base())), "{found:#?}");
 }
 
@@ -349,8 +349,8 @@ async fn a_machine_with_clients_only_is_checked_for_its_clients() {
     };
     let found = told(good.clone() + &block(&other)).await;
     found.warns("running", "no larder is set up on this machine");
-    assert!(found.of("client.override", "registry.example").contains("leads here"), "{found:#?}");
-    assert!(found.found("upstreams").contains("not asked"), "{found:#?}");
+    assert!(found.of("client.override", "registry.example").contains("leads to larder"), "{found:#?}");
+    assert!(found.found("upstreams").contains("not checked"), "{found:#?}");
     let found = told(good.clone() + &block(&providers(&site))).await;
     found.fails(&["client.host"], "other bytes");
     assert!(found.advice("client.host").contains(&other), "{found:#?}");
@@ -407,10 +407,10 @@ async fn an_installation_that_goes_around_larder_is_reported() {
     for (text, id, said) in [
         (format!("{block}{around}"), "client.installation", "from filesystem_mirror only"),
         (format!("{block}{elsewhere}"), "client.installation", "installed from nowhere"),
-        (without_a_slash, "client.slash", "no slash at its end"),
+        (without_a_slash, "client.slash", "no final slash"),
         (plain, "client.scheme", "is not https"),
-        (astray, "client.path", "to no mirror"),
-        (and_direct.clone(), "client.installation", "direct lets the client ask the registry itself"),
+        (astray, "client.path", "not to its mirror"),
+        (and_direct.clone(), "client.installation", "direct lets the client ask the registry too"),
     ] {
         write(&site, ".terraformrc", &text);
         examine(&site, &set).await.fails(&[id], said);
@@ -429,7 +429,7 @@ async fn other_client_settings_that_bypass_larder_are_warnings() {
     examine(&site, &[("TF_REGISTRY_CLIENT_TIMEOUT", "30")]).await.is_healthy();
     let missing = site.home.path().join("cache-that-is-not-there");
     let set = [("TF_PLUGIN_CACHE_DIR", missing.to_str().unwrap())];
-    examine(&site, &set).await.warns("client.cache", "is no folder");
+    examine(&site, &set).await.warns("client.cache", "is not a folder");
 }
 
 /// Go bypasses the proxy for loopback addresses only; the client's token passes through the proxy too.
@@ -448,7 +448,7 @@ async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
     examine(&site, &proxy).await.warns("client.proxy", "through the proxy of HTTP_PROXY");
     examine(&site, &token).await.warns("client.credentials", "without TLS");
     write(&site, ".terraform.d/credentials.tfrc.json", r#"{"credentials": {"registry.terraform.io": {"token": "x"}}}"#);
-    examine(&site, &[]).await.warns("client.credentials", "holds a token for registry.terraform.io");
+    examine(&site, &[]).await.warns("client.credentials", "has a token for registry.terraform.io");
 }
 
 /// The registry is mirrored, and no file of the client mentions it.
@@ -462,8 +462,8 @@ async fn a_registry_without_a_block_is_a_warning() {
     site.text.push_str(&second);
     let larder = site.serve();
     let found = examine(&site, &[]).await;
-    found.warns("client.override", "asks this registry itself");
-    assert!(found.of("upstream.list", "registry.example").contains("nothing of it is held"), "{found:#?}");
+    found.warns("client.override", "asks this registry directly");
+    assert!(found.of("upstream.list", "registry.example").contains("no provider of this upstream is stored"), "{found:#?}");
     larder.get("/registry/registry.example/v1/providers/acme/null/versions").await.expect(200);
     let found = examine(&site, &[]).await;
     assert!(found.of("upstream.list", "registry.example").contains("acme/null has 1 version"), "{found:#?}");

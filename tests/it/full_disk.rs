@@ -168,7 +168,7 @@ async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
             length.iter().for_each(|fault| scene.upstream.fault(Target::Archive, fault.clone()));
             scene.upstream.fault(Target::Archive, wrong.clone());
             let said = scene.larder.get(&scene.path).await.expect(502).text();
-            assert!(said.contains("its proven SHA256SUMS say"), "{said}");
+            assert!(said.contains("its verified SHA256SUMS say"), "{said}");
             scene.recovers().await;
         }
     }
@@ -306,7 +306,7 @@ async fn a_disk_without_a_free_byte_costs_no_document() {
         assert_eq!(answer.header("cache-status"), "larder; fwd=miss");
         assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     }
-    larder.log().line_with("what was verified could not be recorded").await;
+    larder.log().line_with("a verified set could not be recorded").await;
     larder.let_files_grow_to(None);
     let path = larder.archive_path("null").await;
     assert!(larder.get(&path).await.expect(200).is("stored"));

@@ -326,8 +326,7 @@ async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_stil
     }
 }
 
-/// Two upstreams whose archives are at a third host, which requires a credential and speaks TLS; only `listed` may use
-/// it.
+/// Two upstreams whose archives are at a third host, over TLS; a `[[credential]]` for that host lists at most `listed`.
 struct Corporate {
     files: FakeUpstream,
     listed: FakeUpstream,

@@ -105,7 +105,7 @@ async fn a_renamed_archive_of_a_known_platform_is_a_change() {
         assert!(installed(&larder, "1.2.0").await.unwrap() == old, "{mode}");
         assert_eq!(alarms(&larder).await, kinds(&[("waits-for-accept", "1.2.0")]), "{mode}");
         let detail = larder.alarms().await[0].3["detail"].as_str().unwrap().to_owned();
-        let signer = if is_signed { "; the keys known for this provider are " } else { "; signed by nobody" };
+        let signer = if is_signed { "; the keys known for this provider are " } else { "; unsigned" };
         for part in [old.as_str(), &zip(&upstream, "1.2.0"), signer] {
             assert!(detail.contains(part), "{mode}: {part} is not in {detail}");
         }

@@ -71,7 +71,7 @@ async fn it_runs_at_the_start_and_again_in_its_interval_and_a_restart_does_not_r
     assert_eq!(told_now["next"].as_u64(), Some(first["ended"].as_u64().unwrap() + 24 * 3600));
     assert_eq!((jobs(&larder).await.len(), upstream.requests().len()), (1, 0), "it ran although it had");
 
-    // The interval and its maximal jitter.
+    // With the 10 hours before: more than the interval and its maximal jitter.
     clock.advance(16 * HOUR);
     let second = ran(&larder, &first).await;
     assert_eq!(items(&job_of(&larder, &second).await), ["null@1.3.0 linux_amd64 fetched"]);
@@ -235,7 +235,7 @@ async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
     site.text += "[[warm]]\nwhat = [\"./gone\", \"no.lock.hcl\"]\nplatforms = [\"linux_amd64\"]\n";
     let said = site.run(&["check"]).await;
     assert_eq!(said.code, Some(0), "{said:?}");
-    for part in ["warm.what", "no file and no folder \"./gone\"", "\"no.lock.hcl\"", "looked for again"] {
+    for part in ["warm.what", "no file and no folder \"./gone\"", "\"no.lock.hcl\"", "checked again at each run"] {
         assert!(said.err.contains(part), "{part} is not in {}", said.err);
     }
     let larder = site.serve();
@@ -261,7 +261,7 @@ async fn check_reports_problems_of_recurring_jobs_and_status_lists_them_without_
     );
     let said = site.run(&["check"]).await;
     assert_eq!(said.code, Some(78), "{said:?}");
-    for part in ["=> 1", "no shell puts your home folder", "\"linux\"", "the 5m", "\"tofu\"", "missing"] {
+    for part in ["=> 1", "write the home folder in place of ~", "\"linux\"", "minimum of 5m", "\"tofu\"", "missing"] {
         assert!(said.err.contains(part), "{part} is not in {}", said.err);
     }
     site.text = format!("{good}[[warm]]\nwhat = [\"acme/null\"]\nplatforms = [\"linux_amd64\"]\n");

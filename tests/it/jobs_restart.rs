@@ -229,7 +229,7 @@ async fn a_record_that_cannot_be_read_is_quarantined_and_said_and_the_others_are
     assert_eq!(desk.job(&paths[2]).await["state"], "done");
     assert_eq!((folder.files("aside").len(), records(&folder).len()), (2, 1));
     let said = larder.log().text();
-    assert_eq!(said.matches("a damaged record was set aside").count(), 2, "{said}");
+    assert_eq!(said.matches("a damaged record was quarantined").count(), 2, "{said}");
     assert_eq!(larder.terminate().await, Some(0));
 }
 

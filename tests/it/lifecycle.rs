@@ -268,7 +268,7 @@ async fn credentials_and_a_listener_off_loopback_need_a_word_on_who_may_ask() {
         let said = Process::serve(&config(reachable), folder.path()).err().expect("it started");
         assert_eq!(said.code, Some(78), "{said:?}");
         assert!(said.err.contains("[[upstream]] r.example"), "{said:?}");
-        assert!(said.err.contains("add to [server] who may ask"), "{said:?}");
+        assert!(said.err.contains("list the allowed clients in [server]"), "{said:?}");
         assert!(!said.err.contains("s3cret"), "{said:?}");
         for word in ["clients=['10.0.0.0/8']", "open=true"] {
             if reachable.contains("::") && !has_ipv6 {

@@ -161,7 +161,7 @@ async fn a_version_republished_by_a_stranger_is_refused_although_nothing_can_be_
         match part {
             // The old set can still be read.
             "staging" => assert_eq!(answer.expect(200).json()["download_url"], before.as_str()),
-            _ => assert!(answer.expect(502).text().contains("it was published anew")),
+            _ => assert!(answer.expect(502).text().contains("it was published again")),
         }
         in_the_way.goes();
     }

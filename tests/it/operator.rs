@@ -55,7 +55,7 @@ async fn check_reports_everything_that_serve_would_refuse() {
             .to_owned();
     let said = site.run(&["check"]).await;
     assert_eq!(said.code, Some(78), "{said:?}");
-    assert!(said.err.contains("add to [server] who may ask"), "{said:?}");
+    assert!(said.err.contains("list the allowed clients in [server]"), "{said:?}");
     let said = json(&site.run(&["check", "--json"]).await.out);
     assert_eq!((&said["ok"], said["problems"].as_array().unwrap().len()), (&Value::Bool(false), 1));
 }
@@ -69,7 +69,7 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", site.base());
     let modules = format!("\"modules.v1\" = \"{}/registry/{HOST}/v1/modules/\"", site.base());
     assert!(before.contains(&providers) && before.contains(&modules), "{before}");
-    assert!(before.contains("discovery is not held yet"), "{before}");
+    assert!(before.contains("discovery document is not cached yet"), "{before}");
     assert!(!before.contains("login.v1"), "{before}");
     assert_eq!(upstream.requests().len(), 0, "printing a configuration asked an upstream");
     let offline = Process::serve(&format!("{}[network]\noffline = true\n", site.text), site.home.path()).unwrap();
@@ -154,10 +154,10 @@ async fn status_shows_alarms_that_a_person_must_resolve() {
     let larder = site.serve();
     larder.document("null").await.expect(200);
     let well = site.out(&["status"]).await;
-    for part in ["store        ready", "refused    nobody"] {
+    for part in ["store        ready", "refused    none"] {
         assert!(well.contains(part), "{part} is not in: {well}");
     }
-    assert!(!well.contains("alarms") && !well.contains("LEFT ALONE"), "{well}");
+    assert!(!well.contains("alarms") && !well.contains("BACKING OFF"), "{well}");
 
     upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::another()));
     larder.document("null").await.expect(200);
@@ -168,7 +168,7 @@ async fn status_shows_alarms_that_a_person_must_resolve() {
     std::fs::rename(&there, &away).unwrap();
     let shown = site.out(&["status"]).await;
     let accept = format!("larder accept {HOST}/acme/null@1.2.0");
-    for part in ["store        GONE", &accept, "LEFT ALONE after failures: http://127.0.0.1:", "1 no-route"] {
+    for part in ["store        GONE", &accept, "BACKING OFF after failures: http://127.0.0.1:", "1 no-route"] {
         assert!(shown.contains(part), "{part} is not in: {shown}");
     }
     let status = json(&site.out(&["status", "--json"]).await);

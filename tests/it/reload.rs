@@ -400,7 +400,7 @@ async fn a_credential_is_not_taken_over_while_anybody_may_ask() {
     for server in [everywhere, "listen = \"127.0.0.1:0\""] {
         let refused = larder.reload(with_token().server(server)).await.unwrap_err();
         assert_eq!(refused.0.len(), 1, "{refused}");
-        assert!(refused.0[0].contains("add to [server] who may ask"), "{refused}");
+        assert!(refused.0[0].contains("list the allowed clients in [server]"), "{refused}");
         assert!(!refused.to_string().contains("s3cret"), "{refused}");
     }
     larder.versions("null").await.expect(200);
@@ -420,7 +420,7 @@ async fn a_reload_of_a_bad_file_changes_nothing_and_reports_all_problems() {
 
     std::fs::write(&file, format!("{good}\nfrsh = {{}}\n[[upstream]]\nhost = \"no host\"\n")).unwrap();
     larder.hang_up();
-    larder.log().line_with("not taken over, the one before stays in force: 2 problems").await;
+    larder.log().line_with("not reloaded, the previous one stays in force: 2 problems").await;
     larder.log().line_with("upstream.frsh").await;
     larder.log().line_with("upstream.host").await;
     larder.get(&list).await.expect(421);
@@ -432,7 +432,7 @@ async fn a_reload_of_a_bad_file_changes_nothing_and_reports_all_problems() {
 
     std::fs::write(&file, good).unwrap();
     larder.hang_up();
-    larder.log().line_with("the configuration was read again and is in force").await;
+    larder.log().line_with("the configuration was reloaded").await;
     larder.get(&list).await.expect(200);
     assert_eq!(larder.terminate().await, Some(0));
 }
@@ -448,7 +448,7 @@ async fn offline_by_the_command_line_stays_so() {
     serve.arg(&file);
     let larder = Process::spawn(serve).unwrap_or_else(|said| panic!("{said:?}"));
     larder.hang_up();
-    larder.log().line_with("is in force").await;
+    larder.log().line_with("the configuration was reloaded").await;
     larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await.expect(503);
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
@@ -474,7 +474,7 @@ async fn a_new_certificate_is_in_use_as_soon_as_the_reload_is_over() {
 
     std::fs::write(folder.path().join("key2.pem"), &renewed.1).unwrap();
     larder.hang_up();
-    larder.log().line_with("is in force").await;
+    larder.log().line_with("the configuration was reloaded").await;
     assert_eq!(shown(&address, &ca).await, der(&renewed.0));
     // From now on these are the files that are looked at.
     let last = ca.issue(&["127.0.0.1"]);

@@ -195,7 +195,7 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     };
     assert_eq!(serde_json::from_str::<Value>(&told(&["--json"]).await).unwrap(), both);
     let page = told(&[]).await;
-    for part in ["2 things", "  acme/null\n", "1.1.0  linux_amd64", "acme/two/test", "--for missing.json"] {
+    for part in ["2 items", "  acme/null\n", "1.1.0  linux_amd64", "acme/two/test", "--for missing.json"] {
         assert!(page.contains(part), "{part}: {page}");
     }
 
@@ -217,7 +217,7 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     assert_eq!(missing(&larder.admin()).await, order(&[]), "it was forgotten for good");
     larder.get(&download_path("two")).await.expect(503);
     drop(larder);
-    assert!(told(&["--forget"]).await.contains("forgotten"));
+    assert!(told(&["--forget"]).await.contains("cleared"));
     assert!(told(&[]).await.contains("nothing"));
 }
 

@@ -219,7 +219,7 @@ async fn exercise(larder: &Process, terraform: &Terraform, token: &str) {
     }
     send(client().get(format!("{}/metrics", larder.admin()))).await.unwrap().expect(200);
     larder.hang_up();
-    larder.log().line_with("is in force").await;
+    larder.log().line_with("the configuration was reloaded").await;
     larder.get(&registry("providers/acme/nobody/versions")).await;
 }
 

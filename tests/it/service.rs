@@ -101,12 +101,12 @@ async fn the_service_manager_is_notified_when_larder_is_ready_reloads_and_stops(
         let good = std::fs::read_to_string(&file).unwrap();
         for (text, came_of_it) in [
             (good.clone(), ""),
-            (format!("{good}\nnonsense = 1\n"), "; its configuration has problems, the one before is in force"),
+            (format!("{good}\nnonsense = 1\n"), "; its configuration has problems, the previous one is in force"),
             (
                 good.replace("127.0.0.1:0", "127.0.0.1:1"),
-                "; its configuration has problems, the one before is in force",
+                "; its configuration has problems, the previous one is in force",
             ),
-            (good.replacen("127.0.0.1:0", "127.0.0.1:1", 1), "; takes a restart: server.listen"),
+            (good.replacen("127.0.0.1:0", "127.0.0.1:1", 1), "; needs a restart: server.listen"),
         ] {
             std::fs::write(&file, text).unwrap();
             larder.hang_up();
@@ -145,10 +145,10 @@ async fn signs_of_life_come_while_larder_answers_whatever_its_upstreams_and_its_
     larder.let_open_files_be(Some(3));
     // What had begun to ask before may still be answered.
     for _ in 0..2 {
-        larder.log().line_with_another("larder does not answer itself").await;
+        larder.log().line_with_another("liveness check failed").await;
     }
     manager.waiting();
-    larder.log().line_with_another("larder does not answer itself").await;
+    larder.log().line_with_another("liveness check failed").await;
     assert!(manager.waiting().is_empty(), "a sign of life from a larder that answers nobody");
     larder.let_open_files_be(None);
     assert_eq!(manager.next(), ["WATCHDOG=1"]);
@@ -216,7 +216,7 @@ async fn a_manager_that_watches_another_process_or_cannot_be_reached_changes_not
     let folder = Folder::new();
     let nowhere = folder.path().join("nowhere").display().to_string();
     let larder = started(&upstream, &folder, &nowhere, |_| {});
-    larder.log().line_with("the service manager cannot be told anything").await;
+    larder.log().line_with("could not connect to the service manager").await;
     get(&format!("{}/readyz", larder.base())).await.expect(200);
     assert_eq!(larder.terminate().await, Some(0));
 }

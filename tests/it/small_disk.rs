@@ -109,7 +109,7 @@ async fn a_disk_that_is_full_to_the_last_byte_costs_no_answer() {
         assert_eq!(how_it_comes(larder, &upstream, name).await, PASSED, "{name}");
     }
     let said = larder.log().line_with("it is passed through").await;
-    assert!(said.contains("make room on the disk of the store"), "{said}");
+    assert!(said.contains("free space on the store's disk"), "{said}");
     disk.make_room();
     assert_eq!(how_it_comes(larder, &upstream, "one").await, STORED);
     assert_eq!(how_it_comes(larder, &upstream, "one").await, HIT);

@@ -224,12 +224,12 @@ async fn the_verify_command_reports_damage_and_exits_with_3() {
             None
         };
         let well = site.out(&["verify"]).await;
-        assert!(well.contains("and 2 archives") && well.contains("all is well"), "{well}");
+        assert!(well.contains("and 2 archives") && well.contains("everything is intact"), "{well}");
         damage(&site.home);
         let said = site.run(&["verify"]).await;
         assert_eq!(said.code, Some(3), "{said:?}");
         assert_eq!(said.out.matches("damaged: the archive of registry.terraform.io/acme/").count(), 2, "{said:?}");
-        assert!(said.out.contains("fetched again") && said.out.contains("2 things wrong"), "{said:?}");
+        assert!(said.out.contains("fetched again") && said.out.contains("2 items failed verification"), "{said:?}");
         assert!(said.err.contains("100 %"), "{said:?}");
         assert!(is_whole(&site.home, &upstream));
         let lines = site.out(&["verify", "--json"]).await;

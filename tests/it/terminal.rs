@@ -240,7 +240,7 @@ async fn a_full_disk_fails_no_init_and_is_reported_in_the_log() {
     workspace.cli_config(&host_override(HOST, &url, NO_MODULES));
     workspace.init().await.expect_success();
     let line = disk.larder.log().line_with("it is passed through").await;
-    assert!(line.contains("make room on the disk of the store"), "{line}");
+    assert!(line.contains("free space on the store's disk"), "{line}");
     assert!(include_str!("../../docs/errors.md").contains("A full or read-only disk fails no download"));
 }
 

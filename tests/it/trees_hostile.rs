@@ -56,7 +56,7 @@ async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
     // By what lies beside it; by what VERSION.json says, where nothing else does; by upstream.
     let offline = sealed(&upstream);
     let told = refused(&offline, &tree, &["--unsigned"]).await;
-    assert!(told.len() == 1 && told[0].0 == LINUX && told[0].1.contains("the signed one beside it"), "{told:?}");
+    assert!(told.len() == 1 && told[0].0 == LINUX && told[0].1.contains("the signed one next to it"), "{told:?}");
     assert_eq!(offline.home.blobs().len(), 3);
     let online = Site::new(&upstream);
     let told = refused(&online, &tree, &["--unsigned"]).await;
@@ -70,7 +70,7 @@ async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
     );
     // What was proven of the version once is not forgotten.
     let told = refused(&offline, &tree, &["--unsigned"]).await;
-    assert!(told.len() == 1 && told[0].1.contains("proven sums of this version gave it"), "{told:?}");
+    assert!(told.len() == 1 && told[0].1.contains("verified sums of this version gave it"), "{told:?}");
 }
 
 #[tokio::test]

@@ -87,7 +87,7 @@ async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_h1_of_what_was_p
     assert_eq!((said.code, site.home.blobs().len()), (Some(1), 0), "{said:?}");
     assert!(said.out.contains("no signature speaks of unpacked files; --unsigned takes it on your word"), "{said:?}");
     let said = site.out(&["import", place, "--unsigned"]).await;
-    assert!(said.contains(", packed anew") && said.contains("2 unpacked packages: you alone vouch for them"), "{said}");
+    assert!(said.contains(", repacked") && said.contains("2 unpacked packages: you alone vouch for them"), "{said}");
     assert!(said.contains("neither its signature nor its zh"), "{said}");
     assert!(site.out(&["status"]).await.contains("2 archives without signatures"));
     // The same files are the same archive.
@@ -129,18 +129,18 @@ async fn unpacked_files_are_compared_with_the_stored_archive_and_never_replace_a
     site.out(&["warm", "acme/null@1.2.0", "--platform", "linux_amd64"]).await;
     let said = site.out(&["import", place, "--json"]).await;
     assert_eq!(states(&said), ["linux_amd64 held"]);
-    assert!(said.contains("its files are those of the archive that is held"), "{said}");
+    assert!(said.contains("its files are those of the stored archive"), "{said}");
     let plugin = package(&tree, "null", "1.2.0").join("terraform-provider-null_v1.2.0");
     let mut bytes = std::fs::read(&plugin).unwrap();
     bytes[100] ^= 1;
     std::fs::write(&plugin, bytes).unwrap();
     let told = refused(&site.run(&["import", place, "--unsigned", "--json"]).await.out);
-    assert!(told.len() == 1 && told[0].1.contains("and those of the archive that is held have h1:"), "{told:?}");
+    assert!(told.len() == 1 && told[0].1.contains("and those of the stored archive have h1:"), "{told:?}");
     // Nor once that is gone: what was proven is remembered.
     site.out(&["purge", "acme/null@1.2.0"]).await;
     site.text.push_str("[network]\noffline = true\n");
     let told = refused(&site.run(&["import", place, "--unsigned", "--json"]).await.out);
-    assert!(told.len() == 1 && told[0].1.contains("was proven here before"), "{told:?}");
+    assert!(told.len() == 1 && told[0].1.contains("was verified here before"), "{told:?}");
 }
 
 #[tokio::test]

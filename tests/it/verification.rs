@@ -46,7 +46,7 @@ async fn a_small_archive_with_wrong_bytes_is_a_502_with_the_verdict() {
         let path = larder.archive_path("null", "1.2.0").await;
         upstream.fault(Target::Archive, fault.clone());
         let refused = larder.get(&path).await.expect(502);
-        assert!(refused.text().contains("its proven SHA256SUMS say"), "{fault:?}: {}", refused.text());
+        assert!(refused.text().contains("its verified SHA256SUMS say"), "{fault:?}: {}", refused.text());
         no_archive_is_kept(&larder.folder);
         it_heals(&upstream, &larder, &path).await;
     }

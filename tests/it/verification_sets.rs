@@ -282,7 +282,7 @@ async fn a_verified_version_is_remembered_when_nothing_of_it_is_stored() {
     upstream.publish(edition(2).signed_by(&SigningKey::another()));
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
     let refused = larder.document("null", "1.2.0").await.expect(502);
-    assert!(refused.text().contains("it was published anew"), "{}", refused.text());
+    assert!(refused.text().contains("it was published again"), "{}", refused.text());
     assert!(folder.sets().is_empty() && folder.blobs().is_empty());
 
     upstream.publish(edition(3));

@@ -90,10 +90,10 @@ async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
         ["hashicorp/aws@~> 5.0", "hashicorp/null", "--platform", "linux_amd64", "--platform", "darwin_arm64"];
     let said = site.run(&arguments).await;
     assert_eq!(said.code, Some(0), "{said:?}");
-    let held = "held      hashicorp/null 3.2.2 (linux_amd64)  4.0 KiB\n";
+    let held = "stored    hashicorp/null 3.2.2 (linux_amd64)  4.0 KiB\n";
     let fetched = "fetched   hashicorp/aws 5.31.0 (linux_amd64)  3.0 MiB\n";
     let summary = said.out.strip_prefix(&format!("{held}{fetched}")).unwrap_or_else(|| panic!("{said:?}"));
-    assert!(summary.starts_with("2 archives: 1 held already, 1 fetched; 3.0 MiB in "), "{summary}");
+    assert!(summary.starts_with("2 archives: 1 already stored, 1 fetched; 3.0 MiB in "), "{summary}");
     assert_eq!(said.err, "");
 
     let asked = site.admin.asked();
@@ -167,7 +167,7 @@ async fn ctrl_c_cancels_the_job_and_says_what_stays() {
     assert_eq!(site.admin.count(&Method::DELETE), 1);
     assert!(out.contains("cancelled hashicorp/aws 5.31.0 (linux_amd64)\n"), "{out}");
     assert!(out.contains("2 archives: 1 fetched, 1 cancelled"), "{out}");
-    assert!(err.contains("stopped: 1 archive is held, and stays"), "{err}");
+    assert!(err.contains("stopped: 1 archive is stored"), "{err}");
 }
 
 #[tokio::test]
@@ -286,7 +286,7 @@ async fn where_no_larder_runs_ctrl_c_and_sigterm_end_it_and_what_was_fetched_sta
         let code = child.ended().await;
         assert_eq!(code, Some(130), "{}{}", out.text(), err.text());
         out.line_with("2 archives: 1 fetched, 1 cancelled").await;
-        err.line_with("stopped: 1 archive is held, and stays").await;
+        err.line_with("stopped: 1 archive is stored").await;
         drop(gate);
         is_served(&site, &upstream, "null").await;
     }

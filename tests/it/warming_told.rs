@@ -318,10 +318,10 @@ async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_withou
         "acme/null 1.2.0 (linux_amd64): pinned: never evicted, and not purged\n"
     );
     assert_eq!(larder.terminate().await, Some(0));
-    assert_eq!(site.out(&["pin", "acme/null"]).await, "acme/null 1.2.0 (linux_amd64): as it was\n");
+    assert_eq!(site.out(&["pin", "acme/null"]).await, "acme/null 1.2.0 (linux_amd64): unchanged\n");
     let said = site.run(&["pin", "acme/other"]).await;
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.out.contains("acme/other: not held"), "{said:?}");
+    assert!(said.out.contains("acme/other: not stored"), "{said:?}");
     let said = read(&site.out(&["unpin", "acme/null", "--json"]).await);
     assert_eq!((outcomes(&said), &said["ok"]), (vec![(package.as_str(), "unpinned")], &json!(true)));
 }

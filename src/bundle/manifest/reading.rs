@@ -124,12 +124,12 @@ impl BundleEntry {
         let texts = texts.into_iter().flatten().chain([said.asked.as_str(), said.url.as_str()]);
         for text in texts {
             if text.len() > LONGEST_TEXT || text.contains(char::is_control) {
-                return Err("what is said of it is longer than may be, or has characters that nothing has".to_owned());
+                return Err("a text in it is too long, or has invalid characters".to_owned());
             }
         }
         let is_plain = |url: &Url| matches!(url.scheme(), "http" | "https") && url.query().is_none();
         if !is_plain(&said.asked) || !is_plain(&said.url) {
-            return Err("it came from what is no http(s) URL without a query".to_owned());
+            return Err("its source is no http(s) URL without a query".to_owned());
         }
         Ok(())
     }

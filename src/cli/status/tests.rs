@@ -46,7 +46,7 @@ fn troubled() -> Report {
     let accept = format!("larder accept {address}@12.34.56");
     let trouble = StoreFailure {
         why: "could not write /var/lib/larder/v1/staging/record-1: No space left on device (os error 28)".to_owned(),
-        to_do: "make room on the disk of the store; larder goes on by itself".to_owned(),
+        to_do: "free space on the store's disk; larder continues by itself".to_owned(),
     };
     let changed = "its proof set gives terraform-provider-null_1.2.0\u{1b}[2J_linux_amd64.zip another SHA-256";
     Report {
@@ -140,19 +140,19 @@ fn problems_are_shown_and_refused_versions_come_first() {
         "0.1.0 (running, offline) since 2026-11-21 20:42:41 UTC, for 3 days",
         "NOT KEEPING",
         "No space left on device",
-        "make room on the disk",
+        "free space on the store's disk",
         "99999 hit, 4000 revalidated",
         "2.0 TiB (66 %)",
         "12 no-route, 3 client",
-        "LEFT ALONE after failures: https://releases.hashicorp.example for 42 s",
+        "BACKING OFF after failures: https://releases.hashicorp.example for 42 s",
         "larder accept registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56",
         "\\u{1b}[2J",
         "1 archive without signatures",
-        "25 asked for while offline",
-        "every 1 day: did not run yet; runs now (job 0123456789abcdef)",
-        "25 archives held, 5 of them new, 2026-11-21",
+        "25 requested while offline",
+        "every 1 day: has not run yet; runs now (job 0123456789abcdef)",
+        "25 archives stored, 5 of them new, 2026-11-21",
         "FAILED for 5 of 30 archives, 3 times in a row",
-        "COULD NOT BEGIN: there is no folder \\u{1b}[2J",
+        "COULD NOT START: there is no folder \\u{1b}[2J",
         "… and 5 more",
     ] {
         assert!(shown.contains(part), "{part} is not in:\n{shown}");

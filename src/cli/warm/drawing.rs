@@ -252,11 +252,7 @@ pub(super) fn stopped_message(job: &Job) -> String {
     let held = job.items.iter().filter(|item| matches!(item.state, ItemState::Held | ItemState::Fetched)).count();
     format!(
         "stopped: {}; the same command continues",
-        if held == 1 {
-            "1 archive is stored".to_owned()
-        } else {
-            format!("{held} archives are stored")
-        }
+        if held == 1 { "1 archive is stored".to_owned() } else { format!("{held} archives are stored") }
     )
 }
 

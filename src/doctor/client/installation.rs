@@ -76,8 +76,9 @@ impl ProviderSources {
             Coverage::None => {
                 let from = if self.elsewhere.is_empty() { "nowhere".to_owned() } else { self.elsewhere() + " only" };
                 let found = format!("providers are installed from {from}: the host block is not used for them");
-                let advice =
-                    format!("add the line direct {{ include = [{all}] }} to provider_installation, or remove that block");
+                let advice = format!(
+                    "add the line direct {{ include = [{all}] }} to provider_installation, or remove that block"
+                );
                 Some(Check::fail(INSTALLATION, found).advise(advice))
             }
             Coverage::Some => Some(some_only(all)),
@@ -93,7 +94,8 @@ impl ProviderSources {
             }
             (Coverage::Some, Coverage::None | Coverage::Some) => Some(some_only(all)),
             (Coverage::All, Coverage::None) => Some(self.also_elsewhere(all).unwrap_or_else(|| {
-                let found = "providers come from larder through the network mirror; modules come from the registry directly";
+                let found =
+                    "providers come from larder through the network mirror; modules come from the registry directly";
                 Check::ok(OVERRIDE, found)
             })),
             (Coverage::None, Coverage::None) if self.faults.is_empty() => {
@@ -107,8 +109,7 @@ impl ProviderSources {
 
     fn also_elsewhere(&self, all: &str) -> Option<Check> {
         let from = self.elsewhere();
-        let found =
-            format!("providers are installed from {from} as well: those found there do not come from larder");
+        let found = format!("providers are installed from {from} as well: those found there do not come from larder");
         let check = Check::warn(INSTALLATION, found).advise(format!("write exclude = [{all}] there, or ignore this"));
         (!from.is_empty()).then_some(check)
     }
@@ -119,9 +120,6 @@ impl ProviderSources {
 }
 
 fn some_only(all: &str) -> Check {
-    Check::warn(
-        INSTALLATION,
-        "only some of its providers come from larder: provider_installation excludes the others",
-    )
-    .advise(format!("write {all} to install all of them from larder"))
+    Check::warn(INSTALLATION, "only some of its providers come from larder: provider_installation excludes the others")
+        .advise(format!("write {all} to install all of them from larder"))
 }

@@ -20,8 +20,7 @@ const SERVICES: &str = "client.services";
 const PORT_IS_TAKEN: &str =
     "another program has larder's port; stop it (ss -ltnp names it) and start larder, or give larder another";
 
-const NO_SLASH: &str =
-    "providers.v1 has no final slash: the client drops its last path segment, and finds no provider";
+const NO_SLASH: &str = "providers.v1 has no final slash: the client drops its last path segment, and finds no provider";
 
 /// The services that a registry offers and larder serves.
 #[derive(Debug, Clone, Copy)]
@@ -87,8 +86,10 @@ impl ClientChecks<'_> {
                     let modules = modules.filter(|modules| modules.origin() != url.origin());
                     let modules = modules
                         .map(|modules| format!("; modules come from {}", modules.origin().ascii_serialization()));
-                    checks
-                        .push(Check::ok(OVERRIDE, format!("its host block leads to larder{}", modules.unwrap_or_default())));
+                    checks.push(Check::ok(
+                        OVERRIDE,
+                        format!("its host block leads to larder{}", modules.unwrap_or_default()),
+                    ));
                 }
                 None => {}
             },

@@ -65,7 +65,7 @@ impl Admin {
             _ if told.partial => {}
             _ => {
                 let why = "look at it, or say \"partial\":true for a bundle of the rest";
-                return Err(conflict(format!("not all that job {id} is about is held: {why}")));
+                return Err(conflict(format!("not all that job {id} has is stored: {why}")));
             }
         }
         let (mirror, created) = (Arc::clone(&self.mirror), told.created.unwrap_or_else(|| self.clock.now()));

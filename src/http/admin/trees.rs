@@ -83,7 +83,7 @@ impl Admin {
             match export.write(&mirror, entry.writer()).await {
                 Ok(writer) => drop(mirror.spawn_blocking(move || writer.end(Ok(()))).await),
                 // The stream ends without its end marker.
-                Err(error) => tracing::error!(%error, "a tree broke off on its way out"),
+                Err(error) => tracing::error!(%error, "a tree export broke off"),
             }
             drop(place);
         });

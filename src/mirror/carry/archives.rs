@@ -108,7 +108,7 @@ impl EntryVerdict {
         let (actual, fast) = blob.hashes().map_err(store_failed)?;
         if actual != digest {
             return Err(format!(
-                "its archive is held, and damaged: its SHA-256 is {actual}, and should be {digest}; `larder verify` sets it aside"
+                "its archive is stored, and damaged: its SHA-256 is {actual}, and should be {digest}; `larder verify` quarantines it"
             ));
         }
         let size_bytes = blob.size_bytes();
@@ -123,7 +123,7 @@ impl StagingArchive {
 
     pub(super) fn discard(self) {
         if let Err(error) = self.staged.discard() {
-            tracing::warn!(%error, "what was staged of a bundle could not be removed; it is swept in a day");
+            tracing::warn!(%error, "the stage of a bundle could not be removed; it is swept in a day");
         }
     }
 }
@@ -159,7 +159,7 @@ impl StagedBundleArchive {
         if let ArchiveBytesSource::Staged(staged) = self.source
             && let Err(error) = staged.into_inner().discard()
         {
-            tracing::warn!(%error, "what was staged of a bundle could not be removed; it is swept in a day");
+            tracing::warn!(%error, "the stage of a bundle could not be removed; it is swept in a day");
         }
         why
     }

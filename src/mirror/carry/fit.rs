@@ -51,7 +51,7 @@ impl Mirror {
             Connectivity::Offline => (self.used_bytes(), "[store] max_size is reached, and offline nothing is evicted"),
             Connectivity::Online => (
                 self.exempt_bytes()?,
-                "[store] max_size leaves no more beside what is pinned, and what of the bundle is held already",
+                "[store] max_size leaves no more next to pinned packages and stored ones of the bundle",
             ),
         };
         let evictable = match self.connectivity() {

@@ -219,7 +219,7 @@ impl Mirror {
             return Err(not_held(&sets::describe_set(package)));
         };
         if set.proof().how == ProofBasis::Imported {
-            let why = "was imported without signatures, so nobody could check it there: `larder import` it there";
+            let why = "was imported without signatures, so it could not be verified there: `larder import` it there";
             return Err(GatherError::Missing(vec![format!("{package} {why}")]));
         }
         let Some(blob) = self.store.blobs.get(&digest)? else {

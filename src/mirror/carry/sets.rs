@@ -67,7 +67,7 @@ impl BundledSet {
         let judged = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
         let (proof, _) = judged.map_err(|verdict| {
             mirror.counters.count_unproven(&package.provider.host, verdict.word());
-            format!("it does not prove: {}", relayed(&verdict.to_string()))
+            format!("it does not verify: {}", relayed(&verdict.to_string()))
         })?;
         let signer = proof.how.fingerprint();
         if let (Some(told), Some(signer)) = (entry.signed_by.as_deref(), signer)
@@ -166,7 +166,7 @@ impl BundledSet {
             Ok(Admission::Consistent) => Ok(None),
             Ok(Admission::HistoryUnavailable) => Err(store_failed(StoreError::Gone)),
             Ok(Admission::Changed(change)) => Ok(Some(format!(
-                "it was published anew: its proof set {}; a key that may vouch for it did; lock files with the old hashes refuse it",
+                "it was published again: its proof set {}; a key that may vouch for it did; lock files with the old hashes refuse it",
                 change.describe()
             ))),
             Err(why) => Err(format!(
@@ -199,7 +199,7 @@ impl Mirror {
             Some(held) if held.current.proof().how == ProofBasis::Imported => {
                 let before = held.current.document.shasum;
                 if before != set.document.shasum && !self.is_repacked(package, before)? {
-                    tracing::error!(%package, "ALARM: what was imported without signatures is not what a bundle proves; the bundle's is served from now on");
+                    tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
                     let detail = imported_differs(before, set.document.shasum);
                     self.raise_alarm(AlarmKind::ImportedDiffers, &package.provider, &package.version, detail, now);
                 }

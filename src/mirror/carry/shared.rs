@@ -44,7 +44,7 @@ impl SharedFiles {
             return Ok(());
         }
         let written = self.file.write_all_at(bytes, self.written);
-        written.map_err(|e| format!("its {} could not be kept for what comes later: {e}", file.role))?;
+        written.map_err(|e| format!("its {} could not be stored for later entries: {e}", file.role))?;
         self.offsets.insert(file.file.sha256, (self.written, bytes.len() as u64));
         self.written += bytes.len() as u64;
         Ok(())

@@ -45,7 +45,7 @@ pub enum ApplyError {
     )]
     UnknownHosts(String),
     /// It does not fit.
-    #[error("the bundle needs {needed} bytes more, and there is room for {room}: {why}")]
+    #[error("the bundle needs {needed} more bytes, and {room} are available: {why}")]
     NoRoom {
         /// Bytes that it needs.
         needed: u64,

@@ -63,7 +63,7 @@ impl Catalog {
             Recorded::Damaged => {}
         }
         // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.
-        tracing::error!(package = %of, "a name was damaged, and is set aside; if it was pinned, it is not any more: pin it again");
+        tracing::error!(package = %of, "a name record was damaged and quarantined; if it was pinned, pin it again");
         Ok(NameRecord::default())
     }
 
@@ -113,7 +113,7 @@ impl Catalog {
                 imported
             }
             Err(error) => {
-                tracing::warn!(%error, "what was imported without signatures cannot be told");
+                tracing::warn!(%error, "unsigned imports cannot be listed");
                 Vec::new()
             }
         }

@@ -98,7 +98,7 @@ impl ProviderHistories {
         let _lock = self.lock(provider);
         let history = match self.history(provider, &seen.package.version) {
             Err(StoreError::Gone) => {
-                tracing::error!(%provider, "ALARM: the store is gone, so nobody can tell whether upstream has published anything anew; it is taken as it is");
+                tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
                 return Ok(None);
             }
             read => read?,
@@ -110,11 +110,11 @@ impl ProviderHistories {
             to_write = HistoryUpdate::default();
         }
         if before_recording(&judgement) == Err(AlarmNotSaved) {
-            tracing::error!(package = %seen.package, "what was verified is not recorded, because the alarm of it is in memory alone");
+            tracing::error!(package = %seen.package, "a verified set is not recorded, because its alarm could not be written");
             return Ok(Some(judgement));
         }
         if let Err(error) = self.write(seen.package, to_write) {
-            tracing::error!(package = %seen.package, %error, to_do = error.remedy(), "what was verified could not be recorded");
+            tracing::error!(package = %seen.package, %error, to_do = error.remedy(), "a verified set could not be recorded");
         }
         Ok(Some(judgement))
     }
@@ -310,7 +310,7 @@ impl ProviderHistories {
 
     /// Writes a rebuilt record. A failed write does not fail the request: the record is rebuilt again next time.
     fn write_rebuilt<T: Serialize>(&self, key: &Key, record: T) -> T {
-        tracing::warn!(record = %key.path().display(), "a first-seen record was missing or damaged; it is rebuilt from what is stored");
+        tracing::warn!(record = %key.path().display(), "a first-seen record was missing or damaged; it is rebuilt from the store");
         if let Err(error) = self.put(key, &record) {
             tracing::error!(%error, to_do = error.remedy(), "a first-seen record could not be rebuilt");
         }

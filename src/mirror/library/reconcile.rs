@@ -121,7 +121,7 @@ impl Catalog {
     /// The size and time of a file. A file that cannot be read is left out, and the index is marked incomplete.
     fn stat_or_log<T>(&self, what: &dyn fmt::Display, looked: Result<Option<T>, StoreError>) -> Option<T> {
         looked.unwrap_or_else(|error| {
-            tracing::error!(%what, %error, to_do = error.remedy(), "a file of the store cannot be looked at; it is not counted");
+            tracing::error!(%what, %error, to_do = error.remedy(), "a file of the store cannot be checked; it is not counted");
             self.store.index.is_incomplete();
             None
         })
@@ -130,7 +130,7 @@ impl Catalog {
     /// The error for a damaged name whose archive no proof set names.
     fn lost_name_error(&self, of: &Artifact) -> StoreError {
         let path = self.store.root().join(Key::Name(of.clone()).path());
-        let why = "it was damaged, and was set aside just now; nothing else tells which archive it named";
+        let why = "it was damaged and quarantined; its archive is unknown";
         StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(why)) }
     }
 }

@@ -139,7 +139,7 @@ impl Mirror {
         let said = self.location(package, call).await?.value.as_location(package)?;
         let fetched = match SourceFetch::new(self, package, call, &mut room).await?.tree(&said).await {
             Err(FetchTreeError::StaleLocation(error)) => {
-                tracing::warn!(%package, %error, "what a location names was refused; the location is asked anew");
+                tracing::warn!(%package, %error, "a location's source was refused; the location is fetched again");
                 let said = self.refetch_location(package, said.age, call).await?;
                 let fetched = SourceFetch::new(self, package, call, &mut room).await?.tree(&said).await;
                 (fetched.map_err(FetchTreeError::error)?, said)
@@ -255,7 +255,7 @@ impl Mirror {
         let (verdict, kind, detail) = match judged {
             TreeComparison::Consistent => return Ok(()),
             TreeComparison::Moved { pinned } => {
-                tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a version of a module anew, with another tree than the one that was seen first; it is not served until it is accepted");
+                tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a module version again, with a tree other than the first-seen one; it is not served until it is accepted");
                 self.counters.count_unproven(&key.module.host, REPUBLISHED);
                 let elsewhere = if *tree == pinned { ", where the module was in another folder" } else { "" };
                 let verdict = format!(
@@ -268,10 +268,10 @@ impl Mirror {
                 )
             }
             TreeComparison::Lost => {
-                tracing::error!(%package, %tree, commit, "ALARM: what was seen first of a version of a module is damaged, and no archive tells what it was; it is not served until it is accepted");
+                tracing::error!(%package, %tree, commit, "ALARM: the first-seen record of a module version is damaged, and no stored archive can rebuild it; it is not served until it is accepted");
                 self.counters.count_unproven(&key.module.host, SEEN_DAMAGED);
                 let verdict = format!(
-                    "its tree has digest {tree}, and the record of the one that was seen first is damaged, so nobody can tell whether upstream has moved it"
+                    "its tree has digest {tree}, and its first-seen record is damaged, so a move by upstream cannot be detected"
                 );
                 (verdict, AlarmKind::DamagedRecord, super::DAMAGED_RECORD_DETAIL.to_owned())
             }

@@ -75,7 +75,7 @@ impl Mirror {
             return match held {
                 Some(held) => {
                     if let Err(error) = self.check_external_move(package, &key, source, call).await {
-                        tracing::error!(%package, %error, "it could not be noted that a module has moved; what is held is served");
+                        tracing::error!(%package, %error, "the move of a module could not be recorded; the stored copy is served");
                     }
                     Ok(told(local_location(package, Some(&held))))
                 }
@@ -157,7 +157,7 @@ impl Mirror {
         };
         let Some(held) = self.stored_module(key).await? else { return Err(error) };
         if self.connectivity() == Connectivity::Online {
-            tracing::warn!(%package, %error, "upstream does not say where it is; what is held is served");
+            tracing::warn!(%package, %error, "upstream does not say where it is; the stored copy is served");
         }
         Ok(Answer { value: local_location(package, Some(&held)), outcome, fresh_until: call.now, checked: held.kept })
     }
@@ -181,7 +181,7 @@ impl Mirror {
             return Err(refused(format!("{what} at {host} {why}")));
         };
         self.counters.elsewhere.inc();
-        tracing::warn!(%package, what, host, "a module is at a source that larder cannot fetch; clients fetch it themselves, and nothing is kept");
+        tracing::warn!(%package, what, host, "a module is at a source that larder cannot fetch; clients fetch it themselves, and nothing is stored");
         Ok(ModuleLocation::External(text.to_owned()))
     }
 

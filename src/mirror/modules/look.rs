@@ -56,7 +56,7 @@ impl Mirror {
             let call = RequestContext { priority: RequestPriority::Job, ..self.flight_context(call) };
             async move {
                 if let Err(error) = mirror.recheck(&package, &key, &said, RecheckMode::IfDue, &call).await {
-                    tracing::warn!(%package, %error, "could not look whether a version of a module is still what it was; what is held is served");
+                    tracing::warn!(%package, %error, "a module version could not be rechecked; the stored copy is served");
                 }
             }
         }));

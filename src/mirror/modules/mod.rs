@@ -54,7 +54,7 @@ pub enum ModuleLocation {
     External(String),
 }
 
-const DAMAGED_RECORD_DETAIL: &str = "its first-seen record is damaged, and no stored archive tells which tree it was";
+const DAMAGED_RECORD_DETAIL: &str = "its first-seen record is damaged, and no stored archive can rebuild it";
 
 /// The module alarms that `accept` resolves.
 pub(super) const RESOLVED_BY_ACCEPT: &[AlarmKind] = &[AlarmKind::Moved, AlarmKind::DamagedRecord];

@@ -145,7 +145,7 @@ fn read(mirror: &Mirror, package: &ModulePackage) -> Result<FirstSeenLookup, Sto
     };
     // The name comes first: it also reflects a later `accept`.
     if let Some(seen) = rebuild_from_name(mirror, package)? {
-        tracing::error!(%package, "what was seen of a version of a module was lost; it is put down again as its archive tells");
+        tracing::error!(%package, "the first-seen record of a module version was lost; it is rebuilt from its archive");
         return again(seen);
     }
     let others = match package.folded() {
@@ -157,7 +157,7 @@ fn read(mirror: &Mirror, package: &ModulePackage) -> Result<FirstSeenLookup, Sto
     for other in others {
         match read_record(mirror, &other)? {
             Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds || seen.folded => {
-                tracing::info!(%package, as = %other, "a version of a module was seen in another spelling, and is held against that");
+                tracing::info!(%package, as = %other, "a module version has a first-seen record under another spelling, which counts");
                 return again(seen);
             }
             Recorded::Damaged => is_lost = true,
@@ -208,7 +208,7 @@ fn put(mirror: &Mirror, package: &ModulePackage, seen: &ModuleFirstSeen) -> Resu
 
 fn write(mirror: &Mirror, package: &ModulePackage, record: &ModuleFirstSeenRecord) -> Result<(), StoreError> {
     let record = serde_json::to_vec(record)
-        .map_err(|e| StoreError::Index(format!("what was seen of a module cannot be written: {e}")))?;
+        .map_err(|e| StoreError::Index(format!("the first-seen record of a module cannot be written: {e}")))?;
     mirror.store.records.put(&Key::SeenModule(package.clone()), &record, Durability::Synced).map(drop)
 }
 

@@ -144,7 +144,7 @@ impl Mirror {
         let mut entries = Vec::new();
         for version in held.into_iter().filter(|version| list.get(version).is_none()) {
             if !dropped_before.contains(&version) {
-                tracing::warn!(%module, %version, "upstream has dropped a version that is held; it stays listed (keep_gone)");
+                tracing::warn!(%module, %version, "upstream has dropped a stored version; it stays listed (keep_gone)");
             }
             let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|listed| listed.raw.clone());
             entries.extend(as_written.or_else(|| entry_of_module(&version)));

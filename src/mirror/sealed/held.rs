@@ -86,7 +86,7 @@ fn skip_unreadable(of: &impl std::fmt::Display, looked: Result<bool, StoreError>
     match looked {
         Err(StoreError::Gone) => Err(StoreError::Gone),
         Err(error) => {
-            tracing::error!(%of, %error, "what is held of it cannot be read; it is not listed while sealed");
+            tracing::error!(%of, %error, "its stored records cannot be read; it is not listed while offline");
             Ok(false)
         }
         looked => looked,

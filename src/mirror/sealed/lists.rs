@@ -191,11 +191,11 @@ fn describe_empty_list(address: &ProviderAddress, sealed_for: &RequiredPlatforms
 /// An unreadable cached list must not hide stored versions.
 fn readable_or_log<T>(address: &impl std::fmt::Display, read: Result<T, String>) -> Option<T> {
     read.inspect_err(|why| {
-        tracing::error!(of = %address, why, "a held version list cannot be read; what is held is listed without it");
+        tracing::error!(of = %address, why, "a cached version list cannot be read; stored versions are listed without it");
     })
     .ok()
 }
 
 fn unreadable(address: &impl std::fmt::Display, why: String) -> Error {
-    Error::Interrupted(format!("the held version list of {address} cannot be read: {why}"))
+    Error::Interrupted(format!("the cached version list of {address} cannot be read: {why}"))
 }

@@ -24,7 +24,7 @@ pub(super) fn load_missing(store: &Store) -> MissingRequests {
         Recorded::Absent | Recorded::Damaged => Ok(MissingRequests::default()),
     });
     read.unwrap_or_else(|error| {
-        tracing::error!(%error, "what an earlier run was asked for while sealed cannot be read; it is noted anew");
+        tracing::error!(%error, "the missing list of an earlier run cannot be read; it starts again");
         MissingRequests::default()
     })
 }
@@ -89,7 +89,7 @@ impl Mirror {
             let Some(mirror) = mirror.upgrade() else { return };
             mirror.sealed.is_save_scheduled.store(false, Ordering::Release);
             if let Err(error) = mirror.on_disk(Self::save_missing).await {
-                tracing::error!(%error, "what is missing while sealed could not be written down; it is tried again with what is noted next");
+                tracing::error!(%error, "the missing list could not be written; it is written again with the next entry");
             }
         });
     }
@@ -168,7 +168,7 @@ impl Mirror {
                 }
                 // A failed lookup does not mean that the package is stored.
                 Err(error) => {
-                    tracing::debug!(what = %PackageRef::from(&thing), %error, "it cannot be told whether it is held by now");
+                    tracing::debug!(what = %PackageRef::from(&thing), %error, "its state in the store cannot be read");
                     missing.push(thing);
                 }
             }

@@ -120,7 +120,7 @@ impl Mirror {
                     mirror.record_stored(ObjectKind::Document);
                 }
                 Err(error) => {
-                    tracing::error!(package = %of, %error, "a proof set could not be kept");
+                    tracing::error!(package = %of, %error, "a proof set could not be stored");
                     mirror.record_not_stored(ObjectKind::Document, &error);
                 }
             }

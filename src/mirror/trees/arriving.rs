@@ -52,7 +52,7 @@ impl StagedTreeArchive {
 
 fn discard(staged: Staged) {
     if let Err(error) = staged.discard() {
-        tracing::warn!(%error, "what was staged of a tree could not be removed; it is swept in a day");
+        tracing::warn!(%error, "the stage of a tree could not be removed; it is swept in a day");
     }
 }
 

@@ -171,7 +171,7 @@ impl Export {
                         Archive::InMemory { bytes, .. } => ExportedContents::Bytes(bytes),
                         Archive::OnDisk { blob, .. } => ExportedContents::Blob(blob),
                         Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
-                            return Err(io::Error::other(format!("the archive of {package} is not held any more")));
+                            return Err(io::Error::other(format!("the archive of {package} is not stored any more")));
                         }
                     }
                 }

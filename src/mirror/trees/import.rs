@@ -123,7 +123,7 @@ impl ImportAbort {
                 tracing::error!(file, %error, to_do = error.remedy(), "an import ended, because the store failed");
                 format!("{file}: the store failed: {error}; {}", error.remedy())
             }
-            Self::ReceiverGone => "nobody listens any more".to_owned(),
+            Self::ReceiverGone => "the client has disconnected".to_owned(),
         };
         ImportStep::Stopped { error }
     }

@@ -110,10 +110,10 @@ impl Mirror {
         if before != digest {
             let of = package.clone();
             if self.on_disk(move |mirror| mirror.is_repacked(&of, before)).await? {
-                tracing::info!(%package, "what was imported unpacked is served as upstream has it from now on");
+                tracing::info!(%package, "an unpacked import is replaced by upstream's archive from now on");
                 return Ok(());
             }
-            tracing::error!(%package, imported = %before, upstream = %digest, "ALARM: what was imported without signatures is not what upstream has; upstream's is served from now on");
+            tracing::error!(%package, imported = %before, upstream = %digest, "ALARM: an unsigned import differs from upstream's archive; upstream's is served from now on");
             let (provider, version) = (provider.clone(), version.clone());
             return self
                 .on_disk(move |mirror| {
@@ -123,7 +123,7 @@ impl Mirror {
                 })
                 .await;
         }
-        tracing::info!(%package, "what was imported without signatures is proven now: it is what upstream has");
+        tracing::info!(%package, "an unsigned import is verified now: it equals upstream's archive");
         let (of, filename) = (package.clone(), set.document.filename.clone());
         self.on_disk(move |mirror| {
             mirror.catalog.change_name(&of, |name| {
@@ -179,7 +179,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(&provider.host)?);
         let key = Key::ProviderVersions(provider.clone());
-        let unreadable = |why| Error::Interrupted(format!("the held version list of {provider}: {why}"));
+        let unreadable = |why| Error::Interrupted(format!("the cached version list of {provider}: {why}"));
         let before = match self.stored_document(&key).await? {
             Some(held) => held.value,
             None => {

@@ -24,7 +24,7 @@ use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
 /// The recorded origin of an archive that no upstream sent.
 const IMPORT_ORIGIN: &str = "an import";
 /// The note on a stored archive that was damaged.
-const REPLACED_DAMAGED_NOTE: &str = "the one that was held was damaged: it was set aside, and this one is in its place";
+const REPLACED_DAMAGED_NOTE: &str = "the stored one was damaged: it was quarantined and replaced by this one";
 
 enum ArchiveVerdict {
     /// Stored: a proof set names it.
@@ -80,7 +80,7 @@ impl TreeImport {
         let why = match &arrived.origin {
             ArchiveOrigin::FromTree => {
                 if self.proven.get(package).is_some_and(|proven| proven != digest) {
-                    let why = "another file of the tree is the same package, with other bytes, and is proven";
+                    let why = "another file of the tree is the same package, with other bytes, and is verified";
                     return Ok(ArchiveVerdict::Refused(why.to_owned()));
                 }
                 let said = self.mirror.find_evidence(package, *digest, &self.sidecars, self.unsigned, &call);
@@ -98,7 +98,7 @@ impl TreeImport {
                 match self.runtime.block_on(self.mirror.find_unpacked_evidence(package, h1, &call))? {
                     ArchiveEvidence::Against(why) => return Ok(ArchiveVerdict::Refused(why)),
                     ArchiveEvidence::AlreadyStored | ArchiveEvidence::Proven { .. } => {
-                        notes.push("its files are those of the archive that is held".to_owned());
+                        notes.push("its files are those of the stored archive".to_owned());
                         return Ok(ArchiveVerdict::AlreadyStored);
                     }
                     ArchiveEvidence::NoProof(why) => why,
@@ -122,7 +122,9 @@ impl TreeImport {
             StoredState::Nothing => {}
         }
         let hashes = hashes_of(arrived)?;
-        notes.extend(self.index_contradiction(arrived, &hashes).map(|why| format!("{why}; it is proven all the same")));
+        notes.extend(
+            self.index_contradiction(arrived, &hashes).map(|why| format!("{why}; it is verified all the same")),
+        );
         Ok(ArchiveVerdict::Proven { by, kept, set, hashes })
     }
 
@@ -197,7 +199,7 @@ impl TreeImport {
                         return Err(error);
                     }
                 };
-                tracing::info!(%package, ?by, "an archive of a tree is proven, and held from now on");
+                tracing::info!(%package, ?by, "an archive of a tree is verified and stored");
                 self.proven.insert(package, arrived.digest);
                 self.commit_archive(&kept, &set, arrived, hashes, room, now)?;
                 Ok(FileVerdict::Proven { by })

@@ -131,7 +131,7 @@ impl Mirror {
         let set = match beside.find_proof(package, upstream, call.now) {
             SidecarProof::Proven(set) => set,
             SidecarProof::Bad(why) => {
-                return Ok(ArchiveEvidence::Against(format!("what lies beside it does not prove: {why}")));
+                return Ok(ArchiveEvidence::Against(format!("the proof files next to it do not verify: {why}")));
             }
             SidecarProof::None => {
                 let of = package.clone();
@@ -140,7 +140,7 @@ impl Mirror {
                     Recoverable::Lost(_) => return Ok(ArchiveEvidence::Against(record_lost(package))),
                     Recoverable::Whole(proven) if !proven.is_empty() && !proven.contains(&digest) => {
                         return Ok(ArchiveEvidence::Against(format!(
-                            "its SHA-256 is {digest}, and proven sums of this version gave it {}",
+                            "its SHA-256 is {digest}, and verified sums of this version gave it {}",
                             proven[0]
                         )));
                     }
@@ -157,7 +157,7 @@ impl Mirror {
         if set.document.shasum != digest {
             let proven = set.document.shasum;
             return Ok(ArchiveEvidence::Against(format!(
-                "its SHA-256 is {digest}, and the signed one beside it is {proven}"
+                "its SHA-256 is {digest}, and the signed one next to it is {proven}"
             )));
         }
         let key = set.proof().how.fingerprint().map(str::to_owned);
@@ -165,7 +165,7 @@ impl Mirror {
         // The author of the tree may have made the key too. A key counts only if it is in the provider's log, or if the
         // operator vouches for it.
         let Some(key) = key else {
-            return Ok(ArchiveEvidence::NoProof("nobody signed what lies beside it".to_owned()));
+            return Ok(ArchiveEvidence::NoProof("the sums next to it are unsigned".to_owned()));
         };
         let of = package.provider.clone();
         let known = self.on_disk(move |mirror| mirror.histories.keys_of(&of)).await?;
@@ -202,7 +202,7 @@ pub(super) fn is_proven(set: &ProofSet) -> bool {
 pub(super) fn record_lost(package: &Package) -> String {
     let Package { provider, version, .. } = package;
     format!(
-        "its first-seen record is damaged, so nobody can tell what was proven of it; `larder accept {provider}@{version}` takes what upstream has"
+        "its first-seen record is damaged, so its verified digests are unknown; `larder accept {provider}@{version}` accepts upstream's version"
     )
 }
 

@@ -30,12 +30,12 @@ impl Mirror {
         }
         if let Some(other) = held.first() {
             return Ok(ArchiveEvidence::Against(format!(
-                "its files have {h1}, and those of the archive that is held have {other}"
+                "its files have {h1}, and those of the stored archive have {other}"
             )));
         }
         let warm = format!("`larder warm {}@{}` fetches the archive", package.provider, package.version);
         if self.usable_set(package, call).await?.is_some_and(|held| is_proven(&held.kept.current)) {
-            let why = "a proof set of it is held, which names the archive that was published, and no unpacked files";
+            let why = "a stored proof set names its published archive, which covers no unpacked files";
             return Ok(ArchiveEvidence::Against(format!("{why}: import that archive, or {warm}")));
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
@@ -56,7 +56,8 @@ impl Mirror {
             return Ok(ArchiveEvidence::Against(record_lost(package)));
         }
         if let Some(proven) = proven.or_default().first() {
-            let why = format!("its archive was proven here before, with SHA-256 {proven}, and is not held any more");
+            let why =
+                format!("its archive was verified here before, with SHA-256 {proven}, and is not stored any more");
             return Ok(ArchiveEvidence::Against(format!("{why}: import that archive, or {warm}")));
         }
         Ok(ArchiveEvidence::NoProof(format!("{nothing}, and no signature speaks of unpacked files")))

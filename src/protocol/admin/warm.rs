@@ -47,7 +47,7 @@ impl PinRequest {
 /// The error text for an unknown job.
 pub fn no_job(id: JobId) -> String {
     format!(
-        "there is no job {id}: the oldest are forgotten when new ones come; what they fetched is kept, so tell it the same again to see what is held"
+        "there is no job {id}: old jobs are dropped from the list; their packages stay stored, so send the same order again"
     )
 }
 

@@ -60,7 +60,7 @@ impl Reader<'_> {
         loop {
             let first = match (self.token()?, end) {
                 (None, None) => return Ok(Node::Members(members)),
-                (None, Some(_)) => return Err("the file ends before what is open is closed"),
+                (None, Some(_)) => return Err("the file ends inside a block or string"),
                 (Some(Token::Mark(mark)), Some(end)) if mark == end => return Ok(Node::Members(members)),
                 (Some(Token::Mark(',')), _) if may_part => {
                     may_part = false;

@@ -91,7 +91,8 @@ pub(in super::super) fn shown(given: &str) -> String {
 /// The remedy for a source that no registry answers.
 fn elsewhere(given: &str) -> String {
     if given.starts_with('/') || given.split("::").last().is_some_and(|url| url.starts_with("file:")) {
-        return "it is a path of one machine: what is there was not handed over. Write the path from here on, with ./ or ../ before it".to_owned();
+        return "it is an absolute path, and its files were not sent: write a relative path, with ./ or ../ before it"
+            .to_owned();
     }
     if !given.contains([':', '?']) && given.split('/').next().is_none_or(|first| !first.contains('.')) {
         return format!(

@@ -38,7 +38,7 @@ pub(super) async fn choose(
     }
     let locked = locked(files, root, found);
     if by_provider.len() > MOST_PROVIDERS {
-        let why = format!("{} providers are needed, and {MOST_PROVIDERS} can be looked at", by_provider.len());
+        let why = format!("{} providers are required, and at most {MOST_PROVIDERS} can be resolved", by_provider.len());
         let name = if root.folder.is_empty() { "the configuration" } else { &root.folder };
         found.cannot(name, why, []);
     }

@@ -151,10 +151,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     pub(super) fn may_compare(&self, conditions: usize) -> Result<(), String> {
         match self.compared.fetch_add(conditions, Ordering::Relaxed).saturating_add(conditions) <= MOST_COMPARED {
             true => Ok(()),
-            false => {
-                Err("more constraints are to be held against more versions than is sensible: name fewer folders"
-                    .to_owned())
-            }
+            false => Err("there are too many constraints and versions to compare: name fewer folders".to_owned()),
         }
     }
 

@@ -73,7 +73,7 @@ impl ResolutionResult {
         });
         let there_may_be_more = (self.cannot.len() >= MOST_CANNOT).then(|| UnavailableItem {
             what: "the rest".to_owned(),
-            why: format!("{MOST_CANNOT} things cannot be had, and more were not looked at: begin with these"),
+            why: format!("{MOST_CANNOT} items are unavailable (stopped there); fix these first"),
             by: Vec::new(),
         });
         let cannot = self.cannot.into_iter().map(|((what, why), by)| UnavailableItem { what, why, by: named(by) });

@@ -40,7 +40,7 @@ pub(super) fn of(configurations: &Configurations, found: &mut ResolutionResult) 
     }
     if roots.len() > MOST_ROOTS {
         let why = format!(
-            "there are {} folders that init would be run in, and {MOST_ROOTS} can be looked at at once: name fewer",
+            "there are {} folders in which init would run, and at most {MOST_ROOTS} can be resolved at once: name fewer",
             roots.len()
         );
         found.cannot("the configuration", why, []);

@@ -85,7 +85,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             calls.extend(module.calls.iter().map(|call| (*spot, call)));
         }
         if calls.len() > MOST_CALLS {
-            let why = format!("there are more than {MOST_CALLS} calls of modules in it: the others were not looked at");
+            let why = format!("there are more than {MOST_CALLS} module calls in it: the others were not resolved");
             self.found.cannot(self.name(), why, []);
             calls.truncate(MOST_CALLS);
         }

@@ -71,7 +71,7 @@ impl Index {
     }
 
     fn start_over(&self, why: &StoreError) {
-        tracing::error!(%why, "the index is damaged; it is set aside, and made again from the files");
+        tracing::error!(%why, "the index is damaged; it is quarantined, and rebuilt from the files");
         // First: operations that need all names must not act on missing entries.
         self.standing.send_replace(IndexState::Behind);
         let mut totals = self.totals.lock();

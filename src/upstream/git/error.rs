@@ -25,7 +25,7 @@ pub enum GitError {
         error: TreeError,
     },
     /// A local disk failed.
-    #[error("{asked}: its packs could not be kept meanwhile: {error}")]
+    #[error("{asked}: its packs could not be stored: {error}")]
     Disk {
         /// Label of the request.
         asked: String,

@@ -117,7 +117,7 @@ impl Checksum {
             "sha1" => ChecksumKind::Sha1,
             "sha256" => ChecksumKind::Sha256,
             "sha512" => ChecksumKind::Sha512,
-            _ => return Err(BadChecksum("has a checksum of a kind that nobody checks")),
+            _ => return Err(BadChecksum("has a checksum of an unknown kind")),
         };
         match Self::of_length(text) {
             Ok(checksum) if checksum.kind == kind => Ok(checksum),
