@@ -1,5 +1,5 @@
-//! A demonstration that needs no internet: a registry with real zips and real signatures and a larder in
-//! front of it, in one process; the real `terraform init` cold, then warm with the registry stopped.
+//! A demonstration without internet: a registry with real zips and signatures and a larder in front of it, in one
+//! process. Runs the real `terraform init` cold, then warm with the registry stopped.
 //!
 //! `cargo run --example demo`
 #![expect(clippy::disallowed_methods, reason = "a demonstration stands outside the walls between the rooms")]
@@ -31,11 +31,11 @@ mod tls;
 mod upstream;
 
 const HOST: &str = "registry.terraform.io";
-/// What is installed: name, version, size in bytes.
+/// Installed providers: name, version, size in bytes.
 const PROVIDERS: [(&str, &str, usize); 3] =
     [("cloud", "5.31.0", 60_000_000), ("network", "2.4.1", 25_000_000), ("random", "3.6.0", 5_000_000)];
 
-/// One `init`, and what it took.
+/// Measurements of one `init`.
 struct Run {
     what: &'static str,
     took: Duration,
@@ -58,12 +58,12 @@ async fn main() -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let serving = tokio::spawn(app.serve(stop.clone()));
 
-    println!("A registry on {} (in place of {HOST}), larder on {base}.", registry.origin());
-    println!("The six lines that lead a client to larder:\n\n{paste}");
+    println!("Registry on {} (in place of {HOST}), larder on {base}.", registry.origin());
+    println!("The six lines that point a client to larder:\n\n{paste}");
     let client = Client::find(&base, &paste)?;
     println!("{}\n", client.introduction());
 
-    let direct = client.run("straight from the registry", Some(&registry), &registry, &admin).await?;
+    let direct = client.run("directly from the registry", Some(&registry), &registry, &admin).await?;
     let cold = client.run("through larder, cold", None, &registry, &admin).await?;
     let warm = client.run("through larder, again", None, &registry, &admin).await?;
     registry.stop().await;
@@ -85,7 +85,7 @@ fn configuration(registry: &FakeUpstream, store: &Path) -> anyhow::Result<Config
     Ok(Config::parse(&text, Path::new("demo.toml"), &|name| std::env::var(name).ok())?.0)
 }
 
-/// The real client where there is one; else plain HTTP requests that ask for the same things.
+/// The real client if installed; else the same requests over plain HTTP.
 enum Client {
     Terraform { client: Terraform, paste: String, locks: std::sync::Mutex<Vec<String>> },
     PlainHttp { base: String },
@@ -103,7 +103,7 @@ impl Client {
         match self {
             Self::Terraform { .. } => "Each line below is a real `terraform init` in an empty folder:",
             Self::PlainHttp { .. } => {
-                "There is no terraform on the PATH: each line below is the same requests over plain HTTP."
+                "No terraform on the PATH: each line below shows the same requests over plain HTTP."
             }
         }
     }
@@ -187,7 +187,7 @@ async fn served(admin: &str) -> anyhow::Result<u64> {
 fn print_runs(runs: &[Run]) {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
-    table.set_header(["init", "time", "asked of registry", "sent by registry", "sent by larder"]);
+    table.set_header(["init", "time", "registry requests", "sent by registry", "sent by larder"]);
     for run in runs {
         let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { ByteSize(bytes).display().si().to_string() };
         table.add_row([

@@ -30,8 +30,8 @@ use crate::http::clients::Clients;
 use crate::http::listener::{self, serve};
 use crate::http::places::{ConnectionSlots, PeerClass};
 use crate::http::tls::Tls;
-use crate::http::watchdog::{self, BlockingPoolCheck, ListenerCheck, NotAlive};
-use crate::http::{Admin, MainListener, Requests};
+use crate::http::watchdog::{self, BlockingPoolCheck, ListenerCheck, LivenessError};
+use crate::http::{Admin, MainListener, RequestMetrics};
 use crate::jobs::{self, Jobs, Recurring};
 use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
@@ -108,7 +108,7 @@ pub fn mirror(
 /// The counters of every part, exported as Prometheus metrics.
 #[derive(Debug, Default)]
 pub struct MetricSources {
-    requests: Requests,
+    requests: RequestMetrics,
     counters: Counters,
     supervisor: Supervisor,
 }
@@ -162,7 +162,7 @@ struct SharedParts {
     /// The generated admin token. Cached at its first read, because the store's folder may be replaced later.
     made_token: OnceLock<SecretString>,
     started: Timestamp,
-    requests: Requests,
+    requests: RequestMetrics,
     supervisor: Supervisor,
     registry: Arc<Registry>,
     clock: Clock,
@@ -267,7 +267,7 @@ impl App {
         let main_limits = listener::Limits { http2, ..connections.clone() };
         let of_main = {
             let running = Arc::clone(&running);
-            move |address| running.front.load().main.standing(address)
+            move |address| running.front.load().main.peer_class(address)
         };
         let to_main = {
             let running = Arc::clone(&running);
@@ -344,14 +344,14 @@ impl RunningApp {
     }
 
     /// Checks that both listeners answer over their own sockets and that the blocking pool has free threads.
-    pub async fn check_liveness(&self) -> Result<(), NotAlive> {
+    pub async fn check_liveness(&self) -> Result<(), LivenessError> {
         let (main, admin) = (loopback_if_unspecified(self.parts.main), loopback_if_unspecified(self.parts.admin));
-        let standing = self.front.load().main.standing(main.ip());
-        let main = ListenerCheck { at: main, places: &self.main_places, standing };
-        let admin = ListenerCheck { at: admin, places: &self.admin_places, standing: PeerClass::Client };
-        watchdog::listeners_answer(main, admin).await?;
+        let standing = self.front.load().main.peer_class(main.ip());
+        let main = ListenerCheck { address: main, slots: &self.main_places, peer_class: standing };
+        let admin = ListenerCheck { address: admin, slots: &self.admin_places, peer_class: PeerClass::Client };
+        watchdog::check_listeners(main, admin).await?;
         let store = Arc::clone(&self.parts.store);
-        self.pool.answers(move || store.try_disk().is_ok())
+        self.pool.check(move || store.try_disk().is_ok())
     }
 }
 

@@ -54,7 +54,7 @@ impl RunningApp {
             _ => None,
         };
         let before = self.parts.mirror.config();
-        let outbound = before.outbound.renewed(&config.network, &config.upstreams);
+        let outbound = before.outbound.reconfigured(&config.network, &config.upstreams);
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
         let sealed_for = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());

@@ -14,7 +14,7 @@ use crate::app::{self, StartSettings};
 use crate::config::Config;
 use crate::http::admin_client::{self, AdminClientError};
 use crate::mirror::{AcceptOutcome, AcceptResult, PinOutcome, PinResult, PurgeResult, RefreshOutcome, RefreshResult};
-use crate::protocol::admin::command::{self, Done, Operation, OperationTarget};
+use crate::protocol::admin::command::{self, Operation, OperationReport, OperationTarget};
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -60,7 +60,7 @@ impl Addresses {
 /// Defines one function per command: ask the running larder, else open the store.
 macro_rules! done_here {
     ($($command:ident $variant:ident $item:ty),*) => {$(
-        async fn $command(config: &Config, told: &OperationTarget) -> anyhow::Result<Done<$item>> {
+        async fn $command(config: &Config, told: &OperationTarget) -> anyhow::Result<OperationReport<$item>> {
             if let Some(done) = run_remotely(config, Operation::$variant, told).await? {
                 return Ok(done);
             }
@@ -82,7 +82,7 @@ async fn run_remotely<T: DeserializeOwned>(
     config: &Config,
     command: Operation,
     told: &OperationTarget,
-) -> anyhow::Result<Option<Done<T>>> {
+) -> anyhow::Result<Option<OperationReport<T>>> {
     let body = Bytes::from(serde_json::to_vec(told)?);
     let path = command.path();
     let asked = ask_running(config, async |at, token| admin_client::post(at, &path, token, body).await);
@@ -107,7 +107,7 @@ pub(super) fn require_store(config: &Config) -> anyhow::Result<()> {
 
 /// Prints the result; returns true if the command succeeded for every address.
 fn print_result<T: Serialize>(
-    done: Done<T>,
+    done: OperationReport<T>,
     json: bool,
     lines_of: impl Fn(&[T]) -> Vec<String>,
 ) -> anyhow::Result<bool> {

@@ -113,7 +113,7 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
             let sent = admin_client::download(*at, EXPORT, token.as_deref(), body, out).await;
             sent.map(drop).map_err(|error| match error {
                 // The receiving side has the cause.
-                AdminClientError::Here(error) => anyhow::Error::from(error),
+                AdminClientError::LocalIo(error) => anyhow::Error::from(error),
                 error => error.into(),
             })
         }

@@ -15,7 +15,7 @@ use crate::http::admin_client::{self, AdminClientError};
 use crate::jobs::job_report::JobState;
 use crate::jobs::{LastRun, Recurring, RecurringState};
 use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreFailure, StoreState, UpstreamState};
-use crate::protocol::admin::{Report, SinceStart};
+use crate::protocol::admin::{SinceStart, StatusReport};
 use crate::store::Store;
 
 /// Maximum number of entries shown of each list.
@@ -26,7 +26,9 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let report = runtime()?.block_on(async {
         let asked = ask_running(&config, async |at, token| admin_client::get(at, "/admin/v1/status", token).await);
         match asked.await {
-            Ok(answer) => serde_json::from_slice::<Report>(&answer).context("the running larder is of another version"),
+            Ok(answer) => {
+                serde_json::from_slice::<StatusReport>(&answer).context("the running larder is of another version")
+            }
             Err(AdminClientError::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                 let path = config.store.path.display();
                 Err(anyhow!("no larder runs here, and there is no store in {path} yet; `larder serve` creates it"))
@@ -36,7 +38,7 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
                 let (mirror, store, _) = app::mirror(&config, &settings)?;
                 let warm_ups = Recurring::at_rest(store, &settings.clock, &config).await;
                 let bundle_keys = config.bundle.ids();
-                let report = Report { mirror: mirror.status(), since_start: None, warm_ups, bundle_keys };
+                let report = StatusReport { mirror: mirror.status(), since_start: None, warm_ups, bundle_keys };
                 mirror.close().await?;
                 Ok(report)
             }
@@ -52,7 +54,7 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
 }
 
 /// Renders the report for a terminal of this width.
-fn page(report: &Report, host: &Hostname, width: Option<usize>) -> String {
+fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String {
     let (mirror, since) = (&report.mirror, report.since_start.as_ref());
     let mut page = TextPage::of_width(width);
     let running = match (since, mirror.offline) {

@@ -12,7 +12,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::http::client_roots::ClientRoots;
 use crate::http::clients::NOT_AMONG_CLIENTS;
-use crate::http::probe_client::{ProbeAnswer, ProbeError, visit};
+use crate::http::probe_client::{ProbeAnswer, ProbeError, probe};
 use crate::http::response;
 use crate::protocol::route::PROBE;
 use crate::upstream::retry_after::date;
@@ -71,7 +71,7 @@ pub(super) async fn identify_server(
 ) -> Result<Identified, ProbeError> {
     let mut asked = base.clone();
     asked.set_path(&format!("{}{}", base.path(), service.probe_path(host)));
-    let visited = visit(&asked, trust, WITHIN).await?;
+    let visited = probe(&asked, trust, WITHIN).await?;
     Ok(Identified { who: classify(&visited, host), ends_soon: visited.ends_soon, date: date(&visited.headers) })
 }
 

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::{Check, WITHIN};
 use crate::config::Config;
 use crate::http::admin_client::{self, AdminClientError};
-use crate::protocol::admin::{AdminRefusal, Operation, Report};
+use crate::protocol::admin::{AdminRefusal, Operation, StatusReport};
 use crate::store::{LockState, Store, StoreFindings, TokenFile};
 
 const HELD_BY_ANOTHER: &str = "a larder with another [admin] listen uses this store, or a command does; give the doctor the \
@@ -78,7 +78,7 @@ async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Ch
             Check::fail(RUNNING, format!("no larder runs: nothing listens on {at}"))
                 .advise("start it: larder serve, or systemctl start larder"),
         ),
-        (Err(error @ AdminClientError::SomethingElse { .. }), _) => down(
+        (Err(error @ AdminClientError::NotLarder { .. }), _) => down(
             Check::fail(RUNNING, error.to_string())
                 .advise("stop the program that listens there (ss -ltnp), or give larder another [admin] listen"),
         ),
@@ -105,7 +105,7 @@ async fn up(config: &Config, examined: &StoreFindings, at: SocketAddr) -> (Runni
     }
     let shown = known_token(config, examined).filter(|_| examined.lock == LockState::Held);
     let status = get(at, "/admin/v1/status", shown.as_ref().map(ExposeSecret::expose_secret)).await;
-    let report = match status.map(|body| serde_json::from_slice::<Report>(&body)) {
+    let report = match status.map(|body| serde_json::from_slice::<StatusReport>(&body)) {
         Ok(Ok(report)) => report.mirror,
         Ok(Err(_)) => {
             let check =

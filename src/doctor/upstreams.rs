@@ -92,8 +92,16 @@ impl UpstreamCheck<'_> {
     async fn ask(&self, what: &str, url: &Url, grant: &CredentialScope, limit: u64) -> Result<Document, FetchFailure> {
         let via = CdnLoop::default();
         let (upstream, now) = (self.host, self.now);
-        let ask =
-            UpstreamRequest { what, url, upstream, grant, via: &via, retries: 0, asker: RequestPriority::Job, now };
+        let ask = UpstreamRequest {
+            label: what,
+            url,
+            upstream,
+            credentials: grant,
+            via: &via,
+            retries: 0,
+            priority: RequestPriority::Job,
+            now,
+        };
         match timeout(WITHIN, self.outbound.document(ask, None, limit)).await {
             Err(_) => Err(FetchFailure::Slow),
             Ok(Err(error)) => Err(FetchFailure::Failed(error)),
@@ -203,7 +211,11 @@ impl UpstreamCheck<'_> {
         match discovery.service("providers.v1") {
             Some(base) => {
                 let grant = self.upstream.grant.clone();
-                let grant = if document.is_from_asked_origin() { grant.and(&base) } else { grant.permitting(&base) };
+                let grant = if document.is_from_asked_origin() {
+                    grant.with_service(&base)
+                } else {
+                    grant.with_permitted_service(&base)
+                };
                 (self.ok(DISCOVERY, format!("names {}, in {took} ms", offered.join(" and "))), Some((base, grant)))
             }
             None if offered.is_empty() => {

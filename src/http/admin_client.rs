@@ -50,7 +50,7 @@ pub enum AdminClientError {
     },
     /// Another program answers at the address.
     #[error("something else answers on {address}, and not larder ({status})")]
-    SomethingElse {
+    NotLarder {
         /// The address tried.
         address: SocketAddr,
         /// The status of its answer.
@@ -84,7 +84,7 @@ pub enum AdminClientError {
     },
     /// A local file could not be read or written.
     #[error("{0}")]
-    Here(io::Error),
+    LocalIo(io::Error),
 }
 
 /// Token and body of a request.
@@ -99,8 +99,8 @@ enum RequestDetails {
 /// Gets `path` from the admin listener at `address`.
 pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     let asking =
-        async { whole(address, exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?).await };
-    within(address, WITHIN, asking).await
+        async { read_body(address, exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?).await };
+    with_deadline(address, WITHIN, asking).await
 }
 
 /// Gets a large answer, with a longer deadline.
@@ -109,14 +109,15 @@ pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> 
         let response = exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?;
         whole_of(address, response, LARGEST_OF_ALL).await
     };
-    within(address, COMMAND_WITHIN, asking).await
+    with_deadline(address, COMMAND_WITHIN, asking).await
 }
 
 /// Sends DELETE to `path`.
 pub async fn delete(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
-    let telling =
-        async { whole(address, exchange(address, Method::DELETE, path, token, RequestDetails::Nothing).await?).await };
-    within(address, WITHIN, telling).await
+    let telling = async {
+        read_body(address, exchange(address, Method::DELETE, path, token, RequestDetails::Nothing).await?).await
+    };
+    with_deadline(address, WITHIN, telling).await
 }
 
 /// Posts a command to the admin listener at `address`.
@@ -145,8 +146,8 @@ async fn post_json(
     token: Option<&str>,
     said: RequestDetails,
 ) -> Result<Bytes, AdminClientError> {
-    let telling = async { whole(address, exchange(address, Method::POST, path, token, said).await?).await };
-    within(address, COMMAND_WITHIN, telling).await
+    let telling = async { read_body(address, exchange(address, Method::POST, path, token, said).await?).await };
+    with_deadline(address, COMMAND_WITHIN, telling).await
 }
 
 /// Posts a command that reports its progress; calls `line` with each line.
@@ -157,13 +158,13 @@ pub async fn post_lines(
     line: impl FnMut(&[u8]),
 ) -> Result<(), AdminClientError> {
     let telling = exchange(address, Method::POST, path, token, RequestDetails::Json(Bytes::from_static(b"{}")));
-    lines(address, within(address, WITHIN, telling).await?.into_body(), line).await
+    lines(address, with_deadline(address, WITHIN, telling).await?.into_body(), line).await
 }
 
 /// Uploads everything that `source` writes. Calls `line` with each line of the answer, even during the upload.
 ///
 /// # Errors
-/// [`AdminClientError::Here`] if `source` fails: the server then sees a broken request.
+/// [`AdminClientError::LocalIo`] if `source` fails: the server then sees a broken request.
 pub async fn upload(
     address: SocketAddr,
     path: &str,
@@ -184,7 +185,7 @@ pub async fn upload(
             Err(e) => {
                 let kind = e.kind();
                 writer.end(Err(io::Error::from(kind)));
-                return Err(AdminClientError::Here(e));
+                return Err(AdminClientError::LocalIo(e));
             }
         }
         Ok(())
@@ -206,7 +207,7 @@ pub async fn upload(
 /// Posts JSON and writes the answer to `to` as it arrives. Returns the number of bytes and the writer.
 ///
 /// # Errors
-/// [`AdminClientError::Failed`] if the answer broke off: the output is incomplete. [`AdminClientError::Here`] if `to`
+/// [`AdminClientError::Failed`] if the answer broke off: the output is incomplete. [`AdminClientError::LocalIo`] if `to`
 /// fails.
 pub async fn download<W: Write + Send + 'static>(
     address: SocketAddr,
@@ -216,8 +217,11 @@ pub async fn download<W: Write + Send + 'static>(
     mut to: W,
 ) -> Result<(u64, W), AdminClientError> {
     let failed = |why: String| AdminClientError::Failed { address, why };
-    let response =
-        within(address, COMMAND_WITHIN, exchange(address, Method::POST, path, token, RequestDetails::Json(body)));
+    let response = with_deadline(
+        address,
+        COMMAND_WITHIN,
+        exchange(address, Method::POST, path, token, RequestDetails::Json(body)),
+    );
     let mut body = response.await?.into_body();
     let (entry, mut exit) = pipe();
     let writing = spawn_blocking(move || {
@@ -245,7 +249,7 @@ pub async fn download<W: Write + Send + 'static>(
     match (arrived, written) {
         (Err(why), _) => Err(failed(why)),
         (Ok(()), Ok(written)) => Ok(written),
-        (Ok(()), Err(e)) => Err(AdminClientError::Here(e)),
+        (Ok(()), Err(e)) => Err(AdminClientError::LocalIo(e)),
     }
 }
 
@@ -270,7 +274,7 @@ async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u
     Ok(())
 }
 
-async fn within<T>(
+async fn with_deadline<T>(
     address: SocketAddr,
     limit: Duration,
     asking: impl Future<Output = Result<T, AdminClientError>>,
@@ -327,13 +331,13 @@ async fn exchange_over(
     let request = request.body(body).map_err(|e| failed(&e))?;
     let response = sender.send_request(request).await.map_err(|e| failed(&e))?;
     if response.headers().get(header::SERVER) != Some(&SERVER) {
-        return Err(AdminClientError::SomethingElse { address, status: response.status() });
+        return Err(AdminClientError::NotLarder { address, status: response.status() });
     }
     if response.status().is_success() {
         return Ok(response);
     }
     let status = response.status();
-    let body = whole(address, response).await?;
+    let body = read_body(address, response).await?;
     #[derive(Deserialize)]
     struct Errors {
         errors: Vec<String>,
@@ -344,7 +348,7 @@ async fn exchange_over(
     })
 }
 
-async fn whole(address: SocketAddr, response: Response<Incoming>) -> Result<Bytes, AdminClientError> {
+async fn read_body(address: SocketAddr, response: Response<Incoming>) -> Result<Bytes, AdminClientError> {
     whole_of(address, response, LARGEST_ANSWER).await
 }
 

@@ -54,7 +54,7 @@ impl Clients {
     }
 
     /// The class of a peer by its address, before its first byte.
-    pub fn standing(&self, peer: IpAddr) -> PeerClass {
+    pub fn peer_class(&self, peer: IpAddr) -> PeerClass {
         let peer = peer.to_canonical();
         if self.is_trusted_proxy(peer) {
             return PeerClass::Proxy;
@@ -137,15 +137,15 @@ mod tests {
             ("10.2.0.1", PeerClass::Outsider),
             ("::2", PeerClass::Outsider),
         ] {
-            assert_eq!(clients.standing(peer.parse().unwrap()), standing, "{peer}");
+            assert_eq!(clients.peer_class(peer.parse().unwrap()), standing, "{peer}");
         }
-        assert_eq!(Clients::default().standing("192.0.2.1".parse().unwrap()), PeerClass::Client);
+        assert_eq!(Clients::default().peer_class("192.0.2.1".parse().unwrap()), PeerClass::Client);
     }
 
     proptest! {
         /// Promise 8: a client cannot change its address by writing into X-Forwarded-For.
         #[test]
-        fn what_stands_before_a_trusted_proxys_word_changes_nothing(
+        fn forged_forwarded_addresses_are_ignored(
             forged in prop::collection::vec("[ -~]{0,20}|((10\\.1\\.2\\.3|10\\.9\\.0\\.5|::1)[, ]*){1,3}", 0..3),
             said in prop::sample::select(vec![("10.1.2.3", true), ("192.0.2.1", false), ("x", false), ("::1, 10.9.0.5", true)]),
         ) {

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_observed_stands_in_its_bucket_and_in_all_above() {
+    fn a_sample_counts_in_its_bucket_and_all_above() {
         static SCALE: Scale = Scale { bounds: &[10, 500, 2_000], steps_in_unit: 1000.0 };
         let histogram = Histogram::new(&SCALE);
         [0, 10, 11, 2_000, 2_001].into_iter().for_each(|steps| histogram.observe(steps));

@@ -75,12 +75,12 @@ struct State {
     protocol: Protocol,
     in_flight: usize,
     /// Answers in flight that produced a frame and were not polled for the next one: they wait for the peer.
-    offering: usize,
+    waiting_for_peer: usize,
     idle_since: Instant,
     head_since: Option<Instant>,
     /// Deadline for the one request of an outsider.
     ask_by: Option<Instant>,
-    moved: Instant,
+    last_progress: Instant,
 }
 
 impl Activity {
@@ -91,17 +91,17 @@ impl Activity {
         let state = State {
             protocol: Protocol::Handshake,
             in_flight: 0,
-            offering: 0,
+            waiting_for_peer: 0,
             idle_since: now,
             head_since: None,
             ask_by: None,
-            moved: now,
+            last_progress: now,
         };
         Arc::new(Self { state: Mutex::new(state), outsider_asked: Notify::new(), memory, idle, head })
     }
 
     /// Marks the connection as an outsider's: it must send its only request by `at`.
-    pub(super) fn next_check(&self, at: Instant) {
+    pub(super) fn limit_to_one_request(&self, at: Instant) {
         self.state.lock().ask_by = Some(at);
     }
 
@@ -131,11 +131,11 @@ impl Activity {
     /// Waits until the connection should close.
     ///
     /// Checks so often that no limit can start and expire between two checks. So no request and no frame needs a timer.
-    pub(super) async fn verdict(&self) -> CloseReason {
+    pub(super) async fn close_reason(&self) -> CloseReason {
         let often = self.head.min(self.idle / 4);
         loop {
             let now = Instant::now();
-            let next = match self.due() {
+            let next = match self.next_deadline() {
                 Some((at, verdict)) if at <= now => return verdict,
                 Some((at, _)) => at.min(now + often),
                 None => now + often,
@@ -147,14 +147,14 @@ impl Activity {
         }
     }
 
-    fn due(&self) -> Option<(Instant, CloseReason)> {
+    fn next_deadline(&self) -> Option<(Instant, CloseReason)> {
         let state = self.state.lock();
         if state.in_flight > 0 {
             // HTTP/1 has no window besides the socket's, and the socket is watched. A wait for memory counts as a wait
             // for the peer: it has not read earlier bytes.
-            let waiting = state.offering + self.memory.waiting();
+            let waiting = state.waiting_for_peer + self.memory.waiting();
             let waits = state.protocol == Protocol::Http2 && waiting >= state.in_flight;
-            return waits.then(|| (state.moved + self.idle, CloseReason::Stalled));
+            return waits.then(|| (state.last_progress + self.idle, CloseReason::Stalled));
         }
         let idle = (state.idle_since + self.idle, CloseReason::Idle);
         let head = state.head_since.map(|since| (since + self.head, CloseReason::SlowHead));
@@ -188,9 +188,9 @@ impl Activity {
         // Smaller writes are pings, which continue while the peer reads nothing.
         if count >= DATA_BYTES {
             let mut state = self.state.lock();
-            state.moved = Instant::now();
+            state.last_progress = Instant::now();
             // Buffers may still hold the end of the last answer.
-            state.idle_since = state.moved;
+            state.idle_since = state.last_progress;
         }
     }
 }
@@ -209,15 +209,15 @@ impl InFlight {
         self.is_outsiders
     }
 
-    fn reader_waits(&mut self) {
+    fn frame_polled(&mut self) {
         let mut state = self.activity.state.lock();
-        state.moved = Instant::now();
-        state.offering -= usize::from(self.offering);
+        state.last_progress = Instant::now();
+        state.waiting_for_peer -= usize::from(self.offering);
         self.offering = false;
     }
 
-    fn offers(&mut self) {
-        self.activity.state.lock().offering += 1;
+    fn frame_ready(&mut self) {
+        self.activity.state.lock().waiting_for_peer += 1;
         self.offering = true;
     }
 }
@@ -225,7 +225,7 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.activity.state.lock();
-        state.offering -= usize::from(self.offering);
+        state.waiting_for_peer -= usize::from(self.offering);
         state.in_flight -= 1;
         if state.in_flight == 0 {
             state.idle_since = Instant::now();
@@ -259,7 +259,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = &mut *self;
-        this.request.reader_waits();
+        this.request.frame_polled();
         let frame = match catch_unwind(AssertUnwindSafe(|| this.body.as_mut().poll_frame(cx))) {
             Ok(polled) => ready!(polled),
             Err(panic) => {
@@ -268,7 +268,7 @@ where
             }
         };
         if matches!(frame, Some(Ok(_))) {
-            this.request.offers();
+            this.request.frame_ready();
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
@@ -288,24 +288,24 @@ pub(super) struct WatchedSocket<S> {
     socket: S,
     activity: Arc<Activity>,
     /// Runs while a write is pending.
-    stalled: Option<Pin<Box<Sleep>>>,
+    write_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> WatchedSocket<S> {
     pub(super) fn new(socket: S, activity: Arc<Activity>) -> Self {
-        Self { socket, activity, stalled: None }
+        Self { socket, activity, write_timer: None }
     }
 
-    fn wrote(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn after_write(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(result) = written {
-            self.stalled = None;
+            self.write_timer = None;
             if let Ok(count) = result {
                 self.activity.sent(count);
             }
             return Poll::Ready(result);
         }
         let idle = self.activity.idle;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle)));
+        let stalled = self.write_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle)));
         ready!(stalled.as_mut().poll(cx));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing any more")))
     }
@@ -323,7 +323,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedSocket<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedSocket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(cx, buf);
-        self.wrote(cx, written)
+        self.after_write(cx, written)
     }
 
     fn poll_write_vectored(
@@ -332,7 +332,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedSocket<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bufs);
-        self.wrote(cx, written)
+        self.after_write(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -143,9 +143,9 @@ pub async fn serve<H, F, B>(
     let _cut_when_dropped = cut.clone().drop_guard();
     let connections = TaskTracker::new();
     let drain = limits.drain;
-    let mut door = Door::new(listener, places.clone(), standing);
+    let mut door = Acceptor::new(listener, places.clone(), standing);
     let memory = ReadMemory::new(limits.memory_bytes);
-    let site = Arc::new(Site { tls, limits, places, memory, handler, stop: stop.clone() });
+    let site = Arc::new(ListenerState { tls, limits, places, memory, handler, stop: stop.clone() });
 
     while let Some(AcceptedConnection { socket, address, standing, place }) =
         stop.run_until_cancelled(door.next()).await
@@ -153,8 +153,8 @@ pub async fn serve<H, F, B>(
         let site = Arc::clone(&site);
         let cut = cut.clone();
         connections.spawn(async move {
-            let attended =
-                AssertUnwindSafe(cut.run_until_cancelled(site.attend(socket, address, standing))).catch_unwind();
+            let attended = AssertUnwindSafe(cut.run_until_cancelled(site.serve_connection(socket, address, standing)))
+                .catch_unwind();
             if let Err(panic) = attended.await {
                 tracing::error!(%address, panic = panic_message(&*panic), "a connection panicked");
             }
@@ -182,28 +182,28 @@ struct AcceptedConnection {
 }
 
 /// Accepts connections while there are free slots.
-struct Door<S> {
+struct Acceptor<S> {
     listener: TcpListener,
     places: ConnectionSlots,
     standing: S,
-    said_full: RateLimitedLog,
-    said_closed: RateLimitedLog,
+    full_log: RateLimitedLog,
+    closed_log: RateLimitedLog,
     failures: u32,
 }
 
-impl<S: Fn(IpAddr) -> PeerClass> Door<S> {
+impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
     fn new(listener: TcpListener, places: ConnectionSlots, standing: S) -> Self {
-        let (said_full, said_closed) = (RateLimitedLog::default(), RateLimitedLog::default());
-        Self { listener, places, standing, said_full, said_closed, failures: 0 }
+        let (full_log, closed_log) = (RateLimitedLog::default(), RateLimitedLog::default());
+        Self { listener, places, standing, full_log, closed_log, failures: 0 }
     }
 
     async fn next(&mut self) -> AcceptedConnection {
         let when_full = || {
-            if self.said_full.may_log() {
+            if self.full_log.may_log() {
                 tracing::warn!("all connections are taken, new ones wait until one ends");
             }
         };
-        let mut any = self.places.any(when_full).await;
+        let mut any = self.places.reserve(when_full).await;
         loop {
             match self.listener.accept().await {
                 Ok((socket, address)) => {
@@ -214,7 +214,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Door<S> {
                         Ok(place) => place,
                         Err((unused, why)) => {
                             any = unused;
-                            if self.said_closed.may_log() {
+                            if self.closed_log.may_log() {
                                 let reason = why.word();
                                 tracing::warn!(%address, reason, "a connection was closed at once: too many of its kind");
                             }
@@ -226,7 +226,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Door<S> {
                     }
                     return AcceptedConnection { socket, address, standing, place };
                 }
-                Err(error) if is_of_one_connection(&error) => {
+                Err(error) if is_connection_error(&error) => {
                     tracing::debug!(%error, "a connection ended before it was accepted");
                 }
                 Err(error) => self.pause_after(&error).await,
@@ -260,13 +260,13 @@ impl RateLimitedLog {
     }
 }
 
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn is_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
 /// State shared by all connections of a listener.
-struct Site<H> {
+struct ListenerState<H> {
     tls: Option<Arc<Tls>>,
     limits: Limits,
     places: ConnectionSlots,
@@ -275,8 +275,8 @@ struct Site<H> {
     stop: CancellationToken,
 }
 
-impl<H> Site<H> {
-    async fn attend<F, B>(&self, socket: TcpStream, address: SocketAddr, standing: PeerClass)
+impl<H> ListenerState<H> {
+    async fn serve_connection<F, B>(&self, socket: TcpStream, address: SocketAddr, standing: PeerClass)
     where
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
@@ -287,7 +287,7 @@ impl<H> Site<H> {
         let activity = Activity::new(self.limits.idle, self.limits.header_time, memory.clone());
         let mut handshake_time = self.limits.handshake;
         if standing == PeerClass::Outsider {
-            activity.next_check(Instant::now() + self.limits.outsider_time);
+            activity.limit_to_one_request(Instant::now() + self.limits.outsider_time);
             handshake_time = handshake_time.min(self.limits.outsider_time);
         }
         let socket = WatchedSocket::new(socket, Arc::clone(&activity));
@@ -298,7 +298,7 @@ impl<H> Site<H> {
                 false => (Protocol::Http1, self.http().http1_only()),
             };
             activity.begin(protocol);
-            return self.converse(socket, peer, http, &activity).await;
+            return self.run_http(socket, peer, http, &activity).await;
         };
         let handshake = timeout(handshake_time, tls.acceptor(self.limits.http2).accept(socket));
         let stream = match self.stop.run_until_cancelled(handshake).await {
@@ -306,7 +306,7 @@ impl<H> Site<H> {
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
             Some(Err(_)) => {
                 if standing == PeerClass::Outsider {
-                    self.places.outsider_was_slow();
+                    self.places.record_slow_outsider();
                 }
                 return tracing::debug!(%address, "TLS handshake took too long");
             }
@@ -314,14 +314,14 @@ impl<H> Site<H> {
         };
         if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
             activity.begin(Protocol::Http2);
-            self.converse(stream, peer, self.http().http2_only(), &activity).await;
+            self.run_http(stream, peer, self.http().http2_only(), &activity).await;
         } else {
             activity.begin(Protocol::Http1);
-            self.converse(stream, peer, self.http().http1_only(), &activity).await;
+            self.run_http(stream, peer, self.http().http1_only(), &activity).await;
         }
     }
 
-    async fn converse<S, F, B>(&self, stream: S, peer: Peer, http: auto::Builder<Streams>, activity: &Arc<Activity>)
+    async fn run_http<S, F, B>(&self, stream: S, peer: Peer, http: auto::Builder<StreamTasks>, activity: &Arc<Activity>)
     where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
@@ -346,7 +346,7 @@ impl<H> Site<H> {
         let ending = tokio::select! {
             ended = connection.as_mut() => return log_end(address, ended),
             () = self.stop.cancelled() => None,
-            verdict = activity.verdict() => Some(verdict),
+            verdict = activity.close_reason() => Some(verdict),
         };
         tracing::debug!(%address, ?ending, "ending a connection");
         connection.as_mut().graceful_shutdown();
@@ -355,7 +355,7 @@ impl<H> Site<H> {
             None => log_end(address, connection.await),
             Some(CloseReason::Idle) => self.close(address, connection, self.limits.header_time).await,
             Some(CloseReason::OutsiderAsked) => self.close(address, connection, self.limits.outsider_time).await,
-            Some(CloseReason::SlowOutsider) => self.places.outsider_was_slow(),
+            Some(CloseReason::SlowOutsider) => self.places.record_slow_outsider(),
             Some(CloseReason::SlowHead | CloseReason::Stalled) => {}
         }
     }
@@ -373,9 +373,9 @@ impl<H> Site<H> {
         }
     }
 
-    fn http(&self) -> auto::Builder<Streams> {
+    fn http(&self) -> auto::Builder<StreamTasks> {
         let limits = &self.limits;
-        let mut http = auto::Builder::new(Streams::default());
+        let mut http = auto::Builder::new(StreamTasks::default());
         http.http1()
             .timer(TokioTimer::new())
             // Hyper's limit also runs while a connection is idle between requests; `Activity` distinguishes them.
@@ -422,19 +422,19 @@ fn log_end(address: SocketAddr, ended: Result<(), BoxError>) {
 
 /// Runs the HTTP/2 streams of one connection, one task each, and cancels them when the connection ends.
 #[derive(Clone)]
-struct Streams {
+struct StreamTasks {
     ended: CancellationToken,
     _end: Arc<DropGuard>,
 }
 
-impl Default for Streams {
+impl Default for StreamTasks {
     fn default() -> Self {
         let ended = CancellationToken::new();
         Self { _end: Arc::new(ended.clone().drop_guard()), ended }
     }
 }
 
-impl<F> hyper::rt::Executor<F> for Streams
+impl<F> hyper::rt::Executor<F> for StreamTasks
 where
     F: Future + Send + 'static,
     F::Output: Send,

@@ -33,7 +33,7 @@ use tokio::time::Instant;
 
 pub use self::admin::Admin;
 pub use self::body::Body;
-pub use self::requests::Requests;
+pub use self::requests::RequestMetrics;
 
 use self::clients::{Clients, RequestClient};
 use self::listener::Peer;
@@ -44,13 +44,13 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::protocol::route::{Api, Route, is_probe};
-use crate::protocol::{self, Failure, Protocols};
+use crate::protocol::{self, Protocols, RequestFailure};
 
 /// The main listener: access, routes, metrics and the access log.
 #[derive(Debug)]
 pub struct MainListener {
     protocols: Arc<Protocols>,
-    requests: Requests,
+    requests: RequestMetrics,
     clients: Clients,
     clock: Clock,
     number: Arc<AtomicU64>,
@@ -58,7 +58,7 @@ pub struct MainListener {
 
 impl MainListener {
     /// Creates the main listener's handler.
-    pub fn new(protocols: Arc<Protocols>, requests: Requests, clients: Clients, clock: Clock) -> Arc<Self> {
+    pub fn new(protocols: Arc<Protocols>, requests: RequestMetrics, clients: Clients, clock: Clock) -> Arc<Self> {
         Arc::new(Self { protocols, requests, clients, clock, number: Arc::new(AtomicU64::new(1)) })
     }
 
@@ -69,8 +69,8 @@ impl MainListener {
     }
 
     /// The class of an address at the main listener.
-    pub fn standing(&self, address: IpAddr) -> PeerClass {
-        self.clients.standing(address)
+    pub fn peer_class(&self, address: IpAddr) -> PeerClass {
+        self.clients.peer_class(address)
     }
 
     /// The clock.
@@ -104,7 +104,7 @@ impl MainListener {
             body.when_done(move |bytes, broke_off| {
                 let end = if broke_off { End::Error } else { outcome };
                 let line = AccessLogLine { outcome: end, ..line };
-                requests.ended(route, end, outcome.source(), bytes);
+                requests.record_end(route, end, outcome.source(), bytes);
                 line.write(bytes);
             })
         })
@@ -122,7 +122,7 @@ impl MainListener {
         let host = match host_of(request) {
             Ok(host) => host,
             Err(bad) => {
-                self.requests.refused(Refusal::Malformed);
+                self.requests.record_refusal(Refusal::Malformed);
                 return (response::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]), End::Refused);
             }
         };
@@ -141,20 +141,20 @@ impl MainListener {
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client)
         {
-            self.requests.refused(Refusal::Client);
+            self.requests.record_refusal(Refusal::Client);
             return (response::errors(response::refusal_status(api), vec![refusal.to_string()]), End::Refused);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut response =
                 response::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
             response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
-            self.requests.refused(Refusal::Method);
+            self.requests.record_refusal(Refusal::Method);
             return (response, End::Refused);
         }
         let route = match route {
             Ok(route) => route,
             Err(no_route) => {
-                let failure = Failure::from(no_route);
+                let failure = RequestFailure::from(no_route);
                 tracing::debug!(request = number, error = %response::log_text(&failure), "no route");
                 let end = if is_probe(asked.path) { End::NoOutcome } else { self.end_of_failure(&failure, api) };
                 return (response::failure(&failure, api), end);
@@ -173,10 +173,10 @@ impl MainListener {
                 let content = if age.is_some() { Content::Document } else { Content::Archive };
                 let response = response::reply(reply, &route, request, &peer.memory);
                 if let Some(age) = age {
-                    self.requests.aged(route.kind(), age);
+                    self.requests.record_document_age(route.kind(), age);
                 }
                 if outcome == End::Hit {
-                    self.requests.hit(content, began.elapsed());
+                    self.requests.record_hit(content, began.elapsed());
                 }
                 (response, outcome)
             }
@@ -188,9 +188,9 @@ impl MainListener {
     }
 
     /// Returns the outcome of a failed request, and counts it if a rule of larder's refused it.
-    fn end_of_failure(&self, failure: &Failure, api: Api) -> End {
+    fn end_of_failure(&self, failure: &RequestFailure, api: Api) -> End {
         if let Some(refusal) = Refusal::of(failure) {
-            self.requests.refused(refusal);
+            self.requests.record_refusal(refusal);
         }
         match response::failure_status(failure, api) {
             StatusCode::NOT_FOUND => End::Absent,
@@ -260,15 +260,15 @@ fn without_body(response: Response<Body>) -> Response<Body> {
 }
 
 /// Logs a failure; "not found" at debug level only.
-fn log_failure(number: u64, failure: &Failure) {
+fn log_failure(number: u64, failure: &RequestFailure) {
     match failure {
-        Failure::NoRoute(_) | Failure::Mirror(Error::NotFound(_) | Error::UnknownHost(_)) => {
+        RequestFailure::NoRoute(_) | RequestFailure::Mirror(Error::NotFound(_) | Error::UnknownHost(_)) => {
             tracing::debug!(request = number, error = %response::log_text(failure), "not found");
         }
-        Failure::Mirror(Error::Unverified { .. } | Error::Unaccepted { .. } | Error::Store(_)) => {
+        RequestFailure::Mirror(Error::Unverified { .. } | Error::Unaccepted { .. } | Error::Store(_)) => {
             tracing::error!(request = number, error = %response::log_text(failure), "could not be answered");
         }
-        Failure::Mirror(_) => {
+        RequestFailure::Mirror(_) => {
             tracing::warn!(request = number, error = %response::log_text(failure), "could not be answered")
         }
     }
@@ -300,7 +300,7 @@ impl Drop for PendingRequest<'_> {
         }
         // The listener catches the panic; the client has not left.
         let end = if std::thread::panicking() { End::Error } else { End::Left };
-        self.main.requests.ended(self.route, end, end.source(), 0);
+        self.main.requests.record_end(self.route, end, end.source(), 0);
         self.line(None, end).write(0);
     }
 }

@@ -60,8 +60,8 @@ mod tests {
     use crate::address::Hostname;
     use crate::clock::Timestamp;
     use crate::error::Error;
-    use crate::protocol::Failure;
-    use crate::protocol::route::{Api, NoRoute};
+    use crate::protocol::RequestFailure;
+    use crate::protocol::route::{Api, RouteError};
     use crate::store::StoreError;
     use crate::upstream::egress_policy::EgressRefusal;
     use crate::upstream::error::{Fault, UpstreamError};
@@ -149,7 +149,7 @@ mod tests {
     }
 
     /// Every error that an answer may contain.
-    fn failure() -> impl Strategy<Value = Failure> {
+    fn failure() -> impl Strategy<Value = RequestFailure> {
         let host = || Hostname::parse("h.example").unwrap();
         let upstream = (foreign(), fault()).prop_map(|(asked, fault)| UpstreamError {
             asked,
@@ -179,12 +179,12 @@ mod tests {
             foreign().prop_map(Error::Interrupted),
         ];
         let no_route = prop_oneof![
-            foreign().prop_map(NoRoute::Malformed),
-            foreign().prop_map(NoRoute::Unknown),
-            Just(NoRoute::UnknownHost(host())),
-            foreign().prop_map(|why| NoRoute::Misdirected { api: Api::Registry, why: Explanation::of(why) }),
+            foreign().prop_map(RouteError::Malformed),
+            foreign().prop_map(RouteError::Unknown),
+            Just(RouteError::UnknownHost(host())),
+            foreign().prop_map(|why| RouteError::Misdirected { api: Api::Registry, why: Explanation::of(why) }),
         ];
-        prop_oneof![4 => mirror.prop_map(Failure::from), 1 => no_route.prop_map(Failure::from)]
+        prop_oneof![4 => mirror.prop_map(RequestFailure::from), 1 => no_route.prop_map(RequestFailure::from)]
     }
 
     fn body_of(response: http::Response<super::super::body::Body>) -> String {

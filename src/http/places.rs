@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     listener::Limits,
-    requests::{NoPlace, Requests},
+    requests::{NoPlace, RequestMetrics},
 };
 
 /// The class of a peer at a listener, by its address.
@@ -40,7 +40,7 @@ struct Shared {
     taken: Mutex<TakenSlots>,
     each_address: usize,
     outsiders: usize,
-    requests: Requests,
+    requests: RequestMetrics,
 }
 
 /// Slots in use. There are at most as many addresses as connections.
@@ -52,7 +52,7 @@ struct TakenSlots {
 
 impl ConnectionSlots {
     /// Creates the slots that `limits` allows. Refused connections are counted in `requests`.
-    pub fn new(limits: &Limits, requests: Requests) -> Self {
+    pub fn new(limits: &Limits, requests: RequestMetrics) -> Self {
         Self(Arc::new(Shared {
             all: Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
             is_full: AtomicBool::new(false),
@@ -69,7 +69,7 @@ impl ConnectionSlots {
     }
 
     /// Waits for a free slot. Calls `when_full` if there is none at once.
-    pub(super) async fn any(&self, mut when_full: impl FnMut()) -> UnassignedSlot {
+    pub(super) async fn reserve(&self, mut when_full: impl FnMut()) -> UnassignedSlot {
         loop {
             if let Ok(permit) = Arc::clone(&self.0.all).try_acquire_owned() {
                 return UnassignedSlot(permit);
@@ -96,7 +96,7 @@ impl ConnectionSlots {
     ) -> Result<ConnectionSlot, (UnassignedSlot, NoPlace)> {
         let mut taken = self.0.taken.lock();
         if let Some(refusal) = self.0.refusal(&taken, address, standing) {
-            self.0.requests.got_no_place(refusal);
+            self.0.requests.record_connection_refusal(refusal);
             return Err((place, refusal));
         }
         taken.outsiders += usize::from(standing == PeerClass::Outsider);
@@ -107,8 +107,8 @@ impl ConnectionSlots {
     }
 
     /// Counts an outsider that sent no request in time.
-    pub(super) fn outsider_was_slow(&self) {
-        self.0.requests.got_no_place(NoPlace::SlowOutsider);
+    pub(super) fn record_slow_outsider(&self) {
+        self.0.requests.record_connection_refusal(NoPlace::SlowOutsider);
     }
 }
 

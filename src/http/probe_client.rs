@@ -106,18 +106,18 @@ fn day(at: &Option<Timestamp>) -> String {
 ///
 /// # Errors
 /// [`ProbeError`], with the cause.
-pub async fn visit(url: &Url, trust: &ClientRoots, within: Duration) -> Result<ProbeAnswer, ProbeError> {
-    match timeout(within, followed(url, trust)).await {
+pub async fn probe(url: &Url, trust: &ClientRoots, within: Duration) -> Result<ProbeAnswer, ProbeError> {
+    match timeout(within, probe_with_redirects(url, trust)).await {
         Ok(visited) => visited,
         Err(_) => Err(ProbeError::Slow(within)),
     }
 }
 
-async fn followed(url: &Url, trust: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
+async fn probe_with_redirects(url: &Url, trust: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
     let mut url = url.clone();
     let mut followed = 0;
     loop {
-        let visited = visited(&url, trust).await?;
+        let visited = probe_once(&url, trust).await?;
         let leads_on = matches!(visited.status.as_u16(), 301 | 302 | 303 | 307 | 308);
         let location = visited.headers.get(header::LOCATION).and_then(|value| value.to_str().ok());
         let next = location.filter(|_| leads_on).and_then(|location| url.join(location).ok());
@@ -129,7 +129,7 @@ async fn followed(url: &Url, trust: &ClientRoots) -> Result<ProbeAnswer, ProbeEr
     }
 }
 
-async fn visited(url: &Url, trust: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
+async fn probe_once(url: &Url, trust: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
     let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else { return Err(ProbeError::NoUrl) };
     let name = host.trim_start_matches('[').trim_end_matches(']');
     let found = tokio::net::lookup_host((name, port)).await;

@@ -14,8 +14,8 @@ use prometheus_client::registry::{Registry, Unit};
 use super::histogram::{Histogram, Scale};
 use crate::error::Error;
 use crate::mirror::Outcome;
-use crate::protocol::Failure;
-use crate::protocol::route::{NoRoute, RouteKind};
+use crate::protocol::RequestFailure;
+use crate::protocol::route::{RouteError, RouteKind};
 
 /// Buckets of hit times, in nanoseconds: from a few microseconds to a noticeable delay.
 static HIT_TIMES: Scale = Scale {
@@ -179,14 +179,14 @@ impl End {
 
 impl Refusal {
     /// The reason for a failure, if it is one of larder's rules.
-    pub(super) fn of(failure: &Failure) -> Option<Self> {
+    pub(super) fn of(failure: &RequestFailure) -> Option<Self> {
         Some(match failure {
-            Failure::NoRoute(NoRoute::Malformed(_)) => Self::Malformed,
-            Failure::NoRoute(_) | Failure::Mirror(Error::UnknownHost(_)) => Self::NoRoute,
-            Failure::Mirror(Error::Looped) => Self::Loop,
-            Failure::Mirror(Error::Busy { .. } | Error::Unattended { .. }) => Self::Busy,
-            Failure::Mirror(Error::Offline(_) | Error::Sealed(_)) => Self::Offline,
-            Failure::Mirror(_) => return None,
+            RequestFailure::NoRoute(RouteError::Malformed(_)) => Self::Malformed,
+            RequestFailure::NoRoute(_) | RequestFailure::Mirror(Error::UnknownHost(_)) => Self::NoRoute,
+            RequestFailure::Mirror(Error::Looped) => Self::Loop,
+            RequestFailure::Mirror(Error::Busy { .. } | Error::Unattended { .. }) => Self::Busy,
+            RequestFailure::Mirror(Error::Offline(_) | Error::Sealed(_)) => Self::Offline,
+            RequestFailure::Mirror(_) => return None,
         })
     }
 }
@@ -199,16 +199,16 @@ pub(super) fn route_label(way: RouteLabel) -> &'static str {
     way.map_or("none", RouteKind::word)
 }
 
-const WAYS: usize = RouteKind::ALL.len() + 1;
+const ROUTE_LABEL_COUNT: usize = RouteKind::ALL.len() + 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestEnd {
+struct RequestOutcomeLabel {
     route: &'static str,
     outcome: End,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Sent {
+struct SentBytesLabel {
     source: Source,
 }
 
@@ -218,7 +218,7 @@ struct RefusalLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Closed {
+struct ConnectionRefusalLabel {
     reason: NoPlace,
 }
 
@@ -228,7 +228,7 @@ struct ContentLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OnRoute {
+struct DocumentAgeLabel {
     route: &'static str,
 }
 
@@ -236,44 +236,46 @@ type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// Request counters, shared by all copies.
 #[derive(Debug, Clone)]
-pub struct Requests(Arc<RequestCounters>);
+pub struct RequestMetrics(Arc<RequestCounters>);
 
 /// The registered families. Each metric has a fixed index, so that recording needs no lookup.
 #[derive(Debug)]
 struct RequestCounters {
-    ended_family: Family<RequestEnd, Counter>,
-    ended: [[Counter; End::ALL.len()]; WAYS],
-    sent_family: Family<Sent, Counter>,
+    ended_family: Family<RequestOutcomeLabel, Counter>,
+    ended: [[Counter; End::ALL.len()]; ROUTE_LABEL_COUNT],
+    sent_family: Family<SentBytesLabel, Counter>,
     sent: [Counter; Source::ALL.len()],
     refused_family: Family<RefusalLabel, Counter>,
     refused: [Counter; Refusal::ALL.len()],
-    no_place_family: Family<Closed, Counter>,
+    no_place_family: Family<ConnectionRefusalLabel, Counter>,
     no_place: [Counter; NoPlace::ALL.len()],
     hit_family: Histograms<ContentLabel>,
     hit: [Histogram; Content::ALL.len()],
-    age_family: Histograms<OnRoute>,
+    age_family: Histograms<DocumentAgeLabel>,
     ages: [Histogram; RouteKind::DOCUMENTS.len()],
 }
 
-impl Default for Requests {
+impl Default for RequestMetrics {
     fn default() -> Self {
-        let ended_family = Family::<RequestEnd, Counter>::default();
-        let sent_family = Family::<Sent, Counter>::default();
+        let ended_family = Family::<RequestOutcomeLabel, Counter>::default();
+        let sent_family = Family::<SentBytesLabel, Counter>::default();
         let refused_family = Family::<RefusalLabel, Counter>::default();
-        let no_place_family = Family::<Closed, Counter>::default();
+        let no_place_family = Family::<ConnectionRefusalLabel, Counter>::default();
         let hit_family: Histograms<ContentLabel> = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
-        let age_family: Histograms<OnRoute> = Family::new_with_constructor(|| Histogram::new(&AGES));
+        let age_family: Histograms<DocumentAgeLabel> = Family::new_with_constructor(|| Histogram::new(&AGES));
         let ended = |way: usize, end: usize| {
             let route = route_label(RouteKind::ALL.get(way).copied());
-            ended_family.get_or_create_owned(&RequestEnd { route, outcome: End::ALL[end] })
+            ended_family.get_or_create_owned(&RequestOutcomeLabel { route, outcome: End::ALL[end] })
         };
         Self(Arc::new(RequestCounters {
             ended: array::from_fn(|way| array::from_fn(|end| ended(way, end))),
-            sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&Sent { source })),
+            sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&SentBytesLabel { source })),
             refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&RefusalLabel { reason })),
-            no_place: NoPlace::ALL.map(|reason| no_place_family.get_or_create_owned(&Closed { reason })),
+            no_place: NoPlace::ALL
+                .map(|reason| no_place_family.get_or_create_owned(&ConnectionRefusalLabel { reason })),
             hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&ContentLabel { content })),
-            ages: RouteKind::DOCUMENTS.map(|kind| age_family.get_or_create_owned(&OnRoute { route: kind.word() })),
+            ages: RouteKind::DOCUMENTS
+                .map(|kind| age_family.get_or_create_owned(&DocumentAgeLabel { route: kind.word() })),
             ended_family,
             sent_family,
             refused_family,
@@ -284,7 +286,7 @@ impl Default for Requests {
     }
 }
 
-impl Requests {
+impl RequestMetrics {
     /// Registers the metrics.
     pub fn register(&self, registry: &mut Registry) {
         let RequestCounters {
@@ -304,31 +306,31 @@ impl Requests {
     }
 
     /// Counts a finished request and its sent body bytes.
-    pub(super) fn ended(&self, way: RouteLabel, end: End, source: Source, bytes: u64) {
+    pub(super) fn record_end(&self, way: RouteLabel, end: End, source: Source, bytes: u64) {
         let RequestCounters { ended, sent, .. } = &*self.0;
-        ended[way.map_or(WAYS - 1, |kind| kind as usize)][end as usize].inc();
+        ended[way.map_or(ROUTE_LABEL_COUNT - 1, |kind| kind as usize)][end as usize].inc();
         sent[source as usize].inc_by(bytes);
     }
 
     /// Records the time of a hit.
-    pub(super) fn hit(&self, content: Content, took: Duration) {
+    pub(super) fn record_hit(&self, content: Content, took: Duration) {
         self.0.hit[content as usize].observe(took.as_nanos().try_into().unwrap_or(u64::MAX));
     }
 
     /// Records the age of a served document.
-    pub(super) fn aged(&self, kind: RouteKind, age: Duration) {
+    pub(super) fn record_document_age(&self, kind: RouteKind, age: Duration) {
         if let Some(ages) = self.0.ages.get(kind as usize) {
             ages.observe(age.as_secs());
         }
     }
 
     /// Counts a refused request.
-    pub(super) fn refused(&self, why: Refusal) {
+    pub(super) fn record_refusal(&self, why: Refusal) {
         self.0.refused[why as usize].inc();
     }
 
     /// Counts a connection closed without an answer.
-    pub(super) fn got_no_place(&self, why: NoPlace) {
+    pub(super) fn record_connection_refusal(&self, why: NoPlace) {
         self.0.no_place[why as usize].inc();
     }
 
@@ -359,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_stands_at_its_own_place() {
+    fn every_variant_is_at_its_index() {
         assert!(End::ALL.into_iter().enumerate().all(|(at, end)| end as usize == at));
         assert!(Refusal::ALL.into_iter().enumerate().all(|(at, why)| why as usize == at));
         assert!(NoPlace::ALL.into_iter().enumerate().all(|(at, why)| why as usize == at));

@@ -13,14 +13,14 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::{Explanation, Kind, public_text};
 use crate::mirror::{Archive, Outcome};
-use crate::protocol::rendered::Rendered;
-use crate::protocol::route::{Api, NoRoute, Route};
-use crate::protocol::{Content, Failure, Reply};
+use crate::protocol::rendered::RenderedDocument;
+use crate::protocol::route::{Api, Route, RouteError};
+use crate::protocol::{Reply, ReplyContent, RequestFailure};
 use crate::store::ReadShare;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const FOR_EVER: HeaderValue = HeaderValue::from_static("max-age=31536000, immutable");
-const ASK_AGAIN: HeaderValue = HeaderValue::from_static("no-cache");
+const IMMUTABLE: HeaderValue = HeaderValue::from_static("max-age=31536000, immutable");
+const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
 /// Larder's name in Cache-Status (RFC 9211).
 pub const NAME: &str = "larder";
 
@@ -39,11 +39,13 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, memory: &Read
     let has_parts = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::PassedThrough));
     let asked = RequestConditions { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
-        Content::Document(rendered) => document(&rendered, asked.headers),
-        Content::File(archive) => file(archive, route, asked, memory),
-        Content::Location(location) => no_content(&location),
-        Content::Redirect(url) => found(&url),
-        Content::Word { well, text } => word(if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text),
+        ReplyContent::Document(rendered) => document(&rendered, asked.headers),
+        ReplyContent::File(archive) => file(archive, route, asked, memory),
+        ReplyContent::Location(location) => no_content(&location),
+        ReplyContent::Redirect(url) => redirect(&url),
+        ReplyContent::Word { is_ready: well, text } => {
+            plain_text(if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
+        }
     };
     if let Some(outcome) = reply.outcome {
         response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(cache_status(outcome)));
@@ -80,8 +82,8 @@ fn content_type(route: &Route) -> HeaderValue {
 /// Cache-Control of a file: immutable where its URL contains its digest.
 fn cache_control(route: &Route) -> HeaderValue {
     match route {
-        Route::ModuleArchive(wanted) if wanted.digest.is_none() => ASK_AGAIN,
-        _ => FOR_EVER,
+        Route::ModuleArchive(wanted) if wanted.digest.is_none() => NO_CACHE,
+        _ => IMMUTABLE,
     }
 }
 
@@ -96,19 +98,19 @@ fn no_content(location: &str) -> Response<Body> {
             return errors(StatusCode::BAD_GATEWAY, vec![why]);
         }
     };
-    headers.insert(header::CACHE_CONTROL, ASK_AGAIN);
+    headers.insert(header::CACHE_CONTROL, NO_CACHE);
     response
 }
 
 /// Redirects to the download of the latest version (seed 002). Temporary, so clients ask again each time.
-fn found(url: &str) -> Response<Body> {
+fn redirect(url: &str) -> Response<Body> {
     let mut response = status(StatusCode::FOUND);
     insert(response.headers_mut(), header::LOCATION, url);
-    response.headers_mut().insert(header::CACHE_CONTROL, ASK_AGAIN);
+    response.headers_mut().insert(header::CACHE_CONTROL, NO_CACHE);
     response
 }
 
-fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
+fn document(rendered: &RenderedDocument, asked: &HeaderMap) -> Response<Body> {
     let gzip = rendered.gzip.as_ref().filter(|_| accepts_gzip(asked));
     let either = [&rendered.tag, &rendered.gzip_tag];
     let tag = if gzip.is_some() { &rendered.gzip_tag } else { &rendered.tag };
@@ -128,7 +130,7 @@ fn document(rendered: &Rendered, asked: &HeaderMap) -> Response<Body> {
     if let Ok(tag) = HeaderValue::from_maybe_shared(tag.clone()) {
         headers.insert(header::ETAG, tag);
     }
-    headers.insert(header::CACHE_CONTROL, ASK_AGAIN);
+    headers.insert(header::CACHE_CONTROL, NO_CACHE);
     if rendered.gzip.is_some() {
         headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
     }
@@ -188,7 +190,7 @@ struct RequestConditions<'a> {
 fn file(archive: Archive, route: &Route, asked: RequestConditions<'_>, memory: ReadShare) -> Response<Body> {
     let mut response = match archive {
         // Not verified yet: no range and no tag, so that no part can look complete.
-        Archive::Arriving { .. } | Archive::PassedThrough { .. } if expects_another(route, asked.headers) => {
+        Archive::Arriving { .. } | Archive::PassedThrough { .. } if expects_other_digest(route, asked.headers) => {
             return precondition_failed();
         }
         Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(memory), length)),
@@ -217,7 +219,7 @@ fn file(archive: Archive, route: &Route, asked: RequestConditions<'_>, memory: R
 }
 
 /// Returns true if If-Match names another digest than the URL, which holds the first digits of one.
-fn expects_another(route: &Route, asked: &HeaderMap) -> bool {
+fn expects_other_digest(route: &Route, asked: &HeaderMap) -> bool {
     let digest = match route {
         Route::ProviderFile(wanted) => Some(&wanted.digest),
         Route::ModuleArchive(wanted) => wanted.digest.as_ref(),
@@ -307,13 +309,13 @@ fn accepts_gzip(asked: &HeaderMap) -> bool {
 
 /// The one mapping from failures to statuses. The statuses are chosen so that clients show the reason phrase where they
 /// can (PROTOCOL 10).
-pub(super) fn failure_status(failure: &Failure, api: Api) -> StatusCode {
+pub(super) fn failure_status(failure: &RequestFailure, api: Api) -> StatusCode {
     let error = match failure {
-        Failure::NoRoute(NoRoute::Malformed(_)) => return StatusCode::BAD_REQUEST,
-        Failure::NoRoute(NoRoute::Unknown(_)) => return StatusCode::NOT_FOUND,
-        Failure::NoRoute(NoRoute::UnknownHost(_)) => return unknown_host_status(api),
-        Failure::NoRoute(NoRoute::Misdirected { api, .. }) => return refusal_status(*api),
-        Failure::Mirror(error) => error,
+        RequestFailure::NoRoute(RouteError::Malformed(_)) => return StatusCode::BAD_REQUEST,
+        RequestFailure::NoRoute(RouteError::Unknown(_)) => return StatusCode::NOT_FOUND,
+        RequestFailure::NoRoute(RouteError::UnknownHost(_)) => return unknown_host_status(api),
+        RequestFailure::NoRoute(RouteError::Misdirected { api, .. }) => return refusal_status(*api),
+        RequestFailure::Mirror(error) => error,
     };
     match error.kind() {
         Kind::NotAnUpstream => unknown_host_status(api),
@@ -348,12 +350,12 @@ pub(super) fn refusal_status(api: Api) -> StatusCode {
 }
 
 /// Responds to a failure.
-pub(super) fn failure(failure: &Failure, api: Api) -> Response<Body> {
+pub(super) fn failure(failure: &RequestFailure, api: Api) -> Response<Body> {
     explained(failure_status(failure, api), &failure.explain())
 }
 
 /// The text of a failure for the log, without secrets. It may contain paths of this machine.
-pub(super) fn log_text(failure: &Failure) -> String {
+pub(super) fn log_text(failure: &RequestFailure) -> String {
     public_text(&failure.to_string())
 }
 
@@ -394,7 +396,7 @@ pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response<Body> {
 }
 
 /// Responds with a short text.
-pub(super) fn word(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+pub(super) fn plain_text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(Body::full(text.into()));
     *response.status_mut() = code;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_written_comes_out_and_so_does_its_end() {
+    async fn bytes_and_the_end_pass_through_the_pipe() {
         let (entry, exit) = pipe();
         let written: Vec<u8> = (0..3 * PIECE_BYTES + 7).map(|at| (at % 251) as u8).collect();
         let bytes = written.clone();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_broke_off_is_never_complete() {
+    async fn a_broken_pipe_is_never_read_as_complete() {
         for why in [None, Some(io::Error::other("the disk failed"))] {
             let (entry, mut exit) = pipe();
             let said = why.as_ref().map_or("it broke off".to_owned(), ToString::to_string);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_writes_learns_that_nobody_reads() {
+    async fn a_writer_fails_when_the_reader_is_gone() {
         let (entry, exit) = pipe();
         drop(exit);
         let writing = tokio::task::spawn_blocking(move || entry.writer().write_all(&vec![0; 2 * PIECE_BYTES]));

@@ -26,30 +26,30 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 /// Interval of the file checks.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The certificate chain and key for new connections; both can be replaced while connections are open.
 #[derive(Debug)]
 pub struct Tls {
     provider: Arc<CryptoProvider>,
-    current: Arc<Current>,
+    current: Arc<CurrentCertificate>,
     http1: AcceptorConfig,
     with_http2: AcceptorConfig,
     /// State of the files at the last read, valid or not.
-    read: Mutex<Files>,
+    read: Mutex<WatchedFiles>,
 }
 
 /// Both files and their state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Files {
+struct WatchedFiles {
     certificate: PathBuf,
     key: PathBuf,
-    stamp: Stamp,
+    stamp: PairStamp,
 }
 
-impl Files {
+impl WatchedFiles {
     fn new(certificate: &Path, key: &Path) -> Self {
-        Self { certificate: certificate.to_owned(), key: key.to_owned(), stamp: Stamp::of(certificate, key) }
+        Self { certificate: certificate.to_owned(), key: key.to_owned(), stamp: PairStamp::of(certificate, key) }
     }
 
     fn refresh(&self) -> Self {
@@ -61,7 +61,7 @@ impl Files {
 #[derive(Debug)]
 pub struct Renewal {
     pair: CertifiedKey,
-    files: Files,
+    files: WatchedFiles,
 }
 
 /// An unusable certificate or key: the file, the problem, and the expected content.
@@ -121,7 +121,7 @@ impl Tls {
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let Renewal { pair, files } = renewal(certificate, key, &provider)?;
-        let current = Arc::new(Current(ArcSwap::from_pointee(pair)));
+        let current = Arc::new(CurrentCertificate(ArcSwap::from_pointee(pair)));
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(TlsError::Setup)?
@@ -177,7 +177,7 @@ impl Tls {
     /// once and keeps the old one. Open connections keep the certificate that they began with.
     pub async fn reload_when_changed(self: Arc<Self>, stop: CancellationToken) {
         let mut before = self.read.lock().clone();
-        while stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
+        while stop.run_until_cancelled(tokio::time::sleep(CHECK_EVERY)).await.is_some() {
             let tls = Arc::clone(&self);
             // Off the runtime's threads: the files may live on a network file system that hangs.
             let last = before.clone();
@@ -192,7 +192,7 @@ impl Tls {
 
     /// Runs one check: loads files that changed since the last read, but not since the check that returned `before`.
     /// Two files are seldom replaced in one instant, so waiting for them to settle keeps half a renewal out of the log.
-    fn check_files(&self, before: &Files) -> Files {
+    fn check_files(&self, before: &WatchedFiles) -> WatchedFiles {
         let read = self.read.lock().clone();
         let seen = read.refresh();
         if seen == read || seen != *before {
@@ -227,9 +227,9 @@ impl std::fmt::Debug for AcceptorConfig {
 
 /// The pair for the next handshake.
 #[derive(Debug)]
-struct Current(ArcSwap<CertifiedKey>);
+struct CurrentCertificate(ArcSwap<CertifiedKey>);
 
-impl ResolvesServerCert for Current {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _client_hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.0.load_full())
     }
@@ -237,7 +237,7 @@ impl ResolvesServerCert for Current {
 
 fn renewal(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Renewal, TlsError> {
     // Taken before reading, so that a write in between shows as a change.
-    let files = Files::new(certificate, key);
+    let files = WatchedFiles::new(certificate, key);
     Ok(Renewal { pair: certified_key(certificate, key, provider)?, files })
 }
 
@@ -268,12 +268,12 @@ fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> R
 
 /// State of both files, for detecting a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct PairStamp {
     certificate: Option<FileStamp>,
     key: Option<FileStamp>,
 }
 
-impl Stamp {
+impl PairStamp {
     fn of(certificate: &Path, key: &Path) -> Self {
         Self { certificate: stat(certificate), key: stat(key) }
     }

@@ -18,7 +18,7 @@ use super::places::{ConnectionSlots, PeerClass};
 
 /// No request in any protocol that larder speaks, with TLS or without: refused before it reaches a handler, a log or a
 /// counter.
-const KNOCK: &[u8] = b"larder?\r\n\r\n";
+const LIVENESS_BYTES: &[u8] = b"larder?\r\n\r\n";
 
 /// The longest wait for a blocking thread: longer than any burst of work.
 pub const POOL_WITHIN: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ const DISK_WITHIN: Duration = Duration::from_secs(1);
 
 /// The part of this process that did not answer.
 #[derive(Debug, thiserror::Error)]
-pub enum NotAlive {
+pub enum LivenessError {
     /// The pool of blocking threads.
     #[error(
         "no blocking task got a thread for {} s, although the disk works: larder's own work holds all threads", .0.as_secs()
@@ -71,8 +71,8 @@ impl BlockingPoolCheck {
     /// Reports the state since the last call; `disk` writes to the disk and returns true on success. Does not block.
     ///
     /// # Errors
-    /// [`NotAlive::Pool`] if no task got a thread in time although the disk worked at its last test.
-    pub fn answers(&self, disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), NotAlive> {
+    /// [`LivenessError::Pool`] if no task got a thread in time although the disk worked at its last test.
+    pub fn check(&self, disk: impl FnOnce() -> bool + Send + 'static) -> Result<(), LivenessError> {
         let mut waiting = self.waiting.lock();
         let Some((_, since)) = waiting.as_ref().filter(|(task, _)| !task.is_finished()) else {
             *waiting = Some((spawn_blocking(|| ()), Instant::now()));
@@ -83,13 +83,13 @@ impl BlockingPoolCheck {
         if waited < self.within {
             return Ok(());
         }
-        if DiskCheck::worked_before(&self.disk, disk) { Err(NotAlive::Pool(waited)) } else { Ok(()) }
+        if DiskCheck::take_result_and_retest(&self.disk, disk) { Err(LivenessError::Pool(waited)) } else { Ok(()) }
     }
 }
 
 impl DiskCheck {
     /// Returns the result of the last disk test, and starts another unless one hangs.
-    fn worked_before(disk: &Arc<Self>, attempt: impl FnOnce() -> bool + Send + 'static) -> bool {
+    fn take_result_and_retest(disk: &Arc<Self>, attempt: impl FnOnce() -> bool + Send + 'static) -> bool {
         if disk.is_being_tried.swap(true, Ordering::AcqRel) {
             return false;
         }
@@ -113,23 +113,23 @@ impl DiskCheck {
 #[derive(Debug, Clone, Copy)]
 pub struct ListenerCheck<'a> {
     /// The address.
-    pub at: SocketAddr,
+    pub address: SocketAddr,
     /// The connection slots.
-    pub places: &'a ConnectionSlots,
+    pub slots: &'a ConnectionSlots,
     /// The peer class of this machine at this listener.
-    pub standing: PeerClass,
+    pub peer_class: PeerClass,
 }
 
 /// Asks both listeners. The caller sets the deadline.
 ///
 /// A listener without a free slot is not asked, because it lets new connections wait or closes them. Being busy is no
 /// sign of death, and the caller runs on the same runtime.
-pub async fn listeners_answer(main: ListenerCheck<'_>, admin: ListenerCheck<'_>) -> Result<(), NotAlive> {
+pub async fn check_listeners(main: ListenerCheck<'_>, admin: ListenerCheck<'_>) -> Result<(), LivenessError> {
     if admin.is_reachable().await {
-        admin_client::get(admin.at, "/healthz", None).await?;
+        admin_client::get(admin.address, "/healthz", None).await?;
     }
     if main.is_reachable().await {
-        knock(main.at).await.map_err(|error| NotAlive::Main(main.at, error))?;
+        send_liveness_bytes(main.address).await.map_err(|error| LivenessError::Main(main.address, error))?;
     }
     Ok(())
 }
@@ -137,7 +137,8 @@ pub async fn listeners_answer(main: ListenerCheck<'_>, admin: ListenerCheck<'_>)
 impl ListenerCheck<'_> {
     async fn is_reachable(self) -> bool {
         // A connection to our own address comes from that address.
-        !self.places.is_full_for(self.at.ip().to_canonical(), self.standing) && is_of_this_machine(self.at).await
+        !self.slots.is_full_for(self.address.ip().to_canonical(), self.peer_class)
+            && is_of_this_machine(self.address).await
     }
 }
 
@@ -161,10 +162,10 @@ async fn is_of_this_machine(address: SocketAddr) -> bool {
     from.is_ok_and(|from| from.ip() == address.ip())
 }
 
-/// Sends [`KNOCK`]. Any reaction shows that the listener accepts and serves connections.
-async fn knock(address: SocketAddr) -> std::io::Result<()> {
+/// Sends [`LIVENESS_BYTES`]. Any reaction shows that the listener accepts and serves connections.
+async fn send_liveness_bytes(address: SocketAddr) -> std::io::Result<()> {
     let mut socket = TcpStream::connect(address).await?;
-    socket.write_all(KNOCK).await?;
+    socket.write_all(LIVENESS_BYTES).await?;
     socket.read_u8().await.map(drop)
 }
 
@@ -181,7 +182,7 @@ mod tests {
 
     use super::super::admin::SERVER;
     use super::super::listener::{Limits, Peer, serve};
-    use super::super::{Body, Requests, response};
+    use super::super::{Body, RequestMetrics, response};
     use super::*;
 
     const WITHIN: Duration = Duration::from_secs(20);
@@ -200,7 +201,7 @@ mod tests {
             let at = listener.local_addr().unwrap();
             let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
             let limits = Limits { header_time: LONG, idle: LONG, ..limits };
-            let places = ConnectionSlots::new(&limits, Requests::default());
+            let places = ConnectionSlots::new(&limits, RequestMetrics::default());
             let standing = |_| PeerClass::Client;
             tokio::spawn(serve(listener, None, limits, places.clone(), standing, handler, CancellationToken::new()));
             Self { at, places }
@@ -212,12 +213,12 @@ mod tests {
 
         /// Checks another address with the slots of this listener.
         fn asked_at(&self, at: SocketAddr) -> ListenerCheck<'_> {
-            ListenerCheck { at, places: &self.places, standing: PeerClass::Client }
+            ListenerCheck { address: at, slots: &self.places, peer_class: PeerClass::Client }
         }
     }
 
     fn healthy() -> Response<Body> {
-        let mut response = response::word(http::StatusCode::OK, "ok");
+        let mut response = response::plain_text(http::StatusCode::OK, "ok");
         response.headers_mut().insert(http::header::SERVER, SERVER);
         response
     }
@@ -225,25 +226,25 @@ mod tests {
     #[tokio::test]
     async fn two_listeners_that_answer_are_alive_and_one_that_is_silent_is_not() {
         let [main, admin] = [Listener::within(Limits::default()).await, Listener::within(Limits::default()).await];
-        timeout(WITHIN, listeners_answer(main.asked(), admin.asked())).await.unwrap().unwrap();
+        timeout(WITHIN, check_listeners(main.asked(), admin.asked())).await.unwrap().unwrap();
 
         // The kernel accepts the connection; no program does.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = silent.local_addr().map(|at| (silent, at)).unwrap();
         for (of_main, of_admin) in [(silent.1, admin.at), (main.at, silent.1)] {
-            let asked = listeners_answer(main.asked_at(of_main), admin.asked_at(of_admin));
+            let asked = check_listeners(main.asked_at(of_main), admin.asked_at(of_admin));
             let asked = timeout(Duration::from_millis(300), asked).await;
             assert!(!matches!(asked, Ok(Ok(()))), "{asked:?}");
         }
         drop(silent.0);
-        let asked = listeners_answer(main.asked_at(silent.1), admin.asked());
+        let asked = check_listeners(main.asked_at(silent.1), admin.asked());
         let error = timeout(WITHIN, asked).await.unwrap().unwrap_err();
         assert!(error.to_string().contains(&format!("the main listener on {}", silent.1)), "{error}");
     }
 
     /// A restart would cut all connections in use.
     #[tokio::test]
-    async fn a_listener_that_serves_as_many_as_it_may_is_alive() {
+    async fn a_full_listener_is_alive() {
         let all_taken = Limits { connections: 1, ..Limits::default() };
         let all_of_this_machine_taken = Limits { each_address: 1, ..Limits::default() };
         for limits in [all_taken, all_of_this_machine_taken] {
@@ -256,10 +257,10 @@ mod tests {
             for (main, admin) in [(&full, &other), (&other, &full)] {
                 let served = TcpStream::connect(full.at).await.unwrap();
                 timeout(WITHIN, keeps_out(true)).await.unwrap();
-                timeout(WITHIN, listeners_answer(main.asked(), admin.asked())).await.unwrap().unwrap();
+                timeout(WITHIN, check_listeners(main.asked(), admin.asked())).await.unwrap().unwrap();
                 drop(served);
                 timeout(WITHIN, keeps_out(false)).await.unwrap();
-                timeout(WITHIN, listeners_answer(main.asked(), admin.asked())).await.unwrap().unwrap();
+                timeout(WITHIN, check_listeners(main.asked(), admin.asked())).await.unwrap().unwrap();
                 // The probe has disconnected, too.
                 timeout(WITHIN, keeps_out(false)).await.unwrap();
             }
@@ -272,7 +273,7 @@ mod tests {
         let listener = Listener::within(Limits::default()).await;
         for elsewhere in ["203.0.113.1:8080", "[2001:db8::1]:8080"] {
             let gone = listener.asked_at(elsewhere.parse().unwrap());
-            timeout(WITHIN, listeners_answer(gone, gone)).await.unwrap().unwrap();
+            timeout(WITHIN, check_listeners(gone, gone)).await.unwrap().unwrap();
         }
     }
 
@@ -284,7 +285,7 @@ mod tests {
             let pool = BlockingPoolCheck::new(Duration::from_millis(20));
             let a_while = || tokio::time::sleep(Duration::from_millis(20));
             let until = async |is_starved: bool| {
-                while pool.answers(|| true).is_err() != is_starved {
+                while pool.check(|| true).is_err() != is_starved {
                     a_while().await;
                 }
             };
@@ -295,7 +296,7 @@ mod tests {
                 let tasks: Vec<_> = holding.into_iter().map(|end| spawn_blocking(move || end.recv())).collect();
                 for _ in 0..10 {
                     a_while().await;
-                    pool.answers(|| false).expect("the disk fails");
+                    pool.check(|| false).expect("the disk fails");
                 }
                 timeout(WITHIN, until(true)).await.expect("the disk works");
                 drop(ends);
@@ -313,7 +314,7 @@ mod tests {
             let tasks: Vec<_> = (0..2).map(|_| spawn_blocking(hold())).collect();
             for _ in 0..10 {
                 a_while().await;
-                pool.answers(hold()).expect("the disk hangs");
+                pool.check(hold()).expect("the disk hangs");
             }
             drop(end);
             for task in tasks {
@@ -337,10 +338,10 @@ mod tests {
             let address = listener.local_addr().unwrap();
             let handler = |_: Request<Incoming>, _: Peer| async { panic!("it is no request") as Response<Body> };
             let limits = Limits::default();
-            let places = ConnectionSlots::new(&limits, Requests::default());
+            let places = ConnectionSlots::new(&limits, RequestMetrics::default());
             let (standing, stop) = (|_| PeerClass::Client, CancellationToken::new());
             tokio::spawn(serve(listener, tls, limits, places, standing, handler, stop));
-            timeout(WITHIN, knock(address)).await.unwrap().unwrap();
+            timeout(WITHIN, send_liveness_bytes(address)).await.unwrap().unwrap();
         }
     }
 }

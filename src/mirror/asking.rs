@@ -111,13 +111,13 @@ impl ArchiveRequest {
 
     fn of<'b>(&'b self, grant: &'b CredentialScope) -> UpstreamRequest<'b> {
         UpstreamRequest {
-            what: &self.what,
+            label: &self.what,
             url: &self.url,
             upstream: &self.package.provider.host,
-            grant,
+            credentials: grant,
             via: &self.call.via,
             retries: RETRIES,
-            asker: self.call.priority,
+            priority: self.call.priority,
             now: self.mirror.flight_context(&self.call).now,
         }
     }

@@ -223,8 +223,8 @@ impl Mirror {
         let grant = match &named_by.about {
             // A bundle named this origin, not the upstream, so it gets no credential.
             DocumentMetadata { carried: true, .. } => grant,
-            _ if named_by.is_from_asked_origin() => grant.and(&base),
-            _ => grant.permitting(&base),
+            _ if named_by.is_from_asked_origin() => grant.with_service(&base),
+            _ => grant.with_permitted_service(&base),
         };
         Ok((base, grant))
     }

@@ -101,7 +101,7 @@ impl StoredDocument {
     }
 
     pub(super) fn of(document: Document, asked: Url, now: Timestamp) -> Self {
-        let Document { body, validators, url, origins, room, .. } = document;
+        let Document { body, validators, url, origins, memory: room, .. } = document;
         let about = DocumentMetadata {
             asked,
             url,
@@ -255,7 +255,16 @@ impl Mirror {
         let retries = if before.is_some() { 0 } else { RETRIES };
         let RequestContext { via, priority: asker, now, .. } = call;
         let upstream = &upstream.settings.host;
-        let ask = UpstreamRequest { what, url, upstream, grant, via, retries, asker: *asker, now: *now };
+        let ask = UpstreamRequest {
+            label: what,
+            url,
+            upstream,
+            credentials: grant,
+            via,
+            retries,
+            priority: *asker,
+            now: *now,
+        };
         let held = before.filter(|before| before.about.asked == *url).map(|before| &before.about.validators);
         call.config.outbound.document(ask, held, limit).await
     }

@@ -371,7 +371,7 @@ impl Mirror {
 
     /// The state of the outbound link: online or offline.
     pub fn connectivity(&self) -> Connectivity {
-        self.config.load().outbound.link()
+        self.config.load().outbound.connectivity()
     }
 
     /// Removes leftover files past their lifetime.

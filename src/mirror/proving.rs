@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::store::StoreError;
 use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::breaker::Origin;
-use crate::upstream::error::{Fault, UpstreamError, relayed};
+use crate::upstream::error::{Fault, UpstreamError, sanitized};
 use crate::upstream::memory_budget::MemoryGrant;
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
@@ -53,7 +53,7 @@ impl Mirror {
         };
         // `_room` reserves memory for the body until this function ends.
         let (body, url, validators, mut origins, _room) = match (fetched, held) {
-            (Fetched::New(Document { body, validators, url, origins, room, .. }), _) => {
+            (Fetched::New(Document { body, validators, url, origins, memory: room, .. }), _) => {
                 (body, url, validators, origins, room)
             }
             (Fetched::Unchanged, Some(held)) => {
@@ -79,7 +79,7 @@ impl Mirror {
         // The verdict may quote upstream's text, which may contain the query of a URL.
         let proof = proven.map_err(|(kind, verdict)| {
             self.counters.count_unproven(&visit.package.provider.host, kind);
-            unverified(visit.what, &url, relayed(&verdict))
+            unverified(visit.what, &url, sanitized(&verdict))
         })?;
         for warning in &proof.warnings {
             tracing::warn!(package = %visit.package, warning, "a proof was accepted with a warning");
@@ -338,7 +338,16 @@ impl ProofSetFetch<'_> {
     fn ask<'b>(&'b self, what: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
         let upstream = &self.upstream.settings.host;
         let RequestContext { via, priority: asker, now, .. } = self.call;
-        UpstreamRequest { what, url, upstream, grant: self.grant, via, retries: self.retries, asker: *asker, now: *now }
+        UpstreamRequest {
+            label: what,
+            url,
+            upstream,
+            credentials: self.grant,
+            via,
+            retries: self.retries,
+            priority: *asker,
+            now: *now,
+        }
     }
 }
 

@@ -89,7 +89,7 @@ impl Mirror {
     /// Activates settings for new requests.
     pub fn activate(&self, terms: Arc<RuntimeConfig>) {
         terms.upstreams.hosts().into_iter().for_each(|host| self.counters.register_host(host));
-        terms.outbound.come_into_force();
+        terms.outbound.apply_connectivity();
         self.config.store(terms);
     }
 

@@ -18,7 +18,7 @@ use subtle::ConstantTimeEq;
 
 pub use self::command::Operation;
 
-use super::{Content, Reply};
+use super::{Reply, ReplyContent};
 use crate::bundle::BundleKeyIds;
 use crate::clock::Timestamp;
 use crate::jobs::{JobId, RecurringState};
@@ -26,14 +26,14 @@ use crate::mirror::{Mirror, NotReady, Status, UpstreamState};
 
 /// The answer to `/healthz`: this process runs.
 pub(super) fn health() -> Reply {
-    Reply { content: Content::Word { well: true, text: "ok" }, outcome: None, age: None }
+    Reply { content: ReplyContent::Word { is_ready: true, text: "ok" }, outcome: None, age: None }
 }
 
 /// The answer to `/readyz`: the store is open, whatever the upstreams do.
 pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
     let ready = mirror.ready().await;
     let text = ready.map_or_else(NotReady::describe, |()| "ready");
-    Reply { content: Content::Word { well: ready.is_ok(), text }, outcome: None, age: None }
+    Reply { content: ReplyContent::Word { is_ready: ready.is_ok(), text }, outcome: None, age: None }
 }
 
 /// Routes of the admin listener.
@@ -117,7 +117,7 @@ impl AdminRoute {
     }
 
     /// Classifies the route as read or change.
-    pub fn nature(self) -> AdminAccessKind {
+    pub fn access_kind(self) -> AdminAccessKind {
         match self {
             Self::Health
             | Self::Ready
@@ -173,7 +173,7 @@ pub struct Credentials<'a> {
 pub enum AdminRefusal {
     /// Sent by a web page: 403.
     #[error("requests from web pages are refused")]
-    FromAPage,
+    WebPage,
     /// A foreign Host on loopback: 403. It may be a name that DNS rebinding points here.
     #[error("on loopback, the Host must be localhost or a loopback address")]
     ForeignHost,
@@ -192,22 +192,22 @@ impl Access {
 
     /// Checks that a read may be answered.
     pub fn may_read(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
-        self.is_no_page(shown)?;
+        self.refuse_web_page(shown)?;
         if self.listens_on_loopback || self.has_token(shown) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
     /// Checks that a change may be made. It always needs the token, because every user and web page of this machine
     /// reaches its loopback.
     pub fn may_change(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
-        self.is_no_page(shown)?;
+        self.refuse_web_page(shown)?;
         if self.has_token(shown) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
-    fn is_no_page(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
+    fn refuse_web_page(&self, shown: Credentials<'_>) -> Result<(), AdminRefusal> {
         // `none`: a person typed the URL. `same-origin`: a page of this origin asked. Any other value means a foreign
         // page.
         if shown.origin.is_some() || shown.site.is_some_and(|site| !matches!(site, "none" | "same-origin")) {
-            return Err(AdminRefusal::FromAPage);
+            return Err(AdminRefusal::WebPage);
         }
         // Off loopback larder cannot know its names, and everything needs the token.
         if self.listens_on_loopback && !shown.host.is_some_and(is_local) {
@@ -234,7 +234,7 @@ fn is_local(host: &str) -> bool {
 
 /// The data of `larder status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct StatusReport {
     /// The mirror itself.
     #[serde(flatten)]
     pub mirror: Status,
@@ -290,7 +290,7 @@ mod tests {
             assert_eq!(local.may_read(shown(host)), Err(AdminRefusal::ForeignHost), "{host}");
         }
         let page = Credentials { origin: Some("null"), ..shown("localhost") };
-        assert_eq!(local.may_read(page), Err(AdminRefusal::FromAPage));
+        assert_eq!(local.may_read(page), Err(AdminRefusal::WebPage));
     }
 
     /// Section 3: requests that change something always need the bearer token.
@@ -304,7 +304,7 @@ mod tests {
         }
         let with_token = shown(Some("Bearer t0ken"));
         let page = Credentials { origin: Some("http://localhost:8081"), ..with_token };
-        assert_eq!(local.may_change(page), Err(AdminRefusal::FromAPage));
+        assert_eq!(local.may_change(page), Err(AdminRefusal::WebPage));
         let rebound = Credentials { host: Some("evil.example"), ..with_token };
         assert_eq!(local.may_change(rebound), Err(AdminRefusal::ForeignHost));
     }

@@ -26,12 +26,12 @@ pub enum ClientRoute {
 /// `http://127.0.0.1:8080`.
 pub async fn text(mirror: &Arc<Mirror>, base: &str, way: ClientRoute) -> Result<String, Error> {
     let hosts = mirror.hosts();
-    written(hosts.iter().collect(), Some(mirror), base, way).await
+    config_text(hosts.iter().collect(), Some(mirror), base, way).await
 }
 
 /// Returns the text to paste when no discovery document is cached.
 pub async fn default_text(hosts: &[&Hostname], base: &str, way: ClientRoute) -> Result<String, Error> {
-    written(hosts.to_vec(), None, base, way).await
+    config_text(hosts.to_vec(), None, base, way).await
 }
 
 /// The source addresses for clients that use larder's own host name, which stands for `registry`. They need no CLI
@@ -74,7 +74,7 @@ pub fn own_host_name(public_url: Option<&Url>, registry: Option<&Hostname>) -> R
     Ok(text)
 }
 
-async fn written(
+async fn config_text(
     mut hosts: Vec<&Hostname>,
     mirror: Option<&Arc<Mirror>>,
     base: &str,
@@ -214,7 +214,7 @@ mod tests {
 
     /// A value that clients cannot parse invalidates their whole file.
     #[test]
-    fn what_hcl_1_has_no_word_for_is_left_out() {
+    fn values_that_hcl_1_cannot_express_are_left_out() {
         let read = read_back(
             r#"{"a.v1":null,"b.v1":"https://b.example/${x}","c.v1":{"d":null,"e":[1,null,{"f":true}]},"g.v1":18446744073709551615}"#,
         );

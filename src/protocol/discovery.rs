@@ -38,7 +38,7 @@ pub fn services(discovery: Discovery, host: &Hostname, link: impl Fn(&str) -> St
     let Discovery { mut entries, url } = discovery;
     // Clients refuse such a service, and its userinfo must not be shown.
     entries.retain(|_, value| match serde_json::from_str(value.get()) {
-        Ok(value) => !names_a_user(&value, &url),
+        Ok(value) => !has_userinfo(&value, &url),
         // Nested too deep, or an invalid number: without a plain or escaped `@` it has no userinfo.
         Err(_) => !value.get().contains(['@', '\\']),
     });
@@ -73,13 +73,13 @@ fn absolute(value: &RawValue, base: &Url) -> Option<Box<RawValue>> {
 }
 
 /// Returns true if an entry contains a URL with userinfo.
-fn names_a_user(value: &Value, base: &Url) -> bool {
+fn has_userinfo(value: &Value, base: &Url) -> bool {
     match value {
         Value::String(reference) => {
             base.join(reference).is_ok_and(|url| !url.username().is_empty() || url.password().is_some())
         }
-        Value::Array(members) => members.iter().any(|member| names_a_user(member, base)),
-        Value::Object(members) => members.values().any(|member| names_a_user(member, base)),
+        Value::Array(members) => members.iter().any(|member| has_userinfo(member, base)),
+        Value::Object(members) => members.values().any(|member| has_userinfo(member, base)),
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
     }
 }
@@ -105,7 +105,7 @@ mod tests {
 
     /// Deep nesting exhausts no stack, and hides no userinfo.
     #[test]
-    fn a_service_that_is_nested_too_deep_names_nobody() {
+    fn a_service_nested_too_deep_hides_no_userinfo() {
         let depth = 100_000;
         let deep = |inside: &str| format!("{}{inside}{}", "{\"a\":".repeat(depth), "}".repeat(depth));
         let urls = ["\"https://me@a.example\"", "\"https://me\\u0040a.example\"", "1"].map(deep);

@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use self::rendered::{FinishedReply, Rendered, RenderedAnswer, RenderedAnswers};
+use self::rendered::{FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument};
 use self::renderings::Renderings;
-use self::route::{Api, Base, Mount, NoRoute, Origin, Route, RouteContext, RouteSubject};
+use self::route::{Api, Base, Mount, Origin, Route, RouteContext, RouteError, RouteSubject};
 use crate::address::ModulePackage;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
@@ -53,7 +53,7 @@ pub struct Request<'a> {
 #[derive(Debug)]
 pub struct Reply {
     /// The content.
-    pub content: Content,
+    pub content: ReplyContent,
     /// The cache outcome; `None` where the mirror was not involved.
     pub outcome: Option<Outcome>,
     /// Time since upstream confirmed a document; `None` for other content.
@@ -62,9 +62,9 @@ pub struct Reply {
 
 /// Content of a reply.
 #[derive(Debug)]
-pub enum Content {
+pub enum ReplyContent {
     /// A JSON document.
-    Document(Arc<Rendered>),
+    Document(Arc<RenderedDocument>),
     /// A file that is named by its digest.
     File(Archive),
     /// The location of a module, for `X-Terraform-Get` (PROTOCOL 4.3).
@@ -74,13 +74,13 @@ pub enum Content {
     /// A short word for probes.
     Word {
         /// True if ready.
-        well: bool,
+        is_ready: bool,
         /// The word.
         text: &'static str,
     },
 }
 
-impl From<FinishedReply> for Content {
+impl From<FinishedReply> for ReplyContent {
     fn from(finished: FinishedReply) -> Self {
         match finished {
             FinishedReply::Document(rendered) => Self::Document(rendered),
@@ -92,22 +92,22 @@ impl From<FinishedReply> for Content {
 
 /// The failure of a request.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum Failure {
+pub enum RequestFailure {
     /// The request line has no route.
     #[error(transparent)]
-    NoRoute(#[from] NoRoute),
+    NoRoute(#[from] RouteError),
     /// The mirror could not answer.
     #[error(transparent)]
     Mirror(#[from] Error),
 }
 
-impl Failure {
+impl RequestFailure {
     /// Returns the subject, cause and remedy of the failure.
     pub fn explain(&self) -> Explanation {
         match self {
-            Self::NoRoute(NoRoute::Malformed(why) | NoRoute::Unknown(why)) => Explanation::of(why),
-            Self::NoRoute(NoRoute::UnknownHost(host)) => Error::UnknownHost(host.clone()).explain(),
-            Self::NoRoute(NoRoute::Misdirected { why, .. }) => why.clone(),
+            Self::NoRoute(RouteError::Malformed(why) | RouteError::Unknown(why)) => Explanation::of(why),
+            Self::NoRoute(RouteError::UnknownHost(host)) => Error::UnknownHost(host.clone()).explain(),
+            Self::NoRoute(RouteError::Misdirected { why, .. }) => why.clone(),
             Self::Mirror(error) => error.explain(),
         }
     }
@@ -119,7 +119,7 @@ pub struct Protocols {
     mirror: Arc<Mirror>,
     terms: Arc<RuntimeConfig>,
     mount: Mount,
-    door: RouteContext,
+    route_context: RouteContext,
     answers: RenderedAnswers,
     renderings: Renderings,
 }
@@ -131,30 +131,30 @@ impl Protocols {
         mirror: Arc<Mirror>,
         terms: Arc<RuntimeConfig>,
         mount: Mount,
-        door: RouteContext,
+        route_context: RouteContext,
         memory_bytes: u64,
     ) -> Self {
         let (answers, renderings) = (RenderedAnswers::with_capacity(memory_bytes), Renderings::default());
-        Self { mirror, terms, mount, door, answers, renderings }
+        Self { mirror, terms, mount, route_context, answers, renderings }
     }
 
     /// Parses a request line.
-    pub fn route(&self, request: &Request<'_>) -> Result<Route, NoRoute> {
-        Route::parse(self.mount.below(request.path), request.query, request.host, &self.door)
+    pub fn route(&self, request: &Request<'_>) -> Result<Route, RouteError> {
+        Route::parse(self.mount.without_prefix(request.path), request.query, request.host, &self.route_context)
     }
 
     /// Returns true if a Host is an upstream's name under which larder answers (take-over).
     pub fn is_upstream(&self, host: &str) -> bool {
-        self.door.taken_over(Some(host)).is_some()
+        self.route_context.taken_over(Some(host)).is_some()
     }
 
     /// The protocol of a request line, even of one without a route.
     pub fn api(&self, request: &Request<'_>) -> Api {
-        Api::of_path(self.mount.below(request.path))
+        Api::of_path(self.mount.without_prefix(request.path))
     }
 
     /// Answers a route.
-    pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, Failure> {
+    pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, RequestFailure> {
         self.mirror.refuse_loops(&request.via)?;
         let base = match route.has_links() {
             true => self.mount.base(&request.via, request.origin.clone()),
@@ -186,7 +186,7 @@ impl Protocols {
         links: Links<'_>,
         revision: u64,
         call: &RequestContext,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Reply, RequestFailure> {
         let Answer { value, outcome, fresh_until, checked } =
             modules::location(&self.mirror, package, call, links).await?;
         let location: Arc<str> = value.text.into();
@@ -198,7 +198,7 @@ impl Protocols {
             self.answers.insert(route, links.base, kept);
         }
         let age = Some(request.now.since(checked));
-        Ok(Reply { content: Content::Location(location), outcome: Some(outcome), age })
+        Ok(Reply { content: ReplyContent::Location(location), outcome: Some(outcome), age })
     }
 
     /// Answers from the mirror when no rendered answer is in memory.
@@ -208,37 +208,37 @@ impl Protocols {
         request: &Request<'_>,
         base: &Base<'_>,
         revision: u64,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
         let (terms, via) = (Arc::clone(&self.terms), request.via.clone());
         let call = self.mirror.request_context(now, terms, via, Some(client), takes_unknown_length);
         let links = Links { mount: &self.mount, base };
         if let Some(list) = self.list(route, &call).await? {
-            return Ok(self.finished(route, base, request.now, revision, list));
+            return Ok(self.document_reply(route, base, request.now, revision, list));
         }
         let document = match route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(admin::readiness(&self.mirror).await),
             Route::ProviderFile(wanted) => {
                 let file = self.mirror.archive(wanted, &call).await?;
-                return Ok(self.file(route, base, revision, file, &call));
+                return Ok(self.file_reply(route, base, revision, file, &call));
             }
             Route::ProofFile(wanted) => {
                 let file = self.mirror.proof_file(wanted, &call).await?;
-                return Ok(self.file(route, base, revision, file, &call));
+                return Ok(self.file_reply(route, base, revision, file, &call));
             }
             Route::ModuleDownload(package) => {
                 return self.location(route, package, request, links, revision, &call).await;
             }
             Route::ModuleArchive(wanted) => {
                 let Answer { value, outcome, .. } = self.mirror.module_archive(wanted, &call).await?;
-                return Ok(Reply { content: Content::File(value), outcome: Some(outcome), age: None });
+                return Ok(Reply { content: ReplyContent::File(value), outcome: Some(outcome), age: None });
             }
             Route::ModuleLatest(address) => {
                 let Answer { value, outcome, checked, .. } = self.mirror.latest_of_module(address, &call).await?;
                 let url = links.to(&Route::ModuleDownload(value).path());
                 let age = Some(request.now.since(checked));
-                return Ok(Reply { content: Content::Redirect(url), outcome: Some(outcome), age });
+                return Ok(Reply { content: ReplyContent::Redirect(url), outcome: Some(outcome), age });
             }
             Route::Page(page) => pages::page(&self.mirror, page, &call, links).await?,
             Route::ModuleVersions(address) => modules::versions(&self.mirror, address, &call).await?,
@@ -252,12 +252,12 @@ impl Protocols {
         };
         let Answer { value, outcome, fresh_until, checked } = document;
         let rendered = Answer { value: Arc::new(render(value).await), outcome, fresh_until, checked };
-        Ok(self.finished(route, base, request.now, revision, rendered))
+        Ok(self.document_reply(route, base, request.now, revision, rendered))
     }
 
     /// Answers with a version list as upstream has it, read and rendered once for all waiting clients. `None` for other
     /// routes, and offline, where the list depends on the store.
-    async fn list(&self, route: &Route, call: &RequestContext) -> Result<Option<Answer<Arc<Rendered>>>, Error> {
+    async fn list(&self, route: &Route, call: &RequestContext) -> Result<Option<Answer<Arc<RenderedDocument>>>, Error> {
         if self.mirror.connectivity() == Connectivity::Offline {
             return Ok(None);
         }
@@ -283,7 +283,7 @@ impl Protocols {
     }
 
     /// The reply for a file named by its digest. A small verified file stays in memory while it is fresh.
-    fn file(
+    fn file_reply(
         &self,
         route: &Route,
         base: &Base<'_>,
@@ -306,17 +306,17 @@ impl Protocols {
             };
             self.answers.insert(route, base, kept);
         }
-        Reply { content: Content::File(value), outcome: Some(outcome), age: None }
+        Reply { content: ReplyContent::File(value), outcome: Some(outcome), age: None }
     }
 
     /// The reply for a rendered document, which stays in memory while it is fresh.
-    fn finished(
+    fn document_reply(
         &self,
         route: &Route,
         base: &Base<'_>,
         now: Timestamp,
         revision: u64,
-        document: Answer<Arc<Rendered>>,
+        document: Answer<Arc<RenderedDocument>>,
     ) -> Reply {
         let Answer { value: rendered, outcome, fresh_until, checked } = document;
         // Stored with the revision from before rendering: after a change meanwhile, the next request renders again.
@@ -326,17 +326,19 @@ impl Protocols {
                 RenderedAnswer { answer, made: now, checked, fresh_until, revision, outcome: outcome.when_reused() };
             self.answers.insert(route, base, kept);
         }
-        Reply { content: Content::Document(rendered), outcome: Some(outcome), age: Some(now.since(checked)) }
+        Reply { content: ReplyContent::Document(rendered), outcome: Some(outcome), age: Some(now.since(checked)) }
     }
 }
 
 /// Compresses an answer; a large one on a blocking thread.
-async fn render(body: Vec<u8>) -> Rendered {
+async fn render(body: Vec<u8>) -> RenderedDocument {
     if body.len() < LARGE_BODY {
-        return Rendered::new(body);
+        return RenderedDocument::new(body);
     }
     let plain = body.clone();
-    tokio::task::spawn_blocking(move || Rendered::new(body)).await.unwrap_or_else(|_| Rendered::plain(plain))
+    tokio::task::spawn_blocking(move || RenderedDocument::new(body))
+        .await
+        .unwrap_or_else(|_| RenderedDocument::plain(plain))
 }
 
 /// Writes larder's URLs in one answer.

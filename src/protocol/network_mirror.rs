@@ -27,15 +27,15 @@ const AT_ONCE: usize = 8;
 const MOST_TRIED: usize = 4;
 
 #[derive(Serialize)]
-struct Nothing {}
+struct VersionEntryBody {}
 
 #[derive(Serialize)]
-struct Index<'a> {
-    versions: BTreeMap<&'a Version, Nothing>,
+struct IndexBody<'a> {
+    versions: BTreeMap<&'a Version, VersionEntryBody>,
 }
 
 #[derive(Serialize, Default)]
-struct Archives {
+struct VersionBody {
     archives: BTreeMap<String, ArchiveEntry>,
 }
 
@@ -62,8 +62,8 @@ pub(super) async fn index_written(address: &ProviderAddress, document: &Arc<Stor
 }
 
 fn index_of(address: &ProviderAddress, list: &VersionList) -> Result<Vec<u8>, Error> {
-    let versions = list.versions.iter().map(|listed| (&listed.version, Nothing {})).collect();
-    serde_json::to_vec(&Index { versions }).map_err(|e| unreadable(address, e.to_string()))
+    let versions = list.versions.iter().map(|listed| (&listed.version, VersionEntryBody {})).collect();
+    serde_json::to_vec(&IndexBody { versions }).map_err(|e| unreadable(address, e.to_string()))
 }
 
 /// `VERSION.json`: the archives of a version. For an unknown version the list is empty: after a 404 the client would
@@ -76,10 +76,10 @@ pub(super) async fn version(
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let (named, answer) = match mirror.connectivity() {
-        Connectivity::Online => of_upstream(mirror, address, version, call).await?,
+        Connectivity::Online => listed_archives(mirror, address, version, call).await?,
         Connectivity::Offline => stored_archives(mirror, address, version, call).await?,
     };
-    let mut archives = Archives::default();
+    let mut archives = VersionBody::default();
     for (platform, archive) in named {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         let held = mirror.stored_archive(&package, archive.digest).await?;
@@ -102,7 +102,7 @@ pub(super) async fn version(
 }
 
 /// The archives of a version that upstream lists.
-async fn of_upstream(
+async fn listed_archives(
     mirror: &Arc<Mirror>,
     address: &ProviderAddress,
     version: &Version,
@@ -131,11 +131,11 @@ async fn stored_archives(
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         match mirror.proof_set(&package, call).await {
             Ok(set) => {
-                answer.and(&set);
+                answer.merge(&set);
                 archives.insert(package.platform, of_set(&set.value));
             }
             // Removed a moment ago; the others are unaffected.
-            Err(Error::NotFound(_) | Error::Offline(_)) => answer.believe_for(Duration::ZERO, call),
+            Err(Error::NotFound(_) | Error::Offline(_)) => answer.limit_freshness(Duration::ZERO, call),
             Err(error) => return Err(error),
         }
     }
@@ -154,7 +154,7 @@ impl CombinedOutcome {
         Self { outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked }
     }
 
-    fn and<T>(&mut self, other: &Answer<T>) {
+    fn merge<T>(&mut self, other: &Answer<T>) {
         let weight = |outcome| match outcome {
             Outcome::Hit => 0,
             Outcome::Revalidated => 1,
@@ -170,7 +170,7 @@ impl CombinedOutcome {
     }
 
     /// Limits the freshness of an answer from which something is missing.
-    fn believe_for(&mut self, time: Duration, call: &RequestContext) {
+    fn limit_freshness(&mut self, time: Duration, call: &RequestContext) {
         self.fresh_until = self.fresh_until.min(call.now.after(time));
     }
 }
@@ -216,7 +216,7 @@ impl<'a> ProofSetsOfVersion<'a> {
         for (platform, set) in asked {
             match set {
                 Ok(set) => {
-                    answer.and(&set);
+                    answer.merge(&set);
                     sets.own.insert(platform, set.value);
                 }
                 // Other platforms are unaffected. If there are none, this error is the answer.
@@ -224,7 +224,7 @@ impl<'a> ProofSetsOfVersion<'a> {
             }
         }
         if let Some(error) = failed {
-            answer.believe_for(Duration::ZERO, call);
+            answer.limit_freshness(Duration::ZERO, call);
             if sets.own.is_empty() && !matches!(error, Error::NotFound(_)) {
                 return Err(error);
             }
@@ -253,11 +253,11 @@ impl<'a> ProofSetsOfVersion<'a> {
         for platform in candidates.into_iter().take(MOST_TRIED) {
             match mirror.proof_set(&package(platform.clone()), call).await {
                 Ok(set) => {
-                    answer.and(&set);
+                    answer.merge(&set);
                     self.own.insert(platform, set.value);
                     return Ok(());
                 }
-                Err(Error::NotFound(_)) => answer.believe_for(mirror.not_found_lifetime(&self.address.host), call),
+                Err(Error::NotFound(_)) => answer.limit_freshness(mirror.not_found_lifetime(&self.address.host), call),
                 Err(error) => return Err(error),
             }
         }
@@ -303,16 +303,18 @@ impl<'a> ProofSetsOfVersion<'a> {
         for (platform, set) in asked {
             match set {
                 Ok(set) => {
-                    answer.and(&set);
+                    answer.merge(&set);
                     archives.insert(platform, of_set(&set.value));
                 }
                 // Missing or unverified: not offered, and the others are unaffected.
-                Err(Error::NotFound(_)) => answer.believe_for(mirror.not_found_lifetime(&self.address.host), call),
-                Err(Error::Unverified { .. } | Error::Unaccepted { .. }) => answer.believe_for(Duration::ZERO, call),
+                Err(Error::NotFound(_)) => answer.limit_freshness(mirror.not_found_lifetime(&self.address.host), call),
+                Err(Error::Unverified { .. } | Error::Unaccepted { .. }) => {
+                    answer.limit_freshness(Duration::ZERO, call)
+                }
                 // Status unknown: the failure must not hide the other platforms.
                 Err(error) => {
                     tracing::warn!(provider = %self.address, %platform, %error, "a platform is left out of its version for now");
-                    answer.believe_for(Duration::ZERO, call);
+                    answer.limit_freshness(Duration::ZERO, call);
                     answer.outcome = Outcome::Stale;
                     failed = Some(error);
                 }

@@ -97,7 +97,7 @@ pub fn with_links(
     let mut edits = Vec::new();
     let led = |name: &str, reference: &str| {
         let led = rewrite_url(name, reference, page, service, host, &link);
-        if led == Some(RewrittenUrl::Nowhere) {
+        if led == Some(RewrittenUrl::Null) {
             tracing::debug!(registry = %host, member = name, "a page leads to one that cannot be asked for here; it is left out");
         }
         led
@@ -105,13 +105,13 @@ pub fn with_links(
     find_links(whole, DEPTH, &led, &mut edits);
     let mut body = String::with_capacity(text.len() + 64 * edits.len());
     let mut copied = 0;
-    for Edit { of, led } in edits {
+    for UrlEdit { of, led } in edits {
         // Raw values borrow from the text, in its order.
         let start = of.get().as_ptr() as usize - text.as_ptr() as usize;
         body.push_str(text.get(copied..start).unwrap_or_default());
         match led {
-            RewrittenUrl::Back(url) => body.push_str(&serde_json::to_string(&url)?),
-            RewrittenUrl::Nowhere => body.push_str("null"),
+            RewrittenUrl::ToLarder(url) => body.push_str(&serde_json::to_string(&url)?),
+            RewrittenUrl::Null => body.push_str("null"),
         }
         copied = start + of.get().len();
     }
@@ -120,7 +120,7 @@ pub fn with_links(
 }
 
 /// A string in a page, and its replacement.
-struct Edit<'a> {
+struct UrlEdit<'a> {
     of: &'a RawValue,
     led: RewrittenUrl,
 }
@@ -129,9 +129,9 @@ struct Edit<'a> {
 #[derive(Debug, PartialEq, Eq)]
 enum RewrittenUrl {
     /// A URL of larder.
-    Back(String),
+    ToLarder(String),
     /// Larder has no such page: null.
-    Nowhere,
+    Null,
 }
 
 /// Finds the URLs to replace, in the order of the text.
@@ -139,7 +139,7 @@ fn find_links<'a>(
     raw: &'a RawValue,
     depth: usize,
     led: &impl Fn(&str, &str) -> Option<RewrittenUrl>,
-    edits: &mut Vec<Edit<'a>>,
+    edits: &mut Vec<UrlEdit<'a>>,
 ) {
     let text = raw.get();
     if depth == 0 || !text.contains("_url\"") {
@@ -154,7 +154,7 @@ fn find_links<'a>(
     let mut of_members = Vec::new();
     for (name, value) in members {
         match name.ends_with("_url").then(|| serde_json::from_str::<String>(value.get()).ok()).flatten() {
-            Some(url) => of_members.extend(led(&name, &url).map(|led| Edit { of: value, led })),
+            Some(url) => of_members.extend(led(&name, &url).map(|led| UrlEdit { of: value, led })),
             None => find_links(value, depth - 1, led, &mut of_members),
         }
     }
@@ -178,7 +178,7 @@ fn rewrite_url(
     if reference.is_empty() {
         return None;
     }
-    let elsewhere = || FURTHER.contains(&name).then_some(RewrittenUrl::Nowhere);
+    let elsewhere = || FURTHER.contains(&name).then_some(RewrittenUrl::Null);
     let Ok(url) = page.url.join(reference) else { return elsewhere() };
     let base = match service {
         Service::Modules => modules_base(host),
@@ -187,7 +187,7 @@ fn rewrite_url(
     let Some(below) = page.bases.iter().find_map(|base| below(&url, base)) else { return elsewhere() };
     let door = RouteContext { upstreams: [host.clone()].into(), default_upstream: None };
     let route = Route::parse(&format!("{base}{below}"), url.query(), None, &door).ok();
-    Some(route.map_or(RewrittenUrl::Nowhere, |route| RewrittenUrl::Back(link(&route.path()))))
+    Some(route.map_or(RewrittenUrl::Null, |route| RewrittenUrl::ToLarder(link(&route.path()))))
 }
 
 /// The path of a URL below a base. The list of everything may lack the base's final slash.

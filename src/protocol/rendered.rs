@@ -21,7 +21,7 @@ const WORTH_GZIP: usize = 512;
 
 /// A rendered document.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rendered {
+pub struct RenderedDocument {
     /// Its bytes.
     pub body: Bytes,
     /// The gzip form, where it is smaller.
@@ -32,7 +32,7 @@ pub struct Rendered {
     pub gzip_tag: Bytes,
 }
 
-impl Rendered {
+impl RenderedDocument {
     /// Creates a document with its tags, and its gzip form if that is smaller.
     pub fn new(body: Vec<u8>) -> Self {
         let gzip = (body.len() >= WORTH_GZIP).then(|| gzip(&body)).flatten().filter(|gzip| gzip.len() < body.len());
@@ -63,7 +63,7 @@ fn gzip(body: &[u8]) -> Option<Vec<u8>> {
 #[derive(Debug, Clone)]
 pub enum FinishedReply {
     /// A document.
-    Document(Arc<Rendered>),
+    Document(Arc<RenderedDocument>),
     /// The location of a module, as sent to clients.
     Location(Arc<str>),
     /// A small archive that was checked when it was read (promise 10).
@@ -106,20 +106,20 @@ pub struct RenderedAnswer {
 
 /// The key of a rendered answer: everything that its bytes depend on, except the mirror's revision.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
+struct RenderedAnswerKey {
     route: Route,
     base: Base<'static>,
 }
 
-/// A borrowed [`Key`], for lookups without a copy. It hashes like one, field by field.
+/// A borrowed [`RenderedAnswerKey`], for lookups without a copy. It hashes like one, field by field.
 #[derive(Hash)]
 struct KeyRef<'a> {
     route: &'a Route,
     base: &'a Base<'a>,
 }
 
-impl Equivalent<Key> for KeyRef<'_> {
-    fn equivalent(&self, key: &Key) -> bool {
+impl Equivalent<RenderedAnswerKey> for KeyRef<'_> {
+    fn equivalent(&self, key: &RenderedAnswerKey) -> bool {
         *self.route == key.route && *self.base == key.base
     }
 }
@@ -141,7 +141,7 @@ const MOST_BASES: u64 = 64;
 /// Rendered answers, up to a number of bytes.
 #[derive(Debug)]
 pub struct RenderedAnswers {
-    cache: Cache<Key, RenderedAnswer>,
+    cache: Cache<RenderedAnswerKey, RenderedAnswer>,
     /// The most requested bases.
     bases: Cache<Base<'static>, ()>,
     /// Memory for archives, including evicted ones that clients still read.
@@ -152,7 +152,9 @@ impl RenderedAnswers {
     /// Creates a memory of at most this many bytes.
     pub fn with_capacity(bytes: u64) -> Self {
         // Keys and bookkeeping count as well, or small answers would be free.
-        let weigh = |_: &Key, kept: &RenderedAnswer| u32::try_from(kept.answer.weight() + 512).unwrap_or(u32::MAX);
+        let weigh = |_: &RenderedAnswerKey, kept: &RenderedAnswer| {
+            u32::try_from(kept.answer.weight() + 512).unwrap_or(u32::MAX)
+        };
         let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
         let archives = ReadMemory::new(usize::try_from(bytes).unwrap_or(usize::MAX));
         Self { cache, bases: Cache::new(MOST_BASES), archives }
@@ -172,7 +174,7 @@ impl RenderedAnswers {
     /// Stores an answer if its base is among the most requested ones. An archive is stored only if the memory has space
     /// for a copy.
     pub fn insert(&self, route: &Route, base: &Base<'_>, kept: RenderedAnswer) {
-        let key = Key { route: route.clone(), base: base.clone().into_owned() };
+        let key = RenderedAnswerKey { route: route.clone(), base: base.clone().into_owned() };
         if !self.is_among_bases(base) {
             self.bases.insert(key.base.clone(), ());
             // Evicts now, perhaps the new base itself.
@@ -203,14 +205,14 @@ mod tests {
 
     /// Promise 11: a client that keeps changing its Host gets its answers, and fills no memory with them.
     #[test]
-    fn answers_are_kept_for_so_many_bases_and_for_those_that_are_asked_for_most() {
+    fn answers_are_cached_for_the_most_requested_bases_only() {
         let answers = RenderedAnswers::with_capacity(64 << 20);
         let route = Route::Discovery(Hostname::parse("registry.example").unwrap());
         let base = |number: usize| {
             Base::Absolute(Origin::parse(Scheme::Https, &format!("h{number}.example")).unwrap().into_owned())
         };
         let now = Timestamp(1_000);
-        let answer = FinishedReply::Document(Arc::new(Rendered::plain(b"{}".to_vec())));
+        let answer = FinishedReply::Document(Arc::new(RenderedDocument::plain(b"{}".to_vec())));
         let kept = RenderedAnswer {
             answer,
             made: now,

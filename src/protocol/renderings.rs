@@ -9,12 +9,12 @@ use futures_util::future::{BoxFuture, WeakShared};
 use parking_lot::Mutex;
 
 use super::render;
-use super::rendered::Rendered;
+use super::rendered::RenderedDocument;
 use super::route::Route;
 use crate::digest::FastHash;
 use crate::error::Error;
 
-type Rendering = BoxFuture<'static, Result<Arc<Rendered>, Error>>;
+type Rendering = BoxFuture<'static, Result<Arc<RenderedDocument>, Error>>;
 
 /// Renderings by route and by hash of the source document.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl Renderings {
         route: &Route,
         says: FastHash,
         write: impl Future<Output = Result<Vec<u8>, Error>> + Send + 'static,
-    ) -> Result<Arc<Rendered>, Error> {
+    ) -> Result<Arc<RenderedDocument>, Error> {
         let rendering = {
             let mut under_way = self.0.lock();
             under_way.retain(|_, rendering| rendering.upgrade().is_some());

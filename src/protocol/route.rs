@@ -73,7 +73,7 @@ pub fn is_probe(path: &str) -> bool {
 
 /// Failures to find the route of a request line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoRoute {
+pub enum RouteError {
     /// No name, version or platform has this form: 400.
     #[error("{0}")]
     Malformed(String),
@@ -118,19 +118,19 @@ impl Api {
     }
 }
 
-impl From<crate::address::BadAddress> for NoRoute {
+impl From<crate::address::BadAddress> for RouteError {
     fn from(bad: crate::address::BadAddress) -> Self {
         Self::Malformed(bad.to_string())
     }
 }
 
-impl From<BadQuery> for NoRoute {
+impl From<BadQuery> for RouteError {
     fn from(bad: BadQuery) -> Self {
         Self::Malformed(bad.to_string())
     }
 }
 
-impl From<crate::digest::BadDigest> for NoRoute {
+impl From<crate::digest::BadDigest> for RouteError {
     fn from(bad: crate::digest::BadDigest) -> Self {
         Self::Malformed(bad.to_string())
     }
@@ -156,10 +156,10 @@ impl RouteContext {
 
     /// The upstream of the paths at the root of a host: the upstream of that name, else `default_upstream`, which also
     /// serves tools that skip discovery.
-    fn own(&self, host: Option<&str>) -> Result<&Hostname, NoRoute> {
+    fn root_upstream(&self, host: Option<&str>) -> Result<&Hostname, RouteError> {
         let name = host.and_then(|host| host.split(':').next()).unwrap_or_default();
         if name.ends_with('.') {
-            return Err(NoRoute::Misdirected { api: Api::Registry, why: final_dot(name) });
+            return Err(RouteError::Misdirected { api: Api::Registry, why: final_dot(name) });
         }
         self.taken_over(host).or(self.default_upstream.as_ref()).ok_or_else(|| {
             misdirected(
@@ -170,7 +170,7 @@ impl RouteContext {
     }
 
     /// Parses a host segment. A host that is no upstream is an error that names it.
-    fn host(&self, segment: &str) -> Result<Hostname, NoRoute> {
+    fn host(&self, segment: &str) -> Result<Hostname, RouteError> {
         if let Some(host) = self.upstreams.get(segment) {
             return Ok(host.clone());
         }
@@ -178,7 +178,7 @@ impl RouteContext {
         if self.upstreams.contains(&host) {
             return Ok(host);
         }
-        Err(NoRoute::UnknownHost(host))
+        Err(RouteError::UnknownHost(host))
     }
 }
 
@@ -187,23 +187,23 @@ impl Route {
     /// header.
     ///
     /// # Errors
-    /// [`NoRoute`], with the reason for the client.
-    pub fn parse(path: &str, query: Option<&str>, host: Option<&str>, door: &RouteContext) -> Result<Self, NoRoute> {
-        let decoded = plain(path)?;
+    /// [`RouteError`], with the reason for the client.
+    pub fn parse(path: &str, query: Option<&str>, host: Option<&str>, door: &RouteContext) -> Result<Self, RouteError> {
+        let decoded = decode_path(path)?;
         let mut segments = Vec::with_capacity(MOST_SEGMENTS);
         segments.extend(decoded.split('/').skip(1));
         match segments.as_slice() {
             ["registry" | "mirror" | "archive", host, ..] if host.ends_with('.') => {
-                Err(NoRoute::Misdirected { api: Api::of_path(path), why: final_dot(host) })
+                Err(RouteError::Misdirected { api: Api::of_path(path), why: final_dot(host) })
             }
             ["healthz"] => Ok(Self::Health),
             ["readyz"] => Ok(Self::Ready),
-            [".well-known", "terraform.json"] => Ok(Self::Discovery(door.own(host)?.clone())),
+            [".well-known", "terraform.json"] => Ok(Self::Discovery(door.root_upstream(host)?.clone())),
             ["registry", host, ".well-known", "terraform.json"] => Ok(Self::Discovery(door.host(host)?)),
             ["registry", host, "v1", "providers", rest @ ..] => Self::providers(door.host(host)?, rest, query, path),
-            ["v1", "providers", rest @ ..] => Self::providers(door.own(host)?.clone(), rest, query, path),
+            ["v1", "providers", rest @ ..] => Self::providers(door.root_upstream(host)?.clone(), rest, query, path),
             ["registry", host, "v1", "modules", rest @ ..] => Self::modules(door.host(host)?, rest, query, path),
-            ["v1", "modules", rest @ ..] => Self::modules(door.own(host)?.clone(), rest, query, path),
+            ["v1", "modules", rest @ ..] => Self::modules(door.root_upstream(host)?.clone(), rest, query, path),
             // Clients resolve a provider's path against the service URL: without its final slash the last segment is
             // lost.
             ["registry", host, "v1", _, _, "versions"] | ["registry", host, "v1", _, _, _, "download", _, _] => {
@@ -214,7 +214,7 @@ impl Route {
                 ))
             }
             [host, _, _, file] if file.ends_with(".json") && door.upstreams.contains(*host) => {
-                Err(NoRoute::Misdirected {
+                Err(RouteError::Misdirected {
                     api: Api::NetworkMirror,
                     why: Explanation::of("the url of the client's network_mirror has no slash at its end")
                         .remedied_by("write url = \".../mirror/\""),
@@ -223,8 +223,8 @@ impl Route {
             ["mirror", host, namespace, type_, file] => {
                 Self::network_mirror(door.host(host)?, namespace, type_, file, path)
             }
-            ["v2", ..] => Err(match door.own(host) {
-                Ok(registry) => NoRoute::Unknown(format!(
+            ["v2", ..] => Err(match door.root_upstream(host) {
+                Ok(registry) => RouteError::Unknown(format!(
                     "there is nothing at {path}: larder mirrors v1 of {registry} (providers and modules), and its v2 is another API"
                 )),
                 Err(_) => nothing_at(path),
@@ -259,7 +259,7 @@ impl Route {
         }
     }
 
-    fn modules(host: Hostname, rest: &[&str], query: Option<&str>, path: &str) -> Result<Self, NoRoute> {
+    fn modules(host: Hostname, rest: &[&str], query: Option<&str>, path: &str) -> Result<Self, RouteError> {
         match rest {
             [namespace, name, system, "versions"] => Ok(Self::ModuleVersions(module(host, namespace, name, system)?)),
             [namespace, name, system, version, "download"] => Ok(Self::ModuleDownload(ModulePackage {
@@ -289,7 +289,7 @@ impl Route {
         }
     }
 
-    fn providers(host: Hostname, rest: &[&str], query: Option<&str>, path: &str) -> Result<Self, NoRoute> {
+    fn providers(host: Hostname, rest: &[&str], query: Option<&str>, path: &str) -> Result<Self, RouteError> {
         match rest {
             [namespace, type_, "versions"] => Ok(Self::ProviderVersions(provider(host, namespace, type_)?)),
             [_, _, word @ "versions", ""] => Err(slash_after(word)),
@@ -314,7 +314,13 @@ impl Route {
         }
     }
 
-    fn network_mirror(host: Hostname, namespace: &str, type_: &str, file: &str, path: &str) -> Result<Self, NoRoute> {
+    fn network_mirror(
+        host: Hostname,
+        namespace: &str,
+        type_: &str,
+        file: &str,
+        path: &str,
+    ) -> Result<Self, RouteError> {
         let address = provider(host, namespace, type_)?;
         match file.strip_suffix(".json") {
             Some("index") => Ok(Self::MirrorIndex(address)),
@@ -397,23 +403,23 @@ fn without_last_slash<'a, 'b>(rest: &'a [&'b str]) -> &'a [&'b str] {
     }
 }
 
-fn page(host: Hostname, path: PagePath, query: Option<&str>) -> Result<Route, NoRoute> {
+fn page(host: Hostname, path: PagePath, query: Option<&str>) -> Result<Route, RouteError> {
     let query = PageQuery::parse(query.unwrap_or_default(), path.parameters())?;
     Ok(Route::Page(PageRef { host, path, query }))
 }
 
-fn module(host: Hostname, namespace: &str, name: &str, system: &str) -> Result<ModuleAddress, NoRoute> {
+fn module(host: Hostname, namespace: &str, name: &str, system: &str) -> Result<ModuleAddress, RouteError> {
     let [namespace, name] = [ModuleName::parse(namespace)?, ModuleName::parse(name)?];
     Ok(ModuleAddress { host, namespace, name, system: System::parse(system)? })
 }
 
-fn provider(host: Hostname, namespace: &str, type_: &str) -> Result<ProviderAddress, NoRoute> {
+fn provider(host: Hostname, namespace: &str, type_: &str) -> Result<ProviderAddress, RouteError> {
     Ok(ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? })
 }
 
 /// Decodes a path, and checks that every segment could be a name.
-fn plain(path: &str) -> Result<Cow<'_, str>, NoRoute> {
-    let malformed = |why: &str| NoRoute::Malformed(format!("the path {why}"));
+fn decode_path(path: &str) -> Result<Cow<'_, str>, RouteError> {
+    let malformed = |why: &str| RouteError::Malformed(format!("the path {why}"));
     if !path.starts_with('/') {
         return Err(malformed("must begin with a slash"));
     }
@@ -449,16 +455,16 @@ fn final_dot(host: &str) -> Explanation {
 
 /// Refuses a list with a final slash. A list has one URL: the client would resolve the answer's references against
 /// another one, and miss.
-fn slash_after(word: &str) -> NoRoute {
+fn slash_after(word: &str) -> RouteError {
     misdirected(&format!("the path has a slash behind \"{word}\""), "ask for it without that slash")
 }
 
-fn misdirected(why: &str, remedy: impl Into<String>) -> NoRoute {
-    NoRoute::Misdirected { api: Api::Registry, why: Explanation::of(why).remedied_by(remedy) }
+fn misdirected(why: &str, remedy: impl Into<String>) -> RouteError {
+    RouteError::Misdirected { api: Api::Registry, why: Explanation::of(why).remedied_by(remedy) }
 }
 
-fn nothing_at(path: &str) -> NoRoute {
-    NoRoute::Unknown(format!("there is nothing at {path}"))
+fn nothing_at(path: &str) -> RouteError {
+    RouteError::Unknown(format!("there is nothing at {path}"))
 }
 
 #[cfg(test)]

@@ -55,19 +55,19 @@ pub enum RequestPriority {
 #[derive(Debug, Clone, Copy)]
 pub struct UpstreamRequest<'a> {
     /// Label for people: "the version list of HOST/NS/TYPE".
-    pub what: &'a str,
+    pub label: &'a str,
     /// The URL to request.
     pub url: &'a Url,
     /// The upstream that the request is for.
     pub upstream: &'a Hostname,
     /// The credentials it may carry, by origin.
-    pub grant: &'a CredentialScope,
+    pub credentials: &'a CredentialScope,
     /// The proxies that the client's request has passed (CDN-Loop).
     pub via: &'a CdnLoop,
     /// Retries after a temporary failure.
     pub retries: usize,
     /// Priority of the request.
-    pub asker: RequestPriority,
+    pub priority: RequestPriority,
     /// Time of the request.
     pub now: Timestamp,
 }
@@ -90,7 +90,7 @@ pub struct Document {
     /// The time at the server, from its `Date` and `Age`.
     pub date: Option<Timestamp>,
     /// The body's share of the memory budget.
-    pub room: MemoryGrant,
+    pub memory: MemoryGrant,
 }
 
 impl Document {
@@ -122,7 +122,7 @@ pub struct IncomingFile {
     pub validators: Validators,
     pub(super) what: String,
     pub(super) at: String,
-    pub(super) brought: Counter,
+    pub(super) bytes_counter: Counter,
     pub(super) _permit: Permit,
 }
 
@@ -131,10 +131,10 @@ impl IncomingFile {
     pub async fn next(&mut self) -> Result<Option<Bytes>, UpstreamError> {
         match self.response.chunk().await {
             Ok(piece) => {
-                self.brought.inc_by(piece.as_ref().map_or(0, Bytes::len) as u64);
+                self.bytes_counter.inc_by(piece.as_ref().map_or(0, Bytes::len) as u64);
                 Ok(piece)
             }
-            Err(e) => Err(self.failed(broken(&e))),
+            Err(e) => Err(self.failed(fault_of_client_error(&e))),
         }
     }
 
@@ -148,7 +148,7 @@ impl IncomingFile {
 const NO_SUCH_NAME: &str = "dns error";
 
 /// Converts a client error to a fault. The text has the causes but not the URL, whose query may be a secret.
-pub(super) fn broken(error: &reqwest::Error) -> Fault {
+pub(super) fn fault_of_client_error(error: &reqwest::Error) -> Fault {
     let mut causes = Vec::new();
     let mut unreached: fn(String) -> Fault = Fault::Unreachable;
     let mut next = std::error::Error::source(error);
@@ -183,7 +183,7 @@ fn plain_cause(error: &reqwest::Error) -> Option<String> {
     let mut cause = std::error::Error::source(error);
     let mut plain = None;
     while let Some(next) = cause {
-        plain = of_tls(next).or_else(|| of_io(next)).or(plain);
+        plain = tls_cause(next).or_else(|| io_cause(next)).or(plain);
         if next.to_string() == NO_SUCH_NAME {
             plain = Some("name not found".to_owned());
             break;
@@ -193,10 +193,10 @@ fn plain_cause(error: &reqwest::Error) -> Option<String> {
     plain
 }
 
-fn of_io(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+fn io_cause(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     use std::io::ErrorKind;
     let error = cause.downcast_ref::<std::io::Error>()?;
-    if let Some(plain) = error.get_ref().and_then(|inner| of_tls(inner).or_else(|| of_io(inner))) {
+    if let Some(plain) = error.get_ref().and_then(|inner| tls_cause(inner).or_else(|| io_cause(inner))) {
         return Some(plain);
     }
     let text = match error.kind() {
@@ -211,7 +211,7 @@ fn of_io(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn of_tls(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+fn tls_cause(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     use rustls::CertificateError::{
         BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, UnknownIssuer,
     };

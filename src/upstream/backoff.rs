@@ -19,7 +19,7 @@ use crate::address::Hostname;
 use crate::clock::Timestamp;
 
 /// A request abandoned sooner than this is no evidence about the origin: something else ended it.
-const TELLS_NOTHING: Duration = Duration::from_secs(1);
+const MIN_ABANDONED_WAIT: Duration = Duration::from_secs(1);
 
 /// The breakers and rate limits that all requests share.
 #[derive(Debug, Clone)]
@@ -169,7 +169,7 @@ impl UpstreamBackoff {
     }
 
     /// Starts to observe one request to one origin.
-    pub(super) fn watch(&self, upstream: &Hostname, url: &Url, asked: RequestTime) -> RequestObserver {
+    pub(super) fn observe(&self, upstream: &Hostname, url: &Url, asked: RequestTime) -> RequestObserver {
         let origin = Origin::of(url);
         let mut state = self.0.state.lock();
         state.number += 1;
@@ -185,13 +185,13 @@ impl UpstreamBackoff {
         let kept = || upstream.clone();
         let consequence = self.0.state.lock().breaker.failed(origin, asked_for, jitter, now, kept);
         match consequence {
-            BreakerChange::LeftAlone(time) => {
+            BreakerChange::Opened(time) => {
                 tracing::warn!(%origin, %upstream, why, seconds = time.as_secs(), "the circuit breaker of an origin is open: stored copies are served stale");
             }
-            BreakerChange::LeftAloneAgain(time) => {
+            BreakerChange::Reopened(time) => {
                 tracing::debug!(%origin, %upstream, why, seconds = time.as_secs(), "an origin failed again");
             }
-            BreakerChange::AsBefore => {}
+            BreakerChange::StillOpen => {}
         }
     }
 
@@ -203,7 +203,7 @@ impl UpstreamBackoff {
 }
 
 /// Observation of one request. Dropped without a result, the request was abandoned. It counts as failed if the origin
-/// had time to answer: see [`TELLS_NOTHING`].
+/// had time to answer: see [`MIN_ABANDONED_WAIT`].
 #[derive(Debug)]
 pub(super) struct RequestObserver {
     of: UpstreamBackoff,
@@ -216,24 +216,24 @@ pub(super) struct RequestObserver {
 }
 
 impl RequestObserver {
-    pub(super) fn failed(mut self, why: &str) {
+    pub(super) fn record_failure(mut self, why: &str) {
         self.is_over = true;
         self.of.failed(&self.upstream, &self.origin, why, None, self.asked.now());
     }
 
     /// Records a complete answer.
-    pub(super) fn answered(mut self) {
+    pub(super) fn record_success(mut self) {
         self.is_over = true;
         self.of.answered(&self.upstream, &self.origin, self.asked.now());
     }
 
     /// Records the head of an answer. Returns the observation for a successful status, because the body may still fail.
-    pub(super) fn saw(mut self, status: StatusCode, headers: &HeaderMap) -> Option<Self> {
+    pub(super) fn record_head(mut self, status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         let now = self.asked.now();
         match status.as_u16() {
             // A loop concerns the path of this request only.
             508 => {
-                self.answered();
+                self.record_success();
                 None
             }
             429 | 500.. => {
@@ -244,7 +244,7 @@ impl RequestObserver {
             }
             200..300 => Some(self),
             _ => {
-                self.answered();
+                self.record_success();
                 None
             }
         }
@@ -262,7 +262,7 @@ impl Drop for RequestObserver {
                 }
             }
         }
-        if !self.is_over && self.since.elapsed() >= TELLS_NOTHING {
+        if !self.is_over && self.since.elapsed() >= MIN_ABANDONED_WAIT {
             self.of.failed(&self.upstream, &self.origin, "it did not answer in time", None, self.asked.now());
         }
     }

@@ -14,18 +14,18 @@ pub struct UpstreamLimits {
     /// Requests for archives, each until its last byte.
     pub archives: ConcurrencyLimit,
     /// Memory of document bodies.
-    pub bodies: DocumentMemoryLimits,
+    pub document_memory: DocumentMemoryLimits,
     /// Rate of revalidations for one upstream.
-    pub budget: Rate,
+    pub revalidation_rate: Rate,
     /// Rate of job requests for one upstream. Few run at a time, and `Retry-After` delays them; this rate limits their
     /// total.
-    pub jobs: Rate,
+    pub job_rate: Rate,
     /// Time limit: for a whole document, with redirects and retries; for anything else, until the first byte.
     pub give_up_after: Duration,
     /// Git jobs, each from its first request to the last file of its tree.
     pub git_jobs: ConcurrencyLimit,
     /// Git jobs that only resolve a name to a commit.
-    pub git_looks: ConcurrencyLimit,
+    pub git_resolves: ConcurrencyLimit,
     /// Limits of one git job.
     pub git: GitLimits,
 }
@@ -38,11 +38,11 @@ pub struct GitLimits {
     /// Total time of a job, once it has a permit.
     pub total: Duration,
     /// Total time of a job that only resolves a name.
-    pub look: Duration,
+    pub resolve_time: Duration,
     /// The longest wait for the first byte of a pack. Refs and progress messages do not reset it.
     pub preparing: Duration,
     /// Bytes before the pack, mostly refs, which are in memory.
-    pub talk_bytes: u64,
+    pub bytes_before_pack: u64,
     /// Number of refs in a repository.
     pub names: usize,
     /// Bytes received.
@@ -54,7 +54,7 @@ pub struct GitLimits {
     /// Total size of a delta chain, which may be in memory at once.
     pub chain_bytes: u64,
     /// Time for git's code to stop after cancellation; then it is abandoned.
-    pub ending: Duration,
+    pub stop_time: Duration,
     /// Depth of nested submodules.
     pub submodule_depth: usize,
     /// Number of submodules.
@@ -69,13 +69,13 @@ impl Default for UpstreamLimits {
             // arrived.
             archives: ConcurrencyLimit { each: 64, all: 256, wait: Duration::from_secs(20), queue: 4096 },
             // One upstream gets half of the budget at most: eight documents of the largest size.
-            bodies: DocumentMemoryLimits { each_kib: 128 * 1024, all_kib: 256 * 1024 },
-            budget: Rate { burst: 500, per_second: 20 },
-            jobs: Rate { burst: 10_000, per_second: 50 },
+            document_memory: DocumentMemoryLimits { each_kib: 128 * 1024, all_kib: 256 * 1024 },
+            revalidation_rate: Rate { burst: 500, per_second: 20 },
+            job_rate: Rate { burst: 10_000, per_second: 50 },
             give_up_after: Duration::from_secs(15),
             // A job may wait for slow ones before it. One upstream never gets every permit.
             git_jobs: ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
-            git_looks: ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
+            git_resolves: ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
             git: GitLimits::default(),
         }
     }
@@ -86,15 +86,15 @@ impl Default for GitLimits {
         Self {
             idle: Duration::from_secs(30),
             total: Duration::from_secs(30 * 60),
-            look: Duration::from_secs(15),
+            resolve_time: Duration::from_secs(15),
             preparing: Duration::from_secs(120),
-            talk_bytes: 32 << 20,
+            bytes_before_pack: 32 << 20,
             names: 500_000,
             received_bytes: 2 << 30,
             objects: 1_000_000,
             object_bytes: 32 << 20,
             chain_bytes: 256 << 20,
-            ending: Duration::from_secs(10),
+            stop_time: Duration::from_secs(10),
             submodule_depth: 8,
             submodules: 64,
         }

@@ -15,14 +15,14 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use rustls_platform_verifier::Verifier;
 
-use super::egress_policy::{EgressPolicy, PublicOnly, RequestScheme};
+use super::egress_policy::{EgressPolicy, HttpClientKind, PublicResolver};
 use crate::config;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
 /// Content codings that a request accepts.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Coding {
+pub(super) enum AcceptedCoding {
     /// gzip, decoded on arrival, or none.
     Any,
     /// None, because the exact bytes count.
@@ -32,18 +32,18 @@ pub(super) enum Coding {
 /// One client for each request scheme, so that a connection to a configured host is never used for another.
 #[derive(Debug)]
 pub(super) struct Clients {
-    named: Pair,
-    public: Pair,
-    resolver: Arc<PublicOnly>,
+    named: ClientPair,
+    public: ClientPair,
+    resolver: Arc<PublicResolver>,
 }
 
 #[derive(Debug)]
-struct Pair {
+struct ClientPair {
     documents: Client,
     files: Client,
 }
 
-impl Pair {
+impl ClientPair {
     fn new(tls: &ClientConfig, builder: impl Fn() -> ClientBuilder) -> Result<Self, reqwest::Error> {
         let identity = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"))]);
         let speaking = |protocols: &[&str]| {
@@ -84,15 +84,15 @@ impl Clients {
         let taken_over = taken_over.filter_map(|upstream| Some((upstream.url.host_str()?, &upstream.addresses)));
         let taken_over: HashMap<String, Vec<SocketAddr>> =
             taken_over.map(|(name, addresses)| (name.to_owned(), addresses.clone())).collect();
-        let public_only = Arc::new(PublicOnly::new(guard, taken_over.clone()));
+        let public_only = Arc::new(PublicResolver::new(guard, taken_over.clone()));
         let at_their_addresses = |builder: ClientBuilder| {
             taken_over.iter().fold(builder, |builder, (name, at)| builder.resolve_to_addrs(name, at))
         };
         Ok(Self {
-            named: Pair::new(&tls, || at_their_addresses(client()))?,
+            named: ClientPair::new(&tls, || at_their_addresses(client()))?,
             // This client connects directly, or through a proxy that takes addresses, so it resolves and checks names
             // itself. Requests through any other proxy use the client above.
-            public: Pair::new(&tls, || client().dns_resolver(Arc::clone(&public_only)))?,
+            public: ClientPair::new(&tls, || client().dns_resolver(Arc::clone(&public_only)))?,
             resolver: public_only,
         })
     }
@@ -103,14 +103,14 @@ impl Clients {
         Ok(addresses.into_iter().map(|address| address.ip()).collect())
     }
 
-    pub(super) fn of(&self, way: RequestScheme, coding: Coding) -> &Client {
+    pub(super) fn of(&self, way: HttpClientKind, coding: AcceptedCoding) -> &Client {
         let pair = match way {
-            RequestScheme::Named => &self.named,
-            RequestScheme::Public => &self.public,
+            HttpClientKind::Unrestricted => &self.named,
+            HttpClientKind::Public => &self.public,
         };
         match coding {
-            Coding::Any => &pair.documents,
-            Coding::Identity => &pair.files,
+            AcceptedCoding::Any => &pair.documents,
+            AcceptedCoding::Identity => &pair.files,
         }
     }
 }

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_upstream_does_not_take_what_is_for_others() {
+    async fn one_upstream_does_not_take_all_permits() {
         let permits = ConcurrencyLimits::new(BOUND);
         let (first, _second) = (taken(&permits, "a.example").await, taken(&permits, "a.example").await);
         assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "a third to one");
@@ -190,7 +190,7 @@ mod tests {
 
     /// Promise 11: clients go before jobs.
     #[tokio::test]
-    async fn what_comes_free_goes_to_clients_before_jobs_in_the_order_they_came() {
+    async fn a_released_permit_goes_to_clients_before_jobs_in_order() {
         let permits =
             ConcurrencyLimits::new(ConcurrencyLimit { each: 1, all: 1, wait: Duration::from_secs(60), ..BOUND });
         let mut held = Some(taken(&permits, "a.example").await);
@@ -213,7 +213,7 @@ mod tests {
 
     /// Promise 11: an upstream with slow requests does not delay others.
     #[tokio::test]
-    async fn what_comes_free_goes_to_the_upstream_that_has_least_and_queues_are_so_long() {
+    async fn a_released_permit_goes_to_the_upstream_with_the_fewest_and_queues_are_limited() {
         let permits =
             ConcurrencyLimits::new(ConcurrencyLimit { each: 2, all: 2, wait: Duration::from_secs(60), queue: 2 });
         let (first, _second) = (taken(&permits, "a.example").await, taken(&permits, "a.example").await);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_gives_up_keeps_nothing_from_others() {
+    async fn an_abandoned_wait_takes_no_permit() {
         let permits = ConcurrencyLimits::new(ConcurrencyLimit { each: 1, all: 1, ..BOUND });
         let held = taken(&permits, "a.example").await;
         let gave_up = asking(&permits, "a.example", RequestPriority::Client);

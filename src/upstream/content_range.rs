@@ -19,7 +19,7 @@ mod tests {
 
     /// RFC 9110 14.4: a Content-Range that contradicts itself is invalid.
     #[test]
-    fn a_content_range_that_cannot_be_is_none() {
+    fn a_contradictory_content_range_is_invalid() {
         assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));
         assert_eq!(content_range("bytes 5-9/*"), Some((5, None)));
         for cannot_be in [

@@ -69,8 +69,8 @@ impl CredentialScope {
     }
 
     /// Adds the origin of a service that the upstream's own discovery names.
-    pub fn and(self, service: &Url) -> Self {
-        let mut grant = self.permitting(service);
+    pub fn with_service(self, service: &Url) -> Self {
+        let mut grant = self.with_permitted_service(service);
         if let Some(own) = &mut grant.own {
             own.origins.push(service.origin());
         }
@@ -79,7 +79,7 @@ impl CredentialScope {
 
     /// Adds a service that another origin named after a redirect: it may be private like the upstream's services, and
     /// gets no credential.
-    pub fn permitting(mut self, service: &Url) -> Self {
+    pub fn with_permitted_service(mut self, service: &Url) -> Self {
         let origin = service.origin();
         let is_named = host_of(&origin).is_some_and(|host| self.named_hosts.contains(&host));
         if is_named && (service.scheme() == "https" || self.services_may_be_plain) {
@@ -95,7 +95,7 @@ impl CredentialScope {
 
     /// The key for an ssh server, and the host keys to trust. A `[[credential]]` without a port is for ports 22 and
     /// 443, because forges accept ssh on both.
-    pub(super) fn ssh_for(&self, host: &str, port: u16) -> Option<&SshFiles> {
+    pub(super) fn ssh_key_for(&self, host: &str, port: u16) -> Option<&SshFiles> {
         let is_for = |section: &Hostname| {
             section.name() == host && section.port().map_or(matches!(port, 22 | 443), |named| named == port)
         };

@@ -50,7 +50,7 @@ pub enum EgressRefusal {
         host: String,
     },
     /// An address outside the public internet.
-    #[error("{}", found(.host, .address, .class))]
+    #[error("{}", refusal_text(.host, .address, .class))]
     Address {
         /// The host, as `allow_private` spells it: a name, or an address without brackets.
         host: String,
@@ -61,13 +61,13 @@ pub enum EgressRefusal {
     },
 }
 
-fn found(host: &str, address: &IpAddr, class: &SpecialPurpose) -> String {
+fn refusal_text(host: &str, address: &IpAddr, class: &SpecialPurpose) -> String {
     if host == address.to_string() { format!("it is {class}") } else { format!("{host} leads to {address}, {class}") }
 }
 
 impl EgressRefusal {
     /// The metrics labels of all refusals.
-    pub(super) fn describe() -> impl Iterator<Item = &'static str> {
+    pub(super) fn all_labels() -> impl Iterator<Item = &'static str> {
         ["offline", "scheme", "userinfo", "plain-http", "no-ssh-key", "private-name"]
             .into_iter()
             .chain(SpecialPurpose::ALL.map(SpecialPurpose::word))
@@ -87,7 +87,7 @@ impl EgressRefusal {
     }
 
     /// The metrics label.
-    pub fn word(&self) -> &'static str {
+    pub fn metrics_label(&self) -> &'static str {
         match self {
             Self::Offline => "offline",
             Self::Scheme => "scheme",
@@ -102,9 +102,9 @@ impl EgressRefusal {
 
 /// The HTTP client to use for a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RequestScheme {
+pub(super) enum HttpClientKind {
     /// The client for any address: the policy has accepted the URL as it is.
-    Named,
+    Unrestricted,
     /// The client for public addresses and those that `allow_private` covers.
     Public,
 }
@@ -131,8 +131,8 @@ impl EgressPolicy {
     /// Checks a URL against the policy. `grant` is the credential scope of the upstream that the request is for.
     ///
     /// # Errors
-    /// [`EgressRefusal`] for a forbidden URL. Resolved addresses are checked later, by [`PublicOnly`].
-    pub(super) fn check(&self, url: &Url, grant: &CredentialScope) -> Result<RequestScheme, EgressRefusal> {
+    /// [`EgressRefusal`] for a forbidden URL. Resolved addresses are checked later, by [`PublicResolver`].
+    pub(super) fn check(&self, url: &Url, grant: &CredentialScope) -> Result<HttpClientKind, EgressRefusal> {
         let (Some(host), Some(port), "http" | "https") = (url.host(), url.port_or_known_default(), url.scheme()) else {
             return Err(EgressRefusal::Scheme);
         };
@@ -141,13 +141,13 @@ impl EgressPolicy {
         }
         let origin = url.origin();
         if self.named.contains(&origin) || grant.permits(&origin) {
-            return Ok(RequestScheme::Named);
+            return Ok(HttpClientKind::Unrestricted);
         }
         if url.scheme() == "http" {
             let host = host.to_string();
             let entry = PrivateDestination::PlainHttp { host: host.clone(), port };
             return if self.allowed.contains(&entry) {
-                Ok(RequestScheme::Named)
+                Ok(HttpClientKind::Unrestricted)
             } else {
                 Err(EgressRefusal::PlainHttp { host, port })
             };
@@ -157,18 +157,18 @@ impl EgressPolicy {
             Host::Ipv6(address) => address.into(),
             Host::Domain(name) => return self.check_name(name.trim_end_matches('.'), url),
         };
-        check_address(&self.allowed, &address.to_string(), address).map(|()| RequestScheme::Named)
+        check_address(&self.allowed, &address.to_string(), address).map(|()| HttpClientKind::Unrestricted)
     }
 
-    fn check_name(&self, name: &str, url: &Url) -> Result<RequestScheme, EgressRefusal> {
+    fn check_name(&self, name: &str, url: &Url) -> Result<HttpClientKind, EgressRefusal> {
         if self.allowed.contains(&PrivateDestination::Name(name.to_owned())) {
-            return Ok(RequestScheme::Named);
+            return Ok(HttpClientKind::Unrestricted);
         }
         match self.is_resolved_by_proxy(url) {
-            false => Ok(RequestScheme::Public),
+            false => Ok(HttpClientKind::Public),
             // The proxy resolves the name, so larder can check only the name itself.
             true if is_private_name(name) => Err(EgressRefusal::PrivateName { host: name.to_owned() }),
-            true => Ok(RequestScheme::Named),
+            true => Ok(HttpClientKind::Unrestricted),
         }
     }
 
@@ -204,12 +204,12 @@ fn check_address(allowed: &[PrivateDestination], host: &str, address: IpAddr) ->
 
 /// Resolves names and drops addresses that may not be connected to. The connection uses exactly this result, so a
 /// name that resolves elsewhere the next time is checked again.
-pub(super) struct PublicOnly {
+pub(super) struct PublicResolver {
     taken_over: HashMap<String, Vec<SocketAddr>>,
     allowed: Arc<[PrivateDestination]>,
 }
 
-impl PublicOnly {
+impl PublicResolver {
     /// The resolver of one configuration. `taken_over` has the configured addresses of upstreams whose names lead to
     /// larder itself in this machine's resolver.
     pub(super) fn new(guard: &EgressPolicy, taken_over: HashMap<String, Vec<SocketAddr>>) -> Self {
@@ -225,13 +225,13 @@ impl PublicOnly {
     }
 }
 
-impl fmt::Debug for PublicOnly {
+impl fmt::Debug for PublicResolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PublicOnly").finish_non_exhaustive()
     }
 }
 
-impl Resolve for PublicOnly {
+impl Resolve for PublicResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let (taken_over, allowed) = (self.taken_over.get(name.as_str()).cloned(), Arc::clone(&self.allowed));
         async move {
@@ -239,7 +239,7 @@ impl Resolve for PublicOnly {
                 Some(addresses) => addresses,
                 None => tokio::net::lookup_host((name.as_str(), 0)).await?.collect(),
             };
-            let addresses = those_allowed(&allowed, name.as_str(), addresses)?;
+            let addresses = allowed_addresses(&allowed, name.as_str(), addresses)?;
             Ok(Box::new(addresses.into_iter()) as Addrs)
         }
         .boxed()
@@ -250,7 +250,7 @@ impl Resolve for PublicOnly {
 ///
 /// # Errors
 /// The refusal of one of them, if no address is left.
-fn those_allowed(
+fn allowed_addresses(
     allowed: &[PrivateDestination],
     name: &str,
     addresses: Vec<SocketAddr>,
@@ -280,25 +280,25 @@ mod tests {
     /// Promise 7, at connect time: a name that resolves elsewhere the second time is refused then. Of mixed addresses,
     /// only the public ones are connected to.
     #[test]
-    fn a_name_is_judged_by_what_it_leads_to_this_time() {
+    fn a_name_is_checked_by_its_current_addresses() {
         let allowed = [PrivateDestination::Network("10.9.0.0/16".parse().unwrap())];
-        let judged = |addresses| those_allowed(&allowed, "files.example", sockets(addresses));
+        let judged = |addresses| allowed_addresses(&allowed, "files.example", sockets(addresses));
         assert_eq!(judged(&["1.1.1.1"]).unwrap(), sockets(&["1.1.1.1"]));
         let refused = judged(&["127.0.0.1"]).unwrap_err();
-        assert_eq!(refused.word(), "loopback");
+        assert_eq!(refused.metrics_label(), "loopback");
         assert!(refused.to_string().contains("files.example leads to 127.0.0.1, a loopback address"), "{refused}");
         assert_eq!(judged(&["10.0.0.1", "2606:4700::1111", "fe80::1"]).unwrap(), sockets(&["2606:4700::1111"]));
         assert_eq!(judged(&["10.9.1.2", "::ffff:10.9.1.2"]).unwrap(), sockets(&["10.9.1.2", "::ffff:10.9.1.2"]));
-        assert_eq!(judged(&["10.8.1.2", "169.254.169.254"]).unwrap_err().word(), "link-local");
+        assert_eq!(judged(&["10.8.1.2", "169.254.169.254"]).unwrap_err().metrics_label(), "link-local");
         assert_eq!(judged(&[]).unwrap(), []);
     }
 
     #[tokio::test]
-    async fn a_name_that_was_taken_over_is_judged_by_its_configured_addresses() {
+    async fn a_taken_over_name_is_checked_by_its_configured_addresses() {
         let guard = EgressPolicy::new(&[], &[]);
         let taken = |name: &str, at: &[&str]| (name.to_owned(), sockets(at));
         let taken = HashMap::from([taken("a.example", &["1.1.1.1", "10.0.0.1"]), taken("b.example", &["10.0.0.1"])]);
-        let resolver = PublicOnly::new(&guard, taken);
+        let resolver = PublicResolver::new(&guard, taken);
         let found: Vec<_> = resolver.resolve("a.example".parse().unwrap()).await.unwrap().collect();
         assert_eq!(found, sockets(&["1.1.1.1"]));
         for name in ["b.example", "localhost"] {

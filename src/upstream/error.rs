@@ -62,7 +62,7 @@ pub enum Fault {
     #[error("was too slow: {0}")]
     Slow(String),
     /// The answer violates the protocol.
-    #[error("sent something unusable: {}", relayed(.0))]
+    #[error("sent something unusable: {}", sanitized(.0))]
     Unusable(String),
     /// The answer exceeds a size limit.
     #[error("sent more than {0} bytes")]
@@ -121,7 +121,7 @@ impl Fault {
     }
 
     /// Returns true if a retry may succeed soon.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_temporary(&self) -> bool {
         let is_unreached = matches!(self, Self::Unreachable(_) | Self::NoSuchName(_) | Self::Untrusted(_));
         is_unreached || matches!(self, Self::Trouble { status: 500 | 502 | 503 | 504, .. })
     }
@@ -147,7 +147,7 @@ fn retry_after_text(retry_after: &Option<Duration>) -> String {
 
 /// Makes upstream text safe to show: one line, no control characters, and nothing that may be a URL's userinfo or
 /// query, which may be secrets.
-pub fn relayed(text: &str) -> String {
+pub fn sanitized(text: &str) -> String {
     const LONGEST: usize = 300;
     let word = |word: &str| {
         let shown = word.split(['?', '#']).next().unwrap_or_default();
@@ -167,7 +167,7 @@ mod tests {
 
     /// Promise 8: no userinfo, no query of an upstream URL, and no line break from upstream.
     #[test]
-    fn what_upstream_says_is_told_without_secrets_and_in_one_line() {
+    fn upstream_text_is_shown_in_one_line_without_secrets() {
         for (said, told) in [
             ("no such search", "no such search"),
             ("a\nFAKE LOG LINE\u{1b}[31m", "a FAKE LOG LINE [31m"),
@@ -179,14 +179,14 @@ mod tests {
             ("/v1/x?token=s3cret", "/v1/x"),
             ("u:s3cret@h/?t=s3cret", "(a URL)"),
         ] {
-            assert_eq!(relayed(said), told);
+            assert_eq!(sanitized(said), told);
         }
     }
 
     proptest! {
         #[test]
-        fn nothing_that_upstream_says_breaks_a_line(said in "\\PC{0,60}(://)?\\PC{0,60}[\n\r\t]?") {
-            prop_assert!(!relayed(&said).chars().any(char::is_control));
+        fn no_upstream_text_breaks_a_line(said in "\\PC{0,60}(://)?\\PC{0,60}[\n\r\t]?") {
+            prop_assert!(!sanitized(&said).chars().any(char::is_control));
         }
     }
 }

@@ -48,11 +48,11 @@ struct TakenMemory {
 
 /// The memory of a complete body, released with its last copy.
 #[derive(Debug, Clone, Default)]
-pub struct MemoryGrant(#[expect(dead_code, reason = "held, and never looked at")] Option<Arc<GrowingGrant>>);
+pub struct MemoryGrant(#[expect(dead_code, reason = "held, and never looked at")] Option<Arc<GrowingMemory>>);
 
 /// The memory of an arriving body. A request for more never waits: it is granted or refused.
 #[derive(Debug)]
-pub(super) struct GrowingGrant {
+pub(super) struct GrowingMemory {
     of: DocumentMemory,
     upstream: Hostname,
     kib: u64,
@@ -64,8 +64,8 @@ impl DocumentMemory {
     }
 
     /// Starts a body of this upstream, without any memory yet.
-    pub(super) fn start_body(&self, upstream: &Hostname) -> GrowingGrant {
-        GrowingGrant { of: self.clone(), upstream: upstream.clone(), kib: 0 }
+    pub(super) fn start_body(&self, upstream: &Hostname) -> GrowingMemory {
+        GrowingMemory { of: self.clone(), upstream: upstream.clone(), kib: 0 }
     }
 
     fn take(&self, upstream: &Hostname, kib: u64) -> Result<(), MemoryLimitReached> {
@@ -96,7 +96,7 @@ impl DocumentMemory {
     }
 }
 
-impl GrowingGrant {
+impl GrowingMemory {
     /// Grows the body's memory to this many bytes.
     ///
     /// # Errors
@@ -112,12 +112,12 @@ impl GrowingGrant {
         Ok(())
     }
 
-    pub(super) fn taken(self) -> MemoryGrant {
+    pub(super) fn into_grant(self) -> MemoryGrant {
         MemoryGrant((self.kib > 0).then(|| Arc::new(self)))
     }
 }
 
-impl Drop for GrowingGrant {
+impl Drop for GrowingMemory {
     fn drop(&mut self) {
         if self.kib > 0 {
             self.of.release(&self.upstream, self.kib);
@@ -131,12 +131,12 @@ mod tests {
 
     /// Promise 11: limits hold to the KiB, the last copy releases its memory, and no empty entry stays.
     #[test]
-    fn one_upstream_has_its_share_and_all_of_them_have_the_whole() {
+    fn each_upstream_has_a_share_of_the_memory_budget() {
         let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 100, all_kib: 150 });
         let (one, other) = (Hostname::parse("a.example").unwrap(), Hostname::parse("b.example").unwrap());
         let body = |upstream, kib| {
             let mut growing = memory.start_body(upstream);
-            growing.grow_to(kib * 1024).map(|()| growing.taken())
+            growing.grow_to(kib * 1024).map(|()| growing.into_grant())
         };
         let first = body(&one, 60).unwrap();
         let copy = first.clone();
@@ -154,7 +154,7 @@ mod tests {
 
     /// Promise 11: a body without a length grows in steps; a refused one releases its memory.
     #[test]
-    fn a_body_grows_until_it_meets_a_bound() {
+    fn a_body_grows_until_it_reaches_a_limit() {
         let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 130, all_kib: 150 });
         let one = Hostname::parse("a.example").unwrap();
         let mut growing = memory.start_body(&one);

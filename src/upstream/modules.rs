@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use url::Url;
 
-use super::providers::{MOST_VERSIONS, RawObject, spelled_once};
+use super::providers::{MOST_VERSIONS, RawObject, refuse_other_spellings};
 use crate::address::{ModuleAddress, Version};
 
 /// The URL of a module's version list, in the requested spelling.
@@ -55,7 +55,7 @@ impl ModuleVersionList {
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is no JSON object: {e}"))?;
         let modules = rest.shift_remove("modules").ok_or("it has no \"modules\"")?;
-        spelled_once(&rest, &["modules"])?;
+        refuse_other_spellings(&rest, &["modules"])?;
         let modules: Vec<RawObject> =
             serde_json::from_str(modules.get()).map_err(|e| format!("its \"modules\" are no list of objects: {e}"))?;
         let mut module = modules.into_iter().next().ok_or("its \"modules\" are empty")?;
@@ -65,7 +65,7 @@ impl ModuleVersionList {
                 serde_json::from_str(listed.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?
             }
         };
-        spelled_once(&module, &["versions"])?;
+        refuse_other_spellings(&module, &["versions"])?;
         let mut list = Self { versions: Vec::new(), module, rest };
         let number = listed.len();
         if number > MOST_VERSIONS {
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_keeps_what_clients_can_read_and_maps_it_back_to_upstreams_spelling() {
+    fn a_list_drops_unparsable_entries_and_keeps_upstreams_spelling() {
         let body = br#"{"meta":1e400,"modules":[{"source":"a/b/c","versions":[{"version":"v1.0","root":{"x":1e400}},{"version":"1.0.0"},{"version":"x"},{"version":"2.0.0-rc.1"},7]},{"versions":[{"version":"9.0.0"}]}]}"#;
         let list = ModuleVersionList::parse(body).unwrap();
         let spelled: Vec<_> = list.versions.iter().map(|v| (v.version.as_str(), v.spelled.as_str())).collect();

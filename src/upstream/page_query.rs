@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_has_one_spelling_and_only_what_the_protocol_knows() {
+    fn a_query_has_one_spelling_and_only_supported_parameters() {
         for (given, text) in [
             ("", ""),
             ("offset=4&limit=2", "limit=2&offset=4"),
@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_read_is_bounded_and_reads_back(query in "\\PC{0,60}|((limit|offset|q|verified|namespace|provider|utm_x)=[a-z0-9%+&é]{0,9}&?){0,8}") {
+        fn any_parsed_query_is_bounded_and_round_trips(query in "\\PC{0,60}|((limit|offset|q|verified|namespace|provider|utm_x)=[a-z0-9%+&é]{0,9}&?){0,8}") {
             if let Ok(read) = PageQuery::parse(&query, &Parameter::ALL) {
                 prop_assert_eq!(PageQuery::parse(&read.text(), &Parameter::ALL), Ok(read.clone()));
                 prop_assert!(read.text().is_ascii() && read.text().len() < 2_200);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_asked_for_where_the_protocol_has_them() {
+    fn page_urls_follow_the_protocol() {
         let base = Url::parse("https://registry.example/v1/modules/").unwrap();
         let version = SpelledVersion::parse("v1.0+b").unwrap();
         for (page, url) in [

@@ -63,7 +63,7 @@ impl VersionList {
     pub fn parse(body: &[u8]) -> Result<Self, String> {
         let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is no JSON object: {e}"))?;
         let listed = rest.shift_remove("versions").ok_or("it has no \"versions\"")?;
-        spelled_once(&rest, &["versions"])?;
+        refuse_other_spellings(&rest, &["versions"])?;
         let listed: Vec<Box<RawValue>> =
             serde_json::from_str(listed.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
         let mut list = Self { versions: Vec::new(), rest };
@@ -177,7 +177,7 @@ impl DownloadDocument {
     pub fn parse(body: &[u8], url: &Url, platform: &Platform) -> Result<Self, String> {
         let fields: Fields = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
         let members: RawObject = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
-        spelled_once(&members, &MEMBERS)?;
+        refuse_other_spellings(&members, &MEMBERS)?;
         if fields.os != platform.os || fields.arch != platform.arch {
             return Err(format!("its download document is for {}_{} and not for {platform}", fields.os, fields.arch));
         }
@@ -237,7 +237,7 @@ impl DownloadDocument {
 
 /// Refuses a second spelling of a member that larder reads. Clients match member names in any case and take the last of
 /// several. Such a document would mean something else to them, and could lead them past larder.
-pub(super) fn spelled_once(members: &RawObject, known: &[&str]) -> Result<(), String> {
+pub(super) fn refuse_other_spellings(members: &RawObject, known: &[&str]) -> Result<(), String> {
     let is_known_but_for_its_case =
         |name: &&String| !known.contains(&name.as_str()) && known.iter().any(|known| folded(known).eq(folded(name)));
     match members.keys().find(is_known_but_for_its_case) {
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_keeps_what_clients_can_read_and_drops_what_would_make_them_fail() {
+    fn a_list_drops_entries_that_clients_cannot_parse() {
         let body = br#"{"warnings":["old"],"versions":[{"version":"1.2","x":1e400,"platforms":[{"os":"linux","arch":"amd64","y":1e400},7]},{"version":"v1.3.0"},{"version":"1.2.0"},7,{}],"z":null}"#;
         let list = VersionList::parse(body).unwrap();
         let spelled: Vec<_> = list.versions.iter().map(|v| (v.version.to_string(), v.spelled.clone())).collect();
@@ -279,7 +279,7 @@ mod tests {
 
     /// Clients match member names in any case and take the last. Larder must read the same members as they do.
     #[test]
-    fn a_member_that_stands_there_in_another_spelling_too_is_refused() {
+    fn a_second_spelling_of_a_member_is_refused() {
         let url = Url::parse("https://registry.example/x").unwrap();
         let platform = Platform::parse("linux_amd64").unwrap();
         let document = |more: &str| {
@@ -314,7 +314,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn entries_of_a_list_stay_as_they_were_written(entries in prop::collection::vec(any_entry(), 0..8), rest in "[a-z]{1,8}") {
+        fn list_entries_stay_verbatim(entries in prop::collection::vec(any_entry(), 0..8), rest in "[a-z]{1,8}") {
             let body = format!(r#"{{"{rest}":1e400,"versions":[{}]}}"#, entries.join(","));
             if let Ok(list) = VersionList::parse(body.as_bytes()) {
                 let mut seen = std::collections::HashSet::new();

@@ -138,7 +138,7 @@ mod tests {
 
     /// Promise 7: literal, mapped, translated and tunnelled forms of every class.
     #[test]
-    fn every_address_that_is_not_public_is_known_for_what_it_is() {
+    fn every_special_purpose_address_has_its_class() {
         for (address, class) in [
             ("0.0.0.0", SpecialPurpose::Unspecified),
             ("0.1.2.3", SpecialPurpose::Unspecified),
@@ -212,7 +212,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_form_that_carries_an_address_is_judged_as_that_address(bits: u32) {
+        fn an_embedding_form_is_classified_as_its_embedded_address(bits: u32) {
             let inner = Ipv4Addr::from(bits);
             let [high, low] = [(bits >> 16) as u16, bits as u16];
             for form in [

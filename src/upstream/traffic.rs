@@ -80,7 +80,7 @@ impl Traffic {
         for status in status_labels() {
             self.requests.get_or_create_owned(&Answered { host: upstream.to_string(), status });
         }
-        for reason in EgressRefusal::describe() {
+        for reason in EgressRefusal::all_labels() {
             self.refusals.get_or_create_owned(&Refused { host: upstream.to_string(), reason });
         }
     }
@@ -107,7 +107,7 @@ impl Traffic {
             requests: statuses.iter().map(|status| asked(status)).sum(),
             failed: statuses.iter().copied().filter(is_failure).map(asked).sum(),
             bytes: self.bytes_of(host),
-            refused: EgressRefusal::describe().map(refused).sum(),
+            refused: EgressRefusal::all_labels().map(refused).sum(),
         }
     }
 
@@ -117,7 +117,7 @@ impl Traffic {
     }
 
     pub(super) fn refused(&self, upstream: &Hostname, refusal: &EgressRefusal) {
-        let labels = Refused { host: upstream.to_string(), reason: refusal.word() };
+        let labels = Refused { host: upstream.to_string(), reason: refusal.metrics_label() };
         self.refusals.get_or_create(&labels).inc();
     }
 
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_an_upstream_answers_its_status_is_one_of_a_few_words() {
+    fn any_status_has_one_of_a_few_labels() {
         let words: BTreeSet<&str> = (0..=u16::MAX).map(status_label).chain([NO_STATUS]).collect();
         assert_eq!((words.len(), &words), (31, &status_labels()));
         assert_eq!(

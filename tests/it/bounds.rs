@@ -123,7 +123,7 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
     }
     for length in [true, false] {
         let larder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\" }");
-        let larder = larder.bounds(|bounds| bounds.bodies.all_kib = 100).start().await;
+        let larder = larder.bounds(|bounds| bounds.document_memory.all_kib = 100).start().await;
         if !length {
             upstream.fault(Target::Versions, Fault::NoLength);
         }
@@ -155,7 +155,7 @@ async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
     other.serve_json("/v1/providers/acme/null/versions", &list);
     let larder = Larder::mirroring(&slow).upstream(OTHER, &format!("{}/", other.origin()), "");
     let bounds = |bounds: &mut larder::upstream::bounds::UpstreamLimits| {
-        (bounds.bodies.each_kib, bounds.bodies.all_kib) = (100, 200);
+        (bounds.document_memory.each_kib, bounds.document_memory.all_kib) = (100, 200);
     };
     let larder = larder.bounds(bounds).start().await;
     let gate = slow.hold_after(Target::Versions, 50_000);

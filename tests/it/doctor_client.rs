@@ -463,7 +463,10 @@ async fn a_registry_without_a_block_is_a_warning() {
     let larder = site.serve();
     let found = examine(&site, &[]).await;
     found.warns("client.override", "asks this registry directly");
-    assert!(found.of("upstream.list", "registry.example").contains("no provider of this upstream is stored"), "{found:#?}");
+    assert!(
+        found.of("upstream.list", "registry.example").contains("no provider of this upstream is stored"),
+        "{found:#?}"
+    );
     larder.get("/registry/registry.example/v1/providers/acme/null/versions").await.expect(200);
     let found = examine(&site, &[]).await;
     assert!(found.of("upstream.list", "registry.example").contains("acme/null has 1 version"), "{found:#?}");

@@ -16,7 +16,7 @@ use crate::support::upstream::{FakeUpstream, Provider, SigningKey};
 #[tokio::test]
 async fn check_says_that_a_configuration_is_good() {
     let site = Site::new(&FakeUpstream::start().await);
-    assert_eq!(site.out(&["check"]).await, format!("{} is good\n", site.file().display()));
+    assert_eq!(site.out(&["check"]).await, format!("{} is valid\n", site.file().display()));
     let said = json(&site.out(&["check", "--json"]).await);
     assert_eq!(said["ok"], true);
     assert_eq!(said["file"], site.file().to_str().unwrap());

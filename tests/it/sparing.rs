@@ -288,7 +288,7 @@ async fn retry_after_may_be_a_date() {
 async fn revalidations_of_stored_documents_have_a_rate_limit() {
     let upstream = publishing(&["null", "random"]).await;
     let builder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\" }");
-    let larder = builder.bounds(|bounds| bounds.budget = Rate { burst: 4, per_second: 0 }).start().await;
+    let larder = builder.bounds(|bounds| bounds.revalidation_rate = Rate { burst: 4, per_second: 0 }).start().await;
     larder.versions("null").await.expect(200);
     for _ in 0..4 {
         is_revalidated(&larder, "null").await;

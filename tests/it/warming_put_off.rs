@@ -130,7 +130,7 @@ async fn waiting_for_a_local_limit_ends_in_a_failure() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let builder = Larder::mirroring(&upstream);
-    let larder = builder.bounds(|bounds| bounds.jobs = Rate { burst: 0, per_second: 0 }).start().await;
+    let larder = builder.bounds(|bounds| bounds.job_rate = Rate { burst: 0, per_second: 0 }).start().await;
     let desk = Desk::of(&larder);
     let path = desk.begin(&told()).await;
     let job = eventually("it gives up", async || {

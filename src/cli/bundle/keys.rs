@@ -6,7 +6,7 @@ use super::super::ask_running;
 use crate::bundle::{BundleKeyIds, KeyId};
 use crate::config::Config;
 use crate::http::admin_client::{self, AdminClientError};
-use crate::protocol::admin::Report;
+use crate::protocol::admin::StatusReport;
 
 const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
 
@@ -15,7 +15,8 @@ async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
     let asked = ask_running(config, async |at, token| admin_client::get(at, "/admin/v1/status", token).await);
     match asked.await {
         Ok(status) => {
-            let report: Report = serde_json::from_slice(&status).context("the running larder is of another version")?;
+            let report: StatusReport =
+                serde_json::from_slice(&status).context("the running larder is of another version")?;
             Ok(report.bundle_keys)
         }
         Err(AdminClientError::NotRunning(_)) => Ok(config.bundle.ids()),

@@ -24,7 +24,7 @@ fn ran(state: JobState, error: Option<&str>, failures: u32) -> LastRun {
 }
 
 /// A report with every kind of problem.
-fn troubled() -> Report {
+fn troubled() -> StatusReport {
     let upstream = |host: &str, left_alone| UpstreamState {
         host: host.to_owned(),
         requests: 123_456,
@@ -49,7 +49,7 @@ fn troubled() -> Report {
         to_do: "free space on the store's disk; larder continues by itself".to_owned(),
     };
     let changed = "its proof set gives terraform-provider-null_1.2.0\u{1b}[2J_linux_amd64.zip another SHA-256";
-    Report {
+    StatusReport {
         bundle_keys: BundleKeyIds::default(),
         mirror: Status {
             version: "0.1.0".to_owned(),
@@ -163,7 +163,7 @@ fn problems_are_shown_and_refused_versions_come_first() {
 
 #[test]
 fn without_a_running_larder_the_status_shows_the_store_alone() {
-    let report = Report { since_start: None, ..troubled() };
+    let report = StatusReport { since_start: None, ..troubled() };
     let shown = page(&report, &host(), Some(80));
     assert!(shown.contains("(not running)") && shown.contains("1234 (150.0 GiB)"), "{shown}");
     assert!(!shown.contains("requests"), "{shown}");

@@ -10,7 +10,7 @@ use crate::address::Hostname;
 use crate::doctor::WITHIN;
 use crate::doctor::listener::is_ours;
 use crate::doctor::recognise::{Identified, ProbedService, ServerKind, identify_server};
-use crate::http::probe_client::visit;
+use crate::http::probe_client::probe;
 use crate::protocol::route::{Route, modules_base};
 use crate::requirements::cli_config::{self, Services};
 use crate::upstream::providers::RawObject;
@@ -105,7 +105,7 @@ impl ClientChecks<'_> {
         if self.is_off_limits(&asked) {
             return None;
         }
-        let said = visit(&asked, self.trust, WITHIN).await.ok().filter(|said| said.status == StatusCode::OK)?;
+        let said = probe(&asked, self.trust, WITHIN).await.ok().filter(|said| said.status == StatusCode::OK)?;
         let services: RawObject = serde_json::from_slice(&said.body).ok()?;
         let has = |name: &str| services.get(name).is_some_and(|url| serde_json::from_str::<String>(url.get()).is_ok());
         Some(OfferedServices { providers: has("providers.v1"), modules: has("modules.v1") })

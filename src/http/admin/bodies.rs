@@ -27,7 +27,7 @@ const ORDER_WITHIN: Duration = Duration::from_secs(60);
 /// The longest silence of a body without a size limit.
 const SILENT_FOR: Duration = Duration::from_secs(60);
 /// Time for discarding the rest of a request body, so that its sender reads the answer.
-const THROWN_AWAY_FOR: Duration = Duration::from_secs(30);
+const DISCARD_FOR: Duration = Duration::from_secs(30);
 
 /// A refused body, and the status of the answer.
 pub(super) struct BodyRefused {
@@ -100,7 +100,7 @@ pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeRe
                 }
             }
         }
-        rest_thrown_away(body).await;
+        discard_rest(body).await;
     });
     Ok(exit)
 }
@@ -110,14 +110,14 @@ pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeRe
 pub(super) fn discard(request: Request<Incoming>) {
     let body = request.into_body();
     if !body.is_end_stream() {
-        tokio::spawn(rest_thrown_away(body));
+        tokio::spawn(discard_rest(body));
     }
 }
 
-async fn rest_thrown_away(mut body: Incoming) {
+async fn discard_rest(mut body: Incoming) {
     let rest = async { while let Some(Ok(_)) = body.frame().await {} };
     // A client that still sends after that is not reading the answer.
-    let _ = tokio::time::timeout(THROWN_AWAY_FOR, rest).await;
+    let _ = tokio::time::timeout(DISCARD_FOR, rest).await;
 }
 
 fn unsupported(why: &str) -> BodyRefused {

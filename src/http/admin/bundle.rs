@@ -41,13 +41,13 @@ impl Admin {
             Ok(told) => told,
             Err(why) => return response::errors(StatusCode::BAD_REQUEST, vec![why]),
         };
-        match self.gathered(id, told, place).await {
+        match self.gather_bundle(id, told, place).await {
             Ok((gathered, place)) => self.stream_bundle(gathered, place),
             Err((status, problems)) => response::errors(status, problems),
         }
     }
 
-    async fn gathered(
+    async fn gather_bundle(
         &self,
         id: JobId,
         told: BundleRequest,
@@ -134,7 +134,7 @@ impl Admin {
 
     /// Returns the inventory, for the next delta.
     pub(super) async fn inventory(self: &Arc<Self>) -> Response<Body> {
-        self.looking(|admin| match admin.mirror.inventory(admin.clock.now()) {
+        self.on_blocking_thread(|admin| match admin.mirror.inventory(admin.clock.now()) {
             Ok(inventory) => response::json(StatusCode::OK, &inventory),
             Err(error) => response::failure(&error.into(), Api::Other),
         })

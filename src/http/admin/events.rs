@@ -67,7 +67,7 @@ mod tests {
     use crate::jobs::job_report::{ItemState, JobItem};
 
     #[tokio::test]
-    async fn silence_is_broken_by_a_line_that_says_nothing() {
+    async fn a_heartbeat_line_is_sent_in_silence() {
         let never = std::future::pending();
         let piece = piece(never, Duration::from_millis(1)).await.unwrap().unwrap();
         assert_eq!(piece, ":\n\n");

@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use self::order::ReceivedOrder;
 use super::body::Body;
 use super::listener::Peer;
-use super::{Requests, host_of, requests, response};
+use super::{RequestMetrics, host_of, requests, response};
 use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
@@ -27,7 +27,7 @@ use crate::protocol::admin::missing;
 use crate::protocol::admin::order::OrderRequest;
 use crate::protocol::admin::warm::{self, PinRequest};
 use crate::protocol::admin::{
-    Access, AdminAccessKind, AdminRefusal, AdminRoute, Credentials, Operation, Report, SinceStart,
+    Access, AdminAccessKind, AdminRefusal, AdminRoute, Credentials, Operation, SinceStart, StatusReport,
 };
 use crate::protocol::client_config;
 use crate::protocol::route::Api;
@@ -53,7 +53,7 @@ pub struct Admin {
     /// The start time of this process.
     pub started: Timestamp,
     /// The request counters, for the status.
-    pub requests: Requests,
+    pub requests: RequestMetrics,
     /// The base URL of the main listener.
     pub base: String,
     /// The clock.
@@ -76,16 +76,16 @@ impl Admin {
 
     async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let Some(route) = AdminRoute::parse(request.uri().path(), request.uri().query()) else {
-            self.requests.refused(requests::Refusal::AdminPath);
+            self.requests.record_refusal(requests::Refusal::AdminPath);
             return response::errors(
                 StatusCode::NOT_FOUND,
                 vec![format!("there is nothing at {}", request.uri().path())],
             );
         };
         let shown = match host_of(&request) {
-            Ok(host) => shown(&request, host),
+            Ok(host) => credentials_of(&request, host),
             Err(bad) => {
-                self.requests.refused(requests::Refusal::Malformed);
+                self.requests.record_refusal(requests::Refusal::Malformed);
                 bodies::discard(request);
                 return response::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]);
             }
@@ -97,8 +97,8 @@ impl Admin {
             _ => self.access.may_change(shown),
         };
         if let Err(refusal) = admitted {
-            self.requests.refused(match refusal {
-                AdminRefusal::FromAPage => requests::Refusal::AdminPage,
+            self.requests.record_refusal(match refusal {
+                AdminRefusal::WebPage => requests::Refusal::AdminPage,
                 AdminRefusal::ForeignHost => requests::Refusal::AdminHost,
                 AdminRefusal::NoToken => requests::Refusal::AdminToken,
             });
@@ -106,7 +106,7 @@ impl Admin {
             let code = if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
             return response::errors(code, vec![refusal.to_string()]);
         }
-        match (route.nature(), request.method()) {
+        match (route.access_kind(), request.method()) {
             (AdminAccessKind::Reads | AdminAccessKind::ReadsAndEnds, &Method::GET | &Method::HEAD) => {
                 self.answer_read(route, request.method()).await
             }
@@ -116,13 +116,13 @@ impl Admin {
             (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Import => self.import(request),
             (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::Bundle => self.bundle(request).await,
             (AdminAccessKind::Changes, &Method::POST) if route == AdminRoute::ApplyBundle => self.apply(request).await,
-            (AdminAccessKind::Changes, &Method::POST) => self.change(route, request).await,
+            (AdminAccessKind::Changes, &Method::POST) => self.answer_post(route, request).await,
             (AdminAccessKind::ReadsAndEnds, &Method::DELETE) if route == AdminRoute::Missing => {
                 self.forget_missing().await
             }
             (AdminAccessKind::ReadsAndEnds, &Method::DELETE) => self.answer_delete(route).await,
             (nature, _) => {
-                self.requests.refused(requests::Refusal::Method);
+                self.requests.record_refusal(requests::Refusal::Method);
                 wrong_method(nature)
             }
         }
@@ -130,16 +130,18 @@ impl Admin {
 
     async fn answer_read(self: &Arc<Self>, route: AdminRoute, method: &Method) -> Response<Body> {
         match route {
-            AdminRoute::Health => response::word(StatusCode::OK, "ok"),
+            AdminRoute::Health => response::plain_text(StatusCode::OK, "ok"),
             AdminRoute::Ready => match self.mirror.ready().await {
-                Ok(()) => response::word(StatusCode::OK, "ready"),
-                Err(not_ready) => response::word(StatusCode::SERVICE_UNAVAILABLE, not_ready.describe()),
+                Ok(()) => response::plain_text(StatusCode::OK, "ready"),
+                Err(not_ready) => response::plain_text(StatusCode::SERVICE_UNAVAILABLE, not_ready.describe()),
             },
             // Both read the disk, which may block.
-            AdminRoute::Metrics => self.looking(Self::metrics).await,
-            AdminRoute::Status => self.looking(|admin| response::json(StatusCode::OK, &admin.status())).await,
+            AdminRoute::Metrics => self.on_blocking_thread(Self::metrics).await,
+            AdminRoute::Status => {
+                self.on_blocking_thread(|admin| response::json(StatusCode::OK, &admin.status())).await
+            }
             AdminRoute::ClientConfig(way) => match client_config::text(&self.mirror, &self.base, way).await {
-                Ok(text) => response::word(StatusCode::OK, text),
+                Ok(text) => response::plain_text(StatusCode::OK, text),
                 Err(error) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec![error.to_string()]),
             },
             AdminRoute::Missing => match self.mirror.missing().await {
@@ -166,11 +168,11 @@ impl Admin {
             | AdminRoute::Export
             | AdminRoute::Import
             | AdminRoute::Bundle
-            | AdminRoute::ApplyBundle => wrong_method(route.nature()),
+            | AdminRoute::ApplyBundle => wrong_method(route.access_kind()),
         }
     }
 
-    async fn change(&self, route: AdminRoute, request: Request<Incoming>) -> Response<Body> {
+    async fn answer_post(&self, route: AdminRoute, request: Request<Incoming>) -> Response<Body> {
         let body = match bodies::json_of(request).await {
             Ok(body) => body,
             Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
@@ -178,7 +180,7 @@ impl Admin {
         match route {
             AdminRoute::Command(command) => self.command(command, &body).await,
             AdminRoute::Verify => self.verify(&body),
-            _ => wrong_method(route.nature()),
+            _ => wrong_method(route.access_kind()),
         }
     }
 
@@ -190,7 +192,7 @@ impl Admin {
     }
 
     async fn answer_delete(&self, route: AdminRoute) -> Response<Body> {
-        let AdminRoute::Job(id) = route else { return wrong_method(route.nature()) };
+        let AdminRoute::Job(id) = route else { return wrong_method(route.access_kind()) };
         match self.jobs.cancel(id).await {
             Some(job) => response::json(StatusCode::OK, &job),
             None => response::errors(StatusCode::NOT_FOUND, vec![warm::no_job(id)]),
@@ -278,7 +280,7 @@ impl Admin {
 
     /// Re-hashes everything stored, for as long as the client reads the answer.
     fn verify(&self, body: &[u8]) -> Response<Body> {
-        if let Err(why) = command::read_nothing(body) {
+        if let Err(why) = command::parse_empty_body(body) {
             return response::errors(StatusCode::BAD_REQUEST, vec![why]);
         }
         match self.mirror.verify(&self.call()) {
@@ -296,7 +298,10 @@ impl Admin {
     }
 
     /// Runs `look` on a blocking thread.
-    async fn looking(self: &Arc<Self>, look: impl FnOnce(&Self) -> Response<Body> + Send + 'static) -> Response<Body> {
+    async fn on_blocking_thread(
+        self: &Arc<Self>,
+        look: impl FnOnce(&Self) -> Response<Body> + Send + 'static,
+    ) -> Response<Body> {
         let admin = Arc::clone(self);
         match self.mirror.spawn_blocking(move || look(&admin)).await {
             Ok(response) => response,
@@ -309,13 +314,13 @@ impl Admin {
         if prometheus_client::encoding::text::encode(&mut text, &self.registry).is_err() {
             return response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec!["the metrics cannot be written".into()]);
         }
-        let mut response = response::word(StatusCode::OK, text);
+        let mut response = response::plain_text(StatusCode::OK, text);
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
         response
     }
 
-    fn status(&self) -> Report {
+    fn status(&self) -> StatusReport {
         let now = self.clock.now();
         let (sent_bytes, saved_bytes) = self.requests.sent_bytes();
         let since_start = SinceStart {
@@ -330,7 +335,7 @@ impl Admin {
             fills_under_way: self.mirror.fills_under_way(),
             upstreams: self.mirror.upstream_states(now),
         };
-        Report {
+        StatusReport {
             mirror: self.mirror.status(),
             since_start: Some(since_start),
             warm_ups: self.recurring.states(),
@@ -350,7 +355,7 @@ fn wrong_method(nature: AdminAccessKind) -> Response<Body> {
     response
 }
 
-fn shown<'a>(request: &'a Request<Incoming>, host: Option<&'a str>) -> Credentials<'a> {
+fn credentials_of<'a>(request: &'a Request<Incoming>, host: Option<&'a str>) -> Credentials<'a> {
     let text = |name| request.headers().get(name).map(|value: &header::HeaderValue| value.to_str().unwrap_or("?"));
     let site = request.headers().get(&SEC_FETCH_SITE).map(|site| site.to_str().unwrap_or("?"));
     Credentials { origin: text(header::ORIGIN), site, host, authorization: text(header::AUTHORIZATION) }

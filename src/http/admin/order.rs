@@ -20,7 +20,7 @@ use crate::requirements::{Files, Order};
 /// Bodies in memory at a time. Further requests wait.
 static BODIES: Semaphore = Semaphore::const_new(4);
 /// Slow parsing occupies one thread at most.
-static READINGS: Semaphore = Semaphore::const_new(1);
+static PARSERS: Semaphore = Semaphore::const_new(1);
 
 /// A parsed order.
 pub(super) struct ReceivedOrder {
@@ -43,18 +43,18 @@ pub(super) async fn read(
     let place = BODIES.acquire().await;
     let refused = |BodyRefused { status, why }| response::errors(status, vec![why]);
     let body = bodies::order_of(request).await.map_err(refused)?;
-    let turn = READINGS.acquire().await;
+    let turn = PARSERS.acquire().await;
     let host = Arc::new(default_host.clone());
     let reading = mirror.spawn_blocking(move || {
         // Released when the parsing ends, even if the client has left.
         let _held = (place, turn);
-        handed_over(body, query.as_deref(), &host)
+        parse_body(body, query.as_deref(), &host)
     });
     let read = reading.await.unwrap_or_else(|_| Err(vec!["reading the order ended unexpectedly".to_owned()]));
     read.map_err(|problems| response::errors(StatusCode::BAD_REQUEST, problems))
 }
 
-fn handed_over(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<ReceivedOrder, Vec<String>> {
+fn parse_body(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<ReceivedOrder, Vec<String>> {
     let (told, mut problems) = match body {
         OrderBody::Json(_) if query.is_some() => {
             return Err(vec!["the body says it all: there is no query".to_owned()]);
@@ -62,12 +62,12 @@ fn handed_over(body: OrderBody, query: Option<&str>, default_host: &Hostname) ->
         OrderBody::Json(body) => (OrderRequest::read(&body).map_err(|why| vec![why])?, Vec::new()),
         OrderBody::LockFile(body) => {
             let query = OrderQuery::of_lock_file(query);
-            let (told, problems) = (query.told, query.problems);
+            let (told, problems) = (query.options, query.problems);
             (OrderRequest { lock_files: vec![lock_file(&body)?], ..told }, problems)
         }
         OrderBody::Tar(body) => {
             let query = OrderQuery::of_tar(query);
-            let (told, problems) = (query.told, query.problems);
+            let (told, problems) = (query.options, query.problems);
             let files = Files::from_users_tar(&body).map_err(|bad| vec![bad.to_string()])?;
             if files.is_empty() {
                 return Err(vec![

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::super::Requests;
+use super::super::RequestMetrics;
 use super::*;
 
 type TestBody = BoxBody<Bytes, io::Error>;
@@ -56,7 +56,7 @@ impl Served {
             let fed = Arc::clone(&fed);
             async move { respond(request.uri().path(), peer, || fed.lock().take().expect("/fed is asked for once")) }
         };
-        let places = ConnectionSlots::new(&limits, Requests::default());
+        let places = ConnectionSlots::new(&limits, RequestMetrics::default());
         let running = tokio::spawn(serve(listener, tls, limits, places, |_| PeerClass::Client, handler, stop.clone()));
         Self { address, stop, running, feed, asked }
     }

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_says_nothing_does_not_keep_the_others_waiting() {
+    async fn a_silent_address_does_not_delay_the_others() {
         for order in [&[1][..], &[3, 1], &[2, 1], &[3, 2, 1], &[3, 3, 3, 1], &[1, 3]] {
             let connected = first(&addresses(order), connect).await.map_err(|error| error.kind());
             assert_eq!(connected, Ok(addresses(&[1])[0]), "{order:?}");

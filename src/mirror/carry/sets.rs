@@ -19,7 +19,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{Durability, Key, StoreError};
 use crate::upstream::ask::Validators;
-use crate::upstream::error::relayed;
+use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
 use crate::verify::{ProofBasis, verify_proof_set};
 
@@ -67,7 +67,7 @@ impl BundledSet {
         let judged = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
         let (proof, _) = judged.map_err(|verdict| {
             mirror.counters.count_unproven(&package.provider.host, verdict.word());
-            format!("it does not verify: {}", relayed(&verdict.to_string()))
+            format!("it does not verify: {}", sanitized(&verdict.to_string()))
         })?;
         let signer = proof.how.fingerprint();
         if let (Some(told), Some(signer)) = (entry.signed_by.as_deref(), signer)

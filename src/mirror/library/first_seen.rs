@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::address::{Package, Platform};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
-use crate::upstream::error::relayed;
+use crate::upstream::error::sanitized;
 use crate::verify::{Checksums, ProofBasis};
 
 /// Maximum number of records per version. Beyond it, only `accept` adds one.
@@ -142,14 +142,14 @@ impl HistoryChange {
         match self {
             Self::OtherBytes { of, before, now } => {
                 let before = before.first().map(ToString::to_string).unwrap_or_default();
-                let of = relayed(of);
+                let of = sanitized(of);
                 format!("gives {of} the SHA-256 {now}; it was {before} when this version was first verified")
             }
             Self::DropsEveryLine => {
                 "lists none of the files that it listed when this version was first verified".into()
             }
             Self::Added { file, now } => {
-                format!("adds {} ({now}) to a version that was verified before", relayed(file))
+                format!("adds {} ({now}) to a version that was verified before", sanitized(file))
             }
         }
     }

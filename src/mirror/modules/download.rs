@@ -128,7 +128,7 @@ impl<'a> SourceDownload<'a> {
             let (mirror, attempts, room) = (self.mirror, &mut self.attempts, &mut *self.room);
             let pump = ConnectionCopy { mirror, attempts, room, progress: &nobody, given_up: pending() };
             let pumped = pump.run(staged, incoming, length).await;
-            staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.what.to_owned()))?;
+            staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.label.to_owned()))?;
             match pumped.1 {
                 TransferEnd::Whole => break,
                 TransferEnd::Differs(error) | TransferEnd::Failed(error) => {
@@ -157,7 +157,7 @@ impl<'a> SourceDownload<'a> {
             Ok(answered) => Ok(answered?),
             Err(_) => {
                 let fault = Fault::Slow(format!("no first byte within {} s", limit.as_secs()));
-                Err(UpstreamError { asked: self.ask.what.to_owned(), at: origin(self.ask.url), fault }.into())
+                Err(UpstreamError { asked: self.ask.label.to_owned(), at: origin(self.ask.url), fault }.into())
             }
         }
     }

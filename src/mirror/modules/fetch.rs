@@ -188,7 +188,7 @@ impl<'a> SourceFetch<'a> {
                 }
                 (
                     fetched.tree,
-                    TreePermit::Git(fetched.turn),
+                    TreePermit::Git(fetched.permit),
                     Some(fetched.commit),
                     Validators::default(),
                     origin(&git.url),
@@ -260,7 +260,7 @@ impl<'a> SourceFetch<'a> {
 
 /// Builds the git request with the settings of `ask`.
 pub(super) fn git_ask<'a>(ask: UpstreamRequest<'a>, source: &'a GitSource) -> GitRequest<'a> {
-    let UpstreamRequest { what, upstream, grant, via, retries, asker, now, .. } = ask;
+    let UpstreamRequest { label: what, upstream, credentials: grant, via, retries, priority: asker, now, .. } = ask;
     GitRequest { what, source, upstream, grant, via, retries, asker, now }
 }
 
@@ -274,7 +274,16 @@ fn ask_for<'a>(
 ) -> UpstreamRequest<'a> {
     let RequestContext { via, priority: asker, .. } = call;
     let now = mirror.flight_context(call).now;
-    UpstreamRequest { what, url, upstream: &upstream.settings.host, grant, via, retries: RETRIES, asker: *asker, now }
+    UpstreamRequest {
+        label: what,
+        url,
+        upstream: &upstream.settings.host,
+        credentials: grant,
+        via,
+        retries: RETRIES,
+        priority: *asker,
+        now,
+    }
 }
 
 /// Converts an error for a file that a location names. An upstream 4xx becomes a fault of upstream, because the module

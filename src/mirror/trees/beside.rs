@@ -15,7 +15,7 @@ use crate::filesystem_mirror::index::{self, VersionIndex};
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
 use crate::upstream::Upstream;
 use crate::upstream::ask::Validators;
-use crate::upstream::error::relayed;
+use crate::upstream::error::sanitized;
 use crate::upstream::providers::{DownloadDocument, download_url};
 use crate::verify::{Checksums, Proof, VerificationPolicy, checksums, verify_proof_set};
 
@@ -116,7 +116,7 @@ impl SidecarFiles {
         let document = match DownloadDocument::parse(body, &url, platform) {
             Ok(document) if document.keys.is_empty() => return SidecarProof::None,
             Ok(document) => document,
-            Err(why) => return SidecarProof::Bad(relayed(&why)),
+            Err(why) => return SidecarProof::Bad(sanitized(&why)),
         };
         let mut bad = None;
         for covers in sums_scopes(version, platform) {
@@ -125,7 +125,7 @@ impl SidecarFiles {
             let (filename, shasum) = (document.filename.as_str(), &document.shasum);
             let judged =
                 verify_proof_set(VerificationPolicy::Signature, sums, &signature, &document.keys, filename, shasum);
-            let judged = judged.map_err(|verdict| relayed(&verdict.to_string()));
+            let judged = judged.map_err(|verdict| sanitized(&verdict.to_string()));
             let set = judged.and_then(|(proof, _)| {
                 set_of(package, url.clone(), proof, now, [body.clone(), sums.clone(), signature])
             });
@@ -161,7 +161,7 @@ pub(super) fn set_of(
         fetched: now,
         proof,
     };
-    ProofSet::new(about, body, sums, signature, package).map_err(|why| relayed(&why))
+    ProofSet::new(about, body, sums, signature, package).map_err(|why| sanitized(&why))
 }
 
 /// The URL where upstream would have the document, by convention. The relative URLs in the document are resolved

@@ -95,7 +95,7 @@ impl OperationTarget {
 ///
 /// # Errors
 /// The problem.
-pub fn read_nothing(body: &[u8]) -> Result<(), String> {
+pub fn parse_empty_body(body: &[u8]) -> Result<(), String> {
     if body.is_empty() {
         return Ok(());
     }
@@ -108,7 +108,7 @@ pub fn read_nothing(body: &[u8]) -> Result<(), String> {
 
 /// Result of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done<T> {
+pub struct OperationReport<T> {
     /// Everything succeeded.
     pub ok: bool,
     /// The result of each item.
@@ -117,8 +117,8 @@ pub struct Done<T> {
     pub errors: Vec<String>,
 }
 
-impl<T> Done<T> {
-    fn nothing_yet() -> Self {
+impl<T> OperationReport<T> {
+    fn empty() -> Self {
         Self { ok: true, items: Vec::new(), errors: Vec::new() }
     }
 
@@ -141,8 +141,8 @@ pub async fn refresh(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
     call: impl Fn() -> RequestContext,
-) -> Done<RefreshResult> {
-    let mut done = Done::nothing_yet();
+) -> OperationReport<RefreshResult> {
+    let mut done = OperationReport::empty();
     for what in addresses {
         done.extend(mirror.refresh(what, &call()).await, |refreshed| refreshed.news.succeeded());
     }
@@ -154,8 +154,8 @@ pub async fn purge(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
     call: impl Fn() -> RequestContext,
-) -> Done<PurgeResult> {
-    let mut done = Done::nothing_yet();
+) -> OperationReport<PurgeResult> {
+    let mut done = OperationReport::empty();
     for what in addresses {
         done.extend(mirror.purge(what, &call()).await.map(|purged| vec![purged]), PurgeResult::is_all);
     }
@@ -167,8 +167,8 @@ pub async fn accept(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
     call: impl Fn() -> RequestContext,
-) -> Done<AcceptResult> {
-    let mut done = Done::nothing_yet();
+) -> OperationReport<AcceptResult> {
+    let mut done = OperationReport::empty();
     for what in addresses {
         let accepted = match mirror.accept(what, &call()).await {
             Ok(nothing) if nothing.is_empty() => {
@@ -188,7 +188,7 @@ pub async fn pin(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
     _call: impl Fn() -> RequestContext,
-) -> Done<PinResult> {
+) -> OperationReport<PinResult> {
     pin_or_unpin(mirror, addresses, PinChange::Set).await
 }
 
@@ -197,12 +197,16 @@ pub async fn unpin(
     mirror: &Arc<Mirror>,
     addresses: &[PackageSelector],
     _call: impl Fn() -> RequestContext,
-) -> Done<PinResult> {
+) -> OperationReport<PinResult> {
     pin_or_unpin(mirror, addresses, PinChange::Lift).await
 }
 
-async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[PackageSelector], pin: PinChange) -> Done<PinResult> {
-    let mut done = Done::nothing_yet();
+async fn pin_or_unpin(
+    mirror: &Arc<Mirror>,
+    addresses: &[PackageSelector],
+    pin: PinChange,
+) -> OperationReport<PinResult> {
+    let mut done = OperationReport::empty();
     for what in addresses {
         done.extend(mirror.pin(what, pin).await, PinResult::succeeded);
     }
@@ -210,8 +214,8 @@ async fn pin_or_unpin(mirror: &Arc<Mirror>, addresses: &[PackageSelector], pin: 
 }
 
 /// Pins or unpins the packages of a job.
-pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) -> Done<PinResult> {
-    let mut done = Done::nothing_yet();
+pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) -> OperationReport<PinResult> {
+    let mut done = OperationReport::empty();
     let packages = items.iter().filter_map(|item| item.package.clone()).collect();
     let known = mirror.pin_artifacts(packages, pin).await.map(|known| {
         let mut known = known.into_iter();

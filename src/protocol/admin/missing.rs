@@ -47,7 +47,7 @@ mod tests {
     use crate::requirements::OrderEntry;
 
     #[test]
-    fn what_is_missing_is_an_order_that_is_taken_as_it_is() {
+    fn the_missing_list_is_a_valid_order() {
         let of = ProviderAddress {
             host: Hostname::parse("registry.example:8443").unwrap(),
             namespace: Name::parse("acme").unwrap(),

@@ -9,20 +9,20 @@ use crate::requirements::ClientKind;
 /// The longest accepted root, in bytes.
 const LONGEST_ROOT: usize = 1024;
 /// The most options in one query.
-const MOST_NAMED: usize = 1024;
+const MOST_OPTIONS: usize = 1024;
 
 /// A parsed query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OrderQuery {
     /// The options; the body has the rest.
-    pub told: OrderRequest,
+    pub options: OrderRequest,
     /// Every problem.
     pub problems: Vec<String>,
 }
 
 /// Kind of body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Of {
+enum OrderBodyKind {
     LockFile,
     Tar,
 }
@@ -30,47 +30,47 @@ enum Of {
 impl OrderQuery {
     /// Parses the query of a request with a lock file.
     pub fn of_lock_file(query: Option<&str>) -> Self {
-        Self::read(query, Of::LockFile)
+        Self::read(query, OrderBodyKind::LockFile)
     }
 
     /// Parses the query of a request with a tar of configurations.
     pub fn of_tar(query: Option<&str>) -> Self {
-        Self::read(query, Of::Tar)
+        Self::read(query, OrderBodyKind::Tar)
     }
 
-    fn read(query: Option<&str>, of: Of) -> Self {
-        let (mut told, mut problems) = (OrderRequest::default(), Vec::new());
+    fn read(query: Option<&str>, of: OrderBodyKind) -> Self {
+        let (mut options, mut problems) = (OrderRequest::default(), Vec::new());
         for (number, (key, value)) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()).enumerate() {
-            if number == MOST_NAMED {
-                problems.push(format!("the query: it says more than {MOST_NAMED} things"));
+            if number == MOST_OPTIONS {
+                problems.push(format!("the query: it says more than {MOST_OPTIONS} things"));
                 break;
             }
             match (&*key, &*value, of) {
-                ("platform", platform, _) => told.platforms.push(platform.to_owned()),
-                ("pin", "" | "true", _) => told.pin = true,
-                ("pin", "false", _) => told.pin = false,
+                ("platform", platform, _) => options.platforms.push(platform.to_owned()),
+                ("pin", "" | "true", _) => options.pin = true,
+                ("pin", "false", _) => options.pin = false,
                 ("pin", other, _) => {
                     problems.push(format!("the query: pin is true or false, and not {:?}", short(other)));
                 }
-                ("root", root, Of::Tar) if root.len() <= LONGEST_ROOT => told.roots.push(folder(root)),
-                ("root", root, Of::Tar) => {
+                ("root", root, OrderBodyKind::Tar) if root.len() <= LONGEST_ROOT => options.roots.push(folder(root)),
+                ("root", root, OrderBodyKind::Tar) => {
                     problems.push(format!("the query: {:?}… is too long for a folder of a tar", short(root)));
                 }
-                ("client", "terraform", Of::Tar) => told.client = Some(ClientKind::Terraform),
-                ("client", "opentofu", Of::Tar) => told.client = Some(ClientKind::Opentofu),
-                ("client", other, Of::Tar) => {
+                ("client", "terraform", OrderBodyKind::Tar) => options.client = Some(ClientKind::Terraform),
+                ("client", "opentofu", OrderBodyKind::Tar) => options.client = Some(ClientKind::Opentofu),
+                ("client", other, OrderBodyKind::Tar) => {
                     problems.push(format!("the query: client is terraform or opentofu, and not {:?}", short(other)));
                 }
                 (other, _, of) => {
                     let known = match of {
-                        Of::LockFile => "platform and pin",
-                        Of::Tar => "platform, root, client and pin",
+                        OrderBodyKind::LockFile => "platform and pin",
+                        OrderBodyKind::Tar => "platform, root, client and pin",
                     };
                     problems.push(format!("the query: there is no {:?}; {known} can be", short(other)));
                 }
             }
         }
-        Self { told, problems }
+        Self { options, problems }
     }
 }
 
@@ -92,9 +92,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_says_for_what_and_where() {
+    fn a_query_sets_platforms_roots_pin_and_client() {
         let query = "root=prod&root=./stage/&root=.&platform=linux_amd64&platform=darwin_arm64&client=opentofu&pin";
-        let OrderQuery { told, problems } = OrderQuery::of_tar(Some(query));
+        let OrderQuery { options: told, problems } = OrderQuery::of_tar(Some(query));
         assert_eq!(problems, [""; 0]);
         assert_eq!(
             (told.roots, told.platforms),
@@ -114,15 +114,15 @@ mod tests {
         let long = format!("root={}&client=tofu", "x".repeat(2000));
         assert_eq!(OrderQuery::of_tar(Some(&long)).problems.len(), 2);
         let many = "root=a&".repeat(5000);
-        assert!(OrderQuery::of_tar(Some(&many)).told.roots.len() <= MOST_NAMED);
+        assert!(OrderQuery::of_tar(Some(&many)).options.roots.len() <= MOST_OPTIONS);
     }
 
     proptest! {
         #[test]
         fn any_query_is_read_or_refused_in_few_words(query in "([a-z]{1,8}(=[^&]{0,40})?&){0,12}|\\PC{0,200}") {
-            for OrderQuery { told, problems } in [OrderQuery::of_tar(Some(&query)), OrderQuery::of_lock_file(Some(&query))] {
+            for OrderQuery { options, problems } in [OrderQuery::of_tar(Some(&query)), OrderQuery::of_lock_file(Some(&query))] {
                 prop_assert!(problems.iter().all(|problem| problem.len() < 1000));
-                prop_assert!(told.what.is_empty() && told.files.is_empty() && told.lock_files.is_empty());
+                prop_assert!(options.what.is_empty() && options.files.is_empty() && options.lock_files.is_empty());
             }
         }
     }

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_is_read_back_and_nothing_else_is_taken() {
+    fn an_export_request_round_trips_and_unknown_members_are_refused() {
         let told = ExportRequest { job: "0123456789abcdef".into(), partial: true, have: [Digest::of(b"zip")].into() };
         let (read, id) = ExportRequest::read(&serde_json::to_vec(&told).unwrap()).unwrap();
         assert_eq!((read, id.to_string()), (told.clone(), told.job));

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pinned_is_named_one_way() {
+    fn a_pin_request_names_addresses_or_a_job() {
         let id = "00112233aabbccdd";
         assert_eq!(
             PinRequest::read(format!(r#"{{"job":"{id}"}}"#).as_bytes()),

@@ -151,7 +151,7 @@ impl Mount {
     }
 
     /// Returns the path below the mount. Requests have the prefix, unless a proxy removed it.
-    pub fn below<'a>(&self, path: &'a str) -> &'a str {
+    pub fn without_prefix<'a>(&self, path: &'a str) -> &'a str {
         match path.strip_prefix(&self.prefix) {
             Some(below) if below.starts_with('/') => below,
             _ => path,

@@ -12,11 +12,11 @@ fn door() -> RouteContext {
     RouteContext { upstreams, default_upstream: None }
 }
 
-fn parse(asked: &str) -> Result<Route, NoRoute> {
+fn parse(asked: &str) -> Result<Route, RouteError> {
     parse_at(asked, None)
 }
 
-fn parse_at(asked: &str, host: Option<&str>) -> Result<Route, NoRoute> {
+fn parse_at(asked: &str, host: Option<&str>) -> Result<Route, RouteError> {
     let (path, query) = asked.split_once('?').map_or((asked, None), |(path, query)| (path, Some(query)));
     Route::parse(path, query, host, &door())
 }
@@ -36,7 +36,7 @@ fn every_spelling_of_a_host_reaches_the_same_route() {
         let route = parse(&format!("/registry/{given}/v1/providers/acme/null/versions")).unwrap();
         assert_eq!(route.path(), format!("/registry/{key}/v1/providers/acme/null/versions"));
     }
-    assert!(matches!(parse("/registry/other.example/v1/providers/a/b/versions"), Err(NoRoute::UnknownHost(_))));
+    assert!(matches!(parse("/registry/other.example/v1/providers/a/b/versions"), Err(RouteError::UnknownHost(_))));
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
         "/registry/registry.example/v1/modules/a.b",
         "no-slash",
     ] {
-        assert!(matches!(parse(path), Err(NoRoute::Malformed(_))), "{path}: {:?}", parse(path));
+        assert!(matches!(parse(path), Err(RouteError::Malformed(_))), "{path}: {:?}", parse(path));
     }
     for path in [
         "/",
@@ -73,7 +73,7 @@ fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
         "/admin/v1/status",
         "/metrics",
     ] {
-        assert!(matches!(parse(path), Err(NoRoute::Unknown(_))), "{path}: {:?}", parse(path));
+        assert!(matches!(parse(path), Err(RouteError::Unknown(_))), "{path}: {:?}", parse(path));
     }
 }
 
@@ -100,7 +100,7 @@ fn a_missing_slash_and_a_name_that_is_no_upstream_are_recognised() {
             "a slash behind \"download\"",
         ),
     ] {
-        let Err(NoRoute::Misdirected { api: of, why }) = parse(path) else { panic!("{path}: {:?}", parse(path)) };
+        let Err(RouteError::Misdirected { api: of, why }) = parse(path) else { panic!("{path}: {:?}", parse(path)) };
         assert!(of == api && why.cause.contains(cause) && why.remedy.is_some(), "{path}: {of:?} {why}");
     }
 }
@@ -153,7 +153,7 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
     let expected = "/registry/registry.example:8443/v1/providers/a/b/versions";
     assert_eq!(taken_over.map(|route| route.path()).as_deref(), Ok(expected));
     for host in ["registry.example.", "Registry.Example.:443", "mirror.corp."] {
-        let Err(NoRoute::Misdirected { api: Api::Registry, why }) =
+        let Err(RouteError::Misdirected { api: Api::Registry, why }) =
             Route::parse("/v1/providers/a/b/versions", None, Some(host), &own)
         else {
             panic!("{host}");
@@ -165,7 +165,7 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
         ("mirror.corp", own, "v1 of registry.example"),
         ("mirror.corp", door(), "/v2/providers/x"),
     ] {
-        let Err(NoRoute::Unknown(why)) = Route::parse("/v2/providers/x", None, Some(host), &door) else {
+        let Err(RouteError::Unknown(why)) = Route::parse("/v2/providers/x", None, Some(host), &door) else {
             panic!("{host}")
         };
         assert!(why.contains(says), "{why}");
@@ -183,7 +183,7 @@ fn urls_carry_the_public_name_and_requests_parse_with_and_without_its_prefix() {
     assert_eq!(mount.url(&base("", Some("other.example")), "/healthz"), "https://mirror.example/tf/healthz");
     assert_eq!(mount.url(&base("larder;id=1", Some("other.example")), "/healthz"), "/tf/healthz");
     assert_eq!(
-        (mount.below("/tf/healthz"), mount.below("/healthz"), mount.below("/tfx/y")),
+        (mount.without_prefix("/tf/healthz"), mount.without_prefix("/healthz"), mount.without_prefix("/tfx/y")),
         ("/healthz", "/healthz", "/tfx/y")
     );
     let nowhere = Mount::new(None);

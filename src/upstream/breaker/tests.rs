@@ -9,14 +9,14 @@ fn at(host: &str) -> Origin {
 }
 
 /// An event at an origin, with the expected result.
-enum Happens {
+enum BreakerEvent {
     Fails(Option<u64>, BreakerChange),
     Answers(bool),
     MayAsk(bool),
 }
 
-use BreakerChange::{AsBefore, LeftAlone, LeftAloneAgain};
-use Happens::{Answers, Fails, MayAsk};
+use BreakerChange::{Opened, Reopened, StillOpen};
+use BreakerEvent::{Answers, Fails, MayAsk};
 
 const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -24,7 +24,7 @@ const fn seconds(seconds: u64) -> Duration {
 
 /// DESIGN 4: a Retry-After delays jobs; our own pauses do not.
 #[test]
-fn only_what_an_upstream_asked_for_is_told_to_jobs() {
+fn only_a_retry_after_delays_jobs() {
     let (mut breaker, asked, silent) = (Breaker::default(), at("a.example"), at("b.example"));
     breaker.failed(&silent, None, 0.5, Timestamp(1000), || ());
     breaker.failed(&asked, Some(seconds(60)), 0.5, Timestamp(1000), || ());
@@ -39,7 +39,7 @@ fn only_what_an_upstream_asked_for_is_told_to_jobs() {
 }
 
 /// Plays events at one origin, with a jitter of 0.5.
-fn play(story: &str, happenings: Vec<(u64, Happens)>) {
+fn play(story: &str, happenings: Vec<(u64, BreakerEvent)>) {
     let (mut breaker, origin) = (Breaker::default(), at("a.example"));
     for (number, (now, happens)) in happenings.into_iter().enumerate() {
         let now = Timestamp(now);
@@ -59,12 +59,12 @@ fn play(story: &str, happenings: Vec<(u64, Happens)>) {
 
 /// Promise 11, DESIGN 4: pauses are short and grow, one probe follows each, and a Retry-After is bounded.
 #[test]
-fn the_table_of_stories_holds() {
+fn the_breaker_follows_the_table_of_events() {
     play("one that never failed", vec![(1000, MayAsk(true)), (1000, MayAsk(true)), (1000, Answers(false))]);
     play(
         "a failure, the first while, one probe, and back",
         vec![
-            (1000, Fails(None, LeftAlone(seconds(5)))),
+            (1000, Fails(None, Opened(seconds(5)))),
             (1000, MayAsk(false)),
             (1004, MayAsk(false)),
             (1005, MayAsk(true)),
@@ -75,10 +75,10 @@ fn the_table_of_stories_holds() {
         ],
     );
     let growing = [10, 20, 40, 80, 160, 300, 300];
-    let mut story = vec![(1000, Fails(None, LeftAlone(seconds(5))))];
+    let mut story = vec![(1000, Fails(None, Opened(seconds(5))))];
     let mut now = 1005;
     for time in growing {
-        story.extend([(now, MayAsk(true)), (now, Fails(None, LeftAloneAgain(seconds(time))))]);
+        story.extend([(now, MayAsk(true)), (now, Fails(None, Reopened(seconds(time))))]);
         story.extend([(now + time - 1, MayAsk(false))]);
         now += time;
     }
@@ -86,57 +86,57 @@ fn the_table_of_stories_holds() {
     play(
         "many requests fail in one outage",
         vec![
-            (1000, Fails(None, LeftAlone(seconds(5)))),
-            (1001, Fails(None, AsBefore)),
-            (1004, Fails(None, AsBefore)),
+            (1000, Fails(None, Opened(seconds(5)))),
+            (1001, Fails(None, StillOpen)),
+            (1004, Fails(None, StillOpen)),
             (1005, MayAsk(true)),
-            (1006, Fails(None, LeftAloneAgain(seconds(10)))),
+            (1006, Fails(None, Reopened(seconds(10)))),
             (1015, MayAsk(false)),
             (1016, MayAsk(true)),
         ],
     );
     play(
         "a fill answers while it is left alone",
-        vec![(1000, Fails(None, LeftAlone(seconds(5)))), (1002, Answers(true)), (1002, MayAsk(true))],
+        vec![(1000, Fails(None, Opened(seconds(5)))), (1002, Answers(true)), (1002, MayAsk(true))],
     );
     play(
         "upstream asks for a while, and a fill does not end it",
         vec![
-            (1000, Fails(Some(600), LeftAlone(seconds(600)))),
+            (1000, Fails(Some(600), Opened(seconds(600)))),
             (1010, Answers(false)),
             (1599, MayAsk(false)),
             (1600, MayAsk(true)),
             (1601, Answers(true)),
         ],
     );
-    play("it asks for less than our own", vec![(1000, Fails(Some(1), LeftAlone(seconds(5))))]);
-    play("it asks for a year", vec![(1000, Fails(Some(31_536_000), LeftAlone(seconds(3600)))), (4600, MayAsk(true))]);
+    play("it asks for less than our own", vec![(1000, Fails(Some(1), Opened(seconds(5))))]);
+    play("it asks for a year", vec![(1000, Fails(Some(31_536_000), Opened(seconds(3600)))), (4600, MayAsk(true))]);
     play(
         "it asks later than it failed",
         vec![
-            (1000, Fails(None, LeftAlone(seconds(5)))),
-            (1003, Fails(Some(60), AsBefore)),
+            (1000, Fails(None, Opened(seconds(5)))),
+            (1003, Fails(Some(60), StillOpen)),
             (1062, MayAsk(false)),
             (1063, MayAsk(true)),
         ],
     );
-    play("the clock is set back", vec![(90_000, Fails(Some(3600), LeftAlone(seconds(3600)))), (1000, MayAsk(true))]);
+    play("the clock is set back", vec![(90_000, Fails(Some(3600), Opened(seconds(3600)))), (1000, MayAsk(true))]);
     play(
         "the clock is set back a little",
-        vec![(1000, Fails(None, LeftAlone(seconds(5)))), (990, MayAsk(false)), (1005, MayAsk(true))],
+        vec![(1000, Fails(None, Opened(seconds(5)))), (990, MayAsk(false)), (1005, MayAsk(true))],
     );
     play(
         "what happened long ago is forgotten",
         vec![
-            (1000, Fails(None, LeftAlone(seconds(5)))),
-            (1005, Fails(None, LeftAloneAgain(seconds(10)))),
-            (9000, Fails(None, LeftAloneAgain(seconds(5)))),
+            (1000, Fails(None, Opened(seconds(5)))),
+            (1005, Fails(None, Reopened(seconds(10)))),
+            (9000, Fails(None, Reopened(seconds(5)))),
         ],
     );
 }
 
 #[test]
-fn a_probe_is_for_its_asker_and_comes_back_unused() {
+fn a_probe_belongs_to_one_caller_and_can_be_returned() {
     let mut breaker = Breaker::default();
     let (a, b) = (at("a.example"), at("b.example"));
     for origin in [&a, &b] {
@@ -157,11 +157,11 @@ fn a_probe_is_for_its_asker_and_comes_back_unused() {
 }
 
 #[test]
-fn only_so_many_origins_are_kept_in_mind() {
+fn the_number_of_open_breakers_is_limited() {
     let mut breaker = Breaker::default();
     for number in 0..3 * MOST_ORIGINS as u64 {
         breaker.failed(&at(&format!("h{number}.example")), None, 0.5, Timestamp(1000), || ());
-        assert!(breaker.left_alone.len() <= MOST_ORIGINS);
+        assert!(breaker.open.len() <= MOST_ORIGINS);
     }
 }
 
@@ -169,7 +169,7 @@ proptest! {
     /// In any sequence of events, there is one probe at a time, no pause exceeds its limit, and none survives a
     /// clock that is set back.
     #[test]
-    fn no_origin_is_left_alone_for_ever(
+    fn every_pause_ends(
         happenings in proptest::collection::vec((0u8..3, 0u64..400, 0u64..100_000, 0.0f64..1.0), 1..60),
     ) {
         let (mut breaker, origin) = (Breaker::default(), at("a.example"));
@@ -181,7 +181,7 @@ proptest! {
             match what {
                 0 => {
                     let found = breaker.failed(&origin, (asked % 2 == 0).then(|| Duration::from_secs(asked)), jitter, Timestamp(now), || ());
-                    probing &= found == BreakerChange::AsBefore;
+                    probing &= found == BreakerChange::StillOpen;
                 }
                 1 => { probing &= breaker.answered(&origin, Timestamp(now)).is_none(); }
                 _ => {
@@ -190,15 +190,15 @@ proptest! {
                     probing |= admitted.is_some_and(|probes| !probes.is_empty());
                 }
             }
-            if let Some(left) = breaker.left_alone.get(&origin) {
+            if let Some(left) = breaker.open.get(&origin) {
                 prop_assert!(left.until <= Timestamp(now + 3600));
-                prop_assert!(!left.lasts(Timestamp(now - 100_000)));
+                prop_assert!(!left.is_open_at(Timestamp(now - 100_000)));
             }
         }
     }
 
     #[test]
-    fn a_while_is_a_quarter_more_or_less(failures in 1u32..100, jitter in 0.0f64..1.0) {
+    fn a_pause_varies_by_a_quarter(failures in 1u32..100, jitter in 0.0f64..1.0) {
         let (least, most, some) = (pause(failures, 0.0), pause(failures, 1.0), pause(failures, jitter));
         prop_assert!(seconds(4) <= least && least <= some && some <= most && most <= seconds(375));
     }

@@ -18,21 +18,21 @@ pub(super) struct PackLimits {
     /// Size of a folder, a commit or a tag.
     pub(super) other: u64,
     /// Memory that one chain needs at once.
-    pub(super) held: u64,
+    pub(super) chain_memory: u64,
     /// Total size of one chain: all of it is produced for the object at its end.
-    pub(super) chain: u64,
+    pub(super) chain_total: u64,
 }
 
 impl PackLimits {
     /// Limits for the files of one commit.
-    pub(super) fn of_one_commit(objects: u32, object: usize, chain: u64) -> Self {
-        Self { objects, blob: object as u64, other: object as u64, held: chain, chain }
+    pub(super) fn of_one_commit(objects: u32, object: usize, chain_total: u64) -> Self {
+        Self { objects, blob: object as u64, other: object as u64, chain_memory: chain_total, chain_total }
     }
 
     /// Limits for a history, which may contain larger files than the wanted commit.
     pub(super) fn of_a_history(objects: u32, object: usize, blob: usize, chain: u64) -> Self {
         let all = chain.saturating_mul(OF_A_HISTORY);
-        Self { objects, blob: blob as u64, other: object as u64, held: chain, chain: all }
+        Self { objects, blob: blob as u64, other: object as u64, chain_memory: chain, chain_total: all }
     }
 }
 
@@ -158,7 +158,7 @@ impl DeltaChains {
             most.held = most.held.saturating_add(link.held);
         }
         most.held = most.held.saturating_add(of_names);
-        let PackLimits { held, chain, .. } = self.most;
+        let PackLimits { chain_memory: held, chain_total: chain, .. } = self.most;
         if most.held > held {
             return Err(format!("{held} bytes in objects of which others are made"));
         }
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_so_deep_and_comes_to_so_much() {
+    fn chains_are_limited_in_depth_and_size() {
         let one = PackLimits::of_one_commit(1000, 32 << 20, 256 << 20);
         let all = PackLimits::of_a_history(1000, 32 << 20, 256 << 20, 256 << 20);
         for (entries, in_one, in_all) in [

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_written_in_an_encoding_stays() {
+    fn unencodable_text_stays_unchanged() {
         assert_eq!(encoded("aé".as_bytes(), b"UTF-16LE"), Encoded::Now(b"a\0\xE9\0".to_vec()));
         assert_eq!(encoded("a".as_bytes(), b"UTF-16"), Encoded::Now(b"\xFF\xFEa\0".to_vec()));
         assert_eq!(encoded("é".as_bytes(), b"latin-1"), Encoded::Now(vec![0xE9]));

@@ -142,7 +142,7 @@ mod tests {
 
     /// A full disk must be recognisable, so that its handler can free space and retry.
     #[test]
-    fn a_disk_that_is_full_is_told_as_such_however_deep_that_lies() {
+    fn a_full_disk_is_recognised_in_nested_errors() {
         let full = || io::Error::from_raw_os_error(28);
         for error in [
             full(),

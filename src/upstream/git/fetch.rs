@@ -67,7 +67,7 @@ impl Conversation {
     pub(super) fn open(wire: &GitBridge, repository: &Repository, limits: GitLimits) -> Result<Self, GitCodeError> {
         let at = repository.origin();
         let largest_object = limits.object_bytes;
-        wire.pace.talk();
+        wire.pace.expect_talk();
         let mut transport: Box<dyn Transport> = match repository {
             Repository::Http(url) => {
                 let url = url.as_str().trim_end_matches('/');
@@ -153,7 +153,7 @@ impl Conversation {
             Extent::CommitsAlone | Extent::Everything => PackLimits::of_a_history(objects, object, largest, chain),
         };
         let pace = Arc::clone(&self.pace);
-        pace.talk();
+        pace.expect_talk();
         let keep = |pack: &mut dyn io::BufRead,
                     progress: &mut dyn gix_utils::progress::DynNestedProgress,
                     stop: &AtomicBool| {
@@ -163,7 +163,7 @@ impl Conversation {
                 ..Default::default()
             };
             let none = None::<Objects>;
-            let mut pack = PackScanner::new(pack, most, || pace.pack());
+            let mut pack = PackScanner::new(pack, most, || pace.expect_pack());
             let sha1 = gix_hash::Kind::Sha1;
             gix_pack::Bundle::write_to_directory(&mut pack, Some(&packs), progress, stop, none, sha1, options)
                 .map(|_| true)

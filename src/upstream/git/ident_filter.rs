@@ -16,8 +16,8 @@ pub(super) enum IdentMode {
 /// Expands the keywords in `bytes`, the blob `id`. `None` if there are none.
 pub(super) fn expanded(bytes: &[u8], id: &ObjectId, way: IdentMode) -> Option<Vec<u8>> {
     match way {
-        IdentMode::Whole => searched(bytes, id),
-        IdentMode::PieceByPiece => passed_through(bytes, id),
+        IdentMode::Whole => expanded_by_search(bytes, id),
+        IdentMode::PieceByPiece => expanded_by_streaming(bytes, id),
     }
 }
 
@@ -25,7 +25,7 @@ const BEGINNING: &[u8] = b"$Id";
 
 /// Copies bytes up to the next keyword. A byte that rules out a keyword is copied with it, even if it is the dollar
 /// sign of the next one.
-fn passed_through(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
+fn expanded_by_streaming(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
     let mut written = Vec::new();
     let mut rest = bytes;
     let mut has_any = false;
@@ -60,7 +60,7 @@ fn is_foreign(value: &[u8]) -> bool {
     (0..looked_at).any(|at| matches!(value[at], b' ' | b'\t' | b'\r') && at + 1 < value.len())
 }
 
-fn searched(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
+fn expanded_by_search(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
     let mut written = Vec::new();
     let mut rest = bytes;
     let mut has_any = false;
@@ -107,7 +107,7 @@ mod tests {
 
     /// The rule in short. `tests` compares the results with git 2.47.
     #[test]
-    fn only_what_git_takes_for_a_keyword_is_written_anew() {
+    fn only_keywords_of_git_are_expanded() {
         let id = ObjectId::from_hex(&[b'a'; 40]).unwrap();
         let now = format!("$Id: {id} $");
         for (before, whole, passing) in [

@@ -70,7 +70,7 @@ impl Job {
         }
     }
 
-    fn nothing(&self) -> GitCodeError {
+    fn not_found_error(&self) -> GitCodeError {
         let why = match &self.reference {
             Some(reference) if !reference.is_empty() => {
                 format!("a repository without a branch, a tag or a commit that is called {reference:?}")
@@ -89,7 +89,7 @@ impl Job {
             ResolvedRef::Offered(offered) => Ok(Some(offered.peeled.to_string())),
             ResolvedRef::Id(id) => Ok(Some(id.to_string())),
             ResolvedRef::Short(_) => Ok(None),
-            ResolvedRef::Nothing => Err(self.nothing()),
+            ResolvedRef::Nothing => Err(self.not_found_error()),
         }
     }
 
@@ -111,7 +111,7 @@ impl Job {
         };
         let (objects, named) = self.objects(&mut work, conversation, reference.choose(&offered), &offered)?;
         let commit = work.lay_out(&self.repository, &objects, named, &TreePath::root(), 0)?;
-        Ok(GitTree { commit: commit.to_string(), notes: work.notes(), tree: work.tree, turn: None })
+        Ok(GitTree { commit: commit.to_string(), notes: work.notes(), tree: work.tree, permit: None })
     }
 
     /// Fetches the objects of the chosen commit. Returns them with its id.
@@ -127,26 +127,28 @@ impl Job {
                 Ok((work.pack(&mut conversation, &[found.id], Extent::OneCommit)?, found.id))
             }
             ResolvedRef::Id(id) => {
-                let (history, extent) = work.history(&mut conversation, offered)?.ok_or_else(|| self.nothing())?;
+                let (history, extent) =
+                    work.history(&mut conversation, offered)?.ok_or_else(|| self.not_found_error())?;
                 if !is_commit(&history, &id) {
                     let why = format!("a repository in which no branch and no tag leads to the commit {id}");
                     return Err(GitCodeError::unusable(&conversation.at, why));
                 }
-                work.out_of(&self.repository, conversation, history, extent, id)
+                work.commit_from_history(&self.repository, conversation, history, extent, id)
             }
             ResolvedRef::Short(short) => {
-                let (history, extent) = work.history(&mut conversation, offered)?.ok_or_else(|| self.nothing())?;
+                let (history, extent) =
+                    work.history(&mut conversation, offered)?.ok_or_else(|| self.not_found_error())?;
                 let mut all = describe_commits(&history, &short);
                 match (all.pop(), all.is_empty()) {
-                    (Some(id), true) => work.out_of(&self.repository, conversation, history, extent, id),
+                    (Some(id), true) => work.commit_from_history(&self.repository, conversation, history, extent, id),
                     (Some(_), false) => {
                         let why = format!("a repository with several commits whose ids begin with {short}");
                         Err(GitCodeError::unusable(&conversation.at, why))
                     }
-                    (None, _) => Err(self.nothing()),
+                    (None, _) => Err(self.not_found_error()),
                 }
             }
-            ResolvedRef::Nothing => Err(self.nothing()),
+            ResolvedRef::Nothing => Err(self.not_found_error()),
         }
     }
 }
@@ -188,7 +190,7 @@ impl RunningGitJob<'_> {
     }
 
     /// Returns the objects of the commit `id`: the history if it is complete, otherwise another fetch.
-    fn out_of(
+    fn commit_from_history(
         &mut self,
         repository: &Repository,
         mut conversation: Conversation,
@@ -201,11 +203,11 @@ impl RunningGitJob<'_> {
         }
         let fetched = self.pack(&mut conversation, &[id], Extent::OneCommit);
         drop(conversation);
-        Ok((self.unless_refused(repository, id, fetched)?, id))
+        Ok((self.or_everything(repository, id, fetched)?, id))
     }
 
     /// Returns the fetched objects. If the server refuses ids without a ref, fetches everything below heads and tags.
-    fn unless_refused(
+    fn or_everything(
         &mut self,
         repository: &Repository,
         id: ObjectId,
@@ -277,7 +279,7 @@ impl RunningGitJob<'_> {
         }
         let fetched = self.pack(&mut conversation, &[id], Extent::OneCommit);
         drop(conversation);
-        self.unless_refused(from, id, fetched)
+        self.or_everything(from, id, fetched)
     }
 
     fn notes(&self) -> Vec<String> {

@@ -76,7 +76,7 @@ pub struct GitTree {
     /// Notes for the log, such as Git LFS pointers that stay pointers.
     pub notes: Vec<String>,
     /// The permit of the git job. Holding it until the tree is packed limits the number of trees in memory.
-    pub turn: Option<GitPermit>,
+    pub permit: Option<GitPermit>,
 }
 
 /// A permit to run one git job, released on drop.
@@ -87,7 +87,7 @@ impl<'a> GitRequest<'a> {
     /// The HTTP request of this job to `url`.
     fn at(self, url: &'a Url) -> UpstreamRequest<'a> {
         let Self { what, upstream, grant, via, retries, asker, now, .. } = self;
-        UpstreamRequest { what, url, upstream, grant, via, retries, asker, now }
+        UpstreamRequest { label: what, url, upstream, credentials: grant, via, retries, priority: asker, now }
     }
 
     fn failed(&self, at: String, fault: Fault) -> UpstreamError {
@@ -109,10 +109,10 @@ impl Outbound {
     /// [`GitError`], separately for upstream failures, refused trees and disk errors.
     pub async fn git(&self, ask: GitRequest<'_>, scratch: &Path, tree: Tree) -> Result<GitTree, GitError> {
         let repository = ask.repository()?;
-        let turn = self.git_turn(&ask, &repository).await?;
+        let turn = self.take_git_permit(&ask, &repository).await?;
         let job = Job::new(ask.source, repository, scratch, self.git_limits);
-        let fetched = self.carried(ask, self.git_limits.total, move |wire, stop| {
-            job.fetch(wire, stop, tree).map(|fetched| GitTree { turn: Some(GitPermit(turn)), ..fetched })
+        let fetched = self.run_blocking_job(ask, self.git_limits.total, move |wire, stop| {
+            job.fetch(wire, stop, tree).map(|fetched| GitTree { permit: Some(GitPermit(turn)), ..fetched })
         });
         let fetched = fetched.await?;
         let notes = fetched.notes.iter().map(|note| ask.grant.text_without_credentials(note).to_owned()).collect();
@@ -131,11 +131,11 @@ impl Outbound {
         if let Some(id) = job.whole_id() {
             return Ok(Some(id));
         }
-        let permit = self.look_permits.take(ask.upstream, ask.asker).await;
+        let permit = self.resolve_permits.take(ask.upstream, ask.asker).await;
         let crowded =
             || Fault::Crowded("as many git repositories are being looked at as may be at one time".to_owned());
         let permit = permit.ok_or_else(|| ask.failed(at, crowded()))?;
-        self.carried(ask, self.git_limits.look, move |wire, _stop| {
+        self.run_blocking_job(ask, self.git_limits.resolve_time, move |wire, _stop| {
             let _permit = permit;
             job.resolve_by_name(wire)
         })
@@ -143,7 +143,7 @@ impl Outbound {
     }
 
     /// Runs git's blocking code next to the future that executes its requests. If one ends, the other is stopped.
-    async fn carried<T: Send + 'static>(
+    async fn run_blocking_job<T: Send + 'static>(
         &self,
         ask: GitRequest<'_>,
         limit: Duration,
@@ -168,7 +168,7 @@ impl Outbound {
         }
         // The blocking code checks `stop` while it computes, and its reads fail. If it still runs after that, it is a
         // bug: the code keeps its permit and is abandoned.
-        let worked = timeout(self.git_limits.ending, &mut worker).await;
+        let worked = timeout(self.git_limits.stop_time, &mut worker).await;
         if worked.is_err() {
             stop.now();
             tracing::error!(asked = ask.what, at = at(), "git's code does not end, and keeps its place until it does");
@@ -176,7 +176,7 @@ impl Outbound {
         match (broken, worked) {
             (Some(error), _) => Err(error.into()),
             (None, Err(_)) => {
-                let why = format!("what it sent was not read {} s after its end", self.git_limits.ending.as_secs());
+                let why = format!("what it sent was not read {} s after its end", self.git_limits.stop_time.as_secs());
                 Err(ask.failed(at(), Fault::Slow(why)).into())
             }
             (None, Ok(Ok(worked))) => worked.map_err(|trouble| trouble.into_git_error(&ask)),
@@ -187,7 +187,7 @@ impl Outbound {
     }
 
     /// Takes a permit for a git job. These are so few that a job needs no archive permit as well.
-    async fn git_turn(&self, ask: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
+    async fn take_git_permit(&self, ask: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
         let crowded = || Fault::Crowded("as many git repositories are being fetched as may be at one time".to_owned());
         let place = self.git_permits.take(ask.upstream, ask.asker).await;
         place.ok_or_else(|| ask.failed(repository.origin(), crowded()).into())

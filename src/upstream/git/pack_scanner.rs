@@ -24,12 +24,12 @@ pub(super) struct PackScanner<R, B> {
     begun: Option<B>,
     /// Buffered bytes already scanned.
     examined: usize,
-    entries: PackEntries,
+    entries: PackScanState,
 }
 
 impl<R: BufRead, B: FnOnce()> PackScanner<R, B> {
     pub(super) fn new(pack: R, most: PackLimits, begun: B) -> Self {
-        Self { pack, begun: Some(begun), examined: 0, entries: PackEntries::new(most) }
+        Self { pack, begun: Some(begun), examined: 0, entries: PackScanState::new(most) }
     }
 }
 
@@ -59,7 +59,7 @@ impl<R: BufRead, B: FnOnce()> Read for PackScanner<R, B> {
 }
 
 /// The scanner's state: the position in the pack, and the entries before it.
-struct PackEntries {
+struct PackScanState {
     part: PackPosition,
     /// Offsets in the pack: of the next byte, and of the current entry.
     at: u64,
@@ -104,7 +104,7 @@ struct EntryInflater {
     sizes: Vec<u8>,
 }
 
-impl PackEntries {
+impl PackScanState {
     fn new(most: PackLimits) -> Self {
         Self {
             part: PackPosition::Header(Vec::with_capacity(HEADER)),
@@ -154,7 +154,7 @@ impl PackEntries {
             PackPosition::Kind => {
                 self.begins = self.at;
                 let (kind, size) = ((byte >> 4) & 7, u64::from(byte & 0xf));
-                if more { PackPosition::Size { kind, size, shift: 4 } } else { self.sized(kind, size)? }
+                if more { PackPosition::Size { kind, size, shift: 4 } } else { self.start_entry(kind, size)? }
             }
             PackPosition::Size { kind, size, shift } => {
                 // Larger than any limit.
@@ -162,7 +162,7 @@ impl PackEntries {
                 if more && size < u64::MAX {
                     PackPosition::Size { kind, size, shift: shift + 7 }
                 } else {
-                    self.sized(kind, size)?
+                    self.start_entry(kind, size)?
                 }
             }
             PackPosition::Distance { size, distance, is_first } => {
@@ -189,7 +189,7 @@ impl PackEntries {
         Ok(())
     }
 
-    fn sized(&mut self, kind: u8, size: u64) -> io::Result<PackPosition> {
+    fn start_entry(&mut self, kind: u8, size: u64) -> io::Result<PackPosition> {
         let largest = if kind == 3 || kind > 4 { self.most.blob } else { self.most.other };
         if size > largest {
             return Err(too_large(format!("{largest} bytes in one object")));
@@ -222,13 +222,13 @@ impl PackEntries {
             return Err(broken());
         }
         if status == Status::StreamEnd {
-            self.over()?;
+            self.finish_entry()?;
         }
         Ok(taken)
     }
 
     /// Finishes an entry: checks its size, and adds it to the delta chains.
-    fn over(&mut self) -> io::Result<()> {
+    fn finish_entry(&mut self) -> io::Result<()> {
         let PackPosition::Body(body) = std::mem::replace(&mut self.part, PackPosition::Kind) else { return Ok(()) };
         if body.unpacked != body.size {
             return Err(broken());
@@ -288,7 +288,8 @@ mod tests {
 
     use super::*;
 
-    const MOST: PackLimits = PackLimits { objects: 100, blob: 10_000, other: 5_000, held: 30_000, chain: 30_000 };
+    const MOST: PackLimits =
+        PackLimits { objects: 100, blob: 10_000, other: 5_000, chain_memory: 30_000, chain_total: 30_000 };
 
     fn packed(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
@@ -333,14 +334,14 @@ mod tests {
         vec![file, commit, by_offset, entry(7, delta.len(), &[9; 20], &delta)]
     }
 
-    fn examined(bytes: &[u8], at_once: usize) -> io::Result<PackEntries> {
-        let mut entries = PackEntries::new(MOST);
+    fn examined(bytes: &[u8], at_once: usize) -> io::Result<PackScanState> {
+        let mut entries = PackScanState::new(MOST);
         bytes.chunks(at_once.max(1)).try_for_each(|piece| entries.examine(piece))?;
         Ok(entries)
     }
 
     #[test]
-    fn what_a_pack_says_of_its_sizes_is_held_against_the_limits() {
+    fn declared_sizes_in_a_pack_are_limited() {
         for (entries, said) in [
             (whole(4000), None),
             (whole(10_001), Some("10000 bytes in one object")),
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pack_that_is_read_is_the_pack_that_came_and_its_beginning_is_told() {
+    fn the_scanner_passes_a_pack_on_unchanged_and_reports_its_start() {
         let bytes = pack(&whole(4000));
         let begun = std::cell::Cell::new(0);
         let pieces = io::BufReader::with_capacity(13, &bytes[..]);

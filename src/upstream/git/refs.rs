@@ -215,7 +215,7 @@ mod tests {
 
     /// Results of `git checkout` in clones of such a repository (git 2.47).
     #[test]
-    fn a_reference_means_what_a_checkout_in_a_clone_makes_of_it() {
+    fn a_reference_resolves_as_in_a_checkout() {
         for (reference, name) in [
             ("HEAD", "HEAD"),
             ("main", "refs/heads/main"),
@@ -245,7 +245,7 @@ mod tests {
 
     /// Results of `git checkout` in a clone without a local branch, and of go-getter with a depth.
     #[test]
-    fn where_head_is_no_branch_a_clone_has_none_of_its_own() {
+    fn a_clone_of_a_detached_head_has_no_local_branch() {
         let mut detached = offered();
         detached[0].symbolic_target = None;
         let chosen = |text, depth| match Reference::parse(text, depth).unwrap().choose(&detached) {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_depth_a_branch_goes_before_a_tag_and_an_id_is_nothing() {
+    fn with_a_depth_a_branch_wins_over_a_tag_and_ids_do_not_resolve() {
         assert_eq!(chosen(None, true).as_deref(), Some("HEAD"));
         assert_eq!(chosen(Some("both"), true).as_deref(), Some("refs/heads/both"));
         assert_eq!(chosen(Some("v1"), true).as_deref(), Some("refs/tags/v1"));
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_ref_can_be_called_is_refused() {
+    fn an_invalid_ref_name_is_refused() {
         for bad in ["--upload-pack=x", "HEAD~1", "v1^{}", "a b", "a..b", "main@{1}", "a:b", "x\n"] {
             assert!(Reference::parse(Some(bad), false).is_err(), "{bad}");
         }
@@ -283,7 +283,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_reference_is_what_it_comes_to_was_asked_for(text in "(refs/|tags/|heads/|origin/|remotes/)?[a-f0-9v/]{0,8}|main|both|\\PC{0,20}", depth in any::<bool>()) {
+        fn a_resolved_ref_was_among_the_requested_prefixes(text in "(refs/|tags/|heads/|origin/|remotes/)?[a-f0-9v/]{0,8}|main|both|\\PC{0,20}", depth in any::<bool>()) {
             let Ok(reference) = Reference::parse(Some(&text), depth) else { return Ok(()) };
             if let ResolvedRef::Offered(chosen) = reference.choose(&offered()) {
                 prop_assert!(reference.prefixes().iter().any(|prefix| chosen.name.starts_with(prefix.as_bytes())), "{:?}", chosen);

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_https_nor_ssh_or_looks_like_an_option_is_refused() {
+    fn other_schemes_and_option_like_urls_are_refused() {
         for bad in [
             "-u./x",
             "--upload-pack=x",
@@ -242,7 +242,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_gitmodules_says_leads_over_https_or_ssh_or_nowhere(
+        fn every_submodule_url_is_https_or_ssh_or_refused(
             base in prop_oneof![Just("https://h.example/a/b"), Just("ssh://h.example/a/b"), Just("git@h.example:a")],
             url in "(\\.\\./|\\./|-|https://|ssh://|git@|ext::|file://)?[-a-z./:@%?#~ ]{0,30}|\\PC{0,30}",
         ) {

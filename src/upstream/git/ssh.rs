@@ -22,7 +22,7 @@ use super::repository::SshRepository;
 use super::transport::ReceivedBytes;
 use crate::config::SshFiles;
 use crate::upstream::egress_policy::EgressRefusal;
-use crate::upstream::error::{Fault, UpstreamError, relayed};
+use crate::upstream::error::{Fault, UpstreamError, sanitized};
 use crate::upstream::outbound::{Connectivity, Outbound};
 
 /// Size limit for the part of standard error that an error quotes.
@@ -31,7 +31,7 @@ const PIECE: usize = 64 * 1024;
 /// Time for `ssh` to exit after it closed its output.
 const END_WITHIN: Duration = Duration::from_secs(5);
 /// Exit code of `ssh` for its own errors, as opposed to those of the remote command.
-const OWN_TROUBLE: i32 = 255;
+const SSH_ERROR_EXIT: i32 = 255;
 
 impl Outbound {
     /// Connects to an ssh server and copies data both ways until one side ends. Tries the next address if one is
@@ -56,7 +56,7 @@ impl Outbound {
             let first = running.next_output(awaited, self.first_byte_within()).await;
             match first {
                 Ok(Some(first)) => {
-                    let carried = self.converse(ask, running, first, said, &mut input, awaited, received).await;
+                    let carried = self.copy_both_ways(ask, running, first, said, &mut input, awaited, received).await;
                     return carried.map_err(failed);
                 }
                 Ok(None) => last = running.exit_reason(files).await,
@@ -73,11 +73,11 @@ impl Outbound {
 
     /// Promise 8: ssh connects only to hosts of a `[[credential]]` for this upstream.
     fn ssh_allowed<'a>(&self, ask: &GitRequest<'a>, repository: &SshRepository) -> Result<&'a SshFiles, EgressRefusal> {
-        if self.link() == Connectivity::Offline {
+        if self.connectivity() == Connectivity::Offline {
             return Err(EgressRefusal::Offline);
         }
         ask.grant
-            .ssh_for(repository.host.as_str(), repository.port)
+            .ssh_key_for(repository.host.as_str(), repository.port)
             .ok_or_else(|| EgressRefusal::NoSshKey { host: repository.named(), upstream: ask.upstream.to_string() })
     }
 
@@ -95,7 +95,7 @@ impl Outbound {
     }
 
     #[expect(clippy::too_many_arguments, reason = "both ends of a conversation, and its bounds")]
-    async fn converse(
+    async fn copy_both_ways(
         &self,
         ask: GitRequest<'_>,
         mut running: SshProcess,
@@ -122,7 +122,7 @@ impl Outbound {
             let mut piece = Some(first);
             while let Some(bytes) = piece.take() {
                 brought.inc_by(bytes.len() as u64);
-                received.some(&bytes)?;
+                received.add(&bytes)?;
                 if said.send(Some(bytes)).await.is_err() {
                     return Ok(());
                 }
@@ -169,7 +169,7 @@ impl SshProcess {
         let piped = child.stdin.take().zip(child.stdout.take()).zip(child.stderr.take());
         let ((stdin, stdout), stderr) =
             piped.ok_or_else(|| Fault::Unreachable("ssh was started without pipes".to_owned()))?;
-        let complaint = Some(tokio::spawn(complaint(stderr)));
+        let complaint = Some(tokio::spawn(read_stderr(stderr)));
         Ok(Self { child, group, stdin: Some(stdin), stdout, complaint })
     }
 
@@ -193,16 +193,16 @@ impl SshProcess {
     async fn ended(&mut self) -> Result<(), Fault> {
         match self.status().await {
             Some(0) => Ok(()),
-            _ => Err(Fault::Unreachable(format!("the connection broke off: {}", self.complained().await))),
+            _ => Err(Fault::Unreachable(format!("the connection broke off: {}", self.stderr_text().await))),
         }
     }
 
     async fn exit_reason(mut self, files: &SshFiles) -> Fault {
         let status = self.status().await;
-        let said = self.complained().await;
+        let said = self.stderr_text().await;
         let names_of_files = [(&files.key, "(the key)"), (&files.known_hosts, "(known_hosts)")];
         let said = names_of_files.iter().fold(said, |said, (path, name)| said.replace(&*path.to_string_lossy(), name));
-        if status != Some(OWN_TROUBLE) {
+        if status != Some(SSH_ERROR_EXIT) {
             return Fault::Unusable(format!("no repository: {said}"));
         }
         let is_about_trust = ["Host key verification failed", "Permission denied", "UNPROTECTED PRIVATE KEY"];
@@ -219,7 +219,7 @@ impl SshProcess {
         status.code()
     }
 
-    async fn complained(&mut self) -> String {
+    async fn stderr_text(&mut self) -> String {
         let Some(mut complaint) = self.complaint.take() else { return String::new() };
         match timeout(END_WITHIN, &mut complaint).await {
             Ok(said) => said.unwrap_or_default(),
@@ -244,14 +244,14 @@ impl Drop for SshProcess {
 }
 
 /// Returns the error output as one safe line. Reads all of it, so that `ssh` never blocks.
-async fn complaint(mut stderr: impl AsyncRead + Unpin) -> String {
+async fn read_stderr(mut stderr: impl AsyncRead + Unpin) -> String {
     let mut kept = Vec::new();
     let mut buffer = vec![0; MAX_STDERR_BYTES];
     while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
         let room = MAX_STDERR_BYTES - kept.len();
         kept.extend_from_slice(&buffer[..read.min(room)]);
     }
-    relayed(&String::from_utf8_lossy(&kept))
+    sanitized(&String::from_utf8_lossy(&kept))
 }
 
 fn arguments(repository: &SshRepository, address: IpAddr, files: &SshFiles) -> Vec<OsString> {
@@ -322,7 +322,7 @@ mod tests {
     use crate::address::Hostname;
 
     #[test]
-    fn a_path_is_one_word_at_the_other_side_whatever_is_in_it() {
+    fn any_path_is_one_word_for_the_remote_shell() {
         assert_eq!(quoted("/a b"), "'/a b'");
         assert_eq!(quoted("/a'; rm -rf '/"), r"'/a'\''; rm -rf '\''/'");
         assert_eq!(quoted("a!b"), r"'a'\!'b'");

@@ -21,10 +21,10 @@ pub(super) struct ThroughputGuard {
 struct State {
     stage: TransferStage,
     /// Bytes since the last check, and the time spent waiting for them.
-    came: u64,
+    received: u64,
     waited: Duration,
     /// Time spent waiting for the next pack. Servers need time to prepare one.
-    prepared: Duration,
+    waited_for_pack: Duration,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -46,12 +46,12 @@ impl ThroughputGuard {
     }
 
     /// Starts another conversation, or another answer within one.
-    pub(super) fn talk(&self) {
+    pub(super) fn expect_talk(&self) {
         self.state.lock().stage = TransferStage::Talk(0);
     }
 
     /// Marks the start of a pack.
-    pub(super) fn pack(&self) {
+    pub(super) fn expect_pack(&self) {
         *self.state.lock() = State { stage: TransferStage::Pack, ..State::default() };
     }
 
@@ -63,23 +63,23 @@ impl ThroughputGuard {
         let mut state = self.state.lock();
         if let TransferStage::Talk(said) = &mut state.stage {
             *said += bytes as u64;
-            if *said > self.limits.talk_bytes {
-                return Err(Fault::TooLarge(self.limits.talk_bytes));
+            if *said > self.limits.bytes_before_pack {
+                return Err(Fault::TooLarge(self.limits.bytes_before_pack));
             }
-            state.prepared += waited;
+            state.waited_for_pack += waited;
             return match self.limits.preparing {
-                limit if state.prepared > limit => {
+                limit if state.waited_for_pack > limit => {
                     Err(Fault::Slow(format!("no byte of a pack within {} s", limit.as_secs())))
                 }
                 _ => Ok(()),
             };
         }
-        state.came += bytes as u64;
+        state.received += bytes as u64;
         state.waited += waited;
         if state.waited < self.limits.idle {
             return Ok(());
         }
-        let (came, waited) = (std::mem::take(&mut state.came), std::mem::take(&mut state.waited));
+        let (came, waited) = (std::mem::take(&mut state.received), std::mem::take(&mut state.waited));
         if came as f64 >= MIN_BYTES_PER_SECOND * waited.as_secs_f64() {
             return Ok(());
         }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     fn pace() -> ThroughputGuard {
-        ThroughputGuard::new(GitLimits { talk_bytes: 100_000, ..GitLimits::default() })
+        ThroughputGuard::new(GitLimits { bytes_before_pack: 100_000, ..GitLimits::default() })
     }
 
     const WAITED: Duration = Duration::from_secs(29);
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_pack_that_drips_is_given_up_and_one_that_comes_is_not() {
         let pace = pace();
-        pace.pack();
+        pace.expect_pack();
         assert_eq!(pace.record(1, WAITED), Ok(()));
         assert!(matches!(pace.record(1, WAITED), Err(Fault::Slow(_))));
         for _ in 0..100 {
@@ -109,29 +109,29 @@ mod tests {
     }
 
     #[test]
-    fn a_server_may_prepare_a_pack_for_a_while_and_not_for_ever_however_much_it_says_meanwhile() {
+    fn the_time_to_prepare_a_pack_is_limited_whatever_else_arrives() {
         for bytes in [5, 2000] {
             let pace = pace();
             for _ in 0..3 {
                 let waits = (1..).find(|_| pace.record(bytes, Duration::from_secs(5)).is_err()).unwrap();
                 assert_eq!(waits * 5, 125, "s; it has 120");
-                pace.talk();
+                pace.expect_talk();
                 assert!(pace.record(bytes, Duration::from_secs(5)).is_err(), "another answer gives it no more time");
                 // Another pack does.
-                pace.pack();
-                pace.talk();
+                pace.expect_pack();
+                pace.expect_talk();
             }
         }
     }
 
     #[test]
-    fn what_is_said_before_a_pack_is_bounded_and_what_is_in_it_is_not() {
+    fn data_before_a_pack_is_bounded_and_the_pack_is_not() {
         let pace = pace();
         assert_eq!(pace.record(60_000, Duration::ZERO), Ok(()));
         assert_eq!(pace.record(60_000, Duration::ZERO), Err(Fault::TooLarge(100_000)));
-        pace.pack();
+        pace.expect_pack();
         assert_eq!(pace.record(1 << 30, Duration::ZERO), Ok(()));
-        pace.talk();
+        pace.expect_talk();
         assert_eq!(pace.record(60_000, Duration::ZERO), Ok(()));
     }
 }

@@ -10,9 +10,9 @@ use tokio::time::timeout;
 
 use super::GitRequest;
 use super::blocking_bridge::{BridgeRequest, Head, Request, WirePiece};
-use crate::upstream::ask::broken;
+use crate::upstream::ask::fault_of_client_error;
 use crate::upstream::backoff::{RequestObserver, RequestTime};
-use crate::upstream::clients::Coding;
+use crate::upstream::clients::AcceptedCoding;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, UpstreamResponse, failure, origin};
 
@@ -26,7 +26,7 @@ impl ReceivedBytes {
     ///
     /// # Errors
     /// [`Fault::TooLarge`] past the limit.
-    pub(super) fn some(&mut self, piece: &Bytes) -> Result<(), Fault> {
+    pub(super) fn add(&mut self, piece: &Bytes) -> Result<(), Fault> {
         self.bytes += piece.len() as u64;
         if self.bytes > self.limit { Err(Fault::TooLarge(self.limit)) } else { Ok(()) }
     }
@@ -64,7 +64,7 @@ impl Outbound {
         let answer = answer.map_err(|_| ask.failed(origin(&url), slow(first)))?;
         let UpstreamResponse { mut response, url, watch, .. } = answer.map_err(as_repository_fault)?;
         // The head has arrived. The body has its own limits on time and size, below.
-        watch.into_iter().for_each(RequestObserver::answered);
+        watch.into_iter().for_each(RequestObserver::record_success);
         let content_type = response.headers().get(header::CONTENT_TYPE);
         let content_type = content_type.map(|value| value.as_bytes().to_vec()).unwrap_or_default();
         if head.send(Head { url: url.clone(), content_type }).is_err() {
@@ -77,11 +77,11 @@ impl Outbound {
                 piece = timeout(idle, response.chunk()) => piece.map_err(|_| failed(slow(idle)))?,
                 () = body.closed() => return Ok(()),
             };
-            let piece: WirePiece = piece.map_err(|e| failed(broken(&e)))?;
+            let piece: WirePiece = piece.map_err(|e| failed(fault_of_client_error(&e)))?;
             let is_the_end = piece.is_none();
             if let Some(piece) = &piece {
                 brought.inc_by(piece.len() as u64);
-                received.some(piece).map_err(failed)?;
+                received.add(piece).map_err(failed)?;
             }
             // The reader stopped. Any further read is another request.
             if body.send(piece).await.is_err() || is_the_end {
@@ -103,14 +103,14 @@ impl Outbound {
         let asked = RequestTime::new(ask.now);
         let Some(post) = post else {
             let once = || async {
-                let arrived = self.follow(Coding::Identity, ask, headers, asked).await?;
+                let arrived = self.follow(AcceptedCoding::Identity, ask, headers, asked).await?;
                 let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
                 Ok(UpstreamResponse { response, ..arrived })
             };
-            return self.patiently(ask, once).await;
+            return self.with_retries(ask, once).await;
         };
         let build = |request: reqwest::RequestBuilder| request.headers(headers.clone()).body(post);
-        let (response, watch) = self.hop(Coding::Identity, http::Method::POST, ask, url, build, asked).await?;
+        let (response, watch) = self.hop(AcceptedCoding::Identity, http::Method::POST, ask, url, build, asked).await?;
         if response.status().is_redirection() {
             let why = "a redirect of a request that is not sent twice".to_owned();
             return Err(failure(ask, url, Fault::Unusable(why)));

@@ -7,10 +7,10 @@ use url::Url;
 
 use super::hops::UpstreamResponse;
 use super::{Outbound, failure, insert};
-use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators, broken};
+use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators, fault_of_client_error};
 use crate::upstream::backoff::RequestTime;
-use crate::upstream::clients::Coding;
-use crate::upstream::error::{Fault, UpstreamError, relayed};
+use crate::upstream::clients::AcceptedCoding;
+use crate::upstream::error::{Fault, UpstreamError, sanitized};
 use crate::upstream::memory_budget::{MemoryGrant, MemoryLimitReached};
 use crate::upstream::retry_after::{date, retry_after};
 
@@ -26,7 +26,7 @@ impl Outbound {
         held: Option<&Validators>,
         limit: u64,
     ) -> Result<Fetched, UpstreamError> {
-        self.read_body(Coding::Any, ask, held, limit).await
+        self.read_body(AcceptedCoding::Any, ask, held, limit).await
     }
 
     /// Fetches a small file like a document, but without content coding, because its exact bytes count.
@@ -36,12 +36,12 @@ impl Outbound {
         held: Option<&Validators>,
         limit: u64,
     ) -> Result<Fetched, UpstreamError> {
-        self.read_body(Coding::Identity, ask, held, limit).await
+        self.read_body(AcceptedCoding::Identity, ask, held, limit).await
     }
 
     async fn read_body(
         &self,
-        coding: Coding,
+        coding: AcceptedCoding,
         ask: UpstreamRequest<'_>,
         held: Option<&Validators>,
         limit: u64,
@@ -69,15 +69,15 @@ impl Outbound {
             let body = self.body(response, ask, &url, limit).await;
             match (watch, &body) {
                 (Some(watch), Ok(_) | Err(UpstreamError { fault: Fault::TooLarge(_) | Fault::Crowded(_), .. })) => {
-                    watch.answered();
+                    watch.record_success();
                 }
-                (Some(watch), Err(broken)) => watch.failed(&broken.fault.to_string()),
+                (Some(watch), Err(broken)) => watch.record_failure(&broken.fault.to_string()),
                 (None, _) => {}
             }
             let (body, room) = body?;
-            Ok(Fetched::New(Document { body, content_type, validators, url, origins, location, date, room }))
+            Ok(Fetched::New(Document { body, content_type, validators, url, origins, location, date, memory: room }))
         };
-        self.in_time(ask, self.patiently(ask, once)).await
+        self.with_time_limit(ask, self.with_retries(ask, once)).await
     }
 
     pub(in crate::upstream) async fn successful(
@@ -95,7 +95,8 @@ impl Outbound {
         // Upstream's error texts are optional. A failure to read them must not replace the status.
         let (body, _room) = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
         let errors = serde_json::from_slice::<UpstreamErrorBody>(&body).map(|body| body.errors).unwrap_or_default();
-        let errors = errors.iter().take(8).map(|text| relayed(ask.grant.text_without_credentials(text))).collect();
+        let errors =
+            errors.iter().take(8).map(|text| sanitized(ask.credentials.text_without_credentials(text))).collect();
         let fault = Fault::of_status(status.as_u16(), retry_after, errors);
         Err(failure(ask, url, fault))
     }
@@ -113,10 +114,10 @@ impl Outbound {
             return Err(too_large());
         }
         let mut body = BytesMut::new();
-        let mut room = self.bodies.start_body(ask.upstream);
+        let mut room = self.document_memory.start_body(ask.upstream);
         room.grow_to(response.content_length().unwrap_or_default()).map_err(crowded)?;
         let brought = self.traffic.bytes_counter(ask.upstream);
-        while let Some(piece) = response.chunk().await.map_err(|e| failure(ask, url, broken(&e)))? {
+        while let Some(piece) = response.chunk().await.map_err(|e| failure(ask, url, fault_of_client_error(&e)))? {
             brought.inc_by(piece.len() as u64);
             if (body.len() + piece.len()) as u64 > limit {
                 return Err(too_large());
@@ -124,7 +125,7 @@ impl Outbound {
             room.grow_to((body.len() + piece.len()) as u64).map_err(crowded)?;
             body.extend_from_slice(&piece);
         }
-        Ok((body.freeze(), room.taken()))
+        Ok((body.freeze(), room.into_grant()))
     }
 }
 

@@ -7,7 +7,7 @@ use url::Url;
 use super::{Outbound, failure, insert, origin};
 use crate::upstream::ask::{IncomingFile, RequestPriority, UpstreamRequest, Validators};
 use crate::upstream::backoff::{RequestObserver, RequestTime};
-use crate::upstream::clients::Coding;
+use crate::upstream::clients::AcceptedCoding;
 use crate::upstream::concurrency_limits::Permit;
 use crate::upstream::content_range::content_range;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -29,21 +29,21 @@ impl Outbound {
         }
         let asked = RequestTime::new(ask.now);
         let once = || async {
-            let midway = from > 0 && ask.asker == RequestPriority::Client;
-            let turn = if midway { UpstreamRequest { asker: RequestPriority::ClientMidway, ..ask } } else { ask };
+            let midway = from > 0 && ask.priority == RequestPriority::Client;
+            let turn = if midway { UpstreamRequest { priority: RequestPriority::ClientMidway, ..ask } } else { ask };
             let permit = self.permit(&self.archive_permits, turn, "archives").await?;
-            let mut arrived = self.follow(Coding::Identity, ask, &conditions, asked).await?;
+            let mut arrived = self.follow(AcceptedCoding::Identity, ask, &conditions, asked).await?;
             let mut from = from;
             if arrived.response.status() == http::StatusCode::RANGE_NOT_SATISFIABLE && from > 0 {
-                arrived = self.follow(Coding::Identity, ask, &HeaderMap::new(), asked).await?;
+                arrived = self.follow(AcceptedCoding::Identity, ask, &HeaderMap::new(), asked).await?;
                 from = 0;
             }
             // The head has arrived. The body has its own time limits, and the caller resumes a broken one.
-            arrived.watch.into_iter().for_each(RequestObserver::answered);
+            arrived.watch.into_iter().for_each(RequestObserver::record_success);
             let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
             self.incoming(response, ask, &arrived.url, from, permit)
         };
-        self.patiently(ask, once).await
+        self.with_retries(ask, once).await
     }
 
     /// The length of a file by HEAD; `None` if the server does not announce it.
@@ -51,13 +51,13 @@ impl Outbound {
         let asked = RequestTime::new(ask.now);
         let asking = async {
             let _permit = self.permit(&self.document_permits, ask, "documents").await?;
-            let arrived = self.follow_by(Method::HEAD, Coding::Identity, ask, &HeaderMap::new(), asked).await?;
-            arrived.watch.into_iter().for_each(RequestObserver::answered);
+            let arrived = self.follow_by(Method::HEAD, AcceptedCoding::Identity, ask, &HeaderMap::new(), asked).await?;
+            arrived.watch.into_iter().for_each(RequestObserver::record_success);
             let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
             let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
             Ok(length.and_then(|length| length.parse().ok()))
         };
-        self.in_time(ask, asking).await
+        self.with_time_limit(ask, asking).await
     }
 
     fn incoming(
@@ -95,9 +95,9 @@ impl Outbound {
             from,
             length,
             validators,
-            what: ask.what.to_owned(),
+            what: ask.label.to_owned(),
             at: origin(url),
-            brought: self.traffic.bytes_counter(ask.upstream),
+            bytes_counter: self.traffic.bytes_counter(ask.upstream),
             _permit: permit,
         })
     }

@@ -6,11 +6,11 @@ use reqwest::RequestBuilder;
 use url::Url;
 
 use super::{CDN_LOOP, Connectivity, Outbound, failure};
-use crate::upstream::ask::{UpstreamRequest, broken};
+use crate::upstream::ask::{UpstreamRequest, fault_of_client_error};
 use crate::upstream::backoff::{RequestObserver, RequestTime};
 use crate::upstream::breaker::Origin;
-use crate::upstream::clients::Coding;
-use crate::upstream::egress_policy::{EgressRefusal, RequestScheme};
+use crate::upstream::clients::AcceptedCoding;
+use crate::upstream::egress_policy::{EgressRefusal, HttpClientKind};
 use crate::upstream::error::{Fault, UpstreamError};
 
 const MOST_HOPS: usize = 10;
@@ -28,7 +28,7 @@ impl Outbound {
     /// Sends a GET request and follows its redirects.
     pub(in crate::upstream) async fn follow(
         &self,
-        coding: Coding,
+        coding: AcceptedCoding,
         ask: UpstreamRequest<'_>,
         conditions: &HeaderMap,
         asked: RequestTime,
@@ -40,7 +40,7 @@ impl Outbound {
     pub(in crate::upstream) async fn follow_by(
         &self,
         method: Method,
-        coding: Coding,
+        coding: AcceptedCoding,
         ask: UpstreamRequest<'_>,
         conditions: &HeaderMap,
         asked: RequestTime,
@@ -64,39 +64,39 @@ impl Outbound {
     /// Sends one request to one origin, with the credential for that origin. A redirect is returned as an answer.
     pub(in crate::upstream) async fn hop(
         &self,
-        coding: Coding,
+        coding: AcceptedCoding,
         method: Method,
         ask: UpstreamRequest<'_>,
         url: &Url,
         build: impl FnOnce(RequestBuilder) -> RequestBuilder,
         asked: RequestTime,
     ) -> Result<(reqwest::Response, Option<RequestObserver>), UpstreamError> {
-        let client = match self.request_scheme(url, ask) {
+        let client = match self.checked_client(url, ask) {
             Ok(way) => self.clients.of(way, coding),
             Err(refusal) => return Err(self.refused(ask, url, refusal)),
         };
         let mut request = build(client.request(method, url.clone())).header(CDN_LOOP, ask.via.with(&self.own));
-        if let Some((name, value)) = ask.grant.header_for(url) {
+        if let Some((name, value)) = ask.credentials.header_for(url) {
             request = request.header(name, value);
         }
-        let watch = self.restraint.watch(ask.upstream, url, asked);
-        let response = match request.send().await.map_err(|e| broken(&e)) {
+        let watch = self.backoff.observe(ask.upstream, url, asked);
+        let response = match request.send().await.map_err(|e| fault_of_client_error(&e)) {
             Ok(response) => response,
             Err(Fault::Refused(refusal)) => return Err(self.refused(ask, url, refusal)),
             Err(fault) => {
                 self.traffic.count_request(ask.upstream, None);
-                watch.failed(&fault.to_string());
+                watch.record_failure(&fault.to_string());
                 return Err(failure(ask, url, fault));
             }
         };
         self.traffic.count_request(ask.upstream, Some(response.status().as_u16()));
-        let watch = watch.saw(response.status(), response.headers());
+        let watch = watch.record_head(response.status(), response.headers());
         Ok((response, watch))
     }
 
-    fn request_scheme(&self, url: &Url, ask: UpstreamRequest<'_>) -> Result<RequestScheme, EgressRefusal> {
-        match self.link() {
-            Connectivity::Online => self.guard.check(url, ask.grant),
+    fn checked_client(&self, url: &Url, ask: UpstreamRequest<'_>) -> Result<HttpClientKind, EgressRefusal> {
+        match self.connectivity() {
+            Connectivity::Online => self.guard.check(url, ask.credentials),
             Connectivity::Offline => Err(EgressRefusal::Offline),
         }
     }

@@ -52,15 +52,15 @@ pub struct Outbound {
     sealed: Arc<AtomicBool>,
     own: OwnEntry,
     pub(super) traffic: Traffic,
-    pub(super) restraint: UpstreamBackoff,
+    pub(super) backoff: UpstreamBackoff,
     pub(super) document_permits: ConcurrencyLimits,
     pub(super) archive_permits: ConcurrencyLimits,
-    bodies: DocumentMemory,
+    document_memory: DocumentMemory,
     give_up_after: Duration,
     /// Permits for git fetches.
     pub(super) git_permits: ConcurrencyLimits,
     /// Permits for git jobs that only resolve a name.
-    pub(super) look_permits: ConcurrencyLimits,
+    pub(super) resolve_permits: ConcurrencyLimits,
     pub(super) git_limits: GitLimits,
 }
 
@@ -74,8 +74,8 @@ impl Outbound {
         bounds: UpstreamLimits,
     ) -> Result<Self, ConnectorError> {
         upstreams.iter().for_each(|upstream| traffic.expect(&upstream.host));
-        let restraint = UpstreamBackoff::new(Rates { revalidations: bounds.budget, jobs: bounds.jobs });
-        let (clients, guard, link) = proxies_of(network, upstreams)?;
+        let restraint = UpstreamBackoff::new(Rates { revalidations: bounds.revalidation_rate, jobs: bounds.job_rate });
+        let (clients, guard, link) = configured_parts(network, upstreams)?;
         Ok(Self {
             clients,
             guard,
@@ -83,24 +83,28 @@ impl Outbound {
             sealed: Arc::new(AtomicBool::new(link == Connectivity::Offline)),
             own,
             traffic,
-            restraint,
+            backoff: restraint,
             document_permits: ConcurrencyLimits::new(bounds.documents),
             archive_permits: ConcurrencyLimits::new(bounds.archives),
-            bodies: DocumentMemory::new(bounds.bodies),
+            document_memory: DocumentMemory::new(bounds.document_memory),
             give_up_after: bounds.give_up_after,
             git_permits: ConcurrencyLimits::new(bounds.git_jobs),
-            look_permits: ConcurrencyLimits::new(bounds.git_looks),
+            resolve_permits: ConcurrencyLimits::new(bounds.git_resolves),
             git_limits: bounds.git,
         })
     }
 
     /// Makes a connector for another configuration, which shares limits and breakers with this one. The online or
-    /// offline setting changes only when it [comes into force](Self::come_into_force).
+    /// offline setting changes only when it [comes into force](Self::apply_connectivity).
     ///
     /// # Errors
     /// [`ConnectorError`].
-    pub fn renewed(&self, network: &config::Network, upstreams: &[config::Upstream]) -> Result<Self, ConnectorError> {
-        let (clients, guard, link) = proxies_of(network, upstreams)?;
+    pub fn reconfigured(
+        &self,
+        network: &config::Network,
+        upstreams: &[config::Upstream],
+    ) -> Result<Self, ConnectorError> {
+        let (clients, guard, link) = configured_parts(network, upstreams)?;
         upstreams.iter().for_each(|upstream| self.traffic.expect(&upstream.host));
         Ok(Self {
             clients,
@@ -109,20 +113,20 @@ impl Outbound {
             sealed: Arc::clone(&self.sealed),
             own: self.own.clone(),
             traffic: self.traffic.clone(),
-            restraint: self.restraint.clone(),
+            backoff: self.backoff.clone(),
             document_permits: self.document_permits.clone(),
             archive_permits: self.archive_permits.clone(),
-            bodies: self.bodies.clone(),
+            document_memory: self.document_memory.clone(),
             give_up_after: self.give_up_after,
             git_permits: self.git_permits.clone(),
-            look_permits: self.look_permits.clone(),
+            resolve_permits: self.resolve_permits.clone(),
             git_limits: self.git_limits,
         })
     }
 
     /// Applies this configuration's online or offline setting to all connectors, including those of earlier
     /// configurations that running work still uses.
-    pub fn come_into_force(&self) {
+    pub fn apply_connectivity(&self) {
         self.sealed.store(self.link == Connectivity::Offline, Ordering::SeqCst);
     }
 
@@ -134,31 +138,31 @@ impl Outbound {
         by: &RevalidationPermit,
         now: Timestamp,
     ) -> Option<RevalidationPermit> {
-        self.restraint.revalidation_permit(origins, by, now)
+        self.backoff.revalidation_permit(origins, by, now)
     }
 
     /// Takes requests from an upstream's rate limit. Takes none and returns false if too few are left.
     pub fn spend(&self, upstream: &Hostname, on: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
-        self.restraint.spend(upstream, on, requests, now)
+        self.backoff.spend(upstream, on, requests, now)
     }
 
     /// The end of the longest Retry-After of these origins, or of any other origin that this upstream led to.
     pub fn retry_after_until(&self, upstream: &Hostname, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
-        self.restraint.retry_after_until(upstream, origins, now)
+        self.backoff.retry_after_until(upstream, origins, now)
     }
 
     /// Records that a client's `patience` with these origins ran out.
     pub fn out_of_patience(&self, upstream: &Hostname, origins: &[Origin], patience: Duration, now: Timestamp) {
-        self.restraint.out_of_patience(upstream, origins, patience, now);
+        self.backoff.out_of_patience(upstream, origins, patience, now);
     }
 
     /// The upstreams and origins with an open breaker, and the end of each pause.
     pub fn open_breakers(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
-        self.restraint.open_breakers(now)
+        self.backoff.open_breakers(now)
     }
 
     /// The effective setting.
-    pub fn link(&self) -> Connectivity {
+    pub fn connectivity(&self) -> Connectivity {
         if self.sealed.load(Ordering::SeqCst) { Connectivity::Offline } else { Connectivity::Online }
     }
 
@@ -188,7 +192,7 @@ impl Outbound {
     ///
     /// # Errors
     /// [`Fault::Slow`] after the limit, or the request's own error.
-    async fn in_time<T>(
+    async fn with_time_limit<T>(
         &self,
         ask: UpstreamRequest<'_>,
         request: impl Future<Output = Result<T, UpstreamError>>,
@@ -198,7 +202,7 @@ impl Outbound {
         timeout(limit, request).await.unwrap_or_else(|_| Err(failure(ask, ask.url, slow())))
     }
 
-    pub(super) async fn patiently<T, F: Future<Output = Result<T, UpstreamError>>>(
+    pub(super) async fn with_retries<T, F: Future<Output = Result<T, UpstreamError>>>(
         &self,
         ask: UpstreamRequest<'_>,
         once: impl FnMut() -> F,
@@ -209,7 +213,7 @@ impl Outbound {
             .with_jitter();
         // A retry may help a waiting client at once. A job has time, and respects Retry-After.
         let may_help =
-            |fault: &Fault| fault.may_pass() && !(ask.asker == RequestPriority::Job && fault.has_retry_after());
+            |fault: &Fault| fault.is_temporary() && !(ask.priority == RequestPriority::Job && fault.has_retry_after());
         once.retry(pauses).when(|error| may_help(&error.fault)).await
     }
 
@@ -224,12 +228,12 @@ impl Outbound {
             let why = format!("as many {of} are being fetched as may be at one time");
             failure(ask, ask.url, Fault::Crowded(why))
         };
-        permits.take(ask.upstream, ask.asker).await.ok_or_else(crowded)
+        permits.take(ask.upstream, ask.priority).await.ok_or_else(crowded)
     }
 }
 
 /// The parts that the configuration alone decides.
-fn proxies_of(
+fn configured_parts(
     network: &config::Network,
     upstreams: &[config::Upstream],
 ) -> Result<(Clients, EgressPolicy, Connectivity), ConnectorError> {
@@ -246,7 +250,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
 
 /// Makes the error of a request. It names the origin of `url` only.
 pub(super) fn failure(ask: UpstreamRequest<'_>, url: &Url, fault: Fault) -> UpstreamError {
-    UpstreamError { asked: ask.what.to_owned(), at: origin(url), fault }
+    UpstreamError { asked: ask.label.to_owned(), at: origin(url), fault }
 }
 
 fn host_and_port(uri: &http::Uri) -> String {
@@ -289,7 +293,7 @@ mod tests {
     /// Promise 11 and DESIGN 4: an upstream that does not finish its answer in time is given up, for every kind of
     /// request.
     #[tokio::test]
-    async fn whoever_does_not_answer_in_time_is_given_up_whatever_was_asked_for() {
+    async fn every_kind_of_request_has_a_time_limit() {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let host = Hostname::parse("registry.example").unwrap();
         let begun = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx";
@@ -300,15 +304,15 @@ mod tests {
             let (network, own) = (config::Config::default().network, OwnEntry::random().unwrap());
             let outbound = Outbound::new(&network, &upstreams, own, Traffic::default(), bounds).unwrap();
             let (via, grant) = (CdnLoop::default(), CredentialScope::default());
-            let (asker, now) = (RequestPriority::Client, Timestamp(1_700_000_000));
+            let (priority, now) = (RequestPriority::Client, Timestamp(1_700_000_000));
             let ask = UpstreamRequest {
-                what: "x",
+                label: "x",
                 url: &url,
                 upstream: &host,
-                grant: &grant,
+                credentials: &grant,
                 via: &via,
                 retries: 2,
-                asker,
+                priority,
                 now,
             };
             let mut failed = vec![

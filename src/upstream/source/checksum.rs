@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_check_is_refused() {
+    fn an_uncheckable_checksum_is_refused() {
         for bad in [
             "",
             "sha256:",

@@ -63,7 +63,7 @@ fn git_sources_of_every_form_are_read() {
 }
 
 #[test]
-fn archives_are_told_by_parameter_or_suffix_and_pages_are_the_rest() {
+fn archives_are_recognised_by_parameter_or_suffix_and_the_rest_are_pages() {
     for (text, expected) in [
         ("https://h.example/m.zip", "Zip https://h.example/m.zip"),
         ("https://h.example/m.tar.gz//top/x", "TarGz https://h.example/m.tar.gz in top/x"),
@@ -100,7 +100,7 @@ fn archives_are_told_by_parameter_or_suffix_and_pages_are_the_rest() {
 }
 
 #[test]
-fn what_only_a_client_can_fetch_has_a_name_and_a_host() {
+fn an_unsupported_source_has_a_label_and_a_host() {
     for (text, what, host) in [
         ("s3::https://s3.amazonaws.com/bucket/m.zip", "an Amazon S3 bucket", Some("s3.amazonaws.com")),
         ("s3-eu-west-1.amazonaws.com/bucket/m.zip", "an Amazon S3 bucket", Some("s3-eu-west-1.amazonaws.com")),
@@ -130,7 +130,7 @@ fn what_only_a_client_can_fetch_has_a_name_and_a_host() {
 
 /// DESIGN 6: a registry's own secrets must not reach clients.
 #[test]
-fn only_what_can_hold_no_secret_is_passed_on_to_a_client() {
+fn only_sources_without_secrets_reach_a_client() {
     let passed = |text: &str| match parsed(text).source {
         PackageSource::Unsupported(unsupported) => unsupported.for_client().map(str::to_owned),
         other => panic!("{text}: {other:?}"),
@@ -161,7 +161,7 @@ fn only_what_can_hold_no_secret_is_passed_on_to_a_client() {
 }
 
 #[test]
-fn what_nobody_could_fetch_or_must_not_is_refused_without_its_secrets() {
+fn an_invalid_or_forbidden_source_is_refused_without_its_secrets() {
     let long = format!("https://h.example/{}", "x".repeat(9000));
     for (text, why) in [
         ("", "empty"),

@@ -10,7 +10,7 @@ use larder::app::{App, NotReloaded, Reloaded, RunningApp, StartError, StartSetti
 use larder::clock::Clock;
 use larder::config::Config;
 use larder::http::listener::Limits;
-use larder::http::watchdog::NotAlive;
+use larder::http::watchdog::LivenessError;
 use larder::store::StoreError;
 use larder::upstream::bounds::UpstreamLimits;
 use tempfile::TempDir;
@@ -224,7 +224,7 @@ impl Larder {
     }
 
     /// Whether it answers itself, as its service manager is told.
-    pub(crate) async fn answers(&self) -> Result<(), NotAlive> {
+    pub(crate) async fn answers(&self) -> Result<(), LivenessError> {
         self.running.check_liveness().await
     }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::server::Instead;
+use super::server::ServerBehaviour;
 use super::*;
 use crate::upstream::error::Fault;
 
-async fn fault(setting: &Setting, source: &GitSource) -> Fault {
+async fn fault(setting: &GitTestSetting, source: &GitSource) -> Fault {
     match setting.fetch(source).await.unwrap_err() {
         GitError::Upstream(error) => error.fault,
         other => panic!("{other}"),
@@ -18,18 +18,20 @@ async fn a_server_that_falls_silent_is_given_up() {
     let forge = Forge::new();
     let r = forge.repository("r");
     commit(&r);
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.git.idle = Duration::from_millis(100);
     for silent in ["GET", "POST"] {
-        forge.server.on(move |asked| if asked.method == silent { Instead::Silence } else { Instead::Nothing });
+        forge
+            .server
+            .on(move |asked| if asked.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing });
         assert!(matches!(fault(&setting, &forge.source("r", "main")).await, Fault::Slow(_)));
     }
     let begun = "HTTP/1.1 200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement\r\nContent-Length: 90\r\n\r\n001e#";
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.git.total = Duration::from_millis(100);
-    forge.server.on(|_| Instead::Silence);
+    forge.server.on(|_| ServerBehaviour::Silence);
     assert!(matches!(fault(&setting, &forge.source("r", "main")).await, Fault::Slow(_)));
-    forge.server.on(move |_| Instead::Say(begun.to_owned()));
+    forge.server.on(move |_| ServerBehaviour::Say(begun.to_owned()));
     let broken = fault(&setting, &forge.source("r", "main")).await;
     assert!(matches!(broken, Fault::Unreachable(_) | Fault::Unusable(_)), "{broken:?}");
 }
@@ -39,10 +41,12 @@ async fn a_server_that_falls_silent_is_given_up() {
 async fn a_server_that_never_begins_to_answer_is_given_up_like_any_other() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.give_up_after = Duration::from_secs(1);
     for silent in ["GET", "POST"] {
-        forge.server.on(move |asked| if asked.method == silent { Instead::Silence } else { Instead::Nothing });
+        forge
+            .server
+            .on(move |asked| if asked.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing });
         let slow = fault(&setting, &forge.source("r", "main")).await;
         assert_eq!(slow, Fault::Slow("no byte within 1 s".to_owned()), "{silent}");
     }
@@ -54,7 +58,7 @@ async fn a_bomb_of_zeros_is_refused_before_it_is_unpacked() {
     let r = forge.repository("r");
     write(&r, "bomb", vec![0; 64 << 20]);
     commit(&r);
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.git.object_bytes = 1 << 20;
     let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
@@ -69,7 +73,7 @@ async fn a_tree_has_its_limits_before_a_byte_is_written() {
         write(&r, &format!("d{}/{number}", number % 5), vec![b'x'; 1000]);
     }
     commit(&r);
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     for (limits, said) in [
         (TreeLimits { entries: 40, bytes: 1 << 30 }, "40 files, folders and links"),
         (TreeLimits { entries: 1000, bytes: 40_000 }, "40000 bytes in its files"),
@@ -99,12 +103,12 @@ async fn a_tree_of_a_few_objects_and_endless_paths_is_refused() {
     }
     let commit = git(&r, &["commit-tree", "-m", "x", &tree]);
     git(&r, &["branch", "endless", &commit]);
-    let refused = Setting::at(&forge.url("r")).fetch(&forge.source("r", "endless")).await.unwrap_err();
+    let refused = GitTestSetting::at(&forge.url("r")).fetch(&forge.source("r", "endless")).await.unwrap_err();
     assert!(refused.to_string().contains("100000 files, folders and links"), "{refused}");
 }
 
 #[tokio::test]
-async fn submodules_are_so_many_and_so_deep() {
+async fn submodules_are_limited_in_number_and_depth() {
     let forge = Forge::new();
     let r = forge.repository("r");
     write(&r, "f", "x");
@@ -122,7 +126,7 @@ async fn submodules_are_so_many_and_so_deep() {
         git(&r, &["commit", "-q", "-m", "x"]);
         last = git(&r, &["rev-parse", "HEAD"]);
     }
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.git.submodule_depth = 3;
     let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("3 submodules one in the other"), "{refused}");
@@ -136,10 +140,10 @@ async fn submodules_are_so_many_and_so_deep() {
 }
 
 #[tokio::test]
-async fn a_disk_that_fails_is_no_trouble_of_upstreams() {
+async fn a_local_disk_error_is_no_upstream_error() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let setting = Setting::at(&forge.url("r"));
+    let setting = GitTestSetting::at(&forge.url("r"));
     let tree = Tree::new(tempfile::tempfile().unwrap(), setting.limits);
     let (upstream, source) = (setting.granted(), forge.source("r", "main"));
     let failed = setting.outbound().git(ask(&source, &upstream), Path::new("/no/such/folder"), tree).await.unwrap_err();
@@ -148,12 +152,12 @@ async fn a_disk_that_fails_is_no_trouble_of_upstreams() {
 
 /// The time to match a pattern grows exponentially with its `**`.
 #[tokio::test]
-async fn attributes_that_take_for_ever_or_are_without_measure_are_refused() {
+async fn expensive_or_oversized_attributes_are_refused() {
     let forge = Forge::new();
     let r = forge.repository("r");
     let deep = format!("{}b", "a/".repeat(60));
     write(&r, &deep, "x");
-    let setting = Setting::at(&forge.url("r"));
+    let setting = GitTestSetting::at(&forge.url("r"));
     let stars = "**/a/".repeat(40);
     let quoted = format!("\"{}\"", stars.replace('*', "\\052"));
     for (rules, said) in [
@@ -190,11 +194,11 @@ async fn attributes_that_take_for_ever_or_are_without_measure_are_refused() {
 
 /// The caller gets an error even if git's code does not end.
 #[tokio::test]
-async fn nobody_waits_for_what_does_not_end() {
+async fn the_caller_gets_an_error_if_git_code_does_not_end() {
     let forge = Forge::new();
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.git.total = Duration::from_millis(50);
-    setting.bounds.git.ending = Duration::from_millis(50);
+    setting.bounds.git.stop_time = Duration::from_millis(50);
     let (outbound, upstream, source) = (setting.outbound(), setting.granted(), forge.source("r", "main"));
     let (end, ending) = std::sync::mpsc::channel::<()>();
     let (told, ended) = std::sync::mpsc::channel();
@@ -205,7 +209,8 @@ async fn nobody_waits_for_what_does_not_end() {
         drop(wire);
         Ok(())
     };
-    let failed = outbound.carried(ask(&source, &upstream), setting.bounds.git.total, endless).await.unwrap_err();
+    let failed =
+        outbound.run_blocking_job(ask(&source, &upstream), setting.bounds.git.total, endless).await.unwrap_err();
     assert!(failed.to_string().contains("too slow"), "{failed}");
     assert!(ended.try_recv().is_err(), "it had ended");
     drop(end);
@@ -219,7 +224,7 @@ async fn a_server_that_drips_is_given_up() {
     let random: Vec<u8> = (0..60_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     write(&r, "f", random);
     commit(&r);
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.git.idle = Duration::from_millis(200);
     let lasting = setting.bounds.git.preparing;
     // Slow before the pack, and slow within it. The fast part of the pack exceeds one whole packet line (up to 64 KiB).
@@ -232,22 +237,22 @@ async fn a_server_that_drips_is_given_up() {
         forge.server.on(move |asked| {
             let is_fetch = asked.body.windows(4).any(|part| part == b"want");
             let drips = asked.method == method && (method == "GET" || is_fetch);
-            if drips { Instead::Drip(first, 20) } else { Instead::Nothing }
+            if drips { ServerBehaviour::Drip(first, 20) } else { ServerBehaviour::Nothing }
         });
         let slow = fault(&setting, &forge.source("r", "main")).await;
         assert!(matches!(&slow, Fault::Slow(why) if why.contains(said)), "{method}: {slow:?}");
     }
     setting.fetch(&forge.source("r", "main")).await.unwrap_err();
-    forge.server.on(|_| Instead::Nothing);
+    forge.server.on(|_| ServerBehaviour::Nothing);
     setting.fetch(&forge.source("r", "main")).await.unwrap();
 }
 
 /// Promise 11: repositories that never finish do not block those of other upstreams.
 #[tokio::test]
-async fn an_upstream_has_so_many_jobs_that_others_have_some_too() {
+async fn one_upstream_never_takes_all_git_jobs() {
     let (forge, stuck) = (Forge::new(), Forge::new());
     commit(&forge.repository("r"));
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.allow_private = vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port: stuck.server.port }];
     setting.bounds.git_jobs.wait = Duration::from_millis(100);
     // The silent jobs must not time out during this test.
@@ -256,7 +261,7 @@ async fn an_upstream_has_so_many_jobs_that_others_have_some_too() {
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     stuck.server.on(move |_| {
         let _ = tell.send(());
-        Instead::Silence
+        ServerBehaviour::Silence
     });
     let (outbound, upstream) = (setting.outbound(), setting.granted());
     let (fine, stuck) = (forge.source("r", "main"), stuck.source("r", "main"));
@@ -284,28 +289,28 @@ async fn an_upstream_has_so_many_jobs_that_others_have_some_too() {
 
 /// Promise 11: progress messages do not count as pack data, however many there are.
 #[tokio::test]
-async fn a_server_that_tells_how_far_it_is_and_never_sends_a_pack_is_given_up() {
+async fn a_server_that_sends_progress_but_no_pack_is_given_up() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.git.preparing = Duration::from_secs(1);
     // Ends the test if the limit under test does not.
     setting.bounds.git.total = Duration::from_secs(15);
     forge.server.on(|asked| match asked.body.windows(4).any(|part| part == b"want") {
-        true => Instead::Progress(20),
-        false => Instead::Nothing,
+        true => ServerBehaviour::Progress(20),
+        false => ServerBehaviour::Nothing,
     });
     let slow = fault(&setting, &forge.source("r", "main")).await;
     assert_eq!(slow, Fault::Slow("no byte of a pack within 1 s".to_owned()));
 }
 
 #[tokio::test]
-async fn a_pack_has_so_many_objects() {
+async fn the_objects_of_a_pack_are_limited() {
     let forge = Forge::new();
     let r = forge.repository("r");
     write(&r, "f", "x");
     commit(&r);
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     // A commit, its tree and a blob.
     setting.bounds.git.objects = 2;
     let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
@@ -316,7 +321,7 @@ async fn a_pack_has_so_many_objects() {
 }
 
 #[tokio::test]
-async fn names_are_so_many_and_what_is_said_is_so_long() {
+async fn refs_and_data_before_a_pack_are_limited() {
     let forge = Forge::new();
     let r = forge.repository("r");
     commit(&r);
@@ -325,8 +330,8 @@ async fn names_are_so_many_and_what_is_said_is_so_long() {
     }
     let id = git(&r, &["rev-parse", "HEAD"]);
     for old in [false, true] {
-        forge.server.on(move |_| if old { Instead::AsOld } else { Instead::Nothing });
-        let mut setting = Setting::at(&forge.url("r"));
+        forge.server.on(move |_| if old { ServerBehaviour::AsOld } else { ServerBehaviour::Nothing });
+        let mut setting = GitTestSetting::at(&forge.url("r"));
         setting.bounds.git.names = 20;
         let source = forge.source("r", &id[..8]);
         for refused in [setting.look(&source).await.map(drop), setting.fetch(&source).await.map(drop)] {
@@ -335,33 +340,33 @@ async fn names_are_so_many_and_what_is_said_is_so_long() {
         }
         setting.bounds.git.names = 22;
         setting.fetch(&source).await.unwrap();
-        setting.bounds.git.talk_bytes = 500;
+        setting.bounds.git.bytes_before_pack = 500;
         assert_eq!(fault(&setting, &source).await, Fault::TooLarge(500));
     }
 }
 
 #[tokio::test]
-async fn a_look_has_its_own_bounds_and_none_is_needed_for_an_id() {
+async fn resolving_a_name_has_separate_limits_and_a_full_id_needs_no_request() {
     let forge = Forge::new();
-    let mut setting = Setting::at(&forge.url("r"));
-    setting.bounds.git.look = Duration::from_millis(100);
+    let mut setting = GitTestSetting::at(&forge.url("r"));
+    setting.bounds.git.resolve_time = Duration::from_millis(100);
     setting.bounds.documents.all = 0;
-    forge.server.on(|_| Instead::Silence);
+    forge.server.on(|_| ServerBehaviour::Silence);
     let failed = setting.look(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&failed, GitError::Upstream(error) if matches!(error.fault, Fault::Slow(_))), "{failed}");
     let asked = forge.server.asked().len();
     let id = "0123456789ABCDEF0123456789abcdef01234567";
     assert_eq!(setting.look(&forge.source("r", id)).await.unwrap(), Some(id.to_ascii_lowercase()));
     assert_eq!(forge.server.asked().len(), asked);
-    setting.bounds.git_looks.all = 0;
-    setting.bounds.git_looks.wait = Duration::from_millis(10);
+    setting.bounds.git_resolves.all = 0;
+    setting.bounds.git_resolves.wait = Duration::from_millis(10);
     let failed = setting.look(&forge.source("r", "main")).await.unwrap_err();
     assert!(failed.to_string().contains("as may be at one time"), "{failed}");
 }
 
 /// All objects of a delta chain may be in memory at once.
 #[tokio::test]
-async fn a_pack_whose_objects_need_more_memory_than_there_is_is_refused() {
+async fn a_pack_that_exceeds_the_chain_memory_is_refused() {
     let forge = Forge::new();
     let r = forge.repository("r");
     let line = |n: u32| format!("{:08x}{:08x}\n", n.wrapping_mul(2_654_435_761), n.wrapping_mul(40_503));
@@ -372,7 +377,7 @@ async fn a_pack_whose_objects_need_more_memory_than_there_is_is_refused() {
     }
     commit(&r);
     git(&r, &["repack", "-q", "-a", "-d", "-f", "--depth=40", "--window=10"]);
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.git.chain_bytes = 200_000;
     let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");

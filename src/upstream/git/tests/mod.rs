@@ -105,7 +105,7 @@ fn commit(folder: &Path) -> String {
 }
 
 /// The configuration of a test. `registry.example` is at the origin of `registry`, and its modules may be anywhere.
-struct Setting {
+struct GitTestSetting {
     registry: Url,
     allow_private: Vec<PrivateDestination>,
     credentials: Vec<Credential>,
@@ -114,7 +114,7 @@ struct Setting {
     limits: TreeLimits,
 }
 
-impl Setting {
+impl GitTestSetting {
     fn at(registry: &Url) -> Self {
         let network = config::Config::default().network;
         let limits = TreeLimits::default();
@@ -185,22 +185,22 @@ fn ask<'a>(source: &'a GitSource, upstream: &'a Upstream) -> GitRequest<'a> {
 
 /// An entry of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Thing {
+enum TreeItem {
     Folder,
     File(u32, Vec<u8>),
     Link(Vec<u8>),
 }
 
-type Listing = BTreeMap<Vec<u8>, Thing>;
+type Listing = BTreeMap<Vec<u8>, TreeItem>;
 
 fn listed(tree: &Tree) -> Listing {
     let thing = |entry: &TreeEntry| match entry {
-        TreeEntry::Folder => Thing::Folder,
-        TreeEntry::Link(to) => Thing::Link(to.clone()),
+        TreeEntry::Folder => TreeItem::Folder,
+        TreeEntry::Link(to) => TreeItem::Link(to.clone()),
         TreeEntry::File { mode, at, size_bytes } => {
             let mut bytes = Vec::new();
             tree.contents(*at, *size_bytes).read_to_end(&mut bytes).unwrap();
-            Thing::File(*mode, bytes)
+            TreeItem::File(*mode, bytes)
         }
     };
     tree.entries().map(|(path, entry)| (path.as_bytes().to_vec(), thing(entry))).collect()
@@ -219,14 +219,14 @@ fn on_disk(folder: &Path) -> Listing {
             let kind = fs::symlink_metadata(&path).unwrap();
             let name = path.strip_prefix(folder).unwrap().as_os_str().as_bytes().to_vec();
             let thing = if kind.is_symlink() {
-                Thing::Link(fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec())
+                TreeItem::Link(fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec())
             } else if kind.is_dir() {
                 folders.push(path);
-                Thing::Folder
+                TreeItem::Folder
             } else {
                 // Git leaves the other permission bits to the umask.
                 let mode = if kind.permissions().mode() & 0o100 == 0 { 0o644 } else { 0o755 };
-                Thing::File(mode, fs::read(&path).unwrap())
+                TreeItem::File(mode, fs::read(&path).unwrap())
             };
             found.insert(name, thing);
         }
@@ -256,8 +256,8 @@ fn assert_same(ours: &Listing, theirs: &Listing) {
     for (path, thing) in theirs {
         let name = String::from_utf8_lossy(path);
         let found = ours.get(path);
-        let short = |thing: &Thing| match thing {
-            Thing::File(mode, bytes) => format!("{mode:o} {}", bytes.escape_ascii()).chars().take(900).collect(),
+        let short = |thing: &TreeItem| match thing {
+            TreeItem::File(mode, bytes) => format!("{mode:o} {}", bytes.escape_ascii()).chars().take(900).collect(),
             other => format!("{other:?}"),
         };
         assert!(found == Some(thing), "{name}: {:?} instead of {}", found.map(short), short(thing));

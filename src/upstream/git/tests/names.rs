@@ -1,6 +1,6 @@
 //! References, and the commits they resolve to.
 
-use super::server::{Instead, settings};
+use super::server::{ServerBehaviour, settings};
 use super::*;
 
 /// Makes a repository with a branch and a tag of the same name, and more. Returns its commit ids by name.
@@ -33,19 +33,19 @@ fn tangled(forge: &Forge) -> BTreeMap<&'static str, String> {
 }
 
 fn content(fetched: &GitTree) -> String {
-    let Thing::File(_, bytes) = &listed(&fetched.tree)[&b"content"[..]] else { panic!() };
+    let TreeItem::File(_, bytes) = &listed(&fetched.tree)[&b"content"[..]] else { panic!() };
     String::from_utf8(bytes.clone()).unwrap()
 }
 
 #[tokio::test]
-async fn a_reference_is_what_a_clone_and_checkout_makes_of_it() {
+async fn a_reference_resolves_as_in_a_clone_and_checkout() {
     let forge = Forge::new();
     let ids = tangled(&forge);
     // Some servers can omit trees, others cannot, and old ones can do neither that nor serve most ids.
     for (filter, old) in [("true", false), ("false", false), ("false", true)] {
         fs::write(settings(forge.folder.path()), format!("[uploadpack]\n\tallowFilter = {filter}\n")).unwrap();
-        forge.server.on(move |_| if old { Instead::AsOld } else { Instead::Nothing });
-        let setting = Setting::at(&forge.url("r"));
+        forge.server.on(move |_| if old { ServerBehaviour::AsOld } else { ServerBehaviour::Nothing });
+        let setting = GitTestSetting::at(&forge.url("r"));
         let first = &ids["first"];
         let short = first[..10].to_owned();
         for reference in [
@@ -89,7 +89,7 @@ async fn a_reference_is_what_a_clone_and_checkout_makes_of_it() {
 
 /// Gerrit refuses ids without a ref, even in protocol version 2.
 #[tokio::test]
-async fn what_a_server_does_not_hand_out_by_its_id_is_looked_for_in_all_it_has() {
+async fn a_commit_refused_by_its_id_is_found_by_fetching_everything() {
     let forge = Forge::new();
     let (r, outer) = (forge.repository("r"), forge.repository("outer"));
     write(&r, "content", "first");
@@ -107,13 +107,13 @@ async fn what_a_server_does_not_hand_out_by_its_id_is_looked_for_in_all_it_has()
         let line = format!("ERR upload-pack: not our ref {}", &want[5..]);
         let line = format!("{:04x}{line}", line.len() + 4);
         let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-result\r\n\r\n";
-        if is_refused { Instead::Say(format!("{head}{line}")) } else { Instead::Nothing }
+        if is_refused { ServerBehaviour::Say(format!("{head}{line}")) } else { ServerBehaviour::Nothing }
     });
-    let setting = Setting::at(&forge.url("r"));
+    let setting = GitTestSetting::at(&forge.url("r"));
     let fetched = setting.fetch(&forge.source("r", &first)).await.unwrap();
     assert_eq!((content(&fetched).as_str(), &fetched.commit), ("first", &first));
     let fetched = setting.fetch(&forge.source("outer", "")).await.unwrap();
-    assert_eq!(listed(&fetched.tree)[&b"s/content"[..]], Thing::File(0o644, b"first".to_vec()));
+    assert_eq!(listed(&fetched.tree)[&b"s/content"[..]], TreeItem::File(0o644, b"first".to_vec()));
     assert!(forge.server.asked().len() > 6, "it was refused nothing");
 }
 
@@ -121,7 +121,7 @@ async fn what_a_server_does_not_hand_out_by_its_id_is_looked_for_in_all_it_has()
 async fn with_a_depth_a_branch_wins_and_ids_are_nothing() {
     let forge = Forge::new();
     let ids = tangled(&forge);
-    let setting = Setting::at(&forge.url("r"));
+    let setting = GitTestSetting::at(&forge.url("r"));
     let deep = |reference: &str, depth| GitSource { depth: Some(depth), ..forge.source("r", reference) };
     for (reference, found) in [("both", "both"), ("main", "main"), ("annotated", "tagged"), ("", "main")] {
         let fetched = setting.fetch(&deep(reference, 1)).await.unwrap();
@@ -135,7 +135,7 @@ async fn with_a_depth_a_branch_wins_and_ids_are_nothing() {
 async fn a_tag_that_moved_names_another_commit() {
     let forge = Forge::new();
     let ids = tangled(&forge);
-    let setting = Setting::at(&forge.url("r"));
+    let setting = GitTestSetting::at(&forge.url("r"));
     let source = forge.source("r", "annotated");
     assert_eq!(setting.look(&source).await.unwrap().as_ref(), Some(&ids["tagged"]));
     git(&forge.folder.path().join("r"), &["tag", "-f", "-a", "-m", "y", "annotated", &ids["both"]]);
@@ -144,10 +144,10 @@ async fn a_tag_that_moved_names_another_commit() {
 }
 
 #[tokio::test]
-async fn a_repository_that_is_absent_or_empty_is_upstreams_trouble() {
+async fn an_absent_or_empty_repository_is_an_upstream_error() {
     let forge = Forge::new();
     forge.repository("empty");
-    let setting = Setting::at(&forge.url("empty"));
+    let setting = GitTestSetting::at(&forge.url("empty"));
     for (name, said) in [("absent", "no such repository"), ("empty", "without a commit")] {
         let error = setting.fetch(&forge.source(name, "")).await.unwrap_err();
         let GitError::Upstream(error) = error else { panic!("{error}") };

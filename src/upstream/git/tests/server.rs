@@ -26,7 +26,7 @@ impl ReceivedRequest {
 
 /// The server's behaviour for one request.
 #[derive(Clone)]
-pub(super) enum Instead {
+pub(super) enum ServerBehaviour {
     /// A normal answer.
     Nothing,
     /// This text as the complete response.
@@ -41,7 +41,7 @@ pub(super) enum Instead {
     Drip(usize, u64),
 }
 
-type Fault = Box<dyn Fn(&ReceivedRequest) -> Instead + Send>;
+type Fault = Box<dyn Fn(&ReceivedRequest) -> ServerBehaviour + Send>;
 
 pub(super) struct Server {
     pub(super) port: u16,
@@ -54,7 +54,7 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let fault: Arc<Mutex<Fault>> = Arc::new(Mutex::new(Box::new(|_| Instead::Nothing)));
+        let fault: Arc<Mutex<Fault>> = Arc::new(Mutex::new(Box::new(|_| ServerBehaviour::Nothing)));
         let (root, log, faults) = (root.to_owned(), Arc::clone(&asked), Arc::clone(&fault));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -65,7 +65,7 @@ impl Server {
         Self { port, asked, fault }
     }
 
-    pub(super) fn on(&self, fault: impl Fn(&ReceivedRequest) -> Instead + Send + 'static) {
+    pub(super) fn on(&self, fault: impl Fn(&ReceivedRequest) -> ServerBehaviour + Send + 'static) {
         *self.fault.lock() = Box::new(fault);
     }
 
@@ -81,15 +81,15 @@ fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<ReceivedRequest>>, faul
     log.lock().push(asked.clone());
     let instead = (faults.lock())(&asked);
     let _ = match instead {
-        Instead::Nothing => answer(&mut writer, root, &asked, true),
-        Instead::AsOld => answer(&mut writer, root, &asked, false),
-        Instead::Say(said) => writer.write_all(said.as_bytes()),
-        Instead::Drip(first, apart) => {
+        ServerBehaviour::Nothing => answer(&mut writer, root, &asked, true),
+        ServerBehaviour::AsOld => answer(&mut writer, root, &asked, false),
+        ServerBehaviour::Say(said) => writer.write_all(said.as_bytes()),
+        ServerBehaviour::Drip(first, apart) => {
             let mut dripping = Dripping { writer, first, apart: std::time::Duration::from_millis(apart) };
             answer(&mut dripping, root, &asked, true)
         }
-        Instead::Progress(apart) => progress(&mut writer, std::time::Duration::from_millis(apart)),
-        Instead::Silence => std::io::copy(&mut reader, &mut std::io::sink()).map(drop),
+        ServerBehaviour::Progress(apart) => progress(&mut writer, std::time::Duration::from_millis(apart)),
+        ServerBehaviour::Silence => std::io::copy(&mut reader, &mut std::io::sink()).map(drop),
     };
 }
 

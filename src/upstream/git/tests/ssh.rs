@@ -69,8 +69,8 @@ impl SshServer {
         Some(Self { folder, port, connections, user })
     }
 
-    fn setting(&self, key: &str, known_hosts: &str) -> Setting {
-        let mut setting = Setting::at(&Url::parse("https://registry.example/").unwrap());
+    fn setting(&self, key: &str, known_hosts: &str) -> GitTestSetting {
+        let mut setting = GitTestSetting::at(&Url::parse("https://registry.example/").unwrap());
         let at = self.folder.path();
         let files = SshFiles { key: at.join(key), known_hosts: at.join(known_hosts) };
         let host = Hostname::parse(&format!("127.0.0.1:{}", self.port)).unwrap();
@@ -107,7 +107,7 @@ async fn a_repository_is_fetched_over_ssh_with_the_configured_key() {
 
 /// Promise 8, without prompts: an unknown host key and a refused user key are errors.
 #[tokio::test]
-async fn an_unknown_host_and_a_refused_key_are_told() {
+async fn an_unknown_host_and_a_refused_key_are_errors() {
     let Some(server) = SshServer::start() else { return };
     let forge = Forge::new();
     let r = forge.repository("r");
@@ -126,7 +126,7 @@ async fn an_unknown_host_and_a_refused_key_are_told() {
 }
 
 #[tokio::test]
-async fn a_server_without_a_key_of_its_own_is_not_asked() {
+async fn an_ssh_server_without_a_configured_key_gets_no_connection() {
     let Some(server) = SshServer::start() else { return };
     let mut setting = server.setting("user", "known_hosts");
     setting.credentials[0].upstreams = vec![Hostname::parse("other.example").unwrap()];
@@ -147,7 +147,7 @@ async fn a_silent_ssh_server_is_given_up_and_leaves_no_process() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "key", "x");
     write(folder.path(), "known_hosts", "");
-    let mut setting = Setting::at(&Url::parse("https://registry.example/").unwrap());
+    let mut setting = GitTestSetting::at(&Url::parse("https://registry.example/").unwrap());
     let files = SshFiles { key: folder.path().join("key"), known_hosts: folder.path().join("known_hosts") };
     let host = Hostname::parse(&format!("127.0.0.1:{port}")).unwrap();
     setting.credentials = vec![Credential { host, upstreams: vec![super::host()], access: Access::Ssh(files) }];
@@ -166,12 +166,12 @@ async fn a_silent_ssh_server_is_given_up_and_leaves_no_process() {
 fn a_key_is_for_the_ports_of_its_host_that_it_names() {
     let files = SshFiles { key: "/k".into(), known_hosts: "/h".into() };
     for (named, is_for) in [("git.example", [true, true, false]), ("git.example:2222", [false, false, true])] {
-        let mut setting = Setting::at(&Url::parse("https://registry.example/").unwrap());
+        let mut setting = GitTestSetting::at(&Url::parse("https://registry.example/").unwrap());
         let host = Hostname::parse(named).unwrap();
         let access = Access::Ssh(files.clone());
         setting.credentials = vec![Credential { host, upstreams: vec![super::host()], access }];
         let grant = setting.granted().grant.clone();
-        assert_eq!([22, 443, 2222].map(|port| grant.ssh_for("git.example", port).is_some()), is_for, "{named}");
-        assert!(grant.ssh_for("other.example", 22).is_none());
+        assert_eq!([22, 443, 2222].map(|port| grant.ssh_key_for("git.example", port).is_some()), is_for, "{named}");
+        assert!(grant.ssh_key_for("other.example", 22).is_none());
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use secrecy::SecretString;
 
-use super::server::Instead;
+use super::server::ServerBehaviour;
 use super::*;
 use crate::config::{Access, CredentialKind};
 use crate::upstream::error::Fault;
@@ -16,8 +16,10 @@ fn simple(forge: &Forge) -> PathBuf {
     r
 }
 
-fn redirect(to: impl std::fmt::Display) -> Instead {
-    Instead::Say(format!("HTTP/1.1 302 Found\r\nConnection: close\r\nContent-Length: 0\r\nLocation: {to}\r\n\r\n"))
+fn redirect(to: impl std::fmt::Display) -> ServerBehaviour {
+    ServerBehaviour::Say(format!(
+        "HTTP/1.1 302 Found\r\nConnection: close\r\nContent-Length: 0\r\nLocation: {to}\r\n\r\n"
+    ))
 }
 
 #[tokio::test]
@@ -27,9 +29,9 @@ async fn a_repository_that_has_moved_is_fetched_at_its_new_place() {
     let port = forge.server.port;
     forge.server.on(move |asked| match asked.target.strip_prefix("/old/") {
         Some(rest) => redirect(format!("http://127.0.0.1:{port}/r/{rest}")),
-        None => Instead::Nothing,
+        None => ServerBehaviour::Nothing,
     });
-    let setting = Setting::at(&forge.url("r"));
+    let setting = GitTestSetting::at(&forge.url("r"));
     let fetched = setting.fetch(&forge.source("old", "main")).await.unwrap();
     assert!(listed(&fetched.tree).contains_key(&b"main.tf"[..]));
     let asked = forge.server.asked();
@@ -41,10 +43,10 @@ async fn a_repository_that_has_moved_is_fetched_at_its_new_place() {
 
 /// Promise 7, on every hop.
 #[tokio::test]
-async fn a_redirect_to_where_larder_does_not_go_is_refused() {
+async fn a_redirect_against_the_egress_policy_is_refused() {
     let forge = Forge::new();
     simple(&forge);
-    let setting = Setting::at(&forge.url("r"));
+    let setting = GitTestSetting::at(&forge.url("r"));
     let other = Forge::new();
     let places = ["https://127.0.0.1:1/".to_owned(), "https://10.1.2.3/".to_owned(), other.url("r").to_string()];
     for (place, line) in places.into_iter().zip(["\"127.0.0.1\"", "\"10.1.2.3\"", "\"http://127.0.0.1:"]) {
@@ -58,20 +60,20 @@ async fn a_redirect_to_where_larder_does_not_go_is_refused() {
 }
 
 #[tokio::test]
-async fn a_redirect_of_what_was_posted_is_not_followed() {
+async fn a_redirect_of_a_post_is_not_followed() {
     let forge = Forge::new();
     simple(&forge);
-    forge
-        .server
-        .on(|asked| if asked.method == "POST" { redirect("/r/.git/git-upload-pack") } else { Instead::Nothing });
-    let refused = Setting::at(&forge.url("r")).fetch(&forge.source("r", "main")).await.unwrap_err();
+    forge.server.on(|asked| {
+        if asked.method == "POST" { redirect("/r/.git/git-upload-pack") } else { ServerBehaviour::Nothing }
+    });
+    let refused = GitTestSetting::at(&forge.url("r")).fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("not sent twice"), "{refused}");
     assert_eq!(forge.server.asked().len(), 2);
 }
 
 /// Promise 8: a credential is sent to its host, and to no other after a redirect.
 #[tokio::test]
-async fn a_credential_is_shown_to_its_host_alone() {
+async fn a_credential_is_sent_to_its_host_only() {
     let (private, public) = (Forge::new(), Forge::new());
     simple(&private);
     simple(&public);
@@ -79,7 +81,7 @@ async fn a_credential_is_shown_to_its_host_alone() {
     let host = Hostname::parse(&format!("127.0.0.1:{}", private.server.port)).unwrap();
     let access = Access::Http(CredentialKind::Bearer(token));
     let credential = Credential { host, upstreams: vec![super::host()], access };
-    let mut setting = Setting::at(&public.url("r"));
+    let mut setting = GitTestSetting::at(&public.url("r"));
     setting.credentials = vec![credential];
     let port = private.server.port;
     setting.allow_private = vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port }];
@@ -96,16 +98,16 @@ async fn a_credential_is_shown_to_its_host_alone() {
     assert_eq!((shown(&public), public.server.asked().len()), (0, 3));
     // The credential is not for the modules of another upstream.
     setting.credentials[0].upstreams = vec![Hostname::parse("other.example").unwrap()];
-    private.server.on(|_| Instead::Nothing);
+    private.server.on(|_| ServerBehaviour::Nothing);
     let before = shown(&private);
     setting.fetch(&private.source("r", "main")).await.unwrap();
     assert_eq!(shown(&private), before);
 }
 
 #[tokio::test]
-async fn what_a_forge_refuses_is_told_as_such() {
+async fn an_http_error_of_a_forge_is_reported_as_such() {
     let forge = Forge::new();
-    let setting = Setting::at(&forge.url("r"));
+    let setting = GitTestSetting::at(&forge.url("r"));
     for (answer, said) in [
         ("401 Unauthorized", "refused larder itself"),
         ("500 Oops", "answered 500"),
@@ -116,7 +118,7 @@ async fn what_a_forge_refuses_is_told_as_such() {
         ("422 Unprocessable Content", "unusable: status 422"),
     ] {
         forge.server.on(move |_| {
-            Instead::Say(format!("HTTP/1.1 {answer}\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno"))
+            ServerBehaviour::Say(format!("HTTP/1.1 {answer}\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno"))
         });
         let error = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
         assert!(error.to_string().contains(said), "{answer}: {error}");
@@ -129,7 +131,7 @@ async fn what_a_forge_refuses_is_told_as_such() {
 async fn offline_nothing_is_asked_and_no_ssh_started() {
     let forge = Forge::new();
     simple(&forge);
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.network.offline = true;
     for url in [forge.url("r"), Url::parse("ssh://git@127.0.0.1/x").unwrap()] {
         let source = GitSource { url, reference: None, depth: None };
@@ -141,46 +143,46 @@ async fn offline_nothing_is_asked_and_no_ssh_started() {
 
 /// A cancelled job ends and releases its permit.
 #[tokio::test]
-async fn a_job_that_nobody_waits_for_ends_and_frees_its_place() {
+async fn a_cancelled_job_ends_and_releases_its_permit() {
     let forge = Forge::new();
     simple(&forge);
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.git_jobs.each = 1;
     setting.bounds.git_jobs.all = 1;
     let outbound = Arc::new(setting.outbound());
     let (told, heard) = std::sync::mpsc::channel();
     forge.server.on(move |_| {
         let _ = told.send(());
-        Instead::Silence
+        ServerBehaviour::Silence
     });
     let source = forge.source("r", "main");
     let waiting = {
         let (outbound, source) = (Arc::clone(&outbound), source.clone());
-        let setting = Setting { bounds: setting.bounds, ..Setting::at(&forge.url("r")) };
+        let setting = GitTestSetting { bounds: setting.bounds, ..GitTestSetting::at(&forge.url("r")) };
         tokio::spawn(async move { setting.fetch_with(&outbound, &source).await.map(|fetched| fetched.commit) })
     };
     tokio::task::spawn_blocking(move || heard.recv().unwrap()).await.unwrap();
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
-    forge.server.on(|_| Instead::Nothing);
+    forge.server.on(|_| ServerBehaviour::Nothing);
     setting.fetch_with(&outbound, &source).await.unwrap();
 }
 
 /// Promise 8: a secret that a server quotes is not shown.
 #[tokio::test]
-async fn what_quotes_a_credential_is_not_told() {
+async fn a_text_that_quotes_a_credential_is_not_shown() {
     let forge = Forge::new();
     simple(&forge);
     let host = Hostname::parse(&format!("127.0.0.1:{}", forge.server.port)).unwrap();
     let access = Access::Http(CredentialKind::Bearer(SecretString::from("s3cret")));
-    let mut setting = Setting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.credentials = vec![Credential { host, upstreams: vec![super::host()], access }];
     for said in ["ERR who is s3cret", "ERR who is there"] {
         let line = format!("{:04x}{said}", said.len() + 4);
         let head =
             "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-advertisement\r\n\r\n";
         let answer = format!("{head}001e# service=git-upload-pack\n0000{line}");
-        forge.server.on(move |_| Instead::Say(answer.clone()));
+        forge.server.on(move |_| ServerBehaviour::Say(answer.clone()));
         let error = setting.fetch(&forge.source("r", "main")).await.unwrap_err().to_string();
         assert!(!error.contains("s3cret"), "{error}");
         assert_eq!(error.contains("not shown"), said.contains("s3cret"), "{error}");
