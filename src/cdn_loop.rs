@@ -3,7 +3,7 @@
 use std::fmt;
 
 const OUR_NAME: &str = "larder";
-const MOST_LARDERS: usize = 4;
+const MAX_LARDERS: usize = 4;
 const LONGEST: usize = 4096;
 
 /// This process's own entry: `larder;id=RANDOM`, new at each start.
@@ -58,7 +58,7 @@ impl CdnLoop {
 
     /// Returns true if the request has passed here before, or through too many larders.
     pub fn is_a_loop(&self, own: &OwnEntry) -> bool {
-        self.0.len() > LONGEST || self.larders().count() > MOST_LARDERS || self.larders().any(|entry| entry == own.0)
+        self.0.len() > LONGEST || self.larders().count() > MAX_LARDERS || self.larders().any(|entry| entry == own.0)
     }
 
     /// The list to send on: the one received, and our own entry at its end.
@@ -93,7 +93,7 @@ mod tests {
         fn what_is_sent_on_is_known_again(values in prop::collection::vec("[ -~]{0,30}|(larder;id=[0-9]?[ ,;]*){1,3}", 0..4)) {
             let own = OwnEntry::random().unwrap();
             let mut list = CdnLoop::received(values.iter().map(String::as_str));
-            for _ in 0..=MOST_LARDERS {
+            for _ in 0..=MAX_LARDERS {
                 let sent = list.with(&own);
                 prop_assert!(sent.starts_with(&values.join(", ")) && sent.ends_with(&own.to_string()));
                 list = CdnLoop::received([sent.as_str()].into_iter());

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 /// The longest sleep before the clock is read again: it may be set, or the machine may have slept.
-const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
 /// The end of the year 9999: dates have four digits.
 const LAST_SECOND: u64 = 253_402_300_799;
@@ -105,7 +105,7 @@ impl Clock {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(left.min(LONGEST_SLEEP)) => {}
+                () = tokio::time::sleep(left.min(MAX_SLEEP)) => {}
                 // Its sender is this clock, which is there.
                 _ = moved.changed() => {}
             }

@@ -198,7 +198,9 @@ impl Error {
                 .remedied_by("its operator can add it as an [[upstream]]"),
             Self::NotFound(why) => of(why),
             Self::Upstream(error) => error.explain(),
-            Self::Unverified { asked, verdict } => of(verdict).about(asked).remedied_by("not stored, not served; its publisher or registry must mend it"),
+            Self::Unverified { asked, verdict } => {
+                of(verdict).about(asked).remedied_by("not stored, not served; its publisher or registry must mend it")
+            }
             Self::Unaccepted { asked, verdict, command } => {
                 of(verdict).about(asked).remedied_by(format!("if that is right: {command}"))
             }
@@ -209,19 +211,17 @@ impl Error {
             Self::Sealed(what) => of("this mirror is offline, so no upstream is asked").about(what),
             Self::Busy { what, why } => of(why).about(what).remedied_by(AGAIN),
             Self::Unattended { what, running } => Explanation::of(format!(
-                "{running} downloads that were started for this client address and that nobody waits for are still running"
+                "{running} downloads that this client address started and no client waits for are still running"
             ))
             .about(what)
             .remedied_by("ask again when they have ended"),
-            Self::Spared(what) => {
-                of("its upstream has been asked often enough for now").about(what).remedied_by(AGAIN)
+            Self::Spared(what) => of("its upstream has been asked often enough for now").about(what).remedied_by(AGAIN),
+            Self::HeldBack { what, .. } => of("its upstream asks for a pause (Retry-After)").about(what),
+            Self::NotKept(what) => {
+                of("it was downloaded and is not stored: the store was full, or the disk refused it")
+                    .about(what)
+                    .remedied_by("free space on the disk, or raise [store] max_size")
             }
-            Self::HeldBack { what, .. } => {
-                of("its upstream has asked to be left alone for a while (Retry-After)").about(what)
-            }
-            Self::NotKept(what) => of("it was downloaded and is not stored: the store was full, or the disk refused it")
-                .about(what)
-                .remedied_by("free space on the disk, or raise [store] max_size"),
             Self::Unreadable { what, why } => Explanation::of(format!("cannot be read: {why}")).about(what),
             Self::Looped => of("the request has been through this larder already, or through more than four")
                 .remedied_by("an [[upstream]] points back at larder: check its url"),

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 /// The first pause before a task that panicked is started again.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause, however many panics came before.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
+const MAX_PAUSE: Duration = Duration::from_secs(5 * 60);
 
 /// A task that runs for as long as larder does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,7 @@ impl Supervisor {
                 Ok(ended) => return ended,
                 Err(panic) => panic,
             };
-            if began.elapsed() > LONGEST_PAUSE {
+            if began.elapsed() > MAX_PAUSE {
                 in_a_row = 0;
             }
             let pause = self.pause_after(in_a_row);
@@ -116,7 +116,7 @@ impl Supervisor {
 
     /// The pause after a panic, given the number of consecutive earlier ones.
     fn pause_after(&self, others: u32) -> Duration {
-        self.first_pause.saturating_mul(2_u32.saturating_pow(others)).min(LONGEST_PAUSE)
+        self.first_pause.saturating_mul(2_u32.saturating_pow(others)).min(MAX_PAUSE)
     }
 }
 
@@ -168,7 +168,7 @@ mod tests {
         let supervisor = Supervisor::default();
         let pauses: Vec<u64> = (0..5).map(|others| supervisor.pause_after(others).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16]);
-        assert_eq!(supervisor.pause_after(9), LONGEST_PAUSE);
-        assert_eq!(supervisor.pause_after(u32::MAX), LONGEST_PAUSE);
+        assert_eq!(supervisor.pause_after(9), MAX_PAUSE);
+        assert_eq!(supervisor.pause_after(u32::MAX), MAX_PAUSE);
     }
 }

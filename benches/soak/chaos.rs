@@ -21,7 +21,7 @@ use crate::truth::Draft;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How often one version is published anew; beyond 64 records of it larder waits for `accept`.
-const MOST_EDITIONS: u32 = 60;
+const MAX_EDITIONS: u32 = 60;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default)]
@@ -166,7 +166,7 @@ impl Chaos {
                 self.site.truth.publish(&self.upstream, Draft::new(&name, &version, size)).await;
                 self.single.push((name, version));
             }
-            70..80 if self.done.editions < MOST_EDITIONS => {
+            70..80 if self.done.editions < MAX_EDITIONS => {
                 self.done.editions += 1;
                 let draft = Draft::new("third", "1.1.0", 1_040_000).edition(1 + u64::from(self.done.editions));
                 self.site.truth.publish(&self.upstream, draft).await;

@@ -3,7 +3,7 @@
 #![no_main]
 
 use larder::address::Hostname;
-use larder::requirements::MOST_PLATFORMS;
+use larder::requirements::MAX_PLATFORMS;
 use larder::jobs::WarmUp;
 use larder::protocol::admin::order::OrderRequest;
 use larder::protocol::admin::order_query::OrderQuery;
@@ -20,7 +20,7 @@ fuzz_target!(|input: &[u8]| {
     let Ok(told) = OrderRequest::read(input.get(end + 1..).unwrap_or_default()) else { return };
     match told.order(&host) {
         Ok(order) => {
-            assert!(!order.given.is_empty() && (1..=MOST_PLATFORMS).contains(&order.platforms.len()));
+            assert!(!order.given.is_empty() && (1..=MAX_PLATFORMS).contains(&order.platforms.len()));
             let Ok(warm_up) = WarmUp::of_order(order, told.pin) else { return };
             let written = serde_json::to_vec(&warm_up).expect("plain data");
             assert!(serde_json::from_slice::<WarmUp>(&written).expect("what was written") == warm_up);

@@ -6,7 +6,7 @@ use std::fmt;
 use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
 use serde::{Deserialize, Serialize};
 
-use super::{BadAddress, LONGEST_PART};
+use super::{BadAddress, MAX_PART};
 
 /// A registry's host name as one key: lower-case ASCII (punycode), `:443` dropped, any other port kept.
 ///
@@ -33,7 +33,7 @@ impl Hostname {
         if ascii.contains("xn--") && in_ascii(&idna::domain_to_unicode(&ascii).0).as_ref() != Some(&ascii) {
             return Err(bad("it has no spelling in Unicode that is a domain name"));
         }
-        if ascii.len() > LONGEST_PART - ":65535".len() {
+        if ascii.len() > MAX_PART - ":65535".len() {
             return Err(bad("it is longer than a path segment of ours may be"));
         }
         Ok(match port {

@@ -23,7 +23,7 @@ pub use self::selector::{BadSelector, PackageSelector, Selection, Versions};
 pub use self::version::Version;
 
 /// The longest accepted name, version or platform, in bytes.
-pub const LONGEST_PART: usize = 128;
+pub const MAX_PART: usize = 128;
 
 /// Invalid text for a host, name, version or platform: the expected kind, and the problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +36,7 @@ pub struct BadAddress {
 
 impl BadAddress {
     fn new(kind: &'static str, given: &str, why: &'static str) -> Self {
-        let given = given.chars().take(LONGEST_PART).collect();
+        let given = given.chars().take(MAX_PART).collect();
         Self { kind, given, why }
     }
 }
@@ -44,7 +44,7 @@ impl BadAddress {
 /// A name of up to 128 letters, digits, `-` and `_`, as it was given.
 fn checked_name<'a>(kind: &'static str, given: &'a str) -> Result<&'a str, BadAddress> {
     let bad = |why| BadAddress::new(kind, given, why);
-    if given.is_empty() || given.len() > LONGEST_PART {
+    if given.is_empty() || given.len() > MAX_PART {
         return Err(bad("it has no letters, or more than 128"));
     }
     if !given.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
@@ -269,7 +269,7 @@ impl FileName {
     /// Parses a file name of at most 128 bytes.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         let bad = |why| BadAddress::new("file name", given, why);
-        if given.is_empty() || given.len() > LONGEST_PART {
+        if given.is_empty() || given.len() > MAX_PART {
             return Err(bad("it is empty, or longer than 128 bytes"));
         }
         if given == "."
@@ -348,7 +348,7 @@ mod tests {
             ];
             for part in parts.into_iter().flatten() {
                 prop_assert!(part == text || part == text.to_ascii_lowercase());
-                prop_assert!(!part.is_empty() && part.len() <= LONGEST_PART && part != "." && part != "..");
+                prop_assert!(!part.is_empty() && part.len() <= MAX_PART && part != "." && part != "..");
                 prop_assert!(!part.contains(['/', '\\', ' ']) && !part.contains(char::is_control), "{part:?}");
             }
         }

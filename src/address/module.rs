@@ -112,7 +112,7 @@ impl fmt::Display for ModulePackage {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::LONGEST_PART;
+    use super::super::MAX_PART;
     use super::*;
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
         fn what_is_a_module_name_is_one_segment_as_it_was_given(text in "\\PC{0,20}|[a-zA-Z0-9_.-]{0,140}") {
             if let Ok(name) = ModuleName::parse(&text) {
                 prop_assert_eq!(name.as_str(), &text);
-                prop_assert!(!text.contains(['/', '.', '\\']) && text.len() <= LONGEST_PART);
+                prop_assert!(!text.contains(['/', '.', '\\']) && text.len() <= MAX_PART);
             }
         }
     }

@@ -13,7 +13,7 @@ use super::{BadAddress, Version, constraint_syntax};
 /// The term used in error texts.
 const KIND: &str = "version constraint of a module";
 /// The most numbers in the version of a condition.
-const MOST_NUMBERS: usize = 16;
+const MAX_NUMBERS: usize = 16;
 
 /// Conditions that the version of a module must meet, all of them; none is met by every release.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -157,7 +157,7 @@ impl PartialVersion {
         let numbers = core.split('.').map(|number| number.parse::<i64>().ok()?.try_into().ok());
         let mut numbers: Vec<u64> = numbers.collect::<Option<_>>()?;
         let written = numbers.len();
-        if written > MOST_NUMBERS {
+        if written > MAX_NUMBERS {
             return None;
         }
         numbers.resize(written.max(3), 0);

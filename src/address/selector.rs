@@ -140,13 +140,13 @@ impl<A: fmt::Display> Selection<A> {
 impl PackageSelector {
     /// Parses an address; `default_host` is the registry of one that names none.
     pub fn parse(given: &str, default_host: &Hostname) -> Result<Self, BadSelector> {
-        let shown = || given.chars().take(super::LONGEST_PART).collect::<String>();
+        let shown = || given.chars().take(super::MAX_PART).collect::<String>();
         let (address, version) = match given.split_once('@') {
             Some((address, version)) => (address, Some(version)),
             None => (given, None),
         };
         if version.is_some_and(|version| version.trim_matches(|c: char| "~<>=! ".contains(c)).is_empty()) {
-            let address = address.chars().take(super::LONGEST_PART).collect();
+            let address = address.chars().take(super::MAX_PART).collect();
             return Err(BadSelector::Unquoted(shown(), address));
         }
         let parts: Vec<&str> = address.split('/').collect();

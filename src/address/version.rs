@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::BadAddress;
 
 /// The longest version, in bytes: `VERSION.json` must fit into a path segment, in normal form too.
-const LONGEST_VERSION: usize = 96;
+const MAX_VERSION: usize = 96;
 
 /// A version in the clients' normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (PROTOCOL 2.2).
 ///
@@ -27,7 +27,7 @@ impl Version {
     /// Parses a version as the clients do: one to three numbers, then `-PRE` and `+BUILD`; no `v`.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         let bad = |why| BadAddress::new("version", given, why);
-        if given.len() > LONGEST_VERSION {
+        if given.len() > MAX_VERSION {
             return Err(bad("it is longer than 96 bytes"));
         }
         if given.starts_with(['v', 'V']) {
@@ -69,7 +69,7 @@ impl Version {
                 normal.push_str(label);
             }
         }
-        if normal.len() > LONGEST_VERSION {
+        if normal.len() > MAX_VERSION {
             return Err(bad("it is longer than 96 bytes with all its three numbers"));
         }
         Ok(Self { numbers, pre, build, normal })

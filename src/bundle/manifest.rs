@@ -19,7 +19,7 @@ mod text;
 mod writing;
 
 pub use self::file::{BundledArchive, BundledFile, EntryFile, FileRole};
-pub use self::reading::{BadManifest, LARGEST_MANIFEST};
+pub use self::reading::{BadManifest, MAX_MANIFEST};
 
 /// The manifest format that this larder writes, and the newest that it reads.
 const FORMAT: u32 = 1;

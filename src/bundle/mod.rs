@@ -22,7 +22,7 @@ mod write;
 pub use self::inventory::{BadInventory, Inventory};
 pub use self::manifest::{
     BadManifest, BundleEntry, BundledArchive, BundledDocument, BundledFile, EntryFile, FetchOrigin, FileRole,
-    LARGEST_MANIFEST, Manifest, ModuleEntry, ProviderEntry,
+    MAX_MANIFEST, Manifest, ModuleEntry, ProviderEntry,
 };
 pub use self::open::{BadBundle, BundleReader, DigestCheck};
 pub use self::parts::{BadParts, BundlePart, MIN_PART_BYTES, PartList, PartsReader, PartsWriter, WrittenParts};

@@ -4,14 +4,14 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use super::manifest::LARGEST_MANIFEST;
+use super::manifest::MAX_MANIFEST;
 use super::tar::{BadTar, TarReader};
 use super::{BadManifest, BundleTrust, EntryFile, Manifest, Signature, SignatureStatus};
 use crate::digest::{Digest, Hasher};
 
 pub(super) const MANIFEST: &str = "larder-bundle.json";
 pub(super) const SIGNATURE: &str = "larder-bundle.sig";
-const LARGEST_SIGNATURE: u64 = 4 << 10;
+const MAX_SIGNATURE: u64 = 4 << 10;
 const READ_AT_ONCE: usize = 256 * 1024;
 
 /// Why reading a bundle stopped.
@@ -83,8 +83,8 @@ impl<R: Read> BundleReader<R> {
         if !tar.first_is(MANIFEST)? {
             return Err(BadBundle::NoBundle);
         }
-        let manifest = whole(&mut tar, &mut buffer, MANIFEST, LARGEST_MANIFEST)?.ok_or(BadBundle::NoBundle)?;
-        let signature = match whole(&mut tar, &mut buffer, SIGNATURE, LARGEST_SIGNATURE)? {
+        let manifest = whole(&mut tar, &mut buffer, MANIFEST, MAX_MANIFEST)?.ok_or(BadBundle::NoBundle)?;
+        let signature = match whole(&mut tar, &mut buffer, SIGNATURE, MAX_SIGNATURE)? {
             None => None,
             Some(bytes) => {
                 let why = || BadBundle::Altered(format!("{SIGNATURE} is not as larder writes it"));

@@ -9,10 +9,10 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, Hasher};
 
 const FORMAT: u32 = 1;
-const MOST_PARTS: usize = 99_999;
+const MAX_PARTS: usize = 99_999;
 /// The smallest size of a part in bytes; the last part may be smaller.
 pub const MIN_PART_BYTES: u64 = 1 << 20;
-const LARGEST_LIST: usize = 32 << 20;
+const MAX_LIST: usize = 32 << 20;
 
 /// The contents of `larder-bundle.parts.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,14 +76,14 @@ impl PartList {
     /// [`BadParts::Unreadable`].
     pub fn read(bytes: &[u8]) -> Result<Self, BadParts> {
         let bad = |why: String| Err(BadParts::Unreadable(why));
-        if bytes.len() > LARGEST_LIST {
-            return bad(format!("it is larger than {} MiB", LARGEST_LIST >> 20));
+        if bytes.len() > MAX_LIST {
+            return bad(format!("it is larger than {} MiB", MAX_LIST >> 20));
         }
         let list: Self = serde_json::from_slice(bytes).map_err(|e| BadParts::Unreadable(e.to_string()))?;
         if list.format != FORMAT {
             return bad(format!("it has format {}, and this larder reads {FORMAT}", list.format));
         }
-        if list.parts.len() > MOST_PARTS || list.part_bytes < MIN_PART_BYTES {
+        if list.parts.len() > MAX_PARTS || list.part_bytes < MIN_PART_BYTES {
             return bad("there are more parts than may be, or they are smaller".to_owned());
         }
         let last = list.parts.len();
@@ -261,9 +261,9 @@ where
             Some(_) => {}
             now @ None => {
                 let number = self.list.parts.len() + 1;
-                if number > MOST_PARTS {
+                if number > MAX_PARTS {
                     return Err(io::Error::other(format!(
-                        "there would be more than {MOST_PARTS} parts: make them larger"
+                        "there would be more than {MAX_PARTS} parts: make them larger"
                     )));
                 }
                 let name = PartList::part_name(number);

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 
 const BLOCK: usize = 512;
 /// Sizes from here on exceed eleven octal digits and are written in base 256, as GNU tar does.
-const MOST_IN_OCTAL: u64 = 8 << 30;
+const MAX_IN_OCTAL: u64 = 8 << 30;
 
 type Block = [u8; BLOCK];
 
@@ -32,7 +32,7 @@ fn header(name: &str, size: u64) -> Block {
     put(100, b"0000644\0");
     put(108, b"0000000\0");
     put(116, b"0000000\0");
-    if size < MOST_IN_OCTAL {
+    if size < MAX_IN_OCTAL {
         put(124, format!("{size:011o}\0").as_bytes());
     } else {
         put(124, &[0x80, 0, 0, 0]);
@@ -281,7 +281,7 @@ mod tests {
     /// Sizes from 8 GiB on do not fit into eleven octal digits.
     #[test]
     fn sizes_of_any_length_are_written_as_others_read_them() {
-        for size in [0, 1, 512, MOST_IN_OCTAL - 1, MOST_IN_OCTAL, 1 << 40, u64::MAX] {
+        for size in [0, 1, 512, MAX_IN_OCTAL - 1, MAX_IN_OCTAL, 1 << 40, u64::MAX] {
             let header = header("sha256/ab", size);
             assert_eq!(size_in(&header), Some(size));
             let told = ::tar::Header::from_byte_slice(&header);

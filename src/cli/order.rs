@@ -91,7 +91,7 @@ impl OrderOptions {
                     told.lock_files.push(NamedText { name: given.clone(), text });
                 }
                 LabelKind::Told => {
-                    let bytes = file::read_up_to(&path, requirements::MOST_BYTES)
+                    let bytes = file::read_up_to(&path, requirements::MAX_BYTES)
                         .with_context(|| format!("{given} cannot be read"))?;
                     let more = OrderRequest::read(&bytes).map_err(|why| anyhow!("{given}: {why}"))?;
                     told.add(more).map_err(|why| anyhow!("{given}: {why}"))?;

@@ -12,7 +12,7 @@ use super::screen::TerminalLines;
 use super::text::width_of_stderr;
 
 const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
-const LONGEST_BAR: usize = 40;
+const MAX_BAR: usize = 40;
 const SHORTEST_BAR: usize = 10;
 
 /// Shared byte counter.
@@ -113,7 +113,7 @@ fn line(doing: &str, bytes: u64, all: Option<u64>, since: Duration, width: usize
     let room = width.saturating_sub(doing.chars().count() + told.chars().count() + 4);
     let line = match all.filter(|all| *all > 0 && room >= SHORTEST_BAR) {
         Some(all) => {
-            let inside = room.min(LONGEST_BAR) - 2;
+            let inside = room.min(MAX_BAR) - 2;
             let full = (u128::from(bytes.min(all)) * inside as u128 / u128::from(all)) as usize;
             let head = if full > 0 && full < inside { ">" } else { "" };
             let done = "=".repeat(full - head.len());

@@ -6,7 +6,7 @@ use humantime::format_rfc3339_seconds;
 use crate::clock::Timestamp;
 
 /// Wrapping to fewer columns would not help a reader.
-const LEAST_WIDTH: usize = 40;
+const MIN_WIDTH: usize = 40;
 /// Column where the text after a label begins.
 const LABEL_WIDTH: usize = 13;
 
@@ -29,7 +29,7 @@ pub(super) struct TextPage {
 
 impl TextPage {
     pub(super) fn of_width(width: Option<usize>) -> Self {
-        Self { width: width.map(|width| width.max(LEAST_WIDTH)), lines: Vec::new() }
+        Self { width: width.map(|width| width.max(MIN_WIDTH)), lines: Vec::new() }
     }
 
     /// Begins a group: its name and a text about the whole group.
@@ -166,7 +166,7 @@ pub(super) fn format_timestamp(at: Timestamp) -> String {
     // A file may contain a year that has no calendar date.
     match std::time::SystemTime::UNIX_EPOCH.checked_add(since_1970).filter(|_| at.0 < 253_402_300_800) {
         Some(time) => format_rfc3339_seconds(time).to_string().replace('T', " ").replace('Z', " UTC"),
-        None => "a moment that no calendar has".to_owned(),
+        None => "an invalid time".to_owned(),
     }
 }
 
@@ -186,7 +186,7 @@ mod tests {
         let told = [0, 59, 60, 3_599, 3_660, 86_399, 86_400, 259_200].map(format_seconds);
         assert_eq!(told, ["0 s", "59 s", "1 min", "59 min", "1 h 1 min", "23 h 59 min", "1 day", "3 days"]);
         assert_eq!(format_timestamp(Timestamp(1_795_293_761)), "2026-11-21 20:42:41 UTC");
-        assert_eq!(format_timestamp(Timestamp(u64::MAX)), "a moment that no calendar has");
+        assert_eq!(format_timestamp(Timestamp(u64::MAX)), "an invalid time");
         assert_eq!((percent(1, 0), percent(1, 3), percent(u64::MAX, u64::MAX)), (None, Some(33), Some(100)));
     }
 

@@ -16,7 +16,7 @@ use crate::verify::VerificationPolicy;
 const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 /// Every document is answered within this time, so no request can wait longer.
-const LONGEST_PATIENCE: Duration = Duration::from_secs(8);
+const MAX_PATIENCE: Duration = Duration::from_secs(8);
 
 /// Shortest interval of a scrub, which reads the whole store.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(3600);
@@ -162,7 +162,7 @@ pub(super) fn duration(value: &str) -> Result<Duration, String> {
 /// Parses a time that a request may wait.
 pub(super) fn patience(value: &str) -> Result<Duration, String> {
     let span = duration(value)?;
-    if span > LONGEST_PATIENCE {
+    if span > MAX_PATIENCE {
         return Err(format!("{} is longer than 8s, the limit for every document", quoted(value)));
     }
     Ok(span)

@@ -24,7 +24,7 @@ const CONNECTION: &str = "upstream.connection";
 const TLS: &str = "upstream.tls";
 const DISCOVERY: &str = "upstream.discovery";
 const LIST: &str = "upstream.list";
-const LARGEST_LIST_BYTES: u64 = 16 << 20;
+const MAX_LIST_BYTES: u64 = 16 << 20;
 
 const NO_SUCH_NAME: &str = "check the spelling in [[upstream]] host or url, and DNS on this machine (/etc/resolv.conf); if only a \
      proxy resolves names, set HTTPS_PROXY for larder";
@@ -238,7 +238,7 @@ impl UpstreamCheck<'_> {
         let what = format!("the version list of {}/{}", address.namespace, address.type_);
         let Ok(url) = versions_url(base, &address) else { return self.fail(LIST, "providers.v1 is not a base URL") };
         let began = Instant::now();
-        match self.ask(&what, &url, grant, LARGEST_LIST_BYTES).await {
+        match self.ask(&what, &url, grant, MAX_LIST_BYTES).await {
             Ok(document) => match VersionList::parse(&document.body) {
                 Ok(list) => {
                     let took = began.elapsed().as_millis();

@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tar::{Archive, Entries, Entry, EntryType, PaxExtensions};
 
-use super::layout::LONGEST_PATH;
+use super::layout::MAX_PATH;
 use super::{BadMirrorPath, MirrorPath, Mode, PathMeaning};
 
 /// The most entries in one tar.
-pub const MOST_ENTRIES: u64 = 1_000_000;
-const LONGEST_EXTENSION: u64 = 64 << 10;
+pub const MAX_ENTRIES: u64 = 1_000_000;
+const MAX_EXTENSION: u64 = 64 << 10;
 /// The prefix of paths that `tar -C DIR -c .` writes.
 const HERE: &str = "./";
 /// The most bytes read after the end of a tar. Tar pads to whole records.
-const LONGEST_FILLING: u64 = 1 << 20;
+const MAX_FILLING: u64 = 1 << 20;
 
 /// A reader of a provider tree in a tar.
 pub struct ProviderTreeReader<R: Read> {
@@ -41,7 +41,7 @@ impl<R: Read> ProviderTreeReader<R> {
     ) -> Result<(), E> {
         let Self { mut archive, has_run_out } = self;
         {
-            let mut reading = TarEntries { entries: archive.entries()?.raw(true), left: MOST_ENTRIES };
+            let mut reading = TarEntries { entries: archive.entries()?.raw(true), left: MAX_ENTRIES };
             while let Some(entry) = reading.next()? {
                 take(entry)?;
             }
@@ -51,7 +51,7 @@ impl<R: Read> ProviderTreeReader<R> {
             let why = "the tar has no end: some of it is missing";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why).into());
         }
-        io::copy(&mut archive.into_inner().take(LONGEST_FILLING), &mut io::sink())?;
+        io::copy(&mut archive.into_inner().take(MAX_FILLING), &mut io::sink())?;
         Ok(())
     }
 }
@@ -148,7 +148,7 @@ impl<'a, R: Read> TarEntries<'a, R> {
             let Some(entry) = self.entries.next() else { return Ok(None) };
             let mut entry = entry?;
             self.left = self.left.checked_sub(1).ok_or_else(|| {
-                io::Error::other(format!("it has more than {MOST_ENTRIES} entries: import it in parts"))
+                io::Error::other(format!("it has more than {MAX_ENTRIES} entries: import it in parts"))
             })?;
             match entry.header().entry_type() {
                 EntryType::XGlobalHeader => {}
@@ -208,17 +208,17 @@ fn shown(path: &[u8]) -> String {
     path.strip_prefix(HERE)
         .unwrap_or(&path)
         .chars()
-        .take(LONGEST_PATH)
+        .take(MAX_PATH)
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
 }
 
 fn extension<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Vec<u8>> {
-    if entry.size() > LONGEST_EXTENSION {
-        return Err(io::Error::other(format!("an extension header has more than {LONGEST_EXTENSION} bytes")));
+    if entry.size() > MAX_EXTENSION {
+        return Err(io::Error::other(format!("an extension header has more than {MAX_EXTENSION} bytes")));
     }
     let mut bytes = Vec::new();
-    entry.take(LONGEST_EXTENSION).read_to_end(&mut bytes)?;
+    entry.take(MAX_EXTENSION).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
 
 /// The longest path in a tree, in bytes.
-pub const LONGEST_PATH: usize = 1024;
+pub const MAX_PATH: usize = 1024;
 
 const ZIP: &str = ".zip";
 const JSON: &str = ".json";
@@ -113,7 +113,7 @@ impl MirrorPath {
     /// [`BadMirrorPath`] for a path that leads out of the tree or that no file can have.
     pub fn parse(path: &str) -> Result<PathMeaning, BadMirrorPath> {
         let bad = |why| BadMirrorPath { shown: path.chars().take(128).collect(), why };
-        if path.len() > LONGEST_PATH {
+        if path.len() > MAX_PATH {
             return Err(bad("it is longer than 1024 bytes"));
         }
         if path.starts_with('/') || path.chars().any(|c| c.is_control() || c == '\\') {

@@ -15,7 +15,7 @@ use crate::address::{Hostname, Package, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::verify::{PackageLimits, checksums, package_hashes};
 
-const LARGEST_SMALL: usize = checksums::MAX_BYTES;
+const MAX_SMALL: usize = checksums::MAX_BYTES;
 
 /// The outcome of receiving a tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -83,8 +83,8 @@ impl TreeReceiver<'_> {
             let expected = expected.ok_or_else(|| foreign(&path.to_string()))?;
             return self.archive(path, expected, &mut contents);
         }
-        let Some(bytes) = contents.read_at_most(LARGEST_SMALL)? else {
-            return Err(io::Error::other(format!("{path} has more than {LARGEST_SMALL} bytes")));
+        let Some(bytes) = contents.read_at_most(MAX_SMALL)? else {
+            return Err(io::Error::other(format!("{path} has more than {MAX_SMALL} bytes")));
         };
         self.small(path, bytes.into())
     }
@@ -150,7 +150,7 @@ impl TreeReceiver<'_> {
 
     /// Checks for other SHA256SUMS of the version in the folder. They cover packages that were there before.
     fn has_other_sums(&self, path: &MirrorPath, bytes: &[u8]) -> io::Result<bool> {
-        let there = self.folder.read_at_most(&path.to_string(), LARGEST_SMALL).map_err(io::Error::other)?;
+        let there = self.folder.read_at_most(&path.to_string(), MAX_SMALL).map_err(io::Error::other)?;
         Ok(there.is_some_and(|there| there != bytes))
     }
 
@@ -260,7 +260,7 @@ pub fn existing_archive_digests<'a>(
 }
 
 // `VersionIndex::parse` checks the limit of index files, which are read as small files first.
-const _: () = assert!(index::MAX_INDEX_BYTES <= LARGEST_SMALL);
+const _: () = assert!(index::MAX_INDEX_BYTES <= MAX_SMALL);
 
 #[cfg(test)]
 mod tests;

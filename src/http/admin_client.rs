@@ -23,10 +23,10 @@ use super::sync_bridge::pipe;
 const WITHIN: Duration = Duration::from_secs(10);
 /// Deadline of requests that ask upstreams.
 const COMMAND_WITHIN: Duration = Duration::from_secs(3600);
-const LARGEST_ANSWER: usize = 16 << 20;
-const LARGEST_OF_ALL: usize = 64 << 20;
+const MAX_ANSWER: usize = 16 << 20;
+const MAX_OF_ALL: usize = 64 << 20;
 /// Limit of an answer line: the receipt of a bundle has a text for each entry.
-const LONGEST_LINE: usize = 64 << 20;
+const MAX_LINE: usize = 64 << 20;
 /// The longest silence within an answer.
 const SILENT_FOR: Duration = Duration::from_secs(300);
 
@@ -107,7 +107,7 @@ pub async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result
 pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
     let asking = async {
         let response = exchange(address, Method::GET, path, token, RequestDetails::Nothing).await?;
-        whole_of(address, response, LARGEST_OF_ALL).await
+        whole_of(address, response, MAX_OF_ALL).await
     };
     with_deadline(address, COMMAND_WITHIN, asking).await
 }
@@ -267,7 +267,7 @@ async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u
             line(&rest.split_to(looked_at + end + 1));
             looked_at = 0;
         }
-        if rest.len() > LONGEST_LINE {
+        if rest.len() > MAX_LINE {
             return Err(failed("a line of its report has no end".to_owned()));
         }
     }
@@ -349,7 +349,7 @@ async fn exchange_over(
 }
 
 async fn read_body(address: SocketAddr, response: Response<Incoming>) -> Result<Bytes, AdminClientError> {
-    whole_of(address, response, LARGEST_ANSWER).await
+    whole_of(address, response, MAX_ANSWER).await
 }
 
 async fn whole_of(

@@ -18,9 +18,9 @@ const FILES: [&str; 6] = [
     "/etc/ssl/cert.pem",
 ];
 const FOLDERS: [&str; 2] = ["/etc/ssl/certs", "/etc/pki/tls/certs"];
-const LARGEST_FILE_BYTES: u64 = 16 << 20;
+const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Limit of the files read from a folder. A usual one has some hundreds of roots, and a link to each.
-const MOST_FILES: usize = 4096;
+const MAX_FILES: usize = 4096;
 
 /// The authorities that a client trusts.
 #[derive(Debug, Clone)]
@@ -56,13 +56,13 @@ impl ClientRoots {
 
 fn files_in(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
-    entries.take(MOST_FILES).filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
+    entries.take(MAX_FILES).filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
 }
 
 /// Reads the certificates in a file and skips everything else, as Go does. `None` if the file cannot be read.
 #[expect(clippy::disallowed_methods, reason = "whom clients trust is read where it is used")]
 fn read(file: &Path) -> Option<Vec<CertificateDer<'static>>> {
-    let is_file = std::fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.len() <= LARGEST_FILE_BYTES);
+    let is_file = std::fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.len() <= MAX_FILE_BYTES);
     let pem = if is_file { std::fs::read(file).ok()? } else { return None };
     Some(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok).collect())
 }

@@ -8,7 +8,7 @@ use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
 /// The most bounds of a scale.
-const MOST_BOUNDS: usize = 16;
+const MAX_BOUNDS: usize = 16;
 
 /// The bounds of the buckets, and the conversion from measured steps to the base unit.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Histogram(Arc<BucketCounts>);
 struct BucketCounts {
     scale: &'static Scale,
     /// One bucket for each bound, and one above all bounds.
-    buckets: [AtomicU64; MOST_BOUNDS + 1],
+    buckets: [AtomicU64; MAX_BOUNDS + 1],
     sum: AtomicU64,
 }
 

@@ -42,7 +42,7 @@ use crate::store::{ReadMemory, ReadShare};
 use crate::supervisor::panic_message;
 
 /// Hyper's minimum for the limit of an HTTP/1 head, in bytes.
-const LEAST_HEADER_BYTES: usize = 8192;
+const MIN_HEADER_BYTES: usize = 8192;
 
 /// Limit of the unsent bytes of one HTTP/2 answer. The kernel's socket buffers keep the connection busy.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
@@ -57,7 +57,7 @@ const PONG_WITHIN: Duration = Duration::from_secs(20);
 const CUT_WITHIN: Duration = Duration::from_secs(1);
 
 /// The longest pause after a failed accept.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// Limits of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -239,7 +239,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
         if self.failures == 0 {
             tracing::error!(%error, "cannot accept connections, trying again");
         }
-        let pause = Duration::from_millis(10 << self.failures.min(7)).min(LONGEST_PAUSE);
+        let pause = Duration::from_millis(10 << self.failures.min(7)).min(MAX_PAUSE);
         self.failures = self.failures.saturating_add(1);
         tokio::time::sleep(pause).await;
     }
@@ -380,7 +380,7 @@ impl<H> ListenerState<H> {
             .timer(TokioTimer::new())
             // Hyper's limit also runs while a connection is idle between requests; `Activity` distinguishes them.
             .header_read_timeout(None)
-            .max_buf_size(limits.header_bytes.max(LEAST_HEADER_BYTES));
+            .max_buf_size(limits.header_bytes.max(MIN_HEADER_BYTES));
         // The limits of reset streams, by the peer and by us, stay at h2's defaults.
         http.http2()
             .timer(TokioTimer::new())

@@ -28,9 +28,9 @@ mod connect;
 use super::client_roots::ClientRoots;
 use crate::clock::Timestamp;
 
-const LARGEST_BODY: usize = 64 << 10;
+const MAX_BODY: usize = 64 << 10;
 /// Limit of redirects, as in the clients.
-const MOST_REDIRECTS: usize = 10;
+const MAX_REDIRECTS: usize = 10;
 /// Certificates that expire sooner get a warning.
 const ENDS_SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
@@ -122,7 +122,7 @@ async fn probe_with_redirects(url: &Url, trust: &ClientRoots) -> Result<ProbeAns
         let location = visited.headers.get(header::LOCATION).and_then(|value| value.to_str().ok());
         let next = location.filter(|_| leads_on).and_then(|location| url.join(location).ok());
         match next {
-            Some(next) if followed < MOST_REDIRECTS => url = next,
+            Some(next) if followed < MAX_REDIRECTS => url = next,
             Some(_) | None => return Ok(visited),
         }
         followed += 1;
@@ -171,7 +171,7 @@ async fn send_probe(
         .map_err(|_| ProbeError::NoUrl)?;
     let (parts, body) = sender.send_request(request).await.map_err(failed)?.into_parts();
     // Status and headers are enough if the body is too long or breaks off.
-    let body = Limited::new(body, LARGEST_BODY).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = Limited::new(body, MAX_BODY).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     connection.abort();
     Ok(ProbeAnswer { status: parts.status, headers: parts.headers, body, ends_soon })
 }

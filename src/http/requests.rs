@@ -293,15 +293,15 @@ impl RequestMetrics {
             ended_family, sent_family, refused_family, no_place_family, hit_family, age_family, ..
         } = &*self.0;
         registry.register("larder_requests", "Requests answered, by route and outcome", ended_family.clone());
-        let help = "Body bytes sent to clients, by where they came from: those out of the store are what is saved";
+        let help = "Body bytes sent to clients, by source; `store` is upstream traffic saved";
         registry.register_with_unit("larder_sent", help, Unit::Bytes, sent_family.clone());
-        let help = "Requests that were not answered, by the rule that says so";
+        let help = "Requests refused, by reason";
         registry.register("larder_refusals", help, refused_family.clone());
-        let help = "Connections that were closed before they were answered, by the limit that says so";
+        let help = "Connections closed without a response, by limit";
         registry.register("larder_connections_refused", help, no_place_family.clone());
-        let help = "From the head of a request to the head of its answer, of what was held and fresh";
+        let help = "Time from request headers to response headers, for fresh cache hits";
         registry.register_with_unit("larder_hit", help, Unit::Seconds, hit_family.clone());
-        let help = "How long ago upstream had confirmed a document when it was served";
+        let help = "Age of served documents since upstream last confirmed them";
         registry.register_with_unit("larder_document_age", help, Unit::Seconds, age_family.clone());
     }
 

@@ -44,8 +44,8 @@ pub(super) struct ArchiveTurn<'a> {
 }
 
 enum TurnPermit<'a> {
-    Usual(#[expect(dead_code, reason = "held, and never looked at")] Option<SemaphorePermit<'a>>),
-    Small(#[expect(dead_code, reason = "held, and never looked at")] SemaphorePermit<'a>),
+    Usual(#[expect(dead_code, reason = "held only for its Drop")] Option<SemaphorePermit<'a>>),
+    Small(#[expect(dead_code, reason = "held only for its Drop")] SemaphorePermit<'a>),
 }
 
 impl JobLimits {

@@ -10,9 +10,9 @@ use crate::address::{Artifact, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
-const LONGEST_ERROR: usize = 400;
+const MAX_ERROR: usize = 400;
 /// The error of an item whose job died.
-const LOST: &str = "its job ended unexpectedly: larder's log says why; tell it the same again";
+const LOST: &str = "its job ended unexpectedly: larder's log says why; send the same order again";
 
 /// The package of an item, once resolved.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -140,5 +140,5 @@ pub(super) fn waiting(package: PackageRef) -> JobItem {
 
 /// Truncates an error to the reported length.
 pub(super) fn shortened(error: &str) -> String {
-    error.chars().take(LONGEST_ERROR).collect()
+    error.chars().take(MAX_ERROR).collect()
 }

@@ -15,7 +15,7 @@ use super::availability::ItemAvailability;
 use super::job_limits::{AsError, JobLimits, RetryPolicy};
 use super::lockfile_targets::{LockFit, LockMismatch, all_have};
 use super::registries::{MirrorRegistries, ResolveFindings};
-use super::warm::MOST_ITEMS;
+use super::warm::MAX_ITEMS;
 use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Versions};
 use crate::clock::Clock;
 use crate::error::Error;
@@ -145,7 +145,7 @@ pub enum PlanError {
     #[error("as many plans are made as may be at one time: ask again in a moment")]
     Busy,
     /// It is about more than one may be.
-    #[error("that is about {0} archives; one plan can be about {MOST_ITEMS}: name fewer folders or platforms")]
+    #[error("that is about {0} archives; one plan can be about {MAX_ITEMS}: name fewer folders or platforms")]
     TooMany(usize),
 }
 
@@ -160,7 +160,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let patience = RetryPolicy::of_a_plan(&turns, clock);
     let asked = MirrorRegistries::new(mirror, clock, &patience);
     let ResolvedRequirements { wanted, cannot } = requirements::resolve(order, &asked).await;
-    if wanted.len() + cannot.len() > MOST_ITEMS {
+    if wanted.len() + cannot.len() > MAX_ITEMS {
         return Err(PlanError::TooMany(wanted.len() + cannot.len()));
     }
     let learned = asked.findings();

@@ -38,7 +38,7 @@ impl JobRecords {
     /// going on after a restart, and nothing else.
     pub(super) async fn write(&self, id: JobId, written: JobRecord<Arc<WarmUp>>) {
         if let Err(error) = self.put(id, written).await {
-            tracing::warn!(job = %id, %error, "a job could not be written down; after a restart it is as it was before");
+            tracing::warn!(job = %id, %error, "a job could not be recorded; after a restart it is as before");
         }
     }
 
@@ -48,7 +48,7 @@ impl JobRecords {
         let Err(error) = self.put(id, written).await else { return };
         match self.on_disk(move |store| store.records.remove(&Key::Job(id.number()), Durability::Synced)).await {
             Ok(()) => {
-                tracing::warn!(job = %id, %error, "how a job ended could not be written down; after a restart it is forgotten")
+                tracing::warn!(job = %id, %error, "the result of a job could not be recorded; after a restart it is forgotten")
             }
             Err(also) => {
                 tracing::error!(job = %id, %error, also, "the result of a job could not be written, nor its record removed; after a restart the job resumes");
@@ -100,7 +100,7 @@ impl JobRecords {
     /// Writes the shared record of all recurring jobs.
     pub(super) async fn write_recurring<T: Serialize + Send + 'static>(&self, all: T) {
         if let Err(error) = self.on_disk(move |store| put(store, &Key::RecurringJobs, &all)).await {
-            tracing::warn!(%error, "when a recurring warm-up ran could not be written down; after a restart it may run again");
+            tracing::warn!(%error, "the last run of a recurring warm-up could not be recorded; after a restart it may run again");
         }
     }
 

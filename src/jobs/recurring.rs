@@ -208,7 +208,7 @@ impl Recurring {
 
     async fn has_run(&self, key: &str, ended: Result<JobSummary, String>) {
         if let Err(why) = &ended {
-            tracing::error!(why, "a recurring warm-up could not begin; it is tried again");
+            tracing::error!(why, "a recurring warm-up could not start; it is tried again");
         }
         let _one_after_the_other = self.writing.lock().await;
         let written = {

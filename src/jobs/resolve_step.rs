@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::job_report::{ItemState, JobItem};
 use super::job_state::{ItemSubject, shortened, waiting};
 use super::registries::MirrorRegistries;
-use super::warm::MOST_ITEMS;
+use super::warm::MAX_ITEMS;
 use super::warming::WarmUpRun;
 use crate::address::{Artifact, ModuleAddress, ModulePackage, Package, PackageRef, ProviderAddress, Version};
 use crate::error::Error;
@@ -17,7 +17,7 @@ use crate::requirements::{
     self, ModuleFiles, Order, Registries, RequiredArchive, ResolvedRequirements, UnavailableItem, UnlistedVersions,
 };
 
-const MOST_PLACES: usize = 3;
+const MAX_PLACES: usize = 3;
 
 /// The packages of one provider: the number of each item, and what its archive may have.
 type ProviderItems = Vec<(usize, Package, Vec<Vec<String>>)>;
@@ -47,10 +47,10 @@ impl WarmUpRun<'_> {
         known: &BTreeMap<ModulePackage, FetchedModule>,
     ) -> (BTreeMap<ProviderAddress, ProviderItems>, Vec<(usize, ModulePackage)>) {
         let (mut providers, mut modules) = (BTreeMap::<_, ProviderItems>::new(), Vec::new());
-        let room = MOST_ITEMS.saturating_sub(self.under.len());
+        let room = MAX_ITEMS.saturating_sub(self.under.len());
         if new_ones(&wanted, &cannot, known) > room {
             let error =
-                format!("they need more archives than the {MOST_ITEMS} that one job can be about: name fewer folders");
+                format!("they need more archives than the {MAX_ITEMS} that one job can be about: name fewer folders");
             self.under.add(vec![failed("the configurations".to_owned(), error)]);
             return (providers, modules);
         }
@@ -101,7 +101,7 @@ impl ItemRegistries<'_, '_> {
     /// The item of a module, where it is new.
     fn item_of(&self, of: &ModulePackage) -> Option<usize> {
         let mut modules = self.modules.lock();
-        if modules.contains_key(of) || self.run.under.len() >= MOST_ITEMS {
+        if modules.contains_key(of) || self.run.under.len() >= MAX_ITEMS {
             return None;
         }
         let item = self.run.add(&Artifact::from(of));
@@ -156,8 +156,8 @@ fn failed(what: String, error: String) -> (JobItem, ItemSubject) {
 
 /// Prefixes an error with the places that require the item.
 fn error_with_places(why: &str, by: &[String]) -> String {
-    let places = by.iter().take(MOST_PLACES).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = by.len().saturating_sub(MOST_PLACES);
+    let places = by.iter().take(MAX_PLACES).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = by.len().saturating_sub(MAX_PLACES);
     match (by.len(), more) {
         (0, _) => why.to_owned(),
         (_, 0) => format!("{places}: {why}"),

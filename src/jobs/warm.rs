@@ -11,7 +11,7 @@ use crate::requirements::lock_file::LockedProvider;
 use crate::requirements::{Configurations, Order, OrderEntry};
 
 /// The most archives that one job is about.
-pub(super) const MOST_ITEMS: usize = 8192;
+pub(super) const MAX_ITEMS: usize = 8192;
 
 /// A warm-up order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,8 +72,8 @@ impl WarmUp {
         let configurations =
             (!configurations.is_empty()).then(|| Order { given: configurations, platforms: platforms.clone() });
         let items = wanted.iter().map(WarmTarget::len).fold(0, usize::saturating_add);
-        if items > MOST_ITEMS {
-            return Err(vec![format!("that is about {items} archives; one job can be about {MOST_ITEMS}")]);
+        if items > MAX_ITEMS {
+            return Err(vec![format!("that is about {items} archives; one job can be about {MAX_ITEMS}")]);
         }
         Ok(Self { wanted, configurations, platforms, pin })
     }

@@ -155,9 +155,7 @@ impl RequestContext {
 
 /// A place among the waiting requests, released on drop.
 #[derive(Debug)]
-pub(super) struct WaitingPermit(
-    #[expect(dead_code, reason = "held, and never looked at")] Option<OwnedSemaphorePermit>,
-);
+pub(super) struct WaitingPermit(#[expect(dead_code, reason = "held only for its Drop")] Option<OwnedSemaphorePermit>);
 
 impl Mirror {
     /// A context for work of an operator or of the schedule. Clients take precedence over it.

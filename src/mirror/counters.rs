@@ -110,21 +110,21 @@ impl Counters {
     /// Registers the counters under their names. Those without a host label are visible from the start, at zero.
     pub fn register(&self, registry: &mut Registry) {
         self.traffic.register(registry);
-        registry.register("larder_fills_under_way", "Archive downloads under way", self.fills.clone());
-        let help = "Archives given to a client without being kept, because the disk would not take them";
+        registry.register("larder_fills_under_way", "Archive downloads in flight", self.fills.clone());
+        let help = "Archives passed through without being stored, because the disk refused them";
         registry.register("larder_passed_through", help, self.passed_through.clone());
         let help = "Locations of modules at sources that larder cannot fetch: the client was sent there";
         registry.register("larder_modules_elsewhere", help, self.elsewhere.clone());
         let help = "What the store would not take, by kind";
         registry.register("larder_not_kept", help, self.not_kept.clone());
-        let help = "What upstream sent and does not prove, by upstream and kind";
+        let help = "Failed verifications, by upstream and kind";
         registry.register("larder_verification_failures", help, self.unproven.clone());
         let help = "What a person must resolve, by kind: each is in the status until then";
         registry.register("larder_alarms", help, self.alarms.clone());
         registry.register("larder_evictions", "What was evicted, by kind and reason", self.evicted.clone());
         let help = "What was evicted, by kind and reason";
         registry.register_with_unit("larder_evicted", help, Unit::Bytes, self.evicted_bytes.clone());
-        let help = "Archives that were read again and held against their digests, by the scrub and by verify";
+        let help = "Archives read again and compared with their digests, by the scrub and by verify";
         registry.register("larder_archives_checked", help, self.checked.clone());
         let help = "Held archives that were not what their digests say, however that came out";
         registry.register("larder_archives_damaged", help, self.damaged.clone());

@@ -120,7 +120,7 @@ impl Mirror {
             let failed = match &passed {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => {
-                    tracing::error!(%error, "the store is over its size limit, and could not be evicted from");
+                    tracing::error!(%error, "the store is over its size limit, and eviction failed");
                     Some(error.clone())
                 }
                 Err(_) => Some(StoreError::Index("eviction panicked".to_owned())),

@@ -36,7 +36,7 @@ impl Collector for MirrorGauges {
         to.family("larder_store", "What is stored, by kind", Some(&Unit::Bytes), bytes)?;
         to.bytes("larder_store_limit", "What may be stored", mirror.refresh_size_limit())?;
         if let Ok(DiskSpace { free_bytes, .. }) = mirror.store.room() {
-            to.bytes("larder_store_free", "What the disk of the store still takes", free_bytes)?;
+            to.bytes("larder_store_free", "Free space on the store's disk", free_bytes)?;
         }
         to.bytes("larder_index", "The index of the store on disk", mirror.store.index.disk_bytes())?;
         let now = mirror.store_state();
@@ -52,13 +52,13 @@ impl Collector for MirrorGauges {
         let help = "Origins that are left alone after failures, by the upstream that led there";
         to.family("larder_breaker_open", help, None, left_alone)?;
         let missing = mirror.missing_in_words().len() as u64;
-        to.one("larder_missing", "What was asked for while offline and is not held, at most 1100", missing)?;
+        to.one("larder_missing", "Requested while offline and not stored, at most 1100", missing)?;
         let whole = mirror.store.index.is_complete().into();
         to.one("larder_index_whole", "Whether the index knows all files; nothing is evicted before that", whole)?;
         let waiting = mirror.waiting_for_accept() as u64;
-        to.one("larder_waiting_for_accept", "Versions that were published anew and wait for accept", waiting)?;
+        to.one("larder_waiting_for_accept", "Versions published again that wait for accept", waiting)?;
         let unattended = mirror.started_fills.unattended() as u64;
-        let help = "Archive downloads under way that clients started and that nobody waits for";
+        let help = "Archive downloads in flight that clients started and no client waits for";
         to.one("larder_fills_unattended", help, unattended)?;
         to.one("larder_waiting_requests", "Requests that wait for an upstream", mirror.waiting_count() as u64)
     }

@@ -233,7 +233,7 @@ impl Mirror {
             small: SmallCopies::default(),
             catalog,
             evictor: Arc::default(),
-            disk_share_bytes: AtomicU64::new(SizeLimit::LARGEST_SHARE),
+            disk_share_bytes: AtomicU64::new(SizeLimit::MAX_SHARE),
             verify_lock: Arc::default(),
             tree_import_lock: Arc::default(),
             bundle_import_lock: tokio::sync::Mutex::default(),

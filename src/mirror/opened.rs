@@ -90,7 +90,7 @@ impl Mirror {
     /// A failure is only logged, because the archive is fetched again or passed through anyway.
     async fn try_remove_from_name(self: &Arc<Self>, of: &Artifact, held: &StoredArchive, because: DamageFinding) {
         if let Err(error) = self.remove_from_name(of, held, because).await {
-            tracing::error!(package = %of, digest = %held.digest, %error, "an archive that cannot be served could not be taken off its name");
+            tracing::error!(package = %of, digest = %held.digest, %error, "an unusable archive could not be removed from its name record");
         }
     }
 

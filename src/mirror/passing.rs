@@ -141,7 +141,7 @@ impl PassThrough {
                 Ok((bytes, BodyEnd::No)) => Ok(Some((bytes, Some(passing)))),
                 Ok((bytes, BodyEnd::Yes)) => Ok(Some((bytes, None))),
                 Err(error) => {
-                    tracing::error!(package = %passing.asking.package, %error, "an archive that is passed through broke off");
+                    tracing::error!(package = %passing.asking.package, %error, "the pass-through of an archive broke off");
                     Err(io::Error::other(error.to_string()))
                 }
             }

@@ -25,9 +25,9 @@ use crate::upstream::providers::DownloadDocument;
 use crate::upstream::{CredentialScope, Upstream};
 use crate::verify::{Proof, VerificationPolicy, verify_proof_set};
 
-const LARGEST_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
-const LARGEST_SUMS: u64 = 4 << 20;
-const LARGEST_SIGNATURE: u64 = 64 << 10;
+const MAX_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
+const MAX_SUMS: u64 = 4 << 20;
+const MAX_SIGNATURE: u64 = 64 << 10;
 
 /// The most known keys that an alarm names.
 const KEYS_SHOWN: usize = 3;
@@ -43,7 +43,7 @@ impl Mirror {
     ) -> Result<ProofSet, Error> {
         let held = before.map(|kept| &*kept.current).filter(|held| held.about.asked == *visit.asked);
         let conditions = held.map(|held| &held.about.validators);
-        let limit = self.limits.document_bytes.min(LARGEST_DOWNLOAD_DOCUMENT);
+        let limit = self.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
         let fetched =
             visit.call.config.outbound.document(visit.ask(visit.what, visit.asked), conditions, limit).await?;
         let unusable = |at: &Url, why: String| UpstreamError {
@@ -72,7 +72,7 @@ impl Mirror {
         let signature_held = held.filter(|held| held.document.signature_url == document.signature_url);
         let signature_held = signature_held.map(|held| (&held.signature, &held.about.signature_validators));
         let (sums, signature) = tokio::try_join!(
-            self.companion(visit, "SHA256SUMS", &document.sums_url, sums_held, LARGEST_SUMS),
+            self.companion(visit, "SHA256SUMS", &document.sums_url, sums_held, MAX_SUMS),
             self.signature(visit, policy, &document, signature_held),
         )?;
         let proven = self.verify_set(policy, &sums.0, &signature.0, document).await;
@@ -128,7 +128,7 @@ impl Mirror {
     ) -> Result<CompanionFile, Error> {
         let none = Ok(CompanionFile::default());
         let Some(url) = &document.signature_url else { return none };
-        match self.companion(visit, "the signature of SHA256SUMS", url, held, LARGEST_SIGNATURE).await {
+        match self.companion(visit, "the signature of SHA256SUMS", url, held, MAX_SIGNATURE).await {
             // A policy of checksums needs no signature, so its absence is no error.
             Err(Error::Upstream(error))
                 if policy == VerificationPolicy::Checksum && matches!(error.fault, Fault::Absent(_)) =>

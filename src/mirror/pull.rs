@@ -32,7 +32,7 @@ pub(super) trait Revalidatable {
 
 /// The error for a request when too many others already wait.
 pub(super) fn too_many_waiting(what: &str) -> Error {
-    Error::Busy { what: what.to_owned(), why: "as many requests wait for upstreams as may at one time".to_owned() }
+    Error::Busy { what: what.to_owned(), why: "the limit of requests that wait for upstreams is reached".to_owned() }
 }
 
 /// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.
@@ -96,7 +96,7 @@ impl Mirror {
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
                     Ok(Err(error @ Error::Spared(_))) if call.caller == CallerKind::JobStep => Err(error),
                     Ok(Err(error @ Error::Spared(_))) => {
-                        tracing::debug!(what, %error, "what is held is served");
+                        tracing::debug!(what, %error, "the stored copy is served");
                         Ok(stale(held))
                     }
                     Ok(Err(error)) => {

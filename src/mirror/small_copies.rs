@@ -13,7 +13,7 @@ use crate::store::{ReadGrant, ReadMemory};
 /// The memory budget of all copies, in bytes.
 const ALL_BYTES: usize = 64 << 20;
 /// The number of entries from which on those without readers are removed.
-const MOST_LISTED: usize = 1000;
+const MAX_LISTED: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct SmallCopies {
@@ -52,7 +52,7 @@ impl SmallCopies {
     pub(super) fn share(&self, digest: Digest, bytes: Vec<u8>, room: ReadGrant) -> Bytes {
         let copy = Arc::new(room.fill(bytes));
         let mut shared = self.shared.lock();
-        if shared.len() >= MOST_LISTED {
+        if shared.len() >= MAX_LISTED {
             shared.retain(|_, copy| copy.strong_count() > 0);
         }
         shared.insert(digest, Arc::downgrade(&copy));

@@ -13,7 +13,7 @@ pub(super) const MAX_TRANSFERS: usize = 4;
 
 /// A permit for one export or bundle, released on drop.
 #[derive(Debug)]
-pub struct TransferPermit(#[expect(dead_code, reason = "held, and never looked at")] OwnedSemaphorePermit);
+pub struct TransferPermit(#[expect(dead_code, reason = "held only for its Drop")] OwnedSemaphorePermit);
 
 impl Mirror {
     /// Takes a permit for an export or a bundle.

@@ -315,9 +315,9 @@ fn describe_key(key: &Key) -> String {
         Key::KeyLog(address) => format!("the keys known for {address}"),
         Key::FirstListed(address) => format!("when the versions of {address} were first listed"),
         Key::Alarms(address) => format!("the alarms of {address}"),
-        Key::SeenModule(package) => format!("what was seen of {package}"),
+        Key::SeenModule(package) => format!("the first-seen record of {package}"),
         Key::Job(number) => format!("the job {}", hex::encode(number)),
         Key::RecurringJobs => "when each recurring warm-up ran last".to_owned(),
-        Key::Missing => "what is missing while sealed".to_owned(),
+        Key::Missing => "the missing list".to_owned(),
     }
 }

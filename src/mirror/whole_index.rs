@@ -45,7 +45,7 @@ impl Mirror {
         if let Err(error) = &ended
             && !self.tasks.is_stopping()
         {
-            tracing::error!(%error, to_do = error.remedy(), "the index could not be made whole; it is tried again");
+            tracing::error!(%error, to_do = error.remedy(), "the index could not be completed; it is tried again");
         }
         // Reported here and not in the async task, which a shutdown may cancel: others wait for it.
         index.completed(ended);

@@ -8,7 +8,7 @@ use flate2::bufread::GzDecoder;
 use super::TreeLimits;
 
 /// The most concatenated streams. Even an empty one has a setup cost.
-const MOST_MEMBERS: u32 = 1_000_000;
+const MAX_MEMBERS: u32 = 1_000_000;
 
 /// Reads concatenated compressed streams as one.
 pub(super) struct ConcatenatedStreams<R, D> {
@@ -44,7 +44,7 @@ impl<R: BufRead, D: Read> Read for ConcatenatedStreams<R, D> {
                 return Ok(0);
             }
             self.count += 1;
-            if self.count > MOST_MEMBERS {
+            if self.count > MAX_MEMBERS {
                 return Err(io::Error::other("it is made of too many compressed streams"));
             }
             self.decoder = Some((self.open)(rest));

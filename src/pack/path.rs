@@ -3,9 +3,9 @@
 use std::borrow::Borrow;
 use std::fmt;
 
-const LONGEST_PATH: usize = 4096;
+const MAX_PATH: usize = 4096;
 /// The limit of file systems for one name, in bytes.
-const LONGEST_NAME: usize = 255;
+const MAX_NAME: usize = 255;
 
 /// A path relative to the root of a tree: names joined by `/`. Bytes, because git and archives define no encoding.
 /// The root is the empty path.
@@ -31,7 +31,7 @@ impl TreePath {
         if given.is_empty() {
             return Ok(Self::root());
         }
-        if given.len() > LONGEST_PATH {
+        if given.len() > MAX_PATH {
             return Err(BadTreePath("its path is longer than 4096 bytes"));
         }
         for name in given.split(|byte| *byte == b'/') {
@@ -39,7 +39,7 @@ impl TreePath {
                 b"" => return Err(BadTreePath("its path is absolute, or has an empty name in it")),
                 b"." | b".." => return Err(BadTreePath("its path has a . or .. in it")),
                 name if name.contains(&0) => return Err(BadTreePath("its path has a NUL in it")),
-                name if name.len() > LONGEST_NAME => {
+                name if name.len() > MAX_NAME => {
                     return Err(BadTreePath("its path has a name of more than 255 bytes"));
                 }
                 _ => {}

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Tree, TreeEntry, TreeError, TreePath};
 
 /// The most links that one path may lead through, as in Linux.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 /// The work limit in bytes of names visited; a few seconds.
-const MOST_WORK: u64 = 1 << 30;
+const MAX_WORK: u64 = 1 << 30;
 /// The fixed cost of visiting a name, in bytes.
 const EACH_LOOK: u64 = 128;
 /// The most notes for one reason; further links are only counted.
-const MOST_NOTES: usize = 20;
+const MAX_NOTES: usize = 20;
 /// The limit for all names together, in bytes, because they stay in memory.
-const MOST_NAME_BYTES: usize = 64 << 20;
+const MAX_NAME_BYTES: usize = 64 << 20;
 
 /// An entry once links are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,15 +132,15 @@ impl<'t> LinkResolver<'t> {
         if self.bytes > limits.bytes {
             return Err(TreeError::TooLarge(format!("{} bytes in its files, links followed", limits.bytes)));
         }
-        if self.name_bytes > MOST_NAME_BYTES {
-            return Err(TreeError::TooLarge(format!("{MOST_NAME_BYTES} bytes in its names, links followed")));
+        if self.name_bytes > MAX_NAME_BYTES {
+            return Err(TreeError::TooLarge(format!("{MAX_NAME_BYTES} bytes in its names, links followed")));
         }
         Ok(())
     }
 
     fn spend(&mut self, name_bytes: usize) -> Result<(), TreeError> {
         self.work = self.work.saturating_add(EACH_LOOK + name_bytes as u64);
-        if self.work > MOST_WORK {
+        if self.work > MAX_WORK {
             return Err(TreeError::TooLarge("can be looked up to follow its links".to_owned()));
         }
         Ok(())
@@ -179,7 +179,7 @@ impl<'t> LinkResolver<'t> {
                 return refused("it is a link to an absolute path");
             }
             targets += 1;
-            if targets > MOST_LINKS {
+            if targets > MAX_LINKS {
                 return refused("it is a link that leads to itself, or through too many others");
             }
             self.spend(target.len())?;
@@ -228,8 +228,8 @@ impl<'t> LinkResolver<'t> {
 /// Notes about links that are left out for one reason.
 fn noted(links: &BTreeSet<&TreePath>, one: &str, many: &str) -> Vec<String> {
     let note = |link: &&TreePath| format!("the link {link} {one}, and is left out");
-    let mut notes: Vec<String> = links.iter().take(MOST_NOTES).map(note).collect();
-    let more = links.len().saturating_sub(MOST_NOTES);
+    let mut notes: Vec<String> = links.iter().take(MAX_NOTES).map(note).collect();
+    let more = links.len().saturating_sub(MAX_NOTES);
     if more > 0 {
         notes.push(format!("{more} more links {many}, and are left out"));
     }

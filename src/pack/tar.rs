@@ -8,7 +8,7 @@ use ::tar::{Archive, Entry, EntryType};
 use super::name::{clean_path, refused};
 use super::{Tree, TreeError};
 
-const LONGEST_EXTENSION: u64 = 1 << 20;
+const MAX_EXTENSION: u64 = 1 << 20;
 const BLOCK: u64 = 512;
 
 /// The values of extension headers for the next entry. Names from GNU headers take precedence over pax, as in Go.
@@ -145,11 +145,11 @@ impl Pax {
 }
 
 fn extension<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, TreeError> {
-    if entry.size() > LONGEST_EXTENSION {
-        return Err(TreeError::TooLarge(format!("{LONGEST_EXTENSION} bytes in one extension header")));
+    if entry.size() > MAX_EXTENSION {
+        return Err(TreeError::TooLarge(format!("{MAX_EXTENSION} bytes in one extension header")));
     }
     let mut bytes = Vec::new();
-    entry.take(LONGEST_EXTENSION).read_to_end(&mut bytes).map_err(unreadable)?;
+    entry.take(MAX_EXTENSION).read_to_end(&mut bytes).map_err(unreadable)?;
     Ok(bytes)
 }
 

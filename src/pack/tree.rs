@@ -12,9 +12,9 @@ use super::path::{BadTreePath, TreePath};
 
 const COPIED_AT_ONCE: usize = 256 * 1024;
 /// Linux's limit for a link target, in bytes.
-const LONGEST_TARGET: usize = 4096;
+const MAX_TARGET: usize = 4096;
 /// The limit for all names and link targets together, in bytes, because they stay in memory.
-const MOST_NAME_BYTES: usize = 64 << 20;
+const MAX_NAME_BYTES: usize = 64 << 20;
 
 /// Limits of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,7 +147,7 @@ impl Tree {
     /// # Errors
     /// Those of [`file`](Self::add_file), and [`TreeError::Refused`] for a target that is longer than Linux allows.
     pub fn add_symlink(&mut self, path: &TreePath, to: &[u8]) -> Result<(), TreeError> {
-        if to.len() > LONGEST_TARGET {
+        if to.len() > MAX_TARGET {
             return Err(TreeError::refused(path, "it is a link that leads too far"));
         }
         self.make_way_for(path)?;
@@ -235,8 +235,8 @@ impl Tree {
         }
         let target = if let TreeEntry::Link(to) = &entry { to.len() } else { 0 };
         self.name_bytes += path.as_bytes().len() + target;
-        if self.name_bytes > MOST_NAME_BYTES {
-            return Err(TreeError::TooLarge(format!("{MOST_NAME_BYTES} bytes in its names")));
+        if self.name_bytes > MAX_NAME_BYTES {
+            return Err(TreeError::TooLarge(format!("{MAX_NAME_BYTES} bytes in its names")));
         }
         self.entries.insert(path.clone(), entry);
         Ok(())

@@ -12,7 +12,7 @@ use lzma_rust2::Lzma2Reader;
 use self::check::Check;
 
 /// The largest dictionary in bytes: that of `xz -9`.
-const LARGEST_DICTIONARY: u32 = 64 << 20;
+const MAX_DICTIONARY: u32 = 64 << 20;
 /// The budget for dictionaries in bytes before any output. Every block allocates a new one.
 const FIRST_DICTIONARIES: u64 = 1 << 30;
 const MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
@@ -144,7 +144,7 @@ impl<R: BufRead> XzReader<R> {
     /// that a stream of almost empty blocks is refused.
     fn charge_dictionary(&mut self, encoded: u8) -> io::Result<u32> {
         let size = (2 | u64::from(encoded & 1)) << (encoded / 2 + 11);
-        let size = u32::try_from(size).ok().filter(|size| *size <= LARGEST_DICTIONARY);
+        let size = u32::try_from(size).ok().filter(|size| *size <= MAX_DICTIONARY);
         let size = size.ok_or_else(|| damaged("its xz asks for more memory than xz -9 does"))?;
         self.dictionaries = self
             .dictionaries

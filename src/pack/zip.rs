@@ -11,7 +11,7 @@ use super::name::{clean_path, refused};
 use super::{Tree, TreeError};
 
 /// The most bytes read for the central directory, regardless of the number of entries it claims.
-const MOST_DIRECTORY_BYTES: u64 = 32 << 20;
+const MAX_DIRECTORY_BYTES: u64 = 32 << 20;
 /// The most bytes read of a link target. It exceeds the longest allowed target, so that a longer one is refused.
 const TARGET_READ: u64 = 8192;
 /// The mask for the file type in a Unix mode.
@@ -20,7 +20,7 @@ const KIND: u32 = 0o170_000;
 /// Unpacks a zip. Declared sizes are not trusted.
 pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(), TreeError> {
     let whole = from.seek(SeekFrom::End(0)).map_err(|e| unreadable(&e))?;
-    let budget = Cell::new(MOST_DIRECTORY_BYTES);
+    let budget = Cell::new(MAX_DIRECTORY_BYTES);
     let mut archive = ZipArchive::new(Metered { inner: from, budget: &budget }).map_err(|e| unreadable(&e))?;
     if archive.is_empty() {
         return Err(TreeError::Unreadable("there is no file in it".to_owned()));

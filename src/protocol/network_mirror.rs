@@ -24,7 +24,7 @@ use crate::verify::platform_of;
 /// Proof sets of one version fetched at a time.
 const AT_ONCE: usize = 8;
 /// Platforms that are tried in turn until one has a proof set.
-const MOST_TRIED: usize = 4;
+const MAX_TRIED: usize = 4;
 
 #[derive(Serialize)]
 struct VersionEntryBody {}
@@ -250,7 +250,7 @@ impl<'a> ProofSetsOfVersion<'a> {
         if listed.is_empty() {
             candidates = common;
         }
-        for platform in candidates.into_iter().take(MOST_TRIED) {
+        for platform in candidates.into_iter().take(MAX_TRIED) {
             match mirror.proof_set(&package(platform.clone()), call).await {
                 Ok(set) => {
                     answer.merge(&set);

@@ -136,7 +136,7 @@ impl Equivalent<Base<'static>> for BaseRef<'_> {
 
 /// Number of bases with stored answers. A request chooses its base by its Host, within the names of the certificate or
 /// of a trusted proxy. With a wildcard certificate these are unlimited.
-const MOST_BASES: u64 = 64;
+const MAX_BASES: u64 = 64;
 
 /// Rendered answers, up to a number of bytes.
 #[derive(Debug)]
@@ -157,7 +157,7 @@ impl RenderedAnswers {
         };
         let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
         let archives = ReadMemory::new(usize::try_from(bytes).unwrap_or(usize::MAX));
-        Self { cache, bases: Cache::new(MOST_BASES), archives }
+        Self { cache, bases: Cache::new(MAX_BASES), archives }
     }
 
     /// Returns the answer to a route, if it is fresh and nothing changed since.
@@ -233,7 +233,7 @@ mod tests {
         }
         answers.insert(&route, &Base::PathAbsolute, kept.clone());
         let count = (0..2_000).filter(|number| is_kept(&base(*number))).count();
-        assert!((1..=MOST_BASES as usize).contains(&count), "{count}");
+        assert!((1..=MAX_BASES as usize).contains(&count), "{count}");
         assert!(is_kept(&Base::PathAbsolute));
         assert!(misses < 10, "the one that is asked for most was not there {misses} times");
     }

@@ -14,8 +14,8 @@ pub use self::kind::RouteKind;
 pub use self::mount::{Base, Mount, Origin, Scheme};
 pub use self::print::{MIRROR_BASE, modules_base, providers_base};
 use crate::address::{
-    FileName, Hostname, LONGEST_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
-    ProviderAddress, System, Version,
+    FileName, Hostname, MAX_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress,
+    System, Version,
 };
 use crate::digest::DigestPrefix;
 use crate::error::{Error, Explanation};
@@ -24,7 +24,7 @@ use crate::upstream::page_query::{BadQuery, PageQuery};
 use crate::upstream::pages::{PagePath, PageRef, SpelledVersion};
 
 /// Segments of the longest valid path.
-const MOST_SEGMENTS: usize = 11;
+const MAX_SEGMENTS: usize = 11;
 
 /// File name of every module archive.
 const MODULE_ARCHIVE: &str = "module.tar.gz";
@@ -190,7 +190,7 @@ impl Route {
     /// [`RouteError`], with the reason for the client.
     pub fn parse(path: &str, query: Option<&str>, host: Option<&str>, door: &RouteContext) -> Result<Self, RouteError> {
         let decoded = decode_path(path)?;
-        let mut segments = Vec::with_capacity(MOST_SEGMENTS);
+        let mut segments = Vec::with_capacity(MAX_SEGMENTS);
         segments.extend(decoded.split('/').skip(1));
         match segments.as_slice() {
             ["registry" | "mirror" | "archive", host, ..] if host.ends_with('.') => {
@@ -435,7 +435,7 @@ fn decode_path(path: &str) -> Result<Cow<'_, str>, RouteError> {
                 segment
             }
         };
-        if segment.len() > LONGEST_PART {
+        if segment.len() > MAX_PART {
             return Err(malformed("has a segment of more than 128 bytes"));
         }
         let has_odd = || segment.chars().any(|c| c == '/' || c == '\\' || c.is_control());

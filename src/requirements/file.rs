@@ -7,10 +7,10 @@ use std::path::Path;
 
 use super::configuration::forget_other_values;
 use super::hcl::LARGEST;
-use super::{Files, MOST_BYTES};
+use super::{Files, MAX_BYTES};
 
 /// Names read from a folder.
-const MOST_ENTRIES: usize = 100_000;
+const MAX_ENTRIES: usize = 100_000;
 
 /// Reads a file of at most [`LARGEST`] bytes.
 ///
@@ -61,7 +61,7 @@ pub fn read_lock_file(path: &Path) -> Result<String, String> {
 pub fn read_tar(path: &Path) -> Result<Files, String> {
     let name = path.display();
     // Between files, and of those that no client reads, there may be as much again and more.
-    let bytes = read_up_to(path, 4 * MOST_BYTES).map_err(|error| format!("{name} cannot be read: {error}"))?;
+    let bytes = read_up_to(path, 4 * MAX_BYTES).map_err(|error| format!("{name} cannot be read: {error}"))?;
     let mut files = Files::from_users_tar(&bytes).map_err(|bad| format!("{name}: {bad}"))?;
     forget_other_values(&mut files);
     Ok(files)
@@ -83,8 +83,8 @@ pub(super) enum FolderEntry {
 pub(super) fn entries(folder: &Path) -> io::Result<BTreeMap<String, FolderEntry>> {
     let mut names = BTreeMap::new();
     for (number, entry) in folder.read_dir()?.enumerate() {
-        if number == MOST_ENTRIES {
-            return Err(io::Error::other(format!("there are more than {MOST_ENTRIES} files in it")));
+        if number == MAX_ENTRIES {
+            return Err(io::Error::other(format!("there are more than {MAX_ENTRIES} files in it")));
         }
         let entry = entry?;
         let kind = if entry.file_type()?.is_dir() { FolderEntry::Folder } else { FolderEntry::Other };

@@ -10,17 +10,17 @@ use super::hcl;
 use super::tar_upload::UnpackedTar;
 
 /// The most files of one order.
-const MOST_FILES: usize = 10_000;
+const MAX_FILES: usize = 10_000;
 /// The most bytes they may have in all, their names included.
-pub const MOST_BYTES: usize = 16 << 20;
+pub const MAX_BYTES: usize = 16 << 20;
 /// The longest path, in bytes.
-const LONGEST_PATH: usize = 1024;
+const MAX_PATH: usize = 1024;
 /// A client's lock file.
 const LOCK_FILE: &str = ".terraform.lock.hcl";
 /// A client's private folder.
 const PRIVATE: &str = ".terraform";
 /// Entries read from a tar.
-pub(super) const MOST_ENTRIES: usize = 100_000;
+pub(super) const MAX_ENTRIES: usize = 100_000;
 /// Endings of the files that clients read.
 const ENDINGS: [&str; 8] =
     [".tf", ".tf.json", ".tofu", ".tofu.json", ".tftest.hcl", ".tftest.json", ".tofutest.hcl", ".tofutest.json"];
@@ -80,7 +80,7 @@ pub enum BadFiles {
     )]
     Path(String),
     /// It is more than one order may be about.
-    #[error("these are more than {MOST_FILES} files or 16 MiB: name fewer folders")]
+    #[error("these are more than {MAX_FILES} files or 16 MiB: name fewer folders")]
     TooMany,
     /// Not a tar.
     #[error("it is no tar of files: {0}")]
@@ -126,7 +126,7 @@ impl Files {
     fn checked(path: &str) -> Result<(), BadFiles> {
         let shown = || path.chars().take(128).collect::<String>();
         let is_segment = |segment: &str| !segment.is_empty() && segment != "." && segment != "..";
-        if path.len() > LONGEST_PATH || !path.split('/').all(is_segment) || path.contains(char::is_control) {
+        if path.len() > MAX_PATH || !path.split('/').all(is_segment) || path.contains(char::is_control) {
             return Err(BadFiles::Path(shown()));
         }
         Ok(())
@@ -135,7 +135,7 @@ impl Files {
     fn put(&mut self, path: &str, contents: FileContents) -> Result<(), BadFiles> {
         let before = self.by_path.get(path).map(|before| path.len() + before.text().map_or(0, str::len));
         let bytes = self.bytes + path.len() + contents.text().map_or(0, str::len) - before.unwrap_or(0);
-        if bytes > MOST_BYTES || (before.is_none() && self.by_path.len() >= MOST_FILES) {
+        if bytes > MAX_BYTES || (before.is_none() && self.by_path.len() >= MAX_FILES) {
             return Err(BadFiles::TooMany);
         }
         self.bytes = bytes;
@@ -185,7 +185,7 @@ impl Files {
         let mut files = Self::default();
         let mut archive = tar::Archive::new(tar);
         for (number, entry) in archive.entries().map_err(bad)?.enumerate() {
-            if number == MOST_ENTRIES {
+            if number == MAX_ENTRIES {
                 return Err(BadFiles::TooMany);
             }
             let entry = entry.map_err(bad)?;

@@ -11,8 +11,8 @@ pub const LARGEST: usize = 1 << 20;
 /// The parser's message for a repeated key in an object.
 const REDEFINED: &str = "redefined object key";
 /// Retries for such keys, and the bytes that they may parse in all.
-const MOST_TRIES: usize = 256;
-const MOST_PARSED: usize = 8 << 20;
+const MAX_TRIES: usize = 256;
+const MAX_PARSED: usize = 8 << 20;
 
 /// Why a text is no HCL that is read here.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,7 +70,7 @@ pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
         return Err(BadHcl::TooLarge(file.len()));
     }
     let mut text = Cow::Borrowed(std::str::from_utf8(file).map_err(|_| BadHcl::NoText)?);
-    let mut tries = (MOST_PARSED / file.len().max(1)).min(MOST_TRIES);
+    let mut tries = (MAX_PARSED / file.len().max(1)).min(MAX_TRIES);
     loop {
         let error = match hcl_edit::parser::parse_body(&text) {
             Ok(body) => return Ok(body),

@@ -12,7 +12,7 @@ use super::resolve::uncalled;
 use super::{BadFiles, Files};
 
 /// The most folders that are read.
-const MOST_FOLDERS: usize = 4096;
+const MAX_FOLDERS: usize = 4096;
 /// Depth of the search for configurations below a folder without one.
 const DEEPEST: usize = 16;
 
@@ -54,7 +54,7 @@ pub enum CollectError {
     )]
     Nothing(PathBuf),
     /// There is no end to it.
-    #[error("{0}: there are more than {MOST_FOLDERS} folders in it, or called from there: name fewer")]
+    #[error("{0}: there are more than {MAX_FOLDERS} folders in it, or called from there: name fewer")]
     TooMany(PathBuf),
 }
 
@@ -106,7 +106,7 @@ impl DirectoryLoader {
             let mut next = Vec::new();
             for folder in std::mem::take(&mut level) {
                 looked_at += 1;
-                if looked_at > MOST_FOLDERS {
+                if looked_at > MAX_FOLDERS {
                     return Err(CollectError::TooMany(given.to_owned()));
                 }
                 // A named root must be readable; other folders need not be.
@@ -139,7 +139,7 @@ impl DirectoryLoader {
             if self.read.contains_key(&path) {
                 continue;
             }
-            if self.read.len() >= MOST_FOLDERS {
+            if self.read.len() >= MAX_FOLDERS {
                 return Err(CollectError::TooMany(path));
             }
             self.folder(path, &real, standing)?;

@@ -15,13 +15,13 @@ use crate::address::{Constraint, Hostname, Name, ProviderAddress, Version};
 /// The largest lock file, in bytes: clients write one or two kilobytes for each provider.
 pub const LARGEST: usize = 256 << 10;
 /// After how many problems no more is read.
-const MOST_PROBLEMS: usize = 32;
+const MAX_PROBLEMS: usize = 32;
 /// The most providers in one file.
-const MOST_PROVIDERS: usize = 256;
+const MAX_PROVIDERS: usize = 256;
 /// The most hashes of one provider: those of its platforms, several for each.
-const MOST_HASHES: usize = 1024;
+const MAX_HASHES: usize = 1024;
 /// The longest text in it, in bytes.
-const LONGEST_TEXT: usize = 512;
+const MAX_TEXT: usize = 512;
 /// Address of the built-in provider.
 const BUILT_IN: (&str, &str) = ("terraform.io", "builtin");
 /// Quoted length of a wrong text, in characters.
@@ -76,11 +76,11 @@ pub fn parse(file: &[u8]) -> Result<Vec<LockedProvider>, BadLockFile> {
     reading.only(&body, None, &[], &["provider", "module"]);
     let mut locked: BTreeMap<ProviderAddress, LockedProvider> = BTreeMap::new();
     for (number, block) in body.blocks().filter(|block| block.has_ident("provider")).enumerate() {
-        if number == MOST_PROVIDERS {
-            reading.wrong(block.span(), &format!("there are more than {MOST_PROVIDERS} providers"));
+        if number == MAX_PROVIDERS {
+            reading.wrong(block.span(), &format!("there are more than {MAX_PROVIDERS} providers"));
             break;
         }
-        if reading.problems.len() >= MOST_PROBLEMS {
+        if reading.problems.len() >= MAX_PROBLEMS {
             reading.wrong(block.span(), "there may be more that is wrong from here on; it was not read");
             break;
         }
@@ -172,8 +172,8 @@ impl LockFileReader {
             self.wrong(attribute.span(), "hashes is not a list");
             return None;
         };
-        if list.len() > MOST_HASHES {
-            self.wrong(attribute.span(), &format!("there are {} hashes; at most {MOST_HASHES} can be", list.len()));
+        if list.len() > MAX_HASHES {
+            self.wrong(attribute.span(), &format!("there are {} hashes; at most {MAX_HASHES} can be", list.len()));
             return None;
         }
         let mut hashes = Vec::with_capacity(list.len());
@@ -230,8 +230,8 @@ fn constraints_of(given: String) -> Result<String, String> {
 /// A string without anything to be worked out in it.
 fn text(value: &Expression, of: &str) -> Result<String, String> {
     let text = value.as_str().ok_or_else(|| format!("{of} is not a plain string"))?;
-    if text.len() > LONGEST_TEXT {
-        return Err(format!("{of} is longer than {LONGEST_TEXT} bytes"));
+    if text.len() > MAX_TEXT {
+        return Err(format!("{of} is longer than {MAX_TEXT} bytes"));
     }
     Ok(text.to_owned())
 }

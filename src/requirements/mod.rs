@@ -16,10 +16,10 @@ mod result;
 mod tar_upload;
 
 pub use self::configuration::GivenValues;
-pub use self::files::{BadFiles, FileContents, Files, MOST_BYTES, Unreadable};
+pub use self::files::{BadFiles, FileContents, Files, MAX_BYTES, Unreadable};
 pub use self::labels::LabelKind;
 pub use self::load_directories::{CollectError, Collected, collect};
 pub use self::registries::{ModuleFiles, Registries, UnlistedVersions};
-pub use self::request::{ClientKind, Configurations, MOST_PLATFORMS, Order, OrderEntry};
+pub use self::request::{ClientKind, Configurations, MAX_PLATFORMS, Order, OrderEntry};
 pub use self::resolve::resolve;
 pub use self::result::{RequiredArchive, ResolvedRequirements, UnavailableItem};

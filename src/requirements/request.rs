@@ -8,7 +8,7 @@ use super::lock_file::LockedProvider;
 use crate::address::{PackageSelector, Platform};
 
 /// The most platforms of one order.
-pub const MOST_PLATFORMS: usize = 32;
+pub const MAX_PLATFORMS: usize = 32;
 
 /// Everything that one command or one request is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,8 +79,8 @@ impl Order {
         if given.is_empty() {
             problems.push("nothing is named".to_owned());
         }
-        if platforms.len() > MOST_PLATFORMS {
-            problems.push(format!("{} platforms are named; at most {MOST_PLATFORMS} can be", platforms.len()));
+        if platforms.len() > MAX_PLATFORMS {
+            problems.push(format!("{} platforms are named; at most {MAX_PLATFORMS} can be", platforms.len()));
         }
         if problems.is_empty() { Ok(Self { given, platforms }) } else { Err(problems) }
     }

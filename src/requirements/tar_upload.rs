@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use tar::EntryType;
 
-use super::files::{BadFiles, MOST_ENTRIES, Unreadable};
+use super::files::{BadFiles, MAX_ENTRIES, Unreadable};
 use super::path;
 
 /// Length of a chain of links, as on any system.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// A tar, taken apart.
 pub(super) struct UnpackedTar<'a> {
@@ -34,7 +34,7 @@ impl<'a> UnpackedTar<'a> {
         let mut by_path = BTreeMap::new();
         let mut archive = tar::Archive::new(bytes);
         for (number, entry) in archive.entries().map_err(bad)?.enumerate() {
-            if number == MOST_ENTRIES {
+            if number == MAX_ENTRIES {
                 return Err(BadFiles::TooMany);
             }
             let entry = entry.map_err(bad)?;
@@ -73,7 +73,7 @@ impl<'a> UnpackedTar<'a> {
     /// It is none in the tar.
     pub(super) fn at(&self, path: &str) -> Result<&'a [u8], Unreadable> {
         let mut path = path;
-        for links in 0..MOST_LINKS {
+        for links in 0..MAX_LINKS {
             match self.by_path.get(path) {
                 Some(TarMember::File(contents)) => return Ok(contents),
                 Some(TarMember::Link(Some(to))) => path = to,

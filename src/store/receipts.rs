@@ -6,7 +6,7 @@ use super::{Store, StoreError, disk};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
-const MOST_ALIKE: u32 = 1000;
+const MAX_ALIKE: u32 = 1000;
 
 impl Store {
     /// Stores a receipt durably, and returns its path.
@@ -19,7 +19,7 @@ impl Store {
         disk::recreate_folder(&folder)?;
         let name = format!("{}-{}", at.date_time().replace(':', "-"), manifest.prefix());
         let mut path = folder.join(format!("{name}.json"));
-        for number in 2..MOST_ALIKE {
+        for number in 2..MAX_ALIKE {
             if !disk::file_exists(&path)? {
                 break;
             }

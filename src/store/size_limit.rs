@@ -12,13 +12,13 @@ pub enum SizeLimit {
 
 impl SizeLimit {
     /// The largest default limit, in bytes.
-    pub const LARGEST_SHARE: u64 = 200 << 30;
+    pub const MAX_SHARE: u64 = 200 << 30;
 
     /// The limit in bytes, for a disk with this much stored by larder and this much free.
     pub fn bytes(self, stored: u64, free: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
-            Self::ShareOfDisk => Self::LARGEST_SHARE.min(stored.max(stored.saturating_add(free) / 5 * 4)),
+            Self::ShareOfDisk => Self::MAX_SHARE.min(stored.max(stored.saturating_add(free) / 5 * 4)),
         }
     }
 }

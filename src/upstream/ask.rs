@@ -101,7 +101,7 @@ impl Document {
 }
 
 /// Result of a conditional request.
-#[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
+#[expect(clippy::large_enum_variant, reason = "short-lived: it is handled where it arrives")]
 #[derive(Debug, Clone)]
 pub enum Fetched {
     /// A new document.

@@ -19,7 +19,7 @@ const MAX_OWN_PAUSE: Duration = Duration::from_secs(300);
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 /// A failure this long after the last pause starts a new count.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
-const MOST_ORIGINS: usize = 1000;
+const MAX_ORIGINS: usize = 1000;
 
 /// The origin of a URL: `scheme://host:port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -191,11 +191,11 @@ impl<T> Breaker<T> {
 
     /// Makes space for an entry: removes the expired ones, or else the one that expires first.
     fn remove_expired(&mut self, now: Timestamp) {
-        if self.open.len() < MOST_ORIGINS {
+        if self.open.len() < MAX_ORIGINS {
             return;
         }
         self.open.retain(|_, left| left.is_open_at(now));
-        if self.open.len() >= MOST_ORIGINS {
+        if self.open.len() >= MAX_ORIGINS {
             let first = self.open.iter().min_by_key(|(_, left)| left.until).map(|(origin, _)| origin.clone());
             first.and_then(|origin| self.open.remove(&origin));
         }

@@ -26,7 +26,7 @@ pub enum Fault {
     #[error("says that it does not exist ({0})")]
     Absent(u16),
     /// 401, 403, 407 or 451: about larder's credential or upstream's policy, never about the client's.
-    #[error("refused larder itself ({0})")]
+    #[error("refused larder's request ({0})")]
     Denied(u16),
     /// Any other 4xx, with the errors that upstream gave.
     #[error("rejected the request ({status}){}", quoted_text(.errors))]

@@ -48,7 +48,7 @@ struct TakenMemory {
 
 /// The memory of a complete body, released with its last copy.
 #[derive(Debug, Clone, Default)]
-pub struct MemoryGrant(#[expect(dead_code, reason = "held, and never looked at")] Option<Arc<GrowingMemory>>);
+pub struct MemoryGrant(#[expect(dead_code, reason = "held only for its Drop")] Option<Arc<GrowingMemory>>);
 
 /// The memory of an arriving body. A request for more never waits: it is granted or refused.
 #[derive(Debug)]

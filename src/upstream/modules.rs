@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use url::Url;
 
-use super::providers::{MOST_VERSIONS, RawObject, refuse_other_spellings};
+use super::providers::{MAX_VERSIONS, RawObject, refuse_other_spellings};
 use crate::address::{ModuleAddress, Version};
 
 /// The URL of a module's version list, in the requested spelling.
@@ -68,8 +68,8 @@ impl ModuleVersionList {
         refuse_other_spellings(&module, &["versions"])?;
         let mut list = Self { versions: Vec::new(), module, rest };
         let number = listed.len();
-        if number > MOST_VERSIONS {
-            return Err(format!("it lists {number} versions; at most {MOST_VERSIONS} are read"));
+        if number > MAX_VERSIONS {
+            return Err(format!("it lists {number} versions; at most {MAX_VERSIONS} are read"));
         }
         list.add(listed);
         if number > 0 && list.versions.is_empty() {

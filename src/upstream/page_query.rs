@@ -6,12 +6,12 @@ use url::form_urlencoded::{Serializer, parse};
 use crate::address::{BadAddress, ModuleName};
 
 /// The longest search text, in characters.
-const LONGEST_SEARCH: usize = 128;
+const MAX_SEARCH: usize = 128;
 
 /// Prefix of link-tracking parameters, which registries ignore.
 const OF_A_LINK: &str = "utm_";
 /// Characters of an unsupported parameter that an error quotes.
-const LONGEST_SHOWN: usize = 64;
+const MAX_SHOWN: usize = 64;
 
 /// A parameter of the registry API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,7 +62,7 @@ pub enum BadQuery {
     #[error(transparent)]
     NoName(#[from] BadAddress),
     /// Not a valid search text.
-    #[error("q must be text of at most {LONGEST_SEARCH} characters, without control characters")]
+    #[error("q must be text of at most {MAX_SEARCH} characters, without control characters")]
     NoSearch,
 }
 
@@ -97,7 +97,7 @@ impl PageQuery {
                 continue;
             }
             let known = Parameter::of(&word).filter(|parameter| known.contains(parameter));
-            let parameter = known.ok_or_else(|| BadQuery::Unknown(word.chars().take(LONGEST_SHOWN).collect()))?;
+            let parameter = known.ok_or_else(|| BadQuery::Unknown(word.chars().take(MAX_SHOWN).collect()))?;
             if value.is_empty() || seen.contains(&parameter) {
                 continue;
             }
@@ -147,7 +147,7 @@ fn number(parameter: Parameter, value: &str) -> Result<u32, BadQuery> {
 }
 
 fn search(value: &str) -> Result<Box<str>, BadQuery> {
-    let is_text = value.chars().count() <= LONGEST_SEARCH && !value.chars().any(char::is_control);
+    let is_text = value.chars().count() <= MAX_SEARCH && !value.chars().any(char::is_control);
     if is_text { Ok(value.into()) } else { Err(BadQuery::NoSearch) }
 }
 

@@ -14,7 +14,7 @@ use crate::digest::Digest;
 pub type RawObject = IndexMap<String, Box<RawValue>>;
 
 /// Limit for the number of versions in the list of a provider or a module.
-pub const MOST_VERSIONS: usize = 20_000;
+pub const MAX_VERSIONS: usize = 20_000;
 
 /// The URL of a provider's version list.
 pub fn versions_url(base: &Url, address: &ProviderAddress) -> Result<Url, url::ParseError> {
@@ -68,8 +68,8 @@ impl VersionList {
             serde_json::from_str(listed.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
         let mut list = Self { versions: Vec::new(), rest };
         let number = listed.len();
-        if number > MOST_VERSIONS {
-            return Err(format!("it lists {number} versions; at most {MOST_VERSIONS} are read"));
+        if number > MAX_VERSIONS {
+            return Err(format!("it lists {number} versions; at most {MAX_VERSIONS} are read"));
         }
         list.add(listed);
         if number > 0 && list.versions.is_empty() {

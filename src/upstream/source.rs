@@ -47,7 +47,7 @@ pub enum PackageSource {
 }
 
 /// The longest DNS name, in characters (RFC 1035, section 2.3.4).
-const LONGEST_HOST: usize = 255;
+const MAX_HOST: usize = 255;
 
 /// An invalid or forbidden source address. The error names the host at most, because the rest may contain secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +65,7 @@ impl BadSource {
     }
 
     fn at(url: &Url, why: &'static str) -> Self {
-        Self { host: url.host_str().map(|host| host.chars().take(LONGEST_HOST).collect()), why }
+        Self { host: url.host_str().map(|host| host.chars().take(MAX_HOST).collect()), why }
     }
 }
 

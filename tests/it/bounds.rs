@@ -192,8 +192,8 @@ async fn only_so_many_requests_wait_for_upstreams() {
     let url = |name| format!("{}/registry/{HOST}/v1/providers/acme/{name}/versions", larder.base());
     let waiting = ["null", "tls", "time"].map(|name| tokio::spawn(send(client.get(url(name)))));
     upstream.wait_for(Target::Versions, 1 + waiting.len()).await;
-    is_busy(larder.versions("random").await, "as many requests wait for upstreams as may at one time");
-    is_busy(larder.get(&path).await, "as many requests wait for upstreams as may at one time");
+    is_busy(larder.versions("random").await, "the limit of requests that wait for upstreams is reached");
+    is_busy(larder.get(&path).await, "the limit of requests that wait for upstreams is reached");
     larder.versions("held").await.expect(200);
     // A stale copy is served without revalidation.
     larder.clock.advance(Duration::from_secs(1000));

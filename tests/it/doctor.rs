@@ -178,14 +178,14 @@ async fn each_kind_of_upstream_failure_has_its_own_error() {
         (Target::Discovery, Fault::InvalidJson, "upstream.discovery", "is no JSON object"),
         (Target::Discovery, Fault::Status(503), "upstream.discovery", "answered 503"),
         (Target::Discovery, Fault::Status(404), "upstream.discovery", "does not exist (404)"),
-        (Target::Discovery, Fault::Status(401), "upstream.discovery", "refused larder itself (401)"),
+        (Target::Discovery, Fault::Status(401), "upstream.discovery", "refused larder's request (401)"),
         (
             Target::Discovery,
             Fault::RedirectTo(302, "http://127.0.0.2:9/".into()),
             "upstream.discovery",
             "allow_private",
         ),
-        (Target::Versions, Fault::Html, "upstream.list", "hashicorp/null is none"),
+        (Target::Versions, Fault::Html, "upstream.list", "hashicorp/null is invalid"),
         (Target::Versions, Fault::Status(500), "upstream.list", "answered 500"),
     ] {
         upstream.fault(target, fault);

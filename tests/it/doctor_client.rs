@@ -71,7 +71,7 @@ async fn a_wrong_address_in_the_clients_configuration_is_reported() {
     let wrong = providers(&site).replace(&site.base(), &format!("http://127.0.0.1:{}", free_port()));
     write(&site, ".terraformrc", &host_override(HOST, &wrong, MODULES));
     let found = examine(&site, &[]).await;
-    found.fails(&["client.address"], "nobody listens there");
+    found.fails(&["client.address"], "nothing listens there");
     assert!(found.advice("client.address").contains(&providers(&site)), "{found:#?}");
     write(&site, ".terraformrc", &host_override(HOST, &upstream.providers_url(), MODULES));
     examine(&site, &[]).await.fails(&["client.address"], "something else answers (404");
@@ -321,7 +321,7 @@ async fn modules_that_are_asked_of_larder_at_another_place_are_reported() {
     let nowhere = format!("http://127.0.0.1:{}/v1/modules/", free_port());
     write(&site, ".terraformrc", &host_override(HOST, &providers(&site), &nowhere));
     let found = examine(&site, &[]).await;
-    found.fails(&["client.services"], "nobody listens there");
+    found.fails(&["client.services"], "nothing listens there");
     assert!(found.advice("client.services").contains(&format!("{}{right}", site.base())), "{found:#?}");
     drop(larder);
     site.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
@@ -356,7 +356,7 @@ async fn a_machine_with_clients_only_is_checked_for_its_clients() {
     assert!(found.advice("client.host").contains(&other), "{found:#?}");
     drop(larder);
     let found = told(good).await;
-    found.fails(&["client.address"], "nobody listens there");
+    found.fails(&["client.address"], "nothing listens there");
     assert!(found.advice("client.address").contains(&format!("a larder runs at {}", site.base())), "{found:#?}");
 }
 

@@ -197,7 +197,7 @@ async fn the_command_warms_a_folder_and_a_tar() {
     let mut builder = tar::Builder::new(std::fs::File::create(&tar).unwrap());
     builder.append_dir_all(".", &estate).unwrap();
     builder.finish().unwrap();
-    for (what, word) in [(estate.join("prod"), "fetched"), (tar, "held")] {
+    for (what, word) in [(estate.join("prod"), "fetched"), (tar, "stored")] {
         let said = site.run(&["warm", what.to_str().unwrap(), "--platform", "linux_amd64"]).await;
         assert_eq!(said.code, Some(0), "{said:?}");
         for name in ["acme/deep/test 1.0.0\n", "acme/third 1.2.0 (linux_amd64)"] {

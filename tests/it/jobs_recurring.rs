@@ -276,5 +276,5 @@ async fn check_reports_problems_of_recurring_jobs_and_status_lists_them_without_
     let file = site.file();
     let status = ["status", "--config", file.to_str().unwrap()];
     let said = run(command(site.home.path(), &status)).await;
-    assert!(said.out.contains("every 1 day: 1 archive held, 1 of them new"), "{said:?}");
+    assert!(said.out.contains("every 1 day: 1 archive stored, 1 of them new"), "{said:?}");
 }

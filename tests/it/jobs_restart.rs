@@ -161,7 +161,7 @@ async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     let cancelled = desk.send("DELETE", &path, "application/json", "").await.expect(200).json();
     assert_eq!(cancelled["state"], "cancelled");
     assert_eq!(records(&folder).len(), 0);
-    let said = "how a job ended could not be written down";
+    let said = "the result of a job could not be recorded";
     eventually("it is said", async || larder.log().text().contains(said).then_some(())).await;
     larder.kill();
     std::fs::remove_file(&staging).unwrap();

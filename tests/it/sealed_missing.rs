@@ -203,7 +203,7 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     std::fs::write(&file, "ruined").unwrap();
     let larder = Process::start(&builder(), folder.path());
     assert_eq!(missing(&larder.admin()).await, order(&[]));
-    larder.log().line_with("set aside").await;
+    larder.log().line_with("quarantined").await;
     larder.get(&download_path("two")).await.expect(503);
     let url = format!("{}/admin/v1/missing", larder.admin());
     send(client().delete(&url)).await.unwrap().expect(401);

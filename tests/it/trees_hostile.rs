@@ -188,7 +188,7 @@ async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
     })
     .await;
     let refused = post("export", &format!(r#"{{"job":"{id}"}}"#)).await.expect(409).text();
-    assert!(refused.contains("not all that job"), "{refused}");
+    assert!(refused.contains("not everything of job"), "{refused}");
     let tar = post("export", &format!(r#"{{"job":"{id}","partial":true}}"#)).await.expect(200);
     let mut archive = tar::Archive::new(&tar.body[..]);
     let paths: Vec<String> =

@@ -28,7 +28,7 @@ async fn ask_and_leave(larder: &Larder, address: &str, path: &str) {
 fn is_refused(answer: Answer, what: &str) {
     let told = answer.expect(503).text();
     assert!(told.contains(what), "{told}");
-    let why = "16 downloads that were started for this client address and that nobody waits for are still running";
+    let why = "16 downloads that this client address started and no client waits for are still running";
     assert!(told.contains(why) && told.contains("ask again when they have ended"), "{told}");
 }
 

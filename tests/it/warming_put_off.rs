@@ -102,7 +102,7 @@ async fn a_job_without_progress_ends() {
     desk.once(&path, |job| job["items"][0]["state"] == "waiting").await;
     larder.clock.advance(Duration::from_secs(7 * 3600));
     let job = desk.ended(&path).await;
-    assert!(error(&job, 0).contains("to be left alone"), "{job}");
+    assert!(error(&job, 0).contains("asks for a pause"), "{job}");
 }
 
 /// It is not always the registry itself that says so, nor anybody whom a document names.

@@ -9,16 +9,16 @@ use super::super::tar;
 use super::{BundleEntry, EntryFile, FORMAT, FileRole, Manifest};
 
 /// The size limit of a manifest, in bytes.
-pub const LARGEST_MANIFEST: u64 = 64 << 20;
-const MOST_ENTRIES: usize = 100_000;
+pub const MAX_MANIFEST: u64 = 64 << 20;
+const MAX_ENTRIES: usize = 100_000;
 /// The size limits per kind of document, in bytes. Nothing larger is accepted from an upstream.
-const LARGEST_DOCUMENT: u64 = 16 << 20;
-const LARGEST_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
-pub(super) const LARGEST_SUMS: u64 = 4 << 20;
-const LARGEST_SIGNATURE: u64 = 64 << 10;
-const LARGEST_LOCATION: u64 = 64 << 10;
+const MAX_DOCUMENT: u64 = 16 << 20;
+const MAX_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
+pub(super) const MAX_SUMS: u64 = 4 << 20;
+const MAX_SIGNATURE: u64 = 64 << 10;
+const MAX_LOCATION: u64 = 64 << 10;
 /// The longest text other than an address, in bytes.
-const LONGEST_TEXT: usize = 4096;
+const MAX_TEXT: usize = 4096;
 
 /// Why a manifest is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -66,10 +66,10 @@ impl Manifest {
     /// [`BadManifest::Refused`].
     pub(in super::super) fn check(&self) -> Result<(), BadManifest> {
         let refused = |why: String| Err(BadManifest::Refused(why));
-        if self.entries.len() > MOST_ENTRIES {
-            return refused(format!("it names {} things, and may name {MOST_ENTRIES}", self.entries.len()));
+        if self.entries.len() > MAX_ENTRIES {
+            return refused(format!("it names {} things, and may name {MAX_ENTRIES}", self.entries.len()));
         }
-        if self.larder.len() > LONGEST_TEXT {
+        if self.larder.len() > MAX_TEXT {
             return refused("the version of the larder that made it has no end".to_owned());
         }
         let (mut sizes, mut named) = (HashMap::new(), HashSet::new());
@@ -99,12 +99,12 @@ impl BundleEntry {
         let is_list = !matches!(self, Self::Provider(_));
         for EntryFile { role, file, .. } in self.files() {
             let largest = match role {
-                FileRole::Document if is_list => LARGEST_DOCUMENT,
-                FileRole::Document => LARGEST_DOWNLOAD_DOCUMENT,
-                FileRole::Dropped => LARGEST_DOCUMENT,
-                FileRole::Sums => LARGEST_SUMS,
-                FileRole::Signature => LARGEST_SIGNATURE,
-                FileRole::Location => LARGEST_LOCATION,
+                FileRole::Document if is_list => MAX_DOCUMENT,
+                FileRole::Document => MAX_DOWNLOAD_DOCUMENT,
+                FileRole::Dropped => MAX_DOCUMENT,
+                FileRole::Sums => MAX_SUMS,
+                FileRole::Signature => MAX_SIGNATURE,
+                FileRole::Location => MAX_LOCATION,
                 // The importing store has a limit for archives.
                 FileRole::Archive => u64::MAX,
             };
@@ -123,7 +123,7 @@ impl BundleEntry {
         };
         let texts = texts.into_iter().flatten().chain([said.asked.as_str(), said.url.as_str()]);
         for text in texts {
-            if text.len() > LONGEST_TEXT || text.contains(char::is_control) {
+            if text.len() > MAX_TEXT || text.contains(char::is_control) {
                 return Err("a text in it is too long, or has invalid characters".to_owned());
             }
         }

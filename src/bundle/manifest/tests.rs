@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::reading::LARGEST_SUMS;
+use super::reading::MAX_SUMS;
 use super::*;
 
 fn said() -> FetchOrigin {
@@ -73,9 +73,7 @@ fn an_invalid_entry_is_refused_by_name() {
         change(&mut entry);
         refused(vec![BundleEntry::Provider(entry)])
     };
-    assert!(
-        with(&|entry| entry.sums.bytes = LARGEST_SUMS + 1).contains("acme/null 1.0.0 (linux_amd64): its SHA256SUMS")
-    );
+    assert!(with(&|entry| entry.sums.bytes = MAX_SUMS + 1).contains("acme/null 1.0.0 (linux_amd64): its SHA256SUMS"));
     assert!(with(&|entry| entry.archive.sha256 = entry.sums.sha256).contains("has two sizes"));
     assert!(with(&|entry| entry.archive.bytes = u64::MAX).contains("larger than any disk"));
     assert!(with(&|entry| entry.signed_by = Some("A\u{1b}[2J".into())).contains("characters"));

@@ -16,7 +16,7 @@ use crate::bundle::{
 use crate::clock::Timestamp;
 
 /// Maximum number of symbolic links to follow.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 /// Size of the write buffer, in bytes.
 const WRITTEN_AT_ONCE: usize = 1 << 20;
 
@@ -103,7 +103,7 @@ fn kind_of(found: FileType) -> &'static str {
 /// Follows symbolic links to a path that does not exist yet.
 fn resolve_links(path: &Path) -> anyhow::Result<PathBuf> {
     let mut at = path.to_owned();
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_LINKS {
         match fs::read_link(&at) {
             // `join` with an absolute target replaces the whole path.
             Ok(to) => at = at.with_file_name("").join(to),

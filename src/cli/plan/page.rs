@@ -7,7 +7,7 @@ use crate::address::Hostname;
 use crate::jobs::{Installs, Plan, PlanState, Planned};
 
 /// Maximum number of places listed per item.
-const MOST_PLACES: usize = 3;
+const MAX_PLACES: usize = 3;
 
 pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
@@ -96,7 +96,7 @@ fn item_name(item: &Planned, host: &Hostname) -> String {
 
 /// The places that require an item: the first few, or all.
 fn required_by(by: &[String], all: bool) -> String {
-    let shown = if all { by.len() } else { MOST_PLACES };
+    let shown = if all { by.len() } else { MAX_PLACES };
     let mut text =
         by.iter().take(shown).map(|place| escape_for_terminal(place).to_string()).collect::<Vec<_>>().join(", ");
     if by.len() > shown {

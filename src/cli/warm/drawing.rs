@@ -12,8 +12,8 @@ use crate::jobs::job_report::{ItemState, Job, JobItem, JobState};
 /// Length of the window over which a speed is measured.
 const SPEED_OVER: Duration = Duration::from_secs(5);
 /// Maximum number of progress bars shown at once.
-const MOST_BARS: usize = 8;
-const LONGEST_BAR: usize = 40;
+const MAX_BARS: usize = 8;
+const MAX_BAR: usize = 40;
 /// Shortest bar; names are shortened to keep it.
 const SHORTEST_BAR: usize = 6;
 /// Columns for the longest size text, `700.0 KiB of 2.0 GiB`.
@@ -53,10 +53,10 @@ pub(super) fn name_of(item: &JobItem) -> ItemKey {
     item.package.clone()
 }
 
-/// Renders one bar for each archive in flight, at most [`MOST_BARS`].
+/// Renders one bar for each archive in flight, at most [`MAX_BARS`].
 pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&ItemKey) -> Option<u64>, width: usize) -> Vec<String> {
     let under_way = |item: &&JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
-    let items: Vec<&JobItem> = job.items.iter().filter(under_way).take(MOST_BARS).collect();
+    let items: Vec<&JobItem> = job.items.iter().filter(under_way).take(MAX_BARS).collect();
     let room = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 6);
     // Names get their width first: in full, else without hosts, else without their beginnings. The bar takes the rest.
     let longest = |names: &[String]| names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
@@ -70,7 +70,7 @@ pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&ItemKey) -> Optio
             (short, width)
         }
     };
-    let bar_width = room.saturating_sub(name_width + 2).min(LONGEST_BAR);
+    let bar_width = room.saturating_sub(name_width + 2).min(MAX_BAR);
     let line = |item: &JobItem, name: String| {
         let speed = speed(&name_of(item)).map_or_else(String::new, |speed| format!("{}/s", ByteSize(speed)));
         let (part, bytes) = match (&item.state, item.size_bytes) {
@@ -173,7 +173,7 @@ impl JobProgress {
             .map_or_else(String::new, |left| format!("  {about}{} left", format_seconds(left)));
         let so_far = if is_growing { " so far" } else { "" };
         let words = format!("{ended}/{}{so_far}  {bytes}{speed_said}{left}", plural(all as u64, "archive"));
-        let room = width.saturating_sub(words.chars().count() + 4).min(LONGEST_BAR);
+        let room = width.saturating_sub(words.chars().count() + 4).min(MAX_BAR);
         let part = size.map_or((ended as u64, all as u64), |size| (fetched, size));
         let bar = if room < 6 { String::new() } else { format!("{}  ", bar(Some(part), room)) };
         fitting(format!("  {bar}{words}"), width)

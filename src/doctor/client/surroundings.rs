@@ -12,7 +12,7 @@ use crate::address::Hostname;
 use crate::requirements::cli_config::{InstallationSource, ServiceValue};
 
 /// Larder answers a document within 8 s; clients wait 10 s by default.
-const LEAST_SECONDS: u64 = 10;
+const MIN_SECONDS: u64 = 10;
 
 const NOT_IN_THE_CLEAR: &str = "give larder a certificate ([server] tls) and write https; or remove the token: larder \
      forwards none, it has its own credentials";
@@ -83,14 +83,14 @@ impl ClientChecks<'_> {
     fn patience(&self) -> Option<Check> {
         const VARIABLE: &str = "TF_REGISTRY_CLIENT_TIMEOUT";
         let seconds: u64 = self.environment.get(VARIABLE)?.parse().ok()?;
-        (1..LEAST_SECONDS).contains(&seconds).then(|| {
+        (1..MIN_SECONDS).contains(&seconds).then(|| {
             Check::warn(
                 "client.timeout",
                 format!(
                     "{VARIABLE}={seconds}: the client waits no longer than {seconds} s, and larder answers within 8 s"
                 ),
             )
-            .advise(format!("unset it, or set it to {LEAST_SECONDS} or more"))
+            .advise(format!("unset it, or set it to {MIN_SECONDS} or more"))
         })
     }
 

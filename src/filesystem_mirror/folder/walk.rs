@@ -6,12 +6,12 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, Dir, FileType, readlinkat, statat};
 use rustix::io::Errno;
 
-use super::super::layout::{LONGEST_PATH, enclosing_package};
+use super::super::layout::{MAX_PATH, enclosing_package};
 use super::super::{MirrorFileKind, MirrorPath, Mode, PathMeaning};
 use super::{MirrorFolder, MirrorFolderError, TEMP_PREFIX};
 use crate::address::{Hostname, Version};
 
-const MOST_ENTRIES: usize = 1_000_000;
+const MAX_ENTRIES: usize = 1_000_000;
 /// The levels of folders above a packed archive. Above the files of an unpacked package there are two more.
 const LEVELS: usize = 3;
 /// The deepest nesting of folders in an unpacked package.
@@ -59,7 +59,7 @@ impl MirrorFolder {
     /// # Errors
     /// A folder cannot be read, or the tree has too many entries.
     pub fn list_files(&self) -> Result<Vec<ListedFile>, MirrorFolderError> {
-        let mut walk = MirrorWalk { folder: self, left: MOST_ENTRIES, found: Vec::new() };
+        let mut walk = MirrorWalk { folder: self, left: MAX_ENTRIES, found: Vec::new() };
         walk.layout(&self.root, "", 0)?;
         Ok(walk.found)
     }
@@ -70,7 +70,7 @@ impl MirrorFolder {
     /// The folder cannot be read.
     pub fn archives(&self, folder: &str) -> Result<Vec<(String, MirrorPath)>, MirrorFolderError> {
         let opened = self.folder_of(folder)?;
-        let entries = MirrorWalk { folder: self, left: MOST_ENTRIES, found: Vec::new() }.entries(&opened, folder)?;
+        let entries = MirrorWalk { folder: self, left: MAX_ENTRIES, found: Vec::new() }.entries(&opened, folder)?;
         let archive = |DirectoryEntry { name, kind, .. }: DirectoryEntry| {
             let path = format!("{folder}/{}", name.ok()?);
             match MirrorPath::parse(&path) {
@@ -160,7 +160,7 @@ impl MirrorWalk<'_> {
                 continue;
             }
             self.left = self.left.checked_sub(1).ok_or_else(|| {
-                let why = format!("there are more than {MOST_ENTRIES} files and folders in it");
+                let why = format!("there are more than {MAX_ENTRIES} files and folders in it");
                 self.folder.bad("list", path, io::Error::other(why))
             })?;
             let told = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -191,7 +191,7 @@ fn no_file(kind: FileType) -> &'static str {
 
 /// True for a link that [`MirrorFolder::link_spelling`] makes.
 fn is_other_spelling(root: &OwnedFd, name: &str) -> bool {
-    let target = readlinkat(root, name, Vec::with_capacity(LONGEST_PATH));
+    let target = readlinkat(root, name, Vec::with_capacity(MAX_PATH));
     let target = target.ok().and_then(|target| target.into_string().ok());
     let (Ok(host), Some(target)) = (Hostname::parse(name), target) else { return false };
     !target.contains('/') && Hostname::parse(&target).is_ok_and(|of| of == host) && target != name

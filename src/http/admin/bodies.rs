@@ -17,11 +17,11 @@ use crate::requirements::{self, lock_file};
 
 const LARGEST: usize = 64 << 10;
 /// A lock file of many providers is larger than any command.
-const LARGEST_LOCK_FILE: usize = lock_file::LARGEST;
+const MAX_LOCK_FILE: usize = lock_file::LARGEST;
 /// Limit of a JSON order: the files that one order may have, with JSON's escapes.
-const LARGEST_ORDER: usize = requirements::MOST_BYTES / 2 * 3;
+const MAX_ORDER: usize = requirements::MAX_BYTES / 2 * 3;
 /// Limit of a tar. It also holds headers, and files that no client reads.
-const LARGEST_TAR: usize = 2 * requirements::MOST_BYTES;
+const MAX_TAR: usize = 2 * requirements::MAX_BYTES;
 const WITHIN: Duration = Duration::from_secs(10);
 const ORDER_WITHIN: Duration = Duration::from_secs(60);
 /// The longest silence of a body without a size limit.
@@ -62,13 +62,13 @@ pub(super) enum OrderBody {
 /// Reads the body of a plan or warm-up request. A web page can send `text/plain`, too; the token keeps it out.
 pub(super) async fn order_of(request: Request<Incoming>) -> Result<OrderBody, BodyRefused> {
     if has_content_type(request.headers(), "application/json") {
-        return read_whole(request, LARGEST_ORDER, ORDER_WITHIN).await.map(OrderBody::Json);
+        return read_whole(request, MAX_ORDER, ORDER_WITHIN).await.map(OrderBody::Json);
     }
     if has_content_type(request.headers(), "text/plain") {
-        return read_whole(request, LARGEST_LOCK_FILE, WITHIN).await.map(OrderBody::LockFile);
+        return read_whole(request, MAX_LOCK_FILE, WITHIN).await.map(OrderBody::LockFile);
     }
     if has_content_type(request.headers(), "application/x-tar") {
-        return read_whole(request, LARGEST_TAR, ORDER_WITHIN).await.map(OrderBody::Tar);
+        return read_whole(request, MAX_TAR, ORDER_WITHIN).await.map(OrderBody::Tar);
     }
     Err(unsupported(
         "send an order as Content-Type: application/json, a .terraform.lock.hcl as text/plain, or a tar of configurations as application/x-tar",

@@ -64,8 +64,8 @@ impl Admin {
             JobState::Running => return Err(conflict(format!("job {id} runs still: ask again when it has ended"))),
             _ if told.partial => {}
             _ => {
-                let why = "look at it, or say \"partial\":true for a bundle of the rest";
-                return Err(conflict(format!("not all that job {id} has is stored: {why}")));
+                let why = "look at the job, or send \"partial\":true for a bundle of the rest";
+                return Err(conflict(format!("not everything of job {id} is stored: {why}")));
             }
         }
         let (mirror, created) = (Arc::clone(&self.mirror), told.created.unwrap_or_else(|| self.clock.now()));

@@ -63,7 +63,7 @@ impl Admin {
             _ if partial => {}
             _ => {
                 return conflict(format!(
-                    "not all that job {id} is about is held: look at it, or say \"partial\":true for a tree of the rest"
+                    "not everything of job {id} is stored: look at the job, or send \"partial\":true for a tree of the rest"
                 ));
             }
         }

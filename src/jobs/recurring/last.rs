@@ -13,7 +13,7 @@ use crate::jobs::job_report::{ItemCounts, JobState, JobSummary};
 /// Random delay as a fraction of the interval, so that several larders do not ask at the same time.
 const JITTER: u32 = 20;
 /// After this many failures in a row, the pause between two of them grows no more.
-const MOST_DOUBLINGS: u32 = 16;
+const MAX_DOUBLINGS: u32 = 16;
 
 /// The last run of a recurring warm-up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ impl LastRun {
         let pause = match self.failures.checked_sub(1) {
             None => every,
             Some(doublings) => {
-                let grown = TRIES_AGAIN_AFTER.saturating_mul(1 << doublings.min(MOST_DOUBLINGS));
+                let grown = TRIES_AGAIN_AFTER.saturating_mul(1 << doublings.min(MAX_DOUBLINGS));
                 grown.min(every.max(TRIES_AGAIN_AFTER))
             }
         };

@@ -348,7 +348,7 @@ impl Alarms {
             }
         };
         if let Err(error) = &saved {
-            tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written down: it is in memory alone");
+            tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written: it is in memory only");
         }
         saved.is_ok()
     }

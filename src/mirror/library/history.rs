@@ -19,7 +19,7 @@ use crate::address::{Package, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{Durability, Key, Recorded, Store, StoreError};
-use crate::upstream::providers::MOST_VERSIONS;
+use crate::upstream::providers::MAX_VERSIONS;
 use crate::verify::{Checksums, ProofBasis};
 
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl ProviderHistories {
 
     /// The number of recorded versions has the same limit as a version list.
     fn is_full(&self, provider: &ProviderAddress) -> Result<bool, StoreError> {
-        Ok(self.store.records.versions_first_seen(provider)?.len() >= MOST_VERSIONS)
+        Ok(self.store.records.versions_first_seen(provider)?.len() >= MAX_VERSIONS)
     }
 
     /// Records sets that an operator accepts. Returns the changes of each, compared with the history before the first
@@ -255,7 +255,7 @@ impl ProviderHistories {
         }
     }
 
-    /// Records when versions were first listed, up to [`MOST_VERSIONS`]. At the limit, versions that are no longer
+    /// Records when versions were first listed, up to [`MAX_VERSIONS`]. At the limit, versions that are no longer
     /// listed are dropped first.
     pub(in crate::mirror) fn record_listed(
         &self,
@@ -271,11 +271,11 @@ impl ProviderHistories {
         if new.is_empty() {
             return Ok(());
         }
-        if listed.versions.len() + new.len() > MOST_VERSIONS {
+        if listed.versions.len() + new.len() > MAX_VERSIONS {
             let now: std::collections::BTreeSet<&Version> = versions.iter().collect();
             listed.versions.retain(|version, _| now.contains(version));
         }
-        let room = MOST_VERSIONS.saturating_sub(listed.versions.len());
+        let room = MAX_VERSIONS.saturating_sub(listed.versions.len());
         listed.versions.extend(new.into_iter().take(room).map(|version| (version.clone(), now)));
         self.put_with(&key, &listed, Durability::Lazy)
     }
@@ -371,7 +371,7 @@ impl ProviderHistories {
             self.put(&keys, &whole.key_log())?;
         }
         let versions = whole.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
-        let listed = FirstListed { versions: versions.take(MOST_VERSIONS).collect() };
+        let listed = FirstListed { versions: versions.take(MAX_VERSIONS).collect() };
         self.put(&Key::FirstListed(provider.clone()), &listed)?;
         self.store.records.remove(&Key::Seen(provider.clone()), Durability::Synced)
     }

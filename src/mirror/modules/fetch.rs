@@ -57,9 +57,9 @@ pub(super) struct FetchedTree {
 /// waits for one holds neither another one nor any other permit.
 enum TreePermit {
     /// The permit of the git job.
-    Git(#[expect(dead_code, reason = "held, and never looked at")] Option<git::GitPermit>),
+    Git(#[expect(dead_code, reason = "held only for its Drop")] Option<git::GitPermit>),
     /// The permit of a downloaded archive.
-    Unpacking(#[expect(dead_code, reason = "held, and never looked at")] Permit),
+    Unpacking(#[expect(dead_code, reason = "held only for its Drop")] Permit),
 }
 
 /// Reasons that a tree could not be fetched.

@@ -259,7 +259,7 @@ impl Mirror {
                 self.counters.count_unproven(&key.module.host, REPUBLISHED);
                 let elsewhere = if *tree == pinned { ", where the module was in another folder" } else { "" };
                 let verdict = format!(
-                    "its tree has digest {tree}, and the one that was seen first has {pinned}{elsewhere}: upstream has moved it"
+                    "its tree has digest {tree}, and the first-seen one has {pinned}{elsewhere}: upstream has moved it"
                 );
                 (
                     verdict,

@@ -120,14 +120,12 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Option<Error>, Error> {
         let (of, what) = (key.clone(), source.kind_name());
-        let before = match self
-            .on_disk(move |mirror| default_if_gone(seen::record_external_move(mirror, &of, what)))
-            .await?
-        {
-            FirstSeenLookup::Never => return Ok(None),
-            FirstSeenLookup::Recorded(seen) => format!("the tree that was seen first has digest {}", seen.pinned.tree),
-            FirstSeenLookup::Lost => "the record of the tree that was seen first is damaged".to_owned(),
-        };
+        let before =
+            match self.on_disk(move |mirror| default_if_gone(seen::record_external_move(mirror, &of, what))).await? {
+                FirstSeenLookup::Never => return Ok(None),
+                FirstSeenLookup::Recorded(seen) => format!("the first-seen tree has digest {}", seen.pinned.tree),
+                FirstSeenLookup::Lost => "the first-seen record is damaged".to_owned(),
+            };
         let (what, host) = (source.kind_name(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
         tracing::error!(%package, what, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
         let (of, detail, now) = (key.clone(), format!("upstream has it at {what} at {host}; {before}"), call.now);

@@ -38,7 +38,7 @@ pub struct ModuleArchiveRef {
 }
 
 /// The download location of a module version.
-#[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
+#[expect(clippy::large_enum_variant, reason = "short-lived: it is handled where it arrives")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModuleLocation {
     /// An archive of this mirror.

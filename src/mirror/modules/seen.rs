@@ -77,7 +77,7 @@ impl ModuleFirstSeen {
 }
 
 /// The stored record of a version.
-#[expect(clippy::large_enum_variant, reason = "it is read and written, and kept nowhere")]
+#[expect(clippy::large_enum_variant, reason = "short-lived: it is read or written at once")]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(in crate::mirror) enum ModuleFirstSeenRecord {
@@ -90,7 +90,7 @@ pub(in crate::mirror) enum ModuleFirstSeenRecord {
 }
 
 /// The record of a version, read and restored where possible.
-#[expect(clippy::large_enum_variant, reason = "it is looked at where it arrives, and kept nowhere")]
+#[expect(clippy::large_enum_variant, reason = "short-lived: it is handled where it arrives")]
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) enum FirstSeenLookup {
     /// No record, or a forgotten one: the next tree is the first.

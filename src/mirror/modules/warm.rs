@@ -167,7 +167,7 @@ impl Mirror {
 /// lists and locations are made from the stored archives.
 fn required_records(key: &ModulePackage, link: Connectivity) -> Vec<(Key, String)> {
     let host = &key.module.host;
-    let mut keys = vec![(Key::SeenModule(key.clone()), format!("what was seen of {key}"))];
+    let mut keys = vec![(Key::SeenModule(key.clone()), format!("the first-seen record of {key}"))];
     if link == Connectivity::Online {
         keys.push((Key::Discovery(host.clone()), format!("the discovery document of {host}")));
         keys.push((Key::ModuleVersions(key.module.clone()), format!("the version list of {}", key.module)));

@@ -16,7 +16,7 @@ use crate::upstream::pages::{PagePath, PageRef};
 
 /// The default and the largest number of entries on a page.
 const ENTRIES: u32 = 15;
-const MOST_ENTRIES: u32 = 100;
+const MAX_ENTRIES: u32 = 100;
 
 /// Each page scans everything stored of its registry, so one is built at a time.
 static PAGE_SCAN: Semaphore = Semaphore::const_new(1);
@@ -182,7 +182,7 @@ impl Mirror {
             }
         }
         let offset = page.query.offset.unwrap_or_default();
-        let limit = page.query.limit.unwrap_or(ENTRIES).clamp(1, MOST_ENTRIES);
+        let limit = page.query.limit.unwrap_or(ENTRIES).clamp(1, MAX_ENTRIES);
         let total = found.len();
         let mut entries = Vec::new();
         for thing in found.into_iter().skip(offset as usize).take(limit as usize) {

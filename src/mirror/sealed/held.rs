@@ -20,7 +20,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Arc<StoredVersions>, Error> {
         let policy = call.upstream(&address.host)?.settings.verification;
-        let lost = Err(Error::Interrupted(format!("what is held of {address}")));
+        let lost = Err(Error::Interrupted(format!("the stored versions of {address}")));
         let key = (address.clone(), self.revision(address), call.config.generation);
         let look = self.sealed.providers.join_or_spawn(&self.tasks, key, lost, || {
             let (mirror, of) = (Arc::clone(self), address.clone());
@@ -34,7 +34,7 @@ impl Mirror {
         self: &Arc<Self>,
         key: &ModuleAddress,
     ) -> Result<Arc<BTreeSet<Version>>, Error> {
-        let lost = Err(Error::Interrupted(format!("what is held of {key}")));
+        let lost = Err(Error::Interrupted(format!("the stored versions of {key}")));
         let look =
             self.sealed.modules.join_or_spawn(&self.tasks, (key.clone(), self.revision_of_module(key)), lost, || {
                 let (mirror, of) = (Arc::clone(self), key.clone());

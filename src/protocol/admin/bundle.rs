@@ -18,7 +18,7 @@ pub const INVENTORY: &str = "/admin/v1/inventory";
 /// Media type of a bundle.
 pub const TAR: &str = "application/x-tar";
 /// The most versions that may be accepted with one bundle.
-const MOST_ACCEPTED: usize = 256;
+const MAX_ACCEPTED: usize = 256;
 
 /// The body of a bundle request.
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,8 +72,8 @@ pub fn apply_options(
     for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
         match &*name {
             "unsigned" if matches!(&*value, "" | "true") => taking.trust.allow_unsigned = true,
-            "accept" if taking.accept.len() >= MOST_ACCEPTED => {
-                problems.push(format!("at most {MOST_ACCEPTED} versions can be accepted with one bundle"));
+            "accept" if taking.accept.len() >= MAX_ACCEPTED => {
+                problems.push(format!("at most {MAX_ACCEPTED} versions can be accepted with one bundle"));
             }
             "accept" => match PackageSelector::parse(&value, default_host) {
                 Ok(what) => taking.accept.push(what),

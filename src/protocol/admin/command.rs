@@ -14,7 +14,7 @@ use crate::mirror::{
 };
 
 /// The most addresses in one command.
-const MOST_ADDRESSES: usize = 256;
+const MAX_ADDRESSES: usize = 256;
 
 /// Operations on an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,8 +76,8 @@ impl OperationTarget {
     /// # Errors
     /// Every problem of every address. Nothing is done then.
     pub fn addresses(&self, default_host: &Hostname) -> Result<Vec<PackageSelector>, Vec<String>> {
-        if self.what.is_empty() || self.what.len() > MOST_ADDRESSES {
-            return Err(vec![format!("\"what\" names {} addresses; 1 to {MOST_ADDRESSES} can be", self.what.len())]);
+        if self.what.is_empty() || self.what.len() > MAX_ADDRESSES {
+            return Err(vec![format!("\"what\" names {} addresses; 1 to {MAX_ADDRESSES} can be", self.what.len())]);
         }
         let (mut addresses, mut problems, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
         for given in &self.what {

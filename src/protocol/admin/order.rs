@@ -11,7 +11,7 @@ use crate::requirements::{ClientKind, Configurations, FileContents, Files, Order
 /// Path of plan requests.
 pub const PLAN: &str = "/admin/v1/plan";
 /// The most addresses in one order.
-const MOST_ADDRESSES: usize = 4096;
+const MAX_ADDRESSES: usize = 4096;
 /// An example of a body, for error texts.
 const SHAPE: &str = r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"],"platforms":["OS_ARCH"]}"#;
 
@@ -131,10 +131,10 @@ impl OrderRequest {
     /// Every problem.
     pub fn order(&self, default_host: &Hostname) -> Result<Order, Vec<String>> {
         let (mut given, mut problems) = (Vec::new(), Vec::new());
-        if self.what.len() > MOST_ADDRESSES {
-            problems.push(format!("\"what\" names {} addresses; at most {MOST_ADDRESSES} can be", self.what.len()));
+        if self.what.len() > MAX_ADDRESSES {
+            problems.push(format!("\"what\" names {} addresses; at most {MAX_ADDRESSES} can be", self.what.len()));
         }
-        for told in self.what.iter().take(MOST_ADDRESSES) {
+        for told in self.what.iter().take(MAX_ADDRESSES) {
             let (address, platforms) = match told {
                 AddressRequest::Text(address) => (address, &[][..]),
                 AddressRequest::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),

@@ -7,9 +7,9 @@ use super::order::OrderRequest;
 use crate::requirements::ClientKind;
 
 /// The longest accepted root, in bytes.
-const LONGEST_ROOT: usize = 1024;
+const MAX_ROOT: usize = 1024;
 /// The most options in one query.
-const MOST_OPTIONS: usize = 1024;
+const MAX_OPTIONS: usize = 1024;
 
 /// A parsed query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,8 +41,8 @@ impl OrderQuery {
     fn read(query: Option<&str>, of: OrderBodyKind) -> Self {
         let (mut options, mut problems) = (OrderRequest::default(), Vec::new());
         for (number, (key, value)) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()).enumerate() {
-            if number == MOST_OPTIONS {
-                problems.push(format!("the query: it says more than {MOST_OPTIONS} things"));
+            if number == MAX_OPTIONS {
+                problems.push(format!("the query: it says more than {MAX_OPTIONS} things"));
                 break;
             }
             match (&*key, &*value, of) {
@@ -52,7 +52,7 @@ impl OrderQuery {
                 ("pin", other, _) => {
                     problems.push(format!("the query: pin is true or false, and not {:?}", short(other)));
                 }
-                ("root", root, OrderBodyKind::Tar) if root.len() <= LONGEST_ROOT => options.roots.push(folder(root)),
+                ("root", root, OrderBodyKind::Tar) if root.len() <= MAX_ROOT => options.roots.push(folder(root)),
                 ("root", root, OrderBodyKind::Tar) => {
                     problems.push(format!("the query: {:?}… is too long for a folder of a tar", short(root)));
                 }
@@ -114,7 +114,7 @@ mod tests {
         let long = format!("root={}&client=tofu", "x".repeat(2000));
         assert_eq!(OrderQuery::of_tar(Some(&long)).problems.len(), 2);
         let many = "root=a&".repeat(5000);
-        assert!(OrderQuery::of_tar(Some(&many)).options.roots.len() <= MOST_OPTIONS);
+        assert!(OrderQuery::of_tar(Some(&many)).options.roots.len() <= MAX_OPTIONS);
     }
 
     proptest! {

@@ -50,7 +50,7 @@ impl Scheme {
 }
 
 /// The longest `HOST:PORT` of an origin, in bytes: a domain name has at most 253 (RFC 1035), a port five digits.
-const LONGEST_AUTHORITY: usize = 253 + ":65535".len();
+const MAX_AUTHORITY: usize = 253 + ":65535".len();
 
 impl<'a> Origin<'a> {
     /// Parses the value of a `Host` or `X-Forwarded-Host` header. One origin has one spelling: lower case, without the
@@ -58,7 +58,7 @@ impl<'a> Origin<'a> {
     pub fn parse(scheme: Scheme, authority: &'a str) -> Option<Self> {
         let authority = authority.strip_suffix(scheme.default_port()).unwrap_or(authority);
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
-        if authority.is_empty() || authority.len() > LONGEST_AUTHORITY || !authority.bytes().all(is_plain) {
+        if authority.is_empty() || authority.len() > MAX_AUTHORITY || !authority.bytes().all(is_plain) {
             return None;
         }
         let (name, port) = match authority.rsplit_once(':') {

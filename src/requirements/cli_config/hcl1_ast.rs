@@ -6,7 +6,7 @@ use super::super::hcl::{self, BadHcl};
 use super::hcl1;
 
 /// More labels than any block of theirs has.
-const MOST_LABELS: usize = 2;
+const MAX_LABELS: usize = 2;
 
 /// A value. Of members, one name may stand more than once, as blocks do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl Node {
 
     /// A block below its labels. Too many labels make it an unknown block.
     pub(super) fn labelled(labels: &[String], body: Self) -> Self {
-        if labels.len() > MOST_LABELS {
+        if labels.len() > MAX_LABELS {
             return Self::Other;
         }
         let below = |inner, label: &String| Self::Members(vec![(label.clone(), inner)]);

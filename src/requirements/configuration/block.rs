@@ -9,7 +9,7 @@ use super::expression::{self, Constant, Formula};
 use super::json::{self, Json};
 
 /// Depth of JSON values that are examined.
-const DEEPEST_JSON: usize = 16;
+const MAX_JSON_DEPTH: usize = 16;
 
 /// A file that parses.
 pub(super) enum Parsed<'a> {
@@ -122,7 +122,7 @@ impl<'a> Value<'a> {
             Self::Hcl { expression, .. } => Formula::of(expression).alone(),
             Self::Json(json) if json.is_null() => Constant::Null,
             // In JSON, a text is taken as it is.
-            Self::Json(json) => json.text().map_or_else(|| of_json(json, DEEPEST_JSON).alone(), Constant::Text),
+            Self::Json(json) => json.text().map_or_else(|| of_json(json, MAX_JSON_DEPTH).alone(), Constant::Text),
         }
     }
 
@@ -130,7 +130,7 @@ impl<'a> Value<'a> {
     pub(super) fn formula(self) -> Formula {
         match self {
             Self::Hcl { expression, .. } => Formula::of(expression),
-            Self::Json(json) => of_json(json, DEEPEST_JSON),
+            Self::Json(json) => of_json(json, MAX_JSON_DEPTH),
         }
     }
 

@@ -8,7 +8,7 @@ use super::file_selection::Kind;
 use super::{Problem, SourceLine};
 
 /// After how many problems of one folder no more is noted.
-const MOST_PROBLEMS: usize = 64;
+const MAX_PROBLEMS: usize = 64;
 
 /// Blocks that declare something, by as many of their labels: once, and override files change it.
 const DECLARING: [(&str, usize); 5] = [("resource", 2), ("data", 2), ("module", 1), ("variable", 1), ("output", 1)];
@@ -18,7 +18,7 @@ const DECLARING_FOR_GOOD: [(&str, usize); 3] = [("ephemeral", 2), ("action", 2),
 const NEVER_OVERRIDING: [&str; 3] = ["check", "import", "moved"];
 
 /// After how much that is declared in one folder no more of its files are read.
-const MOST_DECLARED: usize = 1 << 16;
+const MAX_DECLARED: usize = 1 << 16;
 
 /// Members of an entry of `required_providers`.
 const MEMBERS: [&str; 3] = ["source", "version", "configuration_aliases"];
@@ -157,12 +157,12 @@ impl Declarations {
 
     /// Returns true beyond any realistic number of declarations.
     pub(super) fn is_too_much(&self) -> bool {
-        self.once.len() > MOST_DECLARED
+        self.once.len() > MAX_DECLARED
     }
 
     /// Adds a problem.
     pub(super) fn problem(&mut self, problem: Problem) {
-        if self.problems.len() < MOST_PROBLEMS {
+        if self.problems.len() < MAX_PROBLEMS {
             self.problems.push(problem);
         }
     }

@@ -16,12 +16,12 @@ use super::FolderRole;
 /// Depth of references between locals.
 const DEEPEST: usize = 128;
 /// The longest text that is a value here, in bytes: sources and versions are shorter.
-const LONGEST_TEXT: usize = 4096;
+const MAX_TEXT: usize = 4096;
 /// Parts of a list or object, including nested ones. A value that contains itself twice would grow without limit.
-const MOST_PARTS: usize = 4096;
+const MAX_PARTS: usize = 4096;
 /// The most steps that are taken for one folder: each expression and each part of a value is one. Sixteen MiB of
 /// configuration have about three million expressions.
-const MOST_STEPS: usize = 1 << 24;
+const MAX_STEPS: usize = 1 << 24;
 
 /// The value of an expression.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,8 +59,8 @@ impl Constant {
     }
 
     fn text(text: &str) -> Self {
-        match text.len() > LONGEST_TEXT {
-            true => Self::unknown(format!("a text of more than {LONGEST_TEXT} bytes")),
+        match text.len() > MAX_TEXT {
+            true => Self::unknown(format!("a text of more than {MAX_TEXT} bytes")),
             false => Self::Text(text.to_owned()),
         }
     }
@@ -70,7 +70,7 @@ impl Constant {
         let (mut waiting, mut parts) = (vec![self], 0);
         while let Some(value) = waiting.pop() {
             parts += 1;
-            if parts > MOST_PARTS {
+            if parts > MAX_PARTS {
                 break;
             }
             match value {
@@ -308,15 +308,15 @@ impl<'a> Scope<'a> {
     /// Returns true if the step budget has space.
     fn spend_steps(&self, steps: usize) -> bool {
         self.steps.set(self.steps.get().saturating_add(steps));
-        self.steps.get() <= MOST_STEPS
+        self.steps.get() <= MAX_STEPS
     }
 
     /// A list or an object, if it has no more parts than a value may have.
     fn bounded(&self, value: Constant) -> Constant {
         let parts = value.parts();
-        match self.spend_steps(parts) && parts <= MOST_PARTS {
+        match self.spend_steps(parts) && parts <= MAX_PARTS {
             true => value,
-            false => Constant::unknown(format!("a value of more than {MOST_PARTS} parts")),
+            false => Constant::unknown(format!("a value of more than {MAX_PARTS} parts")),
         }
     }
 
@@ -360,7 +360,7 @@ impl<'a> Scope<'a> {
                     return Constant::unknown("a template with a value in it that is no string");
                 }
             }
-            if text.len() > LONGEST_TEXT {
+            if text.len() > MAX_TEXT {
                 break;
             }
         }
@@ -548,8 +548,8 @@ impl<'a> Scope<'a> {
 /// Texts with another between them; nothing is joined that would be too long.
 fn joined(separator: &str, parts: &[&str]) -> Constant {
     let bytes = parts.iter().map(|part| part.len() + separator.len()).sum::<usize>().saturating_sub(separator.len());
-    match bytes > LONGEST_TEXT {
-        true => Constant::unknown(format!("a text of more than {LONGEST_TEXT} bytes")),
+    match bytes > MAX_TEXT {
+        true => Constant::unknown(format!("a text of more than {MAX_TEXT} bytes")),
         false => Constant::Text(parts.join(separator)),
     }
 }

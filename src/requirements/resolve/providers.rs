@@ -16,9 +16,9 @@ use super::version_selection;
 use crate::address::{Constraint, Hostname, Platform, ProviderAddress, Version};
 
 /// The most places that are named where constraints are at odds.
-const MOST_PLACES: usize = 32;
+const MAX_PLACES: usize = 32;
 /// The most providers of one root.
-const MOST_PROVIDERS: usize = 4096;
+const MAX_PROVIDERS: usize = 4096;
 /// The registries and the namespace in which the providers of the one client are those of the other.
 const PREDECESSOR: (&str, &str) = ("registry.terraform.io", "hashicorp");
 const SUCCESSOR: &str = "registry.opentofu.org";
@@ -37,12 +37,12 @@ pub(super) async fn choose(
         by_provider.entry(&need.provider).or_default().push(need);
     }
     let locked = locked(files, root, found);
-    if by_provider.len() > MOST_PROVIDERS {
-        let why = format!("{} providers are required, and at most {MOST_PROVIDERS} can be resolved", by_provider.len());
+    if by_provider.len() > MAX_PROVIDERS {
+        let why = format!("{} providers are required, and at most {MAX_PROVIDERS} can be resolved", by_provider.len());
         let name = if root.folder.is_empty() { "the configuration" } else { &root.folder };
         found.cannot(name, why, []);
     }
-    let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MOST_PROVIDERS).collect();
+    let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MAX_PROVIDERS).collect();
     let lists = by_provider.keys().map(|provider| asking.provider_versions(provider));
     // Starts all queries at once; the sequential loop below then finds them answered.
     join_all(lists.collect::<Vec<_>>()).await;
@@ -100,8 +100,8 @@ fn version_of(
 fn said(needs: &[&ProviderRequirement]) -> String {
     let said = |need: &&ProviderRequirement| need.versions.as_ref().map(|versions| format!("{versions} ({})", need.at));
     let said: BTreeSet<String> = needs.iter().filter_map(said).collect();
-    let more = said.len().saturating_sub(MOST_PLACES);
-    let mut said: Vec<String> = said.into_iter().take(MOST_PLACES).collect();
+    let more = said.len().saturating_sub(MAX_PLACES);
+    let mut said: Vec<String> = said.into_iter().take(MAX_PLACES).collect();
     if more > 0 {
         said.push(format!("and {more} more"));
     }

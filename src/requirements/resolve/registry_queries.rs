@@ -16,16 +16,16 @@ use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 /// Open queries at a time.
 const AT_ONCE: usize = 16;
 /// The most lists of versions that one order may ask for.
-const MOST_LISTS: usize = 8192;
+const MAX_LISTS: usize = 8192;
 /// Registry modules in one order.
-const MOST_MODULES: usize = 1024;
+const MAX_MODULES: usize = 1024;
 /// The most bytes that the files of them may have in all, for as long as it takes.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 /// The most calls that are followed for one order, all of its roots together.
-const MOST_CALLS: usize = 1 << 18;
+const MAX_CALLS: usize = 1 << 18;
 /// Version comparisons in one order.
-const MOST_COMPARED: usize = 1 << 27;
+const MAX_COMPARED: usize = 1 << 27;
 
 /// An answer, or why there is none.
 pub(super) type Answer<T> = Result<Arc<T>, String>;
@@ -102,15 +102,15 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     /// The files of a module.
     pub(super) async fn module_files(&self, of: &ModulePackage) -> Answer<ModuleFiles> {
         let ask = async || {
-            if self.number.fetch_add(1, Ordering::Relaxed) >= MOST_MODULES {
-                return Err(format!("more than {MOST_MODULES} modules are called in all: name fewer folders"));
+            if self.number.fetch_add(1, Ordering::Relaxed) >= MAX_MODULES {
+                return Err(format!("more than {MAX_MODULES} modules are called in all: name fewer folders"));
             }
             let files = self.registries.module_files(of).await.map_err(|why| why.to_string())?;
             let bytes = files.files.size_bytes();
-            if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_BYTES {
+            if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_BYTES {
                 return Err(format!(
                     "the modules that are called have more than {} MiB of configuration: name fewer folders",
-                    MOST_BYTES >> 20
+                    MAX_BYTES >> 20
                 ));
             }
             Ok(files)
@@ -139,17 +139,17 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
 
     /// Checks the limit of calls.
     pub(super) fn may_follow(&self, calls: usize) -> Result<(), String> {
-        match self.calls.fetch_add(calls, Ordering::Relaxed).saturating_add(calls) <= MOST_CALLS {
+        match self.calls.fetch_add(calls, Ordering::Relaxed).saturating_add(calls) <= MAX_CALLS {
             true => Ok(()),
             false => {
-                Err(format!("more than {MOST_CALLS} calls of modules are to be followed in all: name fewer folders"))
+                Err(format!("more than {MAX_CALLS} calls of modules are to be followed in all: name fewer folders"))
             }
         }
     }
 
     /// Checks the limit of comparisons.
     pub(super) fn may_compare(&self, conditions: usize) -> Result<(), String> {
-        match self.compared.fetch_add(conditions, Ordering::Relaxed).saturating_add(conditions) <= MOST_COMPARED {
+        match self.compared.fetch_add(conditions, Ordering::Relaxed).saturating_add(conditions) <= MAX_COMPARED {
             true => Ok(()),
             false => Err("there are too many constraints and versions to compare: name fewer folders".to_owned()),
         }
@@ -157,8 +157,8 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
 
     fn one_more_list(&self) -> Result<(), String> {
         match self.lists.fetch_add(1, Ordering::Relaxed) {
-            MOST_LISTS.. => {
-                Err(format!("more than {MOST_LISTS} providers and modules are named in all: name fewer folders"))
+            MAX_LISTS.. => {
+                Err(format!("more than {MAX_LISTS} providers and modules are named in all: name fewer folders"))
             }
             _ => Ok(()),
         }

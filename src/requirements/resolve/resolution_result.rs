@@ -6,13 +6,13 @@ use super::super::{RequiredArchive, ResolvedRequirements, UnavailableItem};
 use crate::address::Artifact;
 
 /// Names of requirements listed for one item.
-const MOST_BY: usize = 16;
+const MAX_BY: usize = 16;
 
 /// Length of the texts about one item, in characters.
 const LONGEST: usize = 4096;
 
 /// Unavailable items listed.
-const MOST_CANNOT: usize = 4096;
+const MAX_CANNOT: usize = 4096;
 
 /// Results so far.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ impl ResolutionResult {
         by: impl IntoIterator<Item = String>,
     ) {
         let of = (shortened(what.into()), shortened(why.into()));
-        if self.cannot.len() < MOST_CANNOT || self.cannot.contains_key(&of) {
+        if self.cannot.len() < MAX_CANNOT || self.cannot.contains_key(&of) {
             self.cannot.entry(of).or_default().extend(by);
         }
     }
@@ -71,9 +71,9 @@ impl ResolutionResult {
             hashes: terms.hashes.into_iter().collect(),
             by: named(terms.by),
         });
-        let there_may_be_more = (self.cannot.len() >= MOST_CANNOT).then(|| UnavailableItem {
+        let there_may_be_more = (self.cannot.len() >= MAX_CANNOT).then(|| UnavailableItem {
             what: "the rest".to_owned(),
-            why: format!("{MOST_CANNOT} items are unavailable (stopped there); fix these first"),
+            why: format!("{MAX_CANNOT} items are unavailable (stopped there); fix these first"),
             by: Vec::new(),
         });
         let cannot = self.cannot.into_iter().map(|((what, why), by)| UnavailableItem { what, why, by: named(by) });
@@ -92,8 +92,8 @@ fn shortened(mut text: String) -> String {
 
 /// A few names, and how many more there are.
 pub(super) fn named(by: BTreeSet<String>) -> Vec<String> {
-    let more = by.len().saturating_sub(MOST_BY);
-    let mut named: Vec<String> = by.into_iter().take(MOST_BY).collect();
+    let more = by.len().saturating_sub(MAX_BY);
+    let mut named: Vec<String> = by.into_iter().take(MAX_BY).collect();
     if more > 0 {
         named.push(format!("and {more} more"));
     }

@@ -10,7 +10,7 @@ use super::super::{Configurations, Files, Unreadable, lock_file, path};
 use super::resolution_result::ResolutionResult;
 
 /// The most roots of one order.
-const MOST_ROOTS: usize = 512;
+const MAX_ROOTS: usize = 512;
 /// The registry in lock files that OpenTofu has written.
 const OPENTOFU: &str = "registry.opentofu.org";
 /// A client's lock file.
@@ -38,13 +38,13 @@ pub(super) fn of(configurations: &Configurations, found: &mut ResolutionResult) 
         let why = "each of the folders is called as a module by another: name those that init is run in";
         found.cannot("the configuration", why, []);
     }
-    if roots.len() > MOST_ROOTS {
+    if roots.len() > MAX_ROOTS {
         let why = format!(
-            "there are {} folders in which init would run, and at most {MOST_ROOTS} can be resolved at once: name fewer",
+            "there are {} folders in which init would run, and at most {MAX_ROOTS} can be resolved at once: name fewer",
             roots.len()
         );
         found.cannot("the configuration", why, []);
-        roots.truncate(MOST_ROOTS);
+        roots.truncate(MAX_ROOTS);
     }
     roots
 }

@@ -18,9 +18,9 @@ use crate::address::{Artifact, Platform};
 /// Depth of module calls.
 const DEEPEST: usize = 64;
 /// The most folders of one root.
-const MOST_FOLDERS: usize = 4096;
+const MAX_FOLDERS: usize = 4096;
 /// The most calls of one level that are followed.
-const MOST_CALLS: usize = 8192;
+const MAX_CALLS: usize = 8192;
 
 /// Finds out what `init` in a root would ask for.
 pub(super) async fn of_root(
@@ -52,14 +52,14 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         let top = CalledFolder { package: None, folder: self.root.folder.clone(), inputs: Arc::default() };
         let mut level = BTreeSet::from([top.clone()]);
         for _ in 0..DEEPEST {
-            if level.is_empty() || self.seen.len() + level.len() > MOST_FOLDERS {
+            if level.is_empty() || self.seen.len() + level.len() > MAX_FOLDERS {
                 break;
             }
             level = self.next_level(level, &top).await;
         }
         if !level.is_empty() {
             let why =
-                format!("modules call each other more than {DEEPEST} deep, or are more than {MOST_FOLDERS} folders");
+                format!("modules call each other more than {DEEPEST} deep, or are more than {MAX_FOLDERS} folders");
             self.found.cannot(self.name(), why, []);
         }
         self.refuse_cycles(&top);
@@ -84,10 +84,10 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         for (spot, module) in &modules {
             calls.extend(module.calls.iter().map(|call| (*spot, call)));
         }
-        if calls.len() > MOST_CALLS {
-            let why = format!("there are more than {MOST_CALLS} module calls in it: the others were not resolved");
+        if calls.len() > MAX_CALLS {
+            let why = format!("there are more than {MAX_CALLS} module calls in it: the others were not resolved");
             self.found.cannot(self.name(), why, []);
-            calls.truncate(MOST_CALLS);
+            calls.truncate(MAX_CALLS);
         }
         if let Err(why) = asking.may_follow(calls.len()) {
             self.found.cannot(self.name(), why, []);

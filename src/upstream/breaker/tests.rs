@@ -159,9 +159,9 @@ fn a_probe_belongs_to_one_caller_and_can_be_returned() {
 #[test]
 fn the_number_of_open_breakers_is_limited() {
     let mut breaker = Breaker::default();
-    for number in 0..3 * MOST_ORIGINS as u64 {
+    for number in 0..3 * MAX_ORIGINS as u64 {
         breaker.failed(&at(&format!("h{number}.example")), None, 0.5, Timestamp(1000), || ());
-        assert!(breaker.open.len() <= MOST_ORIGINS);
+        assert!(breaker.open.len() <= MAX_ORIGINS);
     }
 }
 

@@ -16,8 +16,8 @@ use super::ident_filter;
 const NAMES: [&str; 5] = ["crlf", "text", "eol", "ident", "working-tree-encoding"];
 
 /// Limits for stars in a pattern. Each `**` doubles the matching time for every file; real patterns need fewer.
-const MOST_DOUBLE_STARS: usize = 4;
-const MOST_STARS: usize = 32;
+const MAX_DOUBLE_STARS: usize = 4;
+const MAX_STARS: usize = 32;
 
 /// The first pattern in a `.gitattributes` that is too expensive to match.
 pub(super) fn costly(rules: &[u8]) -> Option<String> {
@@ -28,7 +28,7 @@ pub(super) fn costly(rules: &[u8]) -> Option<String> {
     let mut costly = patterns.filter(|pattern| {
         let double = pattern.split(|byte| *byte != b'*').filter(|stars| stars.len() > 1).count();
         let stars = pattern.iter().filter(|byte| **byte == b'*').count();
-        double > MOST_DOUBLE_STARS || stars > MOST_STARS
+        double > MAX_DOUBLE_STARS || stars > MAX_STARS
     });
     costly.next().map(|pattern| pattern.to_str_lossy().chars().take(100).collect())
 }

@@ -14,13 +14,13 @@ use super::fetch::Objects;
 use crate::pack::{Tree, TreeError, TreePath};
 
 /// The longest symlink target that common file systems accept.
-const LONGEST_LINK: usize = 4095;
+const MAX_LINK: usize = 4095;
 /// Size limit for one `.gitattributes` or `.gitmodules`; [`MOST_RULES`] limits all `.gitattributes` together. Parsed
 /// rules take many times their size in memory.
 const LARGEST_RULES: u64 = 256 << 10;
 const MOST_RULES: u64 = 2 << 20;
 /// Pointers of Git LFS are smaller than this, and begin with [`POINTER`].
-const LARGEST_POINTER: usize = 1024;
+const MAX_POINTER: usize = 1024;
 const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\n";
 /// Git's checks of names on Linux: `aux` is accepted, `.git` is refused in every spelling.
 const NAMES: component::Options = component::Options { protect_windows: false, protect_hfs: false, protect_ntfs: true };
@@ -59,10 +59,10 @@ struct File {
 impl Checkout<'_> {
     /// Peels tags. Returns the ids of the commit and its tree.
     pub(super) fn commit(&self, named: ObjectId) -> Result<(ObjectId, ObjectId), GitCodeError> {
-        const MOST_TAGS: usize = 16;
+        const MAX_TAGS: usize = 16;
         let mut id = named;
         let mut buffer = Vec::new();
-        for _ in 0..MOST_TAGS {
+        for _ in 0..MAX_TAGS {
             let object = self.objects.find(&id, &mut buffer).map_err(|e| self.trouble(&e))?;
             let broken = |e| self.trouble(&e);
             match object.kind {
@@ -101,7 +101,7 @@ impl Checkout<'_> {
                 }
                 EntryKind::Link => {
                     let to = self.blob(&file.id, &mut buffer)?;
-                    if to.is_empty() || to.len() > LONGEST_LINK || to.contains(&0) {
+                    if to.is_empty() || to.len() > MAX_LINK || to.contains(&0) {
                         return Err(self.refused(TreeError::refused(&path, "it is a link that no disk takes")));
                     }
                     tree.add_symlink(&path, to).map_err(|e| self.refused(e))?;
@@ -111,7 +111,7 @@ impl Checkout<'_> {
                     if file.path == ".gitmodules" {
                         laid_out.modules = Some(bytes.to_vec());
                     }
-                    if bytes.len() < LARGEST_POINTER && bytes.starts_with(POINTER) {
+                    if bytes.len() < MAX_POINTER && bytes.starts_with(POINTER) {
                         laid_out.pointers.push(path.to_string());
                     }
                     let treatment = attributes.of(file.path.as_ref(), self.objects).map_err(|e| self.broken(&e))?;

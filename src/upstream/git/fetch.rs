@@ -60,7 +60,7 @@ pub(super) struct Conversation {
 
 /// Allocation limit for a history. It may contain larger files than the wanted commit, and many objects, each with an
 /// entry in one table.
-const LARGEST_OF_A_HISTORY: usize = 256 << 20;
+const MAX_OF_A_HISTORY: usize = 256 << 20;
 
 impl Conversation {
     /// Connects to a repository and negotiates the protocol.
@@ -146,7 +146,7 @@ impl Conversation {
         let (objects, object, chain) = (self.limits.objects, self.limits.object_bytes, self.limits.chain_bytes);
         let largest = match extent {
             Extent::OneCommit => object,
-            Extent::CommitsAlone | Extent::Everything => object.max(LARGEST_OF_A_HISTORY),
+            Extent::CommitsAlone | Extent::Everything => object.max(MAX_OF_A_HISTORY),
         };
         let most = match extent {
             Extent::OneCommit => PackLimits::of_one_commit(objects, object, chain),

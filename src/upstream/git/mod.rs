@@ -81,7 +81,7 @@ pub struct GitTree {
 
 /// A permit to run one git job, released on drop.
 #[derive(Debug)]
-pub struct GitPermit(#[expect(dead_code, reason = "held, and never looked at")] Permit);
+pub struct GitPermit(#[expect(dead_code, reason = "held only for its Drop")] Permit);
 
 impl<'a> GitRequest<'a> {
     /// The HTTP request of this job to `url`.
@@ -132,8 +132,7 @@ impl Outbound {
             return Ok(Some(id));
         }
         let permit = self.resolve_permits.take(ask.upstream, ask.asker).await;
-        let crowded =
-            || Fault::Crowded("as many git repositories are being looked at as may be at one time".to_owned());
+        let crowded = || Fault::Crowded("the limit of concurrent git ref lookups is reached".to_owned());
         let permit = permit.ok_or_else(|| ask.failed(at, crowded()))?;
         self.run_blocking_job(ask, self.git_limits.resolve_time, move |wire, _stop| {
             let _permit = permit;
@@ -159,7 +158,7 @@ impl Outbound {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error),
             Err(_) => {
-                let why = format!("it was not all there within {} s", limit.as_secs());
+                let why = format!("not complete within {} s", limit.as_secs());
                 Some(ask.failed(at(), Fault::Slow(why)))
             }
         };
@@ -171,24 +170,31 @@ impl Outbound {
         let worked = timeout(self.git_limits.stop_time, &mut worker).await;
         if worked.is_err() {
             stop.now();
-            tracing::error!(asked = ask.what, at = at(), "git's code does not end, and keeps its place until it does");
+            tracing::error!(
+                asked = ask.what,
+                at = at(),
+                "the git worker thread did not stop; it keeps its permit until it does"
+            );
         }
         match (broken, worked) {
             (Some(error), _) => Err(error.into()),
             (None, Err(_)) => {
-                let why = format!("what it sent was not read {} s after its end", self.git_limits.stop_time.as_secs());
+                let why = format!(
+                    "the response was not processed within {} s after it was received",
+                    self.git_limits.stop_time.as_secs()
+                );
                 Err(ask.failed(at(), Fault::Slow(why)).into())
             }
             (None, Ok(Ok(worked))) => worked.map_err(|trouble| trouble.into_git_error(&ask)),
             (None, Ok(Err(_))) => {
-                Err(ask.failed(at(), Fault::Unusable("something that breaks what reads it".into())).into())
+                Err(ask.failed(at(), Fault::Unusable("data that made the git parser panic".into())).into())
             }
         }
     }
 
     /// Takes a permit for a git job. These are so few that a job needs no archive permit as well.
     async fn take_git_permit(&self, ask: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
-        let crowded = || Fault::Crowded("as many git repositories are being fetched as may be at one time".to_owned());
+        let crowded = || Fault::Crowded("the limit of concurrent git fetches is reached".to_owned());
         let place = self.git_permits.take(ask.upstream, ask.asker).await;
         place.ok_or_else(|| ask.failed(repository.origin(), crowded()).into())
     }

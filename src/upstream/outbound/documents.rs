@@ -14,7 +14,7 @@ use crate::upstream::error::{Fault, UpstreamError, sanitized};
 use crate::upstream::memory_budget::{MemoryGrant, MemoryLimitReached};
 use crate::upstream::retry_after::{date, retry_after};
 
-const LONGEST_ERROR_BODY: u64 = 64 * 1024;
+const MAX_ERROR_BODY: u64 = 64 * 1024;
 const X_TERRAFORM_GET: HeaderName = HeaderName::from_static("x-terraform-get");
 
 impl Outbound {
@@ -93,7 +93,7 @@ impl Outbound {
         }
         let retry_after = retry_after(response.headers(), asked.now());
         // Upstream's error texts are optional. A failure to read them must not replace the status.
-        let (body, _room) = self.body(response, ask, url, LONGEST_ERROR_BODY).await.unwrap_or_default();
+        let (body, _room) = self.body(response, ask, url, MAX_ERROR_BODY).await.unwrap_or_default();
         let errors = serde_json::from_slice::<UpstreamErrorBody>(&body).map(|body| body.errors).unwrap_or_default();
         let errors =
             errors.iter().take(8).map(|text| sanitized(ask.credentials.text_without_credentials(text))).collect();

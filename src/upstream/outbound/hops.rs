@@ -13,7 +13,7 @@ use crate::upstream::clients::AcceptedCoding;
 use crate::upstream::egress_policy::{EgressRefusal, HttpClientKind};
 use crate::upstream::error::{Fault, UpstreamError};
 
-const MOST_HOPS: usize = 10;
+const MAX_HOPS: usize = 10;
 
 /// The answer after redirects, with its body unread.
 pub(in crate::upstream) struct UpstreamResponse {
@@ -47,7 +47,7 @@ impl Outbound {
     ) -> Result<UpstreamResponse, UpstreamError> {
         let mut url = ask.url.clone();
         let mut origins = Vec::new();
-        for _ in 0..=MOST_HOPS {
+        for _ in 0..=MAX_HOPS {
             origins.push(Origin::of(&url));
             let build = |request: RequestBuilder| request.headers(conditions.clone());
             let (response, watch) = self.hop(coding, method.clone(), ask, &url, build, asked).await?;
@@ -58,7 +58,7 @@ impl Outbound {
             let next = location.and_then(|location| url.join(location).ok());
             url = next.ok_or_else(|| failure(ask, &url, Fault::Unusable("a redirect to nowhere".into())))?;
         }
-        Err(failure(ask, &url, Fault::Unusable(format!("more than {MOST_HOPS} redirects"))))
+        Err(failure(ask, &url, Fault::Unusable(format!("more than {MAX_HOPS} redirects"))))
     }
 
     /// Sends one request to one origin, with the credential for that origin. A redirect is returned as an answer.

@@ -3,9 +3,9 @@
 use serde::Deserialize;
 
 /// The part of a page that is searched, in bytes: the tag is in its head.
-const LONGEST_PAGE: usize = 256 * 1024;
+const MAX_PAGE: usize = 256 * 1024;
 /// The longest accepted value, in bytes.
-const LONGEST_VALUE: usize = 16 * 1024;
+const MAX_VALUE: usize = 16 * 1024;
 
 #[derive(Deserialize)]
 struct Download {
@@ -24,7 +24,7 @@ pub fn location_in_download(header: Option<&str>, body: &[u8]) -> Option<String>
 pub fn location_in_page(header: Option<&str>, body: &[u8]) -> Option<String> {
     let said = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
     header.and_then(said).or_else(|| {
-        let page = String::from_utf8_lossy(body.get(..LONGEST_PAGE).unwrap_or(body));
+        let page = String::from_utf8_lossy(body.get(..MAX_PAGE).unwrap_or(body));
         in_head(&page).and_then(|text| said(&text))
     })
 }
@@ -43,7 +43,7 @@ fn in_head(page: &str) -> Option<String> {
             "body" | "/head" => return None,
             "meta" if tag.attribute("name").is_some_and(|name| name == "terraform-get") => {
                 if let Some(content) = tag.attribute("content").filter(|content| !content.is_empty()) {
-                    return (content.len() <= LONGEST_VALUE).then(|| unescaped(content));
+                    return (content.len() <= MAX_VALUE).then(|| unescaped(content));
                 }
             }
             // Text in these elements may look like a tag.

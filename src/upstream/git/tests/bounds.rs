@@ -278,7 +278,7 @@ async fn one_upstream_never_takes_all_git_jobs() {
             told.recv().await.unwrap();
         }
         let one_more = fetch(&own, &fine).await.unwrap_err().to_string();
-        assert!(one_more.contains("as many git repositories are being fetched as may be at one time"), "{one_more}");
+        assert!(one_more.contains("the limit of concurrent git fetches is reached"), "{one_more}");
         fetch(&other, &fine).await.unwrap();
     };
     tokio::select! {

@@ -109,7 +109,7 @@ async fn an_http_error_of_a_forge_is_reported_as_such() {
     let forge = Forge::new();
     let setting = GitTestSetting::at(&forge.url("r"));
     for (answer, said) in [
-        ("401 Unauthorized", "refused larder itself"),
+        ("401 Unauthorized", "refused larder's request"),
         ("500 Oops", "answered 500"),
         ("200 OK", "unusable"),
         ("400 Bad Request", "unusable: status 400"),
