@@ -8,7 +8,7 @@ use http::header::{HeaderMap, HeaderValue};
 use larder::cdn_loop::{CdnLoop, OwnEntry};
 use larder::http::clients::Clients;
 use larder::upstream::content_range::content_range;
-use larder::upstream::error::relayed;
+use larder::upstream::error::sanitized;
 use libfuzzer_sys::fuzz_target;
 
 static OWN: LazyLock<OwnEntry> = LazyLock::new(|| OwnEntry::random().expect("random bytes"));
@@ -25,7 +25,7 @@ fuzz_target!(|input: &[u8]| {
     looped(&values);
     if let Ok(text) = std::str::from_utf8(input) {
         ranges(text);
-        let told = relayed(text);
+        let told = sanitized(text);
         assert!(!told.contains(['?', '#', '@']) && !told.chars().any(char::is_control), "{told}");
         assert!(told.chars().count() <= 300 && told.matches("://").count() <= text.matches("://").count());
     }

@@ -13,9 +13,9 @@ use larder::digest::Digest;
 use larder::http::Body;
 use larder::http::response::reply;
 use larder::mirror::{Archive, Outcome};
-use larder::protocol::rendered::Rendered;
+use larder::protocol::rendered::RenderedDocument;
 use larder::protocol::route::Route;
-use larder::protocol::{Content, Reply};
+use larder::protocol::{ReplyContent, Reply};
 use larder::store::ReadMemory;
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::Runtime;
@@ -23,8 +23,8 @@ use tokio::runtime::Runtime;
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| tokio::runtime::Builder::new_current_thread().build().expect("a runtime"));
 static BYTES: LazyLock<Bytes> = LazyLock::new(|| (0..=255).cycle().take(300).collect::<Vec<u8>>().into());
-static DOCUMENT: LazyLock<Arc<Rendered>> =
-    LazyLock::new(|| Arc::new(Rendered::new(br#"{"versions":[{"version":"1.0.0"}]}"#.repeat(60))));
+static DOCUMENT: LazyLock<Arc<RenderedDocument>> =
+    LazyLock::new(|| Arc::new(RenderedDocument::new(br#"{"versions":[{"version":"1.0.0"}]}"#.repeat(60))));
 
 fuzz_target!(|input: &[u8]| {
     let mut request = Request::new(());
@@ -45,7 +45,7 @@ const STORED: Timestamp = Timestamp(1000);
 
 fn an_archive(request: &Request<()>, outcome: Outcome) {
     let digest = Digest::of(&BYTES);
-    let content = Content::File(Archive::InMemory { bytes: BYTES.clone(), digest, stored: Some(STORED) });
+    let content = ReplyContent::File(Archive::InMemory { bytes: BYTES.clone(), digest, stored: Some(STORED) });
     let (parts, body) = answered(content, outcome, request);
     let text = |name| parts.headers.get(name).map(|value: &HeaderValue| value.to_str().expect("our own text"));
     let has_parts = outcome != Outcome::Miss;
@@ -81,7 +81,7 @@ fn an_archive(request: &Request<()>, outcome: Outcome) {
 }
 
 fn a_document(request: &Request<()>, outcome: Outcome) {
-    let (parts, body) = answered(Content::Document(Arc::clone(&DOCUMENT)), outcome, request);
+    let (parts, body) = answered(ReplyContent::Document(Arc::clone(&DOCUMENT)), outcome, request);
     let is_gzip = parts.headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "gzip");
     let all = if is_gzip { DOCUMENT.gzip.clone().expect("there is a gzip form") } else { DOCUMENT.body.clone() };
     if parts.status == StatusCode::PRECONDITION_FAILED {
@@ -98,7 +98,7 @@ fn a_document(request: &Request<()>, outcome: Outcome) {
     assert!(!is_gzip || request.headers().contains_key(header::ACCEPT_ENCODING));
 }
 
-fn answered(content: Content, outcome: Outcome, request: &Request<()>) -> (http::response::Parts, Bytes) {
+fn answered(content: ReplyContent, outcome: Outcome, request: &Request<()>) -> (http::response::Parts, Bytes) {
     let (reply_of, memory) = (Reply { content, outcome: Some(outcome), age: None }, ReadMemory::new(1 << 20).share());
     let response: Response<Body> = reply(reply_of, &Route::Health, request, &memory);
     let (parts, body) = response.into_parts();

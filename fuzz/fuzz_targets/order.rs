@@ -13,7 +13,7 @@ fuzz_target!(|input: &[u8]| {
     let host = Hostname::parse("registry.example").expect("a host");
     let end = input.iter().position(|byte| *byte == b'\n').unwrap_or(input.len());
     let query = String::from_utf8_lossy(&input[..end]);
-    for OrderQuery { told, problems } in [OrderQuery::of_tar(Some(&query)), OrderQuery::of_lock_file(Some(&query))] {
+    for OrderQuery { options: told, problems } in [OrderQuery::of_tar(Some(&query)), OrderQuery::of_lock_file(Some(&query))] {
         assert!(told.what.is_empty() && told.files.is_empty() && told.lock_files.is_empty());
         assert!(problems.iter().all(|problem| problem.starts_with("the query: ") && problem.len() < 1_000));
     }

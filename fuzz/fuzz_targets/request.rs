@@ -14,7 +14,7 @@ use larder::clock::Clock;
 use larder::config::Config;
 use larder::http::clients::Clients;
 use larder::http::listener::Peer;
-use larder::http::{MainListener, Requests};
+use larder::http::{MainListener, RequestMetrics};
 use larder::protocol::Protocols;
 use larder::protocol::route::{RouteContext, Mount};
 use larder::store::ReadMemory;
@@ -41,10 +41,10 @@ static LARDER: LazyLock<(Arc<MainListener>, TempDir)> = LazyLock::new(|| {
     let (mirror, _, _) = mirror(&config, &StartSettings::default()).expect("a mirror");
     let hosts = config.upstreams.iter().map(|upstream| upstream.host.clone());
     let door = RouteContext { upstreams: hosts.collect(), default_upstream: config.server.default_upstream.clone() };
-    let terms = mirror.terms();
+    let terms = mirror.config();
     let protocols = Protocols::new(mirror, terms, Mount::new(None), door, 1 << 20);
     let clients = Clients { allowed: config.server.clients, trusted_proxies: config.server.trusted_proxies };
-    (MainListener::new(Arc::new(protocols), Requests::default(), clients, Clock::system()), folder)
+    (MainListener::new(Arc::new(protocols), RequestMetrics::default(), clients, Clock::system()), folder)
 });
 
 fuzz_target!(|request: &[u8]| {

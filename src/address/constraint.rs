@@ -31,9 +31,9 @@ enum Operator {
     Less,
     LessOrEqual,
     /// `~> 1.2.3`: the last of three numbers may grow.
-    SamePatchLine,
+    SameMinor,
     /// `~> 1.2` and `~> 1`: all but the first may grow.
-    SameMajorLine,
+    SameMajor,
 }
 
 impl Constraint {
@@ -58,7 +58,7 @@ impl Constraint {
     }
 
     /// The one version that it names, where it names one and says nothing else.
-    pub fn exactly(&self) -> Option<&Version> {
+    pub fn exact_version(&self) -> Option<&Version> {
         match self.0.as_slice() {
             [Condition { operator: Operator::Equal, version }] => Some(version),
             _ => None,
@@ -66,14 +66,14 @@ impl Constraint {
     }
 
     /// The form in which clients write it into a lock file: each condition once, by their versions, `=` left out.
-    pub fn as_locked(&self) -> String {
+    pub fn lock_file_text(&self) -> String {
         let mut conditions: Vec<&Condition> = self.0.iter().collect();
         let place = |one: &Condition| match one.operator {
             Operator::Greater => 0,
             Operator::GreaterOrEqual => 1,
             Operator::Equal => 2,
-            Operator::SamePatchLine => 3,
-            Operator::SameMajorLine => 4,
+            Operator::SameMinor => 3,
+            Operator::SameMajor => 4,
             Operator::LessOrEqual => 5,
             Operator::Less => 6,
             Operator::NotEqual => 7,
@@ -115,8 +115,8 @@ impl Condition {
             ">=" => Operator::GreaterOrEqual,
             "<" => Operator::Less,
             "<=" => Operator::LessOrEqual,
-            "~>" if numbers_in(text) == 3 => Operator::SamePatchLine,
-            "~>" => Operator::SameMajorLine,
+            "~>" if component_count(text) == 3 => Operator::SameMinor,
+            "~>" => Operator::SameMajor,
             _ => return Err(bad("its operators can be =, !=, >, >=, <, <= and ~>")),
         };
         Ok(Self { operator, version })
@@ -135,14 +135,14 @@ impl Condition {
             Operator::GreaterOrEqual => order.is_ge(),
             Operator::Less => order.is_lt(),
             Operator::LessOrEqual => order.is_le(),
-            Operator::SamePatchLine => order.is_ge() && before([major, minor.saturating_add(1), 0]),
-            Operator::SameMajorLine => order.is_ge() && before([major.saturating_add(1), 0, 0]),
+            Operator::SameMinor => order.is_ge() && before([major, minor.saturating_add(1), 0]),
+            Operator::SameMajor => order.is_ge() && before([major.saturating_add(1), 0, 0]),
         }
     }
 }
 
 /// The number of components that are written.
-fn numbers_in(version: &str) -> usize {
+fn component_count(version: &str) -> usize {
     version.split(['-', '+']).next().unwrap_or_default().split('.').count()
 }
 
@@ -166,18 +166,18 @@ impl fmt::Display for Condition {
             Operator::GreaterOrEqual => write!(f, ">= {version}"),
             Operator::Less => write!(f, "< {version}"),
             Operator::LessOrEqual => write!(f, "<= {version}"),
-            Operator::SamePatchLine => write!(f, "~> {version}"),
-            Operator::SameMajorLine => match version.as_str().split_once(['-', '+']) {
+            Operator::SameMinor => write!(f, "~> {version}"),
+            Operator::SameMajor => match version.as_str().split_once(['-', '+']) {
                 // With a suffix, two components suffice to identify it.
-                Some((core, _)) => write!(f, "~> {}{}", two_of(core), &version.as_str()[core.len()..]),
-                None => write!(f, "~> {}", two_of(version.as_str())),
+                Some((core, _)) => write!(f, "~> {}{}", major_minor(core), &version.as_str()[core.len()..]),
+                None => write!(f, "~> {}", major_minor(version.as_str())),
             },
         }
     }
 }
 
 /// The first two of three numbers.
-fn two_of(core: &str) -> &str {
+fn major_minor(core: &str) -> &str {
     core.rsplit_once('.').map_or(core, |(two, _)| two)
 }
 
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn build_metadata_counts_where_a_version_is_named_and_nowhere_else() {
+    fn build_metadata_matters_to_equal_and_not_equal_only() {
         const BUILDS: [&str; 3] = ["1.0.0", "1.0.0+a", "1.0.0+b"];
         for (constraint, versions) in [
             ("1.0.0", &["1.0.0"][..]),
@@ -245,7 +245,7 @@ mod tests {
 
     /// The form that Terraform 1.11.4 expects in a lock file.
     #[test]
-    fn clients_write_it_into_a_lock_file_in_one_form() {
+    fn the_lock_file_form_is_that_of_terraform() {
         for (given, locked) in [
             (
                 "3.0.0, < 3.0.0, <= 3.0.0, != 3.0.0, ~> 3.0, ~> 3.0.0, > 3.0.0, >= 3.0.0, < 2, >= 3.0.1, ~> 3.1",
@@ -258,12 +258,12 @@ mod tests {
             ("~> 3, ~> 3.0", "~> 3.0"),
             ("= 3.2.2", "3.2.2"),
         ] {
-            assert_eq!(Constraint::parse(given).unwrap().as_locked(), locked);
+            assert_eq!(Constraint::parse(given).unwrap().lock_file_text(), locked);
         }
     }
 
     #[test]
-    fn what_no_client_would_take_is_refused() {
+    fn invalid_constraints_are_refused() {
         for (given, reason) in [
             ("", "no version"),
             (">=", "no version"),
@@ -288,8 +288,8 @@ mod tests {
     }
 
     #[test]
-    fn one_version_and_nothing_else_is_that_version() {
-        let exactly = |given| Constraint::parse(given).unwrap().exactly().map(ToString::to_string);
+    fn the_exact_version_of_a_single_equal() {
+        let exactly = |given| Constraint::parse(given).unwrap().exact_version().map(ToString::to_string);
         assert_eq!(exactly("= 1.2"), Some("1.2.0".to_owned()));
         assert_eq!(exactly("1.2.0-rc.1"), Some("1.2.0-rc.1".to_owned()));
         assert_eq!((exactly(">= 1.2"), exactly("1.2, 1.2")), (None, None));
@@ -297,7 +297,7 @@ mod tests {
 
     /// Seen with Terraform 1.11, a module asking for `>= 1.0` and its caller for the pre-release.
     #[test]
-    fn several_constraints_are_met_where_each_is() {
+    fn an_intersection_is_met_where_each_constraint_is() {
         let all = |given: &[&str]| {
             let each: Vec<Constraint> = given.iter().map(|given| Constraint::parse(given).unwrap()).collect();
             Constraint::all(&each)
@@ -311,7 +311,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_as_what_it_prints_or_refused(
+        fn display_round_trips(
             given in "(([=!<>~]{0,2} ?[0-9](\\.[0-9]){0,3}([+-][a-c0-9.]{1,3}){0,2} ?),?){1,3}|\\PC{0,40}",
             version in "[0-3](\\.[0-3]){0,2}(-[ab]\\.[0-2])?(\\+[ab])?",
         ) {

@@ -77,7 +77,7 @@ impl Versions {
             return Ok(Self::Exactly(Version::parse(given)?));
         }
         let constraint = Constraint::parse(given)?;
-        Ok(constraint.exactly().cloned().map_or(Self::Matching(constraint), Self::Exactly))
+        Ok(constraint.exact_version().cloned().map_or(Self::Matching(constraint), Self::Exactly))
     }
 
     /// Parses the part after the `@` of a module's address.

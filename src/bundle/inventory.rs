@@ -39,10 +39,10 @@ pub enum BadInventory {
     #[error("it is larger than {} MiB", LARGEST >> 20)]
     TooLarge,
     /// It is malformed.
-    #[error("it is no inventory, which `larder inventory` prints: {0}")]
+    #[error("it is not an inventory from `larder inventory`: {0}")]
     Unreadable(String),
     /// A newer larder wrote it.
-    #[error("it has format {0}, and this larder reads {FORMAT}")]
+    #[error("it has format {0}, but this larder reads {FORMAT}")]
     Newer(u32),
 }
 

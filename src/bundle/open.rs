@@ -18,13 +18,13 @@ const READ_AT_ONCE: usize = 256 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum BadBundle {
     /// The stream is truncated.
-    #[error("the bundle ends too early: it is truncated, or was not written to its end")]
+    #[error("the bundle ends too early: truncated, or not completely written")]
     Truncated,
     /// The stream cannot be read.
     #[error("the bundle cannot be read: {0}")]
     Unreadable(#[source] io::Error),
     /// The stream is not a bundle.
-    #[error("this is no larder bundle: it does not begin with {MANIFEST}")]
+    #[error("not a larder bundle: it does not begin with {MANIFEST}")]
     NoBundle,
     /// A part of it is not in the canonical form.
     #[error("the bundle was altered: {0}")]
@@ -87,7 +87,7 @@ impl<R: Read> BundleReader<R> {
         let signature = match whole(&mut tar, &mut buffer, SIGNATURE, MAX_SIGNATURE)? {
             None => None,
             Some(bytes) => {
-                let why = || BadBundle::Altered(format!("{SIGNATURE} is not as larder writes it"));
+                let why = || BadBundle::Altered(format!("{SIGNATURE} is malformed"));
                 Some(Signature::read(&bytes).ok_or_else(why)?)
             }
         };

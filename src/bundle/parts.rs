@@ -49,7 +49,7 @@ pub enum BadParts {
     #[error("larder-bundle.parts.json cannot be read: {0}")]
     Unreadable(String),
     /// The bundle was not written to its end.
-    #[error("larder-bundle.parts.json says that not all parts are there: run the same `larder bundle create` again")]
+    #[error("larder-bundle.parts.json lists an incomplete bundle; run the same `larder bundle create` again")]
     Incomplete,
     /// Parts are missing or have another size; the text names each.
     #[error("{0}")]
@@ -81,20 +81,20 @@ impl PartList {
         }
         let list: Self = serde_json::from_slice(bytes).map_err(|e| BadParts::Unreadable(e.to_string()))?;
         if list.format != FORMAT {
-            return bad(format!("it has format {}, and this larder reads {FORMAT}", list.format));
+            return bad(format!("it has format {}, but this larder reads {FORMAT}", list.format));
         }
         if list.parts.len() > MAX_PARTS || list.part_bytes < MIN_PART_BYTES {
-            return bad("there are more parts than may be, or they are smaller".to_owned());
+            return bad("there are too many parts, or they are too small".to_owned());
         }
         let last = list.parts.len();
         for (number, part) in (1..).zip(&list.parts) {
             // Only this name is accepted, so that none leads out of the folder.
             if part.name != Self::part_name(number) {
-                return bad(format!("part {number} is not called {}", Self::part_name(number)));
+                return bad(format!("part {number} is not named {}", Self::part_name(number)));
             }
             let is_full = part.bytes == list.part_bytes || (number == last && part.bytes <= list.part_bytes);
             if !is_full || part.bytes == 0 {
-                return bad(format!("{} has a size that no part has", part.name));
+                return bad(format!("{} has an invalid size", part.name));
             }
         }
         Ok(list)
@@ -119,7 +119,7 @@ impl PartList {
         for BundlePart { name, bytes, .. } in &self.parts {
             match size_of(name) {
                 Ok(Some(found)) if found == *bytes => {}
-                Ok(Some(found)) => wrong.push(format!("{name} has {found} bytes, and should have {bytes}")),
+                Ok(Some(found)) => wrong.push(format!("{name} has {found} bytes instead of {bytes}")),
                 Ok(None) => wrong.push(format!("{name} is missing")),
                 Err(e) => wrong.push(format!("{name} cannot be read: {e}")),
             }
@@ -169,8 +169,7 @@ impl<R: Read, O: FnMut(&str) -> io::Result<R>> Read for PartsReader<O, R> {
             if *left == 0 {
                 let (now, _) = std::mem::take(hasher).finish();
                 if now != part.sha256 {
-                    let why =
-                        format!("{} is not what it was: its SHA-256 is {now}, and was {}", part.name, part.sha256);
+                    let why = format!("{} has changed: its SHA-256 is {now}, and was {}", part.name, part.sha256);
                     return Err(io::Error::other(why));
                 }
                 self.now = None;
@@ -263,7 +262,7 @@ where
                 let number = self.list.parts.len() + 1;
                 if number > MAX_PARTS {
                     return Err(io::Error::other(format!(
-                        "there would be more than {MAX_PARTS} parts: make them larger"
+                        "more than {MAX_PARTS} parts would be needed; make them larger"
                     )));
                 }
                 let name = PartList::part_name(number);

@@ -104,9 +104,9 @@ fn same_archives(recorded: &Manifest, coming: &Manifest) -> io::Result<()> {
         entry.map(|entry| entry.package_ref().to_string())
     };
     let differs = match (only(recorded, &now), only(coming, &was)) {
-        (Some(was), Some(now)) => format!("it has the archive of {was}, and what is asked for now has that of {now}"),
-        (Some(was), None) => format!("it has the archive of {was}, which is not in what is asked for now"),
-        (None, Some(now)) => format!("it lacks the archive of {now}, which is asked for now"),
+        (Some(was), Some(now)) => format!("it has the archive of {was}, the requested one has that of {now}"),
+        (Some(was), None) => format!("it has the archive of {was}, which was not requested"),
+        (None, Some(now)) => format!("it lacks the archive of {now}, which was requested"),
         (None, None) => "it has its archives in another order".to_owned(),
     };
     Err(io::Error::other(format!("there is another bundle: {differs}")))
@@ -121,7 +121,7 @@ fn whole<R: Read>(
     match from.file::<io::Error>(file, |piece| out(piece))? {
         DigestCheck::Matches => Ok(()),
         DigestCheck::Differs { now } => {
-            let why = format!("{} is not what it was: its SHA-256 is {now}", file.name());
+            let why = format!("{} has changed: its SHA-256 is {now}", file.name());
             Err(io::Error::other(why))
         }
     }

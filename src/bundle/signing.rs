@@ -19,16 +19,16 @@ const KEY_BYTES: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadKey {
     /// The text is not a private key. It is never printed.
-    #[error("it is no private key of a bundle: `larder bundle keygen` makes one, which begins with {PRIVATE}")]
+    #[error("it is not a private key for bundles, which begins with {PRIVATE}; `larder bundle keygen` makes one")]
     Private,
     /// A private key was given in place of a public one.
-    #[error("it is a private key, and should be in a file of its own: `larder bundle keygen` printed the public one")]
+    #[error("it is a private key (keep it in its own file); use the public key that `larder bundle keygen` printed")]
     PrivateForPublic,
     /// The text is not a public key.
-    #[error("it is no public key of a bundle: `larder bundle keygen` prints one, which begins with {PUBLIC}")]
+    #[error("it is not a public key for bundles, which begins with {PUBLIC}; `larder bundle keygen` prints one")]
     Public,
     /// The system's random generator failed.
-    #[error("the system gives no random bytes")]
+    #[error("the system's random generator failed")]
     Random,
 }
 
@@ -236,17 +236,16 @@ impl BundleTrust {
             return if self.allow_unsigned {
                 Ok(SignatureStatus::Unsigned)
             } else {
-                Err("it is not signed: make it where [bundle] signing_key is set, or apply it with --unsigned"
-                    .to_owned())
+                Err("it is not signed; create it with [bundle] signing_key set, or apply it with --unsigned".to_owned())
             };
         };
         let id = &signature.key;
         match self.keys.iter().find(|key| key.id() == *id) {
             Some(key) if signature.is_of(key, manifest) => Ok(SignatureStatus::SignedBy(id.clone())),
-            Some(_) => Err(format!("its manifest is not what key {id} signed: it was altered on the way")),
+            Some(_) => Err(format!("key {id} did not sign this manifest: it was altered in transit")),
             None if self.allow_unsigned => Ok(SignatureStatus::UntrustedKey(id.clone())),
             None => Err(format!(
-                "it is signed by key {id}, which is none of [bundle] trusted_keys: add its public key (`larder bundle keygen FILE` prints it where the bundle was made), or apply it with --unsigned"
+                "it is signed by key {id}, which is not in [bundle] trusted_keys; add its public key (`larder bundle keygen FILE` prints it where the bundle was made), or apply it with --unsigned"
             )),
         }
     }

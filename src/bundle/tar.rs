@@ -11,7 +11,7 @@ type Block = [u8; BLOCK];
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadTar {
-    #[error("it ends too early: it is truncated, or was not written to its end")]
+    #[error("it ends too early: truncated, or not completely written")]
     Truncated,
     #[error("it cannot be read: {0}")]
     Unreadable(#[source] io::Error),
@@ -155,8 +155,8 @@ impl<R: Read> TarReader<R> {
         let size = size_in(&next).filter(|size| header(name, *size) == next);
         match size {
             Some(size) if size <= largest => Ok(Some(size)),
-            Some(size) => Err(BadTar::Differs(format!("{name} has {size} bytes, and may have {largest}"))),
-            None => Err(BadTar::Differs(format!("the tar header of {name} is not as larder writes it"))),
+            Some(size) => Err(BadTar::Differs(format!("{name} has {size} bytes, the limit is {largest}"))),
+            None => Err(BadTar::Differs(format!("the tar header of {name} is malformed"))),
         }
     }
 
@@ -165,7 +165,7 @@ impl<R: Read> TarReader<R> {
         if self.block()? == header(name, size) {
             return Ok(());
         }
-        Err(BadTar::Differs(format!("the tar header of {name} is not as larder writes it for {size} bytes")))
+        Err(BadTar::Differs(format!("the tar header of {name} ({size} bytes) is malformed")))
     }
 
     /// Reads the contents of a file piece by piece, then its padding.
@@ -180,7 +180,7 @@ impl<R: Read> TarReader<R> {
         while left > 0 {
             let some = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
             let Some(piece) = buffer.get_mut(..some).filter(|piece| !piece.is_empty()) else {
-                return Err(BadTar::Differs("there is no room to read into".to_owned()).into());
+                return Err(BadTar::Differs("the read buffer is empty".to_owned()).into());
             };
             self.exactly(piece)?;
             take(piece)?;
@@ -190,7 +190,7 @@ impl<R: Read> TarReader<R> {
         let zeros = zeros.get_mut(..padding(size)).unwrap_or_default();
         self.exactly(zeros)?;
         if zeros.iter().any(|byte| *byte != 0) {
-            return Err(BadTar::Differs(format!("what fills the last block of {name} is not zero")).into());
+            return Err(BadTar::Differs(format!("the padding of {name} is not zero")).into());
         }
         Ok(())
     }
@@ -199,14 +199,14 @@ impl<R: Read> TarReader<R> {
     pub(super) fn end(&mut self) -> Result<(), BadTar> {
         for _ in 0..2 {
             if self.block()? != [0; BLOCK] {
-                return Err(BadTar::Differs("the tar does not end where its manifest does".to_owned()));
+                return Err(BadTar::Differs("the tar does not end after its manifest's files".to_owned()));
             }
         }
         let mut more = [0];
         loop {
             match self.from.read(&mut more) {
                 Ok(0) => return Ok(()),
-                Ok(_) => return Err(BadTar::Differs("something follows the end of the tar".to_owned())),
+                Ok(_) => return Err(BadTar::Differs("data follows the end of the tar".to_owned())),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(BadTar::Unreadable(e)),
             }

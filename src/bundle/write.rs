@@ -62,7 +62,7 @@ impl<W: Write> BundleWriter<W> {
         let (now, _): (Digest, _) = hasher.finish();
         if now != file.file.sha256 {
             let was = file.file.sha256;
-            return Err(io::Error::other(format!("its bytes have SHA-256 {now}, and had {was}")));
+            return Err(io::Error::other(format!("its SHA-256 is {now}, and was {was}")));
         }
         Ok(())
     }

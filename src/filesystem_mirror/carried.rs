@@ -48,7 +48,7 @@ impl<R: Read> ProviderTreeReader<R> {
         }
         // A tar ends with a block of zeros. Without one it was truncated.
         if has_run_out.load(Ordering::Relaxed) {
-            let why = "the tar has no end: some of it is missing";
+            let why = "the tar has no end: it is truncated";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why).into());
         }
         io::copy(&mut archive.into_inner().take(MAX_FILLING), &mut io::sink())?;
@@ -148,7 +148,7 @@ impl<'a, R: Read> TarEntries<'a, R> {
             let Some(entry) = self.entries.next() else { return Ok(None) };
             let mut entry = entry?;
             self.left = self.left.checked_sub(1).ok_or_else(|| {
-                io::Error::other(format!("it has more than {MAX_ENTRIES} entries: import it in parts"))
+                io::Error::other(format!("it has more than {MAX_ENTRIES} entries; import it in parts"))
             })?;
             match entry.header().entry_type() {
                 EntryType::XGlobalHeader => {}
@@ -179,7 +179,7 @@ impl<'a, R: Read> TarEntries<'a, R> {
                         EntryType::Symlink | EntryType::Link => "it is a link, and no link is followed",
                         EntryType::Char | EntryType::Block => "it is a device",
                         EntryType::Fifo => "it is a pipe",
-                        _ => "it is no plain file",
+                        _ => "it is not a regular file",
                     };
                     return Ok(Some(TarEntry::Refused { path: shown(&path), why: why.to_owned() }));
                 }
@@ -190,7 +190,7 @@ impl<'a, R: Read> TarEntries<'a, R> {
 
 fn file<R: Read>(path: Vec<u8>, entry: Entry<'_, EndRecorder<R>>) -> TarEntry<'_, R> {
     let Ok(path) = String::from_utf8(path) else {
-        return TarEntry::Refused { path: shown(entry.path_bytes().as_ref()), why: "its name is no UTF-8".to_owned() };
+        return TarEntry::Refused { path: shown(entry.path_bytes().as_ref()), why: "its name is not UTF-8".to_owned() };
     };
     let path = path.strip_prefix(HERE).unwrap_or(&path).to_owned();
     match MirrorPath::parse(&path) {

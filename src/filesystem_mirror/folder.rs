@@ -74,7 +74,7 @@ impl MirrorFolder {
         let file = File::from(openat(&folder, name, flags, Mode::empty()).map_err(|e| failed(e.into()))?);
         let told = file.metadata().map_err(failed)?;
         if !told.is_file() {
-            return Err(failed(io::Error::other("it is no plain file")));
+            return Err(failed(io::Error::other("it is not a regular file")));
         }
         Ok((file, told.len()))
     }
@@ -130,7 +130,7 @@ impl MirrorFolder {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
         openat(folder, name, flags, Mode::empty()).map_err(|e| match e {
             Errno::LOOP | Errno::NOTDIR => {
-                self.bad("open the folder", path, io::Error::other("it is no folder, and no link is followed"))
+                self.bad("open the folder", path, io::Error::other("it is not a folder, and no link is followed"))
             }
             e => self.bad("open the folder", path, e.into()),
         })

@@ -64,7 +64,7 @@ pub enum PathMeaning {
 
 /// A path that no file in a tree can have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{shown:?} is no path of a file in a tree: {why}")]
+#[error("{shown:?} is not the path of a file in a tree: {why}")]
 pub struct BadMirrorPath {
     shown: String,
     why: &'static str,
@@ -187,7 +187,7 @@ fn member(type_: &Name, name: &str) -> Result<Option<MirrorFileKind>, String> {
             Some(version) if name.len() == version.as_str().len() + JSON.len() => {
                 Ok(Some(MirrorFileKind::VersionIndex(version)))
             }
-            _ => Err(format!("its name does not begin {prefix}")),
+            _ => Err(format!("its name does not begin with {prefix}")),
         };
     };
     let rest = &name[rest.len()..];
@@ -218,7 +218,7 @@ fn member(type_: &Name, name: &str) -> Result<Option<MirrorFileKind>, String> {
 fn parts(text: &str) -> Result<(Version, Platform, bool), String> {
     let mut parts = text.split('_');
     let (Some(version), Some(os), Some(arch)) = (parts.next(), parts.next(), parts.next()) else {
-        return Err("its name does not go on VERSION_OS_ARCH".to_owned());
+        return Err("its name does not continue with VERSION_OS_ARCH".to_owned());
     };
     let version = Version::parse(version).map_err(|e| e.to_string())?;
     let platform = Platform::new(&os.to_ascii_lowercase(), &arch.to_ascii_lowercase()).map_err(|e| e.to_string())?;

@@ -69,7 +69,7 @@ struct TreeReceiver<'a> {
 
 impl TreeReceiver<'_> {
     fn entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> io::Result<()> {
-        let foreign = |path: &str| io::Error::other(format!("{path:?} is no file of such a tree"));
+        let foreign = |path: &str| io::Error::other(format!("{path:?} is not a file of a provider tree"));
         let (path, mut contents) = match entry {
             TarEntry::File { meaning: PathMeaning::File(path), contents, .. } => (path, contents),
             TarEntry::File { path, .. } | TarEntry::Refused { path, .. } => return Err(foreign(&path)),
@@ -177,7 +177,7 @@ impl TreeReceiver<'_> {
                 }
                 // The sender leaves out archives that the folder already has.
                 if self.folder.digest(&path.to_string()).map_err(io::Error::other)? != Some(*digest) {
-                    return Err(io::Error::other(format!("{path} was neither sent nor there: run it again")));
+                    return Err(io::Error::other(format!("{path} was neither sent nor found; export again")));
                 }
                 self.received.there += 1;
             }
@@ -209,9 +209,7 @@ impl TreeReceiver<'_> {
                 None => match self.hashes(&path)? {
                     Ok(hashes) => hashes,
                     Err(why) => {
-                        self.received
-                            .notes
-                            .push(format!("{path} was there before, and is left out of the index: {why}"));
+                        self.received.notes.push(format!("{path} existed before, and is left out of the index: {why}"));
                         continue;
                     }
                 },
@@ -237,7 +235,7 @@ impl TreeReceiver<'_> {
 
     /// The hashes of an archive that was there before. The inner error says why it has none.
     fn hashes(&self, path: &str) -> Result<Result<ArchiveHashes, String>, MirrorFolderError> {
-        let Some(digest) = self.folder.digest(path)? else { return Ok(Err("it is gone".to_owned())) };
+        let Some(digest) = self.folder.digest(path)? else { return Ok(Err("it was removed".to_owned())) };
         let (file, _) = self.folder.read(path)?;
         let hashes = package_hashes(BufReader::with_capacity(64 << 10, file), PackageLimits::default());
         Ok(hashes.map(|hashes| ArchiveHashes { digest, h1: Some(hashes.zip) }).map_err(|bad| bad.to_string()))

@@ -99,7 +99,7 @@ fn refuse(path: String, why: String, flawed: &mut BTreeMap<String, String>, refu
     if place == path || enclosing_package(place).is_none() {
         return refused.push((path, why));
     }
-    let why = format!("a file of it stays out, {path:?}: {why}");
+    let why = format!("a file in it is refused, {path:?}: {why}");
     flawed.entry(place.to_owned()).or_insert(why);
 }
 

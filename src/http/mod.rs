@@ -39,7 +39,7 @@ use self::clients::{Clients, RequestClient};
 use self::listener::Peer;
 use self::origin::{Connection, origin};
 use self::places::PeerClass;
-use self::requests::{Content, End, Refusal, RouteLabel, route_label};
+use self::requests::{Content, Refusal, RequestOutcome, RouteLabel, route_label};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
@@ -102,7 +102,7 @@ impl MainListener {
         let requests = self.requests.clone();
         response.map(|body| {
             body.when_done(move |bytes, broke_off| {
-                let end = if broke_off { End::Error } else { outcome };
+                let end = if broke_off { RequestOutcome::Error } else { outcome };
                 let line = AccessLogLine { outcome: end, ..line };
                 requests.record_end(route, end, outcome.source(), bytes);
                 line.write(bytes);
@@ -118,12 +118,12 @@ impl MainListener {
         client: &RequestClient,
         began: Instant,
         way: &mut RouteLabel,
-    ) -> (Response<Body>, End) {
+    ) -> (Response<Body>, RequestOutcome) {
         let host = match host_of(request) {
             Ok(host) => host,
             Err(bad) => {
                 self.requests.record_refusal(Refusal::Malformed);
-                return (response::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]), End::Refused);
+                return (response::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]), RequestOutcome::Refused);
             }
         };
         let mut asked = protocol::Request {
@@ -142,21 +142,25 @@ impl MainListener {
             && let Err(refusal) = self.clients.admit(client)
         {
             self.requests.record_refusal(Refusal::Client);
-            return (response::errors(response::refusal_status(api), vec![refusal.to_string()]), End::Refused);
+            return (
+                response::errors(response::refusal_status(api), vec![refusal.to_string()]),
+                RequestOutcome::Refused,
+            );
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut response =
                 response::errors(StatusCode::METHOD_NOT_ALLOWED, vec!["only GET and HEAD are answered here".into()]);
             response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
             self.requests.record_refusal(Refusal::Method);
-            return (response, End::Refused);
+            return (response, RequestOutcome::Refused);
         }
         let route = match route {
             Ok(route) => route,
             Err(no_route) => {
                 let failure = RequestFailure::from(no_route);
                 tracing::debug!(request = number, error = %response::log_text(&failure), "no route");
-                let end = if is_probe(asked.path) { End::NoOutcome } else { self.end_of_failure(&failure, api) };
+                let end =
+                    if is_probe(asked.path) { RequestOutcome::NoOutcome } else { self.end_of_failure(&failure, api) };
                 return (response::failure(&failure, api), end);
             }
         };
@@ -169,13 +173,13 @@ impl MainListener {
         }
         match self.protocols.answer(&route, &asked).await {
             Ok(reply) => {
-                let (outcome, age) = (reply.outcome.map_or(End::NoOutcome, End::from), reply.age);
+                let (outcome, age) = (reply.outcome.map_or(RequestOutcome::NoOutcome, RequestOutcome::from), reply.age);
                 let content = if age.is_some() { Content::Document } else { Content::Archive };
                 let response = response::reply(reply, &route, request, &peer.memory);
                 if let Some(age) = age {
                     self.requests.record_document_age(route.kind(), age);
                 }
-                if outcome == End::Hit {
+                if outcome == RequestOutcome::Hit {
                     self.requests.record_hit(content, began.elapsed());
                 }
                 (response, outcome)
@@ -188,14 +192,16 @@ impl MainListener {
     }
 
     /// Returns the outcome of a failed request, and counts it if a rule of larder's refused it.
-    fn end_of_failure(&self, failure: &RequestFailure, api: Api) -> End {
+    fn end_of_failure(&self, failure: &RequestFailure, api: Api) -> RequestOutcome {
         if let Some(refusal) = Refusal::of(failure) {
             self.requests.record_refusal(refusal);
         }
         match response::failure_status(failure, api) {
-            StatusCode::NOT_FOUND => End::Absent,
-            StatusCode::BAD_REQUEST | StatusCode::MISDIRECTED_REQUEST | StatusCode::LOOP_DETECTED => End::Refused,
-            _ => End::Error,
+            StatusCode::NOT_FOUND => RequestOutcome::Absent,
+            StatusCode::BAD_REQUEST | StatusCode::MISDIRECTED_REQUEST | StatusCode::LOOP_DETECTED => {
+                RequestOutcome::Refused
+            }
+            _ => RequestOutcome::Error,
         }
     }
 }
@@ -286,7 +292,7 @@ struct PendingRequest<'a> {
 }
 
 impl PendingRequest<'_> {
-    fn line(&self, status: Option<StatusCode>, outcome: End) -> AccessLogLine {
+    fn line(&self, status: Option<StatusCode>, outcome: RequestOutcome) -> AccessLogLine {
         let Self { number, client, began, route, .. } = *self;
         let (method, uri) = (self.request.method().clone(), self.request.uri().clone());
         AccessLogLine { number, method, uri, client, status, route, outcome, began }
@@ -299,7 +305,7 @@ impl Drop for PendingRequest<'_> {
             return;
         }
         // The listener catches the panic; the client has not left.
-        let end = if std::thread::panicking() { End::Error } else { End::Left };
+        let end = if std::thread::panicking() { RequestOutcome::Error } else { RequestOutcome::Left };
         self.main.requests.record_end(self.route, end, end.source(), 0);
         self.line(None, end).write(0);
     }
@@ -312,7 +318,7 @@ struct AccessLogLine {
     client: IpAddr,
     status: Option<StatusCode>,
     route: RouteLabel,
-    outcome: End,
+    outcome: RequestOutcome,
     began: Instant,
 }
 

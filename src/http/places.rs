@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     listener::Limits,
-    requests::{NoPlace, RequestMetrics},
+    requests::{ConnectionRefusal, RequestMetrics},
 };
 
 /// The class of a peer at a listener, by its address.
@@ -93,7 +93,7 @@ impl ConnectionSlots {
         place: UnassignedSlot,
         address: IpAddr,
         standing: PeerClass,
-    ) -> Result<ConnectionSlot, (UnassignedSlot, NoPlace)> {
+    ) -> Result<ConnectionSlot, (UnassignedSlot, ConnectionRefusal)> {
         let mut taken = self.0.taken.lock();
         if let Some(refusal) = self.0.refusal(&taken, address, standing) {
             self.0.requests.record_connection_refusal(refusal);
@@ -108,18 +108,18 @@ impl ConnectionSlots {
 
     /// Counts an outsider that sent no request in time.
     pub(super) fn record_slow_outsider(&self) {
-        self.0.requests.record_connection_refusal(NoPlace::SlowOutsider);
+        self.0.requests.record_connection_refusal(ConnectionRefusal::SlowOutsider);
     }
 }
 
 impl Shared {
-    fn refusal(&self, taken: &TakenSlots, address: IpAddr, standing: PeerClass) -> Option<NoPlace> {
+    fn refusal(&self, taken: &TakenSlots, address: IpAddr, standing: PeerClass) -> Option<ConnectionRefusal> {
         let is_outsider = standing == PeerClass::Outsider;
         if is_outsider && taken.outsiders >= self.outsiders {
-            return Some(NoPlace::Outsiders);
+            return Some(ConnectionRefusal::Outsiders);
         }
         let of_it = taken.each.get(&address).copied().unwrap_or_default();
-        (standing != PeerClass::Proxy && of_it >= self.each_address).then_some(NoPlace::Address)
+        (standing != PeerClass::Proxy && of_it >= self.each_address).then_some(ConnectionRefusal::Address)
     }
 }
 

@@ -65,7 +65,7 @@ macro_rules! words {
 
 words! {
     /// Outcome of a request.
-    End {
+    RequestOutcome {
         /// Served fresh from the cache.
         Hit "hit",
         /// Fetched for this request.
@@ -121,7 +121,7 @@ words! {
 
 words! {
     /// Reasons for closing a connection without an answer.
-    NoPlace {
+    ConnectionRefusal {
         /// Its address has reached its limit.
         Address "address",
         /// The addresses outside `clients` have reached their common limit.
@@ -153,7 +153,7 @@ words! {
     }
 }
 
-impl From<Outcome> for End {
+impl From<Outcome> for RequestOutcome {
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::Hit => Self::Hit,
@@ -166,7 +166,7 @@ impl From<Outcome> for End {
     }
 }
 
-impl End {
+impl RequestOutcome {
     /// The source of the body for this outcome.
     pub(super) fn source(self) -> Source {
         match self {
@@ -196,7 +196,7 @@ pub(super) type RouteLabel = Option<RouteKind>;
 
 /// The name of a route, in logs and labels.
 pub(super) fn route_label(way: RouteLabel) -> &'static str {
-    way.map_or("none", RouteKind::word)
+    way.map_or("none", RouteKind::label)
 }
 
 const ROUTE_LABEL_COUNT: usize = RouteKind::ALL.len() + 1;
@@ -204,7 +204,7 @@ const ROUTE_LABEL_COUNT: usize = RouteKind::ALL.len() + 1;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestOutcomeLabel {
     route: &'static str,
-    outcome: End,
+    outcome: RequestOutcome,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -219,7 +219,7 @@ struct RefusalLabel {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ConnectionRefusalLabel {
-    reason: NoPlace,
+    reason: ConnectionRefusal,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -242,13 +242,13 @@ pub struct RequestMetrics(Arc<RequestCounters>);
 #[derive(Debug)]
 struct RequestCounters {
     ended_family: Family<RequestOutcomeLabel, Counter>,
-    ended: [[Counter; End::ALL.len()]; ROUTE_LABEL_COUNT],
+    ended: [[Counter; RequestOutcome::ALL.len()]; ROUTE_LABEL_COUNT],
     sent_family: Family<SentBytesLabel, Counter>,
     sent: [Counter; Source::ALL.len()],
     refused_family: Family<RefusalLabel, Counter>,
     refused: [Counter; Refusal::ALL.len()],
     no_place_family: Family<ConnectionRefusalLabel, Counter>,
-    no_place: [Counter; NoPlace::ALL.len()],
+    no_place: [Counter; ConnectionRefusal::ALL.len()],
     hit_family: Histograms<ContentLabel>,
     hit: [Histogram; Content::ALL.len()],
     age_family: Histograms<DocumentAgeLabel>,
@@ -265,17 +265,17 @@ impl Default for RequestMetrics {
         let age_family: Histograms<DocumentAgeLabel> = Family::new_with_constructor(|| Histogram::new(&AGES));
         let ended = |way: usize, end: usize| {
             let route = route_label(RouteKind::ALL.get(way).copied());
-            ended_family.get_or_create_owned(&RequestOutcomeLabel { route, outcome: End::ALL[end] })
+            ended_family.get_or_create_owned(&RequestOutcomeLabel { route, outcome: RequestOutcome::ALL[end] })
         };
         Self(Arc::new(RequestCounters {
             ended: array::from_fn(|way| array::from_fn(|end| ended(way, end))),
             sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&SentBytesLabel { source })),
             refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&RefusalLabel { reason })),
-            no_place: NoPlace::ALL
+            no_place: ConnectionRefusal::ALL
                 .map(|reason| no_place_family.get_or_create_owned(&ConnectionRefusalLabel { reason })),
             hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&ContentLabel { content })),
             ages: RouteKind::DOCUMENTS
-                .map(|kind| age_family.get_or_create_owned(&DocumentAgeLabel { route: kind.word() })),
+                .map(|kind| age_family.get_or_create_owned(&DocumentAgeLabel { route: kind.label() })),
             ended_family,
             sent_family,
             refused_family,
@@ -306,7 +306,7 @@ impl RequestMetrics {
     }
 
     /// Counts a finished request and its sent body bytes.
-    pub(super) fn record_end(&self, way: RouteLabel, end: End, source: Source, bytes: u64) {
+    pub(super) fn record_end(&self, way: RouteLabel, end: RequestOutcome, source: Source, bytes: u64) {
         let RequestCounters { ended, sent, .. } = &*self.0;
         ended[way.map_or(ROUTE_LABEL_COUNT - 1, |kind| kind as usize)][end as usize].inc();
         sent[source as usize].inc_by(bytes);
@@ -330,7 +330,7 @@ impl RequestMetrics {
     }
 
     /// Counts a connection closed without an answer.
-    pub(super) fn record_connection_refusal(&self, why: NoPlace) {
+    pub(super) fn record_connection_refusal(&self, why: ConnectionRefusal) {
         self.0.no_place[why as usize].inc();
     }
 
@@ -342,8 +342,13 @@ impl RequestMetrics {
 
     /// Returns the requests since the start by outcome, without probes and zero counts.
     pub fn by_outcome(&self) -> BTreeMap<String, u64> {
-        let of = |end: End| self.0.ended.iter().map(|ends| ends[end as usize].get()).sum::<u64>();
-        counted(End::ALL.into_iter().filter(|end| *end != End::NoOutcome).map(|end| (end.word(), of(end))))
+        let of = |end: RequestOutcome| self.0.ended.iter().map(|ends| ends[end as usize].get()).sum::<u64>();
+        counted(
+            RequestOutcome::ALL
+                .into_iter()
+                .filter(|end| *end != RequestOutcome::NoOutcome)
+                .map(|end| (end.word(), of(end))),
+        )
     }
 
     /// Returns the refused requests since the start by reason, without zero counts.
@@ -362,9 +367,9 @@ mod tests {
 
     #[test]
     fn every_variant_is_at_its_index() {
-        assert!(End::ALL.into_iter().enumerate().all(|(at, end)| end as usize == at));
+        assert!(RequestOutcome::ALL.into_iter().enumerate().all(|(at, end)| end as usize == at));
         assert!(Refusal::ALL.into_iter().enumerate().all(|(at, why)| why as usize == at));
-        assert!(NoPlace::ALL.into_iter().enumerate().all(|(at, why)| why as usize == at));
+        assert!(ConnectionRefusal::ALL.into_iter().enumerate().all(|(at, why)| why as usize == at));
         assert!(RouteKind::ALL.into_iter().enumerate().all(|(at, kind)| kind as usize == at));
         assert!(RouteKind::ALL.starts_with(&RouteKind::DOCUMENTS), "or ages would land at another's place");
     }

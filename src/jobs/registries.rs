@@ -22,8 +22,8 @@ use crate::requirements::{Files, ModuleFiles, Registries, UnlistedVersions};
 pub(super) struct MirrorRegistries<'a> {
     mirror: &'a Arc<Mirror>,
     clock: &'a Clock,
-    patience: &'a RetryPolicy<'a>,
-    learned: Mutex<ResolveFindings>,
+    retry_policy: &'a RetryPolicy<'a>,
+    findings: Mutex<ResolveFindings>,
 }
 
 /// Findings besides the answers.
@@ -36,21 +36,21 @@ pub(super) struct ResolveFindings {
 }
 
 impl<'a> MirrorRegistries<'a> {
-    pub(super) fn new(mirror: &'a Arc<Mirror>, clock: &'a Clock, patience: &'a RetryPolicy<'a>) -> Self {
-        Self { mirror, clock, patience, learned: Mutex::default() }
+    pub(super) fn new(mirror: &'a Arc<Mirror>, clock: &'a Clock, retry_policy: &'a RetryPolicy<'a>) -> Self {
+        Self { mirror, clock, retry_policy, findings: Mutex::default() }
     }
 
     pub(super) fn findings(self) -> ResolveFindings {
-        self.learned.into_inner()
+        self.findings.into_inner()
     }
 
-    fn record_error<T>(
+    fn record_answer<T>(
         &self,
         of: &impl Display,
         outlook: fn(&Error) -> ItemAvailability,
         answer: Result<WarmedDocument<T>, Error>,
     ) -> Result<T, Error> {
-        let mut learned = self.learned.lock();
+        let mut learned = self.findings.lock();
         if let Err(error) = &answer {
             learned.outlooks.insert(of.to_string(), outlook(error));
         }
@@ -61,7 +61,7 @@ impl<'a> MirrorRegistries<'a> {
 
     fn beyond<T>(&self, of: &impl Display, answer: Result<T, Error>) -> Result<T, Error> {
         let answer = answer.map(|value| WarmedDocument { value, unconfirmed: None });
-        self.record_error(of, ItemAvailability::of_a_document, answer)
+        self.record_answer(of, ItemAvailability::of_a_document, answer)
     }
 }
 
@@ -69,17 +69,20 @@ impl Registries for MirrorRegistries<'_> {
     type Error = Error;
 
     async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, Error> {
+        let list = || -> BoxFuture<'_, _> {
+            Box::pin(self.mirror.warm_list(of, self.retry_policy.urgency(), self.clock.now()))
+        };
         let list =
-            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, self.patience.urgency(), self.clock.now())) };
-        let list = self.record_error(of, ItemAvailability::of_a_document, self.patience.run_step(list, || {}).await)?;
+            self.record_answer(of, ItemAvailability::of_a_document, self.retry_policy.run_step(list, || {}).await)?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 
     async fn module_versions(&self, of: &ModuleAddress) -> Result<Vec<Version>, Error> {
         let list = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_module_list(of, self.patience.urgency(), self.clock.now()))
+            Box::pin(self.mirror.warm_module_list(of, self.retry_policy.urgency(), self.clock.now()))
         };
-        let list = self.record_error(of, ItemAvailability::of_a_document, self.patience.run_step(list, || {}).await)?;
+        let list =
+            self.record_answer(of, ItemAvailability::of_a_document, self.retry_policy.run_step(list, || {}).await)?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 
@@ -94,9 +97,10 @@ impl Registries for MirrorRegistries<'_> {
     }
 
     async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, Error> {
-        let fetch =
-            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_module(of, self.patience.urgency(), self.clock.now())) };
-        let (_, held) = self.record_error(of, ItemAvailability::of, self.patience.run_step(fetch, || {}).await)?;
+        let fetch = || -> BoxFuture<'_, _> {
+            Box::pin(self.mirror.warm_module(of, self.retry_policy.urgency(), self.clock.now()))
+        };
+        let (_, held) = self.record_answer(of, ItemAvailability::of, self.retry_policy.run_step(fetch, || {}).await)?;
         let subdir = held.proof.how.tree().and_then(|packed| packed.subdir.clone()).unwrap_or_default();
         let wanted = ModuleArchiveRef { package: of.clone(), digest: Some(held.digest.prefix()) };
         let files = match self.mirror.module_archive(&wanted, &self.mirror.job_context(self.clock.now())).await?.value {

@@ -17,9 +17,9 @@ pub fn find_folder(tree: &Tree, pattern: &str) -> Result<TreePath, TreeError> {
     let mut meant = folders.filter(|path| is_meant(path));
     match (meant.next(), meant.next()) {
         (Some(folder), None) => Ok(folder.clone()),
-        (None, _) => Err(TreeError::refused(pattern, "no folder in it has such a name")),
+        (None, _) => Err(TreeError::refused(pattern, "no folder matches it")),
         (Some(one), Some(other)) => {
-            Err(TreeError::refused(pattern, format!("several folders in it have such a name: {one}, {other}")))
+            Err(TreeError::refused(pattern, format!("several folders match it: {one}, {other}")))
         }
     }
 }

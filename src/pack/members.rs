@@ -45,7 +45,7 @@ impl<R: BufRead, D: Read> Read for ConcatenatedStreams<R, D> {
             }
             self.count += 1;
             if self.count > MAX_MEMBERS {
-                return Err(io::Error::other("it is made of too many compressed streams"));
+                return Err(io::Error::other("it has too many compressed streams"));
             }
             self.decoder = Some((self.open)(rest));
         }
@@ -89,7 +89,7 @@ impl<R: Read> Read for OutputLimit<R> {
             }
             None => {
                 self.inner = None;
-                Err(io::Error::other("more comes out of it than a module may have"))
+                Err(io::Error::other("it unpacks to more than the module limit"))
             }
         }
     }

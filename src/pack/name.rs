@@ -12,7 +12,7 @@ pub(super) fn clean_path(name: &[u8]) -> Result<TreePath, TreeError> {
     }
     let names: Vec<&[u8]> = name.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
     if names.contains(&&b".."[..]) {
-        return Err(refused(name, "its name leads upwards"));
+        return Err(refused(name, "its name contains .."));
     }
     // On Windows, `\` separates names too.
     let parts = || name.split(|byte| matches!(byte, b'/' | b'\\')).filter(|part| !matches!(*part, b"" | b"."));
@@ -21,7 +21,7 @@ pub(super) fn clean_path(name: &[u8]) -> Result<TreePath, TreeError> {
         return Err(refused(name, "its name is absolute on Windows"));
     }
     if parts().any(|part| part == b"..") {
-        return Err(refused(name, "its name leads upwards on Windows"));
+        return Err(refused(name, "its name contains .. on Windows"));
     }
     TreePath::parse(&names.join(&b'/')).map_err(|bad| TreeError::bad_path(name, &bad))
 }

@@ -39,8 +39,8 @@ pub struct ResolvedTree<'t> {
 pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<ResolvedTree<'t>, TreeError> {
     match tree.get(root) {
         Some(TreeEntry::Folder) => {}
-        Some(_) => return Err(TreeError::refused(root, "it is to be the root of the module, and is no folder")),
-        None => return Err(TreeError::refused(root, "it is to be the root of the module, and is not there")),
+        Some(_) => return Err(TreeError::refused(root, "it is the root of the module, but not a folder")),
+        None => return Err(TreeError::refused(root, "it is the root of the module, but does not exist")),
     }
     let mut walk = LinkResolver {
         tree,
@@ -141,7 +141,7 @@ impl<'t> LinkResolver<'t> {
     fn spend(&mut self, name_bytes: usize) -> Result<(), TreeError> {
         self.work = self.work.saturating_add(EACH_LOOK + name_bytes as u64);
         if self.work > MAX_WORK {
-            return Err(TreeError::TooLarge("can be looked up to follow its links".to_owned()));
+            return Err(TreeError::TooLarge("the maximum of links to follow".to_owned()));
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ impl<'t> LinkResolver<'t> {
             }
             targets += 1;
             if targets > MAX_LINKS {
-                return refused("it is a link that leads to itself, or through too many others");
+                return refused("it is a link to itself, or a chain of too many links");
             }
             self.spend(target.len())?;
             names.extend(target.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")));
@@ -190,7 +190,7 @@ impl<'t> LinkResolver<'t> {
                 if name == b".." {
                     match at.parent() {
                         Some(parent) => at = parent,
-                        None => return refused("it is a link that leads out of the package"),
+                        None => return refused("it is a link out of the package"),
                     }
                     continue;
                 }
@@ -215,12 +215,8 @@ impl<'t> LinkResolver<'t> {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = noted(&self.dangling, "leads nowhere", "lead nowhere");
-        notes.extend(noted(
-            &self.endless,
-            "leads to a folder that it is in itself",
-            "lead to folders that they are in",
-        ));
+        let mut notes = noted(&self.dangling, "has no target", "have no target");
+        notes.extend(noted(&self.endless, "points to a folder that contains it", "point to folders that contain them"));
         notes
     }
 }
@@ -241,7 +237,7 @@ fn nowhere(link: &TreePath, at: &TreePath, names: &[&[u8]]) -> Result<LinkTarget
     let mut depth = at.names().count() + 1;
     for name in names.iter().rev() {
         match *name {
-            b".." if depth == 0 => return Err(TreeError::refused(link, "it is a link that leads out of the package")),
+            b".." if depth == 0 => return Err(TreeError::refused(link, "it is a link out of the package")),
             b".." => depth -= 1,
             _ => depth += 1,
         }

@@ -54,12 +54,12 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
     let mut block = Vec::new();
     from.take(BLOCK).read_to_end(&mut block).map_err(unreadable)?;
     if !matches!(block.len() as u64, 0 | BLOCK) || block.iter().any(|byte| *byte != 0) {
-        return Err(TreeError::Unreadable("its end is followed by more".to_owned()));
+        return Err(TreeError::Unreadable("there is data after its end".to_owned()));
     }
     // Reads to the end, where the checksums of the compression are verified.
     io::copy(from, &mut io::sink()).map_err(unreadable)?;
     if !has_any {
-        return Err(TreeError::Unreadable("there is no file in it".to_owned()));
+        return Err(TreeError::Unreadable("it contains no file".to_owned()));
     }
     Ok(())
 }
@@ -83,7 +83,7 @@ fn add<R: Read>(entry: &mut Entry<'_, R>, said: ExtensionHeaders, tree: &mut Tre
         EntryType::Directory => tree.add_folder(&path).map(|()| false),
         EntryType::Regular | EntryType::Continuous if name.ends_with(b"/") || path.is_root() => {
             if entry.size() > 0 {
-                return refuse("it has a folder's name, yet it has content");
+                return refuse("it is a folder, but has content");
             }
             tree.add_folder(&path).map(|()| false)
         }
@@ -91,23 +91,23 @@ fn add<R: Read>(entry: &mut Entry<'_, R>, said: ExtensionHeaders, tree: &mut Tre
             let size = entry.size();
             // The tar crate takes the end of the archive for the end of the file.
             if tree.add_file(&path, mode, entry)? != size {
-                return Err(TreeError::Unreadable(format!("it ends within its entry {path}")));
+                return Err(TreeError::Unreadable(format!("it ends in the middle of {path}")));
             }
             Ok(true)
         }
         EntryType::Symlink => {
-            let Some(target) = target() else { return refuse("it is a link to nowhere") };
+            let Some(target) = target() else { return refuse("it is a link without a target") };
             tree.add_symlink(&path, &target).map(|()| true)
         }
         EntryType::Link => {
-            let Some(target) = target() else { return refuse("it is a link to nowhere") };
+            let Some(target) = target() else { return refuse("it is a link without a target") };
             let target = clean_path(&target).map_err(|_| refused(&name, "it is a hard link out of the archive"))?;
             tree.add_hard_link(&path, &target).map(|()| true)
         }
         EntryType::Char | EntryType::Block => refuse("it is a device"),
         EntryType::Fifo => refuse("it is a pipe"),
         EntryType::GNUSparse => refuse("it is a sparse file"),
-        _ => refuse("it is of a kind that no module has"),
+        _ => refuse("its entry type is not supported"),
     }
 }
 

@@ -114,10 +114,10 @@ impl Tree {
             match self.entries.get(&folder) {
                 Some(TreeEntry::Folder) => break,
                 Some(_) if folder == *entry => {
-                    return Err(TreeError::refused(entry, "something else has the same name"));
+                    return Err(TreeError::refused(entry, "another entry has the same name"));
                 }
                 Some(_) => {
-                    return Err(TreeError::refused(entry, format!("{folder}, which it is to be in, is no folder")));
+                    return Err(TreeError::refused(entry, format!("its parent {folder} is not a folder")));
                 }
                 None => next = folder.parent(),
             }
@@ -138,7 +138,7 @@ impl Tree {
                 self.insert(path, entry)
             }
             Some(TreeEntry::Folder) => Err(TreeError::refused(path, "it is a hard link to a folder")),
-            None => Err(TreeError::refused(path, "it is a hard link to nothing that came before it")),
+            None => Err(TreeError::refused(path, "the hard link's target is not an earlier entry")),
         }
     }
 
@@ -148,7 +148,7 @@ impl Tree {
     /// Those of [`file`](Self::add_file), and [`TreeError::Refused`] for a target that is longer than Linux allows.
     pub fn add_symlink(&mut self, path: &TreePath, to: &[u8]) -> Result<(), TreeError> {
         if to.len() > MAX_TARGET {
-            return Err(TreeError::refused(path, "it is a link that leads too far"));
+            return Err(TreeError::refused(path, "its link target is too long"));
         }
         self.make_way_for(path)?;
         self.insert(path, TreeEntry::Link(to.to_vec()))
@@ -221,7 +221,7 @@ impl Tree {
 
     fn make_way_for(&mut self, path: &TreePath) -> Result<(), TreeError> {
         if path.is_root() || self.entries.contains_key(path) {
-            return Err(TreeError::refused(path, "something else has the same name"));
+            return Err(TreeError::refused(path, "another entry has the same name"));
         }
         match path.parent() {
             Some(parent) => self.folder_for(&parent, path),

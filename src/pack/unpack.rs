@@ -32,7 +32,7 @@ pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut
         ArchiveFormat::TarXz => tar::unpack(&mut OutputLimit::for_tar(XzReader::new(buffered), tree.limits()), tree)?,
         // go-getter refuses these as well: it has no file name to give the content in a folder.
         ArchiveFormat::Gz | ArchiveFormat::Bz2 | ArchiveFormat::Xz => {
-            return Err(TreeError::Unreadable("it is one compressed file, and a module is a folder".to_owned()));
+            return Err(TreeError::Unreadable("it is one compressed file, but a module is a folder".to_owned()));
         }
     }
     no_clash(tree)
@@ -45,7 +45,7 @@ fn no_clash(tree: &Tree) -> Result<(), TreeError> {
         if let Some(other) = seen.insert(case_folded_path(path), path) {
             return Err(TreeError::refused(
                 path,
-                format!("its name and that of {other} differ in case alone, or in how letters are composed"),
+                format!("its name differs from {other} only in case or Unicode composition"),
             ));
         }
     }

@@ -72,7 +72,7 @@ impl<R: BufRead> XzReader<R> {
                 let header: [u8; 12] = array(&mut from)?;
                 let [m0, m1, m2, m3, m4, m5, f0, f1, crc @ ..] = header;
                 if [m0, m1, m2, m3, m4, m5] != MAGIC {
-                    return Err(damaged("it is no xz"));
+                    return Err(damaged("not an xz file"));
                 }
                 if crc32(&[f0, f1]) != crc || f0 != 0 {
                     return Err(damaged("the header of its xz stream is damaged"));
@@ -94,7 +94,7 @@ impl<R: BufRead> XzReader<R> {
                 let is_as_said = block.said.packed.is_none_or(|said| said == packed)
                     && block.said.unpacked.is_none_or(|said| said == block.size);
                 if !is_as_said {
-                    return Err(damaged("a block of its xz is not of the size that it says"));
+                    return Err(damaged("a block of its xz does not have its declared size"));
                 }
                 zeros(&mut from, padding(packed))?;
                 let expected = block.check.finish();
@@ -115,7 +115,7 @@ impl<R: BufRead> XzReader<R> {
 
     /// Reads a block header after its first byte, `size`.
     fn block(&mut self, mut from: R, size: u8) -> io::Result<State<R>> {
-        let odd = || damaged("the header of a block of its xz is malformed, or asks for another filter than LZMA2");
+        let odd = || damaged("the header of a block of its xz is malformed, or uses a filter other than LZMA2");
         let mut header = vec![0; usize::from(size) * 4 + 3];
         from.read_exact(&mut header)?;
         header.insert(0, size);
@@ -145,12 +145,12 @@ impl<R: BufRead> XzReader<R> {
     fn charge_dictionary(&mut self, encoded: u8) -> io::Result<u32> {
         let size = (2 | u64::from(encoded & 1)) << (encoded / 2 + 11);
         let size = u32::try_from(size).ok().filter(|size| *size <= MAX_DICTIONARY);
-        let size = size.ok_or_else(|| damaged("its xz asks for more memory than xz -9 does"))?;
+        let size = size.ok_or_else(|| damaged("its xz needs more memory than xz -9"))?;
         self.dictionaries = self
             .dictionaries
             .saturating_add(std::mem::take(&mut self.produced).saturating_mul(4))
             .checked_sub(u64::from(size))
-            .ok_or_else(|| damaged("its xz is made of too many blocks with next to nothing in them"))?;
+            .ok_or_else(|| damaged("its xz has too many almost empty blocks"))?;
         Ok(size)
     }
 
@@ -162,7 +162,7 @@ impl<R: BufRead> XzReader<R> {
         let count = number_from(&mut index)?;
         // A hostile count must not drive the loop below.
         if count != self.blocks.count {
-            return Err(damaged("the index of its xz is not that of its blocks"));
+            return Err(damaged("the index of its xz does not match its blocks"));
         }
         let mut found = BlockTotals { count, ..BlockTotals::default() };
         for _ in 0..count {
@@ -175,15 +175,15 @@ impl<R: BufRead> XzReader<R> {
         let size = from.count;
         let crc: [u8; 4] = array(&mut from)?;
         if crc != sum || found != self.blocks {
-            return Err(damaged("the index of its xz is not that of its blocks"));
+            return Err(damaged("the index of its xz does not match its blocks"));
         }
         let [c0, c1, c2, c3, fields @ .., b'Y', b'Z'] = array::<12>(&mut from)? else {
-            return Err(damaged("its xz does not end as it should"));
+            return Err(damaged("the end of its xz is malformed"));
         };
         let [b0, b1, b2, b3, f0, f1] = fields;
         let backward = (u64::from(u32::from_le_bytes([b0, b1, b2, b3])) + 1) * 4;
         if crc32(&fields) != [c0, c1, c2, c3] || [f0, f1] != self.flags || backward != size + 4 {
-            return Err(damaged("its xz does not end as it should"));
+            return Err(damaged("the end of its xz is malformed"));
         }
         Ok(())
     }
@@ -232,7 +232,7 @@ fn padding(size: u64) -> u64 {
 fn zeros(from: &mut dyn Read, count: u64) -> io::Result<()> {
     for _ in 0..count {
         if array::<1>(from)? != [0] {
-            return Err(damaged("the padding in its xz is not of zeros"));
+            return Err(damaged("the padding in its xz is not zero"));
         }
     }
     Ok(())

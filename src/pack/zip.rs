@@ -23,7 +23,7 @@ pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(),
     let budget = Cell::new(MAX_DIRECTORY_BYTES);
     let mut archive = ZipArchive::new(Metered { inner: from, budget: &budget }).map_err(|e| unreadable(&e))?;
     if archive.is_empty() {
-        return Err(TreeError::Unreadable("there is no file in it".to_owned()));
+        return Err(TreeError::Unreadable("it contains no file".to_owned()));
     }
     if archive.len() > tree.limits().entries {
         return Err(TreeError::TooLarge(format!("{} files, folders and links", tree.limits().entries)));
@@ -85,7 +85,7 @@ fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeEr
     match said.map(|mode| mode & KIND) {
         _ if name.ends_with(b"/") || path.is_root() => {
             if entry.size() > 0 {
-                return Err(refused(&name, "it has a folder's name, yet it has content"));
+                return Err(refused(&name, "it is a folder, but has content"));
             }
             tree.add_folder(&path)
         }
@@ -99,7 +99,7 @@ fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeEr
         None | Some(0 | 0o100_000) => {
             let size = entry.size();
             if tree.add_file(&path, mode, &mut entry)? != size {
-                return Err(refused(&name, "its size is not what the zip says"));
+                return Err(refused(&name, "its size is not the declared one"));
             }
             Ok(())
         }

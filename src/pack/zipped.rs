@@ -29,7 +29,7 @@ pub fn pack_zip(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
             TreeEntry::Link(_) => return Err(TreeError::refused(path, "it is a link")),
         };
         let name = std::str::from_utf8(path.as_bytes());
-        let name = name.map_err(|_| TreeError::refused(path, "its name is no UTF-8"))?;
+        let name = name.map_err(|_| TreeError::refused(path, "its name is not UTF-8"))?;
         let options = SimpleFileOptions::DEFAULT
             .compression_method(CompressionMethod::Deflated)
             .compression_level(Some(LEVEL))

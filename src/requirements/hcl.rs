@@ -9,7 +9,7 @@ use hcl_edit::structure::Body;
 pub const LARGEST: usize = 1 << 20;
 
 /// The parser's message for a repeated key in an object.
-const REDEFINED: &str = "redefined object key";
+const DUPLICATE_KEY_MESSAGE: &str = "redefined object key";
 /// Retries for such keys, and the bytes that they may parse in all.
 const MAX_TRIES: usize = 256;
 const MAX_PARSED: usize = 8 << 20;
@@ -22,7 +22,7 @@ pub enum BadHcl {
     TooLarge(usize),
     /// It is no UTF-8.
     #[error("it is no UTF-8 text")]
-    NoText,
+    NotUtf8,
     /// It does not parse.
     #[error("line {line}, column {column}: {why}")]
     Syntax {
@@ -37,9 +37,9 @@ pub enum BadHcl {
 
 /// Where the lines of a file end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Lines(Vec<usize>);
+pub(super) struct LineIndex(Vec<usize>);
 
-impl Lines {
+impl LineIndex {
     pub(super) fn of(file: &[u8]) -> Self {
         Self(file.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect())
     }
@@ -55,7 +55,7 @@ impl BadHcl {
     pub(super) fn line(&self) -> usize {
         match self {
             Self::Syntax { line, .. } => *line,
-            Self::TooLarge(_) | Self::NoText => 1,
+            Self::TooLarge(_) | Self::NotUtf8 => 1,
         }
     }
 }
@@ -69,7 +69,7 @@ pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
     if file.len() > LARGEST {
         return Err(BadHcl::TooLarge(file.len()));
     }
-    let mut text = Cow::Borrowed(std::str::from_utf8(file).map_err(|_| BadHcl::NoText)?);
+    let mut text = Cow::Borrowed(std::str::from_utf8(file).map_err(|_| BadHcl::NotUtf8)?);
     let mut tries = (MAX_PARSED / file.len().max(1)).min(MAX_TRIES);
     loop {
         let error = match hcl_edit::parser::parse_body(&text) {
@@ -77,7 +77,7 @@ pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
             Err(error) => error,
         };
         let (place, why) = (error.location(), error.message());
-        if tries == 0 || !why.contains(REDEFINED) || !text.is_char_boundary(place.offset()) {
+        if tries == 0 || !why.contains(DUPLICATE_KEY_MESSAGE) || !text.is_char_boundary(place.offset()) {
             return Err(BadHcl::Syntax { line: place.line(), column: place.column(), why: why.to_owned() });
         }
         // Any expression may be a key, and takes one sign more.
@@ -87,9 +87,11 @@ pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
 }
 
 /// The key of an object that stands there again, without the mark that [`parse`] gives it; any other as it is.
-pub(super) fn said_again(key: &Expression) -> &Expression {
+pub(super) fn strip_duplicate_mark(key: &Expression) -> &Expression {
     match key {
-        Expression::UnaryOp(marked) if *marked.operator.value() == UnaryOperator::Neg => said_again(&marked.expr),
+        Expression::UnaryOp(marked) if *marked.operator.value() == UnaryOperator::Neg => {
+            strip_duplicate_mark(&marked.expr)
+        }
         key => key,
     }
 }
@@ -101,17 +103,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_parse_is_said_with_its_place() {
+    fn syntax_errors_have_a_position() {
         assert!(parse(b"provider \"a/b/c\" {\n  version = \"1.0.0\"\n}\n").is_ok());
         let error = parse(b"provider \"a/b/c\" {\n  version = = 1\n}\n").unwrap_err();
         assert!(matches!(error, BadHcl::Syntax { line: 2, .. }), "{error}");
-        assert_eq!(parse(&[0xff]).unwrap_err(), BadHcl::NoText);
+        assert_eq!(parse(&[0xff]).unwrap_err(), BadHcl::NotUtf8);
         assert_eq!(parse(&vec![b' '; LARGEST + 1]).unwrap_err(), BadHcl::TooLarge(LARGEST + 1));
     }
 
     /// Terraform 1.11.4 takes each; the last of them counts.
     #[test]
-    fn a_key_that_an_object_has_again_is_read() {
+    fn duplicate_object_keys_are_accepted() {
         for object in
             ["{ a = 1, a = 2, a = 3 }", "{\n \"a\" = 1\n a = 2\n}", "{ (a) = 1, (a) = 2 }", "{ \"é\" = 1, \"é\" = 2 }"]
         {
@@ -119,12 +121,12 @@ mod tests {
             assert!(parsed.is_ok(), "{object}: {parsed:?}");
         }
         let often = format!("x = {{ {} }}\n", "a = 1, ".repeat(1000));
-        assert!(parse(often.as_bytes()).unwrap_err().to_string().contains(REDEFINED));
+        assert!(parse(often.as_bytes()).unwrap_err().to_string().contains(DUPLICATE_KEY_MESSAGE));
     }
 
     /// A stack that overflows ends the process.
     #[test]
-    fn what_is_nested_without_end_is_refused() {
+    fn deep_nesting_is_refused() {
         for opened in ["[", "{a=", "(", "!", "-", "a{", "\"${", "f(", "a?a:", "[for a in "] {
             assert!(parse(format!("a = {}", opened.repeat(20_000)).as_bytes()).is_err(), "{opened}");
             assert!(parse(opened.repeat(20_000).as_bytes()).is_err(), "{opened}");

@@ -9,7 +9,7 @@ use hcl_edit::structure::{Attribute, Block, Body};
 use serde::{Deserialize, Serialize};
 
 use super::configuration;
-use super::hcl::{self, BadHcl, Lines};
+use super::hcl::{self, BadHcl, LineIndex};
 use crate::address::{Constraint, Hostname, Name, ProviderAddress, Version};
 
 /// The largest lock file, in bytes: clients write one or two kilobytes for each provider.
@@ -72,7 +72,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<LockedProvider>, BadLockFile> {
         return Err(BadLockFile::Wrong(vec![why]));
     }
     let body = hcl::parse(file)?;
-    let mut reading = LockFileReader { lines: Lines::of(file), problems: Vec::new() };
+    let mut reading = LockFileReader { lines: LineIndex::of(file), problems: Vec::new() };
     reading.only(&body, None, &[], &["provider", "module"]);
     let mut locked: BTreeMap<ProviderAddress, LockedProvider> = BTreeMap::new();
     for (number, block) in body.blocks().filter(|block| block.has_ident("provider")).enumerate() {
@@ -99,7 +99,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<LockedProvider>, BadLockFile> {
 
 /// Parser state of a lock file.
 struct LockFileReader {
-    lines: Lines,
+    lines: LineIndex,
     problems: Vec<String>,
 }
 
@@ -220,7 +220,7 @@ fn constraints_of(given: String) -> Result<String, String> {
         return Ok(given);
     }
     let each: Result<Vec<Constraint>, _> = given.split(',').map(Constraint::parse).collect();
-    let form = Constraint::all(&each.map_err(|bad| bad.to_string())?).as_locked();
+    let form = Constraint::all(&each.map_err(|bad| bad.to_string())?).lock_file_text();
     if form != given {
         return Err(format!("clients refuse the constraints {} unless they are written {form:?}", shown(&given)));
     }

@@ -93,7 +93,7 @@ impl PackageSource {
         let mut found = package_of(&package, &absolute)?;
         if let Some(below) = Subdir::parse(&below)? {
             found.subdir = Some(match found.subdir {
-                Some(outer) => outer.then(&below)?,
+                Some(outer) => outer.join(&below)?,
                 None => below,
             });
         }

@@ -36,17 +36,17 @@ fn write_beside(folder: &Folder, running: &Process) {
 }
 
 /// The items of a plan that are not `have`, each as its name and platform.
-fn lacking(plan: &Value) -> BTreeSet<String> {
+fn unavailable_items(plan: &Value) -> BTreeSet<String> {
     let items = plan["items"].as_array().unwrap().iter();
-    items.filter(|item| item["state"] != "have").map(called).collect()
+    items.filter(|item| item["state"] != "have").map(item_name).collect()
 }
 
-fn called(item: &Value) -> String {
+fn item_name(item: &Value) -> String {
     format!("{} {}", name(item), item["platform"].as_str().unwrap_or(""))
 }
 
 /// True if this record is needed for the plan's item `what`.
-fn leads_to(record: &Path, what: &str) -> bool {
+fn is_needed_for(record: &Path, what: &str) -> bool {
     let (name, platform) = what.rsplit_once(' ').unwrap();
     let (host, name) = name.split('@').next().unwrap().split_once('/').unwrap();
     let record = record.to_string_lossy();
@@ -88,8 +88,8 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     let plan = larder("plan", &estate, &folder, &["--json"]).await;
     assert_eq!(plan.code, Some(0), "{plan:?}");
     let plan: Value = serde_json::from_str(&plan.out).unwrap();
-    let wanted: BTreeSet<String> = plan["items"].as_array().unwrap().iter().map(called).collect();
-    assert_eq!(wanted, before["items"].as_array().unwrap().iter().map(called).collect());
+    let wanted: BTreeSet<String> = plan["items"].as_array().unwrap().iter().map(item_name).collect();
+    assert_eq!(wanted, before["items"].as_array().unwrap().iter().map(item_name).collect());
     let modules = wanted.iter().filter(|what| what.contains("/test@")).count();
     assert_eq!(modules, 10, "{wanted:#?}");
     for root in ROOTS {
@@ -114,7 +114,7 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
         let plan = plan_of_tar(&estate, &running, &token).await;
         std::fs::rename(&aside, &blob).unwrap();
         assert_eq!(plan["ready"], false, "{plan:#}");
-        let lacking = lacking(&plan);
+        let lacking = unavailable_items(&plan);
         assert!(!lacking.is_empty() && lacking.is_subset(&wanted), "{lacking:?}");
         named.extend(lacking);
     }
@@ -130,9 +130,9 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
         std::fs::rename(&record, &aside).unwrap();
         let plan = plan_of_tar(&estate, &running, &token).await;
         std::fs::rename(&aside, &record).unwrap();
-        let lacking = lacking(&plan);
+        let lacking = unavailable_items(&plan);
         assert_eq!(plan["ready"], false, "{}: {plan:#}", record.display());
-        assert!(!lacking.is_empty() && lacking.iter().all(|what| leads_to(&record, what)), "{lacking:?}");
+        assert!(!lacking.is_empty() && lacking.iter().all(|what| is_needed_for(&record, what)), "{lacking:?}");
     }
     assert_eq!(running.terminate().await, Some(0));
 

@@ -15,7 +15,7 @@ use crate::support::upstream::{FakeUpstream, Fault, SigningKey, Target};
 const PACKAGE_130: &str = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";
 
 /// The open alarms, each with its kind and version.
-async fn standing(larder: &Larder) -> Vec<(String, String)> {
+async fn open_alarms(larder: &Larder) -> Vec<(String, String)> {
     larder.alarms().await.into_iter().map(|(kind, _, version, _)| (kind, version)).collect()
 }
 
@@ -36,7 +36,7 @@ fn alarms_of(name: &str) -> Key {
 }
 
 /// Writes a record of alarms into a closed store.
-fn record(folder: &Folder, name: &str, alarms: &[Value]) {
+fn write_alarm_record(folder: &Folder, name: &str, alarms: &[Value]) {
     let store = Store::open(folder.path(), Timestamp(1)).unwrap();
     let record = json!({ "alarms": alarms }).to_string();
     store.records.put(&alarms_of(name), record.as_bytes(), Durability::Synced).unwrap();
@@ -52,16 +52,16 @@ fn alarm(kind: &str, name: &str, version: &str) -> Value {
 }
 
 /// A new version, signed by a key that never signed before.
-fn of_a_stranger(stranger: &SigningKey) -> crate::support::upstream::Provider {
+fn version_with_new_key(stranger: &SigningKey) -> crate::support::upstream::Provider {
     edition(1).version("1.3.0").signed_by(stranger)
 }
 
-async fn with_a_new_key(upstream: &FakeUpstream, stranger: &SigningKey) -> Larder {
+async fn larder_with_new_key_alarm(upstream: &FakeUpstream, stranger: &SigningKey) -> Larder {
     let larder = impatient(upstream).start().await;
     install(&larder).await;
-    upstream.publish(of_a_stranger(stranger));
+    upstream.publish(version_with_new_key(stranger));
     larder.document("null", "1.3.0").await.expect(200);
-    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
     larder
 }
 
@@ -69,25 +69,25 @@ async fn with_a_new_key(upstream: &FakeUpstream, stranger: &SigningKey) -> Larde
 #[tokio::test]
 async fn an_accept_that_fails_resolves_no_alarm() {
     let upstream = upstream_with(edition(1)).await;
-    let larder = with_a_new_key(&upstream, &SigningKey::another()).await;
+    let larder = larder_with_new_key_alarm(&upstream, &SigningKey::another()).await;
     upstream.fault(Target::Document, Fault::Status(503));
     let done = larder.tell("accept", NULL).await;
     assert_eq!(outcomes(&done), [(PACKAGE, "failed"), (PACKAGE_130, "failed")], "{done}");
-    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
     upstream.heal();
     assert!(larder.tell("accept", NULL).await["ok"] == true);
-    assert_eq!(standing(&larder).await, alarms(&[]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[]));
 }
 
 /// Promise 14: the accepted key is the one that signs now, and no other.
 #[tokio::test]
-async fn accepting_one_new_key_says_nothing_of_another() {
+async fn accepting_one_new_key_does_not_resolve_the_alarm_of_another() {
     let upstream = upstream_with(edition(1)).await;
     let (first, second) = (SigningKey::another(), SigningKey::another());
-    let larder = with_a_new_key(&upstream, &first).await;
-    upstream.publish(of_a_stranger(&second));
+    let larder = larder_with_new_key_alarm(&upstream, &first).await;
+    upstream.publish(version_with_new_key(&second));
     assert!(larder.tell("accept", NULL).await["ok"] == true);
-    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
     assert!(larder.alarms().await[0].3["detail"].as_str().unwrap().contains(&first.fingerprint()));
 }
 
@@ -96,7 +96,7 @@ async fn accepting_one_new_key_says_nothing_of_another() {
 async fn accepting_a_new_key_for_the_provider_is_reported() {
     let upstream = upstream_with(edition(1)).await;
     let stranger = SigningKey::another();
-    let larder = with_a_new_key(&upstream, &stranger).await;
+    let larder = larder_with_new_key_alarm(&upstream, &stranger).await;
     let done = larder.tell("accept", NULL).await;
     assert_eq!(outcomes(&done), [(PACKAGE, "nothing_to_accept"), (PACKAGE_130, "accepted")], "{done}");
     assert_eq!(done["items"][1]["key"], stranger.fingerprint(), "{done}");
@@ -111,13 +111,13 @@ async fn accepting_a_new_key_for_the_provider_is_reported() {
 async fn a_second_new_key_of_a_version_does_not_hide_the_first() {
     let upstream = upstream_with(edition(1)).await;
     let (first, second) = (SigningKey::another(), SigningKey::another());
-    let larder = with_a_new_key(&upstream, &first).await;
-    upstream.publish(of_a_stranger(&second));
+    let larder = larder_with_new_key_alarm(&upstream, &first).await;
+    upstream.publish(version_with_new_key(&second));
     larder.document("null", "1.3.0").await.expect(200);
     let folder = larder.stop().await;
     let larder = impatient(&upstream).on(&folder).start().await;
     let raised = larder.alarms().await;
-    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0"), ("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0"), ("new-key", "1.3.0")]));
     for key in [first, second] {
         let signed = format!("signed by key {}", key.fingerprint());
         assert!(raised.iter().any(|(.., alarm)| alarm["detail"].as_str().unwrap().contains(&signed)), "{raised:?}");
@@ -140,12 +140,12 @@ async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
         larder.document("null", "1.2.0").await.expect(200);
         upstream.publish(both(edition(1)));
         larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
-        assert_eq!(standing(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]));
+        assert_eq!(open_alarms(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]));
     }
     assert_eq!(larder.metric("larder_alarms_total").await, 1.0);
     // The old set resolves the alarm on the platform where the new one was refused.
     larder.document("null", "1.2.0").await.expect(200);
-    assert_eq!(standing(&larder).await, alarms(&[]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[]));
 }
 
 /// Promise 15: after upstream withdraws a re-release, there is nothing to accept, and its alarm must not stay forever.
@@ -161,18 +161,18 @@ async fn accept_of_a_withdrawn_version_resolves_its_alarms() {
         }
         upstream.publish(edition(2).signed_by(&SigningKey::another()));
         larder.document("null", "1.2.0").await.expect(if is_held { 200 } else { 502 });
-        assert_eq!(standing(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]));
+        assert_eq!(open_alarms(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]));
         upstream.withdraw("acme", "null", "1.2.0");
         // While upstream does not answer, the alarm stays.
         upstream.fault(Target::Document, Fault::Status(503));
         upstream.fault(Target::Versions, Fault::Status(503));
         larder.tell("accept", NULL_120).await;
-        assert!(standing(&larder).await.contains(&alarms(&[("waits-for-accept", "1.2.0")])[0]), "{is_held}");
+        assert!(open_alarms(&larder).await.contains(&alarms(&[("waits-for-accept", "1.2.0")])[0]), "{is_held}");
         upstream.heal();
 
         let done = larder.tell("accept", NULL_120).await;
         assert_eq!((outcomes(&done), &done["ok"]), (vec![(PACKAGE, "withdrawn")], &true.into()), "{is_held}: {done}");
-        assert!(!standing(&larder).await.contains(&alarms(&[("waits-for-accept", "1.2.0")])[0]), "{is_held}");
+        assert!(!open_alarms(&larder).await.contains(&alarms(&[("waits-for-accept", "1.2.0")])[0]), "{is_held}");
         // The accept recorded nothing: the re-release is refused again.
         upstream.publish(edition(2).signed_by(&SigningKey::another()));
         let now = larder.document("null", "1.2.0").await;
@@ -196,9 +196,9 @@ async fn purge_of_a_dropped_version_resolves_its_alarm() {
         upstream.withdraw("acme", "null", version);
     }
     larder.versions("null").await.expect(200);
-    assert_eq!(standing(&larder).await, alarms(&[("dropped", "1.2.0"), ("dropped", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("dropped", "1.2.0"), ("dropped", "1.3.0")]));
     larder.tell("purge", NULL_120).await;
-    assert_eq!(standing(&larder).await, alarms(&[("dropped", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("dropped", "1.3.0")]));
 }
 
 /// A registry that is no upstream any more cannot be asked, so `accept` is impossible: `purge` resolves its alarms.
@@ -210,12 +210,12 @@ async fn purge_resolves_the_alarms_of_a_registry_that_is_no_upstream_any_more() 
     upstream.publish(edition(2).signed_by(&SigningKey::another()));
     install(&larder).await;
     larder.tell("purge", NULL).await;
-    assert_eq!(standing(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]), "it can still be accepted");
+    assert_eq!(open_alarms(&larder).await, alarms(&[("waits-for-accept", "1.2.0")]), "it can still be accepted");
     let folder = larder.stop().await;
     let other = Larder::builder().upstream("registry.example", &upstream.origin(), "").on(&folder).start().await;
-    assert_eq!(standing(&other).await, alarms(&[("waits-for-accept", "1.2.0")]));
+    assert_eq!(open_alarms(&other).await, alarms(&[("waits-for-accept", "1.2.0")]));
     let done = other.tell("purge", "registry.terraform.io/acme/null").await;
-    assert_eq!(standing(&other).await, alarms(&[]), "{done}");
+    assert_eq!(open_alarms(&other).await, alarms(&[]), "{done}");
 }
 
 /// Section 4: a version list that is 404 has dropped every stored version.
@@ -228,12 +228,12 @@ async fn a_version_list_that_is_gone_has_dropped_all_that_is_stored() {
     upstream.fault(Target::Versions, Fault::Status(404));
     for _ in 0..2 {
         assert!(larder.versions("null").await.expect(200).is("gone"));
-        assert_eq!(standing(&larder).await, alarms(&[("dropped", "1.2.0")]));
+        assert_eq!(open_alarms(&larder).await, alarms(&[("dropped", "1.2.0")]));
     }
     assert_eq!(larder.metric("larder_alarms_total").await, 1.0);
     upstream.heal();
     larder.versions("null").await.expect(200);
-    assert_eq!(standing(&larder).await, alarms(&[]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[]));
 }
 
 /// Promise 14: alarms are limited per provider, so those of one provider never suppress those of another.
@@ -242,10 +242,10 @@ async fn the_alarms_of_one_provider_leave_room_for_those_of_another() {
     let upstream = upstream_with(edition(1)).await;
     let folder = Folder::new();
     let many: Vec<Value> = (0..1000).map(|patch| alarm("new-key", "hostile", &format!("1.0.{patch}"))).collect();
-    record(&folder, "hostile", &many);
+    write_alarm_record(&folder, "hostile", &many);
     let larder = impatient(&upstream).on(&folder).start().await;
     install(&larder).await;
-    upstream.publish(of_a_stranger(&SigningKey::another()));
+    upstream.publish(version_with_new_key(&SigningKey::another()));
     larder.document("null", "1.3.0").await.expect(200);
     let raised = larder.alarms().await;
     let ours = provider("null").to_string();
@@ -260,13 +260,13 @@ async fn an_alarm_that_cannot_be_read_takes_no_other_with_it() {
     let upstream = upstream_with(edition(1)).await;
     let folder = Folder::new();
     let unknown = alarm("of-a-later-larder", "null", "1.1.0");
-    record(&folder, "null", &[unknown.clone(), json!(7), alarm("new-key", "null", "1.0.0")]);
+    write_alarm_record(&folder, "null", &[unknown.clone(), json!(7), alarm("new-key", "null", "1.0.0")]);
     let larder = impatient(&upstream).on(&folder).start().await;
-    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.0.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.0.0")]));
     install(&larder).await;
-    upstream.publish(of_a_stranger(&SigningKey::another()));
+    upstream.publish(version_with_new_key(&SigningKey::another()));
     larder.document("null", "1.3.0").await.expect(200);
-    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.0.0"), ("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.0.0"), ("new-key", "1.3.0")]));
     let folder = larder.stop().await;
     let store = Store::open(folder.path(), Timestamp(1)).unwrap();
     let written: Value = serde_json::from_slice(&store.records.get(&alarms_of("null")).unwrap().unwrap()).unwrap();
@@ -283,14 +283,14 @@ async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     install(&larder).await;
     let in_the_way = larder.folder.path().join("v1/alarms").join(HOST).join("providers/acme/null.json");
     std::fs::create_dir_all(in_the_way.join("something")).unwrap();
-    upstream.publish(of_a_stranger(&SigningKey::another()));
+    upstream.publish(version_with_new_key(&SigningKey::another()));
     larder.document("null", "1.3.0").await.expect(200);
-    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
     let folder = larder.stop().await;
     std::fs::remove_dir_all(&in_the_way).unwrap();
     let larder = impatient(&upstream).on(&folder).start().await;
     larder.document("null", "1.3.0").await.expect(200);
-    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
 }
 
 /// Promise 14: once the alarm can be written, first-seen records are written again.
@@ -301,7 +301,7 @@ async fn an_alarm_that_could_not_be_written_is_written_later() {
     install(&larder).await;
     let in_the_way = larder.folder.path().join("v1/alarms").join(HOST).join("providers/acme/null.json");
     std::fs::create_dir_all(in_the_way.join("something")).unwrap();
-    upstream.publish(of_a_stranger(&SigningKey::another()));
+    upstream.publish(version_with_new_key(&SigningKey::another()));
     larder.document("null", "1.3.0").await.expect(200);
     std::fs::remove_dir_all(&in_the_way).unwrap();
     upstream.publish(edition(1).version("1.4.0"));
@@ -310,7 +310,7 @@ async fn an_alarm_that_could_not_be_written_is_written_later() {
     assert!(seen.iter().any(|file| file.ends_with("1.4.0.json")), "{seen:?}");
     let folder = larder.stop().await;
     let larder = impatient(&upstream).on(&folder).start().await;
-    assert_eq!(standing(&larder).await, alarms(&[("new-key", "1.3.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
 }
 
 /// Section 3: an alarm of `verify` has the kind and address that `accept` resolves.
@@ -331,9 +331,9 @@ async fn verify_raises_an_alarm_for_a_first_seen_record_that_cannot_be_rebuilt()
     let told = client().post(&url).bearer_auth(larder.token()).header("content-type", "application/json").body("{}");
     let told = send(told).await.unwrap().expect(200).text();
     assert!(told.contains("larder accept registry.terraform.io/acme/null"), "{told}");
-    assert_eq!(standing(&larder).await, alarms(&[("damaged-record", "1.2.0")]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[("damaged-record", "1.2.0")]));
     let done = larder.tell("accept", NULL).await;
     assert_eq!(outcomes(&done), [(PACKAGE, "accepted")], "{done}");
-    assert_eq!(standing(&larder).await, alarms(&[]));
+    assert_eq!(open_alarms(&larder).await, alarms(&[]));
     assert!(install(&larder).await.2 == old);
 }

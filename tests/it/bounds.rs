@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Short enough to wait for.
 const SHORT: Duration = Duration::from_millis(50);
 
-async fn publishing(names: &[&str], size: usize) -> FakeUpstream {
+async fn upstream_with_providers(names: &[&str], size: usize) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for name in names {
         upstream.publish(Provider::new("acme", name).size(size));
@@ -27,14 +27,14 @@ async fn publishing(names: &[&str], size: usize) -> FakeUpstream {
     upstream
 }
 
-fn is_busy(answer: Answer, why: &str) {
+fn assert_busy(answer: Answer, why: &str) {
     let answer = answer.expect(503);
     assert!(answer.text().contains(why), "{}", answer.text());
     assert!(answer.text().contains("ask again in a moment"), "{}", answer.text());
     assert!(answer.headers.get("retry-after").is_none());
 }
 
-fn list_of(name: &str) -> Target {
+fn version_list_target(name: &str) -> Target {
     Target::Path(format!("acme/{name}/versions"))
 }
 
@@ -42,7 +42,7 @@ fn list_of(name: &str) -> Target {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_downloads_starve_no_version_list() {
     let names: Vec<String> = (0..100).map(|number| format!("p{number}")).collect();
-    let upstream = publishing(&names.iter().map(String::as_str).collect::<Vec<_>>(), 20_000).await;
+    let upstream = upstream_with_providers(&names.iter().map(String::as_str).collect::<Vec<_>>(), 20_000).await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.wait = LONG).start().await;
     let mut urls = Vec::new();
@@ -67,7 +67,7 @@ async fn a_hundred_downloads_starve_no_version_list() {
 
 #[tokio::test]
 async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
-    let upstream = publishing(&["null", "random"], 20_000).await;
+    let upstream = upstream_with_providers(&["null", "random"], 20_000).await;
     let bounds = |bounds: &mut larder::upstream::bounds::UpstreamLimits| {
         (bounds.archives.each, bounds.archives.wait) = (1, SHORT);
     };
@@ -76,7 +76,7 @@ async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
     let gate = upstream.hold(Target::Archive);
     let (got, ()) = tokio::join!(larder.get(&first), async {
         upstream.wait_for(Target::Archive, 1).await;
-        is_busy(larder.get(&second).await, "as many archives are being fetched as may be at one time");
+        assert_busy(larder.get(&second).await, "as many archives are being fetched as may be at one time");
         assert_eq!(upstream.count_of(Target::Archive), 1);
         gate.open();
     });
@@ -100,12 +100,12 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() 
     let path = larder.archive_path("null", "1.2.0").await;
     upstream.expire_urls();
     larder.get(&path).await.expect(200);
-    let gate = upstream.hold_silent(list_of("random"));
+    let gate = upstream.hold_silent(version_list_target("random"));
     let (got, ()) = tokio::join!(larder.versions("random"), async {
-        upstream.wait_for(list_of("random"), 1).await;
-        is_busy(larder.versions("tls").await, "as many documents are being fetched as may be at one time");
+        upstream.wait_for(version_list_target("random"), 1).await;
+        assert_busy(larder.versions("tls").await, "as many documents are being fetched as may be at one time");
         assert!(larder.versions("null").await.expect(200).is("detail=stale"));
-        assert_eq!(upstream.count_of(list_of("tls")), 0);
+        assert_eq!(upstream.count_of(version_list_target("tls")), 0);
         gate.open();
     });
     got.expect(200);
@@ -116,7 +116,7 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() 
 /// Document bodies share one memory budget, with and without a Content-Length.
 #[tokio::test]
 async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
-    let upstream = publishing(&[], 0).await;
+    let upstream = upstream_with_providers(&[], 0).await;
     let list = format!("{{\"versions\":[],\"padding\":\"{}\"}}", "x".repeat(60_000));
     for name in ["null", "random"] {
         upstream.serve_json(&format!("/v1/providers/acme/{name}/versions"), &list);
@@ -127,11 +127,11 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
         if !length {
             upstream.fault(Target::Versions, Fault::NoLength);
         }
-        let gate = upstream.hold_after(list_of("null"), 50_000);
+        let gate = upstream.hold_after(version_list_target("null"), 50_000);
         let (got, ()) = tokio::join!(larder.versions("null"), async {
-            upstream.wait_for(list_of("null"), 1).await;
+            upstream.wait_for(version_list_target("null"), 1).await;
             until("most of it came", async || larder.metric("larder_upstream_bytes_total").await > 50_000.0).await;
-            is_busy(larder.versions("random").await, "as many bytes of documents are in memory as may be");
+            assert_busy(larder.versions("random").await, "as many bytes of documents are in memory as may be");
             gate.open();
         });
         got.expect(200);
@@ -147,7 +147,7 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
 async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
     const SLOW: [&str; 3] = ["null", "random", "tls"];
     const OTHER: &str = "registry.example";
-    let (slow, other) = (publishing(&[], 0).await, publishing(&["null"], 1000).await);
+    let (slow, other) = (upstream_with_providers(&[], 0).await, upstream_with_providers(&["null"], 1000).await);
     let list = format!("{{\"versions\":[],\"padding\":\"{}\"}}", "x".repeat(60_000));
     for name in SLOW {
         slow.serve_json(&format!("/v1/providers/acme/{name}/versions"), &list);
@@ -173,7 +173,7 @@ async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
     let (whole, refused): (Vec<_>, Vec<_>) = answers.partition(|answer| answer.status == 200);
     assert_eq!(whole.len(), 1);
     for answer in refused {
-        is_busy(answer, "as many bytes of documents of this upstream are in memory as may be at one time");
+        assert_busy(answer, "as many bytes of documents of this upstream are in memory as may be at one time");
     }
     for name in SLOW {
         larder.versions(name).await.expect(200);
@@ -183,7 +183,7 @@ async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
 /// Beyond the limit of waiting requests, stored documents are still served.
 #[tokio::test]
 async fn only_so_many_requests_wait_for_upstreams() {
-    let upstream = publishing(&["held", "null", "random", "tls", "time"], 20_000).await;
+    let upstream = upstream_with_providers(&["held", "null", "random", "tls", "time"], 20_000).await;
     let larder = Larder::mirroring(&upstream).waiting(3).start().await;
     larder.versions("held").await.expect(200);
     let path = larder.archive_path("held", "1.2.0").await;
@@ -192,8 +192,8 @@ async fn only_so_many_requests_wait_for_upstreams() {
     let url = |name| format!("{}/registry/{HOST}/v1/providers/acme/{name}/versions", larder.base());
     let waiting = ["null", "tls", "time"].map(|name| tokio::spawn(send(client.get(url(name)))));
     upstream.wait_for(Target::Versions, 1 + waiting.len()).await;
-    is_busy(larder.versions("random").await, "the limit of requests that wait for upstreams is reached");
-    is_busy(larder.get(&path).await, "the limit of requests that wait for upstreams is reached");
+    assert_busy(larder.versions("random").await, "the limit of requests that wait for upstreams is reached");
+    assert_busy(larder.get(&path).await, "the limit of requests that wait for upstreams is reached");
     larder.versions("held").await.expect(200);
     // A stale copy is served without revalidation.
     larder.clock.advance(Duration::from_secs(1000));
@@ -208,8 +208,8 @@ async fn only_so_many_requests_wait_for_upstreams() {
 
 /// A download without a length reserves disk space as it grows, and evicts step by step.
 #[tokio::test]
-async fn a_download_without_a_length_takes_its_room_as_it_grows() {
-    let upstream = publishing(&["null", "random"], 3_000_000).await;
+async fn a_download_without_a_length_reserves_disk_space_as_it_grows() {
+    let upstream = upstream_with_providers(&["null", "random"], 3_000_000).await;
     let larder = Larder::mirroring(&upstream).store("max_size = \"4MiB\"").start().await;
     larder.get(&larder.archive_path("random", "1.2.0").await).await.expect(200);
     assert_eq!(larder.folder.blobs().len(), 1);
@@ -226,7 +226,7 @@ async fn a_download_without_a_length_takes_its_room_as_it_grows() {
 /// A download that can never fit ends as soon as that is certain, not at the end of the body.
 #[tokio::test]
 async fn a_download_without_a_length_that_does_not_fit_ends_early() {
-    let upstream = publishing(&["null"], 3_000_000).await;
+    let upstream = upstream_with_providers(&["null"], 3_000_000).await;
     let larder = Larder::mirroring(&upstream).store("max_size = \"2MiB\"").start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     upstream.fault(Target::Archive, Fault::NoLength);
@@ -239,7 +239,7 @@ async fn a_download_without_a_length_that_does_not_fit_ends_early() {
 
 /// Promise 11: memory does not grow with the number of clients that wait for one large list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_large_list_is_read_and_written_once_for_all_who_wait_for_it() {
+async fn a_large_list_is_fetched_and_rendered_once_for_all_waiting_clients() {
     const CLIENTS: usize = 30;
     let platforms = r#""protocols":["5.0"],"platforms":[{"os":"linux","arch":"amd64"},{"os":"darwin","arch":"arm64"}]"#;
     let more = "x".repeat(160);
@@ -247,7 +247,7 @@ async fn a_large_list_is_read_and_written_once_for_all_who_wait_for_it() {
     let entries: Vec<String> = (0..15_000).map(entry).collect();
     let list = format!(r#"{{"versions":[{}]}}"#, entries.join(","));
     assert!(list.len() > 4 << 20, "{}", list.len());
-    let upstream = publishing(&["null"], 1000).await;
+    let upstream = upstream_with_providers(&["null"], 1000).await;
     upstream.serve_json("/v1/providers/acme/null/versions", &list);
     let folder = tempfile::tempdir().unwrap();
     let larder = Process::start(&Larder::mirroring(&upstream), folder.path());
@@ -271,7 +271,7 @@ async fn a_large_list_is_read_and_written_once_for_all_who_wait_for_it() {
 async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
     const BYTES: usize = 48_000_000;
     const SLOW: usize = 24;
-    let upstream = publishing(&["null"], BYTES).await;
+    let upstream = upstream_with_providers(&["null"], BYTES).await;
     upstream.publish(Provider::new("acme", "random").size(2_000_000));
     let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
     let folder = tempfile::tempdir().unwrap();
@@ -313,7 +313,7 @@ async fn small_archives_take_a_bounded_memory_however_many_are_sent() {
     const BYTES: usize = 1_000_000;
     const COUNT: u32 = 240;
     let names: Vec<String> = (0..COUNT).map(|number| format!("p{number}")).collect();
-    let upstream = publishing(&names.iter().map(String::as_str).collect::<Vec<_>>(), BYTES).await;
+    let upstream = upstream_with_providers(&names.iter().map(String::as_str).collect::<Vec<_>>(), BYTES).await;
     let folder = tempfile::tempdir().unwrap();
     // The builder owns the store's folder and must outlive the process.
     let builder = Larder::mirroring(&upstream).server("http2 = true");
@@ -362,7 +362,7 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     const BYTES: usize = 48_000_000;
     const CONNECTIONS: u32 = 12;
     const STREAMS: u32 = 64;
-    let upstream = publishing(&["null"], BYTES).await;
+    let upstream = upstream_with_providers(&["null"], BYTES).await;
     let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
     let folder = tempfile::tempdir().unwrap();
     // The builder owns the store's folder and must outlive the process.
@@ -404,9 +404,9 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
 
 /// A dozen pipelines request a plan at the same time: all are answered, and those beyond the concurrency limit queue.
 #[tokio::test]
-async fn plans_beyond_what_may_be_made_at_one_time_wait_for_their_turn() {
+async fn plans_beyond_the_concurrency_limit_queue() {
     let names: Vec<String> = (0..12).map(|number| format!("p{number}")).collect();
-    let upstream = publishing(&names.iter().map(String::as_str).collect::<Vec<_>>(), 20_000).await;
+    let upstream = upstream_with_providers(&names.iter().map(String::as_str).collect::<Vec<_>>(), 20_000).await;
     let folder = Folder::new();
     let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
     let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();

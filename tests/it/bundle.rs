@@ -14,13 +14,13 @@ use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Provider, Telling};
 
 /// The arguments that select every configuration and platform of the estate.
-fn whole_estate() -> Vec<String> {
+fn estate_arguments() -> Vec<String> {
     let platforms = PLATFORMS.map(|platform| format!("--platform={platform}"));
     [vec!["--for=prod".to_owned(), "--for=dev".to_owned()], platforms.to_vec()].concat()
 }
 
 async fn create(estate: &Estate, folder: &Folder, out: &str, more: &[&str]) -> Said {
-    let whole = whole_estate();
+    let whole = estate_arguments();
     let whole: Vec<&str> = whole.iter().map(String::as_str).collect();
     let said = larder_in(&estate.folder(), folder, &[&["bundle", "create", out], &whole[..], more].concat()).await;
     assert_eq!(said.code, Some(0), "{said:?}");
@@ -179,7 +179,7 @@ async fn a_delta_leaves_out_an_archive_that_is_there_and_brings_its_new_proof() 
     let receipt = Sealed::new(key.sealed()).apply(delta, &key.trust()).await.unwrap();
     let (what, why) = crate::support::gap::refusal(&receipt);
     assert_eq!(what, format!("{HOST}/acme/null 1.2.0 (linux_amd64)"));
-    assert!(why.contains("a delta to an inventory of another store"), "{why}");
+    assert!(why.contains("a delta for an inventory of another store"), "{why}");
 }
 
 /// Equal contents and time give equal bytes, in an ordinary tar.
@@ -245,7 +245,7 @@ async fn applied_packages_can_be_bundled_again() {
 }
 
 #[tokio::test]
-async fn the_admin_listener_says_why_there_is_no_bundle() {
+async fn the_admin_listener_reports_why_it_makes_no_bundle() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
     upstream.publish(Provider::new("acme", "null"));
     let larder = key.signs(Larder::mirroring(&upstream)).start().await;
@@ -267,7 +267,7 @@ async fn the_admin_listener_says_why_there_is_no_bundle() {
     ask(Method::POST, apply, json, String::new()).await.expect(415);
     let tar = "application/x-tar";
     let answer = ask(Method::POST, apply, tar, "x".repeat(2000)).await.expect(400);
-    assert!(answer.text().contains("this is no larder bundle"), "{}", answer.text());
+    assert!(answer.text().contains("not a larder bundle"), "{}", answer.text());
     let answer = ask(Method::POST, apply, tar, String::new()).await.expect(400);
     assert!(answer.text().contains("truncated"), "{}", answer.text());
     let answer = ask(Method::POST, &format!("{apply}?trusted"), tar, String::new()).await.expect(400);
@@ -277,7 +277,7 @@ async fn the_admin_listener_says_why_there_is_no_bundle() {
 }
 
 #[tokio::test]
-async fn a_bundle_on_a_store_that_has_something_newer_takes_nothing_away() {
+async fn an_older_bundle_replaces_nothing_newer() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
     upstream.publish(Provider::new("acme", "null"));
     let older = bundle(&upstream, &key, &["acme/null"], &["linux_amd64"]).await;

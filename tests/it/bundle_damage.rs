@@ -18,7 +18,7 @@ use crate::support::upstream::{FakeUpstream, Provider};
 const FLIPS: usize = 200;
 
 /// A bundle with two platforms under one SHA256SUMS, another provider, and a module.
-async fn some_of_everything(key: &BundleKey) -> Vec<u8> {
+async fn mixed_bundle(key: &BundleKey) -> Vec<u8> {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64"));
     upstream.publish(Provider::new("acme", "other").size(20_000));
@@ -28,19 +28,19 @@ async fn some_of_everything(key: &BundleKey) -> Vec<u8> {
 }
 
 /// A file of a bundle: its name, the offset of its header, and the offset of the next header.
-struct Place {
+struct BundleFile {
     name: String,
     from: usize,
     to: usize,
     /// The entry that the file belongs to, and its role there; none for the manifest and its signature.
-    of: Option<(String, String)>,
+    entry_and_role: Option<(String, String)>,
 }
 
-impl Place {
+impl BundleFile {
     /// Tells if this refusal names both the entry and the damaged file.
-    fn is_named_by(&self, told: &EntryOutcome) -> bool {
+    fn matches_refusal(&self, told: &EntryOutcome) -> bool {
         let ApplyOutcome::Refused { why } = &told.outcome else { return false };
-        let (what, role) = self.of.as_ref().unwrap();
+        let (what, role) = self.entry_and_role.as_ref().unwrap();
         told.package.to_string() == *what
             && why.starts_with(&format!("its {role} "))
             && why.contains(self.name.strip_prefix("sha256/").unwrap())
@@ -48,7 +48,7 @@ impl Place {
 }
 
 /// Locates the files of a bundle.
-fn places(bundle: &[u8]) -> Vec<Place> {
+fn locate_files(bundle: &[u8]) -> Vec<BundleFile> {
     let (mut archive, mut manifest) = (tar::Archive::new(bundle), Vec::new());
     let mut places = Vec::new();
     for entry in archive.entries().unwrap() {
@@ -58,17 +58,17 @@ fn places(bundle: &[u8]) -> Vec<Place> {
         if name == "larder-bundle.json" {
             entry.read_to_end(&mut manifest).unwrap();
         }
-        places.push(Place { name, from, to: from + 512 + size.div_ceil(512) * 512, of: None });
+        places.push(BundleFile { name, from, to: from + 512 + size.div_ceil(512) * 512, entry_and_role: None });
     }
     let manifest = Manifest::read(&manifest).unwrap();
     for (number, file) in manifest.files() {
         let place = places.iter_mut().find(|place| place.name == file.name()).unwrap();
-        place.of = Some((manifest.entries[number].package_ref().to_string(), file.role.to_string()));
+        place.entry_and_role = Some((manifest.entries[number].package_ref().to_string(), file.role.to_string()));
     }
     places
 }
 
-fn place_of(places: &[Place], at: usize) -> Option<&Place> {
+fn file_at(places: &[BundleFile], at: usize) -> Option<&BundleFile> {
     places.iter().find(|place| (place.from..place.to).contains(&at))
 }
 
@@ -78,7 +78,7 @@ fn first_refused(receipt: &Receipt) -> &EntryOutcome {
 }
 
 /// The text of an error or of a receipt.
-fn told(applied: &Result<Receipt, ApplyError>) -> String {
+fn outcome_text(applied: &Result<Receipt, ApplyError>) -> String {
     match applied {
         Err(error) => error.to_string(),
         Ok(receipt) => serde_json::to_string(receipt).unwrap(),
@@ -89,7 +89,7 @@ fn told(applied: &Result<Receipt, ApplyError>) -> String {
 #[tokio::test]
 async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
     let key = BundleKey::new();
-    let signed = some_of_everything(&key).await;
+    let signed = mixed_bundle(&key).await;
     let unsigned = without_signature(&signed);
     let mut lenient = key.trust();
     lenient.trust.allow_unsigned = true;
@@ -97,24 +97,28 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
     for number in 0..FLIPS {
         let (mut bytes, how) =
             if number % 2 == 0 { (signed.clone(), key.trust()) } else { (unsigned.clone(), lenient.clone()) };
-        let places = places(&bytes);
+        let places = locate_files(&bytes);
         let (at, flip) = (random.gen_range(0..bytes.len()), random.gen_range(1..=u8::MAX));
         bytes[at] ^= flip;
         let there = Sealed::new(key.sealed());
         let applied = there.apply(bytes, &how).await;
-        let said = told(&applied);
+        let said = outcome_text(&applied);
         assert!(!applied.as_ref().is_ok_and(|receipt| receipt.ok), "byte {at}: {said}");
-        match place_of(&places, at) {
+        match file_at(&places, at) {
             // The manifest covers everything, so nothing is imported if it is damaged.
-            Some(Place { name, of: None, .. }) => {
+            Some(BundleFile { name, entry_and_role: None, .. }) => {
                 assert!(applied.is_err(), "byte {at} of {name}: {said}");
                 assert!(contents(&there.folder).is_empty());
             }
             Some(place) => {
-                assert!(place.is_named_by(first_refused(&applied.unwrap())), "byte {at} of {:?}: {said}", place.of);
+                assert!(
+                    place.matches_refusal(first_refused(&applied.unwrap())),
+                    "byte {at} of {:?}: {said}",
+                    place.entry_and_role
+                );
             }
             // Damage after the last file: everything is imported, and the damage is reported.
-            None => assert!(said.contains("does not end where its manifest does"), "byte {at}: {said}"),
+            None => assert!(said.contains("does not end after its manifest's files"), "byte {at}: {said}"),
         }
         // No refused entry is visible, and the undamaged bundle completes the import.
         if number % 20 == 0 {
@@ -130,23 +134,23 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
 }
 
 fn without_signature(signed: &[u8]) -> Vec<u8> {
-    let places = places(signed);
+    let places = locate_files(signed);
     let signature = places.iter().find(|place| place.name == "larder-bundle.sig").unwrap();
     [&signed[..signature.from], &signed[signature.to..]].concat()
 }
 
 #[tokio::test]
-async fn a_truncated_bundle_leaves_what_came_whole_and_says_where_it_ended() {
+async fn a_truncated_bundle_stores_its_complete_entries_and_reports_where_it_ended() {
     let key = BundleKey::new();
-    let whole = some_of_everything(&key).await;
-    let places = places(&whole);
+    let whole = mixed_bundle(&key).await;
+    let places = locate_files(&whole);
     let mut cuts: Vec<usize> =
-        places.iter().flat_map(|Place { from, to, .. }| [*from, from + 100, from + 512, to - 1]).collect();
+        places.iter().flat_map(|BundleFile { from, to, .. }| [*from, from + 100, from + 512, to - 1]).collect();
     cuts.extend([0, 1, whole.len() - 1024, whole.len() - 512, whole.len() - 1]);
     for cut in cuts {
         let there = Sealed::new(key.sealed());
         let applied = there.apply(whole[..cut].to_vec(), &key.trust()).await;
-        let said = told(&applied);
+        let said = outcome_text(&applied);
         assert!(said.contains("truncated"), "{cut}: {said}");
         assert!(there.folder.staged().is_empty(), "{cut}");
         let Ok(receipt) = applied else {
@@ -155,11 +159,11 @@ async fn a_truncated_bundle_leaves_what_came_whole_and_says_where_it_ended() {
         };
         assert!(!receipt.ok);
         // A cut inside a file is reported with its entry and role.
-        if let Some(place) = place_of(&places, cut) {
-            let (what, role) = place.of.as_ref().unwrap();
+        if let Some(place) = file_at(&places, cut) {
+            let (what, role) = place.entry_and_role.as_ref().unwrap();
             let ended = receipt.ended.as_deref().unwrap();
             assert!(ended.starts_with(&format!("{what}: its {role} ")), "{cut}: {ended}");
-            assert!(place.is_named_by(first_refused(&receipt)), "{cut}: {receipt:#?}");
+            assert!(place.matches_refusal(first_refused(&receipt)), "{cut}: {receipt:#?}");
         }
         let words: Vec<String> = outcomes(&receipt).into_iter().map(|(_, word)| word).collect();
         let applied = words.iter().take_while(|word| *word == "applied").count();
@@ -208,7 +212,7 @@ async fn damage_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
         upstream.publish(Provider::new("acme", name).size(900_000));
     }
     let whole = bundle(&upstream, &key, &["acme/one", "acme/two", "acme/three"], &["linux_amd64"]).await;
-    let places = places(&whole);
+    let places = locate_files(&whole);
     let applied = async |parts: &Parts| Sealed::new(key.sealed()).apply_from(parts.read(), &key.trust()).await;
     assert!(applied(&Parts::of(&whole)).await.unwrap().ok);
     let mut random = rand::rngs::StdRng::seed_from_u64(8);
@@ -220,22 +224,28 @@ async fn damage_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
         let part = PartList::part_name(at / PART + 1);
         parts.parts[at / PART][at % PART] ^= random.gen_range(1..=u8::MAX);
         let flipped = applied(&parts).await;
-        let said = told(&flipped);
+        let said = outcome_text(&flipped);
         parts.parts[at / PART].truncate(at % PART);
         let truncated = applied(&parts).await;
-        match place_of(&places, at) {
-            Some(Place { of: None, .. }) => assert!(flipped.is_err() && truncated.is_err(), "byte {at}: {said}"),
+        match file_at(&places, at) {
+            Some(BundleFile { entry_and_role: None, .. }) => {
+                assert!(flipped.is_err() && truncated.is_err(), "byte {at}: {said}")
+            }
             Some(place) => {
                 let (flipped, truncated) = (flipped.unwrap(), truncated.unwrap());
-                assert!(place.is_named_by(first_refused(&flipped)), "byte {at} of {:?}: {said}", place.of);
+                assert!(
+                    place.matches_refusal(first_refused(&flipped)),
+                    "byte {at} of {:?}: {said}",
+                    place.entry_and_role
+                );
                 let ended = flipped.ended.unwrap();
-                let is_found = ended.contains(&format!("{part} is not what it was")) || ended.contains("was altered");
+                let is_found = ended.contains(&format!("{part} has changed")) || ended.contains("was altered");
                 assert!(is_found, "byte {at}: {ended}");
-                assert!(place.is_named_by(first_refused(&truncated)), "byte {at}: {truncated:#?}");
+                assert!(place.matches_refusal(first_refused(&truncated)), "byte {at}: {truncated:#?}");
                 let ended = truncated.ended.unwrap();
                 assert!(ended.contains(&format!("{part} ends too early")), "byte {at}: {ended}");
             }
-            None => assert!(said.contains("does not end where its manifest does"), "byte {at}: {said}"),
+            None => assert!(said.contains("does not end after its manifest's files"), "byte {at}: {said}"),
         }
     }
 }
@@ -243,17 +253,17 @@ async fn damage_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
 #[tokio::test]
 async fn bytes_behind_the_end_of_a_bundle_are_refused() {
     let key = BundleKey::new();
-    let mut bytes = some_of_everything(&key).await;
+    let mut bytes = mixed_bundle(&key).await;
     bytes.push(0);
     let receipt = Sealed::new(key.sealed()).apply(bytes, &key.trust()).await.unwrap();
-    assert!(!receipt.ok && receipt.ended.unwrap().contains("something follows the end"));
+    assert!(!receipt.ok && receipt.ended.unwrap().contains("data follows the end"));
 }
 
 /// `kill -9` during an import, at several points; the next import completes it.
 #[tokio::test]
 async fn a_running_larder_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
     let key = BundleKey::new();
-    let whole = some_of_everything(&key).await;
+    let whole = mixed_bundle(&key).await;
     let clean = Sealed::new(key.sealed());
     clean.apply(whole.clone(), &key.trust()).await.unwrap();
     let clean = contents(&clean.folder);
@@ -310,7 +320,7 @@ async fn a_command_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
 #[tokio::test]
 async fn the_outcome_of_each_entry_is_reported_as_it_happens() {
     let key = BundleKey::new();
-    let whole = some_of_everything(&key).await;
+    let whole = mixed_bundle(&key).await;
     let there = Sealed::new(key.sealed());
     let (tell, told) = std::sync::mpsc::channel();
     let receipt =

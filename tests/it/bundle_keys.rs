@@ -97,7 +97,7 @@ async fn a_file_that_is_no_bundle_is_refused_before_anything_is_sent() {
         std::fs::write(work.path().join(name), bytes).unwrap();
         let said = larder_in(work.path(), &there, &["bundle", "apply", name]).await;
         assert_eq!(said.code, Some(1), "{name}: {said:?}");
-        assert!(said.err.contains(&format!("larder: {name}: this is no larder bundle")), "{name}: {said:?}");
+        assert!(said.err.contains(&format!("larder: {name}: not a larder bundle")), "{name}: {said:?}");
     }
     // A possible beginning of a bundle is reported as truncated.
     std::fs::write(work.path().join("cut"), "larder-bun").unwrap();

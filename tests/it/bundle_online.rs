@@ -111,7 +111,7 @@ async fn an_origin_that_only_a_bundle_names_is_shown_no_credential() {
 }
 
 /// A bundle from a larder whose clock is half a minute ahead, so that its documents are newer.
-async fn made_later(upstream: &FakeUpstream, key: &BundleKey, what: &[&str]) -> Vec<u8> {
+async fn newer_bundle(upstream: &FakeUpstream, key: &BundleKey, what: &[&str]) -> Vec<u8> {
     let clock = Clock::system();
     clock.advance(Duration::from_secs(30));
     let making = key.signs(Larder::mirroring(upstream)).clock(&clock).start().await;
@@ -123,7 +123,7 @@ fn null(version: &str) -> Provider {
     Provider::new("acme", "null").version(version)
 }
 
-fn net(upstream: &FakeUpstream, version: &str) {
+fn publish_net_module(upstream: &FakeUpstream, version: &str) {
     publish_module(upstream);
     upstream.publish_module(Module::new("acme", "net", "test").version(version).at("/files/net.tar.gz"));
 }
@@ -136,9 +136,9 @@ async fn a_list_that_a_bundle_brings_hides_nothing_that_is_stored() {
         upstream.publish(null(version).protocols(&["5.7"]));
     }
     elsewhere.publish(null("1.2.0"));
-    net(&upstream, "2.0.0");
+    publish_net_module(&upstream, "2.0.0");
     publish_module(&elsewhere);
-    let bytes = made_later(&elsewhere, &key, &["acme/null", "acme/net/test"]).await;
+    let bytes = newer_bundle(&elsewhere, &key, &["acme/null", "acme/net/test"]).await;
     let larder = key.is_trusted_by(Larder::mirroring(&upstream)).start().await;
     warmed(&larder, &["acme/null@1.3.0", "acme/net/test@2.0.0"], &["linux_amd64"]).await;
     let entry = async |text: String| {
@@ -166,7 +166,7 @@ async fn a_list_that_a_bundle_brings_hides_nothing_that_is_stored() {
 async fn versions_of_a_bundle_are_listed_beside_a_newer_cached_list() {
     let (mut upstream, key) = (FakeUpstream::start().await, BundleKey::new());
     upstream.publish(null("1.2.0"));
-    net(&upstream, "2.0.0");
+    publish_net_module(&upstream, "2.0.0");
     let bytes = bundle(&upstream, &key, &["acme/null", "acme/net/test"], &["linux_amd64"]).await;
     let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
     upstream.publish(null("1.3.0"));
@@ -196,7 +196,7 @@ async fn a_fetch_in_flight_replaces_no_newer_document_of_a_bundle() {
     let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
     upstream.publish(null("1.2.0"));
     upstream.publish(null("1.3.0"));
-    let bytes = made_later(&upstream, &key, &["acme/null@1.2.0"]).await;
+    let bytes = newer_bundle(&upstream, &key, &["acme/null@1.2.0"]).await;
     upstream.withdraw("acme", "null", "1.3.0");
     let long = Duration::from_secs(600);
     let larder = key.is_trusted_by(Larder::mirroring(&upstream)).answer_within(long).give_up_after(long).start().await;
@@ -223,7 +223,7 @@ async fn a_fetch_in_flight_replaces_no_newer_document_of_a_bundle() {
 async fn a_discovery_document_of_another_place_hides_none_that_the_upstream_sent() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
     elsewhere.publish(null("1.2.0"));
-    let bytes = made_later(&elsewhere, &key, &["acme/null"]).await;
+    let bytes = newer_bundle(&elsewhere, &key, &["acme/null"]).await;
     let larder = key.is_trusted_by(Larder::mirroring(&upstream)).start().await;
     let discovery = format!("/registry/{HOST}/.well-known/terraform.json");
     larder.get(&discovery).await.expect(200);

@@ -12,13 +12,13 @@ use crate::support::process::{Process, Said, command, run};
 use crate::support::upstream::{FakeUpstream, Provider};
 
 /// A store for some megabytes of providers, and a key that signs bundles.
-struct Site {
+struct BundleSite {
     folder: Folder,
     key: BundleKey,
     upstream: FakeUpstream,
 }
 
-impl Site {
+impl BundleSite {
     async fn new() -> Self {
         let (upstream, key, folder) = (FakeUpstream::start().await, BundleKey::new(), Folder::new());
         for name in ["one", "two", "three"] {
@@ -48,17 +48,17 @@ impl Site {
     }
 }
 
-fn said_json(said: &Said) -> Value {
+fn json_output(said: &Said) -> Value {
     assert_eq!(said.code, Some(0), "{said:?}");
     serde_json::from_str(said.out.lines().last().unwrap()).unwrap()
 }
 
 #[tokio::test]
 async fn parts_are_applied_as_one_and_a_part_that_is_missing_or_wrong_is_named() {
-    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let (whole, parts) = (work.path().join("gap.tar"), work.path().join("parts"));
-    said_json(&site.create(&whole, &[]).await);
-    let told = said_json(&site.create(&parts, &["--part-size", "2MiB"]).await);
+    json_output(&site.create(&whole, &[]).await);
+    let told = json_output(&site.create(&parts, &["--part-size", "2MiB"]).await);
     assert_eq!(told["parts"], 3, "{told}");
     let sizes: Vec<u64> =
         (1..=3).map(|number| std::fs::metadata(parts.join(format!("part-0000{number}"))).unwrap().len()).collect();
@@ -74,7 +74,7 @@ async fn parts_are_applied_as_one_and_a_part_that_is_missing_or_wrong_is_named()
     std::fs::write(&second, &altered).unwrap();
     let (said, _) = site.apply(&parts).await;
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains("part-00002 is not what it was"), "{said:?}");
+    assert!(said.err.contains("part-00002 has changed"), "{said:?}");
     std::fs::remove_file(&second).unwrap();
     let (said, kept) = site.apply(&parts).await;
     assert_eq!(said.code, Some(1));
@@ -85,9 +85,9 @@ async fn parts_are_applied_as_one_and_a_part_that_is_missing_or_wrong_is_named()
 
 #[tokio::test]
 async fn parts_of_an_interrupted_run_are_reused_by_the_next() {
-    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let parts = work.path().join("parts");
-    said_json(&site.create(&parts, &["--part-size", "1MiB"]).await);
+    json_output(&site.create(&parts, &["--part-size", "1MiB"]).await);
     let first = |name: &str| std::fs::read(parts.join(name)).unwrap();
     let before: Vec<Vec<u8>> = (1..=4).map(|number| first(&format!("part-0000{number}"))).collect();
     // An interruption leaves an incomplete list, a half-written part, and no last part.
@@ -98,8 +98,8 @@ async fn parts_of_an_interrupted_run_are_reused_by_the_next() {
     std::fs::write(parts.join("part-00003"), &before[2][..600_000]).unwrap();
     std::fs::remove_file(parts.join("part-00004")).unwrap();
     let (said, _) = site.apply(&parts).await;
-    assert!(said.err.contains("not all parts are there"), "{said:?}");
-    let told = said_json(&site.create(&parts, &["--part-size", "1MiB"]).await);
+    assert!(said.err.contains("lists an incomplete bundle"), "{said:?}");
+    let told = json_output(&site.create(&parts, &["--part-size", "1MiB"]).await);
     assert!(told["bytes_there_already"].as_u64().unwrap() >= (2 << 20) + 600_000, "{told}");
     let after: Vec<Vec<u8>> = (1..=4).map(|number| first(&format!("part-0000{number}"))).collect();
     assert!(before == after);
@@ -111,15 +111,15 @@ async fn parts_of_an_interrupted_run_are_reused_by_the_next() {
 /// Also long after the bundle was made, when upstream lists other versions.
 #[tokio::test]
 async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
-    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let parts = work.path().join("parts");
     let size = ["--part-size", "1MiB"];
-    said_json(&site.create(&parts, &size).await);
+    json_output(&site.create(&parts, &size).await);
     let all = ["part-00001", "part-00002", "part-00003", "part-00004", "part-00005"];
     let read = || all.map(|name| std::fs::read(parts.join(name)).unwrap());
     let written = || [all[2], all[4]].map(|name| std::fs::metadata(parts.join(name)).unwrap().modified().unwrap());
     let before = read();
-    let told = said_json(&site.create(&parts, &size).await);
+    let told = json_output(&site.create(&parts, &size).await);
     assert_eq!(told["written_again"], serde_json::json!([]), "{told}");
 
     for name in ["one", "two", "three"] {
@@ -136,7 +136,7 @@ async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
     std::fs::write(parts.join(all[1]), altered).unwrap();
     std::fs::write(parts.join(all[3]), &before[3][..9]).unwrap();
     let untouched = written();
-    let told = said_json(&site.create(&parts, &size).await);
+    let told = json_output(&site.create(&parts, &size).await);
     assert_eq!(told["written_again"], serde_json::json!([all[0], all[1], all[3]]), "{told}");
     assert!(read() == before);
     assert_eq!(written(), untouched);
@@ -152,7 +152,7 @@ async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
 
 #[tokio::test]
 async fn an_output_path_that_is_no_plain_file_is_left_alone_and_nothing_is_fetched() {
-    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let [fifo, socket, file] = ["fifo", "socket", "file"].map(|name| work.path().join(name));
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -179,14 +179,14 @@ async fn an_output_path_that_is_no_plain_file_is_left_alone_and_nothing_is_fetch
 
 #[tokio::test]
 async fn a_symlinked_file_is_written_through_its_link() {
-    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let elsewhere = work.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     std::fs::write(elsewhere.join("old.tar"), "old").unwrap();
     for name in ["old.tar", "new.tar"] {
         let link = work.path().join(name);
         std::os::unix::fs::symlink(Path::new("elsewhere").join(name), &link).unwrap();
-        said_json(&site.create(&link, &[]).await);
+        json_output(&site.create(&link, &[]).await);
         assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(site.apply(&elsewhere.join(name)).await.0.code, Some(0));
     }
@@ -195,8 +195,8 @@ async fn a_symlinked_file_is_written_through_its_link() {
 
 /// A file size limit acts like a full disk.
 #[tokio::test]
-async fn a_bundle_that_finds_no_room_is_named_and_nothing_of_it_stays() {
-    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+async fn a_bundle_that_does_not_fit_on_the_disk_is_named_and_leaves_no_file() {
+    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let running =
         Process::start(&site.key.signs(Larder::mirroring(&site.upstream)).on(&site.folder), site.folder.path());
     write_beside(&site.folder, &running);
@@ -213,21 +213,21 @@ async fn a_bundle_that_finds_no_room_is_named_and_nothing_of_it_stays() {
 }
 
 #[tokio::test]
-async fn a_key_is_made_once_for_its_owner_alone_and_signs_what_its_other_half_trusts() {
+async fn keygen_makes_a_private_key_once_and_prints_its_public_key() {
     let folder = Folder::new();
     let file = folder.path().join("bundle.key");
     let make = async || {
         run(command(folder.path(), &["bundle", "keygen", file.to_str().unwrap(), "--json", "--config", "mirror.toml"]))
             .await
     };
-    let told = said_json(&make().await);
+    let told = json_output(&make().await);
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let secret = std::fs::read_to_string(&file).unwrap();
     let key = larder::bundle::SigningKey::parse(&secret).unwrap();
     assert_eq!(told["public_key"], key.public().to_string());
     assert!(!told.to_string().contains(secret.trim()));
     // A lost public key can be printed again; the key stays the same.
-    let again = said_json(&make().await);
+    let again = json_output(&make().await);
     assert_eq!(
         (again["public_key"].clone(), std::fs::read_to_string(&file).unwrap()),
         (told["public_key"].clone(), secret)
@@ -241,7 +241,7 @@ async fn a_key_is_made_once_for_its_owner_alone_and_signs_what_its_other_half_tr
 /// Only `--partial` writes an incomplete bundle.
 #[tokio::test]
 async fn a_bundle_that_cannot_be_made_leaves_no_file_of_its_name() {
-    let (site, work) = (Site::new().await, tempfile::tempdir().unwrap());
+    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let out = work.path().join("gap.tar");
     let said = site.create(&out, &["--for", "acme/nobody"]).await;
     assert_eq!(said.code, Some(1), "{said:?}");

@@ -13,7 +13,7 @@ use crate::support::process::{Process, command, run};
 use crate::support::published_module::publish_module;
 use crate::support::upstream::{FakeUpstream, Module, Provider, SigningKey as PublisherKey};
 
-async fn of_null(key: &BundleKey, provider: Provider) -> Vec<u8> {
+async fn null_bundle(key: &BundleKey, provider: Provider) -> Vec<u8> {
     let upstream = FakeUpstream::start().await;
     upstream.publish(provider);
     bundle(&upstream, key, &["acme/null"], &["linux_amd64"]).await
@@ -26,7 +26,7 @@ fn null() -> Provider {
 const NULL: &str = "registry.terraform.io/acme/null 1.2.0 (linux_amd64)";
 
 /// The manifest of a bundle, and its files by name.
-fn opened(bundle: &[u8]) -> (Manifest, Vec<(String, Vec<u8>)>) {
+fn unpack_bundle(bundle: &[u8]) -> (Manifest, Vec<(String, Vec<u8>)>) {
     let mut archive = tar::Archive::new(bundle);
     let mut files = Vec::new();
     for entry in archive.entries().unwrap() {
@@ -39,8 +39,8 @@ fn opened(bundle: &[u8]) -> (Manifest, Vec<(String, Vec<u8>)>) {
 }
 
 /// The bundle's files under a changed but consistent manifest, signed with this key if there is one.
-fn tampered(bundle: &[u8], key: Option<&SigningKey>, change: impl Fn(&mut BundleEntry)) -> Vec<u8> {
-    let (manifest, files) = opened(bundle);
+fn with_changed_entries(bundle: &[u8], key: Option<&SigningKey>, change: impl Fn(&mut BundleEntry)) -> Vec<u8> {
+    let (manifest, files) = unpack_bundle(bundle);
     let mut entries = manifest.entries;
     entries.iter_mut().for_each(change);
     let manifest = Manifest::new(manifest.created, None, entries);
@@ -63,7 +63,7 @@ async fn an_untrusted_bundle_is_refused_before_anything_changes() {
     let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
     let unsigned = crate::support::gap::bundle_of(&larder, &job, None).await;
     let there = Sealed::new(key.sealed());
-    for (bytes, why) in [(&signed, "none of [bundle] trusted_keys"), (&unsigned, "it is not signed")] {
+    for (bytes, why) in [(&signed, "not in [bundle] trusted_keys"), (&unsigned, "it is not signed")] {
         let said = there.apply(bytes.clone(), &key.trust()).await.unwrap_err().to_string();
         assert!(said.contains(why) && said.contains("--unsigned"), "{said}");
         assert!(contents(&there.folder).is_empty() && there.folder.files("receipts").is_empty());
@@ -104,7 +104,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
                     entry.version = larder::address::Version::parse("9.9.9").unwrap();
                 }
             },
-            "is not where that of",
+            "which is not that of",
         ),
         (
             "another signer",
@@ -140,12 +140,12 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
                     entry.subdir = Some("../..".to_owned());
                 }
             },
-            "its subdir is no path",
+            "its subdir is not a path",
         ),
     ];
     for (lie, change, why) in lies {
         let there = Sealed::new(key.sealed());
-        let receipt = there.apply(tampered(&bytes, None, change), &lenient).await.unwrap();
+        let receipt = there.apply(with_changed_entries(&bytes, None, change), &lenient).await.unwrap();
         assert!(!receipt.ok);
         let (_, said) = refusal(&receipt);
         assert!(said.contains(why), "{lie}: {said}");
@@ -153,7 +153,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
         let kept = contents(&there.folder);
         assert_eq!(kept.keys().filter(|name| name.starts_with("names/")).count(), 1, "{lie}: {:?}", kept.keys());
         // A trusted signature does not make a false entry acceptable.
-        let signed = tampered(&bytes, Some(&key.key), change);
+        let signed = with_changed_entries(&bytes, Some(&key.key), change);
         let receipt = Sealed::new(key.sealed()).apply(signed, &key.trust()).await.unwrap();
         assert!(refusal(&receipt).1.contains(why), "{lie}");
     }
@@ -174,7 +174,7 @@ async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     let receipt = there.apply(bytes.clone(), &key.trust()).await.unwrap();
     let (what, why) = refusal(&receipt);
     assert_eq!(what, NULL);
-    assert!(why.contains("it does not verify"), "{why}");
+    assert!(why.contains("verification failed"), "{why}");
     assert!(there.folder.blobs().is_empty() && there.folder.staged().is_empty());
     let lax = Sealed::new(key.is_trusted_by(sealed().with("verification = \"checksum\"")));
     assert!(lax.apply(bytes, &key.trust()).await.unwrap().ok);
@@ -185,8 +185,8 @@ async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
 #[tokio::test]
 async fn a_version_that_a_stranger_republished_is_refused_until_it_is_accepted() {
     let key = BundleKey::new();
-    let first = of_null(&key, null()).await;
-    let stranger = of_null(&key, null().edition(2).signed_by(&PublisherKey::another())).await;
+    let first = null_bundle(&key, null()).await;
+    let stranger = null_bundle(&key, null().edition(2).signed_by(&PublisherKey::another())).await;
     let there = Sealed::new(key.sealed());
     assert!(there.apply(first, &key.trust()).await.unwrap().ok);
     let before = there.folder.blobs();
@@ -214,19 +214,19 @@ async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     let (key, foreign) = (BundleKey::new(), BundleKey::new());
     let next = || null().version("1.3.0").signed_by(&PublisherKey::another());
     let there = Sealed::new(key.sealed());
-    assert!(there.apply(of_null(&key, null()).await, &key.trust()).await.unwrap().ok);
+    assert!(there.apply(null_bundle(&key, null()).await, &key.trust()).await.unwrap().ok);
     let before = there.folder.blobs();
     let mut lenient = key.trust();
     lenient.trust.allow_unsigned = true;
     for _ in 0..2 {
         // A refused entry leaves no record, so the second attempt is refused too.
-        let receipt = there.apply(of_null(&foreign, next()).await, &lenient).await.unwrap();
+        let receipt = there.apply(null_bundle(&foreign, next()).await, &lenient).await.unwrap();
         let (what, why) = refusal(&receipt);
         assert_eq!(what, NULL.replace("1.2.0", "1.3.0"));
-        assert!(why.contains("none of the keys known for this provider"), "{why}");
+        assert!(why.contains("is not known for this provider"), "{why}");
         assert_eq!(there.folder.blobs(), before);
     }
-    assert!(there.apply(of_null(&key, next()).await, &key.trust()).await.unwrap().ok);
+    assert!(there.apply(null_bundle(&key, next()).await, &key.trust()).await.unwrap().ok);
 }
 
 /// Promise 14: a key from an untrusted bundle is not recorded as a key of the provider.
@@ -236,7 +236,7 @@ async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
     let there = Sealed::new(key.sealed());
     let mut lenient = key.trust();
     lenient.trust.allow_unsigned = true;
-    let brought = of_null(&foreign, null().signed_by(&stranger)).await;
+    let brought = null_bundle(&foreign, null().signed_by(&stranger)).await;
     assert!(there.apply(brought, &lenient).await.unwrap().ok);
     let folder = there.folder.clone();
     there.mirror.close().await.unwrap();
@@ -258,11 +258,11 @@ async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
 
 /// Clients unpack archives with their own code and may read another tree from another packer's output.
 #[tokio::test]
-async fn a_module_that_says_it_was_packed_by_another_packer_is_refused() {
+async fn a_module_of_another_packer_version_is_refused() {
     let (key, upstream) = (BundleKey::new(), FakeUpstream::start().await);
     publish_module(&upstream);
     let made = bundle(&upstream, &key, &["acme/net/test"], &[]).await;
-    let other = tampered(&made, Some(&key.key), |entry| {
+    let other = with_changed_entries(&made, Some(&key.key), |entry| {
         if let BundleEntry::Module(module) = entry {
             module.packer += 1;
         }
@@ -270,7 +270,7 @@ async fn a_module_that_says_it_was_packed_by_another_packer_is_refused() {
     let there = Sealed::new(key.sealed());
     let receipt = there.apply(other, &key.trust()).await.unwrap();
     let (_, why) = refusal(&receipt);
-    assert!(why.contains("another packer made it"), "{why}");
+    assert!(why.contains("made by another packer"), "{why}");
     assert!(there.folder.blobs().is_empty());
     assert!(there.apply(made, &key.trust()).await.unwrap().ok);
 }
@@ -278,7 +278,7 @@ async fn a_module_that_says_it_was_packed_by_another_packer_is_refused() {
 #[tokio::test]
 async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
     let key = BundleKey::new();
-    let (first, second) = (of_null(&key, null()).await, of_null(&key, null().edition(2)).await);
+    let (first, second) = (null_bundle(&key, null()).await, null_bundle(&key, null().edition(2)).await);
     let there = Sealed::new(key.sealed());
     assert!(there.apply(first, &key.trust()).await.unwrap().ok);
     let receipt = there.apply(second, &key.trust()).await.unwrap();
@@ -346,7 +346,7 @@ async fn a_bundle_that_does_not_fit_is_refused_before_anything_is_stored() {
 #[tokio::test]
 async fn entries_of_a_registry_that_is_no_upstream_are_refused_by_name() {
     let key = BundleKey::new();
-    let bytes = of_null(&key, null()).await;
+    let bytes = null_bundle(&key, null()).await;
     let elsewhere = Larder::builder().upstream("registry.example", "http://127.0.0.1:9/", "").network("offline = true");
     let there = Sealed::new(key.is_trusted_by(elsewhere));
     let said = there.apply(bytes, &key.trust()).await.unwrap_err().to_string();
@@ -357,7 +357,7 @@ async fn entries_of_a_registry_that_is_no_upstream_are_refused_by_name() {
 #[tokio::test]
 async fn the_admin_listener_refuses_before_it_reads_a_body() {
     let key = BundleKey::new();
-    let bytes = of_null(&key, null().size(2_000_000)).await;
+    let bytes = null_bundle(&key, null().size(2_000_000)).await;
     let folder = Folder::new();
     let store = "max_size = \"1MiB\"";
     let tight = Process::start(&key.is_trusted_by(sealed().store(store)).on(&folder), folder.path());
@@ -368,7 +368,7 @@ async fn the_admin_listener_refuses_before_it_reads_a_body() {
     };
     let said = apply(bytes.clone()).await.expect(507).json();
     assert!(said["errors"][0].as_str().unwrap().contains("are available"), "{said}");
-    let unsigned = tampered(&bytes, None, |_| {});
+    let unsigned = with_changed_entries(&bytes, None, |_| {});
     let said = apply(unsigned).await.expect(400).json();
     assert!(said["errors"][0].as_str().unwrap().contains("not signed"), "{said}");
     assert!(contents(&folder).is_empty());
@@ -377,9 +377,9 @@ async fn the_admin_listener_refuses_before_it_reads_a_body() {
 }
 
 #[tokio::test]
-async fn a_command_says_why_a_bundle_is_refused() {
+async fn a_command_prints_the_reason_of_a_refused_bundle() {
     let key = BundleKey::new();
-    let bytes = of_null(&key, null()).await;
+    let bytes = null_bundle(&key, null()).await;
     let folder = Folder::new();
     let (config, file) = (folder.path().join("mirror.toml"), folder.path().join("gap.tar"));
     std::fs::write(&config, sealed().on(&folder).config_text()).unwrap();
@@ -390,7 +390,7 @@ async fn a_command_says_why_a_bundle_is_refused() {
     };
     let said = apply(&[]).await;
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains("none of [bundle] trusted_keys"), "{said:?}");
+    assert!(said.err.contains("not in [bundle] trusted_keys"), "{said:?}");
     let said = apply(&["--unsigned"]).await;
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.out.contains("which is not trusted here"), "{said:?}");
@@ -406,9 +406,9 @@ async fn a_command_says_why_a_bundle_is_refused() {
 
 /// The refusal must not be lost with the connection while the command still sends the bundle.
 #[tokio::test]
-async fn a_running_larder_says_why_it_refuses_a_bundle_however_large_that_is() {
+async fn the_reason_of_a_refusal_arrives_while_a_large_bundle_is_still_sent() {
     let key = BundleKey::new();
-    let bytes = of_null(&key, null().size(8_000_000)).await;
+    let bytes = null_bundle(&key, null().size(8_000_000)).await;
     let folder = Folder::new();
     let running = Process::start(&key.sealed().on(&folder), folder.path());
     let [file, token, config] = ["gap.tar", "wrong-token", "command.toml"].map(|name| folder.path().join(name));
@@ -458,7 +458,7 @@ async fn a_refused_entry_does_not_block_the_others() {
 /// A signature does not prove that a bundle is recent. A replayed one, from before a version was withdrawn, shows only
 /// by its age: `[bundle] max_age` refuses it.
 #[tokio::test]
-async fn an_old_bundle_that_is_replayed_says_how_old_it_is_and_is_refused_beyond_max_age() {
+async fn a_replayed_bundle_reports_its_age_and_is_refused_beyond_max_age() {
     let key = BundleKey::new();
     let upstream = FakeUpstream::start().await;
     upstream.publish(null());

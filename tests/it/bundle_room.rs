@@ -15,7 +15,7 @@ const SIZE: usize = 1_500_000;
 const NAMES: [&str; 3] = ["one", "three", "two"];
 
 /// A bundle of three archives of 1.5 MB each.
-async fn of_three(key: &BundleKey) -> Vec<u8> {
+async fn bundle_of_three(key: &BundleKey) -> Vec<u8> {
     let upstream = FakeUpstream::start().await;
     for name in NAMES {
         upstream.publish(Provider::new("acme", name).size(SIZE));
@@ -32,12 +32,12 @@ fn refusals(receipt: &Receipt) -> Vec<(&str, &str)> {
     refused.collect()
 }
 
-fn named(name: &str) -> String {
+fn entry_name(name: &str) -> String {
     format!("{HOST}/acme/{name} 1.2.0 (linux_amd64)")
 }
 
 /// Sends the whole bundle and returns the receipt.
-async fn given(larder: &Process, folder: &Folder, bytes: &[u8]) -> Receipt {
+async fn send_bundle(larder: &Process, folder: &Folder, bytes: &[u8]) -> Receipt {
     let giving = Giving::to(larder, folder);
     giving.more(bytes).await;
     receipt_in(&giving.ends().await.expect(200))
@@ -48,24 +48,24 @@ async fn given(larder: &Process, folder: &Folder, bytes: &[u8]) -> Receipt {
 #[tokio::test]
 async fn an_entry_that_the_disk_refuses_is_reported_and_stored_by_the_next_apply() {
     let key = BundleKey::new();
-    let bytes = of_three(&key).await;
+    let bytes = bundle_of_three(&key).await;
     let folder = Folder::new();
     let larder = Process::start(&key.sealed().on(&folder), folder.path());
     larder.let_files_grow_to(Some(SIZE as u64 / 2));
-    let receipt = given(&larder, &folder, &bytes).await;
+    let receipt = send_bundle(&larder, &folder, &bytes).await;
     let refused = refusals(&receipt);
-    assert_eq!(refused.iter().map(|(what, _)| *what).collect::<Vec<_>>(), NAMES.map(named), "{receipt:#?}");
+    assert_eq!(refused.iter().map(|(what, _)| *what).collect::<Vec<_>>(), NAMES.map(entry_name), "{receipt:#?}");
     assert!(refused.iter().all(|(_, why)| why.contains("LimitFSIZE=")), "{receipt:#?}");
     assert!(!receipt.ok && folder.blobs().is_empty() && folder.staged().is_empty());
     larder.let_files_grow_to(None);
-    let receipt = given(&larder, &folder, &bytes).await;
+    let receipt = send_bundle(&larder, &folder, &bytes).await;
     assert!(receipt.ok, "{receipt:#?}");
     assert_eq!(larder.terminate().await, Some(0));
-    is_whole(&key, &folder, bytes).await;
+    assert_complete_import(&key, &folder, bytes).await;
 }
 
 /// Checks that the store equals one that imported the bundle without interruption.
-async fn is_whole(key: &BundleKey, folder: &Folder, bytes: Vec<u8>) {
+async fn assert_complete_import(key: &BundleKey, folder: &Folder, bytes: Vec<u8>) {
     let clean = Sealed::new(key.sealed());
     assert!(clean.apply(bytes, &key.trust()).await.unwrap().ok);
     let clean = settled_contents(key.sealed(), &clean.close().await).await;
@@ -76,12 +76,12 @@ const DISK: usize = 10 << 20;
 
 /// Promise 9, with a real disk that fills to its last byte during an import.
 #[tokio::test]
-async fn a_disk_that_fills_while_a_bundle_is_applied_tears_nothing_and_says_so() {
+async fn a_disk_that_fills_during_an_import_tears_nothing_and_is_reported() {
     if !SmallDisk::is_possible() {
         return;
     }
     let key = BundleKey::new();
-    let bytes = of_three(&key).await;
+    let bytes = bundle_of_three(&key).await;
     let folder = Folder::new();
     let disk = SmallDisk::start(&key.sealed().on(&folder), &folder, DISK, "true").unwrap();
     let blobs = disk.store().join("blobs/sha256");
@@ -95,7 +95,7 @@ async fn a_disk_that_fills_while_a_bundle_is_applied_tears_nothing_and_says_so()
     let receipt = receipt_in(&giving.ends().await.expect(200));
     let refused = refusals(&receipt);
     assert!(!receipt.ok, "{receipt:#?}");
-    assert!(refused.iter().any(|(what, _)| *what == named("two")), "{receipt:#?}");
+    assert!(refused.iter().any(|(what, _)| *what == entry_name("two")), "{receipt:#?}");
     assert!(refused.iter().all(|(_, why)| why.contains("free space on the store's disk")), "{receipt:#?}");
     // The stored archive is served whole.
     let path = disk.larder.archive_path("one").await;
@@ -105,10 +105,10 @@ async fn a_disk_that_fills_while_a_bundle_is_applied_tears_nothing_and_says_so()
     let giving = Giving::to(&disk.larder, &folder);
     giving.more(&bytes).await;
     let said = giving.ends().await.expect(507).text();
-    assert!(said.contains("the disk of the store has no more"), "{said}");
+    assert!(said.contains("the disk of the store is full"), "{said}");
 
     disk.make_room();
-    let receipt = given(&disk.larder, &folder, &bytes).await;
+    let receipt = send_bundle(&disk.larder, &folder, &bytes).await;
     assert!(receipt.ok, "{receipt:#?}");
     assert_eq!(held(), NAMES.len());
     for name in NAMES {

@@ -13,13 +13,13 @@ const LIST: &str = "/registry/registry.terraform.io/v1/providers/acme/null/versi
 const DOCUMENT: &str = "/registry/registry.terraform.io/v1/providers/acme/null/1.2.0/download/linux_amd64";
 const DISCOVERY: &str = "/registry/registry.terraform.io/.well-known/terraform.json";
 const INDEX: &str = "/mirror/registry.terraform.io/acme/null/index.json";
-const VERSION: &str = "/mirror/registry.terraform.io/acme/null/1.2.0.json";
+const VERSION_JSON: &str = "/mirror/registry.terraform.io/acme/null/1.2.0.json";
 
 /// Each kind of document: its path, the upstream's counter, and its freshness lifetime in seconds.
 const KINDS: [(&str, Target, u64); 3] =
     [(LIST, Target::Versions, 300), (DOCUMENT, Target::Document, 24 * 3600), (DISCOVERY, Target::Discovery, 3600)];
 /// A margin in seconds, because the machine's clock continues during a test.
-const A_WHILE: u64 = 20;
+const MARGIN_SECONDS: u64 = 20;
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -30,14 +30,14 @@ fn path(of: &str) -> String {
     of.replace("linux_amd64", "linux/amd64")
 }
 
-async fn publishing() -> FakeUpstream {
+async fn upstream_with_null() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     upstream
 }
 
-async fn hold_everything(larder: &Larder) {
-    for of in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION] {
+async fn cache_all_documents(larder: &Larder) {
+    for of in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION_JSON] {
         larder.get(&path(of)).await.expect(200);
     }
 }
@@ -47,18 +47,18 @@ async fn hold_everything(larder: &Larder) {
 async fn a_hit_within_the_fresh_time_asks_no_upstream_and_the_first_request_after_it_asks_once() {
     for memory in ["64MiB", "0B"] {
         for (of, target, fresh) in KINDS {
-            let upstream = publishing().await;
+            let upstream = upstream_with_null().await;
             let larder = Larder::mirroring(&upstream).store(&format!("memory = \"{memory}\"")).start().await;
             let first = larder.get(&path(of)).await.expect(200);
             assert_eq!(first.header("cache-status"), "larder; fwd=miss; stored", "{of}");
 
             upstream.forget_requests();
-            larder.clock.advance(seconds(fresh - A_WHILE));
+            larder.clock.advance(seconds(fresh - MARGIN_SECONDS));
             let hit = larder.get(&path(of)).await.expect(200);
             assert_eq!((hit.header("cache-status"), &hit.body), ("larder; hit", &first.body), "{of}");
             assert_eq!(upstream.count_of(Target::Everything), 0, "{of}");
 
-            larder.clock.advance(seconds(A_WHILE));
+            larder.clock.advance(seconds(MARGIN_SECONDS));
             let asked = larder.get(&path(of)).await.expect(200);
             assert_eq!((asked.header("cache-status"), &asked.body), ("larder; fwd=stale; stored", &first.body), "{of}");
             assert_eq!(upstream.count_of(target), 1, "{of}");
@@ -70,7 +70,7 @@ async fn a_hit_within_the_fresh_time_asks_no_upstream_and_the_first_request_afte
 #[tokio::test]
 async fn a_304_renews_the_age_and_keeps_the_bytes() {
     for (of, target, fresh) in KINDS {
-        let upstream = publishing().await;
+        let upstream = upstream_with_null().await;
         let larder = Larder::mirroring(&upstream).start().await;
         let first = larder.get(&path(of)).await.expect(200);
         larder.clock.advance(seconds(fresh));
@@ -82,7 +82,7 @@ async fn a_304_renews_the_age_and_keeps_the_bytes() {
         assert!(asked[0].header("if-none-match").is_some() && asked[0].header("if-modified-since").is_some());
 
         upstream.forget_requests();
-        larder.clock.advance(seconds(fresh - A_WHILE));
+        larder.clock.advance(seconds(fresh - MARGIN_SECONDS));
         let hit = larder.get(&path(of)).await.expect(200);
         assert_eq!((hit.header("cache-status"), &hit.body), ("larder; hit", &first.body), "{of}");
         assert_eq!(upstream.count_of(Target::Everything), 0, "{of}");
@@ -93,16 +93,16 @@ async fn a_304_renews_the_age_and_keeps_the_bytes() {
 #[tokio::test]
 async fn caching_headers_of_upstream_are_ignored() {
     for said in ["no-store, no-cache, max-age=0", "public, max-age=31536000, immutable"] {
-        let upstream = publishing().await;
+        let upstream = upstream_with_null().await;
         let page = Response::builder().header("content-type", "application/json").header("cache-control", said);
         let page = page.header("expires", "Thu, 01 Jan 1970 00:00:00 GMT").header("pragma", "no-cache");
         upstream.serve("/v1/providers/acme/null/versions", page.body("{\"versions\":[]}".into()).unwrap());
         let larder = Larder::mirroring(&upstream).start().await;
         assert_eq!(larder.versions("null").await.expect(200).header("cache-control"), "no-cache");
-        larder.clock.advance(seconds(300 - A_WHILE));
+        larder.clock.advance(seconds(300 - MARGIN_SECONDS));
         larder.versions("null").await.expect(200);
         assert_eq!(upstream.count_of(Target::Versions), 1, "{said}");
-        larder.clock.advance(seconds(A_WHILE));
+        larder.clock.advance(seconds(MARGIN_SECONDS));
         larder.versions("null").await.expect(200);
         assert_eq!(upstream.count_of(Target::Versions), 2, "{said}");
     }
@@ -111,9 +111,9 @@ async fn caching_headers_of_upstream_are_ignored() {
 /// Freshness: in both protocols.
 #[tokio::test]
 async fn a_new_version_shows_up_once_the_fresh_time_is_over() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    hold_everything(&larder).await;
+    cache_all_documents(&larder).await;
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
     for of in [LIST, INDEX] {
         assert!(!larder.get(of).await.expect(200).text().contains("1.3.0"), "{of}");
@@ -128,10 +128,10 @@ async fn a_new_version_shows_up_once_the_fresh_time_is_over() {
 
 /// In line, with patience: the client waits no longer than that; the revalidation continues in the background.
 #[tokio::test]
-async fn a_silent_upstream_costs_no_more_than_patience_and_its_late_answer_is_used() {
-    let upstream = publishing().await;
+async fn a_silent_upstream_delays_a_request_by_patience_and_its_late_answer_is_used() {
+    let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).with("patience = \"100ms\"").start().await;
-    hold_everything(&larder).await;
+    cache_all_documents(&larder).await;
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
     upstream.forget_requests();
     let gate = upstream.hold_silent(Target::Versions);
@@ -157,7 +157,7 @@ async fn an_answer_made_of_several_documents_waits_for_one_patience() {
     for platform in platforms {
         larder.document_for("null", "1.2.0", platform).await.expect(200);
     }
-    let first = larder.get(VERSION).await.expect(200);
+    let first = larder.get(VERSION_JSON).await.expect(200);
     larder.clock.advance(seconds(24 * 3600));
     let _gate = upstream.hold_silent(Target::Everything);
     let taking = async |path: &str| {
@@ -166,7 +166,7 @@ async fn an_answer_made_of_several_documents_waits_for_one_patience() {
     };
     // Compared with a simultaneous request for one document, so that a slow machine slows both.
     let one = format!("/registry/{HOST}/v1/providers/acme/null/versions");
-    let ((stale, several_waited), (_, one_waited)) = tokio::join!(taking(VERSION), taking(&one));
+    let ((stale, several_waited), (_, one_waited)) = tokio::join!(taking(VERSION_JSON), taking(&one));
     assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &first.body));
     assert!(several_waited >= Duration::from_secs(4), "{several_waited:?}");
     assert!(several_waited < one_waited * 3 / 2, "{several_waited:?}, and one document {one_waited:?}");
@@ -192,7 +192,7 @@ async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
         Fault::RedirectTo(302, "http://192.0.2.1/".into()),
     ];
     for fault in faults {
-        let upstream = publishing().await;
+        let upstream = upstream_with_null().await;
         // The maximum, so that patience never ends the wait.
         let larder = Larder::mirroring(&upstream).with("patience = \"8s\"").start().await;
         for (of, target, fresh) in KINDS {
@@ -215,9 +215,9 @@ async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
 /// Promise 6: without upstream, every earlier response is given again.
 #[tokio::test]
 async fn every_kind_of_answer_outlives_the_upstream() {
-    let mut upstream = publishing().await;
+    let mut upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
-    hold_everything(&larder).await;
+    cache_all_documents(&larder).await;
     let document = larder.document("null", "1.2.0").await.json();
     let files = ["download_url", "shasums_url", "shasums_signature_url"].map(|name| document[name].as_str().unwrap());
     let mut files_before = Vec::new();
@@ -225,9 +225,9 @@ async fn every_kind_of_answer_outlives_the_upstream() {
         files_before.push(larder.get(file).await.expect(200).body);
     }
     // The h1 hash is computed after the archive is stored.
-    until("the h1 is there", async || larder.get(VERSION).await.text().contains("h1:")).await;
+    until("the h1 is there", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
     let mut before = Vec::new();
-    for of in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION] {
+    for of in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION_JSON] {
         before.push((path(of), larder.get(&path(of)).await.expect(200).body));
     }
     upstream.stop().await;
@@ -245,7 +245,7 @@ async fn every_kind_of_answer_outlives_the_upstream() {
 #[tokio::test]
 async fn a_404_is_remembered_for_its_time() {
     for status in [404, 410] {
-        let upstream = publishing().await;
+        let upstream = upstream_with_null().await;
         upstream.fault(Target::Path("/absent/".into()), Fault::Status(status));
         let larder = Larder::mirroring(&upstream).with("fresh = { not_found = \"60s\" }").start().await;
         let document = "/registry/registry.terraform.io/v1/providers/acme/null/1.2.0/download/plan9/arm";
@@ -257,11 +257,11 @@ async fn a_404_is_remembered_for_its_time() {
                 upstream.count(&asked)
             };
             larder.get(of).await.expect(404);
-            larder.clock.advance(seconds(60 - A_WHILE));
+            larder.clock.advance(seconds(60 - MARGIN_SECONDS));
             let again = larder.get(of).await.expect(404);
             assert!(!again.json()["errors"][0].as_str().unwrap().is_empty());
             assert_eq!(count(&upstream), 1, "{of}");
-            larder.clock.advance(seconds(A_WHILE));
+            larder.clock.advance(seconds(MARGIN_SECONDS));
             larder.get(of).await.expect(404);
             assert_eq!(count(&upstream), 2, "{of}");
         }
@@ -270,7 +270,7 @@ async fn a_404_is_remembered_for_its_time() {
 
 #[tokio::test]
 async fn a_404_is_forgotten_when_a_list_newly_names_the_version() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_null().await;
     let fresh = "fresh = { versions = \"60s\", not_found = \"6h\" }";
     let larder = Larder::mirroring(&upstream).with(fresh).start().await;
     larder.versions("null").await.expect(200);
@@ -295,7 +295,7 @@ async fn nothing_but_a_404_is_remembered() {
         (Fault::InvalidJson, 502),
     ] {
         for (of, target, _) in KINDS {
-            let upstream = publishing().await;
+            let upstream = upstream_with_null().await;
             let larder = Larder::mirroring(&upstream).start().await;
             upstream.fault(target.clone(), fault.clone());
             for asked in [1, 2] {
@@ -314,7 +314,7 @@ async fn nothing_but_a_404_is_remembered() {
 #[tokio::test]
 async fn an_archive_url_that_nothing_lists_is_asked_about_once() {
     for (version, asked) in [("1.2.0", Target::Document), ("9.9.9", Target::Versions)] {
-        let upstream = publishing().await;
+        let upstream = upstream_with_null().await;
         let larder = Larder::mirroring(&upstream).clock(&Clock::standing()).start().await;
         let file = format!("terraform-provider-null_{version}_linux_amd64.zip");
         let url = format!("/archive/{HOST}/providers/acme/null/{version}/linux_amd64/0123456789abcdef/{file}");

@@ -223,7 +223,7 @@ fn package() -> Package {
 }
 
 #[tokio::test]
-async fn purge_leaves_pinned_packages_and_says_so() {
+async fn purge_leaves_and_reports_pinned_packages() {
     let upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let (_, path, _) = install(&larder).await;

@@ -17,14 +17,14 @@ const PATHS: [&str; 6] = [
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 /// A larder with a stored archive, and the number of requests that its upstream has received.
-struct Scene {
+struct AdminScene {
     upstream: FakeUpstream,
     larder: Larder,
     path: String,
-    asked: usize,
+    upstream_requests: usize,
 }
 
-impl Scene {
+impl AdminScene {
     async fn new() -> Self {
         let upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null"));
@@ -33,7 +33,7 @@ impl Scene {
         larder.get(&path).await.expect(200);
         larder.versions("null").await.expect(200);
         let asked = upstream.requests().len();
-        Self { upstream, larder, path, asked }
+        Self { upstream, larder, path, upstream_requests: asked }
     }
 
     /// The body of a valid request to this path.
@@ -47,8 +47,8 @@ impl Scene {
     }
 
     /// Checks that nothing was purged and upstream was not asked.
-    async fn is_untouched(&self) {
-        assert_eq!(self.upstream.requests().len(), self.asked);
+    async fn assert_unchanged(&self) {
+        assert_eq!(self.upstream.requests().len(), self.upstream_requests);
         assert!(self.larder.get(&self.path).await.expect(200).is("larder; hit"));
         assert!(self.larder.document("null", "1.2.0").await.expect(200).is("larder; hit"));
         assert!(self.larder.versions("null").await.expect(200).is("larder; hit"));
@@ -58,21 +58,21 @@ impl Scene {
 /// Section 3: requests that change something always need the bearer token, on loopback too.
 #[tokio::test]
 async fn a_command_without_the_token_is_refused() {
-    let scene = Scene::new().await;
+    let scene = AdminScene::new().await;
     let token = scene.larder.token();
     for path in PATHS {
-        scene.post(path, &[JSON], Scene::body(path)).await.expect(401);
+        scene.post(path, &[JSON], AdminScene::body(path)).await.expect(401);
         for wrong in ["Bearer", "Bearer x", &format!("Bearer {}", &token[1..]), &format!("Basic {token}"), &token] {
-            scene.post(path, &[JSON, ("authorization", wrong)], Scene::body(path)).await.expect(401);
+            scene.post(path, &[JSON, ("authorization", wrong)], AdminScene::body(path)).await.expect(401);
         }
     }
-    scene.is_untouched().await;
+    scene.assert_unchanged().await;
 }
 
 /// Section 3: requests with an `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
 #[tokio::test]
 async fn a_page_in_a_browser_cannot_command() {
-    let scene = Scene::new().await;
+    let scene = AdminScene::new().await;
     let bearer = format!("Bearer {}", scene.larder.token());
     let own = scene.larder.admin();
     let port = own.rsplit_once(':').unwrap().1;
@@ -81,11 +81,11 @@ async fn a_page_in_a_browser_cannot_command() {
         let known = [JSON, ("authorization", bearer.as_str())];
         for origin in ["null", "https://evil.example", "http://localhost", &own] {
             let page = [known[0], known[1], ("origin", origin)];
-            let refused = scene.post(path, &page, Scene::body(path)).await.expect(403);
+            let refused = scene.post(path, &page, AdminScene::body(path)).await.expect(403);
             assert!(refused.header("access-control-allow-origin").is_empty());
         }
         for host in &rebound {
-            scene.post(path, &[known[0], known[1], ("host", host)], Scene::body(path)).await.expect(403);
+            scene.post(path, &[known[0], known[1], ("host", host)], AdminScene::body(path)).await.expect(403);
         }
         // A browser's preflight request, before it would send the token.
         let first = client().request(reqwest::Method::OPTIONS, format!("{own}{path}"));
@@ -97,14 +97,14 @@ async fn a_page_in_a_browser_cannot_command() {
             refused.headers
         );
     }
-    scene.is_untouched().await;
+    scene.assert_unchanged().await;
 }
 
 /// Section 3: a page of another site is refused, also where the browser sends no `Origin`, as for embedded resources. A
 /// typed address and larder's own page are not.
 #[tokio::test]
 async fn a_page_of_another_site_reads_nothing() {
-    let scene = Scene::new().await;
+    let scene = AdminScene::new().await;
     let bearer = format!("Bearer {}", scene.larder.token());
     let ask = async |path: &str, site: &str| {
         let request = client().get(format!("{}{path}", scene.larder.admin()));
@@ -120,15 +120,15 @@ async fn a_page_of_another_site_reads_nothing() {
     }
     for path in PATHS {
         let page = [JSON, ("authorization", bearer.as_str()), ("sec-fetch-site", "cross-site")];
-        scene.post(path, &page, Scene::body(path)).await.expect(403);
+        scene.post(path, &page, AdminScene::body(path)).await.expect(403);
     }
-    scene.is_untouched().await;
+    scene.assert_unchanged().await;
 }
 
 /// Section 3: browsers must not guess a content type, and no cache may store a response.
 #[tokio::test]
 async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
-    let scene = Scene::new().await;
+    let scene = AdminScene::new().await;
     let is_safe = |answer: &Answer, path: &str| {
         let safe = ["x-content-type-options", "cache-control"].map(|name| answer.header(name).to_owned());
         assert_eq!(safe, ["nosniff", "no-store"], "{path}");
@@ -147,28 +147,28 @@ async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
     ] {
         is_safe(&get(&format!("{}{path}", scene.larder.admin())).await, path);
     }
-    is_safe(&scene.post("/admin/v1/purge", &[JSON], Scene::body("/admin/v1/purge")).await.expect(401), "purge");
+    is_safe(&scene.post("/admin/v1/purge", &[JSON], AdminScene::body("/admin/v1/purge")).await.expect(401), "purge");
 }
 
 /// A form can send these content types without a preflight request.
 #[tokio::test]
 async fn a_form_is_no_command() {
-    let scene = Scene::new().await;
+    let scene = AdminScene::new().await;
     let bearer = format!("Bearer {}", scene.larder.token());
     let known = ("authorization", bearer.as_str());
     for path in PATHS {
         for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "json"] {
-            scene.post(path, &[known, ("content-type", kind)], Scene::body(path)).await.expect(415);
+            scene.post(path, &[known, ("content-type", kind)], AdminScene::body(path)).await.expect(415);
         }
-        scene.post(path, &[known], Scene::body(path)).await.expect(415);
-        scene.post(path, &[("content-type", "text/plain")], Scene::body(path)).await.expect(401);
+        scene.post(path, &[known], AdminScene::body(path)).await.expect(415);
+        scene.post(path, &[("content-type", "text/plain")], AdminScene::body(path)).await.expect(401);
     }
-    scene.is_untouched().await;
+    scene.assert_unchanged().await;
 }
 
 #[tokio::test]
 async fn a_command_that_cannot_be_read_is_refused_with_the_reason() {
-    let scene = Scene::new().await;
+    let scene = AdminScene::new().await;
     let bearer = format!("Bearer {}", scene.larder.token());
     let known = [JSON, ("authorization", bearer.as_str())];
     for path in PATHS {
@@ -187,12 +187,12 @@ async fn a_command_that_cannot_be_read_is_refused_with_the_reason() {
         let refused = scene.post("/admin/v1/purge", &known, format!("{{\"what\":{what}}}")).await.expect(400);
         assert!(refused.text().contains(reason), "{what}: {}", refused.text());
     }
-    scene.is_untouched().await;
+    scene.assert_unchanged().await;
 }
 
 #[tokio::test]
 async fn commands_are_posts_on_the_admin_listener_and_nowhere_else() {
-    let scene = Scene::new().await;
+    let scene = AdminScene::new().await;
     let bearer = format!("Bearer {}", scene.larder.token());
     let known = [JSON, ("authorization", bearer.as_str())];
     for path in PATHS {
@@ -201,14 +201,14 @@ async fn commands_are_posts_on_the_admin_listener_and_nowhere_else() {
         assert_eq!(send(put).await.unwrap().expect(405).header("allow"), "POST");
         scene.larder.get(path).await.expect(404);
         let on_main = client().post(format!("{}{path}", scene.larder.base())).bearer_auth(scene.larder.token());
-        send(on_main.header(JSON.0, JSON.1).body(Scene::body(path))).await.unwrap().expect(405);
+        send(on_main.header(JSON.0, JSON.1).body(AdminScene::body(path))).await.unwrap().expect(405);
     }
     for path in ["/admin/v1/status", "/metrics", "/healthz"] {
         let refused = scene.post(path, &known, "{}").await.expect(405);
         assert_eq!(refused.header("allow"), "GET, HEAD", "{path}");
     }
     scene.post("/admin/v1/everything", &known, "{}").await.expect(404);
-    scene.is_untouched().await;
+    scene.assert_unchanged().await;
 }
 
 /// If nothing has locked the store, no larder is running, so another program on its port gets no token and the commands

@@ -9,13 +9,13 @@ use crate::support::until;
 use crate::support::upstream::{Provider, SigningKey, Target};
 
 /// Replaces a record by one of a newer format, which cannot be read; returns the old contents.
-fn of_a_newer_larder(record: &Path) -> Vec<u8> {
+fn replace_with_newer_format(record: &Path) -> Vec<u8> {
     let before = std::fs::read(record).unwrap();
     std::fs::write(record, "{\"format\":99}\n{}").unwrap();
     before
 }
 
-fn named<'a>(files: &'a [PathBuf], part: &str) -> &'a PathBuf {
+fn file_containing<'a>(files: &'a [PathBuf], part: &str) -> &'a PathBuf {
     files.iter().find(|file| file.to_string_lossy().contains(part)).unwrap()
 }
 
@@ -91,7 +91,7 @@ async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     let seen = first_seen(&larder.folder);
-    let before = of_a_newer_larder(&seen);
+    let before = replace_with_newer_format(&seen);
     let done = larder.tell("purge", NULL).await;
     let error = done["errors"][0].as_str().unwrap();
     assert!(done["ok"] == false && error.contains(seen.to_str().unwrap()), "{done}");
@@ -128,10 +128,10 @@ async fn purge_changes_nothing_while_a_name_cannot_be_read() {
     let names = larder.folder.files("names");
     let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|name| name.contains("h1:"));
     until("the names are written for good", async || names.iter().all(is_complete)).await;
-    let other = named(&names, "/other/");
+    let other = file_containing(&names, "/other/");
     // An index rebuilt from the files cannot know which archive an unreadable record names.
     let folder = larder.stop().await;
-    let before = of_a_newer_larder(other);
+    let before = replace_with_newer_format(other);
     std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
     let done = larder.tell("purge", NULL).await;
@@ -148,14 +148,14 @@ async fn purge_changes_nothing_while_a_name_cannot_be_read() {
 
 /// An unreadable set is removed like the others, and the response lists it.
 #[tokio::test]
-async fn purge_removes_a_set_that_cannot_be_read_and_says_so() {
+async fn purge_removes_and_reports_an_unreadable_proof_set() {
     let upstream = upstream_with(edition(1)).await;
     upstream.publish(edition(5).version("1.3.0"));
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     larder.document("null", "1.3.0").await.expect(200);
     let sets = larder.folder.sets();
-    of_a_newer_larder(named(&sets, "1.2.0"));
+    replace_with_newer_format(file_containing(&sets, "1.2.0"));
     let done = larder.tell("purge", NULL).await;
     let item = &done["items"][0];
     assert_eq!((&item["archives"], &item["seen_is_kept"], &done["ok"]), (&1.into(), &true.into(), &false.into()));
@@ -175,7 +175,7 @@ async fn purge_leaves_an_unreadable_proof_set_that_is_the_only_record_of_its_dig
     install(&larder).await;
     let set = larder.folder.sets().remove(0);
     std::fs::remove_file(larder.folder.files("seen").remove(0)).unwrap();
-    let before = of_a_newer_larder(&set);
+    let before = replace_with_newer_format(&set);
     let done = larder.tell("purge", NULL_120).await;
     assert!(done["ok"] == false && done["items"][0]["left"].as_array().unwrap().len() == 1, "{done}");
     assert_eq!((larder.folder.sets().len(), larder.folder.blobs().len()), (1, 1));
@@ -192,8 +192,8 @@ async fn refresh_continues_past_an_unreadable_proof_set() {
     install(&larder).await;
     larder.document("null", "1.3.0").await.expect(200);
     let sets = larder.folder.sets();
-    let unreadable = named(&sets, "1.2.0");
-    of_a_newer_larder(unreadable);
+    let unreadable = file_containing(&sets, "1.2.0");
+    replace_with_newer_format(unreadable);
     upstream.publish(edition(6).version("1.3.0"));
     let done = larder.tell("refresh", NULL).await;
     let other = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";

@@ -37,7 +37,7 @@ async fn a_failed_write_to_standard_output_is_an_error_unless_the_reader_has_gon
 
 /// The author of a tar chooses the names in it, so they may contain control sequences.
 #[tokio::test]
-async fn no_error_holds_what_a_terminal_would_obey() {
+async fn no_error_contains_terminal_control_sequences() {
     let folder = Folder::new();
     let mut hostile = vec![0; 1024];
     let name = b"\x1b]0;owned\x07\x1b[31m";

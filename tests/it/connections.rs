@@ -22,12 +22,12 @@ const HOUR: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(300);
 
 /// A larder that closes no idle connections. Its clients are 127.0.0.1 and 127.0.0.9.
-fn patient(upstream: &FakeUpstream) -> Builder {
+fn larder_without_idle_limit(upstream: &FakeUpstream) -> Builder {
     let larder = Larder::mirroring(upstream).head_within(HOUR).idle(HOUR);
     larder.server("clients = [\"127.0.0.1\", \"127.0.0.9\"]")
 }
 
-async fn from(address: &str, to: SocketAddr) -> TcpStream {
+async fn connect_from(address: &str, to: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
     socket.connect(to).await.unwrap()
@@ -75,13 +75,13 @@ fn outsiders_and_one_address_have_a_quarter_of_the_places() {
 #[tokio::test]
 async fn idle_connections_of_outsiders_lock_no_client_out() {
     let upstream = FakeUpstream::start().await;
-    let larder = patient(&upstream).connections(|limits| {
+    let larder = larder_without_idle_limit(&upstream).connections(|limits| {
         (limits.connections, limits.outsiders, limits.outsider_time) = (8, 2, HOUR);
     });
     let larder = larder.start().await;
     let mut idle = Vec::new();
     for number in 0..12 {
-        idle.push(from(&format!("127.0.1.{number}"), larder.address()).await);
+        idle.push(connect_from(&format!("127.0.1.{number}"), larder.address()).await);
     }
     larder.get("/healthz").await.expect(200);
     let refused = "larder_connections_refused_total";
@@ -89,7 +89,7 @@ async fn idle_connections_of_outsiders_lock_no_client_out() {
     // Admitted outsiders may still send a request; when one of them ends, another is admitted.
     assert!(ask(&mut idle[0], "/nowhere", "").await.starts_with("HTTP/1.1 403 "));
     until("there is a place again", async || {
-        let mut another = from("127.0.2.1", larder.address()).await;
+        let mut another = connect_from("127.0.2.1", larder.address()).await;
         ask(&mut another, "/nowhere", "").await.starts_with("HTTP/1.1 403 ")
     })
     .await;
@@ -102,15 +102,15 @@ async fn idle_connections_of_outsiders_lock_no_client_out() {
 #[tokio::test]
 async fn an_outsider_is_answered_once() {
     let upstream = FakeUpstream::start().await;
-    let larder = patient(&upstream).server("http2 = true").start().await;
+    let larder = larder_without_idle_limit(&upstream).server("http2 = true").start().await;
     for (path, status) in [("/nowhere", "403"), ("/healthz", "200")] {
-        let mut outsider = from("127.0.0.2", larder.address()).await;
+        let mut outsider = connect_from("127.0.0.2", larder.address()).await;
         let answer = ask(&mut outsider, path, "").await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
         assert!(answer.contains("connection: close\r\n"), "{answer}");
         assert!(is_closed(&mut outsider).await);
     }
-    let socket = TokioIo::new(from("127.0.0.2", larder.address()).await);
+    let socket = TokioIo::new(connect_from("127.0.0.2", larder.address()).await);
     let (mut http2, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), socket).await.unwrap();
     let connection = tokio::spawn(connection);
     let request = hyper::Request::get("http://localhost/nowhere").body(Empty::<Bytes>::new()).unwrap();
@@ -119,7 +119,7 @@ async fn an_outsider_is_answered_once() {
     assert!(!answer.into_body().collect().await.unwrap().to_bytes().is_empty());
     let _error_or_end = timeout(HANGS_AFTER, connection).await.expect("larder keeps the connection").unwrap();
 
-    let mut client = from("127.0.0.9", larder.address()).await;
+    let mut client = connect_from("127.0.0.9", larder.address()).await;
     for _ in 0..3 {
         let answer = ask(&mut client, "/healthz", "").await;
         assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains("connection: close"), "{answer}");
@@ -128,17 +128,17 @@ async fn an_outsider_is_answered_once() {
 
 /// Promise 11: an outsider that sends no complete request loses its connection, whatever it sends instead.
 #[tokio::test]
-async fn an_outsider_has_only_so_long_to_ask() {
+async fn an_outsider_without_a_request_is_disconnected_after_a_time() {
     let upstream = FakeUpstream::start().await;
-    let larder = patient(&upstream).server("http2 = true");
+    let larder = larder_without_idle_limit(&upstream).server("http2 = true");
     let larder = larder.connections(|limits| limits.outsider_time = SHORT).start().await;
     let settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let silent = [&b""[..], b"GET /healthz HTT", &settings[..3], settings].map(|said| async {
-        let mut outsider = from("127.0.0.2", larder.address()).await;
+        let mut outsider = connect_from("127.0.0.2", larder.address()).await;
         outsider.write_all(said).await.unwrap();
         is_closed(&mut outsider).await
     });
-    let mut client = from("127.0.0.9", larder.address()).await;
+    let mut client = connect_from("127.0.0.9", larder.address()).await;
     join_all(silent).await;
     let refused = "larder_connections_refused_total";
     until("they are counted", async || larder.metric(refused).await == 4.0).await;
@@ -156,9 +156,9 @@ async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy()
         let larder = larder.connections(|limits| limits.each_address = 8).start().await;
         let mut connections = Vec::new();
         for _ in 0..8 {
-            connections.push(from("127.0.0.2", larder.address()).await);
+            connections.push(connect_from("127.0.0.2", larder.address()).await);
         }
-        let mut beyond = from("127.0.0.2", larder.address()).await;
+        let mut beyond = connect_from("127.0.0.2", larder.address()).await;
         assert_eq!(ask(&mut beyond, "/healthz", "").await, "", "{clients}");
         let refused = "larder_connections_refused_total";
         until("it is counted", async || larder.metric(refused).await == 1.0).await;
@@ -168,13 +168,13 @@ async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy()
         }
         drop(connections.pop());
         until("there is a place again", async || {
-            let mut another = from("127.0.0.2", larder.address()).await;
+            let mut another = connect_from("127.0.0.2", larder.address()).await;
             ask(&mut another, "/healthz", "").await.starts_with("HTTP/1.1 200 ")
         })
         .await;
         let mut proxied = Vec::new();
         for _ in 0..20 {
-            let mut stream = from("127.0.0.3", larder.address()).await;
+            let mut stream = connect_from("127.0.0.3", larder.address()).await;
             for _ in 0..2 {
                 assert!(ask(&mut stream, "/healthz", "").await.starts_with("HTTP/1.1 200 "));
             }
@@ -187,8 +187,8 @@ async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy()
 #[tokio::test]
 async fn a_trusted_proxys_connection_continues_after_a_refusal() {
     let upstream = FakeUpstream::start().await;
-    let larder = patient(&upstream).server("trusted_proxies = [\"127.0.0.3\"]").start().await;
-    let mut proxy = from("127.0.0.3", larder.address()).await;
+    let larder = larder_without_idle_limit(&upstream).server("trusted_proxies = [\"127.0.0.3\"]").start().await;
+    let mut proxy = connect_from("127.0.0.3", larder.address()).await;
     for (client, status) in [("192.0.2.1", "403"), ("127.0.0.9", "404"), ("192.0.2.1", "403"), ("127.0.0.1", "404")] {
         let answer = ask(&mut proxy, "/nowhere", &format!("X-Forwarded-For: {client}\r\n")).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{client}: {answer}");

@@ -55,7 +55,7 @@ fn edition_of(upstream: &FakeUpstream) -> Edition {
 }
 
 /// Fetches the file that a document's URL names, and checks that the URL contains the file's digest.
-async fn named_by(larder: &Process, document: &Value, field: &str) -> Answer {
+async fn fetch_named_file(larder: &Process, document: &Value, field: &str) -> Answer {
     let path = document[field].as_str().unwrap();
     let answer = larder.get(path).await.expect(200);
     let digest = path.split('/').rev().nth(1).unwrap();
@@ -87,8 +87,8 @@ async fn a_kill_while_a_set_is_replaced_leaves_the_old_set_or_the_new_one() {
         let document = larder.document("null").await.expect(200).json();
         let of = [&old, &new].into_iter().find(|edition| document["shasum"] == edition.shasum.as_str());
         let of = of.expect("a document of neither edition").clone();
-        assert!(named_by(&larder, &document, "shasums_url").await.body == of.sums);
-        assert!(named_by(&larder, &document, "shasums_signature_url").await.body == of.signature);
+        assert!(fetch_named_file(&larder, &document, "shasums_url").await.body == of.sums);
+        assert!(fetch_named_file(&larder, &document, "shasums_signature_url").await.body == of.signature);
         larder.kill();
         let was_replaced = of.shasum == new.shasum;
         replaced += u32::from(was_replaced);
@@ -176,7 +176,7 @@ async fn leftovers_in_staging_are_swept_at_the_start_and_fresh_downloads_are_kep
 }
 
 /// Starts a larder that must refuse the store, and returns its error.
-fn refused(upstream: &FakeUpstream, folder: &Folder) -> String {
+fn refusal_of_store(upstream: &FakeUpstream, folder: &Folder) -> String {
     let started = Process::serve(&mirroring(upstream, folder).config_text(), folder.path());
     let said = started.err().expect("larder goes on with a store of a newer format");
     assert_eq!(said.code, Some(1), "{said:?}");
@@ -199,7 +199,7 @@ async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_untouched() {
     let leftover = folder.path().join("v1/staging/record-7");
     std::fs::write(&leftover, "half a record").unwrap();
 
-    let said = refused(&upstream, &folder);
+    let said = refusal_of_store(&upstream, &folder);
     assert!(said.contains(&format!("{} has format 2", mark.display())), "{said}");
     assert!(said.contains("this larder reads up to 1: run the newer larder that wrote it"), "{said}");
     assert_eq!(std::fs::read_to_string(&mark).unwrap(), "2\n", "the mark was changed");

@@ -35,7 +35,7 @@ fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
 }
 
 /// A closed store with this archive, and the archive's path.
-async fn holding(upstream: &FakeUpstream, name: &str) -> (Folder, String) {
+async fn closed_store_with_archive(upstream: &FakeUpstream, name: &str) -> (Folder, String) {
     let larder = mirroring(upstream, &Folder::new()).start().await;
     let path = larder.archive_path(name, "1.2.0").await;
     larder.get(&path).await.expect(200);
@@ -61,7 +61,7 @@ fn flip_the_middle(file: &Path) {
 async fn a_damaged_archive_is_quarantined_and_fetched_again() {
     let upstream = upstream_with_both().await;
     for (name, _) in SIZES {
-        let (folder, path) = holding(&upstream, name).await;
+        let (folder, path) = closed_store_with_archive(&upstream, name).await;
         flip_the_middle(&folder.blobs()[0]);
         upstream.forget_requests();
 
@@ -79,7 +79,7 @@ async fn a_damaged_archive_is_quarantined_and_fetched_again() {
 async fn a_damaged_archive_is_an_error_while_the_upstream_is_gone() {
     let mut upstream = upstream_with_both().await;
     for (name, _) in SIZES {
-        let (folder, path) = holding(&upstream, name).await;
+        let (folder, path) = closed_store_with_archive(&upstream, name).await;
         let damaged = folder.blobs().remove(0);
         flip_the_middle(&damaged);
         let kept = std::fs::read(&damaged).unwrap();
@@ -112,7 +112,7 @@ async fn a_small_archive_that_is_damaged_after_it_was_served_is_not_served_again
 }
 
 /// A larder with the small archive in its memory cache, and the archive's path.
-async fn in_memory(upstream: &FakeUpstream, clock: &Clock) -> (Larder, String) {
+async fn larder_with_memory_copy(upstream: &FakeUpstream, clock: &Clock) -> (Larder, String) {
     let first = Larder::mirroring(upstream).start().await;
     let path = first.archive_path("small", "1.2.0").await;
     first.get(&path).await.expect(200);
@@ -130,7 +130,7 @@ async fn in_memory(upstream: &FakeUpstream, clock: &Clock) -> (Larder, String) {
 async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_minute() {
     let upstream = upstream_with_both().await;
     let clock = Clock::system();
-    let (larder, path) = in_memory(&upstream, &clock).await;
+    let (larder, path) = larder_with_memory_copy(&upstream, &clock).await;
     flip(&larder.folder.blobs()[0], 0);
     let from_memory = larder.get(&path).await.expect(200);
     assert!(from_memory.is("larder; hit") && from_memory.body == bytes(&upstream, "small"));
@@ -143,9 +143,9 @@ async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_min
 
 /// Promise 10: a purge or a quarantine drops the memory copy too.
 #[tokio::test]
-async fn a_small_archive_in_memory_goes_with_its_file() {
+async fn purge_and_quarantine_drop_the_memory_copy() {
     let mut upstream = upstream_with_both().await;
-    let (larder, path) = in_memory(&upstream, &Clock::system()).await;
+    let (larder, path) = larder_with_memory_copy(&upstream, &Clock::system()).await;
     flip(&larder.folder.blobs()[0], 0);
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 1);
     upstream.forget_requests();
@@ -162,7 +162,7 @@ async fn an_archive_of_another_length_is_not_served() {
     let upstream = upstream_with_both().await;
     for (name, size) in SIZES {
         for length in [0, 100, size as u64 / 2, 2 << 20, 5_000_000] {
-            let (folder, path) = holding(&upstream, name).await;
+            let (folder, path) = closed_store_with_archive(&upstream, name).await;
             let file = std::fs::File::options().write(true).open(&folder.blobs()[0]).unwrap();
             file.set_len(length).unwrap();
             let larder = mirroring(&upstream, &folder).start().await;
@@ -178,7 +178,7 @@ async fn an_archive_of_another_length_is_not_served() {
 async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
     let upstream = upstream_with_both().await;
     for (name, _) in SIZES {
-        let (folder, path) = holding(&upstream, name).await;
+        let (folder, path) = closed_store_with_archive(&upstream, name).await;
         let larder = mirroring(&upstream, &folder).start().await;
         flip_the_middle(&folder.blobs()[0]);
         upstream.forget_requests();
@@ -193,7 +193,7 @@ async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
 #[tokio::test]
 async fn a_damaged_archive_stays_in_quarantine_for_inspection() {
     let upstream = upstream_with_both().await;
-    let (folder, path) = holding(&upstream, "small").await;
+    let (folder, path) = closed_store_with_archive(&upstream, "small").await;
     let blob = folder.blobs().remove(0);
     let month_ago = SystemTime::now() - Duration::from_secs(30 * 24 * 3600);
     std::fs::File::options().write(true).open(&blob).unwrap().set_modified(month_ago).unwrap();
@@ -209,7 +209,7 @@ async fn a_damaged_archive_stays_in_quarantine_for_inspection() {
 }
 
 /// The only record whose path ends like this.
-fn record(folder: &Folder, ending: &str) -> PathBuf {
+fn only_record(folder: &Folder, ending: &str) -> PathBuf {
     let all = ["documents", "names", "seen"].into_iter().flat_map(|kind| folder.files(kind));
     let of_kind: Vec<PathBuf> = all.filter(|file| file.to_string_lossy().ends_with(ending)).collect();
     assert_eq!(of_kind.len(), 1, "{ending}: {of_kind:?}");
@@ -226,8 +226,8 @@ async fn a_damaged_record_is_quarantined_and_healed() {
     let mut upstream = upstream_with_both().await;
     for ending in RECORDS {
         for from_the_end in [false, true] {
-            let (folder, path) = holding(&upstream, "small").await;
-            let damaged = record(&folder, ending);
+            let (folder, path) = closed_store_with_archive(&upstream, "small").await;
+            let damaged = only_record(&folder, ending);
             let length = damaged.metadata().unwrap().len() as usize;
             flip(&damaged, if from_the_end { length - 2 } else { 3 });
 
@@ -242,7 +242,7 @@ async fn a_damaged_record_is_quarantined_and_healed() {
 
             upstream.stop().await;
             let larder = mirroring(&upstream, &folder).start().await;
-            assert_eq!(record(&folder, ending), damaged, "it was not written again");
+            assert_eq!(only_record(&folder, ending), damaged, "it was not written again");
             larder.versions("small").await.expect(200);
             assert_eq!(larder.archive_path("small", "1.2.0").await, path, "{ending}");
             larder.get(&path).await.expect(200);
@@ -258,8 +258,8 @@ async fn an_archive_whose_name_is_lost_is_adopted_without_a_fetch() {
     let mut upstream = upstream_with_both().await;
     for (name, _) in SIZES {
         for damaged in [true, false] {
-            let (folder, path) = holding(&upstream, name).await;
-            let record = record(&folder, "linux_amd64.json");
+            let (folder, path) = closed_store_with_archive(&upstream, name).await;
+            let record = only_record(&folder, "linux_amd64.json");
             if damaged {
                 flip_the_middle(&record)
             } else {
@@ -281,7 +281,7 @@ async fn an_archive_whose_name_is_lost_is_adopted_without_a_fetch() {
 async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_verified() {
     let upstream = upstream_with_both().await;
     for (name, _) in SIZES {
-        let (folder, path) = holding(&upstream, name).await;
+        let (folder, path) = closed_store_with_archive(&upstream, name).await;
         std::fs::remove_dir_all(folder.path().join("v1/names")).unwrap();
         std::fs::remove_dir_all(folder.path().join("v1/documents")).unwrap();
         upstream.forget_requests();
@@ -319,7 +319,7 @@ async fn a_predecessor_whose_archive_alone_is_stored_answers_whole_after_days_wi
 async fn an_archive_that_vanished_below_its_name_is_fetched_again() {
     let upstream = upstream_with_both().await;
     for (name, _) in SIZES {
-        let (folder, path) = holding(&upstream, name).await;
+        let (folder, path) = closed_store_with_archive(&upstream, name).await;
         std::fs::remove_file(&folder.blobs()[0]).unwrap();
         upstream.forget_requests();
         let larder = mirroring(&upstream, &folder).start().await;
@@ -329,7 +329,7 @@ async fn an_archive_that_vanished_below_its_name_is_fetched_again() {
     }
 }
 
-type Harm = fn(&Path);
+type IndexDamage = fn(&Path);
 
 fn each_file(index: &Path, harm: impl Fn(&Path)) {
     let mut folders = vec![index.to_owned()];
@@ -341,7 +341,7 @@ fn each_file(index: &Path, harm: impl Fn(&Path)) {
     }
 }
 
-const HARMS: [(&str, Harm); 7] = [
+const INDEX_DAMAGES: [(&str, IndexDamage); 7] = [
     ("garbled", |index| {
         each_file(index, |file| {
             let content = std::fs::read(file).unwrap();
@@ -375,7 +375,7 @@ const HARMS: [(&str, Harm); 7] = [
 async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
     let mut upstream = upstream_with_both().await;
     for killed in [true, false] {
-        for (how, harm) in HARMS {
+        for (how, harm) in INDEX_DAMAGES {
             let folder = Folder::new();
             let larder = Process::start(&mirroring(&upstream, &folder), folder.path());
             let paths = [larder.archive_path("small").await, larder.archive_path("large").await];
@@ -455,8 +455,8 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
 async fn unreadable_files_are_quarantined_and_fetched_again() {
     let upstream = upstream_with_both().await;
     for (name, _) in SIZES {
-        let (folder, path) = holding(&upstream, name).await;
-        let files = [folder.blobs().remove(0), record(&folder, ".set"), record(&folder, "linux_amd64.json")];
+        let (folder, path) = closed_store_with_archive(&upstream, name).await;
+        let files = [folder.blobs().remove(0), only_record(&folder, ".set"), only_record(&folder, "linux_amd64.json")];
         for file in files {
             // A folder in its place fails to read, like a bad sector.
             std::fs::remove_file(&file).unwrap();
@@ -483,9 +483,9 @@ async fn a_staging_folder_that_was_removed_is_made_again() {
 
 /// Section 5: an index that another process has open is in use, not damaged: it is not quarantined.
 #[tokio::test]
-async fn an_index_that_is_locked_elsewhere_is_an_error_that_says_so_and_is_left_untouched() {
+async fn an_index_locked_by_another_process_is_reported_and_left_untouched() {
     let upstream = upstream_with_both().await;
-    let (folder, path) = holding(&upstream, "small").await;
+    let (folder, path) = closed_store_with_archive(&upstream, "small").await;
     let index = folder.path().join("v1/index");
     let held = std::fs::File::options().read(true).write(true).open(index.join("db")).unwrap();
     held.lock().unwrap();

@@ -36,7 +36,7 @@ async fn two_upstreams(server: &str) -> (FakeUpstream, FakeUpstream, Larder) {
     (first, second, larder)
 }
 
-fn errors(answer: &Answer) -> String {
+fn only_error(answer: &Answer) -> String {
     let errors = answer.json()["errors"].as_array().expect("errors are a list").clone();
     assert_eq!(errors.len(), 1, "{errors:?}");
     errors[0].as_str().unwrap().to_owned()
@@ -82,7 +82,7 @@ async fn without_a_default_upstream_larders_own_name_is_421_with_the_reason() {
     let (first, second, larder) = two_upstreams("").await;
     let answer = larder.get(WELL_KNOWN).await.expect(421);
     assert!(is_json(&answer));
-    assert!(errors(&answer).contains("default_upstream"), "{}", answer.text());
+    assert!(only_error(&answer).contains("default_upstream"), "{}", answer.text());
     assert_eq!(first.count_of(Target::Everything) + second.count_of(Target::Everything), 0);
 }
 
@@ -108,14 +108,14 @@ async fn a_host_that_is_no_upstream_is_421_with_the_reason() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let answer = larder.get(&discovery_of("registry.elsewhere.example")).await.expect(421);
-    let said = errors(&answer);
+    let said = only_error(&answer);
     assert!(said.contains("registry.elsewhere.example") && said.contains("[[upstream]]"), "{said}");
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
 /// Promise 5, for discovery: unknown fields pass through byte for byte.
 #[tokio::test]
-async fn every_other_service_is_made_absolute_and_what_nobody_knows_survives() {
+async fn every_other_service_is_made_absolute_and_unknown_fields_survive() {
     let upstream = FakeUpstream::start().await;
     let document = r#"{
         "x-first" :	1e400, "providers.v1": "/v1/providers/", "modules.v1": "/v1/modules/",
@@ -310,7 +310,7 @@ async fn a_document_that_no_client_could_use_is_502_with_the_cause_and_not_remem
         upstream.fault(Target::Discovery, fault.clone());
         let larder = Larder::mirroring(&upstream).start().await;
         for answer in [larder.get(&discovery_of(HOST)).await.expect(502), larder.versions("null").await.expect(502)] {
-            let said = errors(&answer);
+            let said = only_error(&answer);
             assert!(said.contains(cause) && said.contains(HOST), "{fault:?}: {said}");
             assert!(said.contains(&upstream.origin()), "{fault:?} names no upstream: {said}");
         }
@@ -337,7 +337,7 @@ async fn a_registry_without_providers_is_502_with_the_cause_and_asked_again_next
         publish_null(&upstream);
         upstream.serve_json(WELL_KNOWN, document);
         let larder = Larder::mirroring(&upstream).start().await;
-        let said = errors(&larder.versions("null").await.expect(502));
+        let said = only_error(&larder.versions("null").await.expect(502));
         assert!(said.contains("providers.v1") && said.contains(HOST), "{document}: {said}");
         assert!(!said.contains("hunter2"), "{said}");
 
@@ -390,7 +390,7 @@ async fn a_stored_document_is_served_stale_while_the_upstreams_is_unusable() {
 
 /// Promise 7: the CDN-Loop list is passed on with our own entry at its end.
 #[tokio::test]
-async fn the_upstream_sees_through_whom_a_request_came() {
+async fn the_cdn_loop_list_is_extended_and_sent_upstream() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.get_with(&discovery_of(HOST), &[("cdn-loop", "fastly"), ("cdn-loop", "larder;id=77")]).await.expect(200);
@@ -407,7 +407,7 @@ async fn a_request_loop_is_508_and_asks_no_upstream() {
     larder.get(&discovery_of(OTHER)).await.expect(421);
     let five = "larder;id=1, larder;id=2, larder;id=3, larder;id=4, larder;id=5";
     let refused = larder.get_with(&discovery_of(HOST), &[("cdn-loop", five)]).await.expect(508);
-    assert!(errors(&refused).contains("larder"));
+    assert!(only_error(&refused).contains("larder"));
     assert_eq!(upstream.count_of(Target::Everything), 0);
 
     let four = "larder;id=1, larder;id=2, other, larder;id=3, larder;id=4";

@@ -230,7 +230,7 @@ async fn an_upstream_that_never_answers_is_not_waited_for() {
 
 /// Promise 12: the doctor sends nothing to the upstreams of an offline larder.
 #[tokio::test]
-async fn offline_no_upstream_is_asked_and_that_is_said() {
+async fn offline_no_upstream_is_asked_and_the_report_names_the_reason() {
     let upstream = registry().await;
     let mut site = site(&upstream);
     site.text = format!("{}[network]\noffline = true\n", site.text);
@@ -244,7 +244,7 @@ async fn offline_no_upstream_is_asked_and_that_is_said() {
 
 /// A URL in a client's configuration may belong to anyone, unless it is this larder.
 #[tokio::test]
-async fn offline_nobody_is_asked_for_a_clients_sake() {
+async fn offline_urls_of_the_client_configuration_are_not_probed() {
     let upstream = registry().await;
     let mut site = site(&upstream);
     site.text = format!("{}[network]\noffline = true\n", site.text);
@@ -304,7 +304,7 @@ async fn a_store_that_cannot_be_made_is_wrong() {
 }
 
 /// Runs the doctor in a mount namespace that this shell line has prepared.
-async fn examine_after(preparation: &str, site: &Site) -> Found {
+async fn examine_in_mount_namespace(preparation: &str, site: &Site) -> Found {
     let larder = doctor(site, &["--json"], &[]);
     let mut shell = Command::new("unshare");
     shell.args(["-rm", "/bin/sh", "-c", &format!("{preparation} && exec \"$@\""), "sh"]);
@@ -331,7 +331,7 @@ async fn a_store_that_cannot_be_written_is_wrong() {
     paste(&site);
     let v1 = site.home.path().join("v1").display().to_string();
     let read_only = format!("mount --bind '{v1}' '{v1}' && mount -o remount,bind,ro '{v1}'");
-    let found = examine_after(&read_only, &site).await;
+    let found = examine_in_mount_namespace(&read_only, &site).await;
     found.fails(&["store"], "not writable");
     assert!(found.found("store").contains("Read-only file system"), "{found:#?}");
     assert!(found.found("store").contains(&v1), "{found:#?}");
@@ -348,7 +348,9 @@ async fn a_disk_that_is_nearly_full_is_wrong() {
     let store = site.home.path().join("v1");
     std::fs::create_dir_all(&store).unwrap();
     let small = format!("mount -t tmpfs -o size=40m none '{}'", store.display());
-    examine_after(&small, &site).await.fails(&["running", "disk"], "nearly full: 40.0 MiB free of 40.0 MiB");
+    examine_in_mount_namespace(&small, &site)
+        .await
+        .fails(&["running", "disk"], "nearly full: 40.0 MiB free of 40.0 MiB");
 }
 
 /// A store with such a limit would fill its disk before anything is evicted.

@@ -18,7 +18,7 @@ use crate::support::upstream::{FakeUpstream, Provider};
 const MODULES: &str = "https://registry.terraform.io/v1/modules/";
 
 /// A running larder, and a home directory whose client is not configured yet.
-async fn scene() -> (FakeUpstream, Site, Process) {
+async fn site_with_larder() -> (FakeUpstream, Site, Process) {
     let upstream = registry().await;
     let site = site(&upstream);
     let larder = site.serve();
@@ -26,7 +26,7 @@ async fn scene() -> (FakeUpstream, Site, Process) {
 }
 
 /// A running larder with TLS, its certificate issued by this authority, which is in `ca.pem` at home.
-async fn scene_with_tls(ca: &TestCa) -> (FakeUpstream, Site, Process) {
+async fn site_with_tls_larder(ca: &TestCa) -> (FakeUpstream, Site, Process) {
     let upstream = registry().await;
     let mut site = site(&upstream);
     let (certificate, key) = ca.issue(&["127.0.0.1"]);
@@ -39,7 +39,7 @@ async fn scene_with_tls(ca: &TestCa) -> (FakeUpstream, Site, Process) {
 /// Without a client configuration larder itself is not at fault: a warning, with the lines to write.
 #[tokio::test]
 async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
-    let (_upstream, site, _larder) = scene().await;
+    let (_upstream, site, _larder) = site_with_larder().await;
     let found = examine(&site, &[]).await;
     found.warns("client.files", "clients ask every registry directly");
     write(&site, ".tofurc", &site.out(&["client-config"]).await);
@@ -67,7 +67,7 @@ async fn a_larder_that_does_not_serve_this_machine_is_reported() {
 /// Either nothing listens at the address, or another server does.
 #[tokio::test]
 async fn a_wrong_address_in_the_clients_configuration_is_reported() {
-    let (upstream, site, _larder) = scene().await;
+    let (upstream, site, _larder) = site_with_larder().await;
     let wrong = providers(&site).replace(&site.base(), &format!("http://127.0.0.1:{}", free_port()));
     write(&site, ".terraformrc", &host_override(HOST, &wrong, MODULES));
     let found = examine(&site, &[]).await;
@@ -83,7 +83,7 @@ async fn a_wrong_address_in_the_clients_configuration_is_reported() {
 /// PROTOCOL 1.1: the client concatenates URLs.
 #[tokio::test]
 async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
-    let (_upstream, site, larder) = scene().await;
+    let (_upstream, site, larder) = site_with_larder().await;
     let good = host_override(HOST, &providers(&site), MODULES);
     let bad = host_override(HOST, providers(&site).trim_end_matches('/'), MODULES);
     write(&site, ".terraformrc", &bad);
@@ -105,7 +105,7 @@ async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
 /// PROTOCOL 1.2: a `host` block replaces the whole list of services.
 #[tokio::test]
 async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with_it() {
-    let (_upstream, site, _larder) = scene().await;
+    let (_upstream, site, _larder) = site_with_larder().await;
     let only =
         |name: &str, url: &str| format!("host \"{HOST}\" {{\n  services = {{\n    \"{name}\" = \"{url}\"\n  }}\n}}\n");
     write(&site, ".terraformrc", &only("providers.v1", &providers(&site)));
@@ -126,7 +126,7 @@ async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with
 #[tokio::test]
 async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
     for (offers, other) in [("modules.v1", "providers.v1"), ("providers.v1", "modules.v1")] {
-        let (upstream, site, _larder) = scene().await;
+        let (upstream, site, _larder) = site_with_larder().await;
         let folder = offers.trim_end_matches(".v1");
         let discovery = format!(
             r#"{{"{offers}":"/v1/{folder}/","{other}":null,"login.v1":{{"client":"c","scopes":null}},"x.v1":"/${{x"}}"#
@@ -163,7 +163,7 @@ async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
 #[tokio::test]
 async fn a_certificate_that_the_client_does_not_trust_is_reported() {
     let ca = TestCa::new();
-    let (_upstream, site, _larder) = scene_with_tls(&ca).await;
+    let (_upstream, site, _larder) = site_with_tls_larder(&ca).await;
     let base = site.base().replace("http:", "https:");
     let config = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
     write(&site, ".terraformrc", &config);
@@ -209,13 +209,13 @@ async fn a_certificate_that_signed_itself_is_taken_as_the_client_takes_it() {
 
 #[tokio::test]
 async fn http_instead_of_https_and_the_reverse_are_reported() {
-    let (_upstream, site, larder) = scene().await;
+    let (_upstream, site, larder) = site_with_larder().await;
     let https = providers(&site).replace("http:", "https:");
     write(&site, ".terraformrc", &host_override(HOST, &https, MODULES));
     examine(&site, &[]).await.fails(&["client.scheme"], "speaks no TLS");
     drop(larder);
     let ca = TestCa::new();
-    let (_upstream, site, _larder) = scene_with_tls(&ca).await;
+    let (_upstream, site, _larder) = site_with_tls_larder(&ca).await;
     let http = format!(
         "http{}/registry/{HOST}/v1/providers/",
         site.base().trim_start_matches("https").trim_start_matches("http")
@@ -228,7 +228,7 @@ async fn http_instead_of_https_and_the_reverse_are_reported() {
 
 #[tokio::test]
 async fn another_registrys_path_and_no_registrys_path_are_reported() {
-    let (upstream, mut site, larder) = scene().await;
+    let (upstream, mut site, larder) = site_with_larder().await;
     let other = format!("{}/registry/registry.opentofu.org/v1/providers/", site.base());
     write(&site, ".terraformrc", &host_override(HOST, &other, MODULES));
     examine(&site, &[]).await.fails(&["client.host"], "does not mirror registry.opentofu.org");
@@ -247,7 +247,7 @@ async fn another_registrys_path_and_no_registrys_path_are_reported() {
 /// Only the exact base URL of a registry, below the prefix of `public_url`, is accepted.
 #[tokio::test]
 async fn paths_that_only_look_like_a_registrys_are_reported() {
-    let (_upstream, mut site, larder) = scene().await;
+    let (_upstream, mut site, larder) = site_with_larder().await;
     for path in [
         format!("/registry/{HOST}/"),
         format!("/registry/{HOST}/providers/"),
@@ -273,7 +273,7 @@ async fn paths_that_only_look_like_a_registrys_are_reported() {
 /// Go follows redirects, so this client reaches larder.
 #[tokio::test]
 async fn a_client_configured_through_a_redirect_reaches_larder() {
-    let (_upstream, site, _larder) = scene().await;
+    let (_upstream, site, _larder) = site_with_larder().await;
     let to = format!("{}/registry/{HOST}/v1/providers/~/~/versions", site.base());
     let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = door.local_addr().unwrap();
@@ -291,7 +291,7 @@ async fn a_client_configured_through_a_redirect_reaches_larder() {
 /// The doctor cannot check an address that only the client's proxy reaches.
 #[tokio::test]
 async fn a_larder_behind_the_clients_own_proxy_is_a_warning() {
-    let (_upstream, site, _larder) = scene().await;
+    let (_upstream, site, _larder) = site_with_larder().await;
     let theirs = format!("http://mirror.invalid/registry/{HOST}/v1/providers/");
     write(&site, ".terraformrc", &host_override(HOST, &theirs, MODULES));
     examine(&site, &[]).await.fails(&["client.address"], "mirror.invalid leads nowhere");
@@ -302,8 +302,8 @@ async fn a_larder_behind_the_clients_own_proxy_is_a_warning() {
 
 /// The doctor probes the client's modules URL, with and without the final slash.
 #[tokio::test]
-async fn modules_that_are_asked_of_larder_at_another_place_are_reported() {
-    let (upstream, mut site, larder) = scene().await;
+async fn a_wrong_modules_url_is_reported() {
+    let (upstream, mut site, larder) = site_with_larder().await;
     let at = |site: &Site, path: &str| {
         write(site, ".terraformrc", &host_override(HOST, &providers(site), &format!("{}{path}", site.base())));
     };
@@ -335,7 +335,7 @@ async fn modules_that_are_asked_of_larder_at_another_place_are_reported() {
 /// On a machine without larder, the client is checked against the larder that its configuration leads to.
 #[tokio::test]
 async fn a_machine_with_clients_only_is_checked_for_its_clients() {
-    let (upstream, mut site, larder) = scene().await;
+    let (upstream, mut site, larder) = site_with_larder().await;
     drop(larder);
     site.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
     let larder = site.serve();
@@ -363,7 +363,7 @@ async fn a_machine_with_clients_only_is_checked_for_its_clients() {
 /// PROTOCOL 1.3: the client only prints the errors of a broken configuration and continues.
 #[tokio::test]
 async fn a_file_that_the_client_cannot_read_is_reported() {
-    let (_upstream, site, _larder) = scene().await;
+    let (_upstream, site, _larder) = site_with_larder().await;
     write(&site, ".terraformrc", "host \"registry.terraform.io\" {\n  services = {\n");
     let found = examine(&site, &[]).await;
     found.fails(&["client.files"], ".terraformrc does not parse: line");
@@ -378,7 +378,7 @@ async fn a_file_that_the_client_cannot_read_is_reported() {
 /// The client reads both the main file and `.terraform.d`; a block in JSON counts too.
 #[tokio::test]
 async fn a_block_in_the_folder_of_the_client_counts() {
-    let (_upstream, site, _larder) = scene().await;
+    let (_upstream, site, _larder) = site_with_larder().await;
     let json = format!(
         r#"{{"host": {{"{HOST}": {{"services": {{"providers.v1": "{}", "modules.v1": "{MODULES}"}}}}}}}}"#,
         providers(&site)
@@ -391,7 +391,7 @@ async fn a_block_in_the_folder_of_the_client_counts() {
 #[tokio::test]
 async fn an_installation_that_goes_around_larder_is_reported() {
     let ca = TestCa::new();
-    let (_upstream, site, _larder) = scene_with_tls(&ca).await;
+    let (_upstream, site, _larder) = site_with_tls_larder(&ca).await;
     let base = site.base().replace("http:", "https:");
     let block = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
     let file = site.home.path().join("ca.pem");
@@ -423,7 +423,7 @@ async fn an_installation_that_goes_around_larder_is_reported() {
 
 #[tokio::test]
 async fn other_client_settings_that_bypass_larder_are_warnings() {
-    let (_upstream, site, _larder) = scene().await;
+    let (_upstream, site, _larder) = site_with_larder().await;
     paste(&site);
     examine(&site, &[("TF_REGISTRY_CLIENT_TIMEOUT", "3")]).await.warns("client.timeout", "no longer than 3 s");
     examine(&site, &[("TF_REGISTRY_CLIENT_TIMEOUT", "30")]).await.is_healthy();
@@ -435,7 +435,7 @@ async fn other_client_settings_that_bypass_larder_are_warnings() {
 /// Go bypasses the proxy for loopback addresses only; the client's token passes through the proxy too.
 #[tokio::test]
 async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
-    let (_upstream, site, _larder) = scene().await;
+    let (_upstream, site, _larder) = site_with_larder().await;
     let proxy = [("HTTP_PROXY", "http://127.0.0.1:9"), ("NO_PROXY", "127.0.0.1")];
     let token = [("TF_TOKEN_registry_terraform_io", "s3cret-of-client")];
     paste(&site);
@@ -454,7 +454,7 @@ async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
 /// The registry is mirrored, and no file of the client mentions it.
 #[tokio::test]
 async fn a_registry_without_a_block_is_a_warning() {
-    let (upstream, mut site, larder) = scene().await;
+    let (upstream, mut site, larder) = site_with_larder().await;
     upstream.publish(Provider::new("acme", "null"));
     paste(&site);
     drop(larder);

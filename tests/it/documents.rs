@@ -56,7 +56,7 @@ struct Block {
     line: usize,
     language: String,
     /// The HTML comment above it.
-    mark: String,
+    comment_above: String,
     text: String,
 }
 
@@ -68,7 +68,7 @@ fn blocks(page: &str) -> Vec<Block> {
             Some(_) if is_open => is_open = false,
             Some(language) => {
                 let (line, language) = (number + 1, language.to_owned());
-                blocks.push(Block { line, language, mark: mark.to_owned(), text: String::new() });
+                blocks.push(Block { line, language, comment_above: mark.to_owned(), text: String::new() });
                 is_open = true;
             }
             None if is_open => writeln!(blocks.last_mut().unwrap().text, "{line}").unwrap(),
@@ -126,7 +126,7 @@ fn every_block_has_a_language_and_a_command_that_does_not_run_has_a_reason() {
         for block in blocks(&page) {
             let at = format!("{path}:{}", block.line);
             assert!(known.contains(&block.language.as_str()), "{at}: {:?} is no known language", block.language);
-            if let Some(reason) = block.mark.strip_prefix("not run:") {
+            if let Some(reason) = block.comment_above.strip_prefix("not run:") {
                 assert!(reason.trim().len() > 10, "{at}: a reason is missing");
             } else {
                 assert!(block.language == "sh" || !runnable.contains(&block.language.as_str()), "{at}: it is not run");
@@ -136,17 +136,23 @@ fn every_block_has_a_language_and_a_command_that_does_not_run_has_a_reason() {
 }
 
 /// A reader's larder: a configuration file, a store, and free ports in place of the default ones.
-struct Site {
+struct DocumentedLarder {
     home: Folder,
     listen: u16,
     admin: u16,
-    more: String,
+    extra_config: String,
     running: Option<Process>,
 }
 
-impl Site {
+impl DocumentedLarder {
     fn new() -> Self {
-        Self { home: Folder::new(), listen: free_port(), admin: free_port(), more: String::new(), running: None }
+        Self {
+            home: Folder::new(),
+            listen: free_port(),
+            admin: free_port(),
+            extra_config: String::new(),
+            running: None,
+        }
     }
 
     /// Starts larder, or restarts it after `more` was added to its configuration.
@@ -154,7 +160,7 @@ impl Site {
         if let Some(running) = self.running.take() {
             assert_eq!(running.terminate().await, Some(0));
         }
-        let Self { home, listen, admin, more, .. } = self;
+        let Self { home, listen, admin, extra_config: more, .. } = self;
         let text = format!(
             "[server]\nlisten = \"127.0.0.1:{listen}\"\n[admin]\nlisten = \"127.0.0.1:{admin}\"\n[store]\npath = {:?}\n\
              [network]\n{network}\n{more}\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{upstream}/\"\n",
@@ -215,18 +221,20 @@ fn write_configurations(work: &Path) {
 }
 
 /// Runs the commands of a page in order, each outside or inside the air gap.
-async fn commands_run(path: &str) {
+async fn run_page_commands(path: &str) {
     let text = std::fs::read_to_string(root().join(path)).unwrap();
     let (upstream, work) = (registry().await, tempfile::tempdir().unwrap());
     write_configurations(work.path());
-    let (mut outside, mut inside) = (Site::new(), Site::new());
+    let (mut outside, mut inside) = (DocumentedLarder::new(), DocumentedLarder::new());
     outside.serve(&upstream.origin(), "").await;
     let mut ran = 0;
-    for block in blocks(&text).iter().filter(|block| block.language == "sh" && !block.mark.starts_with("not run:")) {
-        if block.mark == "on: inside" && inside.running.is_none() {
+    for block in
+        blocks(&text).iter().filter(|block| block.language == "sh" && !block.comment_above.starts_with("not run:"))
+    {
+        if block.comment_above == "on: inside" && inside.running.is_none() {
             inside.serve("http://127.0.0.1:9", "offline = true").await;
         }
-        let site = if block.mark == "on: inside" { &inside } else { &outside };
+        let site = if block.comment_above == "on: inside" { &inside } else { &outside };
         if block.text.contains("larder missing") {
             // A refused request of a client inside, so that a package is missing.
             let providers = format!("http://127.0.0.1:{}/registry/{HOST}/v1/providers", inside.listen);
@@ -236,8 +244,8 @@ async fn commands_run(path: &str) {
         assert_eq!(said.code, Some(0), "{path}:{}:\n{}\n{}\n{}", block.line, block.text, said.out, said.err);
         if block.text.contains("keygen") {
             let line = |name: &str| said.out.lines().find(|line| line.trim().starts_with(name)).unwrap();
-            outside.more = format!("[bundle]\n{}", line("signing_key"));
-            inside.more = format!("[bundle]\n{}", line("trusted_keys"));
+            outside.extra_config = format!("[bundle]\n{}", line("signing_key"));
+            inside.extra_config = format!("[bundle]\n{}", line("trusted_keys"));
             outside.serve(&upstream.origin(), "").await;
         }
         ran += 1;
@@ -247,44 +255,44 @@ async fn commands_run(path: &str) {
 
 #[tokio::test]
 async fn the_commands_of_the_readme_run() {
-    commands_run("README.md").await;
+    run_page_commands("README.md").await;
 }
 
 #[tokio::test]
 async fn the_commands_of_the_page_on_warm_ups_run() {
-    commands_run("docs/warm.md").await;
+    run_page_commands("docs/warm.md").await;
 }
 
 #[tokio::test]
 async fn the_commands_of_the_page_on_air_gaps_run() {
-    commands_run("docs/air-gap.md").await;
+    run_page_commands("docs/air-gap.md").await;
 }
 
 #[tokio::test]
 async fn the_commands_of_the_page_on_operations_run() {
-    commands_run("docs/operations.md").await;
+    run_page_commands("docs/operations.md").await;
 }
 
 #[tokio::test]
 async fn the_commands_of_the_page_on_configuration_run() {
-    commands_run("docs/configuration.md").await;
+    run_page_commands("docs/configuration.md").await;
 }
 
 #[tokio::test]
 async fn the_commands_of_the_page_on_the_admin_api_run() {
-    commands_run("docs/admin-api.md").await;
+    run_page_commands("docs/admin-api.md").await;
 }
 
 #[tokio::test]
 async fn the_commands_of_the_page_on_ci_run() {
-    commands_run("docs/ci.md").await;
+    run_page_commands("docs/ci.md").await;
 }
 
 #[test]
 fn no_page_with_commands_is_left_out() {
     let own = std::fs::read_to_string(root().join("tests/it/documents.rs")).unwrap();
     let with_commands = pages().into_iter().filter(|(_, page)| {
-        blocks(page).iter().any(|block| block.language == "sh" && !block.mark.starts_with("not run:"))
+        blocks(page).iter().any(|block| block.language == "sh" && !block.comment_above.starts_with("not run:"))
     });
     let missing: BTreeSet<PathBuf> = with_commands
         .map(|(path, _)| path)

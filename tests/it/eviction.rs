@@ -17,7 +17,7 @@ async fn install(larder: &Larder, name: &str) -> String {
 
 const THREE: [&str; 3] = ["one", "two", "three"];
 
-async fn three_of_a_third() -> FakeUpstream {
+async fn upstream_with_four_providers() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     for name in THREE.iter().chain(&["four"]) {
         upstream.publish(Provider::new("acme", name).size(300_000));
@@ -27,8 +27,8 @@ async fn three_of_a_third() -> FakeUpstream {
 
 /// Section 5: the least recently used archive is evicted first, and fetched again on request.
 #[tokio::test]
-async fn the_least_recently_used_archive_is_evicted_and_can_be_had_again() {
-    let upstream = three_of_a_third().await;
+async fn the_least_recently_used_archive_is_evicted_and_fetched_again_on_request() {
+    let upstream = upstream_with_four_providers().await;
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let mut paths = Vec::new();
     for name in THREE {
@@ -53,7 +53,7 @@ async fn the_least_recently_used_archive_is_evicted_and_can_be_had_again() {
 /// Section 5: archives that upstream deleted are evicted last, because they cannot be fetched again.
 #[tokio::test]
 async fn archives_that_upstream_deleted_are_evicted_last() {
-    let upstream = three_of_a_third().await;
+    let upstream = upstream_with_four_providers().await;
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let mut paths = Vec::new();
     for name in THREE {
@@ -101,7 +101,7 @@ async fn an_archive_that_is_evicted_while_it_is_sent_arrives_whole() {
 /// Promise 12: also where the limit was lowered below the stored size.
 #[tokio::test]
 async fn nothing_is_evicted_while_offline() {
-    let upstream = three_of_a_third().await;
+    let upstream = upstream_with_four_providers().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let mut paths = Vec::new();
     for name in ["one", "two", "three", "four"] {

@@ -13,7 +13,7 @@ use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 /// The result for a client of an archive that is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum ClientResult {
     /// An error before the body.
     Status(u16),
     /// A body that breaks off.
@@ -24,8 +24,8 @@ const LARGEST: u64 = 8 << 20;
 const STALL: Duration = Duration::from_secs(3);
 
 /// The faults, each with the results for a small and for a large archive.
-fn troubles() -> Vec<(Vec<Fault>, Told, Told)> {
-    use Told::{BrokenOff, Status};
+fn archive_faults() -> Vec<(Vec<Fault>, ClientResult, ClientResult)> {
+    use ClientResult::{BrokenOff, Status};
     // Resumed again and again, the download would complete in the end.
     let always = |fault| vec![Fault::RangeIgnored, fault];
     vec![
@@ -56,18 +56,18 @@ fn troubles() -> Vec<(Vec<Fault>, Told, Told)> {
     ]
 }
 
-fn told(received: &Received) -> Told {
+fn client_result(received: &Received) -> ClientResult {
     match received.status {
         200 => {
             assert!(!received.is_whole, "what is wrong looks complete");
-            Told::BrokenOff
+            ClientResult::BrokenOff
         }
-        status => Told::Status(status),
+        status => ClientResult::Status(status),
     }
 }
 
-async fn each_trouble(size: usize) {
-    let troubles = troubles();
+async fn check_each_fault(size: usize) {
+    let troubles = archive_faults();
     let upstream = FakeUpstream::start().await;
     let names: Vec<String> = (0..troubles.len()).map(|number| format!("trouble{number:02}")).collect();
     names.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(size)));
@@ -80,14 +80,21 @@ async fn each_trouble(size: usize) {
     for ((received, name), (faults, small, large)) in received.iter().zip(&names).zip(&troubles) {
         let expected = if size == SMALL { *small } else { *large };
         let text = String::from_utf8_lossy(&received.body);
-        assert_eq!(told(received), expected, "{faults:?} {size}: {}", text.chars().take(300).collect::<String>());
+        assert_eq!(
+            client_result(received),
+            expected,
+            "{faults:?} {size}: {}",
+            text.chars().take(300).collect::<String>()
+        );
         match expected {
-            Told::Status(_) => {
+            ClientResult::Status(_) => {
                 assert!(text.contains(&format!("the archive of {HOST}/acme/{name} 1.2.0")), "{faults:?}: {text}");
                 assert!(text.contains(&upstream.origin()) || text.contains(HOST), "{faults:?}: {text}");
                 assert!(received.headers.get("retry-after").is_none(), "{faults:?}");
             }
-            Told::BrokenOff => assert!(received.body.len() as u64 <= LARGEST, "{faults:?} {}", received.body.len()),
+            ClientResult::BrokenOff => {
+                assert!(received.body.len() as u64 <= LARGEST, "{faults:?} {}", received.body.len())
+            }
         }
     }
     assert!(larder.folder.blobs().is_empty(), "{:?}", larder.folder.blobs());
@@ -104,7 +111,7 @@ async fn each_trouble(size: usize) {
 /// off.
 #[tokio::test]
 async fn no_broken_archive_is_stored() {
-    tokio::join!(each_trouble(SMALL), each_trouble(LARGE));
+    tokio::join!(check_each_fault(SMALL), check_each_fault(LARGE));
 }
 
 /// PROTOCOL 2.4: the media type of these files does not matter, only their bytes.

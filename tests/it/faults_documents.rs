@@ -16,10 +16,11 @@ const PATIENCE_OF_CLIENTS: Duration = Duration::from_secs(10);
 const GIVE_UP_AFTER: Duration = Duration::from_secs(12);
 const ANSWER_WITHIN: Duration = Duration::from_secs(24);
 /// Nothing stays fresh, and a stored copy is served after a short `patience`.
-const SERVES_SOON: &str = "patience = \"500ms\"\nfresh = { discovery = \"0s\", versions = \"0s\", download = \"0s\" }";
+const SHORT_PATIENCE: &str =
+    "patience = \"500ms\"\nfresh = { discovery = \"0s\", versions = \"0s\", download = \"0s\" }";
 
 /// The faults, each with the status of the response where nothing is stored.
-fn troubles(kind: &Target) -> Vec<(Fault, u16)> {
+fn faults_of(kind: &Target) -> Vec<(Fault, u16)> {
     // SHA256SUMS and signatures are never decompressed: for them gzip is just a body that is too large.
     let is_unpacked = !matches!(kind, Target::Sums | Target::Signature);
     vec![
@@ -58,7 +59,7 @@ struct Case {
 
 fn cases() -> Vec<Case> {
     let kinds = [Target::Versions, Target::Document, Target::Sums, Target::Signature];
-    let of_kind = |kind: Target| troubles(&kind).into_iter().map(move |(fault, status)| (kind.clone(), fault, status));
+    let of_kind = |kind: Target| faults_of(&kind).into_iter().map(move |(fault, status)| (kind.clone(), fault, status));
     let all = kinds.into_iter().flat_map(of_kind).enumerate();
     all.map(|(number, (kind, fault, status))| Case { kind, fault, status, name: name(number) }).collect()
 }
@@ -95,7 +96,7 @@ fn impatient(upstream: &FakeUpstream) -> Builder {
 }
 
 /// Checks that the error names the package and one of these places, in the registries' shape, without a Retry-After.
-fn is_told(answer: &Answer, what: &str, places: &[&str]) {
+fn assert_error_names(answer: &Answer, what: &str, places: &[&str]) {
     let errors = answer.json()["errors"].as_array().unwrap_or_else(|| panic!("{}", answer.text())).clone();
     let said = errors.iter().map(|error| error.as_str().unwrap()).collect::<Vec<_>>().join("\n");
     assert!(said.contains(what), "{what} is not named: {said}");
@@ -103,7 +104,7 @@ fn is_told(answer: &Answer, what: &str, places: &[&str]) {
     assert!(answer.headers.get("retry-after").is_none());
 }
 
-fn is_kept(larder: &Larder, case: &Case) -> bool {
+fn is_cached(larder: &Larder, case: &Case) -> bool {
     let file = if case.kind == Target::Versions { "versions" } else { "1.2.0/linux_amd64.set" };
     let ending = format!("/acme/{}/{file}", case.name);
     larder.folder.files("documents").iter().any(|path| path.to_str().unwrap().ends_with(&ending))
@@ -125,8 +126,8 @@ async fn no_broken_document_is_cached() {
         for (refused, case) in ask_all(larder, cases).await.iter().zip(cases) {
             let Case { kind, fault, status, name } = case;
             assert_eq!(refused.status, *status, "{kind:?} {fault:?}: {}", refused.text());
-            is_told(refused, &format!("acme/{name}"), &[&upstream.origin(), HOST]);
-            assert!(!is_kept(larder, case), "{kind:?} {fault:?}");
+            assert_error_names(refused, &format!("acme/{name}"), &[&upstream.origin(), HOST]);
+            assert!(!is_cached(larder, case), "{kind:?} {fault:?}");
         }
     }
     upstream.heal();
@@ -134,7 +135,7 @@ async fn no_broken_document_is_cached() {
         for (healed, case) in ask_all(larder, cases).await.iter().zip(cases) {
             let Case { kind, fault, .. } = case;
             assert_eq!(healed.status, 200, "{kind:?} after {fault:?}: {}", healed.text());
-            assert!(is_kept(larder, case), "{kind:?} after {fault:?}");
+            assert!(is_cached(larder, case), "{kind:?} after {fault:?}");
         }
     }
 }
@@ -164,7 +165,7 @@ async fn no_document_failure_hides_stored_packages() {
 /// in the one larder.
 #[tokio::test]
 async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
-    let mut troubles = troubles(&Target::Discovery);
+    let mut troubles = faults_of(&Target::Discovery);
     troubles.extend([
         (Fault::HugeJson, 502),
         (Fault::Status(404), 502),
@@ -175,7 +176,7 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
     let host = |number| format!("{}.example", name(number));
     let registries = |builder: Builder| {
         (0..troubles.len()).fold(builder, |builder, number| {
-            builder.upstream(&host(number), &format!("{}/{}/", upstream.origin(), name(number)), SERVES_SOON)
+            builder.upstream(&host(number), &format!("{}/{}/", upstream.origin(), name(number)), SHORT_PATIENCE)
         })
     };
     let builder = || registries(Larder::builder()).give_up_after(GIVE_UP_AFTER).answer_within(ANSWER_WITHIN);
@@ -207,7 +208,7 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
         let (fault, status) = &troubles[at / 3];
         let case = format!("{fault:?} {path}");
         assert_eq!(refused[at].status, *status, "{case}: {}", refused[at].text());
-        is_told(&refused[at], &host(at / 3), &[&upstream.origin(), &host(at / 3)]);
+        assert_error_names(&refused[at], &host(at / 3), &[&upstream.origin(), &host(at / 3)]);
         assert_eq!((held[at].status, &held[at].body), (200, &before[at].body), "{case}: {}", held[at].text());
         assert!(held[at].is("detail=stale"), "{case}: {}", held[at].header("cache-status"));
     }
@@ -229,7 +230,7 @@ async fn an_upstream_that_accepts_and_says_nothing_is_a_504_and_hides_nothing() 
         let upstream = if is_tls { builder.tls() } else { builder }.start().await;
         upstream.publish(Provider::new("acme", "null"));
         let start = async |builder: Builder| {
-            let builder = builder.give_up_after(Duration::from_secs(1)).with(SERVES_SOON);
+            let builder = builder.give_up_after(Duration::from_secs(1)).with(SHORT_PATIENCE);
             if is_tls { builder.trusting(upstream.ca()) } else { builder }.start().await
         };
         let full = start(Larder::mirroring(&upstream)).await;
@@ -242,7 +243,7 @@ async fn an_upstream_that_accepts_and_says_nothing_is_a_504_and_hides_nothing() 
         upstream.fall_silent();
         let refused = empty.document("null", "1.2.0").await.expect(504);
         // The discovery document is the one that never arrives.
-        is_told(&refused, HOST, &[&upstream.origin(), "discovery"]);
+        assert_error_names(&refused, HOST, &[&upstream.origin(), "discovery"]);
         let held = full.document("null", "1.2.0").await.expect(200);
         assert!(held.is("detail=stale") && held.body == before.body, "{}", held.header("cache-status"));
         assert!(full.get(&path).await.expect(200).is("larder; hit"));

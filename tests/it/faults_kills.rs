@@ -27,7 +27,7 @@ fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
 }
 
 /// Every visible archive has the digest of its name.
-fn every_blob_is_what_it_is_named(folder: &Folder) {
+fn assert_blobs_match_names(folder: &Folder) {
     for blob in folder.blobs() {
         let named = blob.file_name().unwrap().to_str().unwrap().to_owned();
         match std::fs::read(&blob) {
@@ -49,7 +49,7 @@ async fn install_all(larder: &Process, folder: &Folder) -> Vec<String> {
         Some(path)
     });
     let arrived = join_all(installing).await.into_iter().flatten().collect();
-    every_blob_is_what_it_is_named(folder);
+    assert_blobs_match_names(folder);
     arrived
 }
 
@@ -59,7 +59,7 @@ fn document_path(name: &str) -> String {
 
 /// Kills larder at random moments, `rounds` times. After each kill and restart, `settled` checks the store, given the
 /// paths acknowledged before the kill. A fixed seed makes the moments repeatable.
-async fn killed_at_random(
+async fn kill_at_random_moments(
     builder: impl Fn() -> Builder,
     folder: &Folder,
     rounds: u64,
@@ -97,7 +97,7 @@ async fn killed_at_random(
             all if all == NAMES.len() => span = span * 3 / 5,
             _ => {}
         }
-        every_blob_is_what_it_is_named(folder);
+        assert_blobs_match_names(folder);
 
         let larder = Process::start(&builder(), folder.path());
         settled(&larder, &acknowledged).await;
@@ -115,7 +115,7 @@ async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing()
     let builder = || Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder);
     let publish_anew = |round| publish(&upstream, 1 + round);
     let mut acknowledged_in_all = 0;
-    killed_at_random(builder, &folder, 10, publish_anew, async |larder: &Process, acknowledged: &[String]| {
+    kill_at_random_moments(builder, &folder, 10, publish_anew, async |larder: &Process, acknowledged: &[String]| {
         acknowledged_in_all += acknowledged.len();
         upstream.fault(Target::Everything, crate::support::upstream::Fault::Status(500));
         for path in acknowledged {
@@ -152,7 +152,7 @@ async fn kills_at_random_moments_of_evictions_leave_a_store_that_keeps_to_its_li
     let builder = || Larder::mirroring(&upstream).store("max_size = \"3MiB\"").on(&folder);
     let total = || folder.blobs().iter().map(|blob| blob.metadata().map_or(0, |found| found.len())).sum::<u64>();
     let mut evicted = 0;
-    killed_at_random(
+    kill_at_random_moments(
         builder,
         &folder,
         10,
@@ -164,7 +164,7 @@ async fn kills_at_random_moments_of_evictions_leave_a_store_that_keeps_to_its_li
                 assert!(received.is_whole && received.body == bytes(&upstream, name), "{name}");
             }
             until("it keeps to its limit", async || total() <= LIMIT).await;
-            every_blob_is_what_it_is_named(&folder);
+            assert_blobs_match_names(&folder);
             // An archive without a record would never be found again; a record without its archive would be wrong.
             until("the index says what is there", async || {
                 let url = format!("{}/admin/v1/status", larder.admin());

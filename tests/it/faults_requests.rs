@@ -13,7 +13,7 @@ use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::support::{HANGS_AFTER, eventually};
 
-async fn publishing() -> FakeUpstream {
+async fn upstream_with_null() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(100_000));
     upstream
@@ -24,7 +24,7 @@ async fn connected(larder: &Larder) -> TcpStream {
 }
 
 /// Reads until larder closes the connection.
-async fn all_of(stream: &mut TcpStream) -> Vec<u8> {
+async fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {
     let mut answer = Vec::new();
     // A reset ends the connection too.
     let _ = timeout(HANGS_AFTER, stream.read_to_end(&mut answer)).await.expect("larder keeps the connection");
@@ -32,15 +32,15 @@ async fn all_of(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 /// The status line and the body of the response to these bytes; empty without a response.
-async fn raw(larder: &Larder, request: &[u8]) -> (String, String) {
+async fn send_raw(larder: &Larder, request: &[u8]) -> (String, String) {
     let mut stream = connected(larder).await;
     stream.write_all(request).await.unwrap();
-    let answer = String::from_utf8_lossy(&all_of(&mut stream).await).into_owned();
+    let answer = String::from_utf8_lossy(&read_to_close(&mut stream).await).into_owned();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
 }
 
-fn line(path: &[u8], host: &[u8]) -> Vec<u8> {
+fn request_bytes(path: &[u8], host: &[u8]) -> Vec<u8> {
     [b"GET ", path, b" HTTP/1.1\r\nHost: ", host, b"\r\nConnection: close\r\n\r\n"].concat()
 }
 
@@ -53,7 +53,7 @@ async fn others_are_served(larder: &Larder) {
 /// Promise 7, and section 3: these bytes are sent as they are; a client library would normalise them.
 #[tokio::test]
 async fn no_path_leads_out_of_what_is_mirrored() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).start().await;
     std::fs::write(larder.folder.path().join("secret"), "s3cret").unwrap();
     let providers = format!("/registry/{HOST}/v1/providers");
@@ -90,7 +90,7 @@ async fn no_path_leads_out_of_what_is_mirrored() {
     ];
     for (path, expected) in paths {
         let shown = String::from_utf8_lossy(&path[..path.len().min(120)]).into_owned();
-        let (status, body) = raw(&larder, &line(&path, b"mirror.example")).await;
+        let (status, body) = send_raw(&larder, &request_bytes(&path, b"mirror.example")).await;
         assert!(expected.iter().any(|code| status.contains(code)), "{shown}: {status} {body}");
         assert!(!body.contains("s3cret") && !body.contains("root:"), "{shown}: {body}");
     }
@@ -101,7 +101,7 @@ async fn no_path_leads_out_of_what_is_mirrored() {
 /// Section 3: an unknown or malformed Host is refused with the reason, and none of these selects an upstream.
 #[tokio::test]
 async fn odd_hosts_are_reported_and_ask_no_upstream() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let long = "a".repeat(5000);
     let odd: [&[u8]; 15] = [
@@ -122,7 +122,7 @@ async fn odd_hosts_are_reported_and_ask_no_upstream() {
         long.as_bytes(),
     ];
     for host in odd {
-        let (status, body) = raw(&larder, &line(b"/.well-known/terraform.json", host)).await;
+        let (status, body) = send_raw(&larder, &request_bytes(b"/.well-known/terraform.json", host)).await;
         let shown = String::from_utf8_lossy(&host[..host.len().min(60)]).into_owned();
         // A name with a final dot is the same host.
         if host == b"registry.terraform.io." && status.contains("200") {
@@ -135,7 +135,7 @@ async fn odd_hosts_are_reported_and_ask_no_upstream() {
         b"GET /.well-known/terraform.json HTTP/1.1\r\nHost: a.example\r\nHost: b.example\r\nConnection: close\r\n\r\n";
     let none = b"GET /.well-known/terraform.json HTTP/1.0\r\n\r\n";
     for request in [&two[..], &none[..]] {
-        let (status, body) = raw(&larder, request).await;
+        let (status, body) = send_raw(&larder, request).await;
         assert!(["400", "421"].iter().any(|code| status.contains(code)), "{status} {body}");
     }
     others_are_served(&larder).await;
@@ -144,9 +144,9 @@ async fn odd_hosts_are_reported_and_ask_no_upstream() {
 /// Promise 11: bytes that are not HTTP end their own connection only.
 #[tokio::test]
 async fn garbage_on_a_connection_closes_only_that_connection() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let huge_header = [&line(b"/healthz", b"x")[..20], &b"X: ".repeat(40_000)].concat();
+    let huge_header = [&request_bytes(b"/healthz", b"x")[..20], &b"X: ".repeat(40_000)].concat();
     let many_headers = [&b"GET /healthz HTTP/1.1\r\n"[..], &b"X-A: b\r\n".repeat(5000), b"\r\n"].concat();
     let chunks = b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzzzz\r\n".to_vec();
     let smuggled = b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!".to_vec();
@@ -158,21 +158,21 @@ async fn garbage_on_a_connection_closes_only_that_connection() {
         // Larder may close the connection while the bytes are being sent.
         let _ = stream.write_all(&noise).await;
         let _ = stream.shutdown().await;
-        let answer = String::from_utf8_lossy(&all_of(&mut stream).await).into_owned();
+        let answer = String::from_utf8_lossy(&read_to_close(&mut stream).await).into_owned();
         assert!(answer.len() < 64 * 1024, "{} bytes of answer to noise", answer.len());
     }
     others_are_served(&larder).await;
 }
 
-fn hasty(upstream: &FakeUpstream) -> Builder {
+fn larder_with_short_timeouts(upstream: &FakeUpstream) -> Builder {
     Larder::mirroring(upstream).server("http2 = true").head_within(Duration::from_secs(1)).idle(Duration::from_secs(2))
 }
 
 /// Promise 11: an unfinished request is cut off wherever it stops, also when single bytes still arrive.
 #[tokio::test]
 async fn half_sent_requests_and_slow_heads_are_cut_off() {
-    let upstream = publishing().await;
-    let whole = line(b"/healthz", b"mirror.example");
+    let upstream = upstream_with_null().await;
+    let whole = request_bytes(b"/healthz", b"mirror.example");
     // Without the time limits, the partial requests delay no other client.
     let hour = Duration::from_secs(3600);
     let patient = Larder::mirroring(&upstream).head_within(hour).idle(hour).start().await;
@@ -184,13 +184,13 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
     }
     others_are_served(&patient).await;
     drop(hanging);
-    let larder = hasty(&upstream).start().await;
+    let larder = larder_with_short_timeouts(&upstream).start().await;
     let halves = (0..whole.len() - 1).step_by(9).map(|at| {
         let (larder, half) = (&larder, &whole[..at]);
         async move {
             let mut stream = connected(larder).await;
             stream.write_all(half).await.unwrap();
-            all_of(&mut stream).await
+            read_to_close(&mut stream).await
         }
     });
     let dripping = async {
@@ -207,8 +207,8 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
 /// Promise 11: idle connections are cheap, delay no other client, and are closed.
 #[tokio::test]
 async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
-    let upstream = publishing().await;
-    let larder = hasty(&upstream).start().await;
+    let upstream = upstream_with_null().await;
+    let larder = larder_with_short_timeouts(&upstream).start().await;
     let mut idle = Vec::new();
     for number in 0..1000 {
         let mut stream = connected(&larder).await;
@@ -219,14 +219,14 @@ async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
         idle.push(stream);
     }
     others_are_served(&larder).await;
-    let ended = join_all(idle.iter_mut().map(all_of)).await;
+    let ended = join_all(idle.iter_mut().map(read_to_close)).await;
     let served = ended.iter().filter(|answer| answer.starts_with(b"HTTP/1.1 200")).count();
     assert_eq!(served, 500);
     others_are_served(&larder).await;
 }
 
 /// Opens and resets streams as fast as possible until larder closes the connection; returns how many.
-async fn storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
+async fn reset_storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
     let mut stream = connected(larder).await;
     stream.write_all(&preface()).await.unwrap();
     // One stream stays open, so that its handler runs and its request reaches upstream.
@@ -247,7 +247,7 @@ async fn storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
 /// Promise 11: a storm of HTTP/2 resets ends its own connection only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
     others_are_served(&larder).await;
     upstream.forget_requests();
@@ -255,7 +255,7 @@ async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     let held = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64?{}", "a".repeat(100));
     let cold = format!("/registry/{HOST}/v1/providers/acme/absent/versions?{}", "a".repeat(100));
     let gate = upstream.hold_silent(Target::Versions);
-    let storms = join_all([&held, &held, &cold, &cold].map(|path| storm(&larder, path, &upstream)));
+    let storms = join_all([&held, &held, &cold, &cold].map(|path| reset_storm(&larder, path, &upstream)));
     let meanwhile = async {
         for _ in 0..20 {
             larder.get("/healthz").await.expect(200);
@@ -289,7 +289,7 @@ async fn a_client_that_leaves_half_way_takes_nothing_from_those_who_share() {
     first.chunk().await.unwrap().unwrap();
     drop(first);
     let mut leaving = connected(&larder).await;
-    leaving.write_all(&line(path.as_bytes(), b"x")).await.unwrap();
+    leaving.write_all(&request_bytes(path.as_bytes(), b"x")).await.unwrap();
     leaving.read_exact(&mut [0; 100_000]).await.unwrap();
     leaving.set_zero_linger().unwrap();
     drop(leaving);
@@ -305,7 +305,7 @@ async fn a_client_that_leaves_half_way_takes_nothing_from_those_who_share() {
 }
 
 /// The first JSON error of a response with this status.
-fn refused_with(status: &str, answer: &(String, String)) -> String {
+fn error_with_status(status: &str, answer: &(String, String)) -> String {
     assert!(answer.0.contains(status), "{answer:?}");
     let json: serde_json::Value = serde_json::from_str(&answer.1).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
     json["errors"][0].as_str().expect("an error").to_owned()
@@ -315,7 +315,7 @@ fn refused_with(status: &str, answer: &(String, String)) -> String {
 /// by another name.
 #[tokio::test]
 async fn a_request_names_exactly_one_host() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let admin: std::net::SocketAddr = larder.admin().strip_prefix("http://").unwrap().parse().unwrap();
     for address in [larder.address(), admin] {
@@ -323,15 +323,15 @@ async fn a_request_names_exactly_one_host() {
             let mut stream = TcpStream::connect(address).await.unwrap();
             let request = format!("GET /healthz {version}\r\n{hosts}Connection: close\r\n\r\n");
             stream.write_all(request.as_bytes()).await.unwrap();
-            let answer = String::from_utf8_lossy(&all_of(&mut stream).await).into_owned();
+            let answer = String::from_utf8_lossy(&read_to_close(&mut stream).await).into_owned();
             let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
             (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
         };
         for two in ["Host: localhost\r\nHost: localhost\r\n", "Host: a.example\r\nHost: localhost\r\n"] {
-            let said = refused_with(" 400 ", &ask("HTTP/1.1", two).await);
+            let said = error_with_status(" 400 ", &ask("HTTP/1.1", two).await);
             assert!(said.contains("more than one Host"), "{said}");
         }
-        let said = refused_with(" 400 ", &ask("HTTP/1.1", "").await);
+        let said = error_with_status(" 400 ", &ask("HTTP/1.1", "").await);
         assert!(said.contains("no Host"), "{said}");
         for (version, hosts) in [("HTTP/1.1", "Host: localhost\r\n"), ("HTTP/1.0", "")] {
             let (status, _) = ask(version, hosts).await;
@@ -344,7 +344,7 @@ async fn a_request_names_exactly_one_host() {
 /// Promise 11: over HTTP/2 the authority is the host, and a contradicting Host is refused.
 #[tokio::test]
 async fn an_http_2_host_that_contradicts_the_authority_is_refused() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_null().await;
     let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
     let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy();
     let http2 = http2.resolve("mirror.example", larder.address()).build().unwrap();

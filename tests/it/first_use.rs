@@ -30,7 +30,7 @@ async fn a_fresh_start_has_a_limit_that_its_disk_can_hold() {
 
 /// The real socket is printed beside `public_url`, and Terraform's block, which most users need, comes first.
 #[tokio::test]
-async fn serve_says_where_it_really_listens_and_gives_terraforms_block_first() {
+async fn serve_prints_its_real_socket_and_terraforms_block_first() {
     let home = Folder::new();
     let text = "[server]\nlisten = \"127.0.0.1:0\"\npublic_url = \"https://mirror.example/\"\n[admin]\nlisten = \"127.0.0.1:0\"\n\
                 [network]\noffline = true\n";
@@ -46,7 +46,7 @@ async fn serve_says_where_it_really_listens_and_gives_terraforms_block_first() {
 }
 
 #[tokio::test]
-async fn serve_says_in_one_line_that_an_upstream_cannot_be_reached() {
+async fn serve_logs_one_line_for_an_unreachable_upstream() {
     let mut upstream = publishing().await;
     let origin = upstream.origin();
     upstream.stop().await;
@@ -62,7 +62,7 @@ async fn serve_says_in_one_line_that_an_upstream_cannot_be_reached() {
 
 /// The third way of PROTOCOL 0: clients find larder by its own host name, over https only.
 #[tokio::test]
-async fn client_config_knows_the_way_by_larders_own_host_name() {
+async fn client_config_supports_larders_own_host_name() {
     let upstream = publishing().await;
     let mut site = site(&upstream);
     let said = site.run(&["client-config", "--own-name"]).await;

@@ -14,7 +14,7 @@ use crate::support::scene::{LARGE, SMALL, TAIL};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target, sha256_hex};
 
 /// acme/null 1.2.0, a larder that has stored its proof set only, and a disk that takes at most half of the archive.
-struct Scene {
+struct FullDisk {
     upstream: FakeUpstream,
     folder: Folder,
     larder: Process,
@@ -22,12 +22,12 @@ struct Scene {
     zip: Vec<u8>,
 }
 
-impl Scene {
+impl FullDisk {
     async fn with(size: usize) -> Self {
-        Self::over(FakeUpstream::start().await, size).await
+        Self::with_upstream(FakeUpstream::start().await, size).await
     }
 
-    async fn over(upstream: FakeUpstream, size: usize) -> Self {
+    async fn with_upstream(upstream: FakeUpstream, size: usize) -> Self {
         upstream.publish(Provider::new("acme", "null").size(size));
         let folder = Folder::new();
         let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
@@ -42,7 +42,7 @@ impl Scene {
         self.larder.let_files_grow_to(Some(self.zip.len() as u64 / 2));
     }
 
-    fn make_room(&self) {
+    fn free_disk_space(&self) {
         self.larder.let_files_grow_to(None);
     }
 
@@ -54,26 +54,26 @@ impl Scene {
         receive(client().get(self.url())).await
     }
 
-    fn asked(&self) -> Vec<RecordedRequest> {
+    fn archive_requests(&self) -> Vec<RecordedRequest> {
         self.upstream.requests().into_iter().filter(|asked| asked.target == Target::Archive).collect()
     }
 
     /// Checks that the archive arrived whole and nothing was stored.
-    fn was_passed_through(&self, answer: &Answer) {
+    fn assert_passed_through(&self, answer: &Answer) {
         assert_eq!((answer.status, answer.header("cache-status")), (200, "larder; fwd=miss"));
         assert_eq!(answer.header("accept-ranges"), "");
         assert!(answer.body == self.zip);
-        self.kept_nothing();
+        self.assert_nothing_stored();
     }
 
-    fn kept_nothing(&self) {
+    fn assert_nothing_stored(&self) {
         assert_eq!((self.folder.blobs(), self.folder.staged()), (Vec::<PathBuf>::new(), Vec::new()));
     }
 
     /// Frees disk space and checks that the next request fills the cache.
-    async fn recovers(&self) {
+    async fn assert_recovery(&self) {
         self.upstream.heal();
-        self.make_room();
+        self.free_disk_space();
         let filled = self.larder.get(&self.path).await.expect(200);
         assert_eq!((filled.header("cache-status"), filled.body == self.zip), ("larder; fwd=miss; stored", true));
         assert_eq!((self.folder.blobs().len(), self.folder.staged().len()), (1, 0));
@@ -85,14 +85,14 @@ impl Scene {
 #[tokio::test]
 async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
     for size in [SMALL, LARGE] {
-        let scene = Scene::with(size).await;
+        let scene = FullDisk::with(size).await;
         for _ in 0..2 {
-            scene.was_passed_through(&scene.larder.get(&scene.path).await);
+            scene.assert_passed_through(&scene.larder.get(&scene.path).await);
         }
         assert_eq!(scene.larder.metric("larder_passed_through_total").await, 2.0);
         let said = scene.larder.log().line_with("it is passed through").await;
         assert!(said.contains(scene.folder.path().to_str().unwrap()) && said.contains("LimitFSIZE="), "{said}");
-        scene.recovers().await;
+        scene.assert_recovery().await;
         assert_eq!(scene.larder.metric("larder_passed_through_total").await, 2.0);
     }
 }
@@ -100,21 +100,21 @@ async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
 /// Promises 3 and 9: a small archive is verified in memory, so its length is sent even if upstream sends none.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_passed_through_whole() {
-    let scene = Scene::with(SMALL).await;
+    let scene = FullDisk::with(SMALL).await;
     scene.upstream.fault(Target::Archive, Fault::NoLength);
     for _ in 0..2 {
         let answer = scene.larder.get(&scene.path).await;
         assert_eq!(answer.header("content-length"), scene.zip.len().to_string());
-        scene.was_passed_through(&answer);
+        scene.assert_passed_through(&answer);
     }
-    scene.recovers().await;
+    scene.assert_recovery().await;
 }
 
 /// Promise 9: without a length no disk space can be reserved. Clients of the failed fill are cut off; the next request
 /// is passed through.
 #[tokio::test]
-async fn a_disk_that_fills_in_the_middle_cuts_those_who_follow_and_the_next_request_passes_through() {
-    let scene = Scene::with(LARGE).await;
+async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_request_passes_through() {
+    let scene = FullDisk::with(LARGE).await;
     scene.upstream.fault(Target::Archive, Fault::NoLength);
     let cut = scene.receive().await;
     assert_eq!((cut.status, cut.is_whole), (200, false));
@@ -123,15 +123,15 @@ async fn a_disk_that_fills_in_the_middle_cuts_those_who_follow_and_the_next_requ
     for _ in 0..2 {
         let answer = scene.larder.get(&scene.path).await;
         assert_eq!(answer.header("content-length"), "");
-        scene.was_passed_through(&answer);
+        scene.assert_passed_through(&answer);
     }
-    scene.recovers().await;
+    scene.assert_recovery().await;
 }
 
 /// Promise 3: a pass-through withholds its last chunk until the archive is verified, too.
 #[tokio::test]
 async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
-    let scene = Scene::with(LARGE).await;
+    let scene = FullDisk::with(LARGE).await;
     let gate = scene.upstream.hold_after(Target::Archive, scene.zip.len() - 1);
     let mut response = client().get(scene.url()).send().await.unwrap();
     assert_eq!(response.content_length(), Some(scene.zip.len() as u64));
@@ -145,7 +145,7 @@ async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
         body.extend_from_slice(&piece);
     }
     assert!(body == scene.zip);
-    scene.kept_nothing();
+    scene.assert_nothing_stored();
 }
 
 /// Promises 1 and 3: wrong bytes never look complete, and the next request succeeds.
@@ -153,7 +153,7 @@ async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
 async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     for length in [None, Some(Fault::NoLength)] {
         for wrong in [Fault::WrongBytes, Fault::WrongLastByte] {
-            let scene = Scene::with(LARGE).await;
+            let scene = FullDisk::with(LARGE).await;
             // Without a length the first request only starts a fill that is cut off; the second one is passed through.
             length.iter().for_each(|fault| scene.upstream.fault(Target::Archive, fault.clone()));
             scene.receive().await;
@@ -161,15 +161,15 @@ async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
             let received = scene.receive().await;
             assert_eq!((received.status, received.is_whole), (200, false), "{wrong:?} {length:?}");
             assert!(received.body.len() <= scene.zip.len() - TAIL, "{wrong:?}: {}", received.body.len());
-            scene.kept_nothing();
-            scene.recovers().await;
+            scene.assert_nothing_stored();
+            scene.assert_recovery().await;
 
-            let scene = Scene::with(SMALL).await;
+            let scene = FullDisk::with(SMALL).await;
             length.iter().for_each(|fault| scene.upstream.fault(Target::Archive, fault.clone()));
             scene.upstream.fault(Target::Archive, wrong.clone());
             let said = scene.larder.get(&scene.path).await.expect(502).text();
             assert!(said.contains("its verified SHA256SUMS say"), "{said}");
-            scene.recovers().await;
+            scene.assert_recovery().await;
         }
     }
 }
@@ -178,17 +178,18 @@ async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
 #[tokio::test]
 async fn a_broken_download_that_is_passed_through_is_resumed() {
     for size in [SMALL, LARGE] {
-        let scene = Scene::with(size).await;
+        let scene = FullDisk::with(size).await;
         // The fill that fails first reads no body.
         let half = scene.zip.len() / 2;
         scene.upstream.fault(Target::Archive, Fault::Truncated(half));
-        scene.was_passed_through(&scene.larder.get(&scene.path).await);
-        let resumed: Vec<_> = scene.asked().into_iter().filter(|asked| asked.header("range").is_some()).collect();
+        scene.assert_passed_through(&scene.larder.get(&scene.path).await);
+        let resumed: Vec<_> =
+            scene.archive_requests().into_iter().filter(|asked| asked.header("range").is_some()).collect();
         let range = format!("bytes={half}-");
         let if_range = format!("\"{}\"", &sha256_hex(&scene.zip)[..20]);
         assert_eq!(resumed[0].header("range"), Some(range.as_str()));
         assert!(resumed.iter().all(|asked| asked.header("if-range") == Some(if_range.as_str())));
-        scene.recovers().await;
+        scene.assert_recovery().await;
     }
 }
 
@@ -197,16 +198,16 @@ async fn a_broken_download_that_is_passed_through_is_resumed() {
 #[tokio::test]
 async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     for fault in [Fault::RangeIgnored, Fault::RangeOtherBytes] {
-        let scene = Scene::with(LARGE).await;
+        let scene = FullDisk::with(LARGE).await;
         scene.upstream.fault(Target::Archive, fault);
         scene.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
         let received = scene.receive().await;
         assert_eq!((received.status, received.is_whole), (200, false));
         assert!(scene.zip.starts_with(&received.body));
-        scene.recovers().await;
+        scene.assert_recovery().await;
     }
 
-    let scene = Scene::with(SMALL).await;
+    let scene = FullDisk::with(SMALL).await;
     scene.upstream.fault(Target::Archive, Fault::RangeIgnored);
     // One truncated response is for the fill, which stops for lack of disk space, and one for the pass-through.
     scene.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL / 2));
@@ -217,14 +218,14 @@ async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     gate.open();
     let received = asking.await.unwrap();
     assert!(received.is_whole && received.body == scene.zip);
-    assert_eq!(scene.asked().len(), 3);
+    assert_eq!(scene.archive_requests().len(), 3);
 }
 
 /// Promise 4: the client receives the announced length or an abort.
 #[tokio::test]
 async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     for more in [-1_i64, 1] {
-        let scene = Scene::with(LARGE).await;
+        let scene = FullDisk::with(LARGE).await;
         let other = scene.zip.len().checked_add_signed(more as isize).unwrap();
         let gate = scene.upstream.hold_after(Target::Archive, LARGE / 2 - 1);
         scene.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
@@ -235,23 +236,23 @@ async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
         let received = asking.await.unwrap();
         assert_eq!((received.status, received.is_whole), (200, false));
         assert!(scene.zip.starts_with(&received.body));
-        scene.recovers().await;
+        scene.assert_recovery().await;
     }
 }
 
 /// Section 4: signed URLs expire, so the download document is fetched again once, in a pass-through too.
 #[tokio::test]
-async fn an_expired_url_is_asked_again_when_nothing_can_be_kept() {
-    let scene = Scene::over(FakeUpstream::builder().signed_urls().start().await, LARGE).await;
+async fn an_expired_url_is_refreshed_in_a_pass_through() {
+    let scene = FullDisk::with_upstream(FakeUpstream::builder().signed_urls().start().await, LARGE).await;
     scene.upstream.expire_urls();
-    scene.was_passed_through(&scene.larder.get(&scene.path).await);
-    scene.recovers().await;
+    scene.assert_passed_through(&scene.larder.get(&scene.path).await);
+    scene.assert_recovery().await;
 }
 
 /// Promise 11: each pass-through is an upstream stream; beyond the limit the response is 503.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
-    let scene = Scene::with(LARGE).await;
+    let scene = FullDisk::with(LARGE).await;
     let gate = scene.upstream.hold_after(Target::Archive, LARGE / 2);
     let mut under_way = Vec::new();
     for _ in 0..16 {
@@ -273,13 +274,13 @@ async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
     for response in under_way {
         assert!(response.bytes().await.unwrap() == scene.zip);
     }
-    scene.recovers().await;
+    scene.assert_recovery().await;
 }
 
 /// Promise 3: without a length, an HTTP/1.0 client cannot tell a part from the whole.
 #[tokio::test]
-async fn an_old_client_is_refused_what_can_neither_be_kept_nor_measured() {
-    let scene = Scene::with(LARGE).await;
+async fn an_http_1_0_client_is_refused_a_pass_through_without_a_length() {
+    let scene = FullDisk::with(LARGE).await;
     scene.upstream.fault(Target::Archive, Fault::NoLength);
     let ask = || receive(client().get(scene.url()).version(reqwest::Version::HTTP_10));
     for _ in 0..2 {
@@ -287,7 +288,7 @@ async fn an_old_client_is_refused_what_can_neither_be_kept_nor_measured() {
         assert_eq!(received.status, 503);
         assert!(String::from_utf8_lossy(&received.body).contains("HTTP/1.0"));
     }
-    scene.make_room();
+    scene.free_disk_space();
     let received = ask().await;
     assert!(received.status == 200 && received.body == scene.zip);
 }
@@ -316,8 +317,8 @@ async fn a_disk_without_a_free_byte_costs_no_document() {
 
 /// The state must show that archives are not stored, even while small documents still fit.
 #[tokio::test]
-async fn a_store_that_keeps_documents_alone_is_not_ready() {
-    let scene = Scene::with(SMALL).await;
+async fn a_store_that_fits_only_documents_reports_not_keeping() {
+    let scene = FullDisk::with(SMALL).await;
     scene.upstream.publish(Provider::new("acme", "random").size(SMALL));
     let is = async |state: &str| {
         let text = get(&format!("{}/metrics", scene.larder.admin())).await.expect(200).text();
@@ -328,7 +329,7 @@ async fn a_store_that_keeps_documents_alone_is_not_ready() {
     assert!(is("not-keeping").await);
     assert!(scene.larder.document("random").await.expect(200).is("stored"));
     assert!(is("not-keeping").await);
-    scene.make_room();
+    scene.free_disk_space();
     assert!(scene.receive().await.body == scene.zip);
     assert!(is("ready").await);
 }

@@ -41,7 +41,7 @@ const HOPS: [Hop; 10] = [
 
 impl Hop {
     /// Makes `upstream` send larder to `url` at this hop.
-    async fn leads_to(self, upstream: &FakeUpstream, url: &str) {
+    async fn send_elsewhere(self, upstream: &FakeUpstream, url: &str) {
         let redirect = |target| upstream.fault(target, Fault::RedirectTo(302, url.to_owned()));
         match self {
             Self::DiscoveryRedirect => redirect(Target::Discovery),
@@ -58,7 +58,7 @@ impl Hop {
     }
 
     /// Requests from larder whatever passes this hop.
-    async fn ask(self, larder: &Larder) -> Answer {
+    async fn request(self, larder: &Larder) -> Answer {
         match self {
             Self::DiscoveryRedirect => larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await,
             Self::Service | Self::VersionsRedirect => larder.versions("null").await,
@@ -85,11 +85,11 @@ async fn registry() -> FakeUpstream {
 }
 
 /// A server that must never be reached, with a certificate that larder would trust.
-async fn trap(ca: &TestCa) -> FakeUpstream {
+async fn forbidden_server(ca: &TestCa) -> FakeUpstream {
     FakeUpstream::builder().tls_with(ca).name("taken.example").name("localhost").start().await
 }
 
-async fn refused(larder: &Larder, reason: &str) -> f64 {
+async fn refusal_count(larder: &Larder, reason: &str) -> f64 {
     let text = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
     let lines = text.lines().filter(|line| line.starts_with("larder_upstream_refusals_total"));
     let lines = lines.filter(|line| line.contains(&format!("reason=\"{reason}\"")));
@@ -101,7 +101,7 @@ async fn refused(larder: &Larder, reason: &str) -> f64 {
 #[tokio::test]
 async fn no_hop_leads_to_an_address_that_is_not_public() {
     let ca = TestCa::new();
-    let trap = trap(&ca).await;
+    let trap = forbidden_server(&ca).await;
     let port = trap.port();
     let classes = [
         (format!("https://127.0.0.1:{port}"), "loopback", "127.0.0.1"),
@@ -147,28 +147,28 @@ async fn no_hop_leads_to_an_address_that_is_not_public() {
                 continue;
             }
             let case = format!("{hop:?} to {origin}");
-            let before = refused(&larder, reason).await;
-            hop.leads_to(&upstream, &format!("{origin}/s3cret/path?sig=s3cret")).await;
-            let answer = hop.ask(&larder).await;
+            let before = refusal_count(&larder, reason).await;
+            hop.send_elsewhere(&upstream, &format!("{origin}/s3cret/path?sig=s3cret")).await;
+            let answer = hop.request(&larder).await;
             assert_eq!(answer.status, 502, "{case}: {}", answer.text());
             let said = answer.text();
             assert!(said.contains("may not be asked"), "{case}: {said}");
             assert!(said.contains(&format!("add \\\"{line}\\\" to allow_private in [network]")), "{case}: {said}");
             assert!(!said.contains("s3cret"), "{case}: {said}");
-            assert!(refused(&larder, reason).await > before, "{case}");
+            assert!(refusal_count(&larder, reason).await > before, "{case}");
             upstream.heal();
         }
         assert!(larder.folder.blobs().is_empty(), "{hop:?}");
         // With the upstream's own URLs the request succeeds again.
-        hop.leads_home(&upstream);
-        hop.ask(&larder).await.expect(200);
+        hop.restore(&upstream);
+        hop.request(&larder).await.expect(200);
     }
     assert_eq!(trap.count_where(|_| true), 0);
 }
 
 impl Hop {
     /// Removes the pages that `leads_to` served.
-    fn leads_home(self, upstream: &FakeUpstream) {
+    fn restore(self, upstream: &FakeUpstream) {
         match self {
             Self::Service => upstream.serve_json(DISCOVERY, r#"{"providers.v1":"/v1/providers/"}"#),
             Self::SumsUrl | Self::SignatureUrl | Self::ArchiveUrl => upstream.unserve(DOCUMENT),
@@ -191,13 +191,13 @@ async fn no_hop_leads_to_a_url_with_userinfo_or_another_scheme() {
             ("ftp://files.example/x".to_owned(), "scheme"),
             ("file:///etc/passwd".to_owned(), "scheme"),
         ] {
-            hop.leads_to(&upstream, &url).await;
-            let said = hop.ask(&larder).await;
+            hop.send_elsewhere(&upstream, &url).await;
+            let said = hop.request(&larder).await;
             assert_eq!(said.status, 502, "{hop:?} to {url}: {}", said.text());
             assert!(!said.text().contains("s3cret") && !said.text().contains("passwd"), "{}", said.text());
             // A service or document with such a URL is unusable before any request, so no refusal is counted.
             if !matches!(hop, Hop::Service | Hop::SumsUrl | Hop::SignatureUrl | Hop::ArchiveUrl) {
-                assert!(refused(&larder, reason).await >= 1.0, "{hop:?} to {url}");
+                assert!(refusal_count(&larder, reason).await >= 1.0, "{hop:?} to {url}");
             }
             upstream.heal();
         }
@@ -209,7 +209,7 @@ async fn no_hop_leads_to_a_url_with_userinfo_or_another_scheme() {
 async fn the_line_that_a_refusal_prints_is_the_line_that_allows_it() {
     let ca = TestCa::new();
     let plain = FakeUpstream::start().await;
-    let secure = trap(&ca).await;
+    let secure = forbidden_server(&ca).await;
     for elsewhere in [
         plain.origin(),
         format!("http://localhost:{}", plain.port()),
@@ -327,16 +327,16 @@ async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_stil
 }
 
 /// Two upstreams whose archives are at a third host, over TLS; a `[[credential]]` for that host lists at most `listed`.
-struct Corporate {
-    files: FakeUpstream,
-    listed: FakeUpstream,
-    other: FakeUpstream,
+struct CredentialHosts {
+    archive_host: FakeUpstream,
+    permitted_upstream: FakeUpstream,
+    other_upstream: FakeUpstream,
     ca: TestCa,
 }
 
 const OTHER: &str = "other.example";
 
-impl Corporate {
+impl CredentialHosts {
     async fn start() -> Self {
         let ca = TestCa::new();
         let files = FakeUpstream::builder().tls_with(&ca).start().await;
@@ -350,30 +350,30 @@ impl Corporate {
             let at_files = format!("{}{}", files.origin(), zip_path(upstream, name).await);
             upstream.fault(Target::Archive, Fault::RedirectTo(302, at_files));
         }
-        Self { files, listed, other, ca }
+        Self { archive_host: files, permitted_upstream: listed, other_upstream: other, ca }
     }
 
     fn larder(&self, section: &str, folder: &Folder) -> Builder {
         let secret = folder.path().join("secret");
         std::fs::write(&secret, "g1t-t0ken\n").unwrap();
         let section = section.replace("SECRET", &format!("{{ file = \"{}\" }}", secret.display()));
-        let host = self.files.host();
-        Larder::mirroring(&self.listed)
-            .upstream(OTHER, &format!("{}/", self.other.origin()), "")
+        let host = self.archive_host.host();
+        Larder::mirroring(&self.permitted_upstream)
+            .upstream(OTHER, &format!("{}/", self.other_upstream.origin()), "")
             .with(&format!("[[credential]]\nhost = \"{host}\"\n{section}"))
             .on(folder)
             .trusting(&self.ca)
     }
 
     /// The status of each upstream's archive, and the value of this header that the third host received.
-    async fn archives(&self, larder: &Larder, header: &str) -> [(u16, Option<String>); 2] {
+    async fn fetch_both_archives(&self, larder: &Larder, header: &str) -> [(u16, Option<String>); 2] {
         let mut found = Vec::new();
         for (host, name) in [(HOST, "null"), (OTHER, "other")] {
-            self.files.forget_requests();
+            self.archive_host.forget_requests();
             let document = format!("/registry/{host}{}", DOCUMENT.replace("null", name));
             let path = larder.get(&document).await.expect(200).json()["download_url"].as_str().unwrap().to_owned();
             let status = larder.get(&path).await.status;
-            let shown = self.files.requests().first().and_then(|asked| asked.header(header).map(str::to_owned));
+            let shown = self.archive_host.requests().first().and_then(|asked| asked.header(header).map(str::to_owned));
             found.push((status, shown));
         }
         found.try_into().unwrap()
@@ -384,7 +384,7 @@ impl Corporate {
 /// its credential.
 #[tokio::test]
 async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
-    let corporate = Corporate::start().await;
+    let corporate = CredentialHosts::start().await;
     let basic = "Basic bWU6ZzF0LXQwa2Vu".to_owned();
     for (access, header, shown) in [
         ("token = SECRET", "authorization", "Bearer g1t-t0ken".to_owned()),
@@ -393,9 +393,9 @@ async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
     ] {
         let section = format!("upstreams = [\"{HOST}\"]\n{access}");
         let larder = corporate.larder(&section, &Folder::new()).start().await;
-        assert_eq!(corporate.archives(&larder, header).await, [(200, Some(shown)), (502, None)]);
+        assert_eq!(corporate.fetch_both_archives(&larder, header).await, [(200, Some(shown)), (502, None)]);
     }
-    for upstream in [&corporate.listed, &corporate.other] {
+    for upstream in [&corporate.permitted_upstream, &corporate.other_upstream] {
         let told =
             upstream.count_where(|asked| asked.header("authorization").is_some() || asked.header("x-key").is_some());
         assert_eq!(told, 0, "a registry was shown a credential that is not for it");
@@ -405,19 +405,19 @@ async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
 /// With `allow_private` for the same host, the other upstream reaches it without the credential.
 #[tokio::test]
 async fn allow_private_grants_no_credential() {
-    let corporate = Corporate::start().await;
+    let corporate = CredentialHosts::start().await;
     for (upstreams, shown) in [(format!("[\"{HOST}\"]"), true), ("[]".to_owned(), false)] {
         let section = format!("upstreams = {upstreams}\ntoken = SECRET");
         let larder = corporate.larder(&section, &Folder::new()).allow_private("127.0.0.1").start().await;
         let token = shown.then(|| "Bearer g1t-t0ken".to_owned());
-        assert_eq!(corporate.archives(&larder, "authorization").await, [(200, token), (200, None)]);
+        assert_eq!(corporate.fetch_both_archives(&larder, "authorization").await, [(200, token), (200, None)]);
     }
 }
 
 /// Promise 7: an upstream that leads back to larder, by address, by name or through another larder, is 508 at once,
 /// without repeated requests.
 #[tokio::test]
-async fn an_upstream_that_is_larder_itself_is_a_ring_that_ends_at_once() {
+async fn an_upstream_that_leads_back_to_larder_is_508_at_once() {
     let port = free_port();
     for name in ["127.0.0.1", "localhost"] {
         let url = format!("http://{name}:{port}/registry/{HOST}/");

@@ -26,7 +26,7 @@ fn renamed() -> Provider {
 }
 
 /// The SHA-256 of the archive that a client installs of this version, or the status of the refusal.
-async fn installed(larder: &Larder, version: &str) -> Result<String, u16> {
+async fn installed_digest(larder: &Larder, version: &str) -> Result<String, u16> {
     let document = larder.document("null", version).await;
     if document.status != 200 {
         return Err(document.status);
@@ -36,23 +36,23 @@ async fn installed(larder: &Larder, version: &str) -> Result<String, u16> {
 }
 
 /// The SHA-256 of upstream's archive.
-fn zip(upstream: &FakeUpstream, version: &str) -> String {
+fn upstream_digest(upstream: &FakeUpstream, version: &str) -> String {
     sha256_hex(&upstream.archive_bytes("acme", "null", version, "linux_amd64"))
 }
 
 /// The kinds of the provider's alarms, each with its version.
-async fn alarms(larder: &Larder) -> Vec<(String, String)> {
+async fn raised_alarms(larder: &Larder) -> Vec<(String, String)> {
     let alarms = larder.alarms().await;
     assert!(alarms.iter().all(|(_, address, ..)| address == PROVIDER), "{alarms:?}");
     alarms.into_iter().map(|(kind, _, version, _)| (kind, version)).collect()
 }
 
-fn kinds(alarms: &[(&str, &str)]) -> Vec<(String, String)> {
+fn expected_alarms(alarms: &[(&str, &str)]) -> Vec<(String, String)> {
     alarms.iter().map(|(kind, version)| ((*kind).to_owned(), (*version).to_owned())).collect()
 }
 
 /// Stops larder and deletes everything stored but the first-seen records and the alarms.
-async fn forgetful(larder: Larder) -> Folder {
+async fn stop_and_delete_content(larder: Larder) -> Folder {
     let folder = larder.stop().await;
     for file in ["documents", "names", "blobs"].iter().flat_map(|below| folder.files(below)) {
         std::fs::remove_file(file).unwrap();
@@ -60,12 +60,12 @@ async fn forgetful(larder: Larder) -> Folder {
     folder
 }
 
-fn records(folder: &Folder, ending: &str) -> Vec<PathBuf> {
+fn first_seen_files(folder: &Folder, ending: &str) -> Vec<PathBuf> {
     folder.files("seen").into_iter().filter(|file| file.to_str().unwrap().ends_with(ending)).collect()
 }
 
 /// Writes the record of a provider in the format of older stores: one for all versions.
-fn put_whole_record(folder: &Folder, digest: &str) {
+fn write_legacy_record(folder: &Folder, digest: &str) {
     let provider = ProviderAddress {
         host: larder::address::Hostname::parse(HOST).unwrap(),
         namespace: Name::parse("acme").unwrap(),
@@ -88,7 +88,7 @@ fn put_whole_record(folder: &Folder, digest: &str) {
     }
 }
 
-fn damage(file: &PathBuf) {
+fn truncate_file(file: &PathBuf) {
     let bytes = std::fs::read(file).unwrap();
     std::fs::write(file, &bytes[..bytes.len() - 3]).unwrap();
 }
@@ -100,29 +100,29 @@ async fn a_renamed_archive_of_a_known_platform_is_a_change() {
         let upstream = upstream_with(edition(1)).await;
         let builder = |upstream: &FakeUpstream| impatient(upstream).with(&format!("verification = \"{mode}\""));
         let larder = builder(&upstream).start().await;
-        let old = installed(&larder, "1.2.0").await.unwrap();
+        let old = installed_digest(&larder, "1.2.0").await.unwrap();
         upstream.publish(renamed().signed_by(&SigningKey::another()));
-        assert!(installed(&larder, "1.2.0").await.unwrap() == old, "{mode}");
-        assert_eq!(alarms(&larder).await, kinds(&[("waits-for-accept", "1.2.0")]), "{mode}");
+        assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{mode}");
+        assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0")]), "{mode}");
         let detail = larder.alarms().await[0].3["detail"].as_str().unwrap().to_owned();
         let signer = if is_signed { "; the keys known for this provider are " } else { "; unsigned" };
-        for part in [old.as_str(), &zip(&upstream, "1.2.0"), signer] {
+        for part in [old.as_str(), &upstream_digest(&upstream, "1.2.0"), signer] {
             assert!(detail.contains(part), "{mode}: {part} is not in {detail}");
         }
 
-        let folder = forgetful(larder).await;
+        let folder = stop_and_delete_content(larder).await;
         // An unsigned provider has a key log too: without one, every record would be read for each set.
-        assert_eq!(records(&folder, "/keys.json").len(), 1, "{mode}");
+        assert_eq!(first_seen_files(&folder, "/keys.json").len(), 1, "{mode}");
         let larder = builder(&upstream).on(&folder).start().await;
-        assert_eq!(installed(&larder, "1.2.0").await, Err(502), "{mode}");
+        assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502), "{mode}");
         assert!(folder.sets().is_empty() && folder.blobs().is_empty(), "{mode}");
 
         // A key that may vouch for the change: the new set is served, with an alarm.
         upstream.publish(renamed());
-        let now = installed(&larder, "1.2.0").await;
+        let now = installed_digest(&larder, "1.2.0").await;
         if is_signed {
-            assert!(now.unwrap() == zip(&upstream, "1.2.0"), "{mode}");
-            assert_eq!(alarms(&larder).await, kinds(&[("republished", "1.2.0")]), "{mode}");
+            assert!(now.unwrap() == upstream_digest(&upstream, "1.2.0"), "{mode}");
+            assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.2.0")]), "{mode}");
         } else {
             assert_eq!(now, Err(502), "{mode}");
         }
@@ -134,14 +134,14 @@ async fn a_renamed_archive_of_a_known_platform_is_a_change() {
 async fn sums_that_drop_every_known_line_are_a_change() {
     let upstream = upstream_with(edition(1).filename("one.zip").platform("linux_amd64")).await;
     let larder = impatient(&upstream).start().await;
-    installed(&larder, "1.2.0").await.unwrap();
+    installed_digest(&larder, "1.2.0").await.unwrap();
     let other = edition(2).filename("other.zip").platform("darwin_arm64");
     upstream.publish(other.clone().signed_by(&SigningKey::another()));
     assert_eq!(larder.document_for("null", "1.2.0", "darwin_arm64").await.status, 502);
-    assert_eq!(alarms(&larder).await, kinds(&[("waits-for-accept", "1.2.0")]));
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0")]));
     upstream.publish(other);
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
-    assert_eq!(alarms(&larder).await, kinds(&[("republished", "1.2.0")]));
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.2.0")]));
 }
 
 /// Promise 14: a new key may sign new versions, with an alarm that names both keys. It never vouches for other bytes of
@@ -150,12 +150,12 @@ async fn sums_that_drop_every_known_line_are_a_change() {
 async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
-    let old = installed(&larder, "1.2.0").await.unwrap();
-    assert_eq!(alarms(&larder).await, kinds(&[]), "the very first key raises none");
+    let old = installed_digest(&larder, "1.2.0").await.unwrap();
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "the very first key raises none");
 
     let stranger = SigningKey::another();
     upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
-    assert!(installed(&larder, "1.3.0").await.unwrap() == zip(&upstream, "1.3.0"));
+    assert!(installed_digest(&larder, "1.3.0").await.unwrap() == upstream_digest(&upstream, "1.3.0"));
     let raised = larder.alarms().await;
     let (kind, _, version, alarm) = &raised[0];
     assert_eq!((raised.len(), kind.as_str(), version.as_str()), (1, "new-key", "1.3.0"));
@@ -167,11 +167,11 @@ async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
     assert_eq!(larder.metric("larder_alarms_total").await, 1.0);
 
     upstream.publish(edition(2).signed_by(&stranger));
-    assert!(installed(&larder, "1.2.0").await.unwrap() == old);
-    let folder = forgetful(larder).await;
+    assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
+    let folder = stop_and_delete_content(larder).await;
     let larder = impatient(&upstream).on(&folder).start().await;
-    assert_eq!(installed(&larder, "1.2.0").await, Err(502));
-    assert_eq!(alarms(&larder).await, kinds(&[("waits-for-accept", "1.2.0"), ("new-key", "1.3.0")]));
+    assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502));
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0"), ("new-key", "1.3.0")]));
 }
 
 /// Promise 14: re-signing the same bytes first does not entitle a key to sign other bytes.
@@ -179,13 +179,13 @@ async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
 async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
-    let old = installed(&larder, "1.2.0").await.unwrap();
+    let old = installed_digest(&larder, "1.2.0").await.unwrap();
     let stranger = SigningKey::another();
     upstream.publish(edition(1).signed_by(&stranger));
-    assert!(installed(&larder, "1.2.0").await.unwrap() == old);
-    assert_eq!(alarms(&larder).await, kinds(&[("new-key", "1.2.0")]));
+    assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("new-key", "1.2.0")]));
     upstream.publish(edition(2).signed_by(&stranger));
-    assert!(installed(&larder, "1.2.0").await.unwrap() == old);
+    assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
     // Such a key cannot add a platform either.
     upstream.publish(edition(1).platform("linux_amd64").platform("darwin_arm64").signed_by(&stranger));
     assert_eq!(larder.document_for("null", "1.2.0", "darwin_arm64").await.status, 502);
@@ -200,15 +200,15 @@ async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
 async fn a_key_that_was_known_before_a_version_vouches_for_it() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
-    installed(&larder, "1.2.0").await.unwrap();
+    installed_digest(&larder, "1.2.0").await.unwrap();
     let second = SigningKey::another();
     upstream.publish(edition(1).version("1.3.0").signed_by(&second));
-    installed(&larder, "1.3.0").await.unwrap();
+    installed_digest(&larder, "1.3.0").await.unwrap();
     upstream.publish(edition(1).version("1.4.0"));
-    installed(&larder, "1.4.0").await.unwrap();
+    installed_digest(&larder, "1.4.0").await.unwrap();
     upstream.publish(edition(2).version("1.4.0").signed_by(&second));
-    assert!(installed(&larder, "1.4.0").await.unwrap() == zip(&upstream, "1.4.0"));
-    assert_eq!(alarms(&larder).await, kinds(&[("republished", "1.4.0"), ("new-key", "1.3.0")]));
+    assert!(installed_digest(&larder, "1.4.0").await.unwrap() == upstream_digest(&upstream, "1.4.0"));
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.4.0"), ("new-key", "1.3.0")]));
 }
 
 /// Promise 14: `accept` of a provider admits the key for all versions; `accept` of a version admits it for that version
@@ -219,18 +219,18 @@ async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
         let upstream = upstream_with(edition(1)).await;
         upstream.publish(edition(1).version("1.1.0"));
         let larder = impatient(&upstream).start().await;
-        let older = installed(&larder, "1.1.0").await.unwrap();
-        installed(&larder, "1.2.0").await.unwrap();
+        let older = installed_digest(&larder, "1.1.0").await.unwrap();
+        installed_digest(&larder, "1.2.0").await.unwrap();
         let second = SigningKey::another();
         upstream.publish(edition(2).signed_by(&second));
-        assert!(installed(&larder, "1.2.0").await.unwrap() != zip(&upstream, "1.2.0"));
+        assert!(installed_digest(&larder, "1.2.0").await.unwrap() != upstream_digest(&upstream, "1.2.0"));
         let done = larder.tell("accept", if of_all { "acme/null" } else { "acme/null@1.2.0" }).await;
         assert_eq!(done["ok"], Value::Bool(true), "{done}");
-        assert_eq!(alarms(&larder).await, kinds(&[]), "{done}");
-        assert!(installed(&larder, "1.2.0").await.unwrap() == zip(&upstream, "1.2.0"));
+        assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "{done}");
+        assert!(installed_digest(&larder, "1.2.0").await.unwrap() == upstream_digest(&upstream, "1.2.0"));
         upstream.publish(edition(2).version("1.1.0").signed_by(&second));
-        let now = installed(&larder, "1.1.0").await.unwrap();
-        assert_eq!(now == zip(&upstream, "1.1.0"), of_all);
+        let now = installed_digest(&larder, "1.1.0").await.unwrap();
+        assert_eq!(now == upstream_digest(&upstream, "1.1.0"), of_all);
         assert_eq!(now == older, !of_all);
     }
 }
@@ -240,12 +240,12 @@ async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
 async fn a_provider_that_was_signed_is_not_taken_unsigned() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).with("verification = \"signature-if-keys\"").start().await;
-    let old = installed(&larder, "1.2.0").await.unwrap();
+    let old = installed_digest(&larder, "1.2.0").await.unwrap();
     upstream.publish(edition(1).version("1.3.0").without_keys());
     upstream.publish(edition(1).without_keys());
     let refused = larder.document("null", "1.3.0").await.expect(502).text();
     assert!(refused.contains("lists no key") && refused.contains("`larder accept"), "{refused}");
-    assert!(installed(&larder, "1.2.0").await.unwrap() == old, "stored versions stay served");
+    assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "stored versions stay served");
     assert_eq!(larder.document("null", "1.2.0").await.header("cache-status"), "larder; hit; detail=stale");
     let raised = larder.alarms().await;
     assert_eq!((raised.len(), raised[0].0.as_str()), (1, "signature-lost"), "{raised:?}");
@@ -253,42 +253,42 @@ async fn a_provider_that_was_signed_is_not_taken_unsigned() {
 
     let done = larder.tell("accept", "acme/null").await;
     assert_eq!(done["ok"], Value::Bool(true), "{done}");
-    assert_eq!(alarms(&larder).await, kinds(&[]));
-    assert!(installed(&larder, "1.3.0").await.unwrap() == zip(&upstream, "1.3.0"));
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]));
+    assert!(installed_digest(&larder, "1.3.0").await.unwrap() == upstream_digest(&upstream, "1.3.0"));
     upstream.publish(edition(1).version("1.4.0").without_keys());
-    installed(&larder, "1.4.0").await.unwrap();
+    installed_digest(&larder, "1.4.0").await.unwrap();
 }
 
 /// Promise 14: a damaged record does not lead to trust on first use.
 #[tokio::test]
-async fn a_damaged_first_seen_record_is_no_trust_on_first_use() {
+async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
     for ending in ["/1.2.0.json", "/keys.json"] {
         let upstream = upstream_with(edition(1)).await;
         let larder = impatient(&upstream).start().await;
-        let old = installed(&larder, "1.2.0").await.unwrap();
+        let old = installed_digest(&larder, "1.2.0").await.unwrap();
         let folder = larder.stop().await;
-        damage(&records(&folder, ending)[0]);
+        truncate_file(&first_seen_files(&folder, ending)[0]);
         // While the proof set is stored, it identifies the verified bytes: the same bytes are served, others are not.
         let larder = impatient(&upstream).on(&folder).start().await;
-        assert!(installed(&larder, "1.2.0").await.unwrap() == old, "{ending}");
+        assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{ending}");
         upstream.publish(edition(2).signed_by(&SigningKey::another()));
-        assert!(installed(&larder, "1.2.0").await.unwrap() == old, "{ending}");
-        let folder = forgetful(larder).await;
-        for file in records(&folder, ending) {
-            damage(&file);
+        assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{ending}");
+        let folder = stop_and_delete_content(larder).await;
+        for file in first_seen_files(&folder, ending) {
+            truncate_file(&file);
         }
         if ending == "/keys.json" {
             // Without a version record either, the provider's keys cannot be recovered.
-            std::fs::remove_file(&records(&folder, "/1.2.0.json")[0]).unwrap();
+            std::fs::remove_file(&first_seen_files(&folder, "/1.2.0.json")[0]).unwrap();
         }
         upstream.publish(edition(1));
         let larder = impatient(&upstream).on(&folder).start().await;
         let refused = larder.document("null", "1.2.0").await.expect(502).text();
         assert!(refused.contains("damaged") && refused.contains("`larder accept"), "{refused}");
-        assert!(alarms(&larder).await.contains(&("damaged-record".to_owned(), "1.2.0".to_owned())), "{ending}");
+        assert!(raised_alarms(&larder).await.contains(&("damaged-record".to_owned(), "1.2.0".to_owned())), "{ending}");
         assert!(larder.tell("accept", "acme/null").await["ok"] == true);
-        assert!(installed(&larder, "1.2.0").await.unwrap() == old, "{ending}");
-        assert_eq!(alarms(&larder).await, kinds(&[]), "{ending}");
+        assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{ending}");
+        assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "{ending}");
     }
 }
 
@@ -299,14 +299,14 @@ async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_k
     for mode in ["signature", "checksum"] {
         let upstream = upstream_with(edition(1)).await;
         let folder = Folder::new();
-        let before = zip(&upstream, "1.2.0");
-        put_whole_record(&folder, &before);
+        let before = upstream_digest(&upstream, "1.2.0");
+        write_legacy_record(&folder, &before);
         let builder = || impatient(&upstream).with(&format!("verification = \"{mode}\"")).on(&folder);
         let larder = builder().start().await;
         // The list request splits the old record by version; nothing else of 1.2.0 is stored.
         larder.versions("null").await.expect(200);
         larder.stop().await;
-        damage(&records(&folder, "/keys.json")[0]);
+        truncate_file(&first_seen_files(&folder, "/keys.json")[0]);
 
         let stranger = SigningKey::another();
         upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
@@ -317,16 +317,16 @@ async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_k
         let command = alarm.3["resolve"].as_str().unwrap().strip_prefix("larder accept ").unwrap().to_owned();
         let done = larder.tell("accept", &command).await;
         assert_eq!(done["ok"], Value::Bool(true), "{mode}: {done}");
-        assert!(installed(&larder, "1.3.0").await.unwrap() == zip(&upstream, "1.3.0"), "{mode}");
-        assert!(installed(&larder, "1.2.0").await.unwrap() == before, "{mode}");
+        assert!(installed_digest(&larder, "1.3.0").await.unwrap() == upstream_digest(&upstream, "1.3.0"), "{mode}");
+        assert!(installed_digest(&larder, "1.2.0").await.unwrap() == before, "{mode}");
         upstream.publish(edition(1).version("1.4.0").signed_by(&stranger));
-        installed(&larder, "1.4.0").await.unwrap();
+        installed_digest(&larder, "1.4.0").await.unwrap();
         // The lost log was the only evidence that the key of 1.2.0 is the provider's.
-        let new = if mode == "signature" { kinds(&[("new-key", "1.2.0")]) } else { kinds(&[]) };
-        assert_eq!(alarms(&larder).await, new, "{mode}");
+        let new = if mode == "signature" { expected_alarms(&[("new-key", "1.2.0")]) } else { expected_alarms(&[]) };
+        assert_eq!(raised_alarms(&larder).await, new, "{mode}");
         upstream.publish(edition(2).signed_by(&stranger));
         assert!(
-            installed(&larder, "1.2.0").await.unwrap() == before,
+            installed_digest(&larder, "1.2.0").await.unwrap() == before,
             "{mode}: a stranger vouches for an older version"
         );
     }
@@ -337,29 +337,29 @@ async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_k
 async fn accept_of_a_damaged_version_makes_no_later_key_vouch_for_it() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
-    let old = installed(&larder, "1.2.0").await.unwrap();
+    let old = installed_digest(&larder, "1.2.0").await.unwrap();
     let stranger = SigningKey::another();
     upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
-    installed(&larder, "1.3.0").await.unwrap();
-    let folder = forgetful(larder).await;
-    damage(&records(&folder, "/1.2.0.json")[0]);
+    installed_digest(&larder, "1.3.0").await.unwrap();
+    let folder = stop_and_delete_content(larder).await;
+    truncate_file(&first_seen_files(&folder, "/1.2.0.json")[0]);
     let larder = impatient(&upstream).on(&folder).start().await;
-    assert_eq!(installed(&larder, "1.2.0").await, Err(502));
+    assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502));
     assert!(larder.tell("accept", "acme/null@1.2.0").await["ok"] == true);
-    assert!(installed(&larder, "1.2.0").await.unwrap() == old);
+    assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
     upstream.publish(edition(2).signed_by(&stranger));
-    assert!(installed(&larder, "1.2.0").await.unwrap() == old);
-    assert!(alarms(&larder).await.contains(&("waits-for-accept".to_owned(), "1.2.0".to_owned())));
+    assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
+    assert!(raised_alarms(&larder).await.contains(&("waits-for-accept".to_owned(), "1.2.0".to_owned())));
 }
 
 /// Promise 11: first-seen records are limited, so a publisher of endless new versions cannot fill the disk.
 #[tokio::test]
-async fn so_many_first_seen_records_of_a_provider_are_kept_and_no_more() {
+async fn the_number_of_first_seen_records_of_a_provider_is_limited() {
     let upstream = upstream_with(edition(1)).await;
     let larder = impatient(&upstream).start().await;
-    installed(&larder, "1.2.0").await.unwrap();
+    installed_digest(&larder, "1.2.0").await.unwrap();
     let folder = larder.stop().await;
-    let record = records(&folder, "/1.2.0.json").remove(0);
+    let record = first_seen_files(&folder, "/1.2.0.json").remove(0);
     for number in 1..20_000 {
         std::fs::copy(&record, record.with_file_name(format!("9.0.{number}.json"))).unwrap();
     }
@@ -367,7 +367,7 @@ async fn so_many_first_seen_records_of_a_provider_are_kept_and_no_more() {
     upstream.publish(edition(1).version("1.3.0"));
     let refused = larder.document("null", "1.3.0").await.expect(502).text();
     assert!(refused.contains("as much is recorded") && refused.contains("`larder accept"), "{refused}");
-    installed(&larder, "1.2.0").await.unwrap();
+    installed_digest(&larder, "1.2.0").await.unwrap();
 }
 
 /// DESIGN 4: a version that was unsigned before the provider's first signed one has lost no signature.
@@ -375,37 +375,42 @@ async fn so_many_first_seen_records_of_a_provider_are_kept_and_no_more() {
 async fn a_version_that_was_never_signed_stays_taken_when_others_are_signed() {
     let upstream = upstream_with(edition(1).without_keys()).await;
     let larder = impatient(&upstream).with("verification = \"signature-if-keys\"").start().await;
-    let unsigned = installed(&larder, "1.2.0").await.unwrap();
+    let unsigned = installed_digest(&larder, "1.2.0").await.unwrap();
     upstream.publish(edition(1).version("2.0.0"));
-    installed(&larder, "2.0.0").await.unwrap();
+    installed_digest(&larder, "2.0.0").await.unwrap();
     upstream.publish(edition(1).without_keys());
     let document = larder.document("null", "1.2.0").await.expect(200);
     assert!(document.is("fwd=stale; stored"), "{}", document.header("cache-status"));
-    assert!(installed(&larder, "1.2.0").await.unwrap() == unsigned);
-    assert_eq!(alarms(&larder).await, kinds(&[]));
+    assert!(installed_digest(&larder, "1.2.0").await.unwrap() == unsigned);
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]));
     // New versions and other bytes must be signed now.
     upstream.publish(edition(1).version("2.1.0").without_keys());
     larder.document("null", "2.1.0").await.expect(502);
     upstream.publish(edition(2).without_keys());
-    assert!(installed(&larder, "1.2.0").await.unwrap() == unsigned);
+    assert!(installed_digest(&larder, "1.2.0").await.unwrap() == unsigned);
 }
 
 /// An older store has one first-seen record per provider: it is migrated without a loss of meaning.
 #[tokio::test]
 async fn first_seen_records_of_an_older_store_are_carried_over() {
     let upstream = upstream_with(edition(1)).await;
-    let before = zip(&upstream, "1.2.0");
+    let before = upstream_digest(&upstream, "1.2.0");
     let folder = Folder::new();
-    put_whole_record(&folder, &before);
+    write_legacy_record(&folder, &before);
     upstream.publish(renamed().signed_by(&SigningKey::another()));
     let larder = impatient(&upstream).on(&folder).start().await;
-    assert_eq!(installed(&larder, "1.2.0").await, Err(502));
-    assert_eq!(alarms(&larder).await, kinds(&[("waits-for-accept", "1.2.0")]));
+    assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502));
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0")]));
     upstream.publish(edition(2));
-    assert!(installed(&larder, "1.2.0").await.unwrap() == zip(&upstream, "1.2.0"));
-    assert_eq!(alarms(&larder).await, kinds(&[("republished", "1.2.0")]));
-    assert!(records(&folder, "/acme/null.json").is_empty() && records(&folder, "/1.2.0.json").len() == 1);
-    assert!(records(&folder, "/1.1.0.json").is_empty(), "a version that was only listed is no first-seen record");
+    assert!(installed_digest(&larder, "1.2.0").await.unwrap() == upstream_digest(&upstream, "1.2.0"));
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.2.0")]));
+    assert!(
+        first_seen_files(&folder, "/acme/null.json").is_empty() && first_seen_files(&folder, "/1.2.0.json").len() == 1
+    );
+    assert!(
+        first_seen_files(&folder, "/1.1.0.json").is_empty(),
+        "a version that was only listed is no first-seen record"
+    );
 }
 
 /// Promises 1, 14 and 15: the real client installs the old bytes or nothing, and the alarm names the command that
@@ -439,13 +444,13 @@ async fn the_real_client_installs_what_was_verified_first_or_nothing() {
         for provider in published {
             let version = provider.clone();
             upstream.publish(version);
-            installed(&larder, "1.3.0").await.ok();
+            installed_digest(&larder, "1.3.0").await.ok();
         }
         // A new folder has no lock file that would detect other bytes.
         let again = workspace(&larder, "1.2.0");
         again.init().await.expect_success();
         assert_eq!(again.lock_file(), first.lock_file(), "{attack}");
-        let folder = forgetful(larder).await;
+        let folder = stop_and_delete_content(larder).await;
         let larder = builder().on(&folder).start().await;
         let constraint = if attack == "unsigned" { "1.3.0" } else { "1.2.0" };
         let said = workspace(&larder, constraint).init().await.expect_failure().text;

@@ -19,7 +19,7 @@ const SMALL: usize = 300_000;
 const LARGE: usize = 3_000_000;
 
 /// An upstream with acme/null 1.2.0 of about this size, a larder in front of it, the archive's path and its bytes.
-async fn with_archive(size_bytes: usize) -> (FakeUpstream, Larder, String, Vec<u8>) {
+async fn larder_before_archive(size_bytes: usize) -> (FakeUpstream, Larder, String, Vec<u8>) {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(size_bytes));
     let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
@@ -42,7 +42,7 @@ async fn head_with(larder: &Larder, path: &str, headers: &[(&str, &str)]) -> Ans
 }
 
 /// The joined texts of an error, after checking that the body has the shape that registries use.
-fn errors(answer: &Answer) -> String {
+fn error_text(answer: &Answer) -> String {
     assert_eq!(answer.header("content-type"), "application/json", "{}", answer.text());
     let json = answer.json();
     assert_eq!(json.as_object().unwrap().len(), 1, "{json}");
@@ -55,7 +55,7 @@ fn errors(answer: &Answer) -> String {
 #[tokio::test]
 async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
     for size in [SMALL, LARGE] {
-        let (upstream, larder, path, bytes) = with_archive(size).await;
+        let (upstream, larder, path, bytes) = larder_before_archive(size).await;
         larder.get(&path).await.expect(200);
         let head = larder.head(&path).await.expect(200);
         let get = larder.get(&path).await.expect(200);
@@ -72,7 +72,7 @@ async fn head_on_a_stored_archive_has_its_true_length_and_offers_ranges() {
 /// Promises 3 and 4: HEAD on a missing archive has the true length, offers no ranges, and shares one fill with GET.
 #[tokio::test]
 async fn head_on_a_cold_archive_starts_the_one_fill_that_the_get_joins() {
-    let (upstream, larder, path, bytes) = with_archive(LARGE).await;
+    let (upstream, larder, path, bytes) = larder_before_archive(LARGE).await;
     let gate = upstream.hold_after(Target::Archive, 100_000);
     let head = larder.head(&path).await.expect(200);
     assert_eq!(head.header("content-length"), bytes.len().to_string());
@@ -87,7 +87,7 @@ async fn head_on_a_cold_archive_starts_the_one_fill_that_the_get_joins() {
 
 #[tokio::test]
 async fn head_on_a_cold_small_archive_has_its_true_length_and_no_ranges() {
-    let (upstream, larder, path, bytes) = with_archive(SMALL).await;
+    let (upstream, larder, path, bytes) = larder_before_archive(SMALL).await;
     let head = larder.head(&path).await.expect(200);
     assert_eq!(head.header("content-length"), bytes.len().to_string());
     assert_eq!(head.header("accept-ranges"), "");
@@ -97,7 +97,7 @@ async fn head_on_a_cold_small_archive_has_its_true_length_and_no_ranges() {
 
 #[tokio::test]
 async fn head_on_documents_sums_and_errors_has_the_length_of_the_get() {
-    let (_upstream, larder, _path, _bytes) = with_archive(SMALL).await;
+    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL).await;
     let sums = larder.document("null", "1.2.0").await.json()["shasums_url"].as_str().unwrap().to_owned();
     for path in [versions_path(), document_path(), sums, "/nowhere".into(), "/healthz".into()] {
         let (head, get) = (larder.head(&path).await, larder.get(&path).await);
@@ -110,7 +110,7 @@ async fn head_on_documents_sums_and_errors_has_the_length_of_the_get() {
 #[tokio::test]
 async fn ranges_of_a_stored_archive_are_answered() {
     for size in [SMALL, LARGE] {
-        let (_upstream, larder, path, bytes) = with_archive(size).await;
+        let (_upstream, larder, path, bytes) = larder_before_archive(size).await;
         larder.get(&path).await.expect(200);
         let total = bytes.len();
         let (end, suffix) = (total - 1, total - 300);
@@ -135,20 +135,20 @@ async fn ranges_of_a_stored_archive_are_answered() {
 }
 
 #[tokio::test]
-async fn a_range_beyond_the_end_is_416_and_no_cache_may_keep_that() {
-    let (_upstream, larder, path, bytes) = with_archive(SMALL).await;
+async fn a_range_beyond_the_end_is_416_and_is_not_immutable() {
+    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL).await;
     larder.get(&path).await.expect(200);
     for asked in [format!("bytes={}-", bytes.len()), "bytes=-0".to_owned(), "bytes=999999999-".to_owned()] {
         let answer = larder.get_with(&path, &[("range", &asked)]).await.expect(416);
         assert_eq!(answer.header("content-range"), format!("bytes */{}", bytes.len()), "{asked}");
-        assert!(errors(&answer).contains(&bytes.len().to_string()));
+        assert!(error_text(&answer).contains(&bytes.len().to_string()));
         assert!(!answer.header("cache-control").contains("immutable"), "{}", answer.header("cache-control"));
     }
 }
 
 #[tokio::test]
 async fn if_range_decides_between_the_part_and_the_whole() {
-    let (_upstream, larder, path, bytes) = with_archive(LARGE).await;
+    let (_upstream, larder, path, bytes) = larder_before_archive(LARGE).await;
     larder.get(&path).await.expect(200);
     let tag = larder.head(&path).await.header("etag").to_owned();
     let range = ("range", "bytes=5-9");
@@ -164,7 +164,7 @@ async fn if_range_decides_between_the_part_and_the_whole() {
 /// RFC 9110 14.2: ranges are defined for GET only.
 #[tokio::test]
 async fn head_ignores_a_range() {
-    let (_upstream, larder, path, bytes) = with_archive(SMALL).await;
+    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL).await;
     larder.get(&path).await.expect(200);
     let head = head_with(&larder, &path, &[("range", "bytes=0-4")]).await.expect(200);
     assert_eq!(head.header("content-length"), bytes.len().to_string());
@@ -176,7 +176,7 @@ async fn head_ignores_a_range() {
 async fn a_range_of_a_cold_archive_is_ignored() {
     for size in [SMALL, LARGE] {
         for length in [true, false] {
-            let (upstream, larder, path, bytes) = with_archive(size).await;
+            let (upstream, larder, path, bytes) = larder_before_archive(size).await;
             if !length {
                 upstream.fault(Target::Archive, Fault::NoLength);
             }
@@ -192,15 +192,15 @@ async fn a_range_of_a_cold_archive_is_ignored() {
 
 #[tokio::test]
 async fn a_cold_range_beyond_the_end_is_ignored_too() {
-    let (_upstream, larder, path, bytes) = with_archive(SMALL).await;
+    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL).await;
     let whole = larder.get_with(&path, &[("range", "bytes=999999999-")]).await.expect(200);
     assert!(whole.body == bytes);
 }
 
 #[tokio::test]
-async fn archives_have_a_tag_that_spares_sending_them_again() {
+async fn archives_have_an_etag_and_an_unchanged_one_answers_304() {
     for size in [SMALL, LARGE] {
-        let (_upstream, larder, path, _bytes) = with_archive(size).await;
+        let (_upstream, larder, path, _bytes) = larder_before_archive(size).await;
         larder.get(&path).await.expect(200);
         let tag = larder.get(&path).await.expect(200).header("etag").to_owned();
         assert!(tag.starts_with('"') && tag.len() > 20, "{tag}");
@@ -223,7 +223,7 @@ async fn archives_have_a_tag_that_spares_sending_them_again() {
 #[tokio::test]
 async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
     for size in [SMALL, LARGE] {
-        let (_upstream, larder, path, bytes) = with_archive(size).await;
+        let (_upstream, larder, path, bytes) = larder_before_archive(size).await;
         let digest = sha256_hex(&bytes);
         let tag = format!("\"{digest}\"");
         let others = ["\"other\"".to_owned(), format!("W/{tag}")];
@@ -246,7 +246,7 @@ async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
         larder.get_with(&path, &[("if-match", &tag), ("if-none-match", &tag)]).await.expect(304);
         larder.get_with(&path, &[("if-match", "\"other\""), ("if-none-match", &tag)]).await.expect(412);
     }
-    let (_upstream, larder, _path, _bytes) = with_archive(SMALL).await;
+    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL).await;
     let tag = larder.get(&document_path()).await.expect(200).header("etag").to_owned();
     larder.get_with(&document_path(), &[("if-match", &tag)]).await.expect(200);
     larder.get_with(&document_path(), &[("if-match", "\"other\"")]).await.expect(412);
@@ -256,7 +256,7 @@ async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
 #[tokio::test]
 async fn an_archive_was_modified_when_it_was_first_stored() {
     for size in [SMALL, LARGE] {
-        let (upstream, larder, path, bytes) = with_archive(size).await;
+        let (upstream, larder, path, bytes) = larder_before_archive(size).await;
         let first = larder.get(&path).await.expect(200);
         assert_eq!(first.header("last-modified").is_empty(), size == LARGE, "a large one is not stored when it begins");
         let stored = larder.get(&path).await.expect(200).header("last-modified").to_owned();
@@ -288,7 +288,7 @@ async fn an_archive_was_modified_when_it_was_first_stored() {
 /// RFC 9110 15.4.5: a 304 does not repeat metadata that the client already has.
 #[tokio::test]
 async fn a_304_has_no_content_type() {
-    let (_upstream, larder, path, _bytes) = with_archive(SMALL).await;
+    let (_upstream, larder, path, _bytes) = larder_before_archive(SMALL).await;
     larder.get(&path).await.expect(200);
     for path in [path, document_path(), versions_path()] {
         let tag = larder.get(&path).await.expect(200).header("etag").to_owned();
@@ -299,7 +299,7 @@ async fn a_304_has_no_content_type() {
 
 #[tokio::test]
 async fn the_gzip_form_of_a_document_has_its_own_tag_and_either_tag_is_taken() {
-    let (_upstream, larder, _path, _bytes) = with_archive(SMALL).await;
+    let (_upstream, larder, _path, _bytes) = larder_before_archive(SMALL).await;
     let plain = larder.get(&document_path()).await.expect(200);
     let gzip = larder.get_with(&document_path(), &[("accept-encoding", "br, gzip;q=0.5")]).await.expect(200);
     assert_eq!((plain.header("content-encoding"), gzip.header("content-encoding")), ("", "gzip"));
@@ -327,7 +327,7 @@ async fn the_gzip_form_of_a_document_has_its_own_tag_and_either_tag_is_taken() {
 
 #[tokio::test]
 async fn nothing_but_documents_is_offered_in_gzip() {
-    let (_upstream, larder, path, bytes) = with_archive(SMALL).await;
+    let (_upstream, larder, path, bytes) = larder_before_archive(SMALL).await;
     let sums = larder.document("null", "1.2.0").await.json()["shasums_url"].as_str().unwrap().to_owned();
     for path in [&path, &path, &sums] {
         let answer = larder.get_with(path, &[("accept-encoding", "gzip")]).await.expect(200);
@@ -338,7 +338,7 @@ async fn nothing_but_documents_is_offered_in_gzip() {
 
 #[tokio::test]
 async fn a_documents_tag_changes_with_the_document() {
-    let (upstream, larder, _path, _bytes) = with_archive(SMALL).await;
+    let (upstream, larder, _path, _bytes) = larder_before_archive(SMALL).await;
     let before = larder.versions("null").await.expect(200).header("etag").to_owned();
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
     larder.clock.advance(std::time::Duration::from_secs(301));
@@ -348,8 +348,8 @@ async fn a_documents_tag_changes_with_the_document() {
 }
 
 #[tokio::test]
-async fn documents_are_asked_again_and_digest_named_files_kept_for_ever() {
-    let (_upstream, larder, path, _bytes) = with_archive(SMALL).await;
+async fn documents_are_no_cache_and_digest_named_files_immutable() {
+    let (_upstream, larder, path, _bytes) = larder_before_archive(SMALL).await;
     let document = larder.document("null", "1.2.0").await.json();
     let file = |name: &str| document[name].as_str().unwrap().to_owned();
     for (path, expected, content_type) in [
@@ -406,7 +406,7 @@ async fn the_first_answer_to_anything_is_a_miss() {
 #[tokio::test]
 async fn an_upstream_that_gives_no_length_is_relayed_whole() {
     for size in [SMALL, LARGE] {
-        let (upstream, larder, path, bytes) = with_archive(size).await;
+        let (upstream, larder, path, bytes) = larder_before_archive(size).await;
         upstream.fault(Target::Archive, Fault::NoLength);
         let cold = larder.get(&path).await.expect(200);
         assert!(cold.body == bytes, "{size}");
@@ -423,7 +423,7 @@ async fn an_upstream_that_gives_no_length_is_relayed_whole() {
 /// archive.
 #[tokio::test]
 async fn an_http_1_0_client_gets_the_whole_with_its_length() {
-    let (upstream, larder, path, bytes) = with_archive(LARGE).await;
+    let (upstream, larder, path, bytes) = larder_before_archive(LARGE).await;
     upstream.fault(Target::Archive, Fault::NoLength);
     let mut stream = TcpStream::connect(larder.address()).await.unwrap();
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: mirror.example\r\n\r\n").as_bytes()).await.unwrap();
@@ -441,7 +441,7 @@ async fn an_http_1_0_client_gets_the_whole_with_its_length() {
 /// Promise 3: without a length nothing of a wrong archive is sent to an HTTP/1.0 client.
 #[tokio::test]
 async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
-    let (upstream, larder, path, _bytes) = with_archive(LARGE).await;
+    let (upstream, larder, path, _bytes) = larder_before_archive(LARGE).await;
     upstream.fault(Target::Archive, Fault::NoLength);
     upstream.fault(Target::Archive, Fault::WrongLastByte);
     let mut stream = TcpStream::connect(larder.address()).await.unwrap();
@@ -455,7 +455,7 @@ async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
 
 #[tokio::test]
 async fn http_2_is_spoken_and_its_authority_is_the_host() {
-    let (_upstream, larder, path, bytes) = with_archive(LARGE).await;
+    let (_upstream, larder, path, bytes) = larder_before_archive(LARGE).await;
     let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy().resolve(HOST, larder.address());
     let http2 = http2.build().unwrap();
     for state in ["cold", "held"] {
@@ -469,7 +469,7 @@ async fn http_2_is_spoken_and_its_authority_is_the_host() {
 }
 
 #[tokio::test]
-async fn errors_are_json_and_say_what_was_asked_of_whom_and_what_came_back() {
+async fn errors_are_json_and_name_the_package_the_upstream_and_the_cause() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
@@ -486,7 +486,7 @@ async fn errors_are_json_and_say_what_was_asked_of_whom_and_what_came_back() {
         upstream.fault(Target::Versions, fault.clone());
         let answer = larder.versions("null").await;
         assert_eq!(answer.status, status, "{fault:?}: {}", answer.text());
-        let said = errors(&answer);
+        let said = error_text(&answer);
         assert!(said.contains(cause), "{fault:?}: {said}");
         assert!(said.contains(&format!("{HOST}/acme/null")) && said.contains(&upstream.origin()), "{fault:?}: {said}");
         // Clients obey Retry-After without a cap (PROTOCOL 2.5).
@@ -504,7 +504,7 @@ async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
     let larder = Larder::mirroring(&upstream).start().await;
     let harmless = |answer: Answer, case: String| {
         assert!(answer.status >= 400, "{case}: {}", answer.status);
-        let said = errors(&answer);
+        let said = error_text(&answer);
         for secret in ["sig=", "/releases/", "/v1/providers", ".well-known", "hunter2", "s3cret", "?"] {
             assert!(!said.contains(secret), "{case}: {said}");
         }
@@ -564,7 +564,7 @@ async fn only_the_configured_clients_are_answered() {
             let answer = larder.get_with(&path, &[("x-forwarded-for", forwarded)]).await;
             let status = if path == "/nowhere" { 403 } else { 421 };
             assert_eq!(answer.status, status, "{forwarded} {path}: {}", answer.text());
-            let said = errors(&answer);
+            let said = error_text(&answer);
             assert!(said.contains(named) && said.contains("[server] clients"), "{said}");
         }
     }
@@ -584,5 +584,5 @@ async fn forwarded_headers_of_an_untrusted_peer_are_ignored() {
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).server("clients = [\"10.0.0.0/8\"]").start().await;
     let answer = larder.get_with(&versions_path(), &[("x-forwarded-for", "10.1.2.3")]).await.expect(421);
-    assert!(errors(&answer).contains("127.0.0.1"));
+    assert!(error_text(&answer).contains("127.0.0.1"));
 }

@@ -15,17 +15,17 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 const NAMES: [&str; 4] = ["one", "two", "three", "asleep"];
 
 /// A record replaced by a FIFO: reading it blocks, like a disk that does not answer. Dropping this restores the record.
-struct Asleep {
+struct BlockedFile {
     path: PathBuf,
-    content: Vec<u8>,
+    original_content: Vec<u8>,
 }
 
-impl Asleep {
+impl BlockedFile {
     fn at(path: &Path) -> Self {
-        let content = std::fs::read(path).unwrap();
+        let original_content = std::fs::read(path).unwrap();
         std::fs::remove_file(path).unwrap();
         assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
-        Self { path: path.to_owned(), content }
+        Self { path: path.to_owned(), original_content }
     }
 
     /// The write end of the FIFO, if a reader is waiting.
@@ -34,17 +34,17 @@ impl Asleep {
     }
 }
 
-impl Drop for Asleep {
+impl Drop for BlockedFile {
     fn drop(&mut self) {
         let readers = self.readers();
         let awake = self.path.with_extension("awake");
-        let woken = std::fs::write(&awake, &self.content).and_then(|()| std::fs::rename(&awake, &self.path));
-        let told = readers.map_or(Ok(()), |mut readers| readers.write_all(&self.content));
+        let woken = std::fs::write(&awake, &self.original_content).and_then(|()| std::fs::rename(&awake, &self.path));
+        let told = readers.map_or(Ok(()), |mut readers| readers.write_all(&self.original_content));
         assert!(std::thread::panicking() || (woken.is_ok() && told.is_ok()), "{woken:?} {told:?}");
     }
 }
 
-fn name_of(folder: &Folder, provider: &str) -> PathBuf {
+fn record_path(folder: &Folder, provider: &str) -> PathBuf {
     let is_of = |file: &PathBuf| file.to_string_lossy().contains(&format!("/{provider}/"));
     folder.files("names").into_iter().find(is_of).unwrap()
 }
@@ -57,13 +57,13 @@ async fn publishing() -> FakeUpstream {
     upstream
 }
 
-fn of_a_mebibyte(upstream: &FakeUpstream) -> Builder {
+fn larder_of_one_mebibyte(upstream: &FakeUpstream) -> Builder {
     Larder::mirroring(upstream).store("max_size = \"1MiB\"")
 }
 
 /// A larder that has stored all but `four`, with `one` used longest ago, after their records are complete.
-async fn filled(upstream: &FakeUpstream) -> (Larder, Vec<String>) {
-    let larder = of_a_mebibyte(upstream).start().await;
+async fn filled_larder(upstream: &FakeUpstream) -> (Larder, Vec<String>) {
+    let larder = larder_of_one_mebibyte(upstream).start().await;
     let mut paths = Vec::new();
     for name in NAMES {
         let path = larder.archive_path(name, "1.2.0").await;
@@ -85,8 +85,8 @@ fn is_held(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn eviction_and_purge_read_no_name_but_those_that_they_change() {
     let upstream = publishing().await;
-    let (larder, _) = filled(&upstream).await;
-    let asleep = Asleep::at(&name_of(&larder.folder, "asleep"));
+    let (larder, _) = filled_larder(&upstream).await;
+    let asleep = BlockedFile::at(&record_path(&larder.folder, "asleep"));
     let four = larder.archive_path("four", "1.2.0").await;
     assert!(larder.get(&four).await.expect(200).is("larder; fwd=miss; stored"));
     assert!(!is_held(&larder, &upstream, "one") && is_held(&larder, &upstream, "two"));
@@ -97,14 +97,14 @@ async fn eviction_and_purge_read_no_name_but_those_that_they_change() {
 
 /// Promises 9 and 10: without its index larder serves at once; eviction and purge wait until the index is rebuilt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn larder_serves_while_its_index_is_made_and_evicts_and_purges_only_then() {
+async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwards() {
     let upstream = publishing().await;
-    let (larder, paths) = filled(&upstream).await;
+    let (larder, paths) = filled_larder(&upstream).await;
     let four = larder.archive_path("four", "1.2.0").await;
     let folder = larder.stop().await;
     std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
-    let asleep = Asleep::at(&name_of(&folder, "asleep"));
-    let larder = of_a_mebibyte(&upstream).on(&folder).start().await;
+    let asleep = BlockedFile::at(&record_path(&folder, "asleep"));
+    let larder = larder_of_one_mebibyte(&upstream).on(&folder).start().await;
     get(&format!("{}/readyz", larder.base())).await.expect(200);
     assert_eq!(larder.metric("larder_index_whole").await, 0.0);
     assert!(larder.get(&paths[0]).await.expect(200).is("larder; hit"));

@@ -16,12 +16,12 @@ use crate::support::{HANGS_AFTER, eventually};
 const HALF: usize = 1_500_000;
 
 /// The event stream of a job.
-struct Following {
+struct JobEventStream {
     response: Response,
     text: String,
 }
 
-impl Following {
+impl JobEventStream {
     async fn of(larder: &Larder, path: &str) -> Self {
         let response = client().get(format!("{}{path}/events", larder.admin())).send().await.unwrap();
         assert_eq!(response.status(), 200);
@@ -51,7 +51,7 @@ async fn upstream_of(names: &[&str]) -> FakeUpstream {
     upstream
 }
 
-fn told(names: &[&str]) -> Value {
+fn job_request(names: &[&str]) -> Value {
     let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
     json!({ "what": what, "platforms": ["linux_amd64"] })
 }
@@ -62,8 +62,8 @@ async fn job_events_are_the_whole_job_then_changes_then_the_end() {
     let gate = upstream.hold_after(Target::Archive.of("-two_"), HALF);
     let larder = Larder::mirroring(&upstream).start().await;
     let desk = Desk::of(&larder);
-    let path = desk.begin(&told(&["one", "two", "three", "never"])).await;
-    let mut following = Following::of(&larder, &path).await;
+    let path = desk.begin(&job_request(&["one", "two", "three", "never"])).await;
+    let mut following = JobEventStream::of(&larder, &path).await;
     let (name, mut job) = following.next().await.unwrap();
     assert_eq!((name.as_str(), &job["id"], states(&job).len()), ("job", &json!(path.rsplit('/').next().unwrap()), 4));
     let mut seen_half = false;
@@ -91,7 +91,7 @@ async fn job_events_are_the_whole_job_then_changes_then_the_end() {
     assert_eq!((&end["state"], &end["ended"], &end["items"]["fetched"]), (&json!("failed"), &last["ended"], &json!(3)));
 
     // A finished job sends everything at once; HEAD gets the headers only.
-    let mut later = Following::of(&larder, &path).await;
+    let mut later = JobEventStream::of(&larder, &path).await;
     assert_eq!(later.next().await.unwrap(), ("job".to_owned(), last));
     assert_eq!(later.next().await.unwrap(), ("end".to_owned(), end));
     assert_eq!(later.next().await, None);
@@ -106,11 +106,11 @@ async fn many_clients_may_follow_a_job_and_one_that_reads_nothing_delays_no_othe
     let gate = upstream.hold_after(Target::Archive, HALF);
     let larder = Larder::mirroring(&upstream).start().await;
     let desk = Desk::of(&larder);
-    let path = desk.begin(&told(&["one", "two"])).await;
-    let idle = Following::of(&larder, &path).await;
+    let path = desk.begin(&job_request(&["one", "two"])).await;
+    let idle = JobEventStream::of(&larder, &path).await;
     let mut followers = Vec::new();
     for _ in 0..20 {
-        followers.push(Following::of(&larder, &path).await);
+        followers.push(JobEventStream::of(&larder, &path).await);
     }
     gate.open();
     assert_eq!(desk.ended(&path).await["state"], "done");
@@ -135,8 +135,8 @@ async fn a_job_that_is_cancelled_reports_its_end_and_a_larder_that_stops_ends_th
     let _gate = upstream.hold_after(Target::Archive, HALF);
     let larder = Larder::mirroring(&upstream).drain(Duration::from_secs(3600)).start().await;
     let desk = Desk::of(&larder);
-    let path = desk.begin(&told(&["one"])).await;
-    let mut following = Following::of(&larder, &path).await;
+    let path = desk.begin(&job_request(&["one"])).await;
+    let mut following = JobEventStream::of(&larder, &path).await;
     upstream.wait_for(Target::Archive, 1).await;
     desk.send("DELETE", &path, "application/json", "").await.expect(200);
     let end = loop {
@@ -147,8 +147,8 @@ async fn a_job_that_is_cancelled_reports_its_end_and_a_larder_that_stops_ends_th
     };
     assert_eq!((&end["state"], &end["items"]["cancelled"]), (&json!("cancelled"), &json!(1)));
 
-    let path = desk.begin(&told(&["two"])).await;
-    let mut following = Following::of(&larder, &path).await;
+    let path = desk.begin(&job_request(&["two"])).await;
+    let mut following = JobEventStream::of(&larder, &path).await;
     assert_eq!(following.next().await.unwrap().0, "job");
     let folder = timeout(HANGS_AFTER, larder.stop()).await.expect("a reader holds up the stop");
     let rest = async || following.next().await.is_none().then_some(());
@@ -156,6 +156,6 @@ async fn a_job_that_is_cancelled_reports_its_end_and_a_larder_that_stops_ends_th
 
     // After a restart the job continues and can be followed again.
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-    let mut following = Following::of(&larder, &path).await;
+    let mut following = JobEventStream::of(&larder, &path).await;
     assert_eq!(following.next().await.unwrap().1["state"], "running");
 }

@@ -34,14 +34,14 @@ async fn jobs(larder: &Larder) -> Vec<Value> {
 }
 
 /// The first recurring job as the status reports it.
-async fn told(larder: &Larder) -> Value {
+async fn recurring_job_status(larder: &Larder) -> Value {
     get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json()["warm_ups"][0].clone()
 }
 
 /// Waits until its last run differs from `before`, and returns that run.
-async fn ran(larder: &Larder, before: &Value) -> Value {
+async fn next_run(larder: &Larder, before: &Value) -> Value {
     eventually("it has run", async || {
-        let told = told(larder).await;
+        let told = recurring_job_status(larder).await;
         Some(told["last"].clone()).filter(|last| !last.is_null() && last != before && told["running"].is_null())
     })
     .await
@@ -52,10 +52,10 @@ async fn job_of(larder: &Larder, last: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn it_runs_at_the_start_and_again_in_its_interval_and_a_restart_does_not_repeat_it() {
+async fn a_recurring_job_runs_at_the_start_and_at_its_interval_but_not_after_a_restart() {
     let upstream = upstream().await;
     let larder = recurring(Larder::mirroring(&upstream), "[\"acme/null@~> 1.0\"]").start().await;
-    let first = ran(&larder, &Value::Null).await;
+    let first = next_run(&larder, &Value::Null).await;
     assert_eq!((&first["state"], &first["items"]["fetched"]), (&"done".into(), &1.into()), "{first}");
     assert_eq!(items(&job_of(&larder, &first).await), ["null@1.2.0 linux_amd64 fetched"]);
     let clock = larder.clock.clone();
@@ -66,14 +66,14 @@ async fn it_runs_at_the_start_and_again_in_its_interval_and_a_restart_does_not_r
     clock.advance(10 * HOUR);
     let again = || recurring(Larder::mirroring(&upstream), "[\"acme/null@~> 1.0\"]").on(&folder).clock(&clock);
     let larder = again().start().await;
-    let told_now = told(&larder).await;
+    let told_now = recurring_job_status(&larder).await;
     assert_eq!((&told_now["last"], &told_now["running"]), (&first, &Value::Null));
     assert_eq!(told_now["next"].as_u64(), Some(first["ended"].as_u64().unwrap() + 24 * 3600));
     assert_eq!((jobs(&larder).await.len(), upstream.requests().len()), (1, 0), "it ran although it had");
 
     // With the 10 hours before: more than the interval and its maximal jitter.
     clock.advance(16 * HOUR);
-    let second = ran(&larder, &first).await;
+    let second = next_run(&larder, &first).await;
     assert_eq!(items(&job_of(&larder, &second).await), ["null@1.3.0 linux_amd64 fetched"]);
     // Of each recurring job only the last run is listed.
     assert_eq!(jobs(&larder).await.len(), 1);
@@ -81,7 +81,7 @@ async fn it_runs_at_the_start_and_again_in_its_interval_and_a_restart_does_not_r
     // A run that was due while larder was stopped starts at once.
     clock.advance(30 * HOUR);
     let larder = again().on(&folder).start().await;
-    assert_eq!(ran(&larder, &second).await["items"]["held"], 1);
+    assert_eq!(next_run(&larder, &second).await["items"]["held"], 1);
 }
 
 #[tokio::test]
@@ -90,18 +90,18 @@ async fn a_failing_recurring_job_is_retried_with_growing_intervals() {
     upstream.fault(Target::Versions, Fault::Status(404));
     let builder = recurring(Larder::mirroring(&upstream).with("fresh = { not_found = \"0s\" }"), "[\"acme/null\"]");
     let larder = builder.start().await;
-    let first = ran(&larder, &Value::Null).await;
+    let first = next_run(&larder, &Value::Null).await;
     assert_eq!((&first["state"], &first["failures"]), (&"failed".into(), &1.into()), "{first}");
     let next = |told: &Value| told["next"].as_u64().unwrap() - told["last"]["ended"].as_u64().unwrap();
-    assert_eq!(next(&told(&larder).await), 300);
+    assert_eq!(next(&recurring_job_status(&larder).await), 300);
     larder.clock.advance(6 * MINUTE);
-    let second = ran(&larder, &first).await;
-    assert_eq!((&second["failures"], next(&told(&larder).await)), (&2.into(), 600));
+    let second = next_run(&larder, &first).await;
+    assert_eq!((&second["failures"], next(&recurring_job_status(&larder).await)), (&2.into(), 600));
     upstream.heal();
     larder.clock.advance(11 * MINUTE);
-    let third = ran(&larder, &second).await;
+    let third = next_run(&larder, &second).await;
     assert_eq!((&third["state"], &third["failures"]), (&"done".into(), &0.into()));
-    assert_eq!(next(&told(&larder).await), 24 * 3600);
+    assert_eq!(next(&recurring_job_status(&larder).await), 24 * 3600);
 }
 
 /// Files are read for each run, and a file's problem is reported by that run.
@@ -117,34 +117,34 @@ async fn a_lock_file_is_read_again_each_time() {
     };
     write("1.2.0");
     let larder = recurring(Larder::mirroring(&upstream), &format!("[{lock:?}]")).start().await;
-    let first = ran(&larder, &Value::Null).await;
+    let first = next_run(&larder, &Value::Null).await;
     assert_eq!(items(&job_of(&larder, &first).await), ["null@1.2.0 linux_amd64 fetched"]);
     write("1.3.0");
     larder.clock.advance(26 * HOUR);
-    let second = ran(&larder, &first).await;
+    let second = next_run(&larder, &first).await;
     assert_eq!(items(&job_of(&larder, &second).await), ["null@1.3.0 linux_amd64 fetched"]);
     std::fs::remove_file(&lock).unwrap();
     larder.clock.advance(26 * HOUR);
-    let third = ran(&larder, &second).await;
+    let third = next_run(&larder, &second).await;
     assert!(third["error"].as_str().unwrap().contains("prod.lock.hcl cannot be read"), "{third}");
     assert_eq!((&third["job"], &third["failures"]), (&Value::Null, &1.into()));
 }
 
 #[tokio::test]
-async fn a_reload_takes_them_over_and_offline_none_runs() {
+async fn a_reload_replaces_recurring_jobs_and_none_runs_offline() {
     let upstream = upstream().await;
     upstream.publish(both(Provider::new("acme", "other")));
     let offline = recurring(Larder::mirroring(&upstream).network("offline = true"), "[\"acme/null\"]");
     let larder = offline.start().await;
-    assert_eq!(told(&larder).await["next"], Value::Null);
+    assert_eq!(recurring_job_status(&larder).await["next"], Value::Null);
     larder.reload(recurring(Larder::mirroring(&upstream), "[\"acme/null\"]")).await.unwrap();
-    let first = ran(&larder, &Value::Null).await;
+    let first = next_run(&larder, &Value::Null).await;
     assert_eq!((&first["state"], jobs(&larder).await.len()), (&"done".into(), 1));
     larder.reload(recurring(Larder::mirroring(&upstream), "[\"acme/other\"]")).await.unwrap();
-    let other = ran(&larder, &Value::Null).await;
+    let other = next_run(&larder, &Value::Null).await;
     assert_eq!(items(&job_of(&larder, &other).await), ["other@1.2.0 linux_amd64 fetched"]);
     larder.reload(Larder::mirroring(&upstream)).await.unwrap();
-    assert_eq!(told(&larder).await, Value::Null);
+    assert_eq!(recurring_job_status(&larder).await, Value::Null);
     larder.clock.advance(26 * HOUR);
     // A job started by hand shows that no recurring run preceded it.
     Desk::of(&larder).warm(&serde_json::json!({ "what": ["acme/null"] })).await;
@@ -178,21 +178,21 @@ async fn recurring_jobs_beyond_the_limit_wait_and_leave_a_slot_for_others() {
 }
 
 #[tokio::test]
-async fn a_run_that_ends_after_a_reload_that_took_larder_offline_is_noted_and_not_repeated() {
+async fn a_run_that_ends_after_a_reload_to_offline_is_recorded_and_not_repeated() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(100_000));
     let gate = upstream.hold_after(Target::Archive, 1000);
     let builder = || recurring(Larder::mirroring(&upstream), "[\"acme/null\"]");
     let larder = builder().start().await;
     upstream.wait_for(Target::Archive, 1).await;
-    let run = told(&larder).await["running"].clone();
+    let run = recurring_job_status(&larder).await["running"].clone();
     assert!(run.is_string(), "{run}");
     larder.reload(builder().network("offline = true")).await.unwrap();
     gate.open();
-    let last = ran(&larder, &Value::Null).await;
-    assert_eq!((&last["job"], told(&larder).await["next"].is_null()), (&run, true), "{last}");
+    let last = next_run(&larder, &Value::Null).await;
+    assert_eq!((&last["job"], recurring_job_status(&larder).await["next"].is_null()), (&run, true), "{last}");
     larder.reload(builder()).await.unwrap();
-    let now = told(&larder).await;
+    let now = recurring_job_status(&larder).await;
     assert_eq!((&now["last"], &now["running"]), (&last, &Value::Null));
     assert!(now["next"].as_u64() > last["ended"].as_u64(), "{now}");
 }

@@ -25,7 +25,7 @@ fn start(builder: &Builder, folder: &Folder) -> (Process, Desk) {
     (larder, desk)
 }
 
-fn told(names: &[String]) -> Value {
+fn job_request(names: &[String]) -> Value {
     let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
     json!({ "what": what, "platforms": ["linux_amd64"] })
 }
@@ -42,7 +42,7 @@ fn records(folder: &Folder) -> Vec<PathBuf> {
     folder.files("jobs")
 }
 
-async fn listed(desk: &Desk) -> Value {
+async fn listed_jobs(desk: &Desk) -> Value {
     desk.get("/admin/v1/jobs").await.expect(200).json()["jobs"].clone()
 }
 
@@ -59,7 +59,7 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
         large.iter().map(|name| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF)).collect();
 
     let (larder, desk) = start(&builder(), &folder);
-    let path = desk.begin(&told(&all)).await;
+    let path = desk.begin(&job_request(&all)).await;
     let half_way = |job: &Value| {
         let items = job["items"].as_array().unwrap().iter();
         items.filter(|item| item["state"] == "fetching" && item["bytes"] == HALF).count()
@@ -83,7 +83,7 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
     );
     assert_eq!(states(&job).iter().filter(|state| **state == "held").count(), whole, "{job}");
     assert_eq!((states(&job).len(), folder.blobs().len(), folder.staged().len()), (30, 30, 0));
-    assert_eq!(listed(&desk).await.as_array().unwrap().len(), 1);
+    assert_eq!(listed_jobs(&desk).await.as_array().unwrap().len(), 1);
 
     let asked = archive_requests(&upstream);
     assert!(staged >= 4, "{staged}");
@@ -113,10 +113,10 @@ async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
     let (larder, desk) = start(&builder(), &folder);
     let mut jobs = Vec::new();
     for name in ["good", "bad"] {
-        let path = desk.begin(&told(&[name.to_owned()])).await;
+        let path = desk.begin(&job_request(&[name.to_owned()])).await;
         jobs.push((desk.ended(&path).await, path));
     }
-    let path = desk.begin(&told(&["slow".to_owned()])).await;
+    let path = desk.begin(&job_request(&["slow".to_owned()])).await;
     upstream.wait_for(Target::Archive.of("slow"), 1).await;
     let cancelled = desk.send("DELETE", &path, "application/json", "").await.expect(200).json();
     larder.kill();
@@ -131,7 +131,7 @@ async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
         assert_eq!(desk.job(path).await, *job);
     }
     let newest_first: Vec<Value> = jobs.iter().rev().map(|(job, _)| job["id"].clone()).collect();
-    let again: Vec<Value> = listed(&desk).await.as_array().unwrap().iter().map(|job| job["id"].clone()).collect();
+    let again: Vec<Value> = listed_jobs(&desk).await.as_array().unwrap().iter().map(|job| job["id"].clone()).collect();
     assert_eq!(again, newest_first);
     // The packages of a finished job can still be pinned together.
     let done = desk.post("/admin/v1/pin", &json!({ "job": jobs[0].0["id"] })).await.expect(200).json();
@@ -150,7 +150,7 @@ async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).on(&folder);
     let (larder, desk) = start(&builder(), &folder);
-    let path = desk.begin(&told(&["slow".to_owned()])).await;
+    let path = desk.begin(&job_request(&["slow".to_owned()])).await;
     // Before that, the job may still create files in the folder that is removed below, and would fail by itself.
     desk.once(&path, |job| job["items"][0]["bytes"] == HALF).await;
     assert_eq!(records(&folder).len(), 1);
@@ -170,7 +170,7 @@ async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     upstream.forget_requests();
 
     let (larder, desk) = start(&builder(), &folder);
-    assert_eq!((listed(&desk).await, upstream.requests().len()), (json!([]), 0), "it goes on");
+    assert_eq!((listed_jobs(&desk).await, upstream.requests().len()), (json!([]), 0), "it goes on");
     assert_eq!(larder.terminate().await, Some(0));
 }
 
@@ -183,7 +183,7 @@ async fn a_job_that_was_pinned_while_it_ran_pins_after_a_restart() {
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).on(&folder);
     let (larder, desk) = start(&builder(), &folder);
-    let path = desk.begin(&told(&["null".to_owned()])).await;
+    let path = desk.begin(&job_request(&["null".to_owned()])).await;
     upstream.wait_for(Target::Archive, 1).await;
     let id = path.rsplit('/').next().unwrap();
     desk.post("/admin/v1/pin", &json!({ "job": id })).await.expect(200);
@@ -199,7 +199,7 @@ async fn a_job_that_was_pinned_while_it_ran_pins_after_a_restart() {
 
 /// A damaged record is logged and quarantined.
 #[tokio::test]
-async fn a_record_that_cannot_be_read_is_quarantined_and_said_and_the_others_are_there() {
+async fn an_unreadable_job_record_is_quarantined_and_logged_and_the_others_are_listed() {
     let upstream = FakeUpstream::start().await;
     ["one", "two", "three"].iter().for_each(|name| upstream.publish(Provider::new("acme", name)));
     let folder = Folder::new();
@@ -207,7 +207,7 @@ async fn a_record_that_cannot_be_read_is_quarantined_and_said_and_the_others_are
     let (larder, desk) = start(&builder(), &folder);
     let mut paths = Vec::new();
     for name in ["one", "two", "three"] {
-        let path = desk.begin(&told(&[name.to_owned()])).await;
+        let path = desk.begin(&job_request(&[name.to_owned()])).await;
         desk.ended(&path).await;
         paths.push(path);
     }
@@ -234,21 +234,21 @@ async fn a_record_that_cannot_be_read_is_quarantined_and_said_and_the_others_are
 }
 
 #[tokio::test]
-async fn the_missing_list_has_one_limit_in_memory_and_on_disk() {
+async fn the_job_list_has_one_limit_in_memory_and_on_disk() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
     let desk = Desk::of(&larder);
     for _ in 0..20 {
-        desk.warm(&told(&["null".to_owned()])).await;
+        desk.warm(&job_request(&["null".to_owned()])).await;
     }
-    assert_eq!(listed(&desk).await.as_array().unwrap().len(), 16);
+    assert_eq!(listed_jobs(&desk).await.as_array().unwrap().len(), 16);
     eventually("the oldest are forgotten", async || (records(&folder).len() == 16).then_some(())).await;
-    let kept = listed(&desk).await;
+    let kept = listed_jobs(&desk).await;
     larder.stop().await;
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-    assert_eq!(listed(&Desk::of(&larder)).await, kept);
+    assert_eq!(listed_jobs(&Desk::of(&larder)).await, kept);
 }
 
 /// Promise 12: nothing leaves, and the packages to fetch are listed as missing.
@@ -259,7 +259,7 @@ async fn a_job_resumed_in_a_sealed_larder_fails_and_lists_missing_packages() {
     let gate = upstream.hold_after(Target::Archive.of("slow"), HALF);
     let folder = Folder::new();
     let (larder, desk) = start(&Larder::mirroring(&upstream).on(&folder), &folder);
-    let path = desk.begin(&told(&["held".to_owned(), "slow".to_owned()])).await;
+    let path = desk.begin(&job_request(&["held".to_owned(), "slow".to_owned()])).await;
     desk.once(&path, |job| states(job)[0] == "fetched" && job["items"][1]["bytes"] == HALF).await;
     larder.kill();
     gate.open();
@@ -298,7 +298,7 @@ async fn an_interrupted_command_line_job_resumes_only_with_the_same_command() {
 
     let larder = site.serve();
     let desk = Desk::at(&larder, token(&site.home));
-    assert_eq!(listed(&desk).await, json!([]));
+    assert_eq!(listed_jobs(&desk).await, json!([]));
     assert_eq!(larder.terminate().await, Some(0));
     assert_eq!((upstream.requests().len(), site.home.blobs().len()), (0, 0));
 

@@ -12,13 +12,13 @@ use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-const VERSION: &str = "/mirror/registry.terraform.io/acme/null/1.2.0.json";
+const VERSION_JSON: &str = "/mirror/registry.terraform.io/acme/null/1.2.0.json";
 
 fn null() -> Provider {
     Provider::new("acme", "null")
 }
 
-async fn publishing() -> FakeUpstream {
+async fn upstream_with_two_platforms() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     upstream.publish(null().platform("linux_amd64").platform("darwin_arm64"));
     upstream
@@ -34,7 +34,7 @@ async fn install(larder: &Larder, name: &str) -> String {
 /// Promise 6 and section 4: a version that upstream dropped stays listed and installable, with `detail=gone`.
 #[tokio::test]
 async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_two_platforms().await;
     upstream.publish(null().version("1.1.0"));
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
     let archive = install(&larder, "null").await;
@@ -48,7 +48,7 @@ async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
     let gone = larder.document("null", "1.2.0").await.expect(200);
     assert_eq!((gone.header("cache-status"), &gone.body), ("larder; hit; detail=gone", &document));
     assert_eq!(larder.get(&archive).await.expect(200).header("cache-status"), "larder; hit");
-    let version = larder.get(VERSION).await.expect(200);
+    let version = larder.get(VERSION_JSON).await.expect(200);
     assert_eq!(version.header("cache-status"), "larder; hit; detail=gone");
     assert!(version.json()["archives"]["linux_amd64"]["url"].is_string());
 }
@@ -57,7 +57,7 @@ async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
 #[tokio::test]
 async fn a_provider_that_upstream_withdrew_stays_while_it_is_stored() {
     for status in [404, 410] {
-        let upstream = publishing().await;
+        let upstream = upstream_with_two_platforms().await;
         let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
         let archive = install(&larder, "null").await;
         let list = larder.versions("null").await.expect(200).body;
@@ -78,13 +78,13 @@ async fn a_provider_that_upstream_withdrew_stays_while_it_is_stored() {
 /// Section 4: without `keep_gone` larder follows upstream's deletions.
 #[tokio::test]
 async fn without_keep_gone_what_upstream_deletes_is_gone() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_two_platforms().await;
     let larder = Larder::mirroring(&upstream).with("keep_gone = false").nothing_stays_fresh().start().await;
     install(&larder, "null").await;
     upstream.withdraw("acme", "null", "1.2.0");
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"], serde_json::json!([]));
     larder.document("null", "1.2.0").await.expect(404);
-    assert_eq!(larder.get(VERSION).await.expect(200).body, b"{\"archives\":{}}");
+    assert_eq!(larder.get(VERSION_JSON).await.expect(200).body, b"{\"archives\":{}}");
 
     upstream.fault(Target::Versions, Fault::Status(404));
     larder.versions("null").await.expect(404);
@@ -97,15 +97,15 @@ async fn without_keep_gone_what_upstream_deletes_is_gone() {
 /// archives.
 #[tokio::test]
 async fn a_listed_version_whose_packages_are_gone_has_no_archives() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_two_platforms().await;
     let fresh = "keep_gone = false\nfresh = { download = \"0s\" }";
     let larder = Larder::mirroring(&upstream).with(fresh).start().await;
     larder.document("null", "1.2.0").await.expect(200);
     upstream.fault(Target::Path("/download/linux/amd64".into()), Fault::Status(404));
-    let archives = larder.get(VERSION).await.expect(200).json()["archives"].clone();
+    let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
     assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["darwin_arm64", "linux_amd64"]);
     upstream.fault(Target::Document, Fault::Status(404));
-    assert_eq!(larder.get(VERSION).await.expect(200).body, b"{\"archives\":{}}");
+    assert_eq!(larder.get(VERSION_JSON).await.expect(200).body, b"{\"archives\":{}}");
 }
 
 /// Freshness: a cached 404 expires after its own lifetime, also where it is part of a longer-lived response.
@@ -118,7 +118,7 @@ async fn a_platform_that_was_absent_appears_once_its_404_is_no_longer_believed()
     upstream.fault(Target::Path("/download/darwin/arm64".into()), Fault::Status(404));
     let larder = Larder::mirroring(&upstream).start().await;
     let platforms = async || {
-        let archives = larder.get(VERSION).await.expect(200).json()["archives"].clone();
+        let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
         archives.as_object().unwrap().keys().cloned().collect::<Vec<_>>()
     };
     for _ in 0..3 {
@@ -132,7 +132,7 @@ async fn a_platform_that_was_absent_appears_once_its_404_is_no_longer_believed()
 /// Section 3: `keep_gone = false` also unlists versions that were preserved before it was set.
 #[tokio::test]
 async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_two_platforms().await;
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
     install(&larder, "null").await;
     upstream.withdraw("acme", "null", "1.2.0");
@@ -147,7 +147,7 @@ async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
 /// package.
 #[tokio::test]
 async fn offline_serves_stored_packages_and_asks_no_upstream() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_two_platforms().await;
     let clock = Clock::default();
     let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
     let archive = install(&larder, "null").await;
@@ -161,7 +161,7 @@ async fn offline_serves_stored_packages_and_asks_no_upstream() {
         let held = larder.document("null", "1.2.0").await.expect(200);
         assert_eq!((held.header("cache-status"), &held.body), (status, &document));
         assert_eq!(larder.get(&archive).await.expect(200).header("cache-status"), "larder; hit");
-        let archives = larder.get(VERSION).await.expect(200).json()["archives"].clone();
+        let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
         assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
         clock.advance(DAY * 400);
     }
@@ -188,12 +188,12 @@ async fn offline_serves_stored_packages_and_asks_no_upstream() {
 /// Section 4: offline, a listed version of which nothing is stored has no archives.
 #[tokio::test]
 async fn offline_a_listed_version_without_archives_has_none() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_two_platforms().await;
     let larder = Larder::mirroring(&upstream).start().await;
     larder.document("null", "1.2.0").await.expect(200);
     let folder = larder.stop().await;
     let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
-    assert_eq!(larder.get(VERSION).await.expect(200).body, b"{\"archives\":{}}");
+    assert_eq!(larder.get(VERSION_JSON).await.expect(200).body, b"{\"archives\":{}}");
 }
 
 /// Promise 13: the other registry has other bytes for the same version.
@@ -223,17 +223,17 @@ async fn two_registries_never_mix() {
 /// Promise 4: a restart loses nothing: documents, archives, SHA256SUMS and its signature, the h1 hash.
 #[tokio::test]
 async fn a_restart_keeps_everything() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_two_platforms().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let archive = install(&larder, "null").await;
-    until("the h1 is there", async || larder.get(VERSION).await.text().contains("h1:")).await;
+    until("the h1 is there", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
     let document = larder.document("null", "1.2.0").await.json();
     let discovery = format!("/registry/{HOST}/.well-known/terraform.json");
     let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
     let of_document = |name: &str| document[name].as_str().unwrap().to_owned();
     let paths = [of_document("shasums_url"), of_document("shasums_signature_url"), archive, list, discovery];
     let mut before = Vec::new();
-    for path in paths.into_iter().chain([VERSION.to_owned()]) {
+    for path in paths.into_iter().chain([VERSION_JSON.to_owned()]) {
         before.push((path.clone(), larder.get(&path).await.expect(200).body));
     }
     let folder = larder.stop().await;
@@ -250,15 +250,15 @@ async fn a_restart_keeps_everything() {
 #[tokio::test]
 async fn the_h1_appears_in_an_answer_that_was_rendered_before() {
     for memory in ["64MiB", "1KiB", "0B"] {
-        let upstream = publishing().await;
+        let upstream = upstream_with_two_platforms().await;
         let larder = Larder::mirroring(&upstream).store(&format!("memory = \"{memory}\"")).start().await;
         for _ in 0..3 {
-            let hashes = larder.get(VERSION).await.expect(200).json()["archives"]["linux_amd64"]["hashes"].clone();
+            let hashes = larder.get(VERSION_JSON).await.expect(200).json()["archives"]["linux_amd64"]["hashes"].clone();
             assert_eq!(hashes.as_array().unwrap().len(), 1, "{hashes}");
         }
         install(&larder, "null").await;
-        until("the h1 is there", async || larder.get(VERSION).await.text().contains("h1:")).await;
-        let archives = larder.get(VERSION).await.expect(200).json()["archives"].clone();
+        until("the h1 is there", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
+        let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
         assert_eq!(archives["linux_amd64"]["hashes"].as_array().unwrap().len(), 2);
         assert_eq!(archives["darwin_arm64"]["hashes"].as_array().unwrap().len(), 1);
         assert_eq!(upstream.count_of(Target::Versions), 1);
@@ -268,7 +268,7 @@ async fn the_h1_appears_in_an_answer_that_was_rendered_before() {
 /// Freshness: a timestamp in the future counts as stale. The stored copy is revalidated, and served if that fails.
 #[tokio::test]
 async fn a_clock_that_was_set_back_makes_nothing_fresh_for_ever() {
-    let mut upstream = publishing().await;
+    let mut upstream = upstream_with_two_platforms().await;
     let ahead = Clock::default();
     ahead.advance(DAY * 1000);
     let larder = Larder::mirroring(&upstream).clock(&ahead).start().await;
@@ -315,20 +315,20 @@ async fn an_unknown_platform_hides_no_known_one_when_the_upstream_is_gone() {
     let folder = larder.stop().await;
     upstream.stop().await;
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder).start().await;
-    let archives = larder.get(VERSION).await.expect(200).json()["archives"].clone();
+    let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
     assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
 }
 
 /// Promise 12: offline, one damaged package record does not hide a platform whose archive is stored.
 #[tokio::test]
 async fn a_damaged_name_hides_nothing_that_is_stored() {
-    let upstream = publishing().await;
+    let upstream = upstream_with_two_platforms().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let archive = install(&larder, "null").await;
     let folder = larder.stop().await;
     std::fs::write(folder.files("names").remove(0), "ruined").unwrap();
     let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
-    let archives = larder.get(VERSION).await.expect(200).json()["archives"].clone();
+    let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
     assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
     larder.get(&archive).await.expect(200);
 }

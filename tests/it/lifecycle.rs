@@ -116,7 +116,7 @@ async fn a_configuration_that_is_named_and_absent_is_an_error() {
 
 /// Section 3: without any settings for them, both registries are mirrored, and the CLI configuration is printed.
 #[tokio::test]
-async fn serve_without_a_configuration_says_where_it_listens_and_what_to_paste() {
+async fn serve_prints_its_address_and_the_client_configuration() {
     let home = Folder::new();
     let config = home.path().join("config/larder");
     std::fs::create_dir_all(&config).unwrap();
@@ -155,7 +155,7 @@ async fn a_configuration_in_the_working_directory_is_not_read() {
 }
 
 /// The certificate that the server presents to a new connection.
-pub(crate) async fn shown(address: &str, ca: &TestCa) -> Vec<u8> {
+pub(crate) async fn presented_certificate(address: &str, ca: &TestCa) -> Vec<u8> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(ca.pem().as_bytes()).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -180,28 +180,29 @@ async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_br
     let larder = Process::start(&builder, folder.path());
     let address = larder.base().strip_prefix("https://").unwrap().to_owned();
     let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
-    assert_eq!(shown(&address, &ca).await, der(&std::fs::read_to_string(&certificate).unwrap()));
+    assert_eq!(presented_certificate(&address, &ca).await, der(&std::fs::read_to_string(&certificate).unwrap()));
 
     let renewed = ca.issue(&["127.0.0.1"]);
     std::fs::write(&certificate, &renewed.0).unwrap();
     std::fs::write(&key, &renewed.1).unwrap();
     let new = der(&renewed.0);
-    eventually("the new certificate", async || (shown(&address, &ca).await == new).then_some(())).await;
+    eventually("the new certificate", async || (presented_certificate(&address, &ca).await == new).then_some(())).await;
 
     std::fs::write(&certificate, "-----BEGIN CERTIFICATE-----\nhalf of one").unwrap();
     larder.log().line_with("the TLS files have changed, the old certificate stays in use").await;
-    assert_eq!(shown(&address, &ca).await, new);
+    assert_eq!(presented_certificate(&address, &ca).await, new);
     // Two valid files that do not belong together are rejected too.
     std::fs::write(&certificate, &renewed.0).unwrap();
     std::fs::write(&key, ca.issue(&["127.0.0.1"]).1).unwrap();
     larder.log().line_with("does not belong to the first certificate").await;
-    assert_eq!(shown(&address, &ca).await, new);
+    assert_eq!(presented_certificate(&address, &ca).await, new);
 
     let last = ca.issue(&["127.0.0.1"]);
     std::fs::write(&certificate, &last.0).unwrap();
     std::fs::write(&key, &last.1).unwrap();
     let last = der(&last.0);
-    eventually("the last certificate", async || (shown(&address, &ca).await == last).then_some(())).await;
+    eventually("the last certificate", async || (presented_certificate(&address, &ca).await == last).then_some(()))
+        .await;
 }
 
 /// Promise 8: one log line per request, without anything that could be a secret.
@@ -246,7 +247,7 @@ async fn no_query_reaches_the_log_although_the_upstream_signs_its_urls() {
 
 /// Promise 8: with a credential, and reachable from other machines, larder refuses to start.
 #[tokio::test]
-async fn credentials_and_a_listener_off_loopback_need_a_word_on_who_may_ask() {
+async fn credentials_and_a_listener_off_loopback_need_clients_or_open() {
     let folder = Folder::new();
     std::fs::write(folder.path().join("token"), "s3cret-s3cret").unwrap();
     let config = |server: &str| {
@@ -285,7 +286,7 @@ async fn credentials_and_a_listener_off_loopback_need_a_word_on_who_may_ask() {
 
 /// Promise 8: even at log level `trace`.
 #[tokio::test]
-async fn no_secret_reaches_the_log_at_its_most_talkative() {
+async fn no_secret_reaches_the_log_at_level_trace() {
     let upstream = FakeUpstream::builder().token("s3cret-t0ken").signed_urls().start().await;
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();

@@ -22,13 +22,13 @@ async fn registry() -> FakeUpstream {
 }
 
 /// A client, the base URL it uses, and the headers it sends.
-struct Asking<'a> {
+struct LinkClient<'a> {
     client: &'a reqwest::Client,
     base: String,
     headers: &'a [(&'a str, &'a str)],
 }
 
-impl Asking<'_> {
+impl LinkClient<'_> {
     async fn get(&self, path: &str) -> Answer {
         let request = self.client.get(format!("{}{path}", self.base));
         send(self.headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))).await.unwrap()
@@ -93,10 +93,10 @@ async fn over_tls_urls_are_absolute_under_the_names_that_are_larders_own() {
         // Another larder resolves paths against the URL that it requested.
         (&[("host", "mirror.example"), ("cdn-loop", "larder;id=1")], ""),
     ] {
-        let asking = Asking { client: &client, base: base.clone(), headers };
+        let asking = LinkClient { client: &client, base: base.clone(), headers };
         asking.expect_links_at(origin).await;
     }
-    for link in (Asking { client: &client, base: base.clone(), headers: &[] }).links().await {
+    for link in (LinkClient { client: &client, base: base.clone(), headers: &[] }).links().await {
         let status = send(client.get(&link)).await.unwrap().status;
         assert!(matches!(status, 200 | 204 | 404), "{link}: {status}");
     }
@@ -104,7 +104,7 @@ async fn over_tls_urls_are_absolute_under_the_names_that_are_larders_own() {
 
 /// Over plain http the Host proves nothing: behind a bare `proxy_pass` it is an internal name.
 #[tokio::test]
-async fn over_http_a_trusted_proxy_says_where_the_client_is_and_nobody_else() {
+async fn over_http_urls_are_absolute_only_with_a_trusted_proxy_or_public_url() {
     let upstream = registry().await;
     let client = client();
     let forwarded = [("x-forwarded-host", "mirror.example"), ("x-forwarded-proto", "https")];
@@ -126,7 +126,7 @@ async fn over_http_a_trusted_proxy_says_where_the_client_is_and_nobody_else() {
             (&[forwarded[0]], public),
             (&[forwarded[0], ("x-forwarded-proto", "https, http")], public),
         ] {
-            Asking { client: &client, base: format!("http://{}", larder.address()), headers }
+            LinkClient { client: &client, base: format!("http://{}", larder.address()), headers }
                 .expect_links_at(origin)
                 .await;
         }
@@ -142,7 +142,7 @@ async fn each_base_has_its_own_rendered_answer_and_upstream_is_asked_once_for_al
     for round in 0..2 {
         for name in ["a.example", "b.example:8443"] {
             let headers = [("x-forwarded-host", name), ("x-forwarded-proto", "https")];
-            let asking = Asking { client: &client, base: larder.base().to_owned(), headers: &headers };
+            let asking = LinkClient { client: &client, base: larder.base().to_owned(), headers: &headers };
             asking.expect_links_at(&format!("https://{name}")).await;
             let document = asking.get(&format!("/registry/{HOST}{NULL}")).await.expect(200);
             assert_eq!(document.header("cache-status"), "larder; hit", "{round} {name}");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::lifecycle::{der, shown};
+use crate::lifecycle::{der, presented_certificate};
 use crate::support::http::{client, get, receive, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::process::{Process, command};
@@ -470,16 +470,17 @@ async fn a_new_certificate_is_in_use_as_soon_as_the_reload_is_over() {
     std::fs::write(folder.path().join("key2.pem"), ca.issue(&["127.0.0.1"]).1).unwrap();
     larder.hang_up();
     larder.log().line_with("does not belong to the first certificate").await;
-    assert_eq!(shown(&address, &ca).await, old);
+    assert_eq!(presented_certificate(&address, &ca).await, old);
 
     std::fs::write(folder.path().join("key2.pem"), &renewed.1).unwrap();
     larder.hang_up();
     larder.log().line_with("the configuration was reloaded").await;
-    assert_eq!(shown(&address, &ca).await, der(&renewed.0));
+    assert_eq!(presented_certificate(&address, &ca).await, der(&renewed.0));
     // From now on these are the files that are looked at.
     let last = ca.issue(&["127.0.0.1"]);
     std::fs::write(folder.path().join("cert2.pem"), &last.0).unwrap();
     std::fs::write(folder.path().join("key2.pem"), &last.1).unwrap();
     let last = der(&last.0);
-    eventually("the last certificate", async || (shown(&address, &ca).await == last).then_some(())).await;
+    eventually("the last certificate", async || (presented_certificate(&address, &ca).await == last).then_some(()))
+        .await;
 }

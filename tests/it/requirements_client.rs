@@ -20,15 +20,15 @@ const CONFIGURATIONS: u64 = 90;
 
 /// What a client chose, or what a plan names: `ADDRESS@VERSION`.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Chosen {
+struct SelectedPackages {
     providers: BTreeSet<String>,
     modules: BTreeSet<String>,
 }
 
 /// What `init` left in a folder.
-fn installed(workspace: &Workspace, root: &str) -> Chosen {
+fn installed(workspace: &Workspace, root: &str) -> SelectedPackages {
     let read = |path: &str| std::fs::read_to_string(workspace.path().join(root).join(path)).unwrap_or_default();
-    let mut chosen = Chosen::default();
+    let mut chosen = SelectedPackages::default();
     let mut address = String::new();
     for line in read(".terraform.lock.hcl").lines() {
         if let Some(label) = line.strip_prefix("provider \"") {
@@ -48,12 +48,12 @@ fn installed(workspace: &Workspace, root: &str) -> Chosen {
 }
 
 /// What a plan for these folders names, and what it says that cannot be had.
-async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str]) -> (Chosen, Vec<String>) {
+async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str]) -> (SelectedPackages, Vec<String>) {
     let body = json!({ "files": configuration.files, "roots": roots, "client": "terraform" });
     let request = client().post(format!("{}/admin/v1/plan", larder.admin())).bearer_auth(larder.token());
     let request = request.header("content-type", "application/json").body(body.to_string());
     let plan = send(request).await.unwrap().expect(200).json();
-    let (mut chosen, mut cannot) = (Chosen::default(), Vec::new());
+    let (mut chosen, mut cannot) = (SelectedPackages::default(), Vec::new());
     for item in plan["items"].as_array().unwrap() {
         let what = reports::name(item);
         match (item["state"].as_str().unwrap(), item["platform"].as_str()) {
@@ -79,7 +79,7 @@ async fn compare(
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
-    let mut all = Chosen::default();
+    let mut all = SelectedPackages::default();
     let (mut went_well, mut otherwise) = (Vec::new(), Vec::new());
     for root in &configuration.roots {
         let (plan, cannot) = planned(larder, configuration, &[root]).await;

@@ -56,7 +56,7 @@ async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
     // By what lies beside it; by what VERSION.json says, where nothing else does; by upstream.
     let offline = sealed(&upstream);
     let told = refused(&offline, &tree, &["--unsigned"]).await;
-    assert!(told.len() == 1 && told[0].0 == LINUX && told[0].1.contains("the signed one next to it"), "{told:?}");
+    assert!(told.len() == 1 && told[0].0 == LINUX && told[0].1.contains("the signed proof set next to it"), "{told:?}");
     assert_eq!(offline.home.blobs().len(), 3);
     let online = Site::new(&upstream);
     let told = refused(&online, &tree, &["--unsigned"]).await;
@@ -70,7 +70,7 @@ async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
     );
     // What was proven of the version once is not forgotten.
     let told = refused(&offline, &tree, &["--unsigned"]).await;
-    assert!(told.len() == 1 && told[0].1.contains("verified sums of this version gave it"), "{told:?}");
+    assert!(told.len() == 1 && told[0].1.contains("verified sums of this version list"), "{told:?}");
 }
 
 #[tokio::test]
@@ -115,7 +115,7 @@ async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside
         ],
         "{told:?}"
     );
-    for (name, why) in [(0, "nothing proves either"), (1, "link"), (2, "link"), (3, "no readable zip"), (4, "either")] {
+    for (name, why) in [(0, "neither is verified"), (1, "link"), (2, "link"), (3, "no readable zip"), (4, "either")] {
         assert!(told[name].1.contains(why), "{told:?}");
     }
     // acme/random for two platforms, and of acme/null what was left and what was unpacked.
@@ -154,7 +154,10 @@ async fn a_tar_that_is_posted_is_read_as_strictly() {
     let steps: Vec<Value> = answer.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let states: Vec<&str> = steps.iter().map(|step| step["state"].as_str().unwrap_or("-")).collect();
     assert_eq!(states, ["refused", "refused", "proven", "refused", "refused", "-"], "{answer}");
-    assert!(steps[3]["why"].as_str().unwrap().contains("another file of the tree is the same package"), "{answer}");
+    assert!(
+        steps[3]["why"].as_str().unwrap().contains("another file in the tree is verified for this package"),
+        "{answer}"
+    );
     assert!(steps[4]["why"].as_str().unwrap().contains("is not an upstream of this mirror"), "{answer}");
     assert_eq!(steps[5]["step"], "done");
 
@@ -211,6 +214,6 @@ async fn unsigned_sums_prove_nothing_even_where_checksums_suffice() {
     let mut offline = Site::new(&upstream);
     offline.text.push_str("verification = \"checksum\"\n[network]\noffline = true\n");
     let told = refused(&offline, &tree, &[]).await;
-    assert!(told.len() == 1 && told[0].1.contains("no signed proof set lies beside it"), "{told:?}");
+    assert!(told.len() == 1 && told[0].1.contains("no signed proof set is beside it"), "{told:?}");
     assert!(refused(&offline, &tree, &["--unsigned"]).await.is_empty());
 }

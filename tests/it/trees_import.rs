@@ -41,8 +41,8 @@ async fn a_tree_of_terraforms_imports_unsigned_into_a_sealed_mirror_and_serves_a
 
     let refused = site.run(&["import", place]).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    assert!(refused.out.contains("nothing proves it: this mirror is offline"), "{refused:?}");
-    assert!(refused.out.contains("--unsigned takes it on your word"), "{refused:?}");
+    assert!(refused.out.contains("it is not verified: this mirror is offline"), "{refused:?}");
+    assert!(refused.out.contains("--unsigned imports it on your word"), "{refused:?}");
     assert_eq!(archives(&site.home), 0);
 
     let said = site.out(&["import", place, "--unsigned"]).await;
@@ -131,10 +131,10 @@ async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operato
     let site = sealed(&upstream);
     let refused = site.run(&["import", tree.to_str().unwrap()]).await;
     assert_eq!((refused.code, archives(&site.home)), (Some(1), 0), "{refused:?}");
-    assert!(refused.out.contains("signed by a key that came with the tree and was never seen"), "{refused:?}");
+    assert!(refused.out.contains("signed by a key from the tree that never signed"), "{refused:?}");
     let said = site.out(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
     assert!(states(&said).iter().all(|state| state.ends_with(" proven")), "{said}");
-    assert!(said.contains("signed by a key that came with the tree and was never seen"), "{said}");
+    assert!(said.contains("signed by a key from the tree that never signed"), "{said}");
     let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true").start().await;
     let by_registry = requiring(&client);
     by_registry.cli_config(&host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/"));
@@ -148,7 +148,7 @@ async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operato
     larder.stop().await;
     // What is proven once is known by its key the next time.
     let said = site.out(&["import", tree.to_str().unwrap()]).await;
-    assert!(said.contains("4 archives already") && !said.contains("never seen"), "{said}");
+    assert!(said.contains("4 archives already") && !said.contains("never signed"), "{said}");
 }
 
 /// What upstream does not know is like what nobody can be asked about.

@@ -101,7 +101,7 @@ async fn an_archive_that_is_stored_and_damaged_is_healed_by_an_import() {
         std::fs::remove_file(&blobs[1]).unwrap();
         let said = site.out(&import).await;
         assert!(said.contains("2 archives already") && said.contains("2 archives\n"), "{said}");
-        assert!(said.contains("the stored one was damaged"), "{said}");
+        assert!(said.contains("the stored archive was damaged"), "{said}");
         let verified = site.out(&["verify"]).await;
         assert!(verified.contains("everything is intact"), "{verified}");
         assert_eq!(site.home.blobs(), blobs);

@@ -50,7 +50,7 @@ impl fmt::Display for FileRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Document => "document",
-            Self::Dropped => "list of what was dropped",
+            Self::Dropped => "list of dropped versions",
             Self::Sums => "SHA256SUMS",
             Self::Signature => "signature",
             Self::Location => "location",

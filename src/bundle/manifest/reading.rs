@@ -24,13 +24,13 @@ const MAX_TEXT: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadManifest {
     /// A newer larder wrote it.
-    #[error("it has format {0}, and this larder reads {FORMAT}: apply it with the larder that made it, or a newer one")]
+    #[error("it has format {0}, but this larder reads {FORMAT}; apply it with the larder that made it, or a newer one")]
     Newer(u64),
     /// It is malformed.
     #[error("its manifest cannot be read: {0}")]
     Unreadable(String),
     /// It is not in the canonical form, or its digest is wrong.
-    #[error("its manifest is not as larder wrote it: a byte of it is another")]
+    #[error("its manifest was altered after larder wrote it")]
     Altered,
     /// Its contents are contradictory or exceed a limit.
     #[error("its manifest is refused: {0}")]
@@ -67,17 +67,17 @@ impl Manifest {
     pub(in super::super) fn check(&self) -> Result<(), BadManifest> {
         let refused = |why: String| Err(BadManifest::Refused(why));
         if self.entries.len() > MAX_ENTRIES {
-            return refused(format!("it names {} things, and may name {MAX_ENTRIES}", self.entries.len()));
+            return refused(format!("it lists {} items, the limit is {MAX_ENTRIES}", self.entries.len()));
         }
         if self.larder.len() > MAX_TEXT {
-            return refused("the version of the larder that made it has no end".to_owned());
+            return refused("its larder version is too long".to_owned());
         }
         let (mut sizes, mut named) = (HashMap::new(), HashSet::new());
         let mut bytes: u64 = 0;
         for entry in &self.entries {
             let called = entry.package_ref().to_string();
             if !named.insert(called.clone()) {
-                return refused(format!("{called} is in it twice"));
+                return refused(format!("{called} is listed twice"));
             }
             entry.check().map_err(|why| BadManifest::Refused(format!("{called}: {why}")))?;
             for EntryFile { role, file, .. } in entry.files() {
@@ -109,7 +109,7 @@ impl BundleEntry {
                 FileRole::Archive => u64::MAX,
             };
             if file.bytes > largest {
-                return Err(format!("its {role} has {} bytes, and may have {largest}", file.bytes));
+                return Err(format!("its {role} has {} bytes, the limit is {largest}", file.bytes));
             }
         }
         let (texts, said) = match self {
@@ -129,7 +129,7 @@ impl BundleEntry {
         }
         let is_plain = |url: &Url| matches!(url.scheme(), "http" | "https") && url.query().is_none();
         if !is_plain(&said.asked) || !is_plain(&said.url) {
-            return Err("its source is no http(s) URL without a query".to_owned());
+            return Err("its source must be an http(s) URL without a query".to_owned());
         }
         Ok(())
     }

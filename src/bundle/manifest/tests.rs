@@ -67,7 +67,7 @@ fn each_file_is_carried_once_and_an_archive_comes_last() {
 #[test]
 fn an_invalid_entry_is_refused_by_name() {
     let refused = |entries: Vec<BundleEntry>| Manifest::read(&manifest(entries).write()).unwrap_err().to_string();
-    assert!(refused(vec![module(), module()]).contains("registry.example/Acme/vpc/aws 1.2.0 is in it twice"));
+    assert!(refused(vec![module(), module()]).contains("registry.example/Acme/vpc/aws 1.2.0 is listed twice"));
     let with = |change: &dyn Fn(&mut ProviderEntry)| {
         let BundleEntry::Provider(mut entry) = provider("linux_amd64", false) else { unreachable!() };
         change(&mut entry);
@@ -78,7 +78,7 @@ fn an_invalid_entry_is_refused_by_name() {
     assert!(with(&|entry| entry.archive.bytes = u64::MAX).contains("larger than any disk"));
     assert!(with(&|entry| entry.signed_by = Some("A\u{1b}[2J".into())).contains("characters"));
     assert!(with(&|entry| entry.said.url.set_query(Some("token=x"))).contains("without a query"));
-    assert!(with(&|entry| entry.said.asked = Url::parse("file:///etc").unwrap()).contains("no http(s) URL"));
+    assert!(with(&|entry| entry.said.asked = Url::parse("file:///etc").unwrap()).contains("must be an http(s) URL"));
 }
 
 #[test]

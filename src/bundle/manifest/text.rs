@@ -12,7 +12,7 @@ pub(super) mod provider {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ProviderAddress, D::Error> {
         let text = String::deserialize(from)?;
-        let [host, namespace, type_] = super::parts(&text).ok_or_else(|| D::Error::custom("it is no provider"))?;
+        let [host, namespace, type_] = super::parts(&text).ok_or_else(|| D::Error::custom("it is not a provider"))?;
         Ok(ProviderAddress {
             host: Hostname::parse(host).map_err(D::Error::custom)?,
             namespace: Name::parse(namespace).map_err(D::Error::custom)?,
@@ -33,7 +33,8 @@ pub(super) mod module {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ModuleAddress, D::Error> {
         let text = String::deserialize(from)?;
-        let [host, namespace, name, system] = super::parts(&text).ok_or_else(|| D::Error::custom("it is no module"))?;
+        let [host, namespace, name, system] =
+            super::parts(&text).ok_or_else(|| D::Error::custom("it is not a module"))?;
         Ok(ModuleAddress {
             host: Hostname::parse(host).map_err(D::Error::custom)?,
             namespace: ModuleName::parse(namespace).map_err(D::Error::custom)?,

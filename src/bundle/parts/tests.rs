@@ -56,11 +56,11 @@ fn parts_are_read_as_one_stream_and_a_damaged_part_is_named() {
     assert!(list.check_sizes(sizes(&folder)).is_ok());
     assert_eq!(read(&folder, &list).unwrap(), all);
     folder.borrow_mut().get_mut("part-00002").unwrap()[9] ^= 1;
-    assert!(read(&folder, &list).unwrap_err().to_string().starts_with("part-00002 is not what it was"));
+    assert!(read(&folder, &list).unwrap_err().to_string().starts_with("part-00002 has changed"));
     folder.borrow_mut().get_mut("part-00003").unwrap().pop();
     folder.borrow_mut().remove("part-00001");
     let missing = list.check_sizes(sizes(&folder)).unwrap_err().to_string();
-    assert_eq!(missing, "part-00001 is missing; part-00003 has 4 bytes, and should have 5");
+    assert_eq!(missing, "part-00001 is missing; part-00003 has 4 bytes instead of 5");
 }
 
 #[test]
@@ -84,9 +84,9 @@ fn a_list_that_leads_elsewhere_is_refused() {
         change(&mut list);
         PartList::read(&list.write()).unwrap_err().to_string()
     };
-    assert!(refused(&|list| list.parts[0].name = "../part-00001".to_owned()).contains("is not called part-00001"));
-    assert!(refused(&|list| list.parts[0].bytes = 1).contains("a size that no part has"));
-    assert!(refused(&|list| list.part_bytes = 1).contains("smaller"));
+    assert!(refused(&|list| list.parts[0].name = "../part-00001".to_owned()).contains("is not named part-00001"));
+    assert!(refused(&|list| list.parts[0].bytes = 1).contains("an invalid size"));
+    assert!(refused(&|list| list.part_bytes = 1).contains("too small"));
     assert!(PartList::read(b"{}").is_err());
     let unfinished = PartList { complete: false, ..list };
     assert!(matches!(unfinished.check_sizes(sizes(&folder)), Err(BadParts::Incomplete)));

@@ -9,7 +9,7 @@ use crate::requirements::cli_config::installation_matching::Coverage;
 
 const INSTALLATION: &str = "client.installation";
 
-const BY_DIRECT: &str = "direct lets the client ask the registry too: it merges the versions of both, and fails without \
+const DIRECT_ALSO_USED: &str = "direct lets the client ask the registry too: it merges the versions of both, and fails without \
      the registry";
 
 /// The sources that one registry's providers are installed from.
@@ -26,7 +26,7 @@ pub(super) struct ProviderSources {
 
 impl ProviderSources {
     /// True where every provider is requested from the services in the `host` block or from larder's mirror.
-    pub(super) fn all_from_larder(&self) -> bool {
+    pub(super) fn covers_all_providers(&self) -> bool {
         self.direct == Coverage::All || self.larder == Coverage::All
     }
 }
@@ -90,7 +90,7 @@ impl ProviderSources {
     fn check_without_block(&self, all: &str) -> Option<Check> {
         match (self.larder, self.direct) {
             (Coverage::All, Coverage::Some | Coverage::All) | (Coverage::Some, Coverage::All) => {
-                Some(Check::fail(INSTALLATION, BY_DIRECT).advise(format!("write exclude = [{all}] in direct")))
+                Some(Check::fail(INSTALLATION, DIRECT_ALSO_USED).advise(format!("write exclude = [{all}] in direct")))
             }
             (Coverage::Some, Coverage::None | Coverage::Some) => Some(some_only(all)),
             (Coverage::All, Coverage::None) => Some(self.also_elsewhere(all).unwrap_or_else(|| {

@@ -82,7 +82,7 @@ impl ClientChecks<'_> {
         match self.try_base(&url, ("providers.v1", ProbedService::Providers), &right, &named).await {
             UrlProbe::Larder => match self.host_in(&url, host) {
                 Some(fault) => checks.push(fault),
-                None if checks.is_empty() && ways.all_from_larder() => {
+                None if checks.is_empty() && ways.covers_all_providers() => {
                     let modules = modules.filter(|modules| modules.origin() != url.origin());
                     let modules = modules
                         .map(|modules| format!("; modules come from {}", modules.origin().ascii_serialization()));

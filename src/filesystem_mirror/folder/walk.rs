@@ -112,7 +112,7 @@ impl MirrorWalk<'_> {
                     if self.found.len() > before {
                         continue;
                     }
-                    ListedFileKind::Refused("there is no file in it".to_owned())
+                    ListedFileKind::Refused("it contains no file".to_owned())
                 }
                 FileType::Directory => continue,
                 FileType::Symlink if level == 0 && is_other_spelling(folder, &name) => continue,
@@ -128,7 +128,7 @@ impl MirrorWalk<'_> {
         for DirectoryEntry { name, kind, mode, size_bytes } in self.entries(folder, path)? {
             let (name, kind) = match name {
                 Ok(name) => (name, Ok(kind)),
-                Err(shown) => (shown, Err("its name is no UTF-8")),
+                Err(shown) => (shown, Err("its name is not UTF-8")),
             };
             let below = format!("{path}/{name}");
             let kind = match kind {
@@ -138,7 +138,7 @@ impl MirrorWalk<'_> {
                     continue;
                 }
                 Ok(FileType::Directory) => {
-                    ListedFileKind::Refused(format!("more than {DEEPEST} folders lie in each other"))
+                    ListedFileKind::Refused(format!("folders are nested more than {DEEPEST} deep"))
                 }
                 Ok(FileType::RegularFile) => ListedFileKind::InPackage(size_bytes, mode),
                 Ok(kind) => ListedFileKind::Refused(no_file(kind).to_owned()),
@@ -167,7 +167,7 @@ impl MirrorWalk<'_> {
                 Ok(told) => told,
                 Err(Errno::NOENT) => continue,
                 Err(e) => {
-                    return Err(self.folder.bad("look at", &format!("{path}/{}", name.to_string_lossy()), e.into()));
+                    return Err(self.folder.bad("inspect", &format!("{path}/{}", name.to_string_lossy()), e.into()));
                 }
             };
             entries.push(DirectoryEntry {
@@ -185,7 +185,7 @@ impl MirrorWalk<'_> {
 fn no_file(kind: FileType) -> &'static str {
     match kind {
         FileType::Symlink => "it is a link, and no link is followed",
-        _ => "it is no plain file",
+        _ => "it is not a regular file",
     }
 }
 

@@ -45,7 +45,7 @@ impl EntryVerdict {
     pub(super) fn into_incoming(self, mirror: &Arc<Mirror>, file: &BundledFile) -> Result<IncomingArchive, String> {
         let of = match self {
             Self::AlreadyStored => return Ok(IncomingArchive::AlreadyStored),
-            Self::Document(_) => return Err("it has an archive, and is a document".to_owned()),
+            Self::Document(_) => return Err("it is a document, but has an archive".to_owned()),
             Self::Provider(set) => EntryToCommit::Provider(set),
             Self::Module(module) => EntryToCommit::Module(module),
         };
@@ -78,7 +78,7 @@ impl EntryVerdict {
         match self {
             Self::AlreadyStored => Ok(ApplyOutcome::Held),
             Self::Document(document) => document.commit(mirror, now),
-            Self::Provider(_) | Self::Module(_) => Err("its manifest names no archive of it".to_owned()),
+            Self::Provider(_) | Self::Module(_) => Err("its manifest names no archive".to_owned()),
         }
     }
 
@@ -92,7 +92,7 @@ impl EntryVerdict {
     ) -> Result<ApplyOutcome, String> {
         let (of, digest) = match self {
             Self::AlreadyStored => return Ok(ApplyOutcome::Held),
-            Self::Document(_) => return Err("it has an archive, and is a document".to_owned()),
+            Self::Document(_) => return Err("it is a document, but has an archive".to_owned()),
             Self::Provider(set) => {
                 let digest = set.digest();
                 (EntryToCommit::Provider(set), digest)
@@ -108,7 +108,7 @@ impl EntryVerdict {
         let (actual, fast) = blob.hashes().map_err(store_failed)?;
         if actual != digest {
             return Err(format!(
-                "its archive is stored, and damaged: its SHA-256 is {actual}, and should be {digest}; `larder verify` quarantines it"
+                "its stored archive is damaged: its SHA-256 is {actual}, and should be {digest}; `larder verify` quarantines it"
             ));
         }
         let size_bytes = blob.size_bytes();
@@ -123,7 +123,7 @@ impl StagingArchive {
 
     pub(super) fn discard(self) {
         if let Err(error) = self.staged.discard() {
-            tracing::warn!(%error, "the stage of a bundle could not be removed; it is swept in a day");
+            tracing::warn!(%error, "a staging file of a bundle could not be removed; it is removed within a day");
         }
     }
 }
@@ -159,7 +159,7 @@ impl StagedBundleArchive {
         if let ArchiveBytesSource::Staged(staged) = self.source
             && let Err(error) = staged.into_inner().discard()
         {
-            tracing::warn!(%error, "the stage of a bundle could not be removed; it is swept in a day");
+            tracing::warn!(%error, "a staging file of a bundle could not be removed; it is removed within a day");
         }
         why
     }

@@ -86,7 +86,7 @@ fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -
         now,
     );
     if !kept.dropped.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&kept.dropped).is_err() {
-        return Err("its list of dropped versions is no JSON".to_owned());
+        return Err("its list of dropped versions is not JSON".to_owned());
     }
     Ok(kept)
 }

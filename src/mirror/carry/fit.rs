@@ -37,7 +37,7 @@ impl Mirror {
                     return Err(ApplyError::NoRoom {
                         needed: file.bytes,
                         room: largest,
-                        why: "no archive may be larger",
+                        why: "an archive exceeds the size limit",
                     });
                 }
                 let is_held = role == FileRole::Archive && self.store.blobs.is_stored(&file.sha256)?;
@@ -51,7 +51,7 @@ impl Mirror {
             Connectivity::Offline => (self.used_bytes(), "[store] max_size is reached, and offline nothing is evicted"),
             Connectivity::Online => (
                 self.exempt_bytes()?,
-                "[store] max_size leaves no more next to pinned packages and stored ones of the bundle",
+                "pinned packages and stored ones of the bundle use up the rest of [store] max_size",
             ),
         };
         let evictable = match self.connectivity() {
@@ -60,7 +60,7 @@ impl Mirror {
         };
         let room = self.store.free_bytes()?.saturating_add(evictable);
         if on_disk > room {
-            return Err(ApplyError::NoRoom { needed: on_disk, room, why: "the disk of the store has no more" });
+            return Err(ApplyError::NoRoom { needed: on_disk, room, why: "the disk of the store is full" });
         }
         // Checked after the disk: the limit may be a share of it, so freeing disk space can satisfy both.
         let room = self.refresh_size_limit().saturating_sub(stays);

@@ -164,7 +164,7 @@ impl Mirror {
             }
             let evicted = || {
                 io::Error::other(format!(
-                    "the archive of {} was evicted while the bundle was written: raise [store] max_size, or pin it",
+                    "the archive of {} was evicted while the bundle was written; raise [store] max_size, or pin it",
                     of()
                 ))
             };
@@ -219,7 +219,7 @@ impl Mirror {
             return Err(not_held(&sets::describe_set(package)));
         };
         if set.proof().how == ProofBasis::Imported {
-            let why = "was imported without signatures, so it could not be verified there: `larder import` it there";
+            let why = "was imported without signatures, so no other mirror can verify it; run `larder import` there";
             return Err(GatherError::Missing(vec![format!("{package} {why}")]));
         }
         let Some(blob) = self.store.blobs.get(&digest)? else {
@@ -302,7 +302,7 @@ impl Mirror {
 }
 
 fn not_held(what: &str) -> GatherError {
-    GatherError::Missing(vec![format!("{what} is not held")])
+    GatherError::Missing(vec![format!("{what} is not stored")])
 }
 
 /// The current or previous set that names this archive.

@@ -54,26 +54,23 @@ impl BundledSet {
         if document.shasum != entry.archive.sha256 {
             let (named, carried) = (document.shasum, entry.archive.sha256);
             return Err(format!(
-                "its download document names an archive with SHA-256 {named}, and the bundle has {carried}"
+                "its download document names an archive with SHA-256 {named}, but the bundle has {carried}"
             ));
         }
         if !is_document_url_of(said, &package) {
-            return Err(format!(
-                "its download document came from {}, which is not where that of {package} is",
-                said.asked
-            ));
+            return Err(format!("its download document came from {}, which is not that of {package}", said.asked));
         }
         let filename = document.filename.as_str();
         let judged = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
         let (proof, _) = judged.map_err(|verdict| {
             mirror.counters.count_unproven(&package.provider.host, verdict.word());
-            format!("it does not verify: {}", sanitized(&verdict.to_string()))
+            format!("verification failed: {}", sanitized(&verdict.to_string()))
         })?;
         let signer = proof.how.fingerprint();
         if let (Some(told), Some(signer)) = (entry.signed_by.as_deref(), signer)
             && told != signer
         {
-            return Err(format!("its manifest says that key {told} signed it, and key {signer} did"));
+            return Err(format!("its manifest names key {told}, but key {signer} signed it"));
         }
         let fetched = said.fetched.min(now);
         let about = ProofSetMetadata {
@@ -152,13 +149,12 @@ impl BundledSet {
         let key = seen.signer.key();
         let is_known = key.is_some_and(|key| keys.contains(key));
         if !self.is_vouched_for && !is_known && !keys.keys().is_empty() {
-            let signer = key.map_or_else(|| "nobody".to_owned(), |key| format!("key {key}"));
-            let why = format!(
-                "{signer} signed it, which is none of the keys known for this provider, and no key that you trust signed the bundle"
-            );
+            let signer = key.map_or_else(|| "none".to_owned(), |key| format!("key {key}"));
+            let why =
+                format!("its signer ({signer}) is not known for this provider, and no trusted key signed the bundle");
             let (part, detail) = (AlarmPart::Platform(self.package.platform.clone()), format!("in a bundle: {why}"));
             mirror.raise_alarm_about_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
-            return Err(format!("{why}; --accept {provider}@{version} believes it"));
+            return Err(format!("{why}; --accept {provider}@{version} accepts it"));
         }
         // A bundle without a trusted signature cannot introduce a key for a provider.
         let signer = if self.is_vouched_for || is_known { seen.signer.clone() } else { Signer::NotChecked };
@@ -166,11 +162,11 @@ impl BundledSet {
             Ok(Admission::Consistent) => Ok(None),
             Ok(Admission::HistoryUnavailable) => Err(store_failed(StoreError::Gone)),
             Ok(Admission::Changed(change)) => Ok(Some(format!(
-                "it was published again: its proof set {}; a key that may vouch for it did; lock files with the old hashes refuse it",
+                "it was published again, signed by a known key: its proof set {}; lock files with the old hashes refuse it",
                 change.describe()
             ))),
             Err(why) => Err(format!(
-                "{}; if that is what its publisher released, apply it with --accept {provider}@{version}",
+                "{}; if the publisher released this, apply it with --accept {provider}@{version}",
                 why.words
             )),
         }

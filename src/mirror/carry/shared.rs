@@ -55,7 +55,7 @@ impl SharedFiles {
         let EntryFile { role, .. } = file;
         match self.wanted.get(&file.file.sha256) {
             Some(first) => format!("its {role} ({}) came with {first}, and was refused there", file.name()),
-            None => format!("its {role} ({}) did not come with it", file.name()),
+            None => format!("its {role} ({}) is not in the bundle", file.name()),
         }
     }
 

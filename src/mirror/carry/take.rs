@@ -34,18 +34,18 @@ const MAX_REFUSAL_CHARS: usize = 600;
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// Another bundle is being applied.
-    #[error("another bundle is being applied: wait for its end")]
+    #[error("another bundle is being applied; wait for its end")]
     Busy,
     /// It cannot be read, or no trusted key signed it.
     #[error(transparent)]
     Bundle(#[from] BadBundle),
     /// It contains registries that are no upstreams of this mirror.
     #[error(
-        "the bundle is of {0}, which is no upstream of this mirror: add it as an [[upstream]], and apply the bundle again"
+        "the bundle is of {0}, which is not an upstream here; add it as an [[upstream]], and apply the bundle again"
     )]
     UnknownHosts(String),
     /// It does not fit.
-    #[error("the bundle needs {needed} more bytes, and {room} are available: {why}")]
+    #[error("the bundle needs {needed} more bytes, but only {room} are available: {why}")]
     NoRoom {
         /// Bytes that it needs.
         needed: u64,
@@ -56,7 +56,7 @@ pub enum ApplyError {
     },
     /// It is too old. An attacker may replay a bundle from before its packages were withdrawn.
     #[error(
-        "the bundle was made {}, which is longer ago than [bundle] max_age ({}): make a new one, or raise max_age",
+        "the bundle was made {}, longer ago than [bundle] max_age ({}); make a new one, or raise max_age",
         .created.date_time(),
         humantime::format_duration(*.max_age)
     )]
@@ -142,7 +142,7 @@ impl Mirror {
         };
         let (entries, mut ended) = taking.apply_entries(&manifest, tell);
         if let Err(error) = self.list_imported_entries(&manifest) {
-            let why = || format!("what came could not all be listed: {error}; {}", error.remedy());
+            let why = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(why);
         }
         let is_well = |told: &EntryOutcome| matches!(told.outcome, ApplyOutcome::Applied { .. } | ApplyOutcome::Held);
@@ -173,7 +173,7 @@ impl Mirror {
         let mirror = Arc::clone(self);
         self.tasks.spawn(async move {
             if let Err(error) = mirror.complete_hashes().await {
-                tracing::error!(%error, "the h1 hashes of what a bundle brought could not be computed");
+                tracing::error!(%error, "the h1 hashes of a bundle's archives could not be computed");
             }
         });
         tell(ApplyEvent::Done { receipt: receipt.clone() });
@@ -224,7 +224,7 @@ impl<R: Read> BundleApplication<'_, R> {
                 }
             };
             if let ApplyOutcome::Refused { why } = &outcome {
-                tracing::error!(what = %package, why, "something in a bundle is refused");
+                tracing::error!(what = %package, why, "an entry of a bundle was refused");
             }
             let told = EntryOutcome { package, outcome };
             tell(ApplyEvent::Entry(told.clone()));
@@ -288,7 +288,7 @@ impl<R: Read> BundleApplication<'_, R> {
         if !carried.contains(&FileRole::Archive) {
             let missing = || match archive.left_out {
                 true => format!(
-                    "its {} ({}) is not in the store, and was left out: the bundle is a delta to an inventory of another store",
+                    "its {} ({}) is not stored, and was left out: the bundle is a delta for an inventory of another store",
                     archive.role,
                     archive.name()
                 ),

@@ -237,7 +237,7 @@ impl Alarms {
             };
             let read = AlarmsOfAddress::read(record);
             if !read.unreadable.is_empty() {
-                tracing::error!(%address, alarms = read.unreadable.len(), "alarms cannot be read, because they are damaged or of a newer larder: they are left as they are");
+                tracing::error!(%address, alarms = read.unreadable.len(), "alarms cannot be read (damaged, or written by a newer larder); they are left unchanged");
             }
             raised.insert(address, read);
         }

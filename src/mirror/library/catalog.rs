@@ -88,8 +88,8 @@ impl Catalog {
             // A power cut may restore the name. It then lists an archive that is stored or can be fetched again.
             self.store.records.remove(&key, Durability::Lazy)?;
         } else {
-            let record =
-                serde_json::to_vec(&name).map_err(|e| StoreError::Index(format!("a name cannot be written: {e}")))?;
+            let record = serde_json::to_vec(&name)
+                .map_err(|e| StoreError::Index(format!("a name record cannot be written: {e}")))?;
             self.store.records.put(&key, &record, Durability::Synced)?;
         }
         self.store.index.name_changed(&of, &name.indexed());

@@ -48,7 +48,7 @@ impl Catalog {
             self.index_name(&of, &named_by_set);
         }
         if entries > 0 {
-            tracing::info!(entries, "the index was made whole from the files");
+            tracing::info!(entries, "the index was rebuilt from the files");
         }
         Ok(())
     }
@@ -101,7 +101,7 @@ impl Catalog {
                     // Written meanwhile, and indexed by that write.
                     _ if is_known() => {}
                     Ok(Some(digest)) => {
-                        tracing::warn!(package = %of, "a name was lost; its archive is taken for the one its proof set names");
+                        tracing::warn!(package = %of, "a name record was lost; the archive that its proof set names is used");
                         let archives = vec![ListedArchive { digest, lacks_hashes: false }];
                         index.name_changed(of, &IndexedName { archives, ..IndexedName::default() });
                     }
@@ -110,7 +110,7 @@ impl Catalog {
                 }
             }
             Err(error) => {
-                tracing::error!(package = %of, %error, "a name cannot be read; nothing unnamed is evicted");
+                tracing::error!(package = %of, %error, "a name record cannot be read; archives without a name are not evicted");
                 if !is_known() {
                     index.name_is_unreadable(of, error);
                 }
@@ -136,5 +136,5 @@ impl Catalog {
 }
 
 fn interrupted() -> StoreError {
-    StoreError::Index("larder stops before the index is made whole".to_owned())
+    StoreError::Index("larder stopped before the index was rebuilt".to_owned())
 }

@@ -73,7 +73,7 @@ impl Mirror {
         let age = self.location(package, call).await?.value.age();
         let landed = self.fetch_location_now(package, Some(age), call).await?;
         if landed.age.gone {
-            return Err(Error::NotFound(format!("upstream has no {package} any more")));
+            return Err(Error::NotFound(format!("upstream no longer has {package}")));
         }
         let said = landed.value.as_location(package)?;
         let of = key.clone();
@@ -92,7 +92,7 @@ impl Mirror {
             .await?;
             self.bump_module_revision(&key.module);
             self.resolve_alarms_async(super::RESOLVED_BY_ACCEPT, &key.module, &key.version).await?;
-            tracing::warn!(%package, what, "told by the operator: clients fetch it themselves from now on");
+            tracing::warn!(%package, what, "accepted by the operator: clients fetch it directly from now on");
             return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: what.to_owned() });
         }
         let held = self.fill_module(package, key, TreeExpectation::Accepted, call).await?;
@@ -100,7 +100,7 @@ impl Mirror {
         if before.as_ref().is_some_and(|before| before.matches_archive(now)) {
             return Ok(AcceptOutcome::NothingToAccept);
         }
-        tracing::warn!(%package, tree = %now.tree, commit = now.commit, "told by the operator: another tree is the right one from now on");
+        tracing::warn!(%package, tree = %now.tree, commit = now.commit, "accepted by the operator: another tree is pinned from now on");
         Ok(AcceptOutcome::AcceptedTree {
             tree_before: before.as_ref().map(|before| before.tree),
             tree: now.tree,

@@ -96,5 +96,5 @@ impl Mirror {
 
 fn no_such_archive(ModuleArchiveRef { package, digest }: &ModuleArchiveRef) -> Error {
     let digest = digest.as_ref().map(ToString::to_string).unwrap_or_default();
-    Error::NotFound(format!("{package} has no archive whose SHA-256 begins with {digest}: ask its download again"))
+    Error::NotFound(format!("{package} has no archive with SHA-256 prefix {digest}; request its download again"))
 }

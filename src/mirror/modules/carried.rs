@@ -85,7 +85,7 @@ impl BundledModule {
             TreePath::parse(subdir.as_bytes())
                 .ok()
                 .filter(|path| is_one && !path.is_root())
-                .ok_or("its subdir is no path")?;
+                .ok_or("its subdir is not a path")?;
         }
         drop(subdir_in_archive(&package, said.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_held = || -> Result<bool, StoreError> {
@@ -193,19 +193,17 @@ impl BundledModule {
             }
             ArchiveBytesSource::Stored(blob) => unpack_from(FORMAT, blob.reader(), &mut tree),
         };
-        unpacked.map_err(|e| format!("its archive is no module: {e}"))?;
+        unpacked.map_err(|e| format!("its archive is not a module: {e}"))?;
         let mut packed_anew = HashingWriter(Hasher::new());
         let packed = pack(&tree, &TreePath::root(), &mut packed_anew);
-        let PackResult { tree: found, .. } = packed.map_err(|e| format!("its archive is no module: {e}"))?;
+        let PackResult { tree: found, .. } = packed.map_err(|e| format!("its archive is not a module: {e}"))?;
         if found != self.pinned_tree.tree {
-            return Err(format!("its tree has digest {found}, and its manifest names {}", self.pinned_tree.tree));
+            return Err(format!("its tree has digest {found}, but its manifest names {}", self.pinned_tree.tree));
         }
         let (anew, _) = packed_anew.0.finish();
         // Clients use another tar reader than larder. Only the output of our packer reads the same in all of them.
         if self.pinned_tree.packer != PACKER || anew != self.archive {
-            return Err(
-                "its archive has something in it that larder does not pack, or another packer made it".to_owned()
-            );
+            return Err("its archive was made by another packer, or has contents that larder never packs".to_owned());
         }
         let subdir = self.pinned_tree.subdir.as_deref().unwrap_or_default();
         let below = TreePath::parse(subdir.as_bytes()).map_err(|bad| bad.to_string())?;

@@ -119,7 +119,7 @@ impl<'a> SourceFetch<'a> {
             match source {
                 PackageSource::Git(_) | PackageSource::Archive(_) => return self.fetched(&source, subdir).await,
                 PackageSource::Unsupported(unsupported) => {
-                    let host = unsupported.host().unwrap_or_else(|| "somewhere".to_owned());
+                    let host = unsupported.host().unwrap_or_else(|| "an unknown host".to_owned());
                     let why = format!("names {} at {host}, which larder cannot fetch", unsupported.kind_name());
                     let by = self.package.module.host.to_string();
                     return Err(self.failed(by, Fault::Unusable(why)).into());
@@ -129,7 +129,7 @@ impl<'a> SourceFetch<'a> {
                     subdir = match (inner.subdir, subdir) {
                         (Some(outer), Some(below)) => Some(
                             outer
-                                .then(&below)
+                                .join(&below)
                                 .map_err(|bad| self.failed(origin(&page), Fault::Unusable(bad.to_string())))?,
                         ),
                         (outer, below) => outer.or(below),
@@ -141,7 +141,7 @@ impl<'a> SourceFetch<'a> {
                 }
             }
         }
-        let why = format!("more than {MAX_PAGES} pages lead from one to the next");
+        let why = format!("a chain of more than {MAX_PAGES} pages");
         Err(self.failed(self.package.module.host.to_string(), Fault::Unusable(why)).into())
     }
 
@@ -184,7 +184,7 @@ impl<'a> SourceFetch<'a> {
                 let fetched = self.call.config.outbound.git(ask, scratch.path(), tree).await;
                 let fetched = fetched.map_err(|error| self.git_failed(error, &git.url))?;
                 for note in fetched.notes {
-                    tracing::warn!(package = %self.package, note, "a module's repository has something that clients should know of");
+                    tracing::warn!(package = %self.package, note, "clients should know this about a module's repository");
                 }
                 (
                     fetched.tree,
@@ -292,7 +292,7 @@ fn location_fault(error: UpstreamError) -> FetchTreeError {
     let may_be_too_old = error.fault.may_be_an_expired_url();
     let fault = match error.fault {
         Fault::Absent(status) | Fault::Rejected { status, .. } => {
-            Fault::Unusable(format!("{status} for what the location of a module names"))
+            Fault::Unusable(format!("{status} for the source that its location names"))
         }
         fault => fault,
     };

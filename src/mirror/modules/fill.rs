@@ -69,7 +69,7 @@ impl Mirror {
                 }
                 let filled = mirror.fill_module(&package, &key, TreeExpectation::Pinned, &call).await;
                 if let Err(error) = &filled {
-                    tracing::error!(%package, %error, "a module could not be filled");
+                    tracing::error!(%package, %error, "a module could not be fetched");
                 }
                 filled
             };
@@ -257,9 +257,9 @@ impl Mirror {
             TreeComparison::Moved { pinned } => {
                 tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a module version again, with a tree other than the first-seen one; it is not served until it is accepted");
                 self.counters.count_unproven(&key.module.host, REPUBLISHED);
-                let elsewhere = if *tree == pinned { ", where the module was in another folder" } else { "" };
+                let elsewhere = if *tree == pinned { ", with the module in another folder" } else { "" };
                 let verdict = format!(
-                    "its tree has digest {tree}, and the first-seen one has {pinned}{elsewhere}: upstream has moved it"
+                    "its tree has digest {tree}, but the first-seen one has {pinned}{elsewhere}: upstream has moved it"
                 );
                 (
                     verdict,
@@ -317,7 +317,7 @@ fn pack_into_stage(
         }
     };
     for note in notes {
-        tracing::warn!(%package, note, "a module was packed without something that is in its repository");
+        tracing::warn!(%package, note, "a part of a module's repository was left out of its archive");
     }
     let sighting = PinnedTree {
         tree,
@@ -343,7 +343,7 @@ impl Write for StageWriter {
             Ok(()) => Ok(bytes.len()),
             Err(error) => {
                 self.failed = Some(error);
-                Err(io::Error::other("the stage could not be written"))
+                Err(io::Error::other("the staging file could not be written"))
             }
         }
     }

@@ -126,7 +126,7 @@ impl Mirror {
                 FirstSeenLookup::Recorded(seen) => format!("the first-seen tree has digest {}", seen.pinned.tree),
                 FirstSeenLookup::Lost => "the first-seen record is damaged".to_owned(),
             };
-        let (what, host) = (source.kind_name(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
+        let (what, host) = (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
         tracing::error!(%package, what, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
         let (of, detail, now) = (key.clone(), format!("upstream has it at {what} at {host}; {before}"), call.now);
         self.on_disk(move |mirror| {
@@ -155,14 +155,14 @@ impl Mirror {
         };
         let Some(held) = self.stored_module(key).await? else { return Err(error) };
         if self.connectivity() == Connectivity::Online {
-            tracing::warn!(%package, %error, "upstream does not say where it is; the stored copy is served");
+            tracing::warn!(%package, %error, "upstream gave no location; the stored copy is served");
         }
         Ok(Answer { value: local_location(package, Some(&held)), outcome, fresh_until: call.now, checked: held.kept })
     }
 
     /// Passes an unsupported source on to the client, unless larder is offline or the address may hold secrets.
     fn external_location(&self, package: &ModulePackage, source: &Unsupported) -> Result<ModuleLocation, Error> {
-        let host = source.host().unwrap_or_else(|| "somewhere".to_owned());
+        let host = source.host().unwrap_or_else(|| "an unknown host".to_owned());
         let refused = |why: String| -> Error {
             let fault = Fault::Unusable(why);
             UpstreamError { asked: format!("the location of {package}"), at: package.module.host.to_string(), fault }
@@ -175,11 +175,11 @@ impl Mirror {
         }
         let Some(text) = source.for_client() else {
             let why =
-                "is a source that larder cannot fetch, and its address may hold secrets, so no client is given it";
+                "is a source that larder cannot fetch, and its address may hold secrets, so clients do not get it";
             return Err(refused(format!("{what} at {host} {why}")));
         };
         self.counters.elsewhere.inc();
-        tracing::warn!(%package, what, host, "a module is at a source that larder cannot fetch; clients fetch it themselves, and nothing is stored");
+        tracing::warn!(%package, what, host, "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
         Ok(ModuleLocation::External(text.to_owned()))
     }
 
@@ -247,7 +247,7 @@ impl Mirror {
             (Ok(Fetched::New(mut document)), _) => {
                 let location = location_in_download(document.location.as_deref(), &document.body);
                 let location = location.ok_or_else(|| {
-                    unusable("neither X-Terraform-Get nor a location in its JSON says where the module is".into())
+                    unusable("neither X-Terraform-Get nor its JSON has a location of the module".into())
                 })?;
                 // The rest of the response means nothing to a client.
                 document.body = Bytes::from(location);
@@ -320,7 +320,7 @@ pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePat
     let text =
         std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     text.map(str::to_owned).ok_or_else(|| {
-        let fault = Fault::Unusable(format!("its //{subdir} has letters that no header can have"));
+        let fault = Fault::Unusable(format!("its //{subdir} has characters invalid in a header"));
         UpstreamError { asked: location_label(package), at: package.module.host.to_string(), fault }.into()
     })
 }

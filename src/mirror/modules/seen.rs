@@ -157,7 +157,7 @@ fn read(mirror: &Mirror, package: &ModulePackage) -> Result<FirstSeenLookup, Sto
     for other in others {
         match read_record(mirror, &other)? {
             Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds || seen.folded => {
-                tracing::info!(%package, as = %other, "a module version has a first-seen record under another spelling, which counts");
+                tracing::info!(%package, as = %other, "the first-seen record of a module version was found under another spelling");
                 return again(seen);
             }
             Recorded::Damaged => is_lost = true,

@@ -105,10 +105,9 @@ impl Mirror {
             return Ok(WarmedDocument { value: Some(held), unconfirmed });
         }
         if let PackageSource::Unsupported(source) = &said.located.source {
-            let (what, at) = (source.kind_name(), source.host().unwrap_or_else(|| "somewhere".to_owned()));
-            let fault = Fault::Unusable(format!(
-                "names {what} at {at}, which larder cannot fetch; clients fetch it there themselves"
-            ));
+            let (what, at) = (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
+            let fault =
+                Fault::Unusable(format!("names {what} at {at}, which larder cannot fetch; clients fetch it directly"));
             return Err(UpstreamError { asked, at: host.to_string(), fault }.into());
         }
         if self.connectivity() == Connectivity::Offline {

@@ -24,7 +24,7 @@ pub(super) fn load_missing(store: &Store) -> MissingRequests {
         Recorded::Absent | Recorded::Damaged => Ok(MissingRequests::default()),
     });
     read.unwrap_or_else(|error| {
-        tracing::error!(%error, "the missing list of an earlier run cannot be read; it starts again");
+        tracing::error!(%error, "the missing list of an earlier run cannot be read; it starts empty");
         MissingRequests::default()
     })
 }

@@ -52,7 +52,7 @@ impl StagedTreeArchive {
 
 fn discard(staged: Staged) {
     if let Err(error) = staged.discard() {
-        tracing::warn!(%error, "the stage of a tree could not be removed; it is swept in a day");
+        tracing::warn!(%error, "a staging file of a tree could not be removed; it is removed within a day");
     }
 }
 
@@ -125,7 +125,7 @@ impl TreeImport {
         }
         let most = self.mirror.limits.archive_bytes.min(self.mirror.refresh_size_limit());
         if size_bytes > most {
-            return Ok(Err(format!("it has {size_bytes} bytes, and no archive here may have more than {most}")));
+            return Ok(Err(format!("it has {size_bytes} bytes, the limit for archives is {most}")));
         }
         let mut staged = self.stage(file, size_bytes)?;
         match copy(contents, &mut staged) {

@@ -81,10 +81,7 @@ impl SidecarFiles {
             return Ok(Err(format!("it has {} bytes; at most {most} are read", contents.size_bytes())));
         };
         if self.bytes + bytes.len() > MAX_SIDECAR_BYTES {
-            return Ok(Err(format!(
-                "what lies in its folder beside the archives has more than {} MiB",
-                MAX_SIDECAR_BYTES >> 20
-            )));
+            return Ok(Err(format!("the small files in its folder have more than {} MiB", MAX_SIDECAR_BYTES >> 20)));
         }
         self.bytes += bytes.len();
         self.files.insert(path.member, bytes.into());

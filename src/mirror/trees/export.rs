@@ -117,7 +117,7 @@ impl Mirror {
         digest: Digest,
         call: &RequestContext,
     ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
-        let no_set = || Error::NotKept(format!("a proof set that has the archive of {package}"));
+        let no_set = || Error::NotKept(format!("the proof set for the archive of {package}"));
         let held = self.usable_set(package, call).await?.ok_or_else(no_set)?;
         let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
         let mut sets = [Some(&held.kept.current), held.fallback.as_ref(), predecessor].into_iter().flatten();
@@ -171,7 +171,7 @@ impl Export {
                         Archive::InMemory { bytes, .. } => ExportedContents::Bytes(bytes),
                         Archive::OnDisk { blob, .. } => ExportedContents::Blob(blob),
                         Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
-                            return Err(io::Error::other(format!("the archive of {package} is not stored any more")));
+                            return Err(io::Error::other(format!("the archive of {package} is no longer stored")));
                         }
                     }
                 }

@@ -120,7 +120,7 @@ impl ImportAbort {
         let error = match self {
             Self::Tar(error) => format!("the tree could not be read: {error}"),
             Self::Store { file, error } => {
-                tracing::error!(file, %error, to_do = error.remedy(), "an import ended, because the store failed");
+                tracing::error!(file, %error, to_do = error.remedy(), "an import stopped because the store failed");
                 format!("{file}: the store failed: {error}; {}", error.remedy())
             }
             Self::ReceiverGone => "the client has disconnected".to_owned(),
@@ -158,7 +158,7 @@ impl TreeImport {
                 return match enclosing_package(&path) {
                     // A package that lacks a refused file is refused as a whole.
                     Some(package) => self.add_to_package(package, enclosing_package_folder(&path), |packing| {
-                        packing.refuse(format!("a file of it stays out, {path:?}: {why}"));
+                        packing.refuse(format!("a file in it is refused, {path:?}: {why}"));
                         Ok(())
                     }),
                     None => self.refused(path, None, 0, why),
@@ -248,7 +248,7 @@ impl TreeImport {
             let begun = PackageRepack::begin(&self.mirror, package.clone(), place.to_owned());
             let mut packing = begun.map_err(ImportAbort::store_failed_at(place))?;
             if !self.packed.insert(package.clone()) {
-                let why = "its files lie in two places of the tree, so neither is known to be all of it";
+                let why = "its files are in two places of the tree, so neither is known to be complete";
                 if let Some(before) = self.waiting.remove_repacked(&package) {
                     let file = before.file.clone();
                     before.discard();
@@ -299,7 +299,7 @@ impl TreeImport {
         notes: Vec<String>,
     ) -> Result<(), ImportAbort> {
         if let FileVerdict::Refused { why } = &judged {
-            tracing::warn!(file, why, "a file of a tree stays out");
+            tracing::warn!(file, why, "a file of a tree was refused");
         }
         self.counts.count(&judged);
         let package = of.map(PackageRef::from);

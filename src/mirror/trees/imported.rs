@@ -54,7 +54,7 @@ pub(super) fn unsigned_set(
 
 /// The detail of an `imported-differs` alarm.
 pub(in super::super) fn imported_differs(imported: Digest, verified: Digest) -> String {
-    format!("imported without signatures with SHA-256 {imported}; verified is {verified}, which is served")
+    format!("imported without signatures with SHA-256 {imported}; the verified one, {verified}, is served")
 }
 
 /// Writes a SHA256SUMS for these archives.
@@ -161,7 +161,7 @@ impl Mirror {
             if kept.current.sums != sums {
                 let digest = kept.current.document.shasum;
                 let set = unsigned_set(package, digest, sums.clone(), &upstream, call.now);
-                let set = set.map_err(|why| Error::Interrupted(format!("the set of {package}: {why}")))?;
+                let set = set.map_err(|why| Error::Interrupted(format!("the proof set of {package}: {why}")))?;
                 self.keep_unsigned(package, set, call).await?;
             }
             let key = Key::ProofSet(package.clone());

@@ -24,7 +24,7 @@ use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
 /// The recorded origin of an archive that no upstream sent.
 const IMPORT_ORIGIN: &str = "an import";
 /// The note on a stored archive that was damaged.
-const REPLACED_DAMAGED_NOTE: &str = "the stored one was damaged: it was quarantined and replaced by this one";
+const REPLACED_DAMAGED_NOTE: &str = "the stored archive was damaged: quarantined and replaced by this one";
 
 enum ArchiveVerdict {
     /// Stored: a proof set names it.
@@ -80,7 +80,7 @@ impl TreeImport {
         let why = match &arrived.origin {
             ArchiveOrigin::FromTree => {
                 if self.proven.get(package).is_some_and(|proven| proven != digest) {
-                    let why = "another file of the tree is the same package, with other bytes, and is verified";
+                    let why = "another file in the tree is verified for this package, with other bytes";
                     return Ok(ArchiveVerdict::Refused(why.to_owned()));
                 }
                 let said = self.mirror.find_evidence(package, *digest, &self.sidecars, self.unsigned, &call);
@@ -98,7 +98,7 @@ impl TreeImport {
                 match self.runtime.block_on(self.mirror.find_unpacked_evidence(package, h1, &call))? {
                     ArchiveEvidence::Against(why) => return Ok(ArchiveVerdict::Refused(why)),
                     ArchiveEvidence::AlreadyStored | ArchiveEvidence::Proven { .. } => {
-                        notes.push("its files are those of the stored archive".to_owned());
+                        notes.push("its files equal those of the stored archive".to_owned());
                         return Ok(ArchiveVerdict::AlreadyStored);
                     }
                     ArchiveEvidence::NoProof(why) => why,
@@ -123,21 +123,23 @@ impl TreeImport {
         }
         let hashes = hashes_of(arrived)?;
         notes.extend(
-            self.index_contradiction(arrived, &hashes).map(|why| format!("{why}; it is verified all the same")),
+            self.index_contradiction(arrived, &hashes).map(|why| format!("{why}; it is verified nevertheless")),
         );
         Ok(ArchiveVerdict::Proven { by, kept, set, hashes })
     }
 
     fn unproven(&mut self, arrived: &StagedTreeArchive, why: &str) -> Result<ArchiveVerdict, Error> {
         if self.unsigned == UnsignedPolicy::Refused {
-            return Ok(ArchiveVerdict::Refused(format!("nothing proves it: {why}; --unsigned takes it on your word")));
+            return Ok(ArchiveVerdict::Refused(format!(
+                "it is not verified: {why}; --unsigned imports it on your word"
+            )));
         }
         // Readers of a tree disagree on which of the two files counts.
         if self.waiting.has_conflicting(arrived) {
             self.disputed.insert(arrived.package.clone());
         }
         if self.disputed.contains(&arrived.package) {
-            let why = "another file of the tree is the same package, with other bytes, and nothing proves either";
+            let why = "another file in the tree has other bytes for this package, and neither is verified";
             return Ok(ArchiveVerdict::Refused(why.to_owned()));
         }
         let hashes = hashes_of(arrived)?;
@@ -238,7 +240,7 @@ impl TreeImport {
         let before = held.map(|held| held.kept.current.document.shasum);
         if let Some(before) = before.filter(|before| *before != digest) {
             arrived.discard();
-            let why = format!("its SHA-256 is {digest}, and {before} was imported before: purge that first");
+            let why = format!("its SHA-256 is {digest}, but {before} was imported before; purge that first");
             return Ok(FileVerdict::Refused { why });
         }
         if before == Some(digest) {
@@ -261,13 +263,12 @@ impl TreeImport {
         };
         let upstream = Arc::clone(self.call.upstream(&package.provider.host)?);
         let set = unsigned_set(&package, digest, sums_of([(&package, digest)]), &upstream, now);
-        let set = set.map_err(|why| Error::Interrupted(format!("the set of {package}: {why}")))?;
+        let set = set.map_err(|why| Error::Interrupted(format!("the proof set of {package}: {why}")))?;
         let kept = self.runtime.block_on(self.mirror.keep_unsigned(&package, set, &call))?;
         let set = Arc::clone(&kept.current);
         if set.document.shasum != digest {
             arrived.discard();
-            let why =
-                format!("its SHA-256 is {digest}, and a proof set that came meanwhile says {}", set.document.shasum);
+            let why = format!("its SHA-256 is {digest}, but a proof set stored meanwhile says {}", set.document.shasum);
             return Ok(FileVerdict::Refused { why });
         }
         tracing::warn!(%package, %digest, "imported without signatures: the operator vouches for it");

@@ -73,7 +73,7 @@ impl PackageRepack {
 
     fn spool_failed(&self, error: &Arc<io::Error>) -> StoreError {
         let path = self.scratch.path().join("spool");
-        StoreError::Io { doing: "write what is unpacked to", path, source: Arc::clone(error) }
+        StoreError::Io { doing: "write unpacked files to", path, source: Arc::clone(error) }
     }
 
     /// True if the file is the executable that clients run.
@@ -92,7 +92,7 @@ impl PackageRepack {
         };
         self.flaw.clone().or_else(|| {
             let has_plugin = self.tree.entries().any(is_plugin);
-            (!has_plugin).then(|| format!("no file in it is called {}…, so no client could run it", self.plugin()))
+            (!has_plugin).then(|| format!("no file in it is named {}…, so no client could run it", self.plugin()))
         })
     }
 

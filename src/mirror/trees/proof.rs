@@ -28,7 +28,7 @@ const RATE_LIMIT_POLL: Duration = Duration::from_millis(500);
 const MAX_RATE_LIMIT_WAIT: Duration = Duration::from_secs(30);
 
 /// The note on a key that only the tree vouches for.
-const UNKNOWN_KEY_NOTE: &str = "signed by a key that came with the tree and was never seen for this provider";
+const UNKNOWN_KEY_NOTE: &str = "signed by a key from the tree that never signed for this provider before";
 
 pub(super) enum ArchiveEvidence {
     /// The archive is stored already.
@@ -81,7 +81,7 @@ impl Mirror {
                 }
             }
         } else if let Some(held) = held {
-            return Ok(contradicting_set(digest, &held, "the held"));
+            return Ok(contradicting_set(digest, &held, "the stored"));
         }
         Ok(match self.evidence_in_tree(package, digest, beside, &upstream, unsigned, call).await? {
             ArchiveEvidence::NoProof(besides) => ArchiveEvidence::NoProof(format!("{nothing}, and {besides}")),
@@ -140,7 +140,7 @@ impl Mirror {
                     Recoverable::Lost(_) => return Ok(ArchiveEvidence::Against(record_lost(package))),
                     Recoverable::Whole(proven) if !proven.is_empty() && !proven.contains(&digest) => {
                         return Ok(ArchiveEvidence::Against(format!(
-                            "its SHA-256 is {digest}, and verified sums of this version gave it {}",
+                            "its SHA-256 is {digest}, but verified sums of this version list {}",
                             proven[0]
                         )));
                     }
@@ -148,16 +148,16 @@ impl Mirror {
                 }
                 return Ok(match beside.listed(package, &name) {
                     Some(listed) if listed != digest => ArchiveEvidence::Against(format!(
-                        "its SHA-256 is {digest}, and the SHA256SUMS beside it says {listed}"
+                        "its SHA-256 is {digest}, but the SHA256SUMS beside it says {listed}"
                     )),
-                    _ => ArchiveEvidence::NoProof("no signed proof set lies beside it".to_owned()),
+                    _ => ArchiveEvidence::NoProof("no signed proof set is beside it".to_owned()),
                 });
             }
         };
         if set.document.shasum != digest {
             let proven = set.document.shasum;
             return Ok(ArchiveEvidence::Against(format!(
-                "its SHA-256 is {digest}, and the signed one next to it is {proven}"
+                "its SHA-256 is {digest}, but the signed proof set next to it says {proven}"
             )));
         }
         let key = set.proof().how.fingerprint().map(str::to_owned);
@@ -212,7 +212,7 @@ pub(super) fn upstream_unavailable(error: &Error) -> String {
         Error::HeldBack { until, .. } => format!("try again after {}", until.date_time()),
         _ => "try again".to_owned(),
     };
-    format!("upstream could not be asked: {error}; {when}, or import it into a mirror that is offline")
+    format!("upstream could not be asked: {error}; {when}, or import it into an offline mirror")
 }
 
 /// The stored set that names this archive, as evidence.
@@ -224,5 +224,5 @@ fn evidence_of_set(held: &UsableProofSet, digest: Digest, by: ProvenBy) -> Optio
 
 fn contradicting_set(digest: Digest, held: &UsableProofSet, whose: &str) -> ArchiveEvidence {
     let proven = held.kept.current.document.shasum;
-    ArchiveEvidence::Against(format!("its SHA-256 is {digest}, and {whose} proof set says {proven}"))
+    ArchiveEvidence::Against(format!("its SHA-256 is {digest}, but {whose} proof set says {proven}"))
 }

@@ -30,20 +30,20 @@ impl Mirror {
         }
         if let Some(other) = held.first() {
             return Ok(ArchiveEvidence::Against(format!(
-                "its files have {h1}, and those of the stored archive have {other}"
+                "its files have {h1}, but those of the stored archive have {other}"
             )));
         }
-        let warm = format!("`larder warm {}@{}` fetches the archive", package.provider, package.version);
+        let warm = format!("run `larder warm {}@{}`", package.provider, package.version);
         if self.usable_set(package, call).await?.is_some_and(|held| is_proven(&held.kept.current)) {
-            let why = "a stored proof set names its published archive, which covers no unpacked files";
-            return Ok(ArchiveEvidence::Against(format!("{why}: import that archive, or {warm}")));
+            let why = "a stored proof set covers its published archive, not unpacked files";
+            return Ok(ArchiveEvidence::Against(format!("{why}; import that archive, or {warm}")));
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
         if self.connectivity() == Connectivity::Online {
             match self.fetch_upstream_set(package, call).await {
                 Ok(Some(_)) => {
-                    let why = "upstream has it, and proves the archive that it published, but no unpacked files";
-                    return Ok(ArchiveEvidence::Against(format!("{why}: {warm}")));
+                    let why = "upstream's proof set covers the published archive, not unpacked files";
+                    return Ok(ArchiveEvidence::Against(format!("{why}; {warm}")));
                 }
                 Ok(None) => nothing = format!("{} does not know it", package.provider.host),
                 Err(Error::Store(error)) => return Err(error.into()),
@@ -56,11 +56,10 @@ impl Mirror {
             return Ok(ArchiveEvidence::Against(record_lost(package)));
         }
         if let Some(proven) = proven.or_default().first() {
-            let why =
-                format!("its archive was verified here before, with SHA-256 {proven}, and is not stored any more");
-            return Ok(ArchiveEvidence::Against(format!("{why}: import that archive, or {warm}")));
+            let why = format!("its archive was verified here before, with SHA-256 {proven}, but is no longer stored");
+            return Ok(ArchiveEvidence::Against(format!("{why}; import that archive, or {warm}")));
         }
-        Ok(ArchiveEvidence::NoProof(format!("{nothing}, and no signature speaks of unpacked files")))
+        Ok(ArchiveEvidence::NoProof(format!("{nothing}, and no signature covers unpacked files")))
     }
 
     /// The directory `h1:` of each stored archive of a package that is not damaged.

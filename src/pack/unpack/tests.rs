@@ -234,7 +234,7 @@ fn a_tar_ends_where_go_ends_it() {
         assert_eq!(tree.entries().count(), 1);
     }
     for broken in [&[zeros, other][..], &[zeros, b"rest"], &[zeros, &zeros[1..]]] {
-        assert!(matches!(with(broken), Err(TreeError::Unreadable(why)) if why.contains("its end is followed")));
+        assert!(matches!(with(broken), Err(TreeError::Unreadable(why)) if why.contains("data after its end")));
     }
 }
 
@@ -293,19 +293,15 @@ fn long_names_are_read_in_both_ways() {
 fn hostile_tars_are_refused_by_the_name_of_their_entry() {
     let wide = "y".repeat(300);
     for (made, name, why) in [
-        (TarBuilder::default().file("../escape", "x"), "../escape", "leads upwards"),
-        (TarBuilder::default().file("a/../../escape", "x"), "a/../../escape", "leads upwards"),
+        (TarBuilder::default().file("../escape", "x"), "../escape", "contains .."),
+        (TarBuilder::default().file("a/../../escape", "x"), "a/../../escape", "contains .."),
         (TarBuilder::default().file("/etc/cron.d/x", "x"), "/etc/cron.d/x", "absolute"),
-        (
-            TarBuilder::default().pax(EntryType::XHeader, &[("path", "../pax")]).file("x", "x"),
-            "../pax",
-            "leads upwards",
-        ),
+        (TarBuilder::default().pax(EntryType::XHeader, &[("path", "../pax")]).file("x", "x"), "../pax", "contains .."),
         (TarBuilder::default().pax(EntryType::XHeader, &[("path", &wide)]).file("x", "x"), "yyy", "255 bytes"),
         (TarBuilder::default().of(EntryType::Char, "dev"), "dev", "device"),
         (TarBuilder::default().of(EntryType::Block, "dev"), "dev", "device"),
         (TarBuilder::default().of(EntryType::Fifo, "pipe"), "pipe", "pipe"),
-        (TarBuilder::default().of(EntryType::new(b'V'), "label"), "label", "no module has"),
+        (TarBuilder::default().of(EntryType::new(b'V'), "label"), "label", "not supported"),
         (TarBuilder::default().of(EntryType::GNUSparse, "holes"), "holes", "sparse"),
         (
             TarBuilder::default().pax(EntryType::XHeader, &[("GNU.sparse.major", "1")]).file("holes", "x"),
@@ -315,27 +311,27 @@ fn hostile_tars_are_refused_by_the_name_of_their_entry() {
         (TarBuilder::default().pax(EntryType::XHeader, &[("size", "2")]).file("a", "x"), "a", "two sizes"),
         (TarBuilder::default().file("a", "1").file("a", "2"), "a", "same name"),
         (TarBuilder::default().file("a", "1").file("./a", "2"), "a", "same name"),
-        (TarBuilder::default().file("a", "1").file("a/b", "2"), "a/b", "is no folder"),
+        (TarBuilder::default().file("a", "1").file("a/b", "2"), "a/b", "is not a folder"),
         (TarBuilder::default().of(EntryType::Directory, "a/").file("a", "2"), "a", "same name"),
-        (TarBuilder::default().file("Main.tf", "1").file("main.tf", "2"), "main.tf", "case alone"),
-        (TarBuilder::default().file("A/x", "1").file("a/y", "2"), "a", "case alone"),
-        (TarBuilder::default().file("\u{c4}", "1").file("\u{e4}", "2"), "\u{e4}", "case alone"),
-        (TarBuilder::default().file("e\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "letters are composed"),
-        (TarBuilder::default().file("E\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "letters are composed"),
-        (TarBuilder::default().file("a\\..\\..\\escape", "x"), "a\\..", "upwards on Windows"),
-        (TarBuilder::default().file("a/..\\escape", "x"), "a/..", "upwards on Windows"),
+        (TarBuilder::default().file("Main.tf", "1").file("main.tf", "2"), "main.tf", "only in case"),
+        (TarBuilder::default().file("A/x", "1").file("a/y", "2"), "a", "only in case"),
+        (TarBuilder::default().file("\u{c4}", "1").file("\u{e4}", "2"), "\u{e4}", "only in case"),
+        (TarBuilder::default().file("e\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "Unicode composition"),
+        (TarBuilder::default().file("E\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "Unicode composition"),
+        (TarBuilder::default().file("a\\..\\..\\escape", "x"), "a\\..", "contains .. on Windows"),
+        (TarBuilder::default().file("a/..\\escape", "x"), "a/..", "contains .. on Windows"),
         (TarBuilder::default().file("C:escape", "x"), "C:escape", "absolute on Windows"),
         (TarBuilder::default().file("./c:/escape", "x"), "./c:/", "absolute on Windows"),
         (TarBuilder::default().file("\\escape", "x"), "\\escape", "absolute on Windows"),
         (TarBuilder::default().file("\\\\host\\share", "x"), "\\\\host", "absolute on Windows"),
         (TarBuilder::default().link(EntryType::Link, "h", "/etc/passwd"), "h", "out of the archive"),
         (TarBuilder::default().link(EntryType::Link, "h", "../x"), "h", "out of the archive"),
-        (TarBuilder::default().link(EntryType::Link, "h", "later").file("later", "x"), "h", "nothing that came before"),
+        (TarBuilder::default().link(EntryType::Link, "h", "later").file("later", "x"), "h", "not an earlier entry"),
         (TarBuilder::default().of(EntryType::Directory, "d/").link(EntryType::Link, "h", "d"), "h", "to a folder"),
-        (TarBuilder::default().of(EntryType::Symlink, "l"), "l", "to nowhere"),
+        (TarBuilder::default().of(EntryType::Symlink, "l"), "l", "without a target"),
         // A file unpacked through a link would land outside the tree.
-        (TarBuilder::default().link(EntryType::Symlink, "l", "/etc").file("l/x", "x"), "l/x", "is no folder"),
-        (TarBuilder::default().file("d/", "content"), "d/", "folder's name"),
+        (TarBuilder::default().link(EntryType::Symlink, "l", "/etc").file("l/x", "x"), "l/x", "is not a folder"),
+        (TarBuilder::default().file("d/", "content"), "d/", "is a folder, but has content"),
     ] {
         let refused = unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
         let TreeError::Refused { entry, why: said } = &refused else { panic!("{name}: {refused:?}") };
@@ -417,7 +413,7 @@ fn xz_blocks_that_only_allocate_memory_are_refused() {
     let tar = sample().tar();
     let streams: Vec<u8> = tar.chunks(50).take(60).flat_map(stream).collect();
     let refused = unpacked(ArchiveFormat::TarXz, &streams).unwrap_err();
-    assert!(refused.to_string().contains("next to nothing"), "{refused}");
+    assert!(refused.to_string().contains("almost empty blocks"), "{refused}");
 }
 
 #[test]
@@ -478,11 +474,11 @@ fn hostile_zips_are_refused_by_the_name_of_their_entry() {
     let directory = encrypted.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
     encrypted[directory + 8] |= 1;
     for (bytes, name, why) in [
-        (zip(&[("../escape", b"x")]), "../escape", "leads upwards"),
+        (zip(&[("../escape", b"x")]), "../escape", "contains .."),
         (zip(&[("/absolute", b"x")]), "/absolute", "absolute"),
         (zip(&[("a/b", b"1"), ("a//b", b"2")]), "a/b", "same name"),
-        (zip(&[("A", b"1"), ("a", b"2")]), "a", "case alone"),
-        (zip(&[("a", b"1"), ("a/b", b"2")]), "a/b", "is no folder"),
+        (zip(&[("A", b"1"), ("a", b"2")]), "a", "only in case"),
+        (zip(&[("a", b"1"), ("a/b", b"2")]), "a/b", "is not a folder"),
         (device, "dev", "device"),
         (encrypted, "secret", "cannot be unpacked"),
     ] {

@@ -56,7 +56,7 @@ impl RouteKind {
     ];
 
     /// The word in logs and labels.
-    pub fn word(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             Self::Discovery => "discovery",
             Self::Versions => "versions",

@@ -18,7 +18,7 @@ pub(super) fn read(file: &[u8]) -> Result<Node, BadHcl> {
     if file.len() > hcl::LARGEST {
         return Err(BadHcl::TooLarge(file.len()));
     }
-    let text = std::str::from_utf8(file).map_err(|_| BadHcl::NoText)?;
+    let text = std::str::from_utf8(file).map_err(|_| BadHcl::NotUtf8)?;
     let mut reader = Reader { text, rest: text.char_indices().peekable(), begun: 0 };
     reader.body(None, 0).map_err(|why| reader.here(why))
 }

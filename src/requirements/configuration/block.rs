@@ -4,7 +4,7 @@ use hcl_edit::Span;
 use hcl_edit::expr::{Expression, ObjectKey};
 use hcl_edit::structure;
 
-use super::super::hcl::{self, BadHcl, Lines};
+use super::super::hcl::{self, BadHcl, LineIndex};
 use super::expression::{self, Constant, Formula};
 use super::json::{self, Json};
 
@@ -13,8 +13,8 @@ const MAX_JSON_DEPTH: usize = 16;
 
 /// A file that parses.
 pub(super) enum Parsed<'a> {
-    Hcl { body: Box<structure::Body>, lines: Lines },
-    Json { text: &'a str, lines: Lines },
+    Hcl { body: Box<structure::Body>, lines: LineIndex },
+    Json { text: &'a str, lines: LineIndex },
 }
 
 /// The body of a block or file.
@@ -22,7 +22,7 @@ pub(super) enum Parsed<'a> {
 pub(super) enum BlockBody<'a> {
     Hcl {
         body: &'a structure::Body,
-        lines: &'a Lines,
+        lines: &'a LineIndex,
     },
     Json(Json<'a>),
     /// A file that was found to be none after all.
@@ -45,21 +45,21 @@ pub(super) struct Attribute<'a> {
 /// A value.
 #[derive(Clone, Copy)]
 pub(super) enum Value<'a> {
-    Hcl { expression: &'a Expression, lines: &'a Lines, line: usize },
+    Hcl { expression: &'a Expression, lines: &'a LineIndex, line: usize },
     Json(Json<'a>),
 }
 
 impl<'a> Parsed<'a> {
     /// Reads a file; the end of its name says which syntax it has.
     pub(super) fn read(name: &str, text: &'a str) -> Result<Self, BadHcl> {
-        let lines = Lines::of(text.as_bytes());
+        let lines = LineIndex::of(text.as_bytes());
         if name.ends_with(".json") {
             json::check(text)?;
             return Ok(Self::Json { text, lines });
         }
         // Clients pass it over where an editor has left it, but not in JSON.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let lines = Lines::of(text.as_bytes());
+        let lines = LineIndex::of(text.as_bytes());
         Ok(Self::Hcl { body: Box::new(hcl::parse(text.as_bytes())?), lines })
     }
 
@@ -161,7 +161,7 @@ impl<'a> Value<'a> {
                 let member = |(key, value): (&'a ObjectKey, &'a hcl_edit::expr::ObjectValue)| {
                     let name = match key {
                         ObjectKey::Ident(name) => name.as_str().to_owned(),
-                        ObjectKey::Expression(key) => match hcl::said_again(key) {
+                        ObjectKey::Expression(key) => match hcl::strip_duplicate_mark(key) {
                             Expression::Variable(name) => name.as_str().to_owned(),
                             other => match Formula::of(other).alone() {
                                 Constant::Text(name) => name,

@@ -139,7 +139,7 @@ impl Formula {
             Expression::Object(object) => {
                 let key = |key: &ObjectKey| match key {
                     ObjectKey::Ident(name) => Self::Value(Constant::Text(name.as_str().to_owned())),
-                    ObjectKey::Expression(key) => match hcl::said_again(key) {
+                    ObjectKey::Expression(key) => match hcl::strip_duplicate_mark(key) {
                         Expression::Variable(name) => Self::Value(Constant::Text(name.as_str().to_owned())),
                         other => Self::of(other),
                     },

@@ -6,18 +6,18 @@ use serde::Deserializer;
 use serde::de::{Deserialize, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::super::hcl::{self, BadHcl, Lines};
+use super::super::hcl::{self, BadHcl, LineIndex};
 
 /// A value in a file.
 #[derive(Clone, Copy)]
 pub(super) struct Json<'a> {
     file: &'a str,
-    lines: &'a Lines,
+    lines: &'a LineIndex,
     raw: &'a RawValue,
 }
 
 impl<'a> Json<'a> {
-    pub(super) fn read(file: &'a str, lines: &'a Lines) -> Result<Self, BadHcl> {
+    pub(super) fn read(file: &'a str, lines: &'a LineIndex) -> Result<Self, BadHcl> {
         let raw = check(file)?;
         Ok(Self { file, lines, raw })
     }

@@ -12,9 +12,9 @@ use super::resolution_result::ResolutionResult;
 use super::root_modules::{self, Root};
 
 /// Folders read at a time.
-const AT_ONCE: usize = 2;
+const MAX_CONCURRENT_READS: usize = 2;
 /// Why there is nothing where reading panicked.
-const ENDED: &str = "reading it ended unexpectedly";
+const READ_PANICKED: &str = "reading it ended unexpectedly";
 
 /// A user's own folders.
 pub(super) struct LocalFolders {
@@ -26,7 +26,7 @@ pub(super) struct LocalFolders {
 impl LocalFolders {
     pub(super) fn new(configurations: &Configurations) -> Self {
         let configurations = Arc::new(configurations.clone());
-        Self { configurations, turns: Semaphore::new(AT_ONCE), modules: Answers::default() }
+        Self { configurations, turns: Semaphore::new(MAX_CONCURRENT_READS), modules: Answers::default() }
     }
 
     /// All of their files.
@@ -47,7 +47,7 @@ impl LocalFolders {
                 roots
             }
             Err(_) => {
-                found.cannot("the configuration", ENDED, []);
+                found.cannot("the configuration", READ_PANICKED, []);
                 Vec::new()
             }
         }
@@ -68,7 +68,7 @@ impl LocalFolders {
             let _turn = self.turns.acquire().await;
             let configurations = Arc::clone(&self.configurations);
             let read = move || configuration::read(&configurations.files, &of.0, of.1, of.2, "", &of.3);
-            tokio::task::spawn_blocking(read).await.map(Arc::new).map_err(|_| ENDED.to_owned())
+            tokio::task::spawn_blocking(read).await.map(Arc::new).map_err(|_| READ_PANICKED.to_owned())
         };
         cell.get_or_init(read).await.clone().unwrap_or_else(|why| {
             let at = SourceLine { file: folder.to_owned(), line: 1 };

@@ -48,7 +48,7 @@ impl Subdir {
     ///
     /// # Errors
     /// [`BadSource`] if the result is too long.
-    pub fn then(&self, below: &Self) -> Result<Self, BadSource> {
+    pub fn join(&self, below: &Self) -> Result<Self, BadSource> {
         let joined = |above: &TreePath, below: &TreePath| above.join(below).map_err(|_| too_long());
         let pattern =
             |above: String, below: &str| if above.is_empty() { below.to_owned() } else { above + "/" + below };

@@ -192,7 +192,7 @@ fn an_invalid_or_forbidden_source_is_refused_without_its_secrets() {
 }
 
 #[test]
-fn a_subdir_with_patterns_is_a_wrapper_and_what_is_below_it() {
+fn a_glob_subdir_is_split_after_its_last_pattern() {
     let glob = |wrapper: &str, rest: &str| {
         Some(Subdir::Glob { wrapper: wrapper.to_owned(), rest: TreePath::parse(rest.as_bytes()).unwrap() })
     };
@@ -211,7 +211,7 @@ fn a_subdir_with_patterns_is_a_wrapper_and_what_is_below_it() {
 
 /// The subdir of an indirection precedes that of the address before it.
 #[test]
-fn subdirs_are_joined_from_the_outermost_in() {
+fn subdirs_are_joined() {
     let of = |text: &str| Subdir::parse(text).unwrap().unwrap();
     for (above, below, joined) in [
         ("a", "b/c", "a/b/c"),
@@ -220,9 +220,9 @@ fn subdirs_are_joined_from_the_outermost_in() {
         ("*/a", "*/b", "*/a/*/b"),
         ("a*", "b*", "a*/b*"),
     ] {
-        assert_eq!(of(above).then(&of(below)).unwrap(), of(joined), "{above} {below}");
+        assert_eq!(of(above).join(&of(below)).unwrap(), of(joined), "{above} {below}");
     }
-    assert!(of(&"a/".repeat(1500)).then(&of(&"b/".repeat(1500))).is_err());
+    assert!(of(&"a/".repeat(1500)).join(&of(&"b/".repeat(1500))).is_err());
 }
 
 fn address() -> impl Strategy<Value = String> {

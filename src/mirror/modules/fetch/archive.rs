@@ -62,7 +62,7 @@ impl SourceFetch<'_> {
             Ok(tree) => Ok((tree, turn, validators)),
             Err(UnpackFailure::Tree(why)) => Err(self.refused(&at, why).into()),
             Err(UnpackFailure::Checksum { expected, actual }) => {
-                let verdict = format!("its bytes have {actual}, and its address says {expected}");
+                let verdict = format!("its bytes have {actual}, but its address says {expected}");
                 Err(FetchTreeError::StaleLocation(Error::Unverified { asked: format!("{what} from {at}"), verdict }))
             }
         }
@@ -71,7 +71,7 @@ impl SourceFetch<'_> {
     /// Waits for a permit to unpack. The caller holds nothing but its staging file meanwhile.
     async fn unpack_permit(&self) -> Result<TreePermit, Error> {
         let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.priority).await;
-        let why = || "as many archives are being unpacked as may be at one time".to_owned();
+        let why = || "the limit of archives unpacked at one time is reached".to_owned();
         turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { what: self.what(), why: why() })
     }
 

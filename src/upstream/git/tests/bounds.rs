@@ -361,7 +361,7 @@ async fn resolving_a_name_has_separate_limits_and_a_full_id_needs_no_request() {
     setting.bounds.git_resolves.all = 0;
     setting.bounds.git_resolves.wait = Duration::from_millis(10);
     let failed = setting.look(&forge.source("r", "main")).await.unwrap_err();
-    assert!(failed.to_string().contains("as may be at one time"), "{failed}");
+    assert!(failed.to_string().contains("the limit of concurrent git ref lookups"), "{failed}");
 }
 
 /// All objects of a delta chain may be in memory at once.
