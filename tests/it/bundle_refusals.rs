@@ -113,7 +113,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
                     entry.signed_by = Some("F00D".to_owned());
                 }
             },
-            "key F00D signed it",
+            "names key F00D",
         ),
         (
             "another tree",

@@ -72,7 +72,7 @@ async fn refuses_within(name: &str, archive: &[u8], words: &[&str], most: u64) {
 
 #[tokio::test]
 async fn an_entry_that_leads_out_is_refused() {
-    refuses("m.tar.gz", &tar_of(&[("../escaped.tf", EntryType::Regular, "")]), &["../escaped.tf", "upwards"]).await;
+    refuses("m.tar.gz", &tar_of(&[("../escaped.tf", EntryType::Regular, "")]), &["../escaped.tf", "contains .."]).await;
     refuses("m.tar.gz", &tar_of(&[("a/../../b.tf", EntryType::Regular, "")]), &["a/../../b.tf"]).await;
     refuses("m.zip", &renamed(zip_of(&[("xx/escaped.tf", b"")]), "xx/esc", "../esc"), &["../escaped.tf"]).await;
 }
