@@ -272,7 +272,7 @@ fn a_dangling_link_is_dropped_and_noted() {
     let names: Vec<String> = (0..30).map(|n| format!("l{n:02}")).collect();
     let many: Vec<_> = names.iter().map(|name| Link(name, "nothing")).chain([File("a", 0o644, "")]).collect();
     let notes = super::pack(&tree_of(&many), &TreePath::root(), &mut io::sink()).unwrap().notes;
-    assert_eq!((notes.len(), notes[20].as_str()), (21, "10 more links lead nowhere, and are left out"));
+    assert_eq!((notes.len(), notes[20].as_str()), (21, "10 more links have no target, and are left out"));
 }
 
 #[test]
