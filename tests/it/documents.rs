@@ -296,7 +296,7 @@ fn no_page_with_commands_is_left_out() {
     });
     let missing: BTreeSet<PathBuf> = with_commands
         .map(|(path, _)| path)
-        .filter(|path| !own.contains(&format!("commands_run(\"{path}\")")))
+        .filter(|path| !own.contains(&format!("run_page_commands(\"{path}\")")))
         .map(PathBuf::from)
         .collect();
     assert!(missing.is_empty(), "no test runs the commands of {missing:?}");
