@@ -8,11 +8,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A text that is no digest of the kind that was expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{kind} is {rule}, not {found:?}")]
+#[error("{kind} is {rule}, not {actual:?}")]
 pub struct BadDigest {
     kind: &'static str,
     rule: &'static str,
-    found: String,
+    actual: String,
 }
 
 /// A SHA-256 digest. Written in lower-case hex.
@@ -206,7 +206,7 @@ fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
 }
 
 fn bad(kind: &'static str, rule: &'static str, text: &str) -> BadDigest {
-    BadDigest { kind, rule, found: text.chars().take(80).collect() }
+    BadDigest { kind, rule, actual: text.chars().take(80).collect() }
 }
 
 #[cfg(test)]

@@ -111,14 +111,14 @@ pub enum Error {
     /// The bytes that upstream sent fail verification.
     Unverified {
         /// The file that was asked for.
-        asked: String,
+        subject: String,
         /// The check that failed.
         verdict: String,
     },
     /// A change of something verified before, which waits for `larder accept`.
     Unaccepted {
         /// The file that was asked for.
-        asked: String,
+        subject: String,
         /// The change.
         verdict: String,
         /// The command that accepts it.
@@ -133,14 +133,14 @@ pub enum Error {
     /// A bound of our own is reached.
     Busy {
         /// The requested item.
-        what: String,
+        subject: String,
         /// The bound.
-        why: String,
+        reason: String,
     },
     /// Too many running downloads that this client started and no client waits for.
     Unattended {
         /// The archive that was asked for.
-        what: String,
+        subject: String,
         /// The number of those fills.
         running: usize,
     },
@@ -149,7 +149,7 @@ pub enum Error {
     /// It is fetched for a job, and its upstream has asked to be left alone until then.
     HeldBack {
         /// The requested item.
-        what: String,
+        subject: String,
         /// Until when.
         until: Timestamp,
     },
@@ -158,9 +158,9 @@ pub enum Error {
     /// Stored and verified, and not of the form that it should have.
     Unreadable {
         /// The stored item.
-        what: String,
+        subject: String,
         /// The flaw.
-        why: String,
+        reason: String,
     },
     /// The request has been here before.
     Looped,
@@ -198,10 +198,10 @@ impl Error {
                 .remedied_by("its operator can add it as an [[upstream]]"),
             Self::NotFound(why) => of(why),
             Self::Upstream(error) => error.explain(),
-            Self::Unverified { asked, verdict } => {
+            Self::Unverified { subject: asked, verdict } => {
                 of(verdict).about(asked).remedied_by("not stored, not served; its publisher or registry must mend it")
             }
-            Self::Unaccepted { asked, verdict, command } => {
+            Self::Unaccepted { subject: asked, verdict, command } => {
                 of(verdict).about(asked).remedied_by(format!("if that is right: {command}"))
             }
             Self::Slow(what) => of("upstream is too slow; larder continues to fetch").about(what).remedied_by(AGAIN),
@@ -209,20 +209,22 @@ impl Error {
                 .about(what)
                 .remedied_by("`larder missing` on larder's machine lists what to bring"),
             Self::Sealed(what) => of("this mirror is offline, so no upstream is asked").about(what),
-            Self::Busy { what, why } => of(why).about(what).remedied_by(AGAIN),
-            Self::Unattended { what, running } => Explanation::of(format!(
+            Self::Busy { subject: what, reason: why } => of(why).about(what).remedied_by(AGAIN),
+            Self::Unattended { subject: what, running } => Explanation::of(format!(
                 "{running} downloads that this client address started and no client waits for are still running"
             ))
             .about(what)
             .remedied_by("ask again when they have ended"),
             Self::Spared(what) => of("its upstream has been asked often enough for now").about(what).remedied_by(AGAIN),
-            Self::HeldBack { what, .. } => of("its upstream asks for a pause (Retry-After)").about(what),
+            Self::HeldBack { subject: what, .. } => of("its upstream asks for a pause (Retry-After)").about(what),
             Self::NotKept(what) => {
                 of("it was downloaded and is not stored: the store was full, or the disk refused it")
                     .about(what)
                     .remedied_by("free space on the disk, or raise [store] max_size")
             }
-            Self::Unreadable { what, why } => Explanation::of(format!("cannot be read: {why}")).about(what),
+            Self::Unreadable { subject: what, reason: why } => {
+                Explanation::of(format!("cannot be read: {why}")).about(what)
+            }
             Self::Looped => of("the request has been through this larder already, or through more than four")
                 .remedied_by("an [[upstream]] points back at larder: check its url"),
             Self::Store(error) => Explanation::of(format!("larder's store failed: {}", error.in_short()))
@@ -235,7 +237,7 @@ impl Error {
 impl From<UpstreamError> for Error {
     fn from(error: UpstreamError) -> Self {
         match error.fault {
-            Fault::Crowded(why) => Self::Busy { what: error.asked, why },
+            Fault::Crowded(why) => Self::Busy { subject: error.subject, reason: why },
             _ => Self::Upstream(Arc::new(error)),
         }
     }

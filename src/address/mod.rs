@@ -27,17 +27,17 @@ pub const MAX_PART: usize = 128;
 
 /// Invalid text for a host, name, version or platform: the expected kind, and the problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{given:?} is not a {kind}: {why}")]
+#[error("{text:?} is not a {kind}: {reason}")]
 pub struct BadAddress {
     kind: &'static str,
-    given: String,
-    why: &'static str,
+    text: String,
+    reason: &'static str,
 }
 
 impl BadAddress {
-    fn new(kind: &'static str, given: &str, why: &'static str) -> Self {
-        let given = given.chars().take(MAX_PART).collect();
-        Self { kind, given, why }
+    fn new(kind: &'static str, given: &str, reason: &'static str) -> Self {
+        let text = given.chars().take(MAX_PART).collect();
+        Self { kind, text, reason }
     }
 }
 

@@ -119,12 +119,12 @@ impl<W: Write> TarWriter<W> {
 pub(super) struct TarReader<R> {
     from: R,
     /// A header that was read ahead and belongs to the next file.
-    seen: Option<Block>,
+    next_header: Option<Block>,
 }
 
 impl<R: Read> TarReader<R> {
     pub(super) fn new(from: R) -> Self {
-        Self { from, seen: None }
+        Self { from, next_header: None }
     }
 
     /// Checks that the first file has this name. Must be called before any other read.
@@ -136,7 +136,7 @@ impl<R: Read> TarReader<R> {
         (&mut self.from).take(BLOCK as u64).read_to_end(&mut head).map_err(BadTar::Unreadable)?;
         let wanted = [name.as_bytes(), b"\0"].concat();
         if let Ok(block) = Block::try_from(head.as_slice()) {
-            self.seen = Some(block);
+            self.next_header = Some(block);
             return Ok(head.starts_with(&wanted));
         }
         if wanted.starts_with(&head) || head.starts_with(&wanted) { Err(BadTar::Truncated) } else { Ok(false) }
@@ -149,7 +149,7 @@ impl<R: Read> TarReader<R> {
     pub(super) fn next_size_if(&mut self, name: &str, largest: u64) -> Result<Option<u64>, BadTar> {
         let next = self.block()?;
         if next.get(..name.len()) != Some(name.as_bytes()) || next.get(name.len()) != Some(&0) {
-            self.seen = Some(next);
+            self.next_header = Some(next);
             return Ok(None);
         }
         let size = size_in(&next).filter(|size| header(name, *size) == next);
@@ -214,7 +214,7 @@ impl<R: Read> TarReader<R> {
     }
 
     fn block(&mut self) -> Result<Block, BadTar> {
-        if let Some(seen) = self.seen.take() {
+        if let Some(seen) = self.next_header.take() {
             return Ok(seen);
         }
         let mut block = [0; BLOCK];

@@ -24,7 +24,7 @@ pub(super) struct Addresses {
     /// `[HOST/]NAMESPACE/TYPE[@VERSION]`, such as hashicorp/aws@5.0.0 or 'hashicorp/aws@~> 5.0'; for a module
     /// `[HOST/]NAMESPACE/NAME/SYSTEM[@VERSION]`
     #[arg(required = true, value_name = "ADDRESS")]
-    what: Vec<String>,
+    addresses: Vec<String>,
 }
 
 impl Addresses {
@@ -35,7 +35,7 @@ impl Addresses {
     /// Runs the command; returns true if it succeeded for every address.
     pub(super) fn run(self, command: Operation) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = OperationTarget { what: self.what };
+        let told = OperationTarget { what: self.addresses };
         let (json, host) = (self.common.json, config.default_host());
         runtime()?.block_on(async {
             match command {

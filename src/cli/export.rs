@@ -37,7 +37,7 @@ pub(super) struct Export {
     /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json
     /// printed by `larder missing`; repeatable
     #[arg(long = "for", required = true, value_name = "WHAT")]
-    what: Vec<String>,
+    order_args: Vec<String>,
     #[command(flatten)]
     also: OrderOptions,
     /// Export the available packages where some are unavailable
@@ -53,7 +53,7 @@ impl Export {
     /// Exports the tree; returns true if the whole order is in it.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = self.also.to_order(&self.what, &config.default_host())?;
+        let told = self.also.to_order(&self.order_args, &config.default_host())?;
         // A bad folder is reported before anything is fetched.
         let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
         let runtime = runtime()?;
@@ -107,7 +107,7 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
     let (of, tar) = (Arc::clone(folder), CountingIo { inner: tar, bytes });
     let receiving = spawn_blocking(move || receive::receive(tar, &of));
     let sent = match by {
-        JobRunner::Running { at, token } => {
+        JobRunner::Running { address: at, token } => {
             let told = ExportRequest { job: job.id.clone(), partial, have };
             let body = Body::from(serde_json::to_vec(&told)?);
             let sent = admin_client::download(*at, EXPORT, token.as_deref(), body, out).await;
@@ -127,7 +127,7 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
             let call = mirror.job_context(job.started);
             let export = mirror.export(packages.collect(), &have, &call).await?;
             if let Some(missing) = export.missing.first().filter(|_| !partial) {
-                anyhow::bail!("{}: {}", missing.package, missing.why);
+                anyhow::bail!("{}: {}", missing.package, missing.reason);
             }
             export.write(mirror, out).await.map(drop).map_err(anyhow::Error::from)
         }

@@ -360,7 +360,7 @@ async fn ask_running<T>(
     }
     match Store::admin_token_is_private(&config.store.path) {
         Some(why) if token.is_none() && matches!(asked, Err(AdminClientError::Refused { .. })) => {
-            Err(AdminClientError::TokenIsPrivate { address, why: why.to_string() })
+            Err(AdminClientError::TokenIsPrivate { address, reason: why.to_string() })
         }
         _ => asked,
     }

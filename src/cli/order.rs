@@ -15,7 +15,7 @@ pub(super) struct OrderArgs {
     /// Address with a constraint (hashicorp/aws@~> 5.0, terraform-aws-modules/vpc/aws@5.1.0), .terraform.lock.hcl,
     /// folder in which init runs, .tar of such folders, or .json printed by `larder missing`
     #[arg(required = true, value_name = "WHAT")]
-    what: Vec<String>,
+    order_args: Vec<String>,
     #[command(flatten)]
     also: OrderOptions,
 }
@@ -51,7 +51,7 @@ fn platform(given: &str) -> Result<Platform, String> {
 impl OrderArgs {
     /// Builds the order, in the form that the admin API takes.
     pub(super) fn to_order(&self, default_host: &Hostname) -> anyhow::Result<OrderRequest> {
-        self.also.to_order(&self.what, default_host)
+        self.also.to_order(&self.order_args, default_host)
     }
 }
 

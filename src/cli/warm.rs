@@ -84,7 +84,7 @@ pub(super) async fn warm_and<T>(
     let mut by = JobRunner::running(config);
     let warmed = match begin(&mut by, config, told, shown, &mut interrupts).await {
         Ok(job) => {
-            WatchedJob { by: &by, host: config.default_host(), job, began: Instant::now() }
+            WatchedJob { runner: &by, host: config.default_host(), job, began: Instant::now() }
                 .watch(shown, &mut interrupts)
                 .await
         }
@@ -154,7 +154,7 @@ impl StopSignals {
 /// A job that this command watches.
 #[derive(Debug)]
 struct WatchedJob<'a> {
-    by: &'a JobRunner,
+    runner: &'a JobRunner,
     host: Hostname,
     job: Job,
     began: Instant,
@@ -173,13 +173,13 @@ impl WatchedJob<'_> {
             let pause =
                 POLL_INTERVAL + POLL_INTERVAL_PER_ITEM * u32::try_from(self.job.items.len()).unwrap_or(u32::MAX);
             tokio::select! {
-                () = tokio::time::sleep(pause) => self.job = self.by.report(&self.job.id).await?,
+                () = tokio::time::sleep(pause) => self.job = self.runner.report(&self.job.id).await?,
                 () = interrupts.next() => {
                     if std::mem::replace(&mut is_stopped, true) {
-                        return Err(self.by.stopped());
+                        return Err(self.runner.stopped());
                     }
                     // The next report shows the cancelled state.
-                    if let Err(error) = self.by.cancel(&self.job.id).await {
+                    if let Err(error) = self.runner.cancel(&self.job.id).await {
                         print_error(&format!("job {} could not be stopped: {error}", self.job.id));
                     }
                 }
@@ -207,7 +207,7 @@ struct WarmDisplay {
     host: Hostname,
     bars: Option<TerminalLines>,
     lines: bool,
-    told: HashSet<usize>,
+    reported: HashSet<usize>,
     speeds: HashMap<ItemKey, TransferRate>,
     speed: TransferRate,
 }
@@ -219,14 +219,14 @@ impl WarmDisplay {
             host,
             bars,
             lines: shown == WarmOutput::Lines,
-            told: HashSet::new(),
+            reported: HashSet::new(),
             speeds: HashMap::new(),
             speed: TransferRate::default(),
         }
     }
 
     fn show(&mut self, job: &Job, at: Duration) {
-        let ended = newly_finished_lines(job, &self.host, &mut self.told, width_of_stdout()).filter(|_| self.lines);
+        let ended = newly_finished_lines(job, &self.host, &mut self.reported, width_of_stdout()).filter(|_| self.lines);
         ended.iter().for_each(|lines| print_line(lines));
         let Some(on_screen) = &self.bars else { return };
         let mut speeds = std::mem::take(&mut self.speeds);

@@ -24,7 +24,7 @@ pub(super) struct ReadOutcome {
     pub(super) warnings: Vec<Warning>,
     /// Every key that was asked for, with its section.
     #[cfg(test)]
-    pub(super) asked: BTreeSet<String>,
+    pub(super) known_keys: BTreeSet<String>,
 }
 
 /// Reads the text of one file to its end, despite any problems.
@@ -53,7 +53,7 @@ pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>
         problems: reading.problems,
         warnings: reading.warnings,
         #[cfg(test)]
-        asked: reading.asked,
+        known_keys: reading.known_keys,
     }
 }
 

@@ -13,7 +13,7 @@ pub(super) struct ConfigReader<'a> {
     pub(super) problems: Vec<Remark>,
     pub(super) warnings: Vec<Warning>,
     /// Every key that was asked for, with its section.
-    pub(super) asked: BTreeSet<String>,
+    pub(super) known_keys: BTreeSet<String>,
 }
 
 impl<'a> ConfigReader<'a> {
@@ -26,7 +26,7 @@ impl<'a> ConfigReader<'a> {
             line_starts: newlines.map(|(offset, _)| offset + 1).collect(),
             problems: Vec::new(),
             warnings: Vec::new(),
-            asked: BTreeSet::new(),
+            known_keys: BTreeSet::new(),
         }
     }
 

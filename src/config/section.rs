@@ -256,7 +256,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         if !self.known.contains(&key) {
             self.known.push(key);
             let path = self.path_of(key);
-            self.reading.asked.insert(path);
+            self.reading.known_keys.insert(path);
         }
         self.table?.get(key)
     }

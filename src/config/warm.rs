@@ -18,7 +18,7 @@ const FILES: [&str; 2] = [".hcl", ".tar"];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecurringWarmUp {
     /// Addresses and paths to warm; at least one.
-    pub what: Vec<RecurringWarmTarget>,
+    pub targets: Vec<RecurringWarmTarget>,
     /// Platforms to fetch for; empty means this machine's.
     pub platforms: Vec<Platform>,
     /// Interval from the end of one run to the start of the next.
@@ -45,7 +45,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp>
     let (what, remarks): (Vec<RecurringWarmTarget>, Vec<Option<String>>) = what.into_iter().unzip();
     remarks.into_iter().flatten().for_each(|remark| section.warning("what", remark));
     let warm = RecurringWarmUp {
-        what,
+        targets: what,
         platforms: section.list("platforms", r#"["linux_amd64"]"#, values::platform).unwrap_or_default(),
         every: section.text("every", "1d", values::recurrence).unwrap_or(EVERY),
         pin: section.flag("pin").unwrap_or(false),
@@ -56,7 +56,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp>
     } else if section.is_empty_list("what") {
         section.problem("what", format!("an empty list warms nothing; write for example what = {example}"));
     }
-    (!warm.what.is_empty()).then_some(warm)
+    (!warm.targets.is_empty()).then_some(warm)
 }
 
 /// Parses one entry, with an optional warning. An absent path is only a warning: a folder may be mounted later, and

@@ -13,11 +13,11 @@ const WRONG: Duration = Duration::from_secs(12 * 3600);
 #[derive(Debug, Clone)]
 pub(super) struct TimeSource {
     /// Name of the server.
-    pub(super) by: String,
+    pub(super) source: String,
     /// Its time.
-    pub(super) at: Timestamp,
+    pub(super) time: Timestamp,
     /// Local time when the response arrived.
-    pub(super) here: Timestamp,
+    pub(super) local_time: Timestamp,
 }
 
 /// Compares the clock with the nearest of the announced times: a single server may have a wrong clock.
@@ -28,11 +28,11 @@ pub(super) fn judge(now: Timestamp, told: &[TimeSource]) -> Check {
             format!("no upstream sent a Date header to compare with; here it is {} (UTC)", now.date_time()),
         );
     };
-    let (off, by) = (nearest.off(), &nearest.by);
+    let (off, by) = (nearest.off(), &nearest.source);
     if off <= WORTH_A_WORD {
         return Check::ok("clock", format!("within {} s of {by}", off.as_secs().max(1)));
     }
-    let direction = if nearest.here > nearest.at { "ahead of" } else { "behind" };
+    let direction = if nearest.local_time > nearest.time { "ahead of" } else { "behind" };
     let rounded = Duration::from_secs(off.as_secs() / 60 * 60);
     let found = format!("this machine is {} {direction} {by}", humantime::format_duration(rounded));
     let to_do = "set the clock (timedatectl set-ntp true); certificates and signatures depend on it";
@@ -42,7 +42,7 @@ pub(super) fn judge(now: Timestamp, told: &[TimeSource]) -> Check {
 
 impl TimeSource {
     fn off(&self) -> Duration {
-        self.at.since(self.here).max(self.here.since(self.at))
+        self.time.since(self.local_time).max(self.local_time.since(self.time))
     }
 }
 
@@ -56,7 +56,7 @@ mod tests {
         let here = Timestamp(1_800_000_000);
         let told = |seconds: i64| {
             let at = Timestamp(here.0.saturating_add_signed(seconds));
-            TimeSource { by: "registry.example".to_owned(), at, here }
+            TimeSource { source: "registry.example".to_owned(), time: at, local_time: here }
         };
         for (seconds, verdict, said) in [
             (0, CheckResult::Ok, "within 1 s"),

@@ -17,7 +17,7 @@ const NEARLY_FULL_MEANS: &str = "larder evicts the least recently used archives 
 /// Checks the store and its disk. `used` is the size of archives and documents, if a running larder reported it.
 pub(super) async fn look(config: &Config, examined: &StoreFindings, used: Option<u64>) -> Vec<Check> {
     let mut checks = vec![store(config, examined)];
-    match &examined.room {
+    match &examined.disk_space {
         Ok(room) => {
             let used = match used {
                 Some(used) => Some(used),
@@ -47,7 +47,7 @@ fn store(config: &Config, examined: &StoreFindings) -> Check {
             None => check,
         }
     };
-    match (&examined.there, &examined.format, &examined.writable) {
+    match (&examined.exists, &examined.format, &examined.writable) {
         (Err(error), _, _) => {
             // Another user's store is not readable, as intended.
             let check: fn(&'static str, String) -> Check = if error.is_denied() { Check::warn } else { Check::fail };

@@ -52,7 +52,11 @@ pub(super) async fn look(config: &Config, running: &RunningLarder, trust: &Clien
     let shown = base.as_str().trim_end_matches('/').to_owned();
     match identify_server(&asked, ProbedService::Providers, host, trust).await {
         Ok(met) => {
-            let told = met.date.map(|at| clock::TimeSource { by: shown.clone(), at, here: Clock::system().now() });
+            let told = met.date.map(|at| clock::TimeSource {
+                source: shown.clone(),
+                time: at,
+                local_time: Clock::system().now(),
+            });
             // The Date header of this machine is no independent time source.
             let told = told.filter(|_| config.server.public_url.is_some());
             let checks = of_met(&met, &base, &shown).into_iter().chain(links(config)).collect();
@@ -63,7 +67,7 @@ pub(super) async fn look(config: &Config, running: &RunningLarder, trust: &Clien
 }
 
 fn of_met(met: &Identified, base: &Url, shown: &str) -> Vec<Check> {
-    let listener = match &met.who {
+    let listener = match &met.kind {
         ServerKind::Larder => Check::ok(LISTENER, format!("larder answers at {shown}")),
         ServerKind::LarderWithoutService => {
             Check::fail(LISTENER, format!("larder answers at {shown}, but has no registry below it"))

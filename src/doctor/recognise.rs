@@ -20,7 +20,7 @@ use crate::upstream::retry_after::date;
 /// Result of a request to a server.
 #[derive(Debug)]
 pub(super) struct Identified {
-    pub(super) who: ServerKind,
+    pub(super) kind: ServerKind,
     /// End of its certificate's validity, if that is soon.
     pub(super) ends_soon: Option<Timestamp>,
     /// The time in its Date header.
@@ -72,7 +72,7 @@ pub(super) async fn identify_server(
     let mut asked = base.clone();
     asked.set_path(&format!("{}{}", base.path(), service.probe_path(host)));
     let visited = probe(&asked, trust, WITHIN).await?;
-    Ok(Identified { who: classify(&visited, host), ends_soon: visited.ends_soon, date: date(&visited.headers) })
+    Ok(Identified { kind: classify(&visited, host), ends_soon: visited.ends_soon, date: date(&visited.headers) })
 }
 
 fn classify(visited: &ProbeAnswer, host: &Hostname) -> ServerKind {

@@ -44,7 +44,7 @@ impl RunningLarder {
 
 /// Checks the running larder and the admin token.
 pub(super) async fn look(config: &Config, examined: &StoreFindings) -> (RunningLarder, Vec<Check>) {
-    if config.source.is_none() && matches!(examined.there, Ok(false)) {
+    if config.source.is_none() && matches!(examined.exists, Ok(false)) {
         return never_set_up(config.admin.listen).await;
     }
     let (running, check) = larder(config, examined).await;
@@ -170,7 +170,7 @@ async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check 
         Bytes::from_static(b"{\"what\":[]}"),
     );
     match timeout(WITHIN, asked).await {
-        Ok(Err(AdminClientError::Refused { said, .. })) if said == AdminRefusal::NoToken.to_string() => {
+        Ok(Err(AdminClientError::Refused { message: said, .. })) if said == AdminRefusal::NoToken.to_string() => {
             Check::fail(TOKEN, format!("the running larder rejects the token of {from}"))
                 .advise("it was started with another token; restart larder")
         }
@@ -194,7 +194,7 @@ async fn get(at: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, A
     match timeout(WITHIN, admin_client::get(at, path, token)).await {
         Ok(answer) => answer,
         Err(_) => {
-            Err(AdminClientError::Failed { address: at, why: format!("no answer within {} s", WITHIN.as_secs()) })
+            Err(AdminClientError::Failed { address: at, reason: format!("no answer within {} s", WITHIN.as_secs()) })
         }
     }
 }

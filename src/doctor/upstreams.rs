@@ -47,13 +47,14 @@ pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, sto
     let looking = UpstreamCheck { upstream, outbound, host: &upstream.settings.host, now };
     let Ok(url) = upstream.settings.url.join(".well-known/terraform.json") else { return Findings::default() };
     let began = Instant::now();
-    let asked = looking.ask("its discovery document", &url, &upstream.grant, discovery::LIMIT).await;
+    let asked = looking.ask("its discovery document", &url, &upstream.credential_scope, discovery::LIMIT).await;
     let (document, mut checks) = match asked {
         Ok(document) => (document, looking.passed_steps(&url)),
         Err(stopped) => return looking.failed_steps(&url, &stopped).into(),
     };
     let here = Clock::system().now();
-    let told = document.date.map(|at| clock::TimeSource { by: looking.host.to_string(), at, here });
+    let told =
+        document.date.map(|at| clock::TimeSource { source: looking.host.to_string(), time: at, local_time: here });
     let took = began.elapsed().as_millis();
     match looking.discovered(document, took) {
         (check, Some((base, grant))) => {
@@ -107,8 +108,8 @@ impl UpstreamCheck<'_> {
             Ok(Err(error)) => Err(FetchFailure::Failed(error)),
             Ok(Ok(Fetched::New(document))) => Ok(document),
             Ok(Ok(Fetched::Unchanged)) => Err(FetchFailure::Failed(UpstreamError {
-                asked: what.to_owned(),
-                at: origin(url),
+                subject: what.to_owned(),
+                origin: origin(url),
                 fault: Fault::Unusable("304 to an unconditional request".to_owned()),
             })),
         }
@@ -157,8 +158,8 @@ impl UpstreamCheck<'_> {
         let steps = self.passed_steps(url);
         let (taken, check) = match &error.fault {
             // A redirect led to another origin, so all checks of this origin passed.
-            fault if error.at != at => {
-                let found = format!("a redirect led to {}, which {}", error.at, fault_text(fault));
+            fault if error.origin != at => {
+                let found = format!("a redirect led to {}, which {}", error.origin, fault_text(fault));
                 (steps.len(), self.fail(DISCOVERY, found).advise(REDIRECTED))
             }
             Fault::NoSuchName(why) => {
@@ -210,7 +211,7 @@ impl UpstreamCheck<'_> {
         let offered: Vec<&str> = ["providers.v1", "modules.v1"].into_iter().filter(is_offered).collect();
         match discovery.service("providers.v1") {
             Some(base) => {
-                let grant = self.upstream.grant.clone();
+                let grant = self.upstream.credential_scope.clone();
                 let grant = if document.is_from_asked_origin() {
                     grant.with_service(&base)
                 } else {
@@ -260,7 +261,7 @@ impl UpstreamCheck<'_> {
             }
             // The provider existed when it was stored, and other lists may still exist. A 404 is therefore only a
             // warning.
-            Err(FetchFailure::Failed(UpstreamError { fault: Fault::Absent(status), at, .. })) => {
+            Err(FetchFailure::Failed(UpstreamError { fault: Fault::Absent(status), origin: at, .. })) => {
                 Check::warn(LIST, format!("{at} does not have {what} ({status})"))
                     .of(self.host)
                     .advise("it may have been deleted there; otherwise check providers.v1 in its discovery document")

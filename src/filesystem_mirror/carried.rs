@@ -89,7 +89,7 @@ pub enum TarEntry<'a, R: Read> {
         /// Its path, printable.
         path: String,
         /// The reason.
-        why: String,
+        reason: String,
     },
 }
 
@@ -181,7 +181,7 @@ impl<'a, R: Read> TarEntries<'a, R> {
                         EntryType::Fifo => "it is a pipe",
                         _ => "it is not a regular file",
                     };
-                    return Ok(Some(TarEntry::Refused { path: shown(&path), why: why.to_owned() }));
+                    return Ok(Some(TarEntry::Refused { path: shown(&path), reason: why.to_owned() }));
                 }
             }
         }
@@ -190,7 +190,10 @@ impl<'a, R: Read> TarEntries<'a, R> {
 
 fn file<R: Read>(path: Vec<u8>, entry: Entry<'_, EndRecorder<R>>) -> TarEntry<'_, R> {
     let Ok(path) = String::from_utf8(path) else {
-        return TarEntry::Refused { path: shown(entry.path_bytes().as_ref()), why: "its name is not UTF-8".to_owned() };
+        return TarEntry::Refused {
+            path: shown(entry.path_bytes().as_ref()),
+            reason: "its name is not UTF-8".to_owned(),
+        };
     };
     let path = path.strip_prefix(HERE).unwrap_or(&path).to_owned();
     match MirrorPath::parse(&path) {
@@ -198,7 +201,7 @@ fn file<R: Read>(path: Vec<u8>, entry: Entry<'_, EndRecorder<R>>) -> TarEntry<'_
             let size_bytes = entry.size();
             TarEntry::File { path, meaning, contents: TarFileContents { entry, size_bytes, left: size_bytes } }
         }
-        Err(bad @ BadMirrorPath { .. }) => TarEntry::Refused { path: shown(path.as_bytes()), why: bad.to_string() },
+        Err(bad @ BadMirrorPath { .. }) => TarEntry::Refused { path: shown(path.as_bytes()), reason: bad.to_string() },
     }
 }
 

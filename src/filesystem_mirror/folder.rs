@@ -22,7 +22,7 @@ const READ_AT_ONCE: usize = 256 << 10;
 /// The folder of a provider tree, which may be empty.
 #[derive(Debug)]
 pub struct MirrorFolder {
-    place: PathBuf,
+    path: PathBuf,
     root: OwnedFd,
 }
 
@@ -44,7 +44,7 @@ impl MirrorFolder {
         let root = openat(CWD, place, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let root =
             root.map_err(|e| MirrorFolderError { doing: "open the folder", path: place.to_owned(), source: e.into() })?;
-        Ok(Self { place: place.to_owned(), root })
+        Ok(Self { path: place.to_owned(), root })
     }
 
     /// Opens a folder and creates it if absent.
@@ -59,7 +59,7 @@ impl MirrorFolder {
 
     /// The path of the folder.
     pub fn place(&self) -> &Path {
-        &self.place
+        &self.path
     }
 
     /// Opens a file for reading and returns it with its size in bytes.
@@ -137,6 +137,6 @@ impl MirrorFolder {
     }
 
     fn bad(&self, doing: &'static str, path: &str, source: io::Error) -> MirrorFolderError {
-        MirrorFolderError { doing, path: self.place.join(path), source }
+        MirrorFolderError { doing, path: self.path.join(path), source }
     }
 }

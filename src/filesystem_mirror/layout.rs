@@ -64,10 +64,10 @@ pub enum PathMeaning {
 
 /// A path that no file in a tree can have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{shown:?} is not the path of a file in a tree: {why}")]
+#[error("{shown:?} is not the path of a file in a tree: {reason}")]
 pub struct BadMirrorPath {
     shown: String,
-    why: &'static str,
+    reason: &'static str,
 }
 
 impl MirrorPath {
@@ -112,7 +112,7 @@ impl MirrorPath {
     /// # Errors
     /// [`BadMirrorPath`] for a path that leads out of the tree or that no file can have.
     pub fn parse(path: &str) -> Result<PathMeaning, BadMirrorPath> {
-        let bad = |why| BadMirrorPath { shown: path.chars().take(128).collect(), why };
+        let bad = |why| BadMirrorPath { shown: path.chars().take(128).collect(), reason: why };
         if path.len() > MAX_PATH {
             return Err(bad("it is longer than 1024 bytes"));
         }

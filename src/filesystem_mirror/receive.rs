@@ -45,7 +45,7 @@ pub fn receive(tar: impl Read, folder: &MirrorFolder) -> io::Result<ReceiveSumma
         indexes: BTreeMap::new(),
         shared: HashMap::new(),
         signed: BTreeSet::new(),
-        arrived: BTreeSet::new(),
+        received_paths: BTreeSet::new(),
         swept: BTreeSet::new(),
         received: ReceiveSummary::default(),
     };
@@ -62,7 +62,7 @@ struct TreeReceiver<'a> {
     shared: HashMap<(ProviderAddress, Version), (Bytes, Option<Bytes>)>,
     /// Archives whose download document is in the tree.
     signed: BTreeSet<MirrorPath>,
-    arrived: BTreeSet<MirrorPath>,
+    received_paths: BTreeSet<MirrorPath>,
     swept: BTreeSet<ProviderAddress>,
     received: ReceiveSummary,
 }
@@ -103,7 +103,7 @@ impl TreeReceiver<'_> {
             self.received.written += 1;
             self.received.written_bytes += size_bytes;
         }
-        self.arrived.insert(path);
+        self.received_paths.insert(path);
         Ok(())
     }
 
@@ -172,7 +172,7 @@ impl TreeReceiver<'_> {
                 if !self.signed.contains(path) {
                     self.received.unsigned += 1;
                 }
-                if self.arrived.contains(path) {
+                if self.received_paths.contains(path) {
                     continue;
                 }
                 // The sender leaves out archives that the folder already has.

@@ -57,30 +57,30 @@ pub enum AdminClientError {
         status: StatusCode,
     },
     /// The listener gave no valid answer.
-    #[error("the admin listener on {address} did not answer: {why}")]
+    #[error("the admin listener on {address} did not answer: {reason}")]
     Failed {
         /// The address tried.
         address: SocketAddr,
         /// The failure.
-        why: String,
+        reason: String,
     },
     /// Larder refused the request.
-    #[error("the larder on {address} says: {said}")]
+    #[error("the larder on {address} says: {message}")]
     Refused {
         /// The address tried.
         address: SocketAddr,
         /// Larder's error text.
-        said: String,
+        message: String,
     },
     /// Larder asks for its token, and this user may not read it.
     #[error(
-        "the larder on {address} asks for its token, and this user may not read it ({why}): run the command as larder's user (sudo -u larder larder ...)"
+        "the larder on {address} asks for its token, and this user may not read it ({reason}): run the command as larder's user (sudo -u larder larder ...)"
     )]
     TokenIsPrivate {
         /// The address tried.
         address: SocketAddr,
         /// The file and the system's error.
-        why: String,
+        reason: String,
     },
     /// A local file could not be read or written.
     #[error("{0}")]
@@ -216,7 +216,7 @@ pub async fn download<W: Write + Send + 'static>(
     body: Bytes,
     mut to: W,
 ) -> Result<(u64, W), AdminClientError> {
-    let failed = |why: String| AdminClientError::Failed { address, why };
+    let failed = |why: String| AdminClientError::Failed { address, reason: why };
     let response = with_deadline(
         address,
         COMMAND_WITHIN,
@@ -255,7 +255,7 @@ pub async fn download<W: Write + Send + 'static>(
 
 /// Calls `line` with each line of a body.
 async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u8])) -> Result<(), AdminClientError> {
-    let failed = |why: String| AdminClientError::Failed { address, why };
+    let failed = |why: String| AdminClientError::Failed { address, reason: why };
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| failed(format!("it broke off: {e}")))?;
@@ -281,7 +281,7 @@ async fn with_deadline<T>(
 ) -> Result<T, AdminClientError> {
     match timeout(limit, asking).await {
         Ok(answer) => answer,
-        Err(_) => Err(AdminClientError::Failed { address, why: format!("nothing within {} s", limit.as_secs()) }),
+        Err(_) => Err(AdminClientError::Failed { address, reason: format!("nothing within {} s", limit.as_secs()) }),
     }
 }
 
@@ -299,7 +299,7 @@ async fn exchange(
 async fn connect(address: SocketAddr) -> Result<TcpStream, AdminClientError> {
     TcpStream::connect(address).await.map_err(|e| match e.kind() {
         io::ErrorKind::ConnectionRefused => AdminClientError::NotRunning(address),
-        _ => AdminClientError::Failed { address, why: e.to_string() },
+        _ => AdminClientError::Failed { address, reason: e.to_string() },
     })
 }
 
@@ -311,7 +311,7 @@ async fn exchange_over(
     token: Option<&str>,
     said: RequestDetails,
 ) -> Result<Response<Incoming>, AdminClientError> {
-    let failed = |why: &dyn std::fmt::Display| AdminClientError::Failed { address, why: why.to_string() };
+    let failed = |why: &dyn std::fmt::Display| AdminClientError::Failed { address, reason: why.to_string() };
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
     tokio::spawn(connection);
@@ -343,7 +343,7 @@ async fn exchange_over(
         errors: Vec<String>,
     }
     Err(match serde_json::from_slice::<Errors>(&body) {
-        Ok(Errors { errors }) => AdminClientError::Refused { address, said: errors.join("; ") },
+        Ok(Errors { errors }) => AdminClientError::Refused { address, message: errors.join("; ") },
         Err(_) => failed(&format!("{status}: {}", String::from_utf8_lossy(&body))),
     })
 }
@@ -358,5 +358,5 @@ async fn whole_of(
     largest: usize,
 ) -> Result<Bytes, AdminClientError> {
     let body = Limited::new(response.into_body(), largest).collect().await;
-    body.map(|body| body.to_bytes()).map_err(|e| AdminClientError::Failed { address, why: e.to_string() })
+    body.map(|body| body.to_bytes()).map_err(|e| AdminClientError::Failed { address, reason: e.to_string() })
 }

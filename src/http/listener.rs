@@ -145,9 +145,9 @@ pub async fn serve<H, F, B>(
     let drain = limits.drain;
     let mut door = Acceptor::new(listener, places.clone(), standing);
     let memory = ReadMemory::new(limits.memory_bytes);
-    let site = Arc::new(ListenerState { tls, limits, places, memory, handler, stop: stop.clone() });
+    let site = Arc::new(ListenerState { tls, limits, slots: places, memory, handler, stop: stop.clone() });
 
-    while let Some(AcceptedConnection { socket, address, standing, place }) =
+    while let Some(AcceptedConnection { socket, address, peer_class: standing, slot: place }) =
         stop.run_until_cancelled(door.next()).await
     {
         let site = Arc::clone(&site);
@@ -177,24 +177,24 @@ pub async fn serve<H, F, B>(
 struct AcceptedConnection {
     socket: TcpStream,
     address: SocketAddr,
-    standing: PeerClass,
-    place: ConnectionSlot,
+    peer_class: PeerClass,
+    slot: ConnectionSlot,
 }
 
 /// Accepts connections while there are free slots.
 struct Acceptor<S> {
     listener: TcpListener,
-    places: ConnectionSlots,
-    standing: S,
+    slots: ConnectionSlots,
+    classify: S,
     full_log: RateLimitedLog,
     closed_log: RateLimitedLog,
     failures: u32,
 }
 
 impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
-    fn new(listener: TcpListener, places: ConnectionSlots, standing: S) -> Self {
+    fn new(listener: TcpListener, slots: ConnectionSlots, classify: S) -> Self {
         let (full_log, closed_log) = (RateLimitedLog::default(), RateLimitedLog::default());
-        Self { listener, places, standing, full_log, closed_log, failures: 0 }
+        Self { listener, slots, classify, full_log, closed_log, failures: 0 }
     }
 
     async fn next(&mut self) -> AcceptedConnection {
@@ -203,14 +203,14 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
                 tracing::warn!("all connections are taken, new ones wait until one ends");
             }
         };
-        let mut any = self.places.reserve(when_full).await;
+        let mut any = self.slots.reserve(when_full).await;
         loop {
             match self.listener.accept().await {
                 Ok((socket, address)) => {
                     self.failures = 0;
                     let ip = address.ip().to_canonical();
-                    let standing = (self.standing)(ip);
-                    let place = match self.places.assign(any, ip, standing) {
+                    let standing = (self.classify)(ip);
+                    let place = match self.slots.assign(any, ip, standing) {
                         Ok(place) => place,
                         Err((unused, why)) => {
                             any = unused;
@@ -224,7 +224,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
                     if let Err(error) = socket.set_nodelay(true) {
                         tracing::debug!(%address, %error, "cannot switch off Nagle's algorithm");
                     }
-                    return AcceptedConnection { socket, address, standing, place };
+                    return AcceptedConnection { socket, address, peer_class: standing, slot: place };
                 }
                 Err(error) if is_connection_error(&error) => {
                     tracing::debug!(%error, "a connection ended before it was accepted");
@@ -269,7 +269,7 @@ fn is_connection_error(error: &io::Error) -> bool {
 struct ListenerState<H> {
     tls: Option<Arc<Tls>>,
     limits: Limits,
-    places: ConnectionSlots,
+    slots: ConnectionSlots,
     memory: ReadMemory,
     handler: H,
     stop: CancellationToken,
@@ -306,7 +306,7 @@ impl<H> ListenerState<H> {
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
             Some(Err(_)) => {
                 if standing == PeerClass::Outsider {
-                    self.places.record_slow_outsider();
+                    self.slots.record_slow_outsider();
                 }
                 return tracing::debug!(%address, "TLS handshake took too long");
             }
@@ -355,7 +355,7 @@ impl<H> ListenerState<H> {
             None => log_end(address, connection.await),
             Some(CloseReason::Idle) => self.close(address, connection, self.limits.header_time).await,
             Some(CloseReason::OutsiderAsked) => self.close(address, connection, self.limits.outsider_time).await,
-            Some(CloseReason::SlowOutsider) => self.places.record_slow_outsider(),
+            Some(CloseReason::SlowOutsider) => self.slots.record_slow_outsider(),
             Some(CloseReason::SlowHead | CloseReason::Stalled) => {}
         }
     }

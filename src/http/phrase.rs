@@ -152,28 +152,28 @@ mod tests {
     fn failure() -> impl Strategy<Value = RequestFailure> {
         let host = || Hostname::parse("h.example").unwrap();
         let upstream = (foreign(), fault()).prop_map(|(asked, fault)| UpstreamError {
-            asked,
-            at: "https://r.example".to_owned(),
+            subject: asked,
+            origin: "https://r.example".to_owned(),
             fault,
         });
         let mirror = prop_oneof![
             Just(Error::UnknownHost(host())),
             foreign().prop_map(Error::NotFound),
             upstream.prop_map(Error::from),
-            [foreign(), foreign()].prop_map(|[asked, verdict]| Error::Unverified { asked, verdict }),
-            [foreign(), foreign()].prop_map(|[asked, verdict]| {
+            [foreign(), foreign()].prop_map(|[subject, verdict]| Error::Unverified { subject, verdict }),
+            [foreign(), foreign()].prop_map(|[subject, verdict]| {
                 let command = "`larder accept h.example/acme/null@1.2.0`".to_owned();
-                Error::Unaccepted { asked, verdict, command }
+                Error::Unaccepted { subject, verdict, command }
             }),
             foreign().prop_map(Error::Slow),
             foreign().prop_map(Error::Offline),
             foreign().prop_map(Error::Sealed),
-            [foreign(), foreign()].prop_map(|[what, why]| Error::Busy { what, why }),
-            foreign().prop_map(|what| Error::Unattended { what, running: 16 }),
+            [foreign(), foreign()].prop_map(|[subject, reason]| Error::Busy { subject, reason }),
+            foreign().prop_map(|subject| Error::Unattended { subject, running: 16 }),
             foreign().prop_map(Error::Spared),
-            foreign().prop_map(|what| Error::HeldBack { what, until: Timestamp(0) }),
+            foreign().prop_map(|subject| Error::HeldBack { subject, until: Timestamp(0) }),
             foreign().prop_map(Error::NotKept),
-            [foreign(), foreign()].prop_map(|[what, why]| Error::Unreadable { what, why }),
+            [foreign(), foreign()].prop_map(|[subject, reason]| Error::Unreadable { subject, reason }),
             Just(Error::Looped),
             store_error().prop_map(Error::Store),
             foreign().prop_map(Error::Interrupted),
@@ -182,7 +182,7 @@ mod tests {
             foreign().prop_map(RouteError::Malformed),
             foreign().prop_map(RouteError::Unknown),
             Just(RouteError::UnknownHost(host())),
-            foreign().prop_map(|why| RouteError::Misdirected { api: Api::Registry, why: Explanation::of(why) }),
+            foreign().prop_map(|why| RouteError::Misdirected { api: Api::Registry, explanation: Explanation::of(why) }),
         ];
         prop_oneof![4 => mirror.prop_map(RequestFailure::from), 1 => no_route.prop_map(RequestFailure::from)]
     }

@@ -46,7 +46,7 @@ struct Shared {
 /// Slots in use. There are at most as many addresses as connections.
 #[derive(Debug, Default)]
 struct TakenSlots {
-    each: HashMap<IpAddr, usize>,
+    by_address: HashMap<IpAddr, usize>,
     outsiders: usize,
 }
 
@@ -101,9 +101,9 @@ impl ConnectionSlots {
         }
         taken.outsiders += usize::from(standing == PeerClass::Outsider);
         if standing != PeerClass::Proxy {
-            *taken.each.entry(address).or_default() += 1;
+            *taken.by_address.entry(address).or_default() += 1;
         }
-        Ok(ConnectionSlot { places: self.clone(), address, standing, _place: place })
+        Ok(ConnectionSlot { slots: self.clone(), address, peer_class: standing, _place: place })
     }
 
     /// Counts an outsider that sent no request in time.
@@ -118,7 +118,7 @@ impl Shared {
         if is_outsider && taken.outsiders >= self.outsiders {
             return Some(ConnectionRefusal::Outsiders);
         }
-        let of_it = taken.each.get(&address).copied().unwrap_or_default();
+        let of_it = taken.by_address.get(&address).copied().unwrap_or_default();
         (standing != PeerClass::Proxy && of_it >= self.each_address).then_some(ConnectionRefusal::Address)
     }
 }
@@ -130,20 +130,20 @@ pub(super) struct UnassignedSlot(#[expect(dead_code, reason = "it is held")] Own
 /// The slot of one connection, released on drop.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
-    places: ConnectionSlots,
+    slots: ConnectionSlots,
     address: IpAddr,
-    standing: PeerClass,
+    peer_class: PeerClass,
     _place: UnassignedSlot,
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut taken = self.places.0.taken.lock();
-        taken.outsiders -= usize::from(self.standing == PeerClass::Outsider);
-        if let Some(of_it) = taken.each.get_mut(&self.address).filter(|_| self.standing != PeerClass::Proxy) {
+        let mut taken = self.slots.0.taken.lock();
+        taken.outsiders -= usize::from(self.peer_class == PeerClass::Outsider);
+        if let Some(of_it) = taken.by_address.get_mut(&self.address).filter(|_| self.peer_class != PeerClass::Proxy) {
             *of_it -= 1;
             if *of_it == 0 {
-                taken.each.remove(&self.address);
+                taken.by_address.remove(&self.address);
             }
         }
     }

@@ -49,14 +49,14 @@ impl PipeSender {
 
     /// Converts to a blocking writer, which must not be used in an async task.
     pub(super) fn writer(self) -> PipeWriter {
-        PipeWriter { to: self, piece: BytesMut::new() }
+        PipeWriter { sender: self, piece: BytesMut::new() }
     }
 }
 
 /// The input for blocking code.
 #[derive(Debug)]
 pub(super) struct PipeWriter {
-    to: PipeSender,
+    sender: PipeSender,
     piece: BytesMut,
 }
 
@@ -65,12 +65,12 @@ impl PipeWriter {
     pub(super) fn end(mut self, ended: io::Result<()>) {
         let ended = ended.and_then(|()| self.flush());
         // The reader may be gone.
-        let _ = self.to.0.blocking_send(ended.map_or_else(PipePiece::Broken, |()| PipePiece::End));
+        let _ = self.sender.0.blocking_send(ended.map_or_else(PipePiece::Broken, |()| PipePiece::End));
     }
 
     fn send(&mut self) -> io::Result<()> {
         let piece = self.piece.split().freeze();
-        let sent = self.to.0.blocking_send(PipePiece::Bytes(piece));
+        let sent = self.sender.0.blocking_send(PipePiece::Bytes(piece));
         sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the reader has gone"))
     }
 }

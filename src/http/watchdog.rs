@@ -49,7 +49,7 @@ pub enum LivenessError {
 /// disk works.
 #[derive(Debug)]
 pub struct BlockingPoolCheck {
-    within: Duration,
+    limit: Duration,
     /// The empty task and its start time.
     waiting: Mutex<Option<(JoinHandle<()>, Instant)>>,
     disk: Arc<DiskCheck>,
@@ -64,8 +64,8 @@ struct DiskCheck {
 
 impl BlockingPoolCheck {
     /// Checks the pool of this runtime; `within` is the longest wait for a thread.
-    pub fn new(within: Duration) -> Self {
-        Self { within, waiting: Mutex::default(), disk: Arc::default() }
+    pub fn new(limit: Duration) -> Self {
+        Self { limit, waiting: Mutex::default(), disk: Arc::default() }
     }
 
     /// Reports the state since the last call; `disk` writes to the disk and returns true on success. Does not block.
@@ -80,7 +80,7 @@ impl BlockingPoolCheck {
             return Ok(());
         };
         let waited = since.elapsed();
-        if waited < self.within {
+        if waited < self.limit {
             return Ok(());
         }
         if DiskCheck::take_result_and_retest(&self.disk, disk) { Err(LivenessError::Pool(waited)) } else { Ok(()) }
@@ -190,8 +190,8 @@ mod tests {
 
     /// A listener on loopback that counts this machine among its clients.
     struct Listener {
-        at: SocketAddr,
-        places: ConnectionSlots,
+        address: SocketAddr,
+        slots: ConnectionSlots,
     }
 
     impl Listener {
@@ -204,16 +204,16 @@ mod tests {
             let places = ConnectionSlots::new(&limits, RequestMetrics::default());
             let standing = |_| PeerClass::Client;
             tokio::spawn(serve(listener, None, limits, places.clone(), standing, handler, CancellationToken::new()));
-            Self { at, places }
+            Self { address: at, slots: places }
         }
 
         fn asked(&self) -> ListenerCheck<'_> {
-            self.asked_at(self.at)
+            self.asked_at(self.address)
         }
 
         /// Checks another address with the slots of this listener.
         fn asked_at(&self, at: SocketAddr) -> ListenerCheck<'_> {
-            ListenerCheck { address: at, slots: &self.places, peer_class: PeerClass::Client }
+            ListenerCheck { address: at, slots: &self.slots, peer_class: PeerClass::Client }
         }
     }
 
@@ -231,7 +231,7 @@ mod tests {
         // The kernel accepts the connection; no program does.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = silent.local_addr().map(|at| (silent, at)).unwrap();
-        for (of_main, of_admin) in [(silent.1, admin.at), (main.at, silent.1)] {
+        for (of_main, of_admin) in [(silent.1, admin.address), (main.address, silent.1)] {
             let asked = check_listeners(main.asked_at(of_main), admin.asked_at(of_admin));
             let asked = timeout(Duration::from_millis(300), asked).await;
             assert!(!matches!(asked, Ok(Ok(()))), "{asked:?}");
@@ -250,12 +250,12 @@ mod tests {
         for limits in [all_taken, all_of_this_machine_taken] {
             let [full, other] = [Listener::within(limits).await, Listener::within(Limits::default()).await];
             let keeps_out = async |so: bool| {
-                while full.places.is_full_for(full.at.ip(), PeerClass::Client) != so {
+                while full.slots.is_full_for(full.address.ip(), PeerClass::Client) != so {
                     tokio::task::yield_now().await;
                 }
             };
             for (main, admin) in [(&full, &other), (&other, &full)] {
-                let served = TcpStream::connect(full.at).await.unwrap();
+                let served = TcpStream::connect(full.address).await.unwrap();
                 timeout(WITHIN, keeps_out(true)).await.unwrap();
                 timeout(WITHIN, check_listeners(main.asked(), admin.asked())).await.unwrap().unwrap();
                 drop(served);

@@ -38,18 +38,18 @@ pub struct NumberedItem {
 /// A subscription to the changes of one job.
 #[derive(Debug)]
 pub struct JobSubscription {
-    under: Arc<RunningJob>,
+    job: Arc<RunningJob>,
     changes: watch::Receiver<u64>,
     /// The revision last sent; `None` before the first.
-    told: Option<u64>,
+    last_reported: Option<u64>,
     is_over: bool,
     not_before: Instant,
 }
 
 impl JobSubscription {
-    pub(super) fn of(under: Arc<RunningJob>) -> Self {
-        let changes = under.changes();
-        Self { under, changes, told: None, is_over: false, not_before: Instant::now() }
+    pub(super) fn of(job: Arc<RunningJob>) -> Self {
+        let changes = job.changes();
+        Self { job, changes, last_reported: None, is_over: false, not_before: Instant::now() }
     }
 
     /// Waits for the next changes; `None` after the end, or when larder stops. Cancel-safe.
@@ -69,14 +69,14 @@ impl JobSubscription {
                 // Its sender is the job, which is there.
                 _ = self.changes.changed() => {}
                 // The job resumes at the next start.
-                () = self.under.larder_stops() => self.is_over = true,
+                () = self.job.larder_stops() => self.is_over = true,
             }
         }
     }
 
     fn gather(&mut self) -> Vec<JobEvent> {
-        let before = self.told;
-        let (events, revision, is_over) = self.under.read_state(|told| {
+        let before = self.last_reported;
+        let (events, revision, is_over) = self.job.read_state(|told| {
             let mut events = Vec::new();
             match before {
                 Some(before) if told.head <= before => {
@@ -94,7 +94,7 @@ impl JobSubscription {
             }
             (events, told.revision, is_over)
         });
-        self.told = Some(revision);
+        self.last_reported = Some(revision);
         self.is_over = is_over;
         events
     }

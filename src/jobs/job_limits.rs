@@ -40,7 +40,7 @@ pub(super) struct JobLimits {
 /// The turn of one archive.
 pub(super) struct ArchiveTurn<'a> {
     turns: &'a JobLimits,
-    held: Mutex<TurnPermit<'a>>,
+    permit: Mutex<TurnPermit<'a>>,
 }
 
 enum TurnPermit<'a> {
@@ -66,7 +66,7 @@ impl Default for JobLimits {
 impl ArchiveTurn<'_> {
     /// The archive has turned out to be small: another has this turn, too, unless there are enough of those.
     pub(super) fn is_of_a_small_one(&self) {
-        let mut held = self.held.lock();
+        let mut held = self.permit.lock();
         if let TurnPermit::Usual(_) = &*held
             && let Ok(small) = self.turns.small.try_acquire()
         {
@@ -81,22 +81,22 @@ pub(super) struct RetryPolicy<'a> {
     clock: &'a Clock,
     /// When the last byte arrived, in seconds since 1970.
     came_in: AtomicU64,
-    haste: Urgency,
+    urgency: Urgency,
 }
 
 impl<'a> RetryPolicy<'a> {
     /// The patience of a job that begins now, and has its turns among these.
     pub(super) fn new(turns: &'a JobLimits, clock: &'a Clock) -> Self {
-        Self { turns, clock, came_in: AtomicU64::new(clock.now().0), haste: Urgency::Job }
+        Self { turns, clock, came_in: AtomicU64::new(clock.now().0), urgency: Urgency::Job }
     }
 
     /// Limits for a plan, for which a client waits: it waits for local limits only.
     pub(super) fn of_a_plan(turns: &'a JobLimits, clock: &'a Clock) -> Self {
-        Self { haste: Urgency::Plan, ..Self::new(turns, clock) }
+        Self { urgency: Urgency::Plan, ..Self::new(turns, clock) }
     }
 
     pub(super) fn urgency(&self) -> Urgency {
-        self.haste
+        self.urgency
     }
 
     /// Runs a step within the limits, and again when it is put off; `waits` is called then.
@@ -127,15 +127,15 @@ impl<'a> RetryPolicy<'a> {
         loop {
             // They are never closed.
             let held = Mutex::new(TurnPermit::Usual(turns.acquire().await.ok()));
-            let taken = step(Arc::new(ArchiveTurn { turns: self.turns, held })).await;
+            let taken = step(Arc::new(ArchiveTurn { turns: self.turns, permit: held })).await;
             let until = match taken.as_ref().err().and_then(AsError::as_error) {
-                Some(Error::HeldBack { .. }) if self.haste == Urgency::Plan => return taken,
+                Some(Error::HeldBack { .. }) if self.urgency == Urgency::Plan => return taken,
                 Some(Error::Spared(_) | Error::Busy { .. })
-                    if self.haste == Urgency::Plan && times >= MAX_PLAN_RETRIES =>
+                    if self.urgency == Urgency::Plan && times >= MAX_PLAN_RETRIES =>
                 {
                     return taken;
                 }
-                Some(Error::HeldBack { what, until })
+                Some(Error::HeldBack { subject: what, until })
                     if !self.has_stalled(*since.get_or_insert_with(|| self.clock.now())) =>
                 {
                     tracing::debug!(

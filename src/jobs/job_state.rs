@@ -38,7 +38,7 @@ pub(super) enum JobEnd {
 #[derive(Debug)]
 pub(super) struct TrackedJob {
     pub(super) job: Job,
-    pub(super) about: Vec<ItemSubject>,
+    pub(super) subjects: Vec<ItemSubject>,
     /// The order to resume after a restart; `None` once the job has ended.
     pub(super) warm_up: Option<Arc<WarmUp>>,
     /// It is being written down as it is, and ends then; or that was so before a restart.
@@ -53,10 +53,10 @@ pub(super) struct TrackedJob {
 
 impl TrackedJob {
     /// State of a new, resumed or finished job.
-    pub(super) fn new(job: Job, about: Vec<ItemSubject>, warm_up: Option<Arc<WarmUp>>) -> Self {
+    pub(super) fn new(job: Job, subjects: Vec<ItemSubject>, warm_up: Option<Arc<WarmUp>>) -> Self {
         let items = vec![0; job.items.len()];
         let is_ending = warm_up.is_none();
-        Self { job, about, warm_up, is_ending, revision: 0, head: 0, items }
+        Self { job, subjects, warm_up, is_ending, revision: 0, head: 0, items }
     }
 
     /// Its line in the list of jobs.
@@ -77,7 +77,7 @@ impl TrackedJob {
 
     /// The items with a stored archive.
     pub(super) fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
-        let held = self.job.items.iter().zip(&self.about).enumerate();
+        let held = self.job.items.iter().zip(&self.subjects).enumerate();
         held.filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))
             .filter_map(|(number, (_, about))| Some((number, about.of.clone()?, about.digest?)))
             .collect()
@@ -86,14 +86,14 @@ impl TrackedJob {
     /// One item more.
     pub(super) fn add(&mut self, item: JobItem, about: ItemSubject) {
         self.job.items.push(item);
-        self.about.push(about);
+        self.subjects.push(about);
         self.items.push(self.revision);
     }
 
     /// An item, to be changed.
     pub(super) fn item(&mut self, number: usize) -> Option<(&mut JobItem, &mut ItemSubject)> {
         *self.items.get_mut(number)? = self.revision;
-        Some((self.job.items.get_mut(number)?, self.about.get_mut(number)?))
+        Some((self.job.items.get_mut(number)?, self.subjects.get_mut(number)?))
     }
 
     /// All but the items, to be changed.
@@ -104,8 +104,8 @@ impl TrackedJob {
 
     /// A copy of the state with the job ended.
     pub(super) fn ended(&self, how: JobEnd, now: Timestamp) -> Self {
-        let (job, about, items) = (self.job.clone(), self.about.clone(), self.items.clone());
-        let mut ended = Self { job, about, items, warm_up: None, ..*self };
+        let (job, about, items) = (self.job.clone(), self.subjects.clone(), self.items.clone());
+        let mut ended = Self { job, subjects: about, items, warm_up: None, ..*self };
         ended.end(how, now);
         ended
     }

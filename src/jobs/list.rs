@@ -40,9 +40,9 @@ const MAX_LISTED: usize = 16;
 pub struct Jobs {
     mirror: Arc<Mirror>,
     home: SharedJobState,
-    kept: Mutex<VecDeque<Arc<RunningJob>>>,
+    jobs: Mutex<VecDeque<Arc<RunningJob>>>,
     /// The place of the next.
-    places: AtomicU64,
+    next_order: AtomicU64,
     turns: Arc<JobLimits>,
     running: TaskTracker,
 }
@@ -85,7 +85,7 @@ impl Jobs {
         written.sort_by_key(|(_, written)| written.beginning.place);
         let jobs = Self::over(mirror, clock, Some(records));
         let places = written.iter().map(|(_, written)| written.beginning.place.saturating_add(1));
-        jobs.places.store(places.max().unwrap_or(0), Ordering::Relaxed);
+        jobs.next_order.store(places.max().unwrap_or(0), Ordering::Relaxed);
         let kept = written.into_iter().map(|(id, mut written)| {
             Arc::new(match (written.job.state, written.warm_up.take()) {
                 (JobState::Running, Some(mut warm_up)) => {
@@ -99,7 +99,7 @@ impl Jobs {
                 _ => RunningJob::ended(id, written, &jobs.home),
             })
         });
-        jobs.kept.lock().extend(kept);
+        jobs.jobs.lock().extend(kept);
         jobs
     }
 
@@ -112,8 +112,8 @@ impl Jobs {
                 stops: CancellationToken::new(),
                 one_ended: Arc::new(Notify::new()),
             },
-            kept: Mutex::default(),
-            places: AtomicU64::new(0),
+            jobs: Mutex::default(),
+            next_order: AtomicU64::new(0),
             turns: Arc::default(),
             running: TaskTracker::new(),
         })
@@ -122,7 +122,7 @@ impl Jobs {
     /// Resumes the jobs that a restart interrupted. Offline, recurring jobs do not run: their interrupted runs are
     /// dropped and start again when they are due.
     pub fn resume_interrupted(&self) {
-        let mut kept = self.kept.lock();
+        let mut kept = self.jobs.lock();
         if self.mirror.connectivity() == Connectivity::Offline {
             let is_no_more = |under: &Arc<RunningJob>| under.beginning.recurs.is_some() && !under.has_ended();
             let forgotten = kept.iter().filter(|under| is_no_more(under)).map(|under| under.id).collect();
@@ -153,7 +153,7 @@ impl Jobs {
         loop {
             // Registered before the check, so that a job that ends after it is not missed.
             let one_ended = self.home.one_ended.notified();
-            if running(&self.kept.lock()) < MAX_RUNNING_FOR_RECURRING {
+            if running(&self.jobs.lock()) < MAX_RUNNING_FOR_RECURRING {
                 return;
             }
             one_ended.await;
@@ -168,7 +168,7 @@ impl Jobs {
     ) -> Result<Arc<RunningJob>, JobStartError> {
         let id = JobId::random().ok_or(JobStartError::Random)?;
         let warm_up = Arc::new(warm_up);
-        let (started, place) = (self.home.clock.now(), self.places.fetch_add(1, Ordering::Relaxed));
+        let (started, place) = (self.home.clock.now(), self.next_order.fetch_add(1, Ordering::Relaxed));
         let beginning = JobOrigin { started, place, recurs };
         let under = Arc::new(RunningJob::new(id, Arc::clone(&warm_up), beginning, &self.home));
         let (forgotten, runs) = self.put_on_list(&under)?;
@@ -192,7 +192,7 @@ impl Jobs {
 
     /// Puts a job on the list, and has a stop wait for it; says which are off the list.
     fn put_on_list(&self, under: &Arc<RunningJob>) -> Result<(Vec<JobId>, TaskTrackerToken), JobStartError> {
-        let mut kept = self.kept.lock();
+        let mut kept = self.jobs.lock();
         if self.home.stops.is_cancelled() {
             return Err(JobStartError::Stopping);
         }
@@ -234,7 +234,7 @@ impl Jobs {
 
     /// Reports on every job in the list, newest first, without items.
     pub fn all(&self) -> Vec<JobSummary> {
-        self.kept.lock().iter().rev().map(|under| under.listed()).collect()
+        self.jobs.lock().iter().rev().map(|under| under.listed()).collect()
     }
 
     /// All of one job; `None` where it was forgotten or never was.
@@ -272,7 +272,7 @@ impl Jobs {
     pub async fn stop(&self) {
         {
             // Waits for a job that is being added.
-            let _kept = self.kept.lock();
+            let _kept = self.jobs.lock();
             self.home.stops.cancel();
         }
         self.running.close();
@@ -281,13 +281,13 @@ impl Jobs {
 
     /// The run of a recurring job that is not over.
     pub(super) fn run_of(&self, recurs: &str) -> Option<Arc<RunningJob>> {
-        let kept = self.kept.lock();
+        let kept = self.jobs.lock();
         kept.iter().rev().find(|under| under.beginning.recurs.as_deref() == Some(recurs) && !under.has_ended()).cloned()
     }
 
     /// The finished run of a recurring job, while it is in the list.
     pub(super) fn ended_run_of(&self, recurs: &str) -> Option<JobSummary> {
-        let kept = self.kept.lock();
+        let kept = self.jobs.lock();
         let ended = |under: &&Arc<RunningJob>| under.beginning.recurs.as_deref() == Some(recurs) && under.has_ended();
         kept.iter().rev().find(ended).map(|under| under.listed())
     }
@@ -297,7 +297,7 @@ impl Jobs {
     }
 
     fn find(&self, id: JobId) -> Option<Arc<RunningJob>> {
-        self.kept.lock().iter().find(|under| under.id == id).cloned()
+        self.jobs.lock().iter().find(|under| under.id == id).cloned()
     }
 }
 

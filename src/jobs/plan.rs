@@ -159,12 +159,12 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let turns = JobLimits::of(TURNS);
     let patience = RetryPolicy::of_a_plan(&turns, clock);
     let asked = MirrorRegistries::new(mirror, clock, &patience);
-    let ResolvedRequirements { wanted, cannot } = requirements::resolve(order, &asked).await;
+    let ResolvedRequirements { archives: wanted, cannot } = requirements::resolve(order, &asked).await;
     if wanted.len() + cannot.len() > MAX_ITEMS {
         return Err(PlanError::TooMany(wanted.len() + cannot.len()));
     }
     let learned = asked.findings();
-    let planning = Planner { mirror, clock, patience: &patience };
+    let planning = Planner { mirror, clock, retry_policy: &patience };
     let looked = join_all(wanted.iter().map(|wanted| planning.check_archive(wanted)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
     let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| learned.line_of(cannot)).collect();
@@ -223,7 +223,7 @@ impl Sums {
 
 impl ResolveFindings {
     /// The line of something that could not be found out.
-    fn line_of(&self, UnavailableItem { what, why, by }: UnavailableItem) -> Planned {
+    fn line_of(&self, UnavailableItem { subject: what, reason: why, required_by: by }: UnavailableItem) -> Planned {
         let address = what.split('@').next().unwrap_or_default();
         let outlook = self.outlooks.get(&what).or_else(|| self.outlooks.get(address));
         let state = state_of(outlook.copied().unwrap_or(ItemAvailability::Never), why);
@@ -242,13 +242,13 @@ fn state_of(outlook: ItemAvailability, why: String) -> PlanState {
 struct Planner<'a> {
     mirror: &'a Arc<Mirror>,
     clock: &'a Clock,
-    patience: &'a RetryPolicy<'a>,
+    retry_policy: &'a RetryPolicy<'a>,
 }
 
 impl Planner<'_> {
     /// Checks one archive. Also returns what upstream did not confirm.
     async fn check_archive(&self, wanted: &RequiredArchive) -> (Planned, Option<String>) {
-        let looked = match &wanted.of {
+        let looked = match &wanted.artifact {
             Artifact::Provider(package) => self.provider(package, &wanted.hashes).await.map_err(|error| {
                 let outlook = error.as_error().map_or(ItemAvailability::Never, ItemAvailability::of_a_document);
                 state_of(outlook, error.to_string())
@@ -258,7 +258,7 @@ impl Planner<'_> {
             }
         };
         let (state, unconfirmed) = looked.unwrap_or_else(|state| (state, None));
-        (Planned { package: (&wanted.of).into(), state, by: wanted.by.clone() }, unconfirmed)
+        (Planned { package: (&wanted.artifact).into(), state, by: wanted.required_by.clone() }, unconfirmed)
     }
 
     async fn provider(
@@ -267,9 +267,9 @@ impl Planner<'_> {
         locked: &[Vec<String>],
     ) -> Result<(PlanState, Option<String>), LockMismatch> {
         let set = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_set(package, self.patience.urgency(), self.clock.now()))
+            Box::pin(self.mirror.warm_set(package, self.retry_policy.urgency(), self.clock.now()))
         };
-        let WarmedDocument { value: set, unconfirmed } = self.patience.run_step(set, || {}).await?;
+        let WarmedDocument { value: set, unconfirmed } = self.retry_policy.run_step(set, || {}).await?;
         let digest = set.document.shasum;
         let fit = LockFit::of_all(locked, digest);
         if fit == LockFit::None {
@@ -283,7 +283,7 @@ impl Planner<'_> {
             let size = || -> BoxFuture<'_, Result<_, Error>> {
                 Box::pin(async { Ok(self.mirror.announced_size(package, &set, self.clock.now()).await) })
             };
-            let size_bytes = self.patience.run_step(size, || {}).await?;
+            let size_bytes = self.retry_policy.run_step(size, || {}).await?;
             let note = (fit == LockFit::ItsPackageHashTells).then(|| KNOWN_ONCE_FETCHED.to_owned());
             return Ok((PlanState::Need { size_bytes, note }, unconfirmed));
         };
@@ -316,9 +316,9 @@ impl Planner<'_> {
     /// Checks a module. A module that was fetched for its calls counts as stored.
     async fn module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
         let look = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warmed_module(package, self.patience.urgency(), self.clock.now()))
+            Box::pin(self.mirror.warmed_module(package, self.retry_policy.urgency(), self.clock.now()))
         };
-        let WarmedDocument { value: held, unconfirmed } = self.patience.run_step(look, || {}).await?;
+        let WarmedDocument { value: held, unconfirmed } = self.retry_policy.run_step(look, || {}).await?;
         let held = match held {
             Some(held) if self.mirror.is_module_installable(package, held.digest).await? => Some(held),
             Some(_) | None => None,

@@ -119,5 +119,5 @@ async fn files_of(of: &ModulePackage, archive: impl Read + Send + 'static) -> Re
     let interrupted = || Error::Interrupted(format!("reading the archive of {of}"));
     let reading = tokio::task::spawn_blocking(move || Files::from_tar(GzDecoder::new(archive)));
     let read = reading.await.map_err(|_| interrupted())?;
-    read.map_err(|bad| Error::Unreadable { what: format!("the archive of {of}"), why: bad.to_string() })
+    read.map_err(|bad| Error::Unreadable { subject: format!("the archive of {of}"), reason: bad.to_string() })
 }

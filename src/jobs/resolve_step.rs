@@ -25,11 +25,11 @@ type ProviderItems = Vec<(usize, Package, Vec<Vec<String>>)>;
 impl WarmUpRun<'_> {
     /// Finds out what configurations need, and warms it.
     pub(super) async fn configurations(&self, order: &Order) {
-        let asked = MirrorRegistries::new(self.mirror, self.clock, &self.patience);
-        let telling = ItemRegistries { run: self, asked: &asked, modules: Mutex::default() };
+        let asked = MirrorRegistries::new(self.mirror, self.clock, &self.retry_policy);
+        let telling = ItemRegistries { run: self, registries: &asked, modules: Mutex::default() };
         let resolved = requirements::resolve(order, &telling).await;
         let modules = telling.modules.into_inner();
-        self.under.is_resolved(asked.findings().unconfirmed.into_iter().collect());
+        self.job.is_resolved(asked.findings().unconfirmed.into_iter().collect());
         let (providers, more_modules) = self.items_of(resolved, &modules);
         let providers = providers.into_iter().map(|(of, packages)| async move { self.packages(&of, packages).await });
         let more_modules = more_modules.into_iter().map(|(item, package)| async move {
@@ -43,27 +43,27 @@ impl WarmUpRun<'_> {
     /// Adds an item for each requirement that has none.
     fn items_of(
         &self,
-        ResolvedRequirements { wanted, cannot }: ResolvedRequirements,
+        ResolvedRequirements { archives: wanted, cannot }: ResolvedRequirements,
         known: &BTreeMap<ModulePackage, FetchedModule>,
     ) -> (BTreeMap<ProviderAddress, ProviderItems>, Vec<(usize, ModulePackage)>) {
         let (mut providers, mut modules) = (BTreeMap::<_, ProviderItems>::new(), Vec::new());
-        let room = MAX_ITEMS.saturating_sub(self.under.len());
+        let room = MAX_ITEMS.saturating_sub(self.job.len());
         if new_ones(&wanted, &cannot, known) > room {
             let error =
                 format!("they need more archives than the {MAX_ITEMS} that one job can be about: name fewer folders");
-            self.under.add(vec![failed("the configurations".to_owned(), error)]);
+            self.job.add(vec![failed("the configurations".to_owned(), error)]);
             return (providers, modules);
         }
-        for UnavailableItem { what, why, by } in cannot {
+        for UnavailableItem { subject: what, reason: why, required_by: by } in cannot {
             let error = error_with_places(&why, &by);
             // The module's own item has the error already, without the places that require it.
             match item_of_error(&why, known) {
-                Some(known) => self.under.has_failed(known.item, &error),
-                None => drop(self.under.add(vec![failed(what, error)])),
+                Some(known) => self.job.has_failed(known.item, &error),
+                None => drop(self.job.add(vec![failed(what, error)])),
             }
         }
         for wanted in wanted {
-            match wanted.of {
+            match wanted.artifact {
                 Artifact::Provider(package) => {
                     let item = self.add(&Artifact::from(&package));
                     providers.entry(package.provider.clone()).or_default().push((item, package, wanted.hashes));
@@ -80,7 +80,7 @@ impl WarmUpRun<'_> {
 
     fn add(&self, of: &Artifact) -> usize {
         let about = ItemSubject { of: Some(of.clone()), digest: None };
-        self.under.add(vec![(waiting(of.into()), about)]).start
+        self.job.add(vec![(waiting(of.into()), about)]).start
     }
 }
 
@@ -93,7 +93,7 @@ struct FetchedModule {
 /// Registry access that also maintains the job's items.
 struct ItemRegistries<'a, 'b> {
     run: &'a WarmUpRun<'b>,
-    asked: &'a MirrorRegistries<'a>,
+    registries: &'a MirrorRegistries<'a>,
     modules: Mutex<BTreeMap<ModulePackage, FetchedModule>>,
 }
 
@@ -101,7 +101,7 @@ impl ItemRegistries<'_, '_> {
     /// The item of a module, where it is new.
     fn item_of(&self, of: &ModulePackage) -> Option<usize> {
         let mut modules = self.modules.lock();
-        if modules.contains_key(of) || self.run.under.len() >= MAX_ITEMS {
+        if modules.contains_key(of) || self.run.job.len() >= MAX_ITEMS {
             return None;
         }
         let item = self.run.add(&Artifact::from(of));
@@ -114,25 +114,25 @@ impl Registries for ItemRegistries<'_, '_> {
     type Error = Error;
 
     async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, Error> {
-        self.asked.provider_versions(of).await
+        self.registries.provider_versions(of).await
     }
 
     async fn module_versions(&self, of: &ModuleAddress) -> Result<Vec<Version>, Error> {
-        self.asked.module_versions(of).await
+        self.registries.module_versions(of).await
     }
 
     async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
-        self.asked.provider_beyond(of).await
+        self.registries.provider_beyond(of).await
     }
 
     async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
-        self.asked.module_beyond(of).await
+        self.registries.module_beyond(of).await
     }
 
     async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, Error> {
         if let Some(item) = self.item_of(of) {
             // Its list leads there, whatever named the version.
-            let warmed = match self.asked.module_versions(&of.module).await {
+            let warmed = match self.registries.module_versions(&of.module).await {
                 Ok(_) => self.run.module_item(item, of).await,
                 Err(error) => Err(error),
             };
@@ -144,7 +144,7 @@ impl Registries for ItemRegistries<'_, '_> {
                 return Err(error);
             }
         }
-        self.asked.module_files(of).await
+        self.registries.module_files(of).await
     }
 }
 
@@ -180,8 +180,8 @@ fn new_ones(
         Artifact::Provider(_) => true,
         Artifact::Module(package) => !known.contains_key(package),
     };
-    let wanted = wanted.iter().filter(|wanted| is_new(&wanted.of)).count();
-    wanted.saturating_add(cannot.iter().filter(|cannot| item_of_error(&cannot.why, known).is_none()).count())
+    let wanted = wanted.iter().filter(|wanted| is_new(&wanted.artifact)).count();
+    wanted.saturating_add(cannot.iter().filter(|cannot| item_of_error(&cannot.reason, known).is_none()).count())
 }
 
 #[cfg(test)]
@@ -203,14 +203,14 @@ mod tests {
             (module("gone"), FetchedModule { item: 1, failed: Some("it is gone".to_owned()) }),
         ]);
         let wanted = ["vpc", "other"].map(|name| RequiredArchive {
-            of: Artifact::from(&module(name)),
-            by: Vec::new(),
+            artifact: Artifact::from(&module(name)),
+            required_by: Vec::new(),
             hashes: Vec::new(),
         });
         let cannot = ["acme/gone: it is gone", "something else"].map(|why| UnavailableItem {
-            what: "something".to_owned(),
-            why: why.to_owned(),
-            by: Vec::new(),
+            subject: "something".to_owned(),
+            reason: why.to_owned(),
+            required_by: Vec::new(),
         });
         assert_eq!(new_ones(&wanted, &cannot, &known), 2);
     }

@@ -27,7 +27,7 @@ pub(super) struct RunningJob {
     home: SharedJobState,
     /// Cancelled when the job or larder is stopped.
     pub(super) stop: CancellationToken,
-    told: Mutex<TrackedJob>,
+    tracked: Mutex<TrackedJob>,
     changes: watch::Sender<u64>,
     /// Locked while the end is written.
     ending: tokio::sync::Mutex<()>,
@@ -92,23 +92,23 @@ impl RunningJob {
         warm_up: Option<Arc<WarmUp>>,
     ) -> Self {
         let told = TrackedJob::new(job, about, warm_up);
-        let (told, changes, ending) = (Mutex::new(told), watch::Sender::new(0), tokio::sync::Mutex::default());
+        let (tracked, changes, ending) = (Mutex::new(told), watch::Sender::new(0), tokio::sync::Mutex::default());
         let (home, stop) = (home.clone(), home.stops.child_token());
-        Self { id, beginning, home, stop, told, changes, ending }
+        Self { id, beginning, home, stop, tracked, changes, ending }
     }
 
     pub(super) fn job(&self) -> Job {
-        self.told.lock().job.clone()
+        self.tracked.lock().job.clone()
     }
 
     /// The order to run; `None` once it has ended.
     pub(super) fn to_do(&self) -> Option<Arc<WarmUp>> {
-        self.told.lock().warm_up.clone()
+        self.tracked.lock().warm_up.clone()
     }
 
     /// Returns true if larder was stopped rather than this job: it resumes at the next start.
     pub(super) fn is_interrupted(&self) -> bool {
-        self.home.stops.is_cancelled() && !self.told.lock().is_ending
+        self.home.stops.is_cancelled() && !self.tracked.lock().is_ending
     }
 
     pub(super) async fn larder_stops(&self) {
@@ -116,16 +116,16 @@ impl RunningJob {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.told.lock().job.state.has_ended()
+        self.tracked.lock().job.state.has_ended()
     }
 
     pub(super) fn listed(&self) -> JobSummary {
-        self.told.lock().listed()
+        self.tracked.lock().listed()
     }
 
     /// Reads the state under its lock.
     pub(super) fn read_state<T>(&self, look: impl FnOnce(&TrackedJob) -> T) -> T {
-        look(&self.told.lock())
+        look(&self.tracked.lock())
     }
 
     /// A receiver that changes with every update.
@@ -149,7 +149,7 @@ impl RunningJob {
     /// Updates the state, unless the job has ended.
     fn update<T>(&self, change: impl FnOnce(&mut TrackedJob) -> T) -> Option<T> {
         let changed = {
-            let mut told = self.told.lock();
+            let mut told = self.tracked.lock();
             if told.is_ending {
                 return None;
             }
@@ -170,15 +170,15 @@ impl RunningJob {
 
     /// Returns the current pin setting, which may change while the job runs.
     pub(super) fn pins(&self) -> bool {
-        self.told.lock().job.pin
+        self.tracked.lock().job.pin
     }
 
     /// Its packages, to be pinned or unpinned now. The setting also applies to packages still to be fetched.
     pub(super) async fn to_pin(&self, pin: PinChange) -> Vec<ToPin> {
         self.update(|told| told.head().pin = pin == PinChange::Set);
         self.write().await;
-        let told = self.told.lock();
-        let items = told.job.items.iter().zip(&told.about).map(|(item, about)| ToPin {
+        let told = self.tracked.lock();
+        let items = told.job.items.iter().zip(&told.subjects).map(|(item, about)| ToPin {
             named: item.package.clone(),
             package: about.of.clone(),
             is_coming: !item.state.has_ended(),
@@ -198,7 +198,7 @@ impl RunningJob {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.told.lock().job.items.len()
+        self.tracked.lock().job.items.len()
     }
 
     /// Marks the requirements as resolved, with the lists that upstream did not confirm.
@@ -255,7 +255,7 @@ impl RunningJob {
 
     /// The items with a stored archive.
     pub(super) fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
-        self.told.lock().stored_items()
+        self.tracked.lock().stored_items()
     }
 
     /// Writes it down as it is, unless it has ended: that was written then.
@@ -263,7 +263,7 @@ impl RunningJob {
         let Some(records) = &self.home.records else { return };
         let _nobody_ends_it = self.ending.lock().await;
         let written = {
-            let told = self.told.lock();
+            let told = self.tracked.lock();
             let Some(warm_up) = told.warm_up.clone() else { return };
             let job = Job { items: Vec::new(), ..told.job.clone() };
             JobRecord { job, beginning: self.beginning.clone(), about: Vec::new(), warm_up: Some(warm_up) }
@@ -275,21 +275,21 @@ impl RunningJob {
     pub(super) async fn end(&self, how: JobEnd) {
         let _nobody_else = self.ending.lock().await;
         let written = {
-            let mut told = self.told.lock();
+            let mut told = self.tracked.lock();
             if told.job.state.has_ended() {
                 return;
             }
             // Later updates of running steps are ignored.
             told.is_ending = true;
             let ended = told.ended(how, self.home.clock.now());
-            JobRecord { job: ended.job, beginning: self.beginning.clone(), about: ended.about, warm_up: None }
+            JobRecord { job: ended.job, beginning: self.beginning.clone(), about: ended.subjects, warm_up: None }
         };
         let (state, ended) = (written.job.state, written.job.ended);
         if let Some(records) = &self.home.records {
             records.write_end(self.id, written).await;
         }
         {
-            let mut told = self.told.lock();
+            let mut told = self.tracked.lock();
             told.revision += 1;
             told.end(how, ended.unwrap_or(Timestamp(0)));
         }

@@ -33,7 +33,7 @@ pub(super) async fn run(
     under: &Arc<RunningJob>,
     warm_up: &WarmUp,
 ) {
-    let run = WarmUpRun { mirror, clock, under, patience: RetryPolicy::new(turns, clock) };
+    let run = WarmUpRun { mirror, clock, job: under, retry_policy: RetryPolicy::new(turns, clock) };
     let mut first = 0;
     let each = warm_up.wanted.iter().map(|wanted| {
         let items = first..first + wanted.len();
@@ -54,8 +54,8 @@ pub(super) async fn run(
 pub(super) struct WarmUpRun<'a> {
     pub(super) mirror: &'a Arc<Mirror>,
     pub(super) clock: &'a Clock,
-    pub(super) under: &'a Arc<RunningJob>,
-    pub(super) patience: RetryPolicy<'a>,
+    pub(super) job: &'a Arc<RunningJob>,
+    pub(super) retry_policy: RetryPolicy<'a>,
 }
 
 impl WarmUpRun<'_> {
@@ -114,11 +114,11 @@ impl WarmUpRun<'_> {
     /// # Errors
     /// The reason why it is unavailable; its item then waits.
     pub(super) async fn module_item(&self, item: usize, package: &ModulePackage) -> Result<(), Error> {
-        self.under.set_subject(item, &Artifact::from(package));
-        let waits = || self.under.is_now(item, ItemState::Waiting);
-        let warmed = self.patience.run_archive_step(|_| Box::pin(self.module_package(item, package)), waits);
+        self.job.set_subject(item, &Artifact::from(package));
+        let waits = || self.job.is_now(item, ItemState::Waiting);
+        let warmed = self.retry_policy.run_archive_step(|_| Box::pin(self.module_package(item, package)), waits);
         let (came, digest, size_bytes) = warmed.await?;
-        self.under.mark_stored(item, came, digest, size_bytes);
+        self.job.mark_stored(item, came, digest, size_bytes);
         Ok(())
     }
 
@@ -127,11 +127,11 @@ impl WarmUpRun<'_> {
         item: usize,
         package: &ModulePackage,
     ) -> Result<(WarmedArchive, Digest, u64), Error> {
-        self.under.is_now(item, ItemState::Fetching);
+        self.job.is_now(item, ItemState::Fetching);
         let WarmedDocument { value: (came, held), unconfirmed } =
             self.mirror.warm_module(package, Urgency::Job, self.clock.now()).await?;
         if let Some(why) = unconfirmed {
-            self.under.is_unconfirmed(item, why);
+            self.job.is_unconfirmed(item, why);
         }
         self.pin_if_ordered(self.mirror.artifact_of(package)).await?;
         self.mirror.sync_module(package, held.digest).await?;
@@ -139,7 +139,7 @@ impl WarmUpRun<'_> {
     }
 
     async fn pin_if_ordered(&self, of: Artifact) -> Result<(), Error> {
-        if !self.under.pins() {
+        if !self.job.pins() {
             return Ok(());
         }
         let what = format!("the archive of {of}");
@@ -157,8 +157,8 @@ impl WarmUpRun<'_> {
         items: Vec<usize>,
         list: impl Fn() -> BoxFuture<'b, Result<WarmedDocument<T>, Error>>,
     ) -> Result<T, Error> {
-        let each = |state: ItemState| items.iter().for_each(|item| self.under.is_now(*item, state.clone()));
-        let list = self.patience.run_step(
+        let each = |state: ItemState| items.iter().for_each(|item| self.job.is_now(*item, state.clone()));
+        let list = self.retry_policy.run_step(
             || {
                 each(ItemState::Resolving);
                 list()
@@ -167,14 +167,14 @@ impl WarmUpRun<'_> {
         );
         let WarmedDocument { value: list, unconfirmed } = list.await?;
         if let Some(why) = unconfirmed {
-            items.iter().for_each(|item| self.under.is_unconfirmed(*item, why.clone()));
+            items.iter().for_each(|item| self.job.is_unconfirmed(*item, why.clone()));
         }
         Ok(list)
     }
 
     async fn item(&self, item: usize, package: Package, locked: &[Vec<String>]) {
         match self.package(item, &package, locked).await {
-            Ok((came, digest, size_bytes)) => self.under.mark_stored(item, came, digest, size_bytes),
+            Ok((came, digest, size_bytes)) => self.job.mark_stored(item, came, digest, size_bytes),
             Err(error) => self.failed(item, &error),
         }
     }
@@ -185,9 +185,9 @@ impl WarmUpRun<'_> {
         package: &Package,
         locked: &[Vec<String>],
     ) -> Result<(WarmedArchive, Digest, u64), LockMismatch> {
-        self.under.set_subject(item, &Artifact::from(package));
-        let waits = || self.under.is_now(item, ItemState::Waiting);
-        let set = self.patience.run_step(|| Box::pin(self.set(item, package, locked)), waits).await?;
+        self.job.set_subject(item, &Artifact::from(package));
+        let waits = || self.job.is_now(item, ItemState::Waiting);
+        let set = self.retry_policy.run_step(|| Box::pin(self.set(item, package, locked)), waits).await?;
         waits();
         let known = Mutex::new(Some(set));
         let fetch = |turn| -> BoxFuture<'_, _> {
@@ -201,18 +201,18 @@ impl WarmUpRun<'_> {
                 self.archive(item, package, digest, turn).await
             })
         };
-        let (came, digest, size_bytes) = self.patience.run_archive_step(fetch, waits).await?;
-        self.patience.run_step(|| Box::pin(self.complete(package, digest, locked)), || {}).await?;
+        let (came, digest, size_bytes) = self.retry_policy.run_archive_step(fetch, waits).await?;
+        self.retry_policy.run_step(|| Box::pin(self.complete(package, digest, locked)), || {}).await?;
         Ok((came, digest, size_bytes))
     }
 
     /// The digest of the archive that an `init` would be given.
     async fn set(&self, item: usize, package: &Package, locked: &[Vec<String>]) -> Result<Digest, LockMismatch> {
-        self.under.is_now(item, ItemState::Resolving);
+        self.job.is_now(item, ItemState::Resolving);
         let WarmedDocument { value: set, unconfirmed } =
             self.mirror.warm_set(package, Urgency::Job, self.clock.now()).await?;
         if let Some(why) = unconfirmed {
-            self.under.is_unconfirmed(item, why);
+            self.job.is_unconfirmed(item, why);
         }
         let digest = set.document.shasum;
         // Before anything is fetched, where the digest is known.
@@ -229,12 +229,12 @@ impl WarmUpRun<'_> {
         digest: Digest,
         turn: Arc<ArchiveTurn<'_>>,
     ) -> Result<(WarmedArchive, Digest, u64), LockMismatch> {
-        self.under.is_now(item, ItemState::Fetching);
+        self.job.is_now(item, ItemState::Fetching);
         let arriving = |bytes, length: Option<u64>| {
             if length.is_some_and(|length| length <= SMALL_ARCHIVE_BYTES) {
                 turn.is_of_a_small_one();
             }
-            self.under.arriving(item, bytes, length);
+            self.job.arriving(item, bytes, length);
         };
         let (came, held) = self.mirror.warm_archive(package, digest, self.clock.now(), arriving).await?;
         Ok((came, digest, held.size_bytes))
@@ -256,7 +256,7 @@ impl WarmUpRun<'_> {
     }
 
     pub(super) fn failed(&self, item: usize, error: &dyn Display) {
-        self.under.has_failed(item, &error.to_string());
+        self.job.has_failed(item, &error.to_string());
     }
 
     /// Early archives may have been evicted for later ones.
@@ -273,6 +273,6 @@ impl WarmUpRun<'_> {
                 Err(error) => self.failed(item, &error),
             }
         };
-        stream::iter(self.under.stored_items()).for_each_concurrent(FINAL_CHECKS, look).await;
+        stream::iter(self.job.stored_items()).for_each_concurrent(FINAL_CHECKS, look).await;
     }
 }

@@ -33,7 +33,7 @@ pub struct ChangedFile {
 impl ChangedFile {
     fn of(change: HistoryChange, set: &ProofSet) -> Self {
         match change {
-            HistoryChange::OtherBytes { of, before, now } => Self { file: of, before, now },
+            HistoryChange::OtherBytes { subject: of, before, now } => Self { file: of, before, now },
             HistoryChange::Added { file, now } => Self { file, before: Vec::new(), now },
             HistoryChange::DropsEveryLine => {
                 let file = set.document.filename.as_str().to_owned();
@@ -173,7 +173,8 @@ impl Mirror {
             let after = mirror.histories.keys_of(&provider)?.unwrap_or_default();
             drop(observations);
             let changed = proven.into_iter().zip(recorded.changes).collect::<Vec<_>>();
-            let resolved = mirror.alarms.resolve(&(&provider).into(), &AlarmEvent::Accepted { of, found: &found });
+            let resolved =
+                mirror.alarms.resolve(&(&provider).into(), &AlarmEvent::Accepted { scope: of, findings: &found });
             Ok((changed, recorded.keys_before, (before, after), resolved))
         });
         let (changed, keys_before, (before, after), resolved) = recording.await?;

@@ -181,7 +181,7 @@ impl Mirror {
             return self.archive_from_set(wanted, held, &set, file, call).await;
         }
         let of = RequestedFile { package, digest: &wanted.digest, name: wanted.filename.as_str() };
-        let held = self.refetch_set_listing(of, held.map(|held| held.kept.age), call).await?;
+        let held = self.refetch_set_listing(of, held.map(|held| held.stored_set.age), call).await?;
         match held.find(&wanted.digest, call.now) {
             Some((set, file)) => self.archive_from_set(wanted, &held, &set, file, call).await,
             None => Err(of.not_found_error()),
@@ -217,7 +217,7 @@ impl Mirror {
         for platform in self.likely_platforms(provider, version, stored).await? {
             let package = package(platform);
             let of = RequestedFile { package: &package, digest, name: file.name() };
-            let seen = self.usable_set(&package, call).await?.map(|held| held.kept.age);
+            let seen = self.usable_set(&package, call).await?.map(|held| held.stored_set.age);
             match self.refetch_set_listing(of, seen, call).await {
                 Ok(held) => match held.with_proof_file(*file, digest, call.now) {
                     Some(set) => {
@@ -301,7 +301,7 @@ impl Mirror {
         };
         match file {
             ProofSetFile::Archive if set.document.filename == wanted.filename => {
-                self.archive_from_fill(&wanted.package, &held.kept, set, call).await
+                self.archive_from_fill(&wanted.package, &held.stored_set, set, call).await
             }
             // URLs of earlier releases named the platform in these paths too.
             ProofSetFile::Proof(file) if file.name() == name => Ok(proof(file)),
@@ -404,7 +404,7 @@ impl Mirror {
                         return Ok(FillArrival::Stored(Archive::Arriving { follow, length }));
                     }
                 }
-                FillProgress::Committed { held, bytes } => {
+                FillProgress::Committed { archive: held, bytes } => {
                     let length = Some(held.size_bytes);
                     return match (self.open_stored(package, &held, call).await?, bytes) {
                         (OpenOutcome::Checked(archive), _) => Ok(FillArrival::Stored(archive)),
@@ -418,7 +418,7 @@ impl Mirror {
                         }
                     };
                 }
-                FillProgress::NotStored { size_bytes, why, .. } => {
+                FillProgress::NotStored { size_bytes, error: why, .. } => {
                     let length = Some(size_bytes);
                     let follow = TailStream::new(progress, length);
                     return Ok(FillArrival::NotStored(Archive::Arriving { follow, length }, why));

@@ -27,17 +27,17 @@ pub(super) struct ArchiveRequest {
     pub(super) package: Package,
     pub(super) set: Arc<ProofSet>,
     pub(super) call: RequestContext,
-    pub(super) what: String,
+    pub(super) subject: String,
     pub(super) attempts: DownloadAttempts,
     url: Url,
 }
 
 impl ArchiveRequest {
     pub(super) fn new(mirror: Arc<Mirror>, package: Package, set: Arc<ProofSet>, call: RequestContext) -> Self {
-        let what = format!("the archive of {package}");
+        let subject = format!("the archive of {package}");
         let url = set.document.archive_url.clone();
         let attempts = DownloadAttempts::new(mirror.limits.stall);
-        Self { mirror, package, set, call, what, attempts, url }
+        Self { mirror, package, set, call, subject, attempts, url }
     }
 
     /// Requests the bytes from `from` on. Upstream may start at byte 0 all the same.
@@ -105,13 +105,13 @@ impl ArchiveRequest {
         let call = self.mirror.flight_context(&self.call);
         match self.mirror.resolve_service(Service::Providers, upstream, DiscoveryTrust::InAny, &call).await {
             Ok((_, grant)) => grant,
-            Err(_) => upstream.grant.clone(),
+            Err(_) => upstream.credential_scope.clone(),
         }
     }
 
     fn of<'b>(&'b self, grant: &'b CredentialScope) -> UpstreamRequest<'b> {
         UpstreamRequest {
-            label: &self.what,
+            label: &self.subject,
             url: &self.url,
             upstream: &self.package.provider.host,
             credentials: grant,
@@ -123,7 +123,7 @@ impl ArchiveRequest {
     }
 
     fn failed(&self, fault: Fault) -> UpstreamError {
-        UpstreamError { asked: self.what.clone(), at: origin(&self.url), fault }
+        UpstreamError { subject: self.subject.clone(), origin: origin(&self.url), fault }
     }
 
     fn too_slow(&self) -> Error {
@@ -136,7 +136,7 @@ impl ArchiveRequest {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is fetched again");
         let kept = self.mirror.refetch_set(&self.package, &self.call).await?;
         if kept.current.document.shasum != self.set.document.shasum {
-            return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.what)));
+            return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.subject)));
         }
         Ok(kept.current.document.archive_url.clone())
     }
@@ -152,8 +152,8 @@ impl ArchiveRequest {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
         }
         let verdict = format!("its bytes have SHA-256 {actual}, and its verified SHA256SUMS say {expected}");
-        let asked = format!("{} from {}", self.what, origin(&self.set.document.archive_url));
-        Error::Unverified { asked, verdict }
+        let asked = format!("{} from {}", self.subject, origin(&self.set.document.archive_url));
+        Error::Unverified { subject: asked, verdict }
     }
 }
 

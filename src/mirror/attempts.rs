@@ -45,7 +45,7 @@ pub(super) enum LengthAgreement {
     /// The partial download must be discarded.
     StartOver,
     /// They contradict each other, and clients have seen the first.
-    Never { told: u64, now: u64 },
+    Never { announced: u64, now: u64 },
 }
 
 /// Upstream's announcement: the first byte of the body, and the length of the whole.
@@ -135,7 +135,9 @@ impl DownloadAttempts {
 
     pub(super) fn compare_length(&self, before: PartialDownload, now: BodyAnnouncement) -> LengthAgreement {
         match (self.announced, now.length) {
-            (AnnouncedLength::Length(told), Some(now)) if told != now => LengthAgreement::Never { told, now },
+            (AnnouncedLength::Length(told), Some(now)) if told != now => {
+                LengthAgreement::Never { announced: told, now }
+            }
             (AnnouncedLength::Length(told), _) => LengthAgreement::Length(Some(told)),
             (AnnouncedLength::NoLength, _) => LengthAgreement::Length(None),
             // The partial download of an earlier run is only useful if it fits.
@@ -271,8 +273,8 @@ mod tests {
             (length, (4, Some(10)), (4, Some(10)), LengthAgreement::Length(Some(10))),
             (length, (4, Some(10)), (0, Some(10)), LengthAgreement::Length(Some(10))),
             (length, (4, Some(10)), (4, None), LengthAgreement::Length(Some(10))),
-            (length, (4, Some(10)), (4, Some(11)), LengthAgreement::Never { told: 10, now: 11 }),
-            (length, (4, Some(10)), (0, Some(9)), LengthAgreement::Never { told: 10, now: 9 }),
+            (length, (4, Some(10)), (4, Some(11)), LengthAgreement::Never { announced: 10, now: 11 }),
+            (length, (4, Some(10)), (0, Some(9)), LengthAgreement::Never { announced: 10, now: 9 }),
             (no_length, (4, None), (4, Some(10)), LengthAgreement::Length(None)),
             (no_length, (4, None), (0, None), LengthAgreement::Length(None)),
         ];

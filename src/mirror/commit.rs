@@ -65,8 +65,8 @@ impl Mirror {
                 held.zip = ZipOrigin::PackedAnew;
             }
             Ok(Some(match mirror.store_name(&package, &kept, held) {
-                Ok(held) => FillOutcome::Stored { bytes: None, held: Box::new(held) },
-                Err(why) => FillOutcome::NotStored { bytes: blob.bytes(), size_bytes, why },
+                Ok(held) => FillOutcome::Stored { bytes: None, archive: Box::new(held) },
+                Err(why) => FillOutcome::NotStored { bytes: blob.bytes(), size_bytes, error: why },
             }))
         })
         .await

@@ -41,7 +41,7 @@ impl DiscoveryTrust {
 impl StoredDocument {
     /// Returns true if no redirect led to another origin, so that the document is the upstream's own (Promise 8).
     fn is_from_asked_origin(self: &Arc<Self>) -> bool {
-        self.origins().iter().all(|origin| *origin == Origin::of(&self.about.url))
+        self.origins().iter().all(|origin| *origin == Origin::of(&self.metadata.url))
     }
 
     /// The services known to larder that the document names.
@@ -100,7 +100,8 @@ impl Mirror {
         let rule = upstream.rule(|fresh| fresh.discovery);
         let asked = discovery_url(&upstream)?;
         let held = self.stored_document(&Key::Discovery(host.clone())).await?;
-        let held = held.filter(|held| self.connectivity() == Connectivity::Offline || held.value.about.asked == asked);
+        let held =
+            held.filter(|held| self.connectivity() == Connectivity::Offline || held.value.metadata.asked == asked);
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| self.join_discovery_flight(upstream, asked, seen, errand, call);
         let pulled = self.serve_or_fetch(&what(host), host, call, &rule, held, fly).await;
@@ -136,7 +137,7 @@ impl Mirror {
             let (mirror, call) = (Arc::clone(self), self.flight_context(call));
             async move {
                 // Ignore a document of another `url`: its services would get this upstream's credential.
-                let is_of_this = |kept: &StoredDocument| kept.about.asked == asked;
+                let is_of_this = |kept: &StoredDocument| kept.metadata.asked == asked;
                 match mirror.reread_store(&key, seen, &rule, &call).await? {
                     FlightStart::AlreadyFetched(landed) if is_of_this(&landed.value) => Ok(landed),
                     FlightStart::BuildOn(Some(before)) if is_of_this(&before) => {
@@ -166,7 +167,7 @@ impl Mirror {
         rule: FreshnessRule,
     ) -> Result<FreshnessRule, Error> {
         let Some(discovery) = self.held_discovery(&upstream.settings.host).await? else { return Ok(rule) };
-        let of_now = discovery.about.asked == discovery_url(upstream)?;
+        let of_now = discovery.metadata.asked == discovery_url(upstream)?;
         let base = discovery.discovery().ok().and_then(|discovery| discovery.base(service));
         // The list of all is at the base URL itself, without its slash.
         let path = format!("{}/", asked.path());
@@ -184,7 +185,7 @@ impl Mirror {
         let Key::Discovery(host) = key else { return Ok(false) };
         let asked = terms.upstreams.get(host).and_then(|upstream| discovery_url(upstream).ok());
         let held = self.store.records.get(key)?.and_then(StoredDocument::read);
-        let is_of_it = |kept: &StoredDocument| asked.as_ref() == Some(&kept.about.asked);
+        let is_of_it = |kept: &StoredDocument| asked.as_ref() == Some(&kept.metadata.asked);
         Ok(self.connectivity() == Connectivity::Online && held.as_ref().is_some_and(is_of_it) && !is_of_it(coming))
     }
 
@@ -198,8 +199,8 @@ impl Mirror {
     ) -> Result<(Url, CredentialScope), Error> {
         let host = &upstream.settings.host;
         let unusable = |why: &str| UpstreamError {
-            asked: format!("{} of {host}", service.key()),
-            at: origin(&upstream.settings.url),
+            subject: format!("{} of {host}", service.key()),
+            origin: origin(&upstream.settings.url),
             fault: Fault::Unusable(format!("its discovery document {why}")),
         };
         let answer = Box::pin(self.discovery(host, call)).await?;
@@ -219,8 +220,8 @@ impl Mirror {
             named_by = landed.value;
         }
         let base = base.ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
-        let grant = upstream.grant.clone();
-        let grant = match &named_by.about {
+        let grant = upstream.credential_scope.clone();
+        let grant = match &named_by.metadata {
             // A bundle named this origin, not the upstream, so it gets no credential.
             DocumentMetadata { carried: true, .. } => grant,
             _ if named_by.is_from_asked_origin() => grant.with_service(&base),
@@ -238,13 +239,14 @@ impl Mirror {
     ) -> DocumentFlight {
         let settings = &upstream.settings;
         let unusable = |why: String| UpstreamError {
-            asked: what.to_owned(),
-            at: origin(&settings.url),
+            subject: what.to_owned(),
+            origin: origin(&settings.url),
             fault: Fault::Unusable(why),
         };
         let asked = discovery_url(upstream)?;
-        let fetched =
-            self.ask(what, &asked, upstream, &upstream.grant, before.as_deref(), discovery::LIMIT, call).await;
+        let fetched = self
+            .ask(what, &asked, upstream, &upstream.credential_scope, before.as_deref(), discovery::LIMIT, call)
+            .await;
         let had_services = before.as_ref().is_some_and(|before| !before.services().is_empty());
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
@@ -289,7 +291,7 @@ fn discovery_url(upstream: &Upstream) -> Result<Url, Error> {
     let settings = &upstream.settings;
     settings.url.join(".well-known/terraform.json").map_err(|e| {
         let (asked, at) = (what(&settings.host), origin(&settings.url));
-        UpstreamError { asked, at, fault: Fault::Unusable(e.to_string()) }.into()
+        UpstreamError { subject: asked, origin: at, fault: Fault::Unusable(e.to_string()) }.into()
     })
 }
 

@@ -54,7 +54,7 @@ pub(super) enum ReplaceOutcome {
 /// A stored document: upstream's bytes and their metadata.
 #[derive(Debug, Clone)]
 pub struct StoredDocument {
-    pub(super) about: DocumentMetadata,
+    pub(super) metadata: DocumentMetadata,
     /// The bytes upstream sent.
     pub(super) body: Bytes,
     /// Entries of an earlier copy that upstream has dropped: versions that are still stored (a JSON list), or services
@@ -87,22 +87,22 @@ pub(super) struct DocumentMetadata {
 
 impl StoredDocument {
     pub(super) fn age(&self) -> Age {
-        Age { checked: self.about.checked, gone: self.about.gone }
+        Age { checked: self.metadata.checked, gone: self.metadata.gone }
     }
 
     pub(super) fn read(record: Vec<u8>) -> Option<Self> {
         let (about, parts) = parts::read(record)?;
         let [body, dropped] = <[Bytes; 2]>::try_from(parts).ok()?;
-        Some(Self { about, body, dropped, _room: MemoryGrant::default() })
+        Some(Self { metadata: about, body, dropped, _room: MemoryGrant::default() })
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
-        parts::write(&self.about, &[&self.body, &self.dropped])
+        parts::write(&self.metadata, &[&self.body, &self.dropped])
     }
 
     pub(super) fn of(document: Document, asked: Url, now: Timestamp) -> Self {
         let Document { body, validators, url, origins, memory: room, .. } = document;
-        let about = DocumentMetadata {
+        let metadata = DocumentMetadata {
             asked,
             url,
             origins,
@@ -112,12 +112,12 @@ impl StoredDocument {
             gone: false,
             carried: false,
         };
-        Self { about, body, dropped: Bytes::new(), _room: room }
+        Self { metadata, body, dropped: Bytes::new(), _room: room }
     }
 
     pub(super) fn confirmed(&self, now: Timestamp, gone: bool) -> Self {
-        let about = DocumentMetadata { checked: now, gone, ..self.about.clone() };
-        Self { about, ..self.clone() }
+        let about = DocumentMetadata { checked: now, gone, ..self.metadata.clone() };
+        Self { metadata: about, ..self.clone() }
     }
 
     pub(super) fn has_same_content(&self, other: &Self) -> bool {
@@ -139,7 +139,7 @@ impl StoredDocument {
 
     /// Parses the document as discovery.
     pub fn discovery(&self) -> Result<Discovery, String> {
-        Discovery::parse(&self.body, self.about.url.clone())
+        Discovery::parse(&self.body, self.metadata.url.clone())
     }
 
     /// Parses the document as a version list, with the dropped versions that are still stored.
@@ -174,7 +174,7 @@ impl StoredDocument {
 
 impl Revalidatable for Arc<StoredDocument> {
     fn origins(&self) -> Vec<Origin> {
-        let DocumentMetadata { asked, origins, .. } = &self.about;
+        let DocumentMetadata { asked, origins, .. } = &self.metadata;
         let mut origins = origins.clone();
         let first = Origin::of(asked);
         if !origins.contains(&first) {
@@ -265,7 +265,7 @@ impl Mirror {
             priority: *asker,
             now: *now,
         };
-        let held = before.filter(|before| before.about.asked == *url).map(|before| &before.about.validators);
+        let held = before.filter(|before| before.metadata.asked == *url).map(|before| &before.metadata.validators);
         call.config.outbound.document(ask, held, limit).await
     }
 
@@ -275,7 +275,7 @@ impl Mirror {
     pub(super) async fn store_document(self: &Arc<Self>, key: Key, kept: StoredDocument) -> DocumentFlight {
         let coming = kept.clone();
         let put = self.on_disk(move |mirror| {
-            let now = coming.about.checked;
+            let now = coming.metadata.checked;
             let placed = mirror.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
             mirror.enforce_size_limit();
             Ok(placed)
@@ -284,7 +284,7 @@ impl Mirror {
             Ok(placed) => {
                 self.record_stored(ObjectKind::Document);
                 match placed {
-                    ReplaceOutcome::KeptExisting(held) if held.about.asked == kept.about.asked => *held,
+                    ReplaceOutcome::KeptExisting(held) if held.metadata.asked == kept.metadata.asked => *held,
                     ReplaceOutcome::Stored | ReplaceOutcome::KeptExisting(_) => kept,
                 }
             }
@@ -315,7 +315,7 @@ impl Mirror {
         }
         let made = made(held.as_ref(), coming)?;
         let size_bytes = self.store.records.put(key, &made.write(), durability)?;
-        self.store.index.document_stored(key, size_bytes, made.about.checked);
+        self.store.index.document_stored(key, size_bytes, made.metadata.checked);
         Ok(ReplaceOutcome::Stored)
     }
 

@@ -40,7 +40,7 @@ pub(super) enum TransferEnd {
 pub(super) struct ConnectionCopy<'a, L> {
     pub(super) mirror: &'a Arc<Mirror>,
     pub(super) attempts: &'a mut DownloadAttempts,
-    pub(super) room: &'a mut Reservation,
+    pub(super) reservation: &'a mut Reservation,
     pub(super) progress: &'a watch::Sender<FillProgress>,
     /// Resolves when the download must be given up.
     pub(super) given_up: L,
@@ -54,11 +54,11 @@ impl<L: Future<Output = Error>> ConnectionCopy<'_, L> {
         mut incoming: IncomingFile,
         length: Option<u64>,
     ) -> (Option<Staged>, TransferEnd) {
-        let Self { mirror, attempts, room, progress, given_up } = self;
+        let Self { mirror, attempts, reservation: room, progress, given_up } = self;
         let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
         let writer = DownloadWriter {
             staged,
-            at: incoming.from,
+            offset: incoming.from,
             length,
             progress: progress.clone(),
             write_back: WriteBack::default(),
@@ -168,7 +168,7 @@ enum WriteStop {
 
 struct DownloadWriter {
     staged: Staged,
-    at: u64,
+    offset: u64,
     length: Option<u64>,
     progress: watch::Sender<FillProgress>,
     write_back: WriteBack,
@@ -185,12 +185,12 @@ impl DownloadWriter {
     }
 
     fn take(&mut self, piece: &[u8]) -> Result<(), WriteStop> {
-        let known = self.staged.written().saturating_sub(self.at).min(piece.len() as u64);
+        let known = self.staged.written().saturating_sub(self.offset).min(piece.len() as u64);
         let (again, new) = piece.split_at(usize::try_from(known).unwrap_or(piece.len()));
-        if !again.is_empty() && !self.staged.agrees(self.at, again).map_err(WriteStop::Disk)? {
+        if !again.is_empty() && !self.staged.agrees(self.offset, again).map_err(WriteStop::Disk)? {
             return Err(WriteStop::Differs);
         }
-        self.at += piece.len() as u64;
+        self.offset += piece.len() as u64;
         if new.is_empty() {
             return Ok(());
         }

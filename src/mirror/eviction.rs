@@ -407,7 +407,9 @@ impl Mirror {
     fn is_gone_upstream(&self, of: &Artifact) -> bool {
         // If this cannot be read, treat the archive as still upstream: it can be fetched again.
         match of {
-            Artifact::Provider(package) => self.read_set(package).ok().flatten().is_some_and(|held| held.kept.age.gone),
+            Artifact::Provider(package) => {
+                self.read_set(package).ok().flatten().is_some_and(|held| held.stored_set.age.gone)
+            }
             Artifact::Module(package) => self.location_is_gone(package),
         }
     }

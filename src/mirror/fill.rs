@@ -37,7 +37,7 @@ pub(super) struct FillKey {
 pub(super) struct Fill {
     mirror: Arc<Mirror>,
     request: ArchiveRequest,
-    kept: Arc<StoredProofSet>,
+    stored_set: Arc<StoredProofSet>,
     progress: watch::Sender<FillProgress>,
     /// The entry in the list of the client that started it.
     listed_fill: Option<ListedFill>,
@@ -47,13 +47,13 @@ impl Fill {
     pub(super) fn new(
         mirror: Arc<Mirror>,
         package: Package,
-        kept: Arc<StoredProofSet>,
+        stored_set: Arc<StoredProofSet>,
         set: Arc<ProofSet>,
         call: RequestContext,
         progress: watch::Sender<FillProgress>,
     ) -> Self {
         let request = ArchiveRequest::new(Arc::clone(&mirror), package, set, call);
-        Self { mirror, request, kept, progress, listed_fill: None }
+        Self { mirror, request, stored_set, progress, listed_fill: None }
     }
 
     /// Attaches the entry in a client's list of started fills. The entry is removed when the fill ends.
@@ -72,15 +72,15 @@ impl Fill {
         drop(self.listed_fill.take());
         drop(landing);
         match ended {
-            Ok(FillOutcome::Stored { bytes, held }) => {
+            Ok(FillOutcome::Stored { bytes, archive: held }) => {
                 self.mirror.record_stored(ObjectKind::Archive);
                 let digest = held.digest;
-                self.progress.send_replace(FillProgress::Committed { bytes, held });
+                self.progress.send_replace(FillProgress::Committed { bytes, archive: held });
                 Some(digest)
             }
-            Ok(FillOutcome::NotStored { bytes, size_bytes, why }) => {
+            Ok(FillOutcome::NotStored { bytes, size_bytes, error: why }) => {
                 self.log_not_stored(&why, "a verified archive could not be stored; waiting clients get it");
-                self.progress.send_replace(FillProgress::NotStored { bytes, size_bytes, why });
+                self.progress.send_replace(FillProgress::NotStored { bytes, size_bytes, error: why });
                 None
             }
             Err(Error::Store(why)) => {
@@ -107,7 +107,7 @@ impl Fill {
 
     async fn fill(&mut self) -> Result<FillOutcome, Error> {
         let ArchiveRequest { package, set, call, .. } = &self.request;
-        if let Some(adopted) = self.mirror.adopt(package, &self.kept, set, call.now).await? {
+        if let Some(adopted) = self.mirror.adopt(package, &self.stored_set, set, call.now).await? {
             return Ok(adopted);
         }
         let mut room = self.mirror.reservation();
@@ -118,7 +118,7 @@ impl Fill {
 
     /// Downloads until everything is staged.
     async fn download(&mut self, mut staged: Staged, room: &mut Reservation) -> Result<Staged, Error> {
-        let what = self.request.what.clone();
+        let what = self.request.subject.clone();
         while !is_complete(&staged) {
             let had = staged.written();
             let validators = validators(&staged);
@@ -137,7 +137,7 @@ impl Fill {
                     }
                     incoming.length
                 }
-                LengthAgreement::Never { told, now } => {
+                LengthAgreement::Never { announced: told, now } => {
                     self.discard(staged).await?;
                     return Err(length_mismatch(&incoming, told, now));
                 }
@@ -146,9 +146,9 @@ impl Fill {
             self.publish_progress(&staged, length);
             let (mirror, attempts, progress) = (&self.mirror, &mut self.request.attempts, &self.progress);
             let given_up = ListedFill::until_over_limit(self.listed_fill.as_ref(), &what);
-            let pump = ConnectionCopy { mirror, attempts, room: &mut *room, progress, given_up };
+            let pump = ConnectionCopy { mirror, attempts, reservation: &mut *room, progress, given_up };
             let (returned, ended) = pump.run(staged, incoming, length).await;
-            staged = returned.ok_or_else(|| Error::Interrupted(self.request.what.clone()))?;
+            staged = returned.ok_or_else(|| Error::Interrupted(self.request.subject.clone()))?;
             match ended {
                 TransferEnd::Whole => break,
                 TransferEnd::Differs(error) => {
@@ -251,10 +251,10 @@ impl Fill {
             return Err(self.request.wrong_digest_error(actual).await);
         }
         let (bytes, size_bytes) = (staged.bytes(), staged.written());
-        let ArchiveRequest { package, set, call, what, .. } = &self.request;
+        let ArchiveRequest { package, set, call, subject: what, .. } = &self.request;
         let verified = Verified::by_digest(staged, actual, expected)
-            .map_err(|verdict| Error::Unverified { asked: what.clone(), verdict: verdict.to_string() })?;
-        let (package, kept, set) = (package.clone(), Arc::clone(&self.kept), Arc::clone(set));
+            .map_err(|verdict| Error::Unverified { subject: what.clone(), verdict: verdict.to_string() })?;
+        let (package, kept, set) = (package.clone(), Arc::clone(&self.stored_set), Arc::clone(set));
         let now = self.mirror.flight_context(call).now;
         self.mirror
             .on_disk(move |mirror| {
@@ -264,9 +264,11 @@ impl Fill {
                 // Without an announced length, nothing was evicted for it before.
                 mirror.enforce_size_limit();
                 match held {
-                    Ok(held) => Ok(FillOutcome::Stored { bytes: Some(bytes), held: Box::new(held) }),
+                    Ok(held) => Ok(FillOutcome::Stored { bytes: Some(bytes), archive: Box::new(held) }),
                     // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
-                    Err(why) if bytes.fast_hash()? == fast => Ok(FillOutcome::NotStored { bytes, size_bytes, why }),
+                    Err(why) if bytes.fast_hash()? == fast => {
+                        Ok(FillOutcome::NotStored { bytes, size_bytes, error: why })
+                    }
                     Err(why) => Err(why),
                 }
             })
@@ -307,9 +309,9 @@ impl Mirror {
 
 pub(super) enum FillOutcome {
     /// Stored. `bytes` is the file that it was downloaded to, if it was downloaded now.
-    Stored { bytes: Option<FileBytes>, held: Box<StoredArchive> },
+    Stored { bytes: Option<FileBytes>, archive: Box<StoredArchive> },
     /// Verified, but the disk could not store it.
-    NotStored { bytes: FileBytes, size_bytes: u64, why: StoreError },
+    NotStored { bytes: FileBytes, size_bytes: u64, error: StoreError },
 }
 
 pub(super) fn is_complete(staged: &Staged) -> bool {

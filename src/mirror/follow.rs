@@ -27,13 +27,13 @@ pub(super) enum FillProgress {
     /// Verified and stored.
     Committed {
         bytes: Option<FileBytes>,
-        held: Box<StoredArchive>,
+        archive: Box<StoredArchive>,
     },
     /// Verified, but the disk could not store it. It is readable while its file is open.
     NotStored {
         bytes: FileBytes,
         size_bytes: u64,
-        why: StoreError,
+        error: StoreError,
     },
     /// The disk cannot take it. Clients without any of its bytes get it passed through from upstream.
     NoSpace(StoreError),
@@ -45,12 +45,12 @@ pub(super) enum FillProgress {
 pub struct TailStream {
     progress: watch::Receiver<FillProgress>,
     /// The length announced to the client, if any. A body of another length is an error.
-    told: Option<u64>,
+    announced: Option<u64>,
 }
 
 impl TailStream {
-    pub(super) fn new(progress: watch::Receiver<FillProgress>, told: Option<u64>) -> Self {
-        Self { progress, told }
+    pub(super) fn new(progress: watch::Receiver<FillProgress>, announced: Option<u64>) -> Self {
+        Self { progress, announced }
     }
 
     /// Waits until the archive is stored, without reading its bytes.
@@ -62,7 +62,9 @@ impl TailStream {
             match &*self.progress.borrow_and_update() {
                 FillProgress::Waiting | FillProgress::Streaming { .. } => {}
                 FillProgress::Committed { .. } => return Ok(()),
-                FillProgress::NotStored { why, .. } | FillProgress::NoSpace(why) => return Err(why.clone().into()),
+                FillProgress::NotStored { error: why, .. } | FillProgress::NoSpace(why) => {
+                    return Err(why.clone().into());
+                }
                 FillProgress::Failed(error) => return Err(error.clone()),
             }
             if self.progress.changed().await.is_err() {
@@ -74,12 +76,12 @@ impl TailStream {
     /// Streams the bytes as they arrive, within the read budget `memory`. Ends in an error where the fill fails, so
     /// that the client does not take the body for complete.
     pub fn stream(self, memory: ReadShare) -> impl Stream<Item = io::Result<Bytes>> + Send {
-        let told = self.told;
+        let told = self.announced;
         stream::try_unfold((self.progress, 0, memory), move |(mut progress, offset, memory)| async move {
             loop {
                 let state = progress.borrow_and_update().clone();
                 let size_bytes = match &state {
-                    FillProgress::Committed { held, .. } => Some(held.size_bytes),
+                    FillProgress::Committed { archive: held, .. } => Some(held.size_bytes),
                     FillProgress::NotStored { size_bytes, .. } => Some(*size_bytes),
                     FillProgress::Waiting
                     | FillProgress::Streaming { .. }
@@ -98,7 +100,7 @@ impl TailStream {
                         let before_the_tail = told.unwrap_or(written).saturating_sub(TAIL_BYTES);
                         (Some(bytes), written.min(before_the_tail))
                     }
-                    FillProgress::Committed { bytes, held } => (bytes, held.size_bytes),
+                    FillProgress::Committed { bytes, archive: held } => (bytes, held.size_bytes),
                     FillProgress::NotStored { bytes, size_bytes, .. } => (Some(bytes), size_bytes),
                     FillProgress::NoSpace(_) => {
                         return Err(io::Error::other("the disk would not take it; the next request gets it without"));

@@ -47,7 +47,7 @@ impl Mirror {
                 "this mirror cannot store it ({}), and as many clients as may be at one time get archives straight from upstream",
                 why.in_short()
             );
-            return Err(Error::Busy { what: format!("the archive of {package}"), why });
+            return Err(Error::Busy { subject: format!("the archive of {package}"), reason: why });
         };
         self.counters.passed_through.inc();
         let asking = ArchiveRequest::new(Arc::clone(self), package.clone(), Arc::clone(set), self.flight_context(call));
@@ -65,7 +65,7 @@ impl Mirror {
 
 /// A pass-through of an archive to one client.
 pub struct PassThrough {
-    asking: ArchiveRequest,
+    request: ArchiveRequest,
     /// `None` while reconnecting: a request that waits for a concurrency permit must not hold another.
     incoming: Option<IncomingFile>,
     validators: Validators,
@@ -95,7 +95,7 @@ impl PassThrough {
         Ok(Self {
             validators: incoming.validators.clone(),
             length: incoming.length,
-            asking,
+            request: asking,
             incoming: Some(incoming),
             received: 0,
             received_before: 0,
@@ -114,10 +114,10 @@ impl PassThrough {
             };
             if may_begin && self.length.is_none() && !call.takes_unknown_length {
                 let why = "upstream does not say how long it is, this mirror cannot store it, and a client of HTTP/1.0 could not tell a part of it from the whole";
-                return Err(Error::Busy { what: self.asking.what.clone(), why: why.to_owned() });
+                return Err(Error::Busy { subject: self.request.subject.clone(), reason: why.to_owned() });
             }
             if may_begin {
-                self.asking.attempts.announce(self.length);
+                self.request.attempts.announce(self.length);
                 let length = self.length;
                 return Ok(Archive::PassedThrough { passing: Box::new(self), length });
             }
@@ -125,7 +125,7 @@ impl PassThrough {
                 Some(piece) => self.withheld.extend_from_slice(&piece),
                 None => {
                     self.verify().await?;
-                    let digest = self.asking.set.document.shasum;
+                    let digest = self.request.set.document.shasum;
                     return Ok(Archive::InMemory { bytes: self.withheld.freeze(), digest, stored: None });
                 }
             }
@@ -141,7 +141,7 @@ impl PassThrough {
                 Ok((bytes, BodyEnd::No)) => Ok(Some((bytes, Some(passing)))),
                 Ok((bytes, BodyEnd::Yes)) => Ok(Some((bytes, None))),
                 Err(error) => {
-                    tracing::error!(package = %passing.asking.package, %error, "the pass-through of an archive broke off");
+                    tracing::error!(package = %passing.request.package, %error, "the pass-through of an archive broke off");
                     Err(io::Error::other(error.to_string()))
                 }
             }
@@ -170,7 +170,7 @@ impl PassThrough {
     /// Returns the next bytes, over as many connections as needed; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
-            let ArchiveRequest { mirror, attempts, what, .. } = &mut self.asking;
+            let ArchiveRequest { mirror, attempts, subject: what, .. } = &mut self.request;
             let incoming = self.incoming.as_mut().ok_or_else(|| Error::Interrupted(what.clone()))?;
             let error = match next_piece(mirror, incoming, attempts, self.received).await {
                 Ok(Some(piece)) => {
@@ -193,15 +193,15 @@ impl PassThrough {
     }
 
     async fn resume(&mut self, broken: UpstreamError) -> Result<(), Error> {
-        self.asking.handle_break(broken, self.received.saturating_sub(self.received_before), self.received).await?;
+        self.request.handle_break(broken, self.received.saturating_sub(self.received_before), self.received).await?;
         loop {
-            let incoming = self.asking.ask(self.received, &self.validators).await?;
+            let incoming = self.request.ask(self.received, &self.validators).await?;
             let before = PartialDownload { bytes: self.received, length: self.length };
-            let agreed = self.asking.attempts.compare_length(before, announced(&incoming));
+            let agreed = self.request.attempts.compare_length(before, announced(&incoming));
             let length = match agreed {
                 LengthAgreement::Length(length) if incoming.from == self.received => length,
-                LengthAgreement::Never { told, now } => return Err(length_mismatch(&incoming, told, now)),
-                LengthAgreement::StartOver if self.asking.attempts.announced() == AnnouncedLength::Nothing => {
+                LengthAgreement::Never { announced: told, now } => return Err(length_mismatch(&incoming, told, now)),
+                LengthAgreement::StartOver if self.request.attempts.announced() == AnnouncedLength::Nothing => {
                     self.restart();
                     if incoming.from > 0 {
                         continue;
@@ -228,11 +228,11 @@ impl PassThrough {
 
     async fn verify(&mut self) -> Result<(), Error> {
         let (actual, _) = std::mem::take(&mut self.hasher).finish();
-        if actual != self.asking.set.document.shasum {
-            return Err(self.asking.wrong_digest_error(actual).await);
+        if actual != self.request.set.document.shasum {
+            return Err(self.request.wrong_digest_error(actual).await);
         }
         if self.length.is_none() {
-            self.asking.mirror.remember_length(&self.asking, self.received);
+            self.request.mirror.remember_length(&self.request, self.received);
         }
         Ok(())
     }

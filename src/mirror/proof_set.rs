@@ -24,7 +24,7 @@ const PREDECESSOR_LIFETIME_SECONDS: u64 = 24 * 3600;
 /// A download document, its SHA256SUMS and its signature, verified together.
 #[derive(Debug, Clone)]
 pub struct ProofSet {
-    pub(super) about: ProofSetMetadata,
+    pub(super) metadata: ProofSetMetadata,
     pub(super) body: Bytes,
     /// SHA256SUMS, byte for byte.
     pub(super) sums: Bytes,
@@ -66,7 +66,7 @@ impl ProofSet {
     ) -> Result<Self, String> {
         let document = DownloadDocument::parse(&body, &about.url, &package.platform)?;
         let (sums_digest, signature_digest) = (Digest::of(&sums), Digest::of(&signature));
-        Ok(Self { about, body, sums, signature, document, sums_digest, signature_digest })
+        Ok(Self { metadata: about, body, sums, signature, document, sums_digest, signature_digest })
     }
 
     /// The SHA-256 of SHA256SUMS.
@@ -86,16 +86,16 @@ impl ProofSet {
 
     /// Returns true if it was imported without signatures, on the operator's word.
     pub fn was_imported(&self) -> bool {
-        self.about.proof.how == ProofBasis::Imported
+        self.metadata.proof.how == ProofBasis::Imported
     }
 
     /// The time when it was fetched and verified.
     pub fn fetched(&self) -> Timestamp {
-        self.about.fetched
+        self.metadata.fetched
     }
 
     pub(super) fn proof(&self) -> &Proof {
-        &self.about.proof
+        &self.metadata.proof
     }
 
     pub(super) fn file(&self, prefix: &DigestPrefix) -> Option<ProofSetFile> {
@@ -119,7 +119,7 @@ impl ProofSet {
 
 impl Revalidatable for Arc<StoredProofSet> {
     fn origins(&self) -> Vec<Origin> {
-        let ProofSet { about, document, .. } = &*self.current;
+        let ProofSet { metadata: about, document, .. } = &*self.current;
         let urls = [Some(&about.asked), Some(&document.sums_url), document.signature_url.as_ref()];
         let mut origins = about.origins.clone();
         origins.extend(urls.into_iter().flatten().map(Origin::of));
@@ -150,7 +150,7 @@ struct ProofSetRecord {
 /// A stored set, and its predecessor where that must be served instead.
 #[derive(Debug, Clone)]
 pub(super) struct UsableProofSet {
-    pub(super) kept: Arc<StoredProofSet>,
+    pub(super) stored_set: Arc<StoredProofSet>,
     /// The predecessor, if its archive is stored and the current one's is not.
     pub(super) fallback: Option<Arc<ProofSet>>,
 }
@@ -158,31 +158,31 @@ pub(super) struct UsableProofSet {
 impl UsableProofSet {
     /// Drops the sets that do not meet the policy; `None` if the current one does not.
     pub(super) fn meeting_policy(self, policy: VerificationPolicy) -> Option<Self> {
-        let is_met = |set: &Arc<ProofSet>| policy.is_met_by(&set.about.proof.how);
-        if !is_met(&self.kept.current) {
+        let is_met = |set: &Arc<ProofSet>| policy.is_met_by(&set.metadata.proof.how);
+        if !is_met(&self.stored_set.current) {
             return None;
         }
         let fallback = self.fallback.filter(is_met);
-        let kept = match &self.kept.predecessor {
+        let kept = match &self.stored_set.predecessor {
             Some((predecessor, _)) if !is_met(predecessor) => {
-                Arc::new(StoredProofSet { predecessor: None, ..(*self.kept).clone() })
+                Arc::new(StoredProofSet { predecessor: None, ..(*self.stored_set).clone() })
             }
-            Some(_) | None => self.kept,
+            Some(_) | None => self.stored_set,
         };
-        Some(Self { kept, fallback })
+        Some(Self { stored_set: kept, fallback })
     }
 
     /// The set to serve while upstream cannot be asked.
     pub(super) fn offline_set(&self) -> &Arc<ProofSet> {
-        self.fallback.as_ref().unwrap_or(&self.kept.current)
+        self.fallback.as_ref().unwrap_or(&self.stored_set.current)
     }
 
     /// Finds the set with the file that a digest names. The predecessor's digests are served for a day, and longer
     /// while only its archive is stored.
     pub(super) fn find(&self, prefix: &DigestPrefix, now: Timestamp) -> Option<(Arc<ProofSet>, ProofSetFile)> {
         let lately = |replaced: Timestamp| now.since(replaced).as_secs() < PREDECESSOR_LIFETIME_SECONDS;
-        let predecessor = self.kept.predecessor.as_ref().filter(|(_, replaced)| lately(*replaced));
-        let sets = [Some(&self.kept.current), predecessor.map(|(set, _)| set), self.fallback.as_ref()];
+        let predecessor = self.stored_set.predecessor.as_ref().filter(|(_, replaced)| lately(*replaced));
+        let sets = [Some(&self.stored_set.current), predecessor.map(|(set, _)| set), self.fallback.as_ref()];
         sets.into_iter().flatten().find_map(|set| Some((Arc::clone(set), set.file(prefix)?)))
     }
 
@@ -218,8 +218,8 @@ impl StoredProofSet {
         let record = ProofSetRecord {
             checked: self.age.checked,
             gone: self.age.gone,
-            current: self.current.about.clone(),
-            predecessor: predecessor.map(|(set, replaced)| (set.about.clone(), *replaced)),
+            current: self.current.metadata.clone(),
+            predecessor: predecessor.map(|(set, replaced)| (set.metadata.clone(), *replaced)),
         };
         let sets = [Some(&self.current), predecessor.map(|(set, _)| set)];
         let parts: Vec<&[u8]> =

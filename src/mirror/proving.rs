@@ -41,14 +41,14 @@ impl Mirror {
         visit: &ProofSetFetch<'_>,
         before: Option<&StoredProofSet>,
     ) -> Result<ProofSet, Error> {
-        let held = before.map(|kept| &*kept.current).filter(|held| held.about.asked == *visit.asked);
-        let conditions = held.map(|held| &held.about.validators);
+        let held = before.map(|kept| &*kept.current).filter(|held| held.metadata.asked == *visit.url);
+        let conditions = held.map(|held| &held.metadata.validators);
         let limit = self.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
         let fetched =
-            visit.call.config.outbound.document(visit.ask(visit.what, visit.asked), conditions, limit).await?;
+            visit.call.config.outbound.document(visit.ask(visit.subject, visit.url), conditions, limit).await?;
         let unusable = |at: &Url, why: String| UpstreamError {
-            asked: visit.what.to_owned(),
-            at: origin(at),
+            subject: visit.subject.to_owned(),
+            origin: origin(at),
             fault: Fault::Unusable(why),
         };
         // `_room` reserves memory for the body until this function ends.
@@ -57,20 +57,20 @@ impl Mirror {
                 (body, url, validators, origins, room)
             }
             (Fetched::Unchanged, Some(held)) => {
-                let ProofSetMetadata { url, validators, origins, .. } = held.about.clone();
+                let ProofSetMetadata { url, validators, origins, .. } = held.metadata.clone();
                 (held.body.clone(), url, validators, origins, MemoryGrant::default())
             }
             (Fetched::Unchanged, None) => {
-                return Err(unusable(visit.asked, "304 to an unconditional request".into()).into());
+                return Err(unusable(visit.url, "304 to an unconditional request".into()).into());
             }
         };
         let document =
             DownloadDocument::parse(&body, &url, &visit.package.platform).map_err(|why| unusable(&url, why))?;
         let policy = visit.upstream.settings.verification;
         let sums_held = held.filter(|held| held.document.sums_url == document.sums_url);
-        let sums_held = sums_held.map(|held| (&held.sums, &held.about.sums_validators));
+        let sums_held = sums_held.map(|held| (&held.sums, &held.metadata.sums_validators));
         let signature_held = held.filter(|held| held.document.signature_url == document.signature_url);
-        let signature_held = signature_held.map(|held| (&held.signature, &held.about.signature_validators));
+        let signature_held = signature_held.map(|held| (&held.signature, &held.metadata.signature_validators));
         let (sums, signature) = tokio::try_join!(
             self.companion(visit, "SHA256SUMS", &document.sums_url, sums_held, MAX_SUMS),
             self.signature(visit, policy, &document, signature_held),
@@ -79,7 +79,7 @@ impl Mirror {
         // The verdict may quote upstream's text, which may contain the query of a URL.
         let proof = proven.map_err(|(kind, verdict)| {
             self.counters.count_unproven(&visit.package.provider.host, kind);
-            unverified(visit.what, &url, sanitized(&verdict))
+            unverified(visit.subject, &url, sanitized(&verdict))
         })?;
         for warning in &proof.warnings {
             tracing::warn!(package = %visit.package, warning, "a proof was accepted with a warning");
@@ -88,7 +88,7 @@ impl Mirror {
         origins.sort();
         origins.dedup();
         let about = ProofSetMetadata {
-            asked: visit.asked.clone(),
+            asked: visit.url.clone(),
             url: url.clone(),
             origins,
             validators,
@@ -160,7 +160,7 @@ impl Mirror {
             (Fetched::Unchanged, Some((bytes, validators))) => Ok((bytes.clone(), validators.clone(), Vec::new())),
             (Fetched::Unchanged, None) => {
                 let fault = Fault::Unusable("304 to an unconditional request".into());
-                Err(UpstreamError { asked: what, at: origin(url), fault }.into())
+                Err(UpstreamError { subject: what, origin: origin(url), fault }.into())
             }
         }
     }
@@ -182,9 +182,9 @@ impl Mirror {
         match admitted.await? {
             Ok(admitted) => Ok(admitted),
             Err(why) => {
-                let asked = format!("the download document of {package} from {}", origin(&set.about.url));
+                let asked = format!("the download document of {package} from {}", origin(&set.metadata.url));
                 let command = why.command(package);
-                Err(Error::Unaccepted { asked, verdict: why.words, command })
+                Err(Error::Unaccepted { subject: asked, verdict: why.words, command })
             }
         }
     }
@@ -325,10 +325,10 @@ impl AdmissionRefusal {
 
 /// The parameters of fetching one proof set.
 pub(super) struct ProofSetFetch<'a> {
-    pub(super) what: &'a str,
-    pub(super) asked: &'a Url,
+    pub(super) subject: &'a str,
+    pub(super) url: &'a Url,
     pub(super) upstream: &'a Upstream,
-    pub(super) grant: &'a CredentialScope,
+    pub(super) credential_scope: &'a CredentialScope,
     pub(super) package: &'a Package,
     pub(super) call: &'a RequestContext,
     pub(super) retries: usize,
@@ -342,7 +342,7 @@ impl ProofSetFetch<'_> {
             label: what,
             url,
             upstream,
-            credentials: self.grant,
+            credentials: self.credential_scope,
             via,
             retries: self.retries,
             priority: *asker,
@@ -352,14 +352,14 @@ impl ProofSetFetch<'_> {
 }
 
 fn unverified(asked: &str, url: &Url, verdict: String) -> Error {
-    Error::Unverified { asked: format!("{asked} from {}", origin(url)), verdict }
+    Error::Unverified { subject: format!("{asked} from {}", origin(url)), verdict }
 }
 
 /// Turns a missing companion file into an upstream failure: it must not look like "no such package".
 pub(super) fn companion_failure(error: Error, what: &str) -> Error {
     match error {
         Error::Upstream(error)
-            if error.asked != what
+            if error.subject != what
                 && (error.fault.may_be_an_expired_url() || matches!(error.fault, Fault::Rejected { .. })) =>
         {
             let fault =

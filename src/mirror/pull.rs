@@ -32,7 +32,10 @@ pub(super) trait Revalidatable {
 
 /// The error for a request when too many others already wait.
 pub(super) fn too_many_waiting(what: &str) -> Error {
-    Error::Busy { what: what.to_owned(), why: "the limit of requests that wait for upstreams is reached".to_owned() }
+    Error::Busy {
+        subject: what.to_owned(),
+        reason: "the limit of requests that wait for upstreams is reached".to_owned(),
+    }
 }
 
 /// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.
@@ -153,8 +156,8 @@ impl Mirror {
         match tokio::time::timeout(limit, work).await {
             Ok(done) => done,
             Err(_) => Err(Error::from(UpstreamError {
-                asked: what.to_owned(),
-                at: host.to_string(),
+                subject: what.to_owned(),
+                origin: host.to_string(),
                 fault: Fault::Slow(format!("no whole answer within {} s", limit.as_secs())),
             })),
         }

@@ -98,7 +98,7 @@ impl Mirror {
         let _nothing_is_pinned = self.evictor.block_evictions();
         // Everything verified must be recorded before anything is removed.
         let mut spared = BTreeSet::new();
-        for UnrecordedSet { package, why } in self.histories.record_stored(of)? {
+        for UnrecordedSet { package, error: why } in self.histories.record_stored(of)? {
             if what.versions.include(&package.version) {
                 let left = "its proof set is the only record of its digests, and cannot be read";
                 purged.left.push(format!("{package}: {left}: {why}"));
@@ -155,7 +155,7 @@ impl Mirror {
             digests.extend(name.archives.iter().map(|held| held.digest));
             // After a crash, an archive that a set lists may be stored without a name.
             match self.read_set(package) {
-                Ok(Some(UsableProofSet { kept, .. })) => {
+                Ok(Some(UsableProofSet { stored_set: kept, .. })) => {
                     let predecessor = kept.predecessor.as_ref().map(|(set, _)| set);
                     digests.extend(predecessor.into_iter().chain([&kept.current]).map(|set| set.document.shasum));
                 }

@@ -135,7 +135,7 @@ impl Mirror {
         package: Package,
         call: &RequestContext,
     ) -> Result<RefreshOutcome, Error> {
-        let before = self.usable_set(&package, call).await?.map(|held| held.kept);
+        let before = self.usable_set(&package, call).await?.map(|held| held.stored_set);
         let seen = before.as_ref().map(|kept| kept.age);
         let flight =
             self.join_set_flight(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await;

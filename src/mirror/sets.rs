@@ -80,8 +80,10 @@ impl Mirror {
         let what = describe_set(package);
         let mut rule = upstream.rule(|fresh| fresh.download);
         let held = self.usable_set(package, call).await?;
-        if let Some(held) = held.as_ref().filter(|held| !held.kept.age.gone) {
-            rule = self.rule_for_location(Service::Providers, &held.kept.current.about.asked, &upstream, rule).await?;
+        if let Some(held) = held.as_ref().filter(|held| !held.stored_set.age.gone) {
+            rule = self
+                .rule_for_location(Service::Providers, &held.stored_set.current.metadata.asked, &upstream, rule)
+                .await?;
         }
         let fallback = held.as_ref().and_then(|held| held.fallback.clone());
         if held.is_none()
@@ -98,14 +100,14 @@ impl Mirror {
                 return Err(self.offline_package_error(package, what, call).await);
             }
         }
-        let seen = held.as_ref().map(|held| held.kept.age);
+        let seen = held.as_ref().map(|held| held.stored_set.age);
         let landed = held.map(|held| {
-            let mut age = held.kept.age;
+            let mut age = held.stored_set.age;
             if held.fallback.is_some() {
                 // Revalidate now: the predecessor is served only if upstream cannot be reached.
                 age.checked = Timestamp(0);
             }
-            Aged { age, value: held.kept }
+            Aged { age, value: held.stored_set }
         });
         let fly = |errand, call: &RequestContext| {
             self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(errand), call)
@@ -162,7 +164,7 @@ impl Mirror {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let landed =
             self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await?;
-        Ok(UsableProofSet { kept: landed.value, fallback: None })
+        Ok(UsableProofSet { stored_set: landed.value, fallback: None })
     }
 
     /// Fetches the whole set unconditionally, because the URLs in the stored one have expired.
@@ -227,7 +229,7 @@ impl Mirror {
         anew: ProofSetRefresh,
         call: &RequestContext,
     ) -> SetFlight {
-        let before = self.usable_set(package, call).await?.map(|held| held.kept);
+        let before = self.usable_set(package, call).await?.map(|held| held.stored_set);
         if let Some(before) =
             before.as_ref().filter(|before| anew != ProofSetRefresh::Whole && seen != Some(before.age))
         {
@@ -282,13 +284,17 @@ impl Mirror {
             UnlistedPolicy::Fetched => self.listed(package, call).await,
         };
         let spelled = listed.spelled(&package.version);
-        let unusable =
-            |why: String| UpstreamError { asked: what.to_owned(), at: origin(&base), fault: Fault::Unusable(why) };
+        let unusable = |why: String| UpstreamError {
+            subject: what.to_owned(),
+            origin: origin(&base),
+            fault: Fault::Unusable(why),
+        };
         let asked = download_url(&base, &package.provider, &spelled, &package.platform)
             .map_err(|e| Error::from(unusable(e.to_string())))?;
-        let visit = ProofSetFetch { what, asked: &asked, upstream, grant: &grant, package, call, retries };
+        let visit =
+            ProofSetFetch { subject: what, url: &asked, upstream, credential_scope: &grant, package, call, retries };
         let fetched = match self.fetch_and_verify_set(&visit, build_on).await {
-            Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.asked == what => {
+            Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.subject == what => {
                 return Err(match listed {
                     // A 404 for this spelling proves nothing while the list cannot be read.
                     ListingState::Unknown(Some(unread)) => SetFetchError::Failed(unread),
@@ -296,7 +302,7 @@ impl Mirror {
                 });
             }
             // The document was just revalidated, and one of its files failed: its URLs may have expired.
-            Err(Error::Upstream(error)) if error.asked != what && error.fault.may_be_an_expired_url() => {
+            Err(Error::Upstream(error)) if error.subject != what && error.fault.may_be_an_expired_url() => {
                 self.fetch_and_verify_set(&visit, None).await
             }
             fetched => fetched,

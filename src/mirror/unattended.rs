@@ -65,14 +65,14 @@ pub(super) struct FillsByClient(Arc<Mutex<RunningFills>>);
 
 #[derive(Debug, Default)]
 struct RunningFills {
-    by: HashMap<ClientAddress, Fills>,
+    by_client: HashMap<ClientAddress, Fills>,
     next: u64,
 }
 
 /// An entry in the list of the client that started the fill, removed on drop.
 #[derive(Debug)]
 pub(super) struct ListedFill {
-    of: FillsByClient,
+    fills: FillsByClient,
     client: ClientAddress,
     number: u64,
 }
@@ -85,17 +85,17 @@ impl FillsByClient {
     pub(super) fn may_start(&self, client: Option<ClientAddress>, what: impl FnOnce() -> String) -> Result<(), Error> {
         let Some(client) = client else { return Ok(()) };
         let running = self.0.lock();
-        let unattended = running.by.get(&client).map_or(0, |fills| unattended(fills.values()));
+        let unattended = running.by_client.get(&client).map_or(0, |fills| unattended(fills.values()));
         if unattended < MAX_UNATTENDED_FILLS {
             Ok(())
         } else {
-            Err(Error::Unattended { what: what(), running: unattended })
+            Err(Error::Unattended { subject: what(), running: unattended })
         }
     }
 
     /// The number of fills in progress that clients started and abandoned.
     pub(super) fn unattended(&self) -> usize {
-        self.0.lock().by.values().map(|fills| unattended(fills.values())).sum()
+        self.0.lock().by_client.values().map(|fills| unattended(fills.values())).sum()
     }
 
     /// Lists a fill that others can already join. A job's fill is not listed.
@@ -108,8 +108,8 @@ impl FillsByClient {
         let mut running = self.0.lock();
         let number = running.next;
         running.next += 1;
-        running.by.entry(client).or_default().insert(number, Box::new(fill));
-        Some(ListedFill { of: self.clone(), client, number })
+        running.by_client.entry(client).or_default().insert(number, Box::new(fill));
+        Some(ListedFill { fills: self.clone(), client, number })
     }
 }
 
@@ -126,12 +126,12 @@ impl ListedFill {
         while !started.is_over_limit() {
             looks.tick().await;
         }
-        Error::Unattended { what: what.to_owned(), running: MAX_UNATTENDED_FILLS }
+        Error::Unattended { subject: what.to_owned(), running: MAX_UNATTENDED_FILLS }
     }
 
     fn is_over_limit(&self) -> bool {
-        let running = self.of.0.lock();
-        let Some(fills) = running.by.get(&self.client) else { return false };
+        let running = self.fills.0.lock();
+        let Some(fills) = running.by_client.get(&self.client) else { return false };
         let is_followed = fills.get(&self.number).is_none_or(|fill| fill.has_waiters());
         !is_followed && unattended(fills.range(..self.number).map(|(_, fill)| fill)) >= MAX_UNATTENDED_FILLS
     }
@@ -139,11 +139,11 @@ impl ListedFill {
 
 impl Drop for ListedFill {
     fn drop(&mut self) {
-        let mut running = self.of.0.lock();
-        let Some(fills) = running.by.get_mut(&self.client) else { return };
+        let mut running = self.fills.0.lock();
+        let Some(fills) = running.by_client.get_mut(&self.client) else { return };
         let ended = fills.remove(&self.number);
         if fills.is_empty() {
-            running.by.remove(&self.client);
+            running.by_client.remove(&self.client);
         }
         drop(running);
         // Outside the lock: this may drop the last reference to the fill's result.
@@ -195,7 +195,7 @@ mod tests {
         fills.pop();
         assert!(may_start(&started, "192.0.2.1"), "one of them has ended");
         fills.clear();
-        assert!(started.0.lock().by.is_empty());
+        assert!(started.0.lock().by_client.is_empty());
     }
 
     /// Promise 11: the same rule for fills with a shared future, as those of modules.

@@ -95,8 +95,8 @@ impl Mirror {
     pub fn verify(self: &Arc<Self>, call: &RequestContext) -> Result<mpsc::Receiver<VerifyEvent>, Error> {
         let alone = Arc::clone(&self.verify_lock).try_lock_owned();
         let busy = |_| Error::Busy {
-            what: "the check".to_owned(),
-            why: "everything stored is being verified already".to_owned(),
+            subject: "the check".to_owned(),
+            reason: "everything stored is being verified already".to_owned(),
         };
         let alone = alone.map_err(busy)?;
         let (tell, told) = mpsc::channel(EVENT_BUFFER);
@@ -260,7 +260,7 @@ impl VerifyRun {
     async fn rebuild_name(&self, package: Package) {
         let call = self.mirror.flight_context(&self.mirror.job_context(self.mirror.flight_context(&self.call).now));
         let Ok(Some(held)) = self.mirror.usable_set(&package, &call).await else { return };
-        let set = &held.kept.current;
+        let set = &held.stored_set.current;
         if !matches!(self.mirror.has_archive(set.document.shasum).await, Ok(true)) {
             return;
         }

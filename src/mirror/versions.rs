@@ -35,7 +35,7 @@ impl Mirror {
         let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| self.fly_for_versions(&wanted, address, seen, errand, call);
-        let pulled = self.serve_or_fetch(&wanted.what, &address.host, call, &rule, held, fly).await;
+        let pulled = self.serve_or_fetch(&wanted.subject, &address.host, call, &rule, held, fly).await;
         pulled.inspect_err(|error| self.record_if_offline(error, call, || address.into()))
     }
 
@@ -71,7 +71,7 @@ impl Mirror {
         before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        let (what, upstream) = (&wanted.what, &*wanted.upstream);
+        let (what, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let (base, grant) = self
             .resolve_service(Service::Providers, upstream, DiscoveryTrust::for_what_is_held(before.as_ref()), call)
@@ -96,7 +96,7 @@ impl Mirror {
                 kept
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
-                if !before.as_ref().is_some_and(|before| before.about.gone) {
+                if !before.as_ref().is_some_and(|before| before.metadata.gone) {
                     // For the alarms only: the stored list still names them all.
                     let none = VersionList { versions: Vec::new(), rest: Default::default() };
                     self.dropped_but_stored(upstream, address, &none, before.as_ref(), call.now).await?;
@@ -139,7 +139,7 @@ impl Mirror {
             None => None,
         };
         // Versions that a bundle's list did not name were not dropped by upstream.
-        let said_before = before.filter(|before| !before.about.carried);
+        let said_before = before.filter(|before| !before.metadata.carried);
         let dropped_before = said_before.map(|before| before.dropped_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         let dropped: Vec<Version> = held.keys().filter(|version| !imported.contains(version)).cloned().collect();
@@ -181,7 +181,7 @@ fn version_list_request(address: &ProviderAddress, call: &RequestContext) -> Res
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
     let (what, key) = (format!("the version list of {address}"), Key::ProviderVersions(address.clone()));
-    Ok(DocumentRequest { what, key, upstream, service: Service::Providers, rule })
+    Ok(DocumentRequest { subject: what, key, upstream, service: Service::Providers, rule })
 }
 
 /// Builds the entry of a version in a list, as a registry would write it.

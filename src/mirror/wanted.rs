@@ -18,7 +18,7 @@ use crate::upstream::outbound::origin;
 
 #[derive(Debug, Clone)]
 pub(super) struct DocumentRequest {
-    pub(super) what: String,
+    pub(super) subject: String,
     pub(super) key: Key,
     pub(super) upstream: Arc<Upstream>,
     /// The upstream's service that has it.
@@ -33,8 +33,8 @@ impl DocumentRequest {
 
     /// The error for an answer that cannot be used.
     pub(super) fn unusable(&self, why: impl Into<String>) -> UpstreamError {
-        let (asked, at) = (self.what.clone(), origin(&self.upstream.settings.url));
-        UpstreamError { asked, at, fault: Fault::Unusable(why.into()) }
+        let (asked, at) = (self.subject.clone(), origin(&self.upstream.settings.url));
+        UpstreamError { subject: asked, origin: at, fault: Fault::Unusable(why.into()) }
     }
 }
 
@@ -56,7 +56,7 @@ impl Mirror {
         }
         let rule = match held.as_ref().filter(|held| !held.age.gone) {
             Some(held) => {
-                let asked = &held.value.about.asked;
+                let asked = &held.value.metadata.asked;
                 self.rule_for_location(wanted.service, asked, &wanted.upstream, wanted.rule).await?
             }
             None => wanted.rule,
@@ -75,19 +75,19 @@ impl Mirror {
         fetch: impl FnOnce(Arc<Self>, Option<Arc<StoredDocument>>, RequestContext) -> F + Send + 'static,
     ) -> SharedResult<DocumentFlight> {
         let of = (wanted.key.clone(), errand, call.flight_group());
-        self.document_flights.join_or_spawn(&self.tasks, of, Err(Error::Interrupted(wanted.what.clone())), || {
+        self.document_flights.join_or_spawn(&self.tasks, of, Err(Error::Interrupted(wanted.subject.clone())), || {
             let (mirror, call, wanted) = (Arc::clone(self), self.flight_context(call), wanted.clone());
             async move {
                 let work = async {
                     match mirror.reread_store(&wanted.key, seen, &wanted.rule, &call).await? {
                         FlightStart::AlreadyFetched(landed) => Ok(landed),
                         FlightStart::BuildOn(before) => {
-                            mirror.charge_revalidation(&wanted.what, wanted.host(), errand, 1, &call)?;
+                            mirror.charge_revalidation(&wanted.subject, wanted.host(), errand, 1, &call)?;
                             fetch(Arc::clone(&mirror), before, call).await
                         }
                     }
                 };
-                mirror.with_deadline(&wanted.what, wanted.host(), work).await
+                mirror.with_deadline(&wanted.subject, wanted.host(), work).await
             }
         })
     }
@@ -105,8 +105,8 @@ impl Mirror {
     ) -> Result<StoredDocument, Error> {
         match before {
             Some(before) if wanted.upstream.settings.keep_gone => {
-                if !before.about.gone {
-                    let what = &wanted.what;
+                if !before.metadata.gone {
+                    let what = &wanted.subject;
                     tracing::warn!(what, %error, "upstream has deleted it; the stored copy stays (keep_gone)");
                 }
                 Ok(before.confirmed(call.now, true))

@@ -148,7 +148,7 @@ impl Mirror {
         let Some(held) = self.usable_set(package, &call).await? else {
             return Err(self.not_stored_error(&sets::describe_set(package)).await);
         };
-        let kept = Arc::clone(&held.kept);
+        let kept = Arc::clone(&held.stored_set);
         let (set, _) = held.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(what.clone()))?;
         let origin = Origin::of(&set.document.archive_url);
         if !self.has_archive(digest).await? {
@@ -167,13 +167,15 @@ impl Mirror {
                     None
                 }
                 // Without a download, the bytes were already stored under another name.
-                FillProgress::Committed { bytes: None, held } => {
+                FillProgress::Committed { bytes: None, archive: held } => {
                     Some(Ok((WarmedArchive::AlreadyStored, (**held).clone())))
                 }
-                FillProgress::Committed { bytes: Some(_), held } => {
+                FillProgress::Committed { bytes: Some(_), archive: held } => {
                     Some(Ok((WarmedArchive::Fetched, (**held).clone())))
                 }
-                FillProgress::NotStored { why, .. } | FillProgress::NoSpace(why) => Some(Err(why.clone().into())),
+                FillProgress::NotStored { error: why, .. } | FillProgress::NoSpace(why) => {
+                    Some(Err(why.clone().into()))
+                }
                 FillProgress::Failed(error) => Some(Err(error.clone())),
             };
             if let Some(ended) = ended {
@@ -250,7 +252,7 @@ impl Mirror {
                 }
             }
             let Some(set) = mirror.read_set(&of)? else { return Ok(false) };
-            let sets = [Some(&set.kept.current), set.fallback.as_ref()];
+            let sets = [Some(&set.stored_set.current), set.fallback.as_ref()];
             let is_proven = sets.into_iter().flatten().any(|set| set.document.shasum == digest);
             Ok(is_proven
                 && mirror.catalog.name(&of)?.get(&digest).is_some()
@@ -286,7 +288,7 @@ impl Mirror {
             && call.caller != CallerKind::PlanStep
             && let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now)
         {
-            return Err(Error::HeldBack { what: what.to_owned(), until });
+            return Err(Error::HeldBack { subject: what.to_owned(), until });
         }
         let since = match answer.checked {
             Timestamp(0) => String::new(),
@@ -308,7 +310,7 @@ impl Mirror {
             return Ok(());
         }
         if let Some(until) = call.config.outbound.retry_after_until(of, origins, call.now) {
-            return Err(Error::HeldBack { what: what.to_owned(), until });
+            return Err(Error::HeldBack { subject: what.to_owned(), until });
         }
         let has_room = call.config.outbound.spend(of, BudgetPurpose::Job, requests, call.now);
         if has_room { Ok(()) } else { Err(Error::Spared(what.to_owned())) }
@@ -337,10 +339,10 @@ pub(super) fn or_retry_later(
 ) -> Error {
     let Error::Upstream(failed) = &error else { return error };
     // A redirect may have led to an origin that is not in the list.
-    let last = Url::parse(&failed.at).ok().map(|at| Origin::of(&at));
+    let last = Url::parse(&failed.origin).ok().map(|at| Origin::of(&at));
     let origins: Vec<Origin> = origins.iter().cloned().chain(last).collect();
     match call.config.outbound.retry_after_until(host, &origins, call.now) {
-        Some(until) => Error::HeldBack { what: what.to_owned(), until },
+        Some(until) => Error::HeldBack { subject: what.to_owned(), until },
         None => error,
     }
 }

@@ -38,7 +38,9 @@ impl Mirror {
             return true;
         }
         let named_by_set = |of: &Artifact| match of {
-            Artifact::Provider(package) => Ok(self.read_set(package)?.map(|held| held.kept.current.document.shasum)),
+            Artifact::Provider(package) => {
+                Ok(self.read_set(package)?.map(|held| held.stored_set.current.document.shasum))
+            }
             Artifact::Module(_) => Ok(None),
         };
         let ended = self.catalog.reconcile(named_by_set, || self.tasks.is_stopping());

@@ -88,7 +88,7 @@ impl ResolvedTree<'_> {
                     let name = [path.as_bytes(), b"/"].concat();
                     write_header(&mut gzip, &name, EntryType::Directory, 0o755, 0).map_err(TreeError::spool)?;
                 }
-                ResolvedEntry::File { mode, at, size_bytes } => {
+                ResolvedEntry::File { mode, offset: at, size_bytes } => {
                     write_header(&mut gzip, path.as_bytes(), EntryType::Regular, mode | 0o400, size_bytes)
                         .map_err(TreeError::spool)?;
                     let mut contents = self.tree.contents(at, size_bytes);

@@ -19,7 +19,7 @@ const MAX_NAME_BYTES: usize = 64 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResolvedEntry {
     Folder,
-    File { mode: u32, at: u64, size_bytes: u64 },
+    File { mode: u32, offset: u64, size_bytes: u64 },
 }
 
 /// The contents of a folder with links followed, ready to be packed.
@@ -52,7 +52,7 @@ pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<ResolvedTree<'t>, 
         work: 0,
         links: Vec::new(),
     };
-    let mut folders = vec![Copied { from: root.clone(), to: TreePath::root(), through: None }];
+    let mut folders = vec![Copied { from: root.clone(), target: TreePath::root(), through: None }];
     while let Some(folder) = folders.pop() {
         walk.copy(&folder, &mut folders)?;
     }
@@ -62,7 +62,7 @@ pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<ResolvedTree<'t>, 
 /// A folder to copy: its source, its destination, and the index of the last link on the path to it.
 struct Copied {
     from: TreePath,
-    to: TreePath,
+    target: TreePath,
     through: Option<usize>,
 }
 
@@ -90,16 +90,16 @@ impl<'t> LinkResolver<'t> {
     fn copy(&mut self, folder: &Copied, more: &mut Vec<Copied>) -> Result<(), TreeError> {
         for (path, entry) in self.tree.entries_below(&folder.from) {
             // Entries that are left out count too: a folder of only such entries can be copied once per link to it.
-            self.spend(path.as_bytes().len() + folder.to.as_bytes().len())?;
+            self.spend(path.as_bytes().len() + folder.target.as_bytes().len())?;
             let Some(below) = path.below(&folder.from) else { continue };
-            let to = folder.to.join(&below).map_err(|bad| TreeError::refused(path, bad.to_string()))?;
+            let to = folder.target.join(&below).map_err(|bad| TreeError::refused(path, bad.to_string()))?;
             if to.names().next() == Some(b".git") {
                 continue;
             }
             match entry {
                 TreeEntry::Folder => self.put(to, ResolvedEntry::Folder)?,
-                TreeEntry::File { mode, at, size_bytes } => {
-                    self.put(to, ResolvedEntry::File { mode: *mode, at: *at, size_bytes: *size_bytes })?;
+                TreeEntry::File { mode, offset: at, size_bytes } => {
+                    self.put(to, ResolvedEntry::File { mode: *mode, offset: *at, size_bytes: *size_bytes })?;
                 }
                 TreeEntry::Link(target) => match self.follow(path, target)? {
                     LinkTarget::File(file) => self.put(to, file)?,
@@ -108,7 +108,7 @@ impl<'t> LinkResolver<'t> {
                             // The path stays in memory until it is copied, and many links may have it as their target.
                             self.name_bytes = self.name_bytes.saturating_add(from.as_bytes().len());
                             self.put(to.clone(), ResolvedEntry::Folder)?;
-                            more.push(Copied { from, to, through: Some(link) });
+                            more.push(Copied { from, target: to, through: Some(link) });
                         }
                         None => drop(self.endless.insert(path)),
                     },
@@ -199,10 +199,10 @@ impl<'t> LinkResolver<'t> {
                 };
                 match self.tree.get(&path) {
                     Some(TreeEntry::Folder) => at = path,
-                    Some(TreeEntry::File { mode, at, size_bytes }) if names.is_empty() => {
+                    Some(TreeEntry::File { mode, offset: at, size_bytes }) if names.is_empty() => {
                         return Ok(LinkTarget::File(ResolvedEntry::File {
                             mode: *mode,
-                            at: *at,
+                            offset: *at,
                             size_bytes: *size_bytes,
                         }));
                     }

@@ -41,7 +41,7 @@ pub enum TreeEntry {
         /// The permission bits, 0o777 at most.
         mode: u32,
         /// The offset of its bytes in the spool.
-        at: u64,
+        offset: u64,
         /// Its size in bytes.
         size_bytes: u64,
     },
@@ -53,12 +53,12 @@ pub enum TreeEntry {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TreeError {
     /// One entry is refused.
-    #[error("its entry {entry:?} is refused: {why}")]
+    #[error("its entry {entry:?} is refused: {reason}")]
     Refused {
         /// The entry's path, printable.
         entry: String,
         /// The reason.
-        why: String,
+        reason: String,
     },
     /// A limit is exceeded; the text names it.
     #[error("it has more than {0}")]
@@ -74,7 +74,7 @@ pub enum TreeError {
 impl TreeError {
     /// Refuses one entry.
     pub fn refused(entry: impl std::fmt::Display, why: impl Into<String>) -> Self {
-        Self::Refused { entry: entry.to_string(), why: why.into() }
+        Self::Refused { entry: entry.to_string(), reason: why.into() }
     }
 
     pub(super) fn spool(error: io::Error) -> Self {
@@ -179,7 +179,7 @@ impl Tree {
             self.spooled += read as u64;
         }
         let size_bytes = self.spooled - at;
-        self.insert(path, TreeEntry::File { mode: mode & 0o777, at, size_bytes })?;
+        self.insert(path, TreeEntry::File { mode: mode & 0o777, offset: at, size_bytes })?;
         Ok(size_bytes)
     }
 
@@ -206,7 +206,7 @@ impl Tree {
 
     /// Reads the bytes of a file from its offset in the spool.
     pub fn contents(&self, at: u64, size_bytes: u64) -> impl Read + '_ {
-        Contents { spool: &self.spool, at, end: at.saturating_add(size_bytes).min(self.spooled) }
+        Contents { spool: &self.spool, offset: at, end: at.saturating_add(size_bytes).min(self.spooled) }
     }
 
     /// The bytes of all files; hard links count once.
@@ -253,19 +253,19 @@ impl TreeError {
 
 struct Contents<'a> {
     spool: &'a File,
-    at: u64,
+    offset: u64,
     end: u64,
 }
 
 impl Read for Contents<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = usize::try_from(self.end - self.at).unwrap_or(buffer.len());
+        let left = usize::try_from(self.end - self.offset).unwrap_or(buffer.len());
         let most = buffer.len().min(left);
-        let read = self.spool.read_at(&mut buffer[..most], self.at)?;
+        let read = self.spool.read_at(&mut buffer[..most], self.offset)?;
         if read == 0 && most > 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.at += read as u64;
+        self.offset += read as u64;
         Ok(read)
     }
 }
@@ -291,7 +291,9 @@ mod tests {
         tree.add_folder(&path("a/b")).unwrap();
         let names: Vec<_> = tree.entries().map(|(path, _)| path.to_string()).collect();
         assert_eq!(names, ["a", "a/b", "a/b/main.tf", "a/empty", "a/link"]);
-        let Some(TreeEntry::File { mode: 0o755, at, size_bytes: 3 }) = tree.get(&path("a/b/main.tf")) else { panic!() };
+        let Some(TreeEntry::File { mode: 0o755, offset: at, size_bytes: 3 }) = tree.get(&path("a/b/main.tf")) else {
+            panic!()
+        };
         let mut read = Vec::new();
         tree.contents(*at, 3).read_to_end(&mut read).unwrap();
         assert_eq!(read, b"one");

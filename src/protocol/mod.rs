@@ -107,7 +107,7 @@ impl RequestFailure {
         match self {
             Self::NoRoute(RouteError::Malformed(why) | RouteError::Unknown(why)) => Explanation::of(why),
             Self::NoRoute(RouteError::UnknownHost(host)) => Error::UnknownHost(host.clone()).explain(),
-            Self::NoRoute(RouteError::Misdirected { why, .. }) => why.clone(),
+            Self::NoRoute(RouteError::Misdirected { explanation: why, .. }) => why.clone(),
             Self::Mirror(error) => error.explain(),
         }
     }

@@ -105,7 +105,7 @@ pub fn with_links(
     find_links(whole, DEPTH, &led, &mut edits);
     let mut body = String::with_capacity(text.len() + 64 * edits.len());
     let mut copied = 0;
-    for UrlEdit { of, led } in edits {
+    for UrlEdit { original: of, rewritten: led } in edits {
         // Raw values borrow from the text, in its order.
         let start = of.get().as_ptr() as usize - text.as_ptr() as usize;
         body.push_str(text.get(copied..start).unwrap_or_default());
@@ -121,8 +121,8 @@ pub fn with_links(
 
 /// A string in a page, and its replacement.
 struct UrlEdit<'a> {
-    of: &'a RawValue,
-    led: RewrittenUrl,
+    original: &'a RawValue,
+    rewritten: RewrittenUrl,
 }
 
 /// The replacement of a URL.
@@ -154,12 +154,12 @@ fn find_links<'a>(
     let mut of_members = Vec::new();
     for (name, value) in members {
         match name.ends_with("_url").then(|| serde_json::from_str::<String>(value.get()).ok()).flatten() {
-            Some(url) => of_members.extend(led(&name, &url).map(|led| UrlEdit { of: value, led })),
+            Some(url) => of_members.extend(led(&name, &url).map(|led| UrlEdit { original: value, rewritten: led })),
             None => find_links(value, depth - 1, led, &mut of_members),
         }
     }
     // Of two members with one name the last counts, but the map has it at the position of the first.
-    of_members.sort_by_key(|edit| edit.of.get().as_ptr() as usize);
+    of_members.sort_by_key(|edit| edit.original.get().as_ptr() as usize);
     edits.append(&mut of_members);
 }
 
@@ -237,8 +237,8 @@ struct PageEntry<'a> {
 
 impl<'a> From<&'a StoredEntry> for PageEntry<'a> {
     fn from(entry: &'a StoredEntry) -> Self {
-        let id = format!("{}/{}", entry.of.path(), entry.version);
-        let (namespace, name, provider) = match &entry.of {
+        let id = format!("{}/{}", entry.subject.path(), entry.version);
+        let (namespace, name, provider) = match &entry.subject {
             StoredSubject::Module(ModuleAddress { namespace, name, system, .. }) => {
                 (namespace.as_str(), name.as_str(), Some(system.as_str()))
             }

@@ -84,12 +84,12 @@ pub enum RouteError {
     #[error("{}", Error::UnknownHost(.0.clone()))]
     UnknownHost(Hostname),
     /// The client's configuration uses a wrong URL for a protocol.
-    #[error("{why}")]
+    #[error("{explanation}")]
     Misdirected {
         /// The protocol.
         api: Api,
         /// The mistake, and the line to write.
-        why: Explanation,
+        explanation: Explanation,
     },
 }
 
@@ -159,7 +159,7 @@ impl RouteContext {
     fn root_upstream(&self, host: Option<&str>) -> Result<&Hostname, RouteError> {
         let name = host.and_then(|host| host.split(':').next()).unwrap_or_default();
         if name.ends_with('.') {
-            return Err(RouteError::Misdirected { api: Api::Registry, why: final_dot(name) });
+            return Err(RouteError::Misdirected { api: Api::Registry, explanation: final_dot(name) });
         }
         self.taken_over(host).or(self.default_upstream.as_ref()).ok_or_else(|| {
             misdirected(
@@ -194,7 +194,7 @@ impl Route {
         segments.extend(decoded.split('/').skip(1));
         match segments.as_slice() {
             ["registry" | "mirror" | "archive", host, ..] if host.ends_with('.') => {
-                Err(RouteError::Misdirected { api: Api::of_path(path), why: final_dot(host) })
+                Err(RouteError::Misdirected { api: Api::of_path(path), explanation: final_dot(host) })
             }
             ["healthz"] => Ok(Self::Health),
             ["readyz"] => Ok(Self::Ready),
@@ -216,7 +216,7 @@ impl Route {
             [host, _, _, file] if file.ends_with(".json") && door.upstreams.contains(*host) => {
                 Err(RouteError::Misdirected {
                     api: Api::NetworkMirror,
-                    why: Explanation::of("the url of the client's network_mirror has no slash at its end")
+                    explanation: Explanation::of("the url of the client's network_mirror has no slash at its end")
                         .remedied_by("write url = \".../mirror/\""),
                 })
             }
@@ -460,7 +460,7 @@ fn slash_after(word: &str) -> RouteError {
 }
 
 fn misdirected(why: &str, remedy: impl Into<String>) -> RouteError {
-    RouteError::Misdirected { api: Api::Registry, why: Explanation::of(why).remedied_by(remedy) }
+    RouteError::Misdirected { api: Api::Registry, explanation: Explanation::of(why).remedied_by(remedy) }
 }
 
 fn nothing_at(path: &str) -> RouteError {

@@ -24,14 +24,14 @@ pub enum BadHcl {
     #[error("it is no UTF-8 text")]
     NotUtf8,
     /// It does not parse.
-    #[error("line {line}, column {column}: {why}")]
+    #[error("line {line}, column {column}: {reason}")]
     Syntax {
         /// Where, counted from 1.
         line: usize,
         /// Where in the line, counted from 1.
         column: usize,
         /// The parser's message.
-        why: String,
+        reason: String,
     },
 }
 
@@ -78,7 +78,7 @@ pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
         };
         let (place, why) = (error.location(), error.message());
         if tries == 0 || !why.contains(DUPLICATE_KEY_MESSAGE) || !text.is_char_boundary(place.offset()) {
-            return Err(BadHcl::Syntax { line: place.line(), column: place.column(), why: why.to_owned() });
+            return Err(BadHcl::Syntax { line: place.line(), column: place.column(), reason: why.to_owned() });
         }
         // Any expression may be a key, and takes one sign more.
         text.to_mut().insert(place.offset(), '-');

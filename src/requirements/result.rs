@@ -6,7 +6,7 @@ use crate::address::Artifact;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ResolvedRequirements {
     /// Required archives, each once, in order of address.
-    pub wanted: Vec<RequiredArchive>,
+    pub archives: Vec<RequiredArchive>,
     /// Unavailable items, with reasons.
     pub cannot: Vec<UnavailableItem>,
 }
@@ -15,21 +15,21 @@ pub struct ResolvedRequirements {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequiredArchive {
     /// Which.
-    pub of: Artifact,
+    pub artifact: Artifact,
     /// For each lock file that lists any for it, and each list once: those one of which it must have. It has to fit all of
     /// them. Empty where no lock file says anything, and then any archive does.
     pub hashes: Vec<Vec<String>>,
     /// The requirements that name it: an address as given, a lock file, or a file with its line.
-    pub by: Vec<String>,
+    pub required_by: Vec<String>,
 }
 
 /// An item that no registry provides.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnavailableItem {
     /// Its name: a source as written, an address, a file.
-    pub what: String,
+    pub subject: String,
     /// Why not, and what to do.
-    pub why: String,
+    pub reason: String,
     /// The requirements that name it.
-    pub by: Vec<String>,
+    pub required_by: Vec<String>,
 }

@@ -15,7 +15,7 @@ use crate::address::{Hostname, Name, ProviderAddress};
 #[derive(Debug)]
 pub struct StoreFindings {
     /// The store exists.
-    pub there: Result<bool, StoreError>,
+    pub exists: Result<bool, StoreError>,
     /// State of its lock.
     pub lock: LockState,
     /// This larder reads its format.
@@ -25,7 +25,7 @@ pub struct StoreFindings {
     /// The user it belongs to, where that is another one than this.
     pub foreign_owner: Option<u32>,
     /// Space on its disk.
-    pub room: Result<DiskSpace, StoreError>,
+    pub disk_space: Result<DiskSpace, StoreError>,
     /// The file of the admin token.
     pub token: TokenFile,
 }
@@ -82,9 +82,9 @@ impl Store {
             format: if is_there { disk::is_readable_format(&root.join("format")) } else { Ok(()) },
             writable: if is_there { writable(&root) } else { makeable(&nearest) },
             foreign_owner: owner.filter(|owner| is_there && *owner != own),
-            room: disk::disk_space(&nearest),
+            disk_space: disk::disk_space(&nearest),
             token: token(&Self::admin_token_path(folder)),
-            there,
+            exists: there,
         }
     }
 

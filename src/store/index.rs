@@ -43,7 +43,7 @@ pub struct Index {
     broken: AtomicBool,
     /// The on-disk index that this in-memory one replaces; quarantined at the first change.
     left_behind: Mutex<Option<PathBuf>>,
-    standing: watch::Sender<IndexState>,
+    state: watch::Sender<IndexState>,
     unreadable: Mutex<BTreeMap<Artifact, StoreError>>,
     /// Loaded on first use.
     pinned: Mutex<Option<BTreeSet<Artifact>>>,
@@ -100,7 +100,7 @@ impl Index {
             totals: Mutex::default(),
             broken: AtomicBool::new(false),
             left_behind: Mutex::default(),
-            standing: watch::Sender::new(IndexState::Behind),
+            state: watch::Sender::new(IndexState::Behind),
             unreadable: Mutex::default(),
             pinned: Mutex::default(),
         }
@@ -112,7 +112,7 @@ impl Index {
         match mark.as_deref().and_then(Totals::in_mark) {
             Some(totals) => {
                 *self.totals.lock() = totals;
-                self.standing.send_replace(IndexState::Whole);
+                self.state.send_replace(IndexState::Whole);
             }
             None => *self.totals.lock() = self.count()?,
         }

@@ -120,8 +120,8 @@ pub struct IncomingFile {
     pub length: Option<u64>,
     /// Validators for resuming.
     pub validators: Validators,
-    pub(super) what: String,
-    pub(super) at: String,
+    pub(super) subject: String,
+    pub(super) origin: String,
     pub(super) bytes_counter: Counter,
     pub(super) _permit: Permit,
 }
@@ -140,7 +140,7 @@ impl IncomingFile {
 
     /// Makes the error of this download from a fault.
     pub fn failed(&self, fault: Fault) -> UpstreamError {
-        UpstreamError { asked: self.what.clone(), at: self.at.clone(), fault }
+        UpstreamError { subject: self.subject.clone(), origin: self.origin.clone(), fault }
     }
 }
 

@@ -67,7 +67,7 @@ struct Probes {
     taken: Vec<Probe>,
     /// The permit of the enclosing work.
     before: RevalidationPermit,
-    of: UpstreamBackoff,
+    backoff: UpstreamBackoff,
 }
 
 impl RevalidationPermit {
@@ -84,7 +84,7 @@ impl RevalidationPermit {
 
 impl Drop for Probes {
     fn drop(&mut self) {
-        let mut state = self.of.0.state.lock();
+        let mut state = self.backoff.0.state.lock();
         self.taken.iter().for_each(|probe| state.breaker.return_probe(probe));
     }
 }
@@ -92,17 +92,17 @@ impl Drop for Probes {
 /// The time of a request: on the caller's clock, and on the clock that measures waits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestTime {
-    at: Timestamp,
+    time: Timestamp,
     read: Instant,
 }
 
 impl RequestTime {
-    pub(super) fn new(at: Timestamp) -> Self {
-        Self { at, read: Instant::now() }
+    pub(super) fn new(time: Timestamp) -> Self {
+        Self { time, read: Instant::now() }
     }
 
     pub(super) fn now(&self) -> Timestamp {
-        self.at.after(self.read.elapsed())
+        self.time.after(self.read.elapsed())
     }
 }
 
@@ -123,7 +123,7 @@ impl UpstreamBackoff {
         if taken.is_empty() {
             return Some(by.clone());
         }
-        Some(RevalidationPermit(Some(Arc::new(Probes { taken, before: by.clone(), of: self.clone() }))))
+        Some(RevalidationPermit(Some(Arc::new(Probes { taken, before: by.clone(), backoff: self.clone() }))))
     }
 
     /// The end of the longest Retry-After of these origins, or of any other origin that this upstream led to.
@@ -177,7 +177,15 @@ impl UpstreamBackoff {
         let since = Instant::now();
         state.waiting.entry(origin.clone()).or_default().insert(number, since);
         let of = self.clone();
-        RequestObserver { of, upstream: upstream.clone(), origin, asked, since, number, is_over: false }
+        RequestObserver {
+            backoff: of,
+            upstream: upstream.clone(),
+            origin,
+            request_time: asked,
+            started: since,
+            number,
+            is_over: false,
+        }
     }
 
     fn failed(&self, upstream: &Hostname, origin: &Origin, why: &str, asked_for: Option<Duration>, now: Timestamp) {
@@ -206,11 +214,11 @@ impl UpstreamBackoff {
 /// had time to answer: see [`MIN_ABANDONED_WAIT`].
 #[derive(Debug)]
 pub(super) struct RequestObserver {
-    of: UpstreamBackoff,
+    backoff: UpstreamBackoff,
     upstream: Hostname,
     origin: Origin,
-    asked: RequestTime,
-    since: Instant,
+    request_time: RequestTime,
+    started: Instant,
     number: u64,
     is_over: bool,
 }
@@ -218,18 +226,18 @@ pub(super) struct RequestObserver {
 impl RequestObserver {
     pub(super) fn record_failure(mut self, why: &str) {
         self.is_over = true;
-        self.of.failed(&self.upstream, &self.origin, why, None, self.asked.now());
+        self.backoff.failed(&self.upstream, &self.origin, why, None, self.request_time.now());
     }
 
     /// Records a complete answer.
     pub(super) fn record_success(mut self) {
         self.is_over = true;
-        self.of.answered(&self.upstream, &self.origin, self.asked.now());
+        self.backoff.answered(&self.upstream, &self.origin, self.request_time.now());
     }
 
     /// Records the head of an answer. Returns the observation for a successful status, because the body may still fail.
     pub(super) fn record_head(mut self, status: StatusCode, headers: &HeaderMap) -> Option<Self> {
-        let now = self.asked.now();
+        let now = self.request_time.now();
         match status.as_u16() {
             // A loop concerns the path of this request only.
             508 => {
@@ -239,7 +247,7 @@ impl RequestObserver {
             429 | 500.. => {
                 let asked_for = matches!(status.as_u16(), 429 | 503).then(|| retry_after(headers, now)).flatten();
                 self.is_over = true;
-                self.of.failed(&self.upstream, &self.origin, &format!("it answered {status}"), asked_for, now);
+                self.backoff.failed(&self.upstream, &self.origin, &format!("it answered {status}"), asked_for, now);
                 None
             }
             200..300 => Some(self),
@@ -254,7 +262,7 @@ impl RequestObserver {
 impl Drop for RequestObserver {
     fn drop(&mut self) {
         {
-            let mut state = self.of.0.state.lock();
+            let mut state = self.backoff.0.state.lock();
             if let Some(waiting) = state.waiting.get_mut(&self.origin) {
                 waiting.remove(&self.number);
                 if waiting.is_empty() {
@@ -262,8 +270,14 @@ impl Drop for RequestObserver {
                 }
             }
         }
-        if !self.is_over && self.since.elapsed() >= MIN_ABANDONED_WAIT {
-            self.of.failed(&self.upstream, &self.origin, "it did not answer in time", None, self.asked.now());
+        if !self.is_over && self.started.elapsed() >= MIN_ABANDONED_WAIT {
+            self.backoff.failed(
+                &self.upstream,
+                &self.origin,
+                "it did not answer in time",
+                None,
+                self.request_time.now(),
+            );
         }
     }
 }

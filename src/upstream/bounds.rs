@@ -64,18 +64,18 @@ pub struct GitLimits {
 impl Default for UpstreamLimits {
     fn default() -> Self {
         Self {
-            documents: ConcurrencyLimit { each: 64, all: 256, wait: Duration::from_secs(3), queue: 4096 },
+            documents: ConcurrencyLimit { per_upstream: 64, all: 256, wait: Duration::from_secs(3), queue: 4096 },
             // Clients wait longer for an archive than for a document, and a permit is free as soon as its archive has
             // arrived.
-            archives: ConcurrencyLimit { each: 64, all: 256, wait: Duration::from_secs(20), queue: 4096 },
+            archives: ConcurrencyLimit { per_upstream: 64, all: 256, wait: Duration::from_secs(20), queue: 4096 },
             // One upstream gets half of the budget at most: eight documents of the largest size.
             document_memory: DocumentMemoryLimits { each_kib: 128 * 1024, all_kib: 256 * 1024 },
             revalidation_rate: Rate { burst: 500, per_second: 20 },
             job_rate: Rate { burst: 10_000, per_second: 50 },
             give_up_after: Duration::from_secs(15),
             // A job may wait for slow ones before it. One upstream never gets every permit.
-            git_jobs: ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
-            git_resolves: ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
+            git_jobs: ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(300), queue: 256 },
+            git_resolves: ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(15), queue: 64 },
             git: GitLimits::default(),
         }
     }

@@ -119,12 +119,12 @@ impl Clients {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectorError {
     /// `[network] ca_file` is not a list of certificates.
-    #[error("[network] ca_file {path} is no PEM file of certificates: {why}", path = .path.display())]
+    #[error("[network] ca_file {path} is no PEM file of certificates: {reason}", path = .path.display())]
     Authorities {
         /// The file.
         path: PathBuf,
         /// The failure.
-        why: String,
+        reason: String,
     },
     /// TLS could not be set up: the system's certificates could not be read.
     #[error("no TLS client could be set up: {0}")]
@@ -144,7 +144,7 @@ fn tls(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig, rustls
 
 #[expect(clippy::disallowed_methods, reason = "the trust of the one way out is read where it is used")]
 fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectorError> {
-    let failed = |why: String| ConnectorError::Authorities { path: path.to_owned(), why };
+    let failed = |why: String| ConnectorError::Authorities { path: path.to_owned(), reason: why };
     let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
     let found =
         CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(|e| failed(e.to_string()))?;

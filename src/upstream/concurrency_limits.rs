@@ -16,7 +16,7 @@ use crate::address::Hostname;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConcurrencyLimit {
     /// Limit for one upstream, wherever its documents lead.
-    pub each: usize,
+    pub per_upstream: usize,
     /// Limit for all upstreams together.
     pub all: usize,
     /// The longest wait for a permit.
@@ -46,7 +46,7 @@ struct State {
 #[derive(Debug)]
 struct QueuedRequest {
     upstream: Hostname,
-    asker: RequestPriority,
+    priority: RequestPriority,
     tell: oneshot::Sender<Permit>,
 }
 
@@ -54,7 +54,7 @@ struct QueuedRequest {
 #[derive(Debug)]
 pub(crate) struct Permit {
     upstream: Hostname,
-    of: Arc<Inner>,
+    limits: Arc<Inner>,
 }
 
 impl ConcurrencyLimits {
@@ -71,7 +71,7 @@ impl ConcurrencyLimits {
                 return Some(state.grant(upstream, &self.0));
             }
             let (tell, told) = oneshot::channel();
-            let waiting = QueuedRequest { upstream: upstream.clone(), asker, tell };
+            let waiting = QueuedRequest { upstream: upstream.clone(), priority: asker, tell };
             state.clients.retain(|waiting| !waiting.tell.is_closed());
             state.jobs.retain(|waiting| !waiting.tell.is_closed());
             let queued = state.clients.iter().chain(&state.jobs).filter(|waiting| waiting.upstream == *upstream);
@@ -91,13 +91,13 @@ impl ConcurrencyLimits {
 
 impl State {
     fn has_capacity(&self, upstream: &Hostname, bound: ConcurrencyLimit) -> bool {
-        self.all < bound.all && self.taken.get(upstream).copied().unwrap_or_default() < bound.each
+        self.all < bound.all && self.taken.get(upstream).copied().unwrap_or_default() < bound.per_upstream
     }
 
     fn grant(&mut self, upstream: &Hostname, of: &Arc<Inner>) -> Permit {
         *self.taken.entry(upstream.clone()).or_default() += 1;
         self.all += 1;
-        Permit { upstream: upstream.clone(), of: Arc::clone(of) }
+        Permit { upstream: upstream.clone(), limits: Arc::clone(of) }
     }
 
     fn release(&mut self, upstream: &Hostname) {
@@ -117,7 +117,7 @@ impl State {
             let waits =
                 |waiting: &QueuedRequest| !waiting.tell.is_closed() && state.has_capacity(&waiting.upstream, bound);
             let waiting = queue.iter().enumerate().filter(|(_, waiting)| waits(waiting));
-            let least = |waiting: &QueuedRequest| match waiting.asker {
+            let least = |waiting: &QueuedRequest| match waiting.priority {
                 RequestPriority::ClientMidway => 0,
                 RequestPriority::Client | RequestPriority::Job => {
                     state.taken.get(&waiting.upstream).copied().unwrap_or_default() + 1
@@ -136,10 +136,10 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut handed_on = Vec::new();
         {
-            let mut state = self.of.state.lock();
+            let mut state = self.limits.state.lock();
             state.release(&self.upstream);
-            while let Some(waiting) = state.next(self.of.bound) {
-                handed_on.push((state.grant(&waiting.upstream, &self.of), waiting.tell));
+            while let Some(waiting) = state.next(self.limits.bound) {
+                handed_on.push((state.grant(&waiting.upstream, &self.limits), waiting.tell));
             }
         }
         for (permit, tell) in handed_on {
@@ -155,7 +155,8 @@ mod tests {
 
     use super::*;
 
-    const BOUND: ConcurrencyLimit = ConcurrencyLimit { each: 2, all: 3, wait: Duration::from_millis(20), queue: 10 };
+    const BOUND: ConcurrencyLimit =
+        ConcurrencyLimit { per_upstream: 2, all: 3, wait: Duration::from_millis(20), queue: 10 };
 
     fn host(name: &str) -> Hostname {
         Hostname::parse(name).unwrap()
@@ -191,8 +192,12 @@ mod tests {
     /// Promise 11: clients go before jobs.
     #[tokio::test]
     async fn a_released_permit_goes_to_clients_before_jobs_in_order() {
-        let permits =
-            ConcurrencyLimits::new(ConcurrencyLimit { each: 1, all: 1, wait: Duration::from_secs(60), ..BOUND });
+        let permits = ConcurrencyLimits::new(ConcurrencyLimit {
+            per_upstream: 1,
+            all: 1,
+            wait: Duration::from_secs(60),
+            ..BOUND
+        });
         let mut held = Some(taken(&permits, "a.example").await);
         let mut waiting = Vec::new();
         for (name, asker) in
@@ -214,8 +219,12 @@ mod tests {
     /// Promise 11: an upstream with slow requests does not delay others.
     #[tokio::test]
     async fn a_released_permit_goes_to_the_upstream_with_the_fewest_and_queues_are_limited() {
-        let permits =
-            ConcurrencyLimits::new(ConcurrencyLimit { each: 2, all: 2, wait: Duration::from_secs(60), queue: 2 });
+        let permits = ConcurrencyLimits::new(ConcurrencyLimit {
+            per_upstream: 2,
+            all: 2,
+            wait: Duration::from_secs(60),
+            queue: 2,
+        });
         let (first, _second) = (taken(&permits, "a.example").await, taken(&permits, "a.example").await);
         let mut waiting = Vec::new();
         for name in ["a.example", "a.example", "b.example"] {
@@ -231,7 +240,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_abandoned_wait_takes_no_permit() {
-        let permits = ConcurrencyLimits::new(ConcurrencyLimit { each: 1, all: 1, ..BOUND });
+        let permits = ConcurrencyLimits::new(ConcurrencyLimit { per_upstream: 1, all: 1, ..BOUND });
         let held = taken(&permits, "a.example").await;
         let gave_up = asking(&permits, "a.example", RequestPriority::Client);
         settle().await;

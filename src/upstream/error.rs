@@ -12,9 +12,9 @@ use crate::error::Explanation;
 #[error("{}", self.explain())]
 pub struct UpstreamError {
     /// The label of the request: "the version list of HOST/NS/TYPE".
-    pub asked: String,
+    pub subject: String,
     /// The origin that was asked last: `https://registry.example`.
-    pub at: String,
+    pub origin: String,
     /// The failure.
     pub fault: Fault,
 }
@@ -78,12 +78,12 @@ pub enum Fault {
 impl UpstreamError {
     /// The text for people, in its parts.
     pub fn explain(&self) -> Explanation {
-        let at = &self.at;
+        let at = &self.origin;
         let why = match &self.fault {
             Fault::Unreachable(why) | Fault::NoSuchName(why) | Fault::Untrusted(why) => format!("{at}: {why}"),
             fault => format!("{at} {fault}"),
         };
-        let why = Explanation::of(why).about(&self.asked);
+        let why = Explanation::of(why).about(&self.subject);
         match self.fault.remedy() {
             Some(remedy) => why.remedied_by(remedy),
             None => why,

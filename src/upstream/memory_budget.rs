@@ -42,7 +42,7 @@ struct Inner {
 /// Memory in use, in KiB. An upstream without any has no entry.
 #[derive(Debug, Default)]
 struct TakenMemory {
-    each: HashMap<Hostname, u64>,
+    by_host: HashMap<Hostname, u64>,
     all: u64,
 }
 
@@ -53,7 +53,7 @@ pub struct MemoryGrant(#[expect(dead_code, reason = "held only for its Drop")] O
 /// The memory of an arriving body. A request for more never waits: it is granted or refused.
 #[derive(Debug)]
 pub(super) struct GrowingMemory {
-    of: DocumentMemory,
+    memory: DocumentMemory,
     upstream: Hostname,
     kib: u64,
 }
@@ -65,13 +65,13 @@ impl DocumentMemory {
 
     /// Starts a body of this upstream, without any memory yet.
     pub(super) fn start_body(&self, upstream: &Hostname) -> GrowingMemory {
-        GrowingMemory { of: self.clone(), upstream: upstream.clone(), kib: 0 }
+        GrowingMemory { memory: self.clone(), upstream: upstream.clone(), kib: 0 }
     }
 
     fn take(&self, upstream: &Hostname, kib: u64) -> Result<(), MemoryLimitReached> {
         let DocumentMemoryLimits { each_kib, all_kib } = self.0.bound;
         let mut taken = self.0.taken.lock();
-        let each = taken.each.get(upstream).copied().unwrap_or_default().saturating_add(kib);
+        let each = taken.by_host.get(upstream).copied().unwrap_or_default().saturating_add(kib);
         let all = taken.all.saturating_add(kib);
         if each > u64::from(each_kib) {
             return Err(MemoryLimitReached::OfThisUpstream);
@@ -79,7 +79,7 @@ impl DocumentMemory {
         if all > u64::from(all_kib) {
             return Err(MemoryLimitReached::OfAll);
         }
-        taken.each.insert(upstream.clone(), each);
+        taken.by_host.insert(upstream.clone(), each);
         taken.all = all;
         Ok(())
     }
@@ -87,10 +87,10 @@ impl DocumentMemory {
     fn release(&self, upstream: &Hostname, kib: u64) {
         let mut taken = self.0.taken.lock();
         taken.all = taken.all.saturating_sub(kib);
-        if let Some(each) = taken.each.get_mut(upstream) {
+        if let Some(each) = taken.by_host.get_mut(upstream) {
             *each = each.saturating_sub(kib);
             if *each == 0 {
-                taken.each.remove(upstream);
+                taken.by_host.remove(upstream);
             }
         }
     }
@@ -107,7 +107,7 @@ impl GrowingMemory {
             return Ok(());
         }
         let needed = if self.kib == 0 { needed } else { needed.next_multiple_of(ROOM_STEP_KIB) };
-        self.of.take(&self.upstream, needed - self.kib)?;
+        self.memory.take(&self.upstream, needed - self.kib)?;
         self.kib = needed;
         Ok(())
     }
@@ -120,7 +120,7 @@ impl GrowingMemory {
 impl Drop for GrowingMemory {
     fn drop(&mut self) {
         if self.kib > 0 {
-            self.of.release(&self.upstream, self.kib);
+            self.memory.release(&self.upstream, self.kib);
         }
     }
 }
@@ -146,7 +146,7 @@ mod tests {
         drop(first);
         assert_eq!(body(&one, 41).unwrap_err(), MemoryLimitReached::OfThisUpstream, "a copy is left");
         drop((copy, second));
-        assert!(memory.0.taken.lock().each.is_empty());
+        assert!(memory.0.taken.lock().by_host.is_empty());
         drop(body(&one, 100).unwrap());
         assert_eq!(body(&one, u64::MAX / 1024).unwrap_err(), MemoryLimitReached::OfThisUpstream);
         assert_eq!(memory.0.taken.lock().all, 0);
@@ -159,7 +159,7 @@ mod tests {
         let one = Hostname::parse("a.example").unwrap();
         let mut growing = memory.start_body(&one);
         growing.grow_to(0).unwrap();
-        assert!(memory.0.taken.lock().each.is_empty());
+        assert!(memory.0.taken.lock().by_host.is_empty());
         growing.grow_to(10).unwrap();
         growing.grow_to(2000).unwrap();
         growing.grow_to(64 * 1024 + 1).unwrap();

@@ -39,7 +39,7 @@ pub struct Upstream {
     /// Its `[[upstream]]` section.
     pub settings: config::Upstream,
     /// Its credential scope before discovery.
-    pub grant: CredentialScope,
+    pub credential_scope: CredentialScope,
 }
 
 /// The configured registries, by host.
@@ -54,7 +54,7 @@ impl Upstreams {
         allow_private: &[config::PrivateDestination],
     ) -> Self {
         let upstream = |settings: &config::Upstream| Upstream {
-            grant: CredentialScope::of(settings, credentials, allow_private),
+            credential_scope: CredentialScope::of(settings, credentials, allow_private),
             settings: settings.clone(),
         };
         Self(sections.iter().map(|section| (section.host.clone(), Arc::new(upstream(section)))).collect())

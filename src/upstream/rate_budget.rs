@@ -15,23 +15,23 @@ pub struct Rate {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TokenBucket {
     left: u32,
-    at: Timestamp,
+    updated: Timestamp,
 }
 
 impl TokenBucket {
     pub(super) fn full(rate: Rate, now: Timestamp) -> Self {
-        Self { left: rate.burst, at: now }
+        Self { left: rate.burst, updated: now }
     }
 
     /// Takes `requests` tokens. Takes none and returns false if too few are left.
     pub(super) fn spend(&mut self, requests: u32, rate: Rate, now: Timestamp) -> bool {
-        if now > self.at {
-            let seconds = u32::try_from(now.since(self.at).as_secs()).unwrap_or(u32::MAX);
+        if now > self.updated {
+            let seconds = u32::try_from(now.since(self.updated).as_secs()).unwrap_or(u32::MAX);
             self.left = self.left.saturating_add(seconds.saturating_mul(rate.per_second)).min(rate.burst);
-            self.at = now;
-        } else if self.at > now.after(CLOCK_SLACK) {
+            self.updated = now;
+        } else if self.updated > now.after(CLOCK_SLACK) {
             // The clock was set back. Otherwise no token would be added until it catches up.
-            self.at = now;
+            self.updated = now;
         }
         match self.left.checked_sub(requests) {
             Some(left) => {

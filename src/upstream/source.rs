@@ -51,21 +51,21 @@ const MAX_HOST: usize = 255;
 
 /// An invalid or forbidden source address. The error names the host at most, because the rest may contain secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the source address{} {why}", host.as_ref().map_or_else(String::new, |host| format!(" at {host}")))]
+#[error("the source address{} {reason}", host.as_ref().map_or_else(String::new, |host| format!(" at {host}")))]
 pub struct BadSource {
     /// The host, if the address has one, cut to the longest DNS name.
     pub host: Option<String>,
     /// The problem.
-    pub why: &'static str,
+    pub reason: &'static str,
 }
 
 impl BadSource {
-    fn new(why: &'static str) -> Self {
-        Self { host: None, why }
+    fn new(reason: &'static str) -> Self {
+        Self { host: None, reason }
     }
 
-    fn at(url: &Url, why: &'static str) -> Self {
-        Self { host: url.host_str().map(|host| host.chars().take(MAX_HOST).collect()), why }
+    fn at(url: &Url, reason: &'static str) -> Self {
+        Self { host: url.host_str().map(|host| host.chars().take(MAX_HOST).collect()), reason }
     }
 }
 

@@ -21,19 +21,19 @@ pub struct Checksums {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadChecksums {
     /// Larger than [`MAX_BYTES`].
-    #[error("SHA256SUMS has {found} bytes; at most {MAX_BYTES} are read")]
+    #[error("SHA256SUMS has {actual} bytes; at most {MAX_BYTES} are read")]
     TooLarge {
         /// Its size in bytes.
-        found: usize,
+        actual: usize,
     },
     /// More lines than [`MAX_LINES`].
     #[error("SHA256SUMS has more than {MAX_LINES} lines")]
     TooManyLines,
     /// Not text.
-    #[error("SHA256SUMS is not UTF-8 text (from byte {at})")]
+    #[error("SHA256SUMS is not UTF-8 text (from byte {line})")]
     NotText {
         /// The offset of the first byte that is no text.
-        at: usize,
+        line: usize,
     },
     /// One name stands there with two digests.
     #[error("SHA256SUMS lists {name:?} twice, as {first} and as {second}")]
@@ -51,9 +51,9 @@ impl Checksums {
     /// Reads the list. Lines that are no pair of digest and name are skipped: clients look only for the line they need.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadChecksums> {
         if bytes.len() > MAX_BYTES {
-            return Err(BadChecksums::TooLarge { found: bytes.len() });
+            return Err(BadChecksums::TooLarge { actual: bytes.len() });
         }
-        let text = std::str::from_utf8(bytes).map_err(|e| BadChecksums::NotText { at: e.valid_up_to() })?;
+        let text = std::str::from_utf8(bytes).map_err(|e| BadChecksums::NotText { line: e.valid_up_to() })?;
         let mut by_name = IndexMap::new();
         for (number, line) in text.trim_end_matches(['\r', '\n']).split('\n').enumerate() {
             if number >= MAX_LINES {
@@ -128,7 +128,7 @@ mod tests {
         let lines = |count: usize| "x\n".repeat(count).into_bytes();
         assert!(Checksums::parse(&lines(MAX_LINES)).is_ok());
         assert_eq!(Checksums::parse(&lines(MAX_LINES + 1)), Err(BadChecksums::TooManyLines));
-        assert_eq!(Checksums::parse(b"ok\n\xff"), Err(BadChecksums::NotText { at: 3 }));
+        assert_eq!(Checksums::parse(b"ok\n\xff"), Err(BadChecksums::NotText { line: 3 }));
         assert!(matches!(Checksums::parse(&vec![b' '; MAX_BYTES + 1]), Err(BadChecksums::TooLarge { .. })));
         assert_eq!(Checksums::parse(b""), Ok(Checksums::default()));
     }

@@ -58,10 +58,10 @@ pub enum BadPackage {
         source: ZipError,
     },
     /// Too many entries.
-    #[error("the package has {found} entries; at most {limit} are read")]
+    #[error("the package has {actual} entries; at most {limit} are read")]
     TooManyEntries {
         /// Actual count.
-        found: usize,
+        actual: usize,
         /// Allowed count.
         limit: usize,
     },
@@ -81,20 +81,20 @@ pub enum BadPackage {
         name: Option<String>,
     },
     /// A name that has no package hash or would be unpacked elsewhere.
-    #[error("entry {name:?} of the package has a name that {why}")]
+    #[error("entry {name:?} of the package has a name that {reason}")]
     BadName {
         /// Which.
         name: String,
         /// The problem.
-        why: &'static str,
+        reason: &'static str,
     },
     /// An entry's size differs from its header.
-    #[error("entry {name:?} of the package unpacks to {found} bytes and claims {claimed}")]
+    #[error("entry {name:?} of the package unpacks to {actual} bytes and claims {claimed}")]
     WrongSize {
         /// Which.
         name: String,
         /// Its real size.
-        found: u64,
+        actual: u64,
         /// The size in the zip directory.
         claimed: u64,
     },
@@ -107,7 +107,7 @@ pub fn package_hashes<R: Read + Seek>(mut reader: R, limits: PackageLimits) -> R
     let budget = Cell::new(MAX_DIRECTORY_BYTES);
     let mut archive = ZipArchive::new(Metered { inner: reader, budget: &budget }).map_err(BadPackage::Unreadable)?;
     if archive.len() > limits.entries {
-        return Err(BadPackage::TooManyEntries { found: archive.len(), limit: limits.entries });
+        return Err(BadPackage::TooManyEntries { actual: archive.len(), limit: limits.entries });
     }
     if archive.has_duplicate_names() {
         return Err(BadPackage::DuplicateName { name: None });
@@ -151,7 +151,7 @@ struct PackageEntries {
 impl PackageEntries {
     fn add<R: Read>(&mut self, mut entry: ZipFile<'_, R>) -> Result<(), BadPackage> {
         let name = entry.name_raw().to_vec();
-        let bad_name = |why| BadPackage::BadName { name: printable(&name), why };
+        let bad_name = |why| BadPackage::BadName { name: printable(&name), reason: why };
         if name.len() > self.limits.name_bytes {
             return Err(bad_name("is too long"));
         }
@@ -196,7 +196,7 @@ impl PackageEntries {
             context.update(chunk.get(..length).unwrap_or_default());
         }
         if found != entry.size() {
-            return Err(BadPackage::WrongSize { name: printable(name), found, claimed: entry.size() });
+            return Err(BadPackage::WrongSize { name: printable(name), actual: found, claimed: entry.size() });
         }
         let mut digest = [0; 32];
         for (to, from) in digest.iter_mut().zip(context.finish().as_ref()) {

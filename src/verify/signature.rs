@@ -44,27 +44,27 @@ pub enum SignatureError {
     #[error("the registry lists no signing key for SHA256SUMS")]
     NoKeys,
     /// More keys than are tried.
-    #[error("the registry lists {found} signing keys; at most {MAX_KEYS} are tried")]
+    #[error("the registry lists {actual} signing keys; at most {MAX_KEYS} are tried")]
     TooManyKeys {
         /// Actual count.
-        found: usize,
+        actual: usize,
     },
     /// So many keys and signatures are an attempt to be expensive.
     #[error("the signing keys and signatures of SHA256SUMS take more than {MAX_OPERATIONS} public-key operations")]
     TooManyOperations,
     /// A key that stands before any match cannot be used; the clients fail there too.
-    #[error("signing key {which} of the registry's list cannot be used: it {why}")]
+    #[error("signing key {which} of the registry's list cannot be used: it {reason}")]
     UnparsableKey {
         /// Its place in the list, from 1.
         which: usize,
         /// The problem.
-        why: String,
+        reason: String,
     },
     /// The signature file itself is unusable.
-    #[error("the signature of SHA256SUMS cannot be used: it {why}")]
+    #[error("the signature of SHA256SUMS cannot be used: it {reason}")]
     UnparsableSignature {
         /// The problem.
-        why: String,
+        reason: String,
     },
     /// A key that is not listed made the signature.
     #[error("SHA256SUMS is signed by key {issuer}, which the registry does not list")]
@@ -85,20 +85,20 @@ pub enum SignatureError {
         fingerprint: String,
     },
     /// The key is not one that may sign.
-    #[error("SHA256SUMS is signed by key {fingerprint}, which {why}")]
+    #[error("SHA256SUMS is signed by key {fingerprint}, which {reason}")]
     CannotSign {
         /// The key or subkey, as upper-case hex.
         fingerprint: String,
         /// Why it may not.
-        why: String,
+        reason: String,
     },
     /// A listed key is named as the issuer, but the signature is not over these bytes.
-    #[error("the signature by key {fingerprint} does not match SHA256SUMS ({why})")]
+    #[error("the signature by key {fingerprint} does not match SHA256SUMS ({reason})")]
     Mismatch {
         /// The key or subkey, as upper-case hex.
         fingerprint: String,
         /// The failure.
-        why: String,
+        reason: String,
     },
 }
 
@@ -107,7 +107,7 @@ pub enum SignatureError {
 pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String]) -> Result<Signer, SignatureError> {
     match armored_keys.len() {
         0 => return Err(SignatureError::NoKeys),
-        found if found > MAX_KEYS => return Err(SignatureError::TooManyKeys { found }),
+        found if found > MAX_KEYS => return Err(SignatureError::TooManyKeys { actual: found }),
         _ => {}
     }
     let signatures = read_signatures(signature)?;
@@ -118,7 +118,7 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
     for (which, entry) in (1..).zip(armored_keys) {
         let keys = match read_keys(entry, MAX_KEY_BYTES) {
             Ok(keys) => keys,
-            Err(why) => return Err(refusal.unwrap_or(SignatureError::UnparsableKey { which, why })),
+            Err(why) => return Err(refusal.unwrap_or(SignatureError::UnparsableKey { which, reason: why })),
         };
         let numbered = || signatures.iter().enumerate();
         for (key, (number, signature)) in keys.iter().flat_map(|key| numbered().map(move |numbered| (key, numbered))) {
@@ -224,16 +224,16 @@ impl DocumentSignature {
         operations.take(1)?;
         self.hash(document)
             .and_then(|hash| component.verify(&self.packet, hash))
-            .map_err(|why| SignatureError::Mismatch { fingerprint: fingerprint(), why })
+            .map_err(|why| SignatureError::Mismatch { fingerprint: fingerprint(), reason: why })
             .map_err(KeyRefusal::Final)?;
         operations.take(key.self_signatures())?;
         match key.judge(component, self.made_at) {
             Ok(warnings) => Ok(Signer { fingerprint: key.fingerprint(), warnings }),
             Err(KeyUnfit::Revoked { fingerprint }) => Err(KeyRefusal::Final(SignatureError::Revoked { fingerprint })),
-            Err(KeyUnfit::CannotSign { why }) => {
-                Err(KeyRefusal::Final(SignatureError::CannotSign { fingerprint: fingerprint(), why }))
+            Err(KeyUnfit::CannotSign { reason: why }) => {
+                Err(KeyRefusal::Final(SignatureError::CannotSign { fingerprint: fingerprint(), reason: why }))
             }
-            Err(KeyUnfit::Unusable { why }) => Err(KeyRefusal::Key { why }),
+            Err(KeyUnfit::Unusable { reason: why }) => Err(KeyRefusal::Key { reason: why }),
         }
     }
 }
@@ -241,20 +241,20 @@ impl DocumentSignature {
 /// A refusal that does not know the key's place in the list yet.
 enum KeyRefusal {
     Final(SignatureError),
-    Key { why: String },
+    Key { reason: String },
 }
 
 impl KeyRefusal {
     fn in_entry(self, which: usize) -> SignatureError {
         match self {
             Self::Final(error) => error,
-            Self::Key { why } => SignatureError::UnparsableKey { which, why },
+            Self::Key { reason: why } => SignatureError::UnparsableKey { which, reason: why },
         }
     }
 }
 
 fn read_signatures(bytes: &[u8]) -> Result<Vec<DocumentSignature>, SignatureError> {
-    let unparsable = |why: String| SignatureError::UnparsableSignature { why };
+    let unparsable = |why: String| SignatureError::UnparsableSignature { reason: why };
     if bytes.len() > MAX_SIGNATURE_BYTES {
         return Err(unparsable(format!("has {} bytes; at most {MAX_SIGNATURE_BYTES} are read", bytes.len())));
     }

@@ -46,8 +46,8 @@ pub(super) enum Component<'k> {
 #[derive(Debug)]
 pub(super) enum KeyUnfit {
     Revoked { fingerprint: String },
-    CannotSign { why: String },
-    Unusable { why: String },
+    CannotSign { reason: String },
+    Unusable { reason: String },
 }
 
 impl ListedKey {
@@ -269,11 +269,11 @@ pub(super) fn told(error: &pgp::errors::Error) -> String {
 }
 
 fn unusable(why: &str) -> KeyUnfit {
-    KeyUnfit::Unusable { why: why.to_owned() }
+    KeyUnfit::Unusable { reason: why.to_owned() }
 }
 
 fn cannot(why: &str) -> KeyUnfit {
-    KeyUnfit::CannotSign { why: why.to_owned() }
+    KeyUnfit::CannotSign { reason: why.to_owned() }
 }
 
 fn not_for_signing() -> KeyUnfit {

@@ -69,7 +69,7 @@ async fn a_hundred_downloads_starve_no_version_list() {
 async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
     let upstream = upstream_with_providers(&["null", "random"], 20_000).await;
     let bounds = |bounds: &mut larder::upstream::bounds::UpstreamLimits| {
-        (bounds.archives.each, bounds.archives.wait) = (1, SHORT);
+        (bounds.archives.per_upstream, bounds.archives.wait) = (1, SHORT);
     };
     let larder = Larder::mirroring(&upstream).bounds(bounds).start().await;
     let (first, second) = (larder.archive_path("null", "1.2.0").await, larder.archive_path("random", "1.2.0").await);
@@ -93,8 +93,8 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() 
         upstream.publish(Provider::new("acme", name).size(20_000));
     }
     let bounds = |bounds: &mut larder::upstream::bounds::UpstreamLimits| {
-        (bounds.documents.each, bounds.documents.wait) = (1, Duration::from_secs(1));
-        bounds.archives.each = 1;
+        (bounds.documents.per_upstream, bounds.documents.wait) = (1, Duration::from_secs(1));
+        bounds.archives.per_upstream = 1;
     };
     let larder = Larder::mirroring(&upstream).with("fresh = { versions = \"0s\" }").bounds(bounds).start().await;
     let path = larder.archive_path("null", "1.2.0").await;

@@ -98,7 +98,8 @@ async fn a_page_or_a_list_of_checksums_that_does_not_come_is_given_up_and_keeps_
     }
     shelf.publish("page", &format!("{origin}/pages/one"));
     shelf.publish("list", &format!("{}?checksum=file:{origin}/sums", shelf.url("one.tar.gz")));
-    let larder = shelf.larder().give_up_after(Duration::from_millis(1500)).bounds(|bounds| bounds.documents.each = 1);
+    let larder =
+        shelf.larder().give_up_after(Duration::from_millis(1500)).bounds(|bounds| bounds.documents.per_upstream = 1);
     let larder = larder.start().await;
     for fault in [Fault::NeverAnswers, Fault::Drips(1, Duration::from_millis(300))] {
         shelf.archives.fault(Target::Other, fault.clone());

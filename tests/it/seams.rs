@@ -103,7 +103,7 @@ async fn a_short_retry_after_does_not_extend_the_breaker() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_download_continues_while_others_wait_for_their_turn() {
     let upstream = publishing(&[("null", 3_000_000), ("random", 3_000_000), ("tls", 3_000_000)]).await;
-    let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.each = 1).start().await;
+    let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.per_upstream = 1).start().await;
     let mut paths = Vec::new();
     for name in ["null", "random", "tls"] {
         paths.push(larder.archive_path(name, "1.2.0").await);
@@ -124,7 +124,8 @@ async fn a_broken_download_continues_while_others_wait_for_their_turn() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_through_does_not_wait_for_itself() {
     let upstream = publishing(&[("null", 3_000_000)]).await;
-    let larder = Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.each = 1).store("max_size = \"1MiB\"");
+    let larder =
+        Larder::mirroring(&upstream).bounds(|bounds| bounds.archives.per_upstream = 1).store("max_size = \"1MiB\"");
     let larder = larder.start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     upstream.fault(Target::Archive, Fault::Truncated(1_500_000));

@@ -37,7 +37,7 @@ pub(super) struct Create {
     /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json
     /// printed by `larder missing`; repeatable
     #[arg(long = "for", value_name = "WHAT", required = true)]
-    what: Vec<String>,
+    order_args: Vec<String>,
     #[command(flatten)]
     also: OrderOptions,
     /// Omit the archives listed in this inventory, which `larder inventory` printed at the destination
@@ -70,7 +70,7 @@ impl Create {
     /// Writes the bundle; returns true if it holds the whole order.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = self.also.to_order(&self.what, &config.default_host())?;
+        let told = self.also.to_order(&self.order_args, &config.default_host())?;
         let since = self.since.as_deref().map(|path| {
             let inventory = Inventory::read(&files::read(path)?);
             inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
@@ -183,7 +183,7 @@ async fn write(
     to: CountingIo<io::PipeWriter>,
 ) -> anyhow::Result<()> {
     match by {
-        JobRunner::Running { at, token } => {
+        JobRunner::Running { address: at, token } => {
             let body = Body::from(serde_json::to_vec(&told)?);
             let sent = admin_client::download(*at, BUNDLE, token.as_deref(), body, to).await;
             Ok(sent.map(drop)?)

@@ -21,14 +21,14 @@ use crate::protocol::admin::warm::{JOBS, WARM};
 #[derive(Debug)]
 pub(in crate::cli) enum JobRunner {
     /// The running larder, if it answers.
-    Running { at: SocketAddr, token: Option<String> },
+    Running { address: SocketAddr, token: Option<String> },
     /// A mirror within this process, closed at its end.
     InProcess { mirror: Arc<Mirror>, jobs: Arc<Jobs>, default_host: Hostname },
 }
 
 impl JobRunner {
     pub(super) fn running(config: &Config) -> Self {
-        Self::Running { at: config.admin.listen, token: admin_token(config) }
+        Self::Running { address: config.admin.listen, token: admin_token(config) }
     }
 
     /// Opens the store; creates it where there is none.
@@ -42,7 +42,7 @@ impl JobRunner {
     /// Starts a job. [`AdminClientError::NotRunning`] where no larder runs.
     pub(super) async fn start(&self, config: &Config, told: &OrderRequest) -> anyhow::Result<Job> {
         match self {
-            Self::Running { at, token } => {
+            Self::Running { address: at, token } => {
                 let body = Bytes::from(serde_json::to_vec(told)?);
                 let token = token.as_deref();
                 job(&ask_running(config, async |_, _| admin_client::post(*at, WARM, token, body).await).await?)
@@ -58,7 +58,7 @@ impl JobRunner {
     /// Reads the state of a job.
     pub(super) async fn report(&self, id: &str) -> anyhow::Result<Job> {
         match self {
-            Self::Running { at, token } => {
+            Self::Running { address: at, token } => {
                 let asked = admin_client::get(*at, &format!("{JOBS}/{id}"), token.as_deref()).await;
                 job(&asked.map_err(|error| match error {
                     AdminClientError::NotRunning(_) => {
@@ -75,7 +75,7 @@ impl JobRunner {
 
     pub(super) async fn cancel(&self, id: &str) -> anyhow::Result<()> {
         match self {
-            Self::Running { at, token } => {
+            Self::Running { address: at, token } => {
                 admin_client::delete(*at, &format!("{JOBS}/{id}"), token.as_deref()).await?;
             }
             Self::InProcess { jobs, .. } => {

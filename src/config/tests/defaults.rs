@@ -64,7 +64,7 @@ fn the_sample_file_shows_every_option_there_is() {
 
     let mut shown = BTreeSet::new();
     keys(DeTable::parse(&text).unwrap().get_ref(), "", &mut shown);
-    assert_eq!(one_source(&shown), one_source(&outcome.asked));
+    assert_eq!(one_source(&shown), one_source(&outcome.known_keys));
 }
 
 #[test]

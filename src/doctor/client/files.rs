@@ -12,7 +12,7 @@ use crate::requirements::hcl;
 #[derive(Debug)]
 pub(super) struct ClientFiles {
     pub(super) clients: Vec<ClientProgram>,
-    places: Vec<SearchPaths>,
+    search_paths: Vec<SearchPaths>,
     files: Vec<PathBuf>,
     problems: Vec<String>,
     pub(super) config: CliConfig,
@@ -33,7 +33,7 @@ pub(super) fn read_all(environment: &Environment) -> Vec<ClientFiles> {
         match readings.iter_mut().find(|before| before.files == reading.files && before.problems == reading.problems) {
             Some(before) => {
                 before.clients.push(client);
-                before.places.extend(reading.places);
+                before.search_paths.extend(reading.search_paths);
             }
             None => readings.push(reading),
         }
@@ -48,7 +48,7 @@ fn read(client: ClientProgram, environment: &Environment) -> ClientFiles {
         files: Vec::new(),
         problems: Vec::new(),
         config: CliConfig::default(),
-        places: vec![places.clone()],
+        search_paths: vec![places.clone()],
     };
     if let Some(file) = places.file {
         reading.add(file, places.named_by);
@@ -108,7 +108,7 @@ impl ClientFiles {
 
     /// The places that were searched.
     pub(super) fn looked_for(&self) -> String {
-        let files = self.places.iter().filter_map(|places| places.file.as_ref());
+        let files = self.search_paths.iter().filter_map(|places| places.file.as_ref());
         let mut looked: Vec<String> = files.map(|file| file.display().to_string()).collect();
         looked.dedup();
         if looked.is_empty() { "HOME is not set".to_owned() } else { format!("no {}", looked.join(", no ")) }

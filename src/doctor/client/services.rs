@@ -145,23 +145,23 @@ impl ClientChecks<'_> {
         let beside = self.base_for(providers.unwrap_or(&base));
         let right = || format!("write \"modules.v1\" = \"{beside}{}\"", modules_base(host));
         match identify_server(&base, ProbedService::Modules, asked_of, self.trust).await {
-            Ok(Identified { who: ServerKind::LarderWithoutService | ServerKind::LarderWithoutHost(_), .. }) => {
+            Ok(Identified { kind: ServerKind::LarderWithoutService | ServerKind::LarderWithoutHost(_), .. }) => {
                 let found =
                     format!("modules.v1 leads to larder at {shown}, which serves no modules there: all of {host} fail");
                 Some(Check::fail(SERVICES, found).advise(right()))
             }
-            Ok(Identified { who: ServerKind::Larder, .. }) => {
+            Ok(Identified { kind: ServerKind::Larder, .. }) => {
                 let other = named.filter(|named| named != host)?;
                 let found = format!("modules.v1 leads to larder's copy of {other}, which has other modules");
                 Some(Check::fail(OTHER_HOST, found).advise(right()))
             }
-            Ok(Identified { who: ServerKind::OtherServer(status), .. }) if named.is_some() => {
+            Ok(Identified { kind: ServerKind::OtherServer(status), .. }) if named.is_some() => {
                 let found = format!("modules.v1 leads to {shown}, where something else answers ({status})");
                 let to_do = if is_ours(url, self.config) { PORT_IS_TAKEN.to_owned() } else { right() };
                 let check = Check::fail(SERVICES, format!("{found}: all modules of {host} fail")).advise(to_do);
                 Some(self.downgrade_if_proxied(url, check))
             }
-            Ok(Identified { who: ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_), .. }) => None,
+            Ok(Identified { kind: ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_), .. }) => None,
             // The check of providers.v1 already reports this origin.
             Err(_) if providers.is_some_and(|providers| providers.origin() == url.origin()) => None,
             Err(_) if is_ours(url, self.config) => None,

@@ -57,21 +57,21 @@ impl ClientChecks<'_> {
             LarderState::Up | LarderState::Down => right.to_owned(),
         };
         match identify_server(url, service, host, self.trust).await {
-            Ok(Identified { who: ServerKind::Larder, .. }) => UrlProbe::Larder,
-            Ok(Identified { who: ServerKind::LarderWithoutService, .. }) => {
+            Ok(Identified { kind: ServerKind::Larder, .. }) => UrlProbe::Larder,
+            Ok(Identified { kind: ServerKind::LarderWithoutService, .. }) => {
                 let found = format!("{what} {shown}{} leads to larder, but not to a registry", url.path());
                 UrlProbe::Unusable(Check::fail(PATH, found).advise(right))
             }
-            Ok(Identified { who: ServerKind::LarderWithoutHost(missing), .. }) => UrlProbe::Unusable(
+            Ok(Identified { kind: ServerKind::LarderWithoutHost(missing), .. }) => UrlProbe::Unusable(
                 Check::fail(OTHER_HOST, format!("{what} leads to larder at {shown}, which does not mirror {missing}"))
                     .advise(right)
                     .advise(format!("or add {missing} to that larder as an [[upstream]]")),
             ),
-            Ok(Identified { who: ServerKind::LarderRefusing(said), .. }) => UrlProbe::Unusable(
+            Ok(Identified { kind: ServerKind::LarderRefusing(said), .. }) => UrlProbe::Unusable(
                 Check::fail(ADDRESS, format!("{what} leads to larder at {shown}, which refuses this machine: {said}"))
                     .advise("add the address of this machine to [server] clients"),
             ),
-            Ok(Identified { who: ServerKind::OtherServer(status), .. }) => {
+            Ok(Identified { kind: ServerKind::OtherServer(status), .. }) => {
                 let found = format!("{what} leads to {shown}, where something else answers ({status}), not larder");
                 UrlProbe::OtherServer(self.downgrade_if_proxied(url, Check::fail(ADDRESS, found).advise(to_do)))
             }
@@ -127,7 +127,7 @@ impl ClientChecks<'_> {
     pub(super) async fn name_leads_here(&self, host: &Hostname) -> bool {
         let Ok(url) = Url::parse(&format!("https://{host}/v1/providers/")) else { return false };
         let met = identify_server(&url, ProbedService::Providers, host, self.trust).await;
-        met.is_ok_and(|met| met.who == ServerKind::Larder)
+        met.is_ok_and(|met| met.kind == ServerKind::Larder)
     }
 
     /// Proposes a correct `providers.v1`.

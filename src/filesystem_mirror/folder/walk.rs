@@ -49,7 +49,7 @@ struct DirectoryEntry {
 struct MirrorWalk<'a> {
     folder: &'a MirrorFolder,
     left: usize,
-    found: Vec<ListedFile>,
+    files: Vec<ListedFile>,
 }
 
 impl MirrorFolder {
@@ -59,9 +59,9 @@ impl MirrorFolder {
     /// # Errors
     /// A folder cannot be read, or the tree has too many entries.
     pub fn list_files(&self) -> Result<Vec<ListedFile>, MirrorFolderError> {
-        let mut walk = MirrorWalk { folder: self, left: MAX_ENTRIES, found: Vec::new() };
+        let mut walk = MirrorWalk { folder: self, left: MAX_ENTRIES, files: Vec::new() };
         walk.layout(&self.root, "", 0)?;
-        Ok(walk.found)
+        Ok(walk.files)
     }
 
     /// The archives in a provider's folder that a reader of the layout would find.
@@ -70,7 +70,7 @@ impl MirrorFolder {
     /// The folder cannot be read.
     pub fn archives(&self, folder: &str) -> Result<Vec<(String, MirrorPath)>, MirrorFolderError> {
         let opened = self.folder_of(folder)?;
-        let entries = MirrorWalk { folder: self, left: MAX_ENTRIES, found: Vec::new() }.entries(&opened, folder)?;
+        let entries = MirrorWalk { folder: self, left: MAX_ENTRIES, files: Vec::new() }.entries(&opened, folder)?;
         let archive = |DirectoryEntry { name, kind, .. }: DirectoryEntry| {
             let path = format!("{folder}/{}", name.ok()?);
             match MirrorPath::parse(&path) {
@@ -107,9 +107,9 @@ impl MirrorWalk<'_> {
                 }
                 FileType::Directory if level == LEVELS + 1 && enclosing_package(&below).is_some() => {
                     let inner = self.folder.folder_in(folder, &name, &below)?;
-                    let before = self.found.len();
+                    let before = self.files.len();
                     self.package(&inner, &below, 0)?;
-                    if self.found.len() > before {
+                    if self.files.len() > before {
                         continue;
                     }
                     ListedFileKind::Refused("it contains no file".to_owned())
@@ -118,7 +118,7 @@ impl MirrorWalk<'_> {
                 FileType::Symlink if level == 0 && is_other_spelling(folder, &name) => continue,
                 kind => ListedFileKind::Refused(no_file(kind).to_owned()),
             };
-            self.found.push(ListedFile { path: below, kind });
+            self.files.push(ListedFile { path: below, kind });
         }
         Ok(())
     }
@@ -144,7 +144,7 @@ impl MirrorWalk<'_> {
                 Ok(kind) => ListedFileKind::Refused(no_file(kind).to_owned()),
                 Err(why) => ListedFileKind::Refused(why.to_owned()),
             };
-            self.found.push(ListedFile { path: below, kind });
+            self.files.push(ListedFile { path: below, kind });
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ const DISCARD_FOR: Duration = Duration::from_secs(30);
 /// A refused body, and the status of the answer.
 pub(super) struct BodyRefused {
     pub(super) status: StatusCode,
-    pub(super) why: String,
+    pub(super) reason: String,
 }
 
 /// Reads a JSON body. Its content type must be JSON: other types may come from a web page, which can send them to any
@@ -121,11 +121,11 @@ async fn discard_rest(mut body: Incoming) {
 }
 
 fn unsupported(why: &str) -> BodyRefused {
-    BodyRefused { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, why: why.to_owned() }
+    BodyRefused { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, reason: why.to_owned() }
 }
 
 async fn read_whole(request: Request<Incoming>, largest: usize, within: Duration) -> Result<Bytes, BodyRefused> {
-    let not_taken = |status, why: &str| BodyRefused { status, why: why.to_owned() };
+    let not_taken = |status, why: &str| BodyRefused { status, reason: why.to_owned() };
     match tokio::time::timeout(within, Limited::new(request.into_body(), largest).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {

@@ -35,7 +35,7 @@ impl Admin {
         };
         let body = match bodies::large_json_of(request, LARGEST).await {
             Ok(body) => body,
-            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
+            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.reason]),
         };
         let (told, id) = match BundleRequest::read(&body) {
             Ok(told) => told,
@@ -114,7 +114,7 @@ impl Admin {
         };
         let reader = match bodies::reader_of(request, TAR) {
             Ok(reader) => reader,
-            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
+            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.reason]),
         };
         let (mut steps, applied) = self.mirror.spawn_apply(reader, taking, self.clock.clone());
         // A refusal before the first entry has its own status.

@@ -175,7 +175,7 @@ impl Admin {
     async fn answer_post(&self, route: AdminRoute, request: Request<Incoming>) -> Response<Body> {
         let body = match bodies::json_of(request).await {
             Ok(body) => body,
-            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
+            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.reason]),
         };
         match route {
             AdminRoute::Command(command) => self.command(command, &body).await,

@@ -41,7 +41,7 @@ pub(super) async fn read(
     let query = request.uri().query().map(str::to_owned);
     // The semaphores are never closed.
     let place = BODIES.acquire().await;
-    let refused = |BodyRefused { status, why }| response::errors(status, vec![why]);
+    let refused = |BodyRefused { status, reason: why }| response::errors(status, vec![why]);
     let body = bodies::order_of(request).await.map_err(refused)?;
     let turn = PARSERS.acquire().await;
     let host = Arc::new(default_host.clone());

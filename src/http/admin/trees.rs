@@ -36,7 +36,7 @@ impl Admin {
         };
         let body = match bodies::large_json_of(request, LARGEST).await {
             Ok(body) => body,
-            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
+            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.reason]),
         };
         let (told, id) = match ExportRequest::read(&body) {
             Ok(told) => told,
@@ -72,7 +72,7 @@ impl Admin {
         if partial || export.missing.is_empty() {
             return Ok(export);
         }
-        let missing = export.missing.iter().map(|missing| format!("{}: {}", missing.package, missing.why));
+        let missing = export.missing.iter().map(|missing| format!("{}: {}", missing.package, missing.reason));
         Err((StatusCode::CONFLICT, missing.collect()))
     }
 
@@ -100,7 +100,7 @@ impl Admin {
         };
         let tar = match bodies::reader_of(request, "application/x-tar") {
             Ok(tar) => tar,
-            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.why]),
+            Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.reason]),
         };
         match self.mirror.import(tar, unsigned, &self.call()) {
             Ok(steps) => {

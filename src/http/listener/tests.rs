@@ -35,7 +35,7 @@ struct Served {
     /// Frames for `/fed`.
     feed: mpsc::UnboundedSender<Result<Frame<Bytes>, io::Error>>,
     /// Number of answers started.
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
 }
 
 impl Served {
@@ -58,7 +58,7 @@ impl Served {
         };
         let places = ConnectionSlots::new(&limits, RequestMetrics::default());
         let running = tokio::spawn(serve(listener, tls, limits, places, |_| PeerClass::Client, handler, stop.clone()));
-        Self { address, stop, running, feed, asked }
+        Self { address, stop, running, feed, requests: asked }
     }
 
     async fn connect(&self) -> TcpStream {
@@ -220,7 +220,7 @@ async fn http2_is_neither_offered_nor_taken_unless_it_is_allowed() {
     let secure = Served::start_with(Limits::default(), Some(pki.tls())).await;
     let socket = pki.connect_offering(&secure, &["h2", "http/1.1"]).await;
     assert_eq!(socket.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
-    assert_eq!((plain.asked.load(Ordering::SeqCst), secure.asked.load(Ordering::SeqCst)), (0, 0));
+    assert_eq!((plain.requests.load(Ordering::SeqCst), secure.requests.load(Ordering::SeqCst)), (0, 0));
 }
 
 #[tokio::test]
@@ -321,7 +321,7 @@ async fn slow_headers_are_cut_on_a_fresh_and_on_a_kept_connection() {
     read_until(&mut kept, "secure=false").await;
     kept.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
     assert_eq!(rest(&mut kept).await, "");
-    assert_eq!(served.asked.load(Ordering::SeqCst), 1);
+    assert_eq!(served.requests.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]
@@ -383,7 +383,7 @@ async fn a_head_that_is_too_large_is_431() {
     let (mut sender, _) = h2(served.connect().await).await;
     let request = Request::builder().uri("http://larder/").header("x", "x".repeat(9000)).body(Empty::new()).unwrap();
     assert_eq!(within(sender.send_request(request)).await.unwrap().status(), 431);
-    assert_eq!(served.asked.load(Ordering::SeqCst), 0);
+    assert_eq!(served.requests.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]

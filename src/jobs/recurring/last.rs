@@ -62,7 +62,7 @@ impl RecurringState {
             RecurringWarmTarget::Address(address) => address.clone(),
             RecurringWarmTarget::Path(path) => path.display().to_string(),
         };
-        let what = entry.what.iter().map(named).collect();
+        let what = entry.targets.iter().map(named).collect();
         Self { what, every_seconds: entry.every.as_secs(), running, last: last.cloned(), next }
     }
 }
@@ -148,7 +148,7 @@ impl LastRuns {
 
 /// Identity of a recurring warm-up; its interval is not part of it.
 pub(super) fn key(entry: &RecurringWarmUp) -> String {
-    let RecurringWarmUp { what, platforms, every: _, pin, client } = entry;
+    let RecurringWarmUp { targets: what, platforms, every: _, pin, client } = entry;
     let named = what.iter().map(|what| match what {
         RecurringWarmTarget::Address(address) => format!("a{address}"),
         RecurringWarmTarget::Path(path) => format!("p{}", path.display()),

@@ -12,7 +12,7 @@ use crate::requirements::{self, Configurations, LabelKind, Order, OrderEntry, fi
 /// Every problem of the named files.
 pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order, Vec<String>> {
     let (mut given, mut folders, mut problems) = (Vec::new(), Vec::new(), Vec::new());
-    for what in &entry.what {
+    for what in &entry.targets {
         let one = match what {
             RecurringWarmTarget::Address(address) => match PackageSelector::parse(address, default_host) {
                 Ok(what) => Ok(OrderEntry::Address { what, platforms: Vec::new() }),

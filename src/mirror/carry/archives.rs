@@ -24,7 +24,7 @@ pub(super) enum IncomingArchive {
 }
 
 pub(super) struct StagingArchive {
-    of: EntryToCommit,
+    entry: EntryToCommit,
     staged: Staged,
     file: BundledFile,
 }
@@ -70,7 +70,7 @@ impl EntryVerdict {
             }
         };
         let staged = staged().map_err(store_failed)?;
-        Ok(IncomingArchive::Staged(Box::new(StagingArchive { of, staged, file: *file })))
+        Ok(IncomingArchive::Staged(Box::new(StagingArchive { entry: of, staged, file: *file })))
     }
 
     /// Commits an entry that has no archive.
@@ -132,7 +132,7 @@ impl IncomingArchive {
     /// Verifies the staged archive and commits its entry.
     pub(super) fn commit(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self::Staged(arriving) = self else { return Ok(ApplyOutcome::Held) };
-        let StagingArchive { of, staged, file } = *arriving;
+        let StagingArchive { entry: of, staged, file } = *arriving;
         let (actual, fast) = staged.hashes();
         let size_bytes = staged.written();
         let verified = Verified::by_digest(staged, actual, file.sha256).map_err(|verdict| verdict.to_string())?;

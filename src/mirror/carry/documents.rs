@@ -14,7 +14,7 @@ use crate::upstream::memory_budget::MemoryGrant;
 
 pub(super) struct BundledDocumentUpdate {
     key: Key,
-    kept: StoredDocument,
+    stored: StoredDocument,
     /// The provider versions that it lists.
     versions: Vec<Version>,
 }
@@ -45,14 +45,14 @@ impl BundledDocumentUpdate {
         if is_held {
             return Ok(None);
         }
-        Ok(Some(Self { key, kept, versions }))
+        Ok(Some(Self { key, stored: kept, versions }))
     }
 
     /// Replaces the stored document, unless a newer one was stored since.
     pub(super) fn commit(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
-        let Self { key, kept, versions } = self;
+        let Self { key, stored: kept, versions } = self;
         if let Key::ProviderVersions(address) = &key {
-            mirror.histories.record_listed(address, &versions, kept.about.checked).map_err(store_failed)?;
+            mirror.histories.record_listed(address, &versions, kept.metadata.checked).map_err(store_failed)?;
         }
         let made = |held: Option<&StoredDocument>, coming| mirror.merge_stored_entries(&key, held, coming);
         let placed = mirror.replace_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;
@@ -104,5 +104,5 @@ pub(super) fn document_from_bundle(said: &FetchOrigin, body: Bytes, dropped: Byt
         gone: said.gone,
         carried: true,
     };
-    StoredDocument { about, body, dropped, _room: MemoryGrant::default() }
+    StoredDocument { metadata: about, body, dropped, _room: MemoryGrant::default() }
 }

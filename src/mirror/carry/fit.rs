@@ -36,8 +36,8 @@ impl Mirror {
                 if role == FileRole::Archive && file.bytes > largest {
                     return Err(ApplyError::NoRoom {
                         needed: file.bytes,
-                        room: largest,
-                        why: "an archive exceeds the size limit",
+                        available: largest,
+                        reason: "an archive exceeds the size limit",
                     });
                 }
                 let is_held = role == FileRole::Archive && self.store.blobs.is_stored(&file.sha256)?;
@@ -60,12 +60,16 @@ impl Mirror {
         };
         let room = self.store.free_bytes()?.saturating_add(evictable);
         if on_disk > room {
-            return Err(ApplyError::NoRoom { needed: on_disk, room, why: "the disk of the store is full" });
+            return Err(ApplyError::NoRoom {
+                needed: on_disk,
+                available: room,
+                reason: "the disk of the store is full",
+            });
         }
         // Checked after the disk: the limit may be a share of it, so freeing disk space can satisfy both.
         let room = self.refresh_size_limit().saturating_sub(stays);
         if needed > room {
-            return Err(ApplyError::NoRoom { needed, room, why });
+            return Err(ApplyError::NoRoom { needed, available: room, reason: why });
         }
         Ok(())
     }

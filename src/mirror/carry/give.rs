@@ -185,7 +185,7 @@ impl Mirror {
             match &named {
                 Artifact::Provider(package) => {
                     let Some(held) = self.read_set(package)? else { continue };
-                    let sets = [Some(&held.kept.current), held.fallback.as_ref()];
+                    let sets = [Some(&held.stored_set.current), held.fallback.as_ref()];
                     let name = self.catalog.name(package)?;
                     let held = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
                     let Some(set) = held.filter(|set| self.is_blob_stored(&set.document.shasum)) else { continue };
@@ -195,7 +195,7 @@ impl Mirror {
                     let Some(carried) = self.exportable_module(package, None)? else { continue };
                     let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
                     let Some(location) = record.and_then(StoredDocument::read) else { continue };
-                    inventory.add(&named, carried.held.digest, Digest::of(&location.body));
+                    inventory.add(&named, carried.archive.digest, Digest::of(&location.body));
                 }
             }
         }
@@ -214,7 +214,7 @@ impl Mirror {
         small: &mut GatheredFiles,
     ) -> Result<Option<BundleEntry>, GatherError> {
         let held = self.read_set(package)?;
-        let kept = held.as_ref().map(|held| &*held.kept);
+        let kept = held.as_ref().map(|held| &*held.stored_set);
         let Some((set, kept)) = kept.and_then(|kept| Some((set_of(kept, digest)?, kept))) else {
             return Err(not_held(&sets::describe_set(package)));
         };
@@ -230,7 +230,7 @@ impl Mirror {
         }
         let Package { provider, version, platform } = package.clone();
         let signature = if set.signature.is_empty() { None } else { Some(small.put(&set.signature).map_err(spool)?) };
-        let about = &set.about;
+        let about = &set.metadata;
         Ok(Some(BundleEntry::Provider(Box::new(ProviderEntry {
             provider,
             version,
@@ -273,7 +273,7 @@ impl Mirror {
             packer: carried.packed.packer,
             subdir: carried.packed.subdir,
             source: carried.packed.source,
-            origin: carried.held.origin,
+            origin: carried.archive.origin,
             first_seen: carried.first_seen,
             said: fetch_origin(&kept),
             location: small.put(&kept.body).map_err(spool)?,
@@ -318,7 +318,7 @@ fn proof_of(set: &ProofSet) -> Digest {
 }
 
 fn fetch_origin(kept: &StoredDocument) -> FetchOrigin {
-    let about = &kept.about;
+    let about = &kept.metadata;
     let (asked, url) = (without_query(&about.asked), without_query(&about.url));
     FetchOrigin { asked, url, fetched: about.fetched, checked: about.checked, gone: about.gone }
 }

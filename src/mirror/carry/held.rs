@@ -19,9 +19,9 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let Some(held) = self.read_set(package)? else { return Ok(false) };
-        let current = &held.kept.current;
+        let current = &held.stored_set.current;
         let is_it = current.has_same_files(set) && current.body == set.body;
-        Ok((is_it || held.kept.age.is_confirmed_after(age, now))
+        Ok((is_it || held.stored_set.age.is_confirmed_after(age, now))
             && self.is_stored_under(package, current.document.shasum)?)
     }
 

@@ -125,7 +125,7 @@ impl Mirror {
                 continue;
             }
             let size_bytes = self.store.records.put(&key, &listing.write(), Durability::Synced)?;
-            self.store.index.document_stored(&key, size_bytes, listing.about.checked);
+            self.store.index.document_stored(&key, size_bytes, listing.metadata.checked);
             match &key {
                 Key::ProviderVersions(address) => self.bump_revision(address),
                 Key::ModuleVersions(address) => self.bump_module_revision(address),

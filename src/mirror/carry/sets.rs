@@ -139,8 +139,8 @@ impl BundledSet {
             let signer = self.set.proof().how.fingerprint().map(str::to_owned);
             let found = AcceptedFinding::one(self.package.platform.clone(), signer);
             let accepted = AlarmEvent::Accepted {
-                of: AcceptScope::Version,
-                found: &[(version.clone(), found)].into_iter().collect(),
+                scope: AcceptScope::Version,
+                findings: &[(version.clone(), found)].into_iter().collect(),
             };
             mirror.alarms.resolve(&provider.into(), &accepted);
             return Ok(None);
@@ -188,7 +188,7 @@ impl Mirror {
         if self.has_set_or_newer(package, set, age, now)? {
             return Ok(None);
         }
-        let held = self.read_set(package)?.map(|held| Arc::unwrap_or_clone(held.kept));
+        let held = self.read_set(package)?.map(|held| Arc::unwrap_or_clone(held.stored_set));
         let predecessor = match held {
             None => None,
             // An unsigned set is never kept as the previous one.

@@ -45,14 +45,14 @@ pub enum ApplyError {
     )]
     UnknownHosts(String),
     /// It does not fit.
-    #[error("the bundle needs {needed} more bytes, but only {room} are available: {why}")]
+    #[error("the bundle needs {needed} more bytes, but only {available} are available: {reason}")]
     NoRoom {
         /// Bytes that it needs.
         needed: u64,
         /// Bytes available.
-        room: u64,
+        available: u64,
         /// The limit that is exceeded.
-        why: &'static str,
+        reason: &'static str,
     },
     /// It is too old. An attacker may replay a bundle from before its packages were withdrawn.
     #[error(
@@ -134,7 +134,7 @@ impl Mirror {
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?standing, "a bundle is applied");
         let mut taking = BundleApplication {
             mirror: self,
-            how,
+            options: how,
             clock,
             shared: SharedFiles::of(self, &manifest)?,
             opened,
@@ -190,7 +190,7 @@ struct ReadProgress {
 
 struct BundleApplication<'a, R> {
     mirror: &'a Arc<Mirror>,
-    how: &'a ApplyOptions,
+    options: &'a ApplyOptions,
     clock: &'a Clock,
     shared: SharedFiles,
     opened: BundleReader<R>,
@@ -277,8 +277,11 @@ impl<R: Read> BundleApplication<'_, R> {
         let judged = match flaw {
             Some(why) => Err(why),
             None => {
-                let judging =
-                    EntryCriteria { accept: &self.how.accept, signature_status: &self.opened.signature_status, now };
+                let judging = EntryCriteria {
+                    accept: &self.options.accept,
+                    signature_status: &self.opened.signature_status,
+                    now,
+                };
                 EntryVerdict::judge(self.mirror, entry, &small, &judging)
             }
         };

@@ -14,7 +14,7 @@ use crate::store::{IndexedArchive, StoreError};
 pub(in crate::mirror) struct Evictor {
     /// Locked while one archive or document is evicted, and by pin and purge.
     eviction_lock: Mutex<()>,
-    asked: AtomicU64,
+    last_request: AtomicU64,
     requested: Notify,
     passes: watch::Sender<EvictionProgress>,
     reserved: Arc<AtomicU64>,
@@ -89,7 +89,7 @@ impl Evictor {
 
     /// Requests a pass, without waiting. Returns the number of the request.
     pub(in crate::mirror) fn request_pass(&self) -> u64 {
-        let asked = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let asked = self.last_request.fetch_add(1, Ordering::SeqCst) + 1;
         self.requested.notify_one();
         asked
     }
@@ -118,7 +118,7 @@ impl Evictor {
 
     /// Waits until every pass requested so far has ended.
     pub(in crate::mirror) async fn wait_idle(&self) {
-        let asked = self.asked.load(Ordering::SeqCst);
+        let asked = self.last_request.load(Ordering::SeqCst);
         // The sender lives in `self`, so this cannot fail.
         let _ = self.passes.subscribe().wait_for(|passes| passes.ended >= asked).await;
     }
@@ -126,7 +126,7 @@ impl Evictor {
     /// Waits for a request, and returns its number. One pass answers all requests up to it.
     pub(in crate::mirror) async fn next_request(&self) -> u64 {
         loop {
-            let asked = self.asked.load(Ordering::SeqCst);
+            let asked = self.last_request.load(Ordering::SeqCst);
             if asked > self.passes.borrow().ended {
                 return asked;
             }

@@ -121,7 +121,7 @@ pub(in crate::mirror) enum HistoryChange {
     /// A platform or a file has another digest than in every earlier set.
     OtherBytes {
         /// The file name, or the platform.
-        of: String,
+        subject: String,
         before: Vec<Digest>,
         now: Digest,
     },
@@ -140,7 +140,7 @@ impl HistoryChange {
     /// characters.
     pub(in crate::mirror) fn describe(&self) -> String {
         match self {
-            Self::OtherBytes { of, before, now } => {
+            Self::OtherBytes { subject: of, before, now } => {
                 let before = before.first().map(ToString::to_string).unwrap_or_default();
                 let of = sanitized(of);
                 format!("gives {of} the SHA-256 {now}; it was {before} when this version was first verified")
@@ -316,7 +316,7 @@ impl VersionHistory {
         }
         let other = |of: String, before: Option<&Vec<Digest>>, now: Digest| {
             let before = before.filter(|before| !before.contains(&now))?.clone();
-            Some(HistoryChange::OtherBytes { of, before, now })
+            Some(HistoryChange::OtherBytes { subject: of, before, now })
         };
         let of_line = |(name, now): (&str, Digest)| {
             let before = by_name.get(name).or_else(|| by_platform.get(&platform_in_name(name)?));

@@ -71,7 +71,7 @@ impl ProviderRecordV0 {
 #[derive(Debug)]
 pub(in crate::mirror) struct UnrecordedSet {
     pub(in crate::mirror) package: Package,
-    pub(in crate::mirror) why: StoreError,
+    pub(in crate::mirror) error: StoreError,
 }
 
 impl ProviderHistories {
@@ -207,7 +207,7 @@ impl ProviderHistories {
     pub(in crate::mirror) fn record_before_removal(&self, package: &Package) -> Result<(), StoreError> {
         let _lock = self.lock(&package.provider);
         match self.record_set(package)? {
-            Some(UnrecordedSet { why, .. }) => Err(why),
+            Some(UnrecordedSet { error: why, .. }) => Err(why),
             None => Ok(()),
         }
     }
@@ -228,10 +228,10 @@ impl ProviderHistories {
             }
             Ok(_) => match self.stored_sets(package) {
                 Ok(_) => Ok(None),
-                Err(why) => Ok(Some(UnrecordedSet { package: package.clone(), why })),
+                Err(why) => Ok(Some(UnrecordedSet { package: package.clone(), error: why })),
             },
             Err(StoreError::Gone) => Err(StoreError::Gone),
-            Err(why) => Ok(Some(UnrecordedSet { package: package.clone(), why })),
+            Err(why) => Ok(Some(UnrecordedSet { package: package.clone(), error: why })),
         }
     }
 

@@ -71,7 +71,7 @@ pub(in crate::mirror) enum AlarmEvent<'a> {
     /// A verified set was admitted.
     Admitted { package: &'a Package, is_signed: bool },
     /// An operator accepted the current state of upstream.
-    Accepted { of: AcceptScope, found: &'a BTreeMap<Version, AcceptedFinding> },
+    Accepted { scope: AcceptScope, findings: &'a BTreeMap<Version, AcceptedFinding> },
     /// Findings of these kinds are no longer true for a version.
     Ended { kinds: &'a [AlarmKind], version: &'a Version },
     /// A version list was read. `dropped` are all stored versions that it does not name.
@@ -96,7 +96,9 @@ impl AlarmEvent<'_> {
                 AlarmKind::SignatureLost => *is_signed && *version == package.version,
                 _ => false,
             },
-            Self::Accepted { of, found } => subject.is_resolved_by_accept() && accepted(subject, *of, found),
+            Self::Accepted { scope: of, findings: found } => {
+                subject.is_resolved_by_accept() && accepted(subject, *of, found)
+            }
             Self::Ended { kinds, version: of } => kinds.contains(kind) && version == *of,
             Self::ListRead { dropped } => *kind == AlarmKind::Dropped && !dropped.contains(version),
             Self::Purged { versions, left, is_configured } => {

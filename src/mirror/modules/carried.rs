@@ -21,7 +21,7 @@ use crate::verify::{PackedTree, Proof, ProofBasis};
 
 /// A stored version that can be exported.
 pub(in crate::mirror) struct StoredModule {
-    pub(in crate::mirror) held: StoredArchive,
+    pub(in crate::mirror) archive: StoredArchive,
     pub(in crate::mirror) packed: PackedTree,
     pub(in crate::mirror) size_bytes: u64,
     pub(in crate::mirror) first_seen: Timestamp,
@@ -58,7 +58,7 @@ impl Mirror {
             }
             if let Some(blob) = self.store.blobs.get(&held.digest)? {
                 let first_seen = seen.as_ref().map_or(held.kept, |seen| seen.first_seen);
-                return Ok(Some(StoredModule { held, packed, size_bytes: blob.size_bytes(), first_seen }));
+                return Ok(Some(StoredModule { archive: held, packed, size_bytes: blob.size_bytes(), first_seen }));
             }
         }
         Ok(None)

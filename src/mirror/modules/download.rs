@@ -29,7 +29,7 @@ pub(in crate::mirror) struct StageNames(Arc<Mutex<HashSet<String>>>);
 /// A staging name, reserved until dropped.
 pub(super) struct StageName {
     name: String,
-    of: StageNames,
+    names: StageNames,
 }
 
 impl StageNames {
@@ -44,13 +44,13 @@ impl StageNames {
             }
             mine = format!("{name}~{number}");
         }
-        StageName { name: mine, of: self.clone() }
+        StageName { name: mine, names: self.clone() }
     }
 }
 
 impl Drop for StageName {
     fn drop(&mut self) {
-        self.of.0.lock().remove(&self.name);
+        self.names.0.lock().remove(&self.name);
     }
 }
 
@@ -68,7 +68,7 @@ pub(super) struct SourceDownload<'a> {
     mirror: &'a Arc<Mirror>,
     outbound: &'a Outbound,
     ask: UpstreamRequest<'a>,
-    room: &'a mut Reservation,
+    reservation: &'a mut Reservation,
     attempts: DownloadAttempts,
 }
 
@@ -77,9 +77,9 @@ impl<'a> SourceDownload<'a> {
         mirror: &'a Arc<Mirror>,
         outbound: &'a Outbound,
         ask: UpstreamRequest<'a>,
-        room: &'a mut Reservation,
+        reservation: &'a mut Reservation,
     ) -> Self {
-        Self { mirror, outbound, ask, room, attempts: DownloadAttempts::new(mirror.limits.stall) }
+        Self { mirror, outbound, ask, reservation, attempts: DownloadAttempts::new(mirror.limits.stall) }
     }
 
     /// Downloads until the archive is complete. `of` names the package: a staging file belongs to one package and one
@@ -106,7 +106,7 @@ impl<'a> SourceDownload<'a> {
                     incoming.length
                 }
                 // No client reads this download, so no length was announced to one.
-                LengthAgreement::Never { told, now } => return Err(length_mismatch(&incoming, told, now)),
+                LengthAgreement::Never { announced: told, now } => return Err(length_mismatch(&incoming, told, now)),
             };
             let limit = self.mirror.limits.archive_bytes;
             if length.is_some_and(|length| length > limit) {
@@ -114,7 +114,7 @@ impl<'a> SourceDownload<'a> {
             }
             let bytes = length.unwrap_or(0).max(staged.written());
             let (taken_for, taken) =
-                self.mirror.reserve_staging_space(self.room, staged, &incoming, length, bytes).await?;
+                self.mirror.reserve_staging_space(self.reservation, staged, &incoming, length, bytes).await?;
             staged = taken_for;
             if let Err(why) = taken {
                 // Bytes of an earlier run are kept for a resume once there is disk space. An empty file is not worth
@@ -125,8 +125,8 @@ impl<'a> SourceDownload<'a> {
                 return Err(why.into());
             }
             let (nobody, _) = watch::channel(FillProgress::Waiting);
-            let (mirror, attempts, room) = (self.mirror, &mut self.attempts, &mut *self.room);
-            let pump = ConnectionCopy { mirror, attempts, room, progress: &nobody, given_up: pending() };
+            let (mirror, attempts, room) = (self.mirror, &mut self.attempts, &mut *self.reservation);
+            let pump = ConnectionCopy { mirror, attempts, reservation: room, progress: &nobody, given_up: pending() };
             let pumped = pump.run(staged, incoming, length).await;
             staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.label.to_owned()))?;
             match pumped.1 {
@@ -157,7 +157,7 @@ impl<'a> SourceDownload<'a> {
             Ok(answered) => Ok(answered?),
             Err(_) => {
                 let fault = Fault::Slow(format!("no first byte within {} s", limit.as_secs()));
-                Err(UpstreamError { asked: self.ask.label.to_owned(), at: origin(self.ask.url), fault }.into())
+                Err(UpstreamError { subject: self.ask.label.to_owned(), origin: origin(self.ask.url), fault }.into())
             }
         }
     }

@@ -31,7 +31,7 @@ const MAX_PAGES: usize = 10;
 /// Limits how many archives are unpacked and packed concurrently: this takes CPU time, and file names are in memory.
 /// One upstream gets at most half.
 pub(in crate::mirror) const UNPACK_LIMITS: ConcurrencyLimit =
-    ConcurrencyLimit { each: 2, all: 4, wait: Duration::from_secs(300), queue: 256 };
+    ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(300), queue: 256 };
 /// The time that a folder named by a page is remembered, for clients that cannot wait for the archive.
 const SUBDIR_CACHED_FOR: Duration = Duration::from_secs(3600);
 /// Maximum size of a page that names a source, in bytes.
@@ -88,9 +88,9 @@ pub(super) struct SourceFetch<'a> {
     pub(super) mirror: &'a Arc<Mirror>,
     pub(super) package: &'a ModulePackage,
     pub(super) upstream: Arc<Upstream>,
-    pub(super) grant: CredentialScope,
+    pub(super) credential_scope: CredentialScope,
     pub(super) call: &'a RequestContext,
-    pub(super) room: &'a mut Reservation,
+    pub(super) reservation: &'a mut Reservation,
 }
 
 impl<'a> SourceFetch<'a> {
@@ -107,9 +107,9 @@ impl<'a> SourceFetch<'a> {
             .await
         {
             Ok((_, grant)) => grant,
-            Err(_) => upstream.grant.clone(),
+            Err(_) => upstream.credential_scope.clone(),
         };
-        Ok(Self { mirror, package, upstream, grant, call, room })
+        Ok(Self { mirror, package, upstream, credential_scope: grant, call, reservation: room })
     }
 
     /// Fetches the tree that a location leads to.
@@ -213,7 +213,7 @@ impl<'a> SourceFetch<'a> {
     }
 
     pub(super) fn ask<'b>(&'b self, url: &'b Url, what: &'b str) -> UpstreamRequest<'b> {
-        ask_for(self.mirror, &self.upstream, &self.grant, self.call, url, what)
+        ask_for(self.mirror, &self.upstream, &self.credential_scope, self.call, url, what)
     }
 
     pub(super) fn what(&self) -> String {
@@ -221,14 +221,14 @@ impl<'a> SourceFetch<'a> {
     }
 
     fn failed(&self, at: String, fault: Fault) -> Error {
-        UpstreamError { asked: location_label(self.package), at, fault }.into()
+        UpstreamError { subject: location_label(self.package), origin: at, fault }.into()
     }
 
     /// Converts an error of the git client.
     pub(super) fn git_failed(&self, error: GitError, at: &Url) -> Error {
         match error {
             GitError::Upstream(error) => error.into(),
-            GitError::Tree { at, error, .. } => self.refused(&at, error),
+            GitError::Tree { origin: at, error, .. } => self.refused(&at, error),
             GitError::Disk { error, .. } => self.refused(&origin(at), TreeError::Spool(error)),
         }
     }
@@ -252,7 +252,7 @@ impl<'a> SourceFetch<'a> {
             why => {
                 self.mirror.counters.count_unproven(&self.package.module.host, REFUSED_TREE);
                 let asked = format!("{} from {at}", self.what());
-                Error::Unverified { asked, verdict: why.to_string() }
+                Error::Unverified { subject: asked, verdict: why.to_string() }
             }
         }
     }
@@ -261,7 +261,7 @@ impl<'a> SourceFetch<'a> {
 /// Builds the git request with the settings of `ask`.
 pub(super) fn git_ask<'a>(ask: UpstreamRequest<'a>, source: &'a GitSource) -> GitRequest<'a> {
     let UpstreamRequest { label: what, upstream, credentials: grant, via, retries, priority: asker, now, .. } = ask;
-    GitRequest { what, source, upstream, grant, via, retries, asker, now }
+    GitRequest { subject: what, source, upstream, credential_scope: grant, via, retries, priority: asker, now }
 }
 
 fn ask_for<'a>(

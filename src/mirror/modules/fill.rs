@@ -277,7 +277,7 @@ impl Mirror {
             }
         };
         self.raise_alarm(kind, &key.module, &key.version, detail, now.at);
-        Err(Error::Unaccepted { asked: format!("the archive of {package}"), verdict, command: accepting.to_owned() })
+        Err(Error::Unaccepted { subject: format!("the archive of {package}"), verdict, command: accepting.to_owned() })
     }
 }
 
@@ -313,7 +313,7 @@ fn pack_into_stage(
             staged.discard()?;
             mirror.counters.count_unproven(&package.module.host, REFUSED_TREE);
             let asked = format!("the package of {package} from {}", fetched.origin);
-            return Ok(Err(Error::Unverified { asked, verdict: why.to_string() }));
+            return Ok(Err(Error::Unverified { subject: asked, verdict: why.to_string() }));
         }
     };
     for note in notes {

@@ -15,7 +15,7 @@ impl Mirror {
     pub(in crate::mirror) fn location_is_gone(&self, package: &ModulePackage) -> bool {
         // An unreadable location counts as not deleted: the archive can be fetched again.
         let record = self.store.records.get(&Key::ModuleLocation(package.clone())).ok().flatten();
-        record.and_then(StoredDocument::read).is_some_and(|kept| kept.about.gone)
+        record.and_then(StoredDocument::read).is_some_and(|kept| kept.metadata.gone)
     }
 
     /// The current archive of a version, if one with the pinned tree is stored.

@@ -136,7 +136,7 @@ impl Mirror {
         .await?;
         let verdict = format!("upstream has moved it to {what} at {host}, which larder cannot fetch, and {before}");
         let command = format!("`larder accept {key}`");
-        Ok(Some(Error::Unaccepted { asked: format!("the location of {package}"), verdict, command }))
+        Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
     }
 
     /// Serves a stored archive if upstream fails or has deleted the version (promise 6).
@@ -165,8 +165,12 @@ impl Mirror {
         let host = source.host().unwrap_or_else(|| "an unknown host".to_owned());
         let refused = |why: String| -> Error {
             let fault = Fault::Unusable(why);
-            UpstreamError { asked: format!("the location of {package}"), at: package.module.host.to_string(), fault }
-                .into()
+            UpstreamError {
+                subject: format!("the location of {package}"),
+                origin: package.module.host.to_string(),
+                fault,
+            }
+            .into()
         };
         let what = source.kind_name();
         if self.connectivity() == Connectivity::Offline {
@@ -193,7 +197,7 @@ impl Mirror {
         let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| self.join_location_fetch(&wanted, package, seen, errand, call);
-        let pulled = self.serve_or_fetch(&wanted.what, &package.module.host, call, &rule, held, fly).await;
+        let pulled = self.serve_or_fetch(&wanted.subject, &package.module.host, call, &rule, held, fly).await;
         pulled
             .inspect_err(|error| self.record_if_offline(error, call, || (&call.config.key_of_package(package)).into()))
     }
@@ -229,7 +233,7 @@ impl Mirror {
         before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        let (what, upstream) = (&wanted.what, &*wanted.upstream);
+        let (what, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.resolve_service(Service::Modules, upstream, faith, call).await?;
@@ -284,12 +288,16 @@ impl StoredDocument {
     /// Parses the document as the location of a version.
     pub(super) fn as_location(self: Arc<Self>, package: &ModulePackage) -> Result<LocationDocument, Error> {
         let unusable = |why: String| -> Error {
-            UpstreamError { asked: location_label(package), at: origin(&self.about.asked), fault: Fault::Unusable(why) }
-                .into()
+            UpstreamError {
+                subject: location_label(package),
+                origin: origin(&self.metadata.asked),
+                fault: Fault::Unusable(why),
+            }
+            .into()
         };
         let text = std::str::from_utf8(&self.body).map_err(|_| unusable("a location that is not UTF-8".into()))?;
         let located =
-            PackageSource::parse(text, &self.about.asked).map_err(|bad: BadSource| unusable(bad.to_string()))?;
+            PackageSource::parse(text, &self.metadata.asked).map_err(|bad: BadSource| unusable(bad.to_string()))?;
         Ok(LocationDocument { located, digest: Digest::of(&self.body), age: self.age() })
     }
 }
@@ -321,7 +329,7 @@ pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePat
         std::str::from_utf8(subdir.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     text.map(str::to_owned).ok_or_else(|| {
         let fault = Fault::Unusable(format!("its //{subdir} has characters invalid in a header"));
-        UpstreamError { asked: location_label(package), at: package.module.host.to_string(), fault }.into()
+        UpstreamError { subject: location_label(package), origin: package.module.host.to_string(), fault }.into()
     })
 }
 
@@ -330,7 +338,7 @@ fn location_request(package: &ModulePackage, call: &RequestContext) -> Result<Do
     let upstream = Arc::clone(call.upstream(&package.module.host)?);
     let rule = upstream.rule(|fresh| fresh.download);
     let (what, key) = (location_label(package), Key::ModuleLocation(call.config.key_of_package(package)));
-    Ok(DocumentRequest { what, key, upstream, service: Service::Modules, rule })
+    Ok(DocumentRequest { subject: what, key, upstream, service: Service::Modules, rule })
 }
 
 /// Names the document for error messages.

@@ -33,7 +33,7 @@ impl Mirror {
         let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| self.join_module_versions_fetch(&wanted, address, seen, errand, call);
-        let pulled = self.serve_or_fetch(&wanted.what, &address.host, call, &rule, held, fly).await;
+        let pulled = self.serve_or_fetch(&wanted.subject, &address.host, call, &rule, held, fly).await;
         pulled.inspect_err(|error| self.record_if_offline(error, call, || (&call.config.key_of(address)).into()))
     }
 
@@ -68,7 +68,7 @@ impl Mirror {
         before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        let (what, upstream) = (&wanted.what, &*wanted.upstream);
+        let (what, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.resolve_service(Service::Modules, upstream, faith, call).await?;
@@ -96,7 +96,7 @@ impl Mirror {
                 kept
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
-                if !before.as_ref().is_some_and(|before| before.about.gone) {
+                if !before.as_ref().is_some_and(|before| before.metadata.gone) {
                     // Only for the alarms: the cached list already names every version.
                     let none = ModuleVersionList {
                         versions: Vec::new(),
@@ -136,7 +136,7 @@ impl Mirror {
             None => None,
         };
         // A bundle's list is not upstream's word that a version was dropped.
-        let said_before = before.filter(|before| !before.about.carried);
+        let said_before = before.filter(|before| !before.metadata.carried);
         let dropped_before = said_before.map(|before| before.dropped_module_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         let dropped = held.iter().filter(|version| list.get(version).is_none()).cloned().collect();
@@ -172,7 +172,7 @@ fn list_request(address: &ModuleAddress, call: &RequestContext) -> Result<Docume
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
     let (what, key) = (format!("the version list of {address}"), Key::ModuleVersions(call.config.key_of(address)));
-    Ok(DocumentRequest { what, key, upstream, service: Service::Modules, rule })
+    Ok(DocumentRequest { subject: what, key, upstream, service: Service::Modules, rule })
 }
 
 /// A minimal list entry for a version.

@@ -108,7 +108,7 @@ impl Mirror {
             let (what, at) = (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
             let fault =
                 Fault::Unusable(format!("names {what} at {at}, which larder cannot fetch; clients fetch it directly"));
-            return Err(UpstreamError { asked, at: host.to_string(), fault }.into());
+            return Err(UpstreamError { subject: asked, origin: host.to_string(), fault }.into());
         }
         if self.connectivity() == Connectivity::Offline {
             return Err(self.missing_error(&key, format!("the archive of {package}"), &call).await);

@@ -54,9 +54,9 @@ impl StoredDocument {
     ) -> Result<T, String> {
         let page = page.clone();
         let read = move |kept: &Self| {
-            let urls = [&kept.about.asked, &kept.about.url];
+            let urls = [&kept.metadata.asked, &kept.metadata.url];
             let bases = urls.into_iter().filter_map(|url| page.base_of(url)).collect();
-            read(UpstreamPage { body: kept.body.clone(), url: kept.about.url.clone(), bases })
+            read(UpstreamPage { body: kept.body.clone(), url: kept.metadata.url.clone(), bases })
         };
         self.parse_as(read).await
     }
@@ -77,7 +77,7 @@ impl Mirror {
         let upstream = Arc::clone(call.upstream(&page.host)?);
         let rule = upstream.rule(|fresh| fresh.api);
         let (what, key, service) = (page.label(), call.config.key_of_page(page), page.path.service());
-        let wanted = DocumentRequest { what, key, upstream, service, rule };
+        let wanted = DocumentRequest { subject: what, key, upstream, service, rule };
         if self.connectivity() == Connectivity::Offline
             && self.stored_document(&wanted.key).await?.is_none()
             && let Some(found) = self.build_page(page, call).await?
@@ -94,7 +94,7 @@ impl Mirror {
                 mirror.fetch_page(&of, &page, before, &call).await
             })
         };
-        let pulled = self.serve_or_fetch(&wanted.what, &page.host, call, &rule, held, fly).await;
+        let pulled = self.serve_or_fetch(&wanted.subject, &page.host, call, &rule, held, fly).await;
         let Answer { value, outcome, fresh_until, checked } =
             pulled.inspect_err(|error| self.record_text_if_offline(error, call))?;
         if matches!(outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
@@ -115,7 +115,7 @@ impl Mirror {
         before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        let (what, upstream) = (&wanted.what, &*wanted.upstream);
+        let (what, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.resolve_service(page.path.service(), upstream, faith, call).await?;

@@ -18,7 +18,7 @@ impl Mirror {
         for page in self.store.records.pages_of(what.host())? {
             // A page's key is a digest, so only its URL shows its subject.
             let kept = self.store.records.get(&page)?.and_then(StoredDocument::read);
-            if kept.is_some_and(|kept| has_details_of(what, &kept.about.asked)) {
+            if kept.is_some_and(|kept| has_details_of(what, &kept.metadata.asked)) {
                 self.purge_document(&page, purged)?;
             }
         }

@@ -47,7 +47,7 @@ pub struct StoredList {
 #[derive(Debug, Clone)]
 pub struct StoredEntry {
     /// The module or provider.
-    pub of: StoredSubject,
+    pub subject: StoredSubject,
     /// The version to show: the requested one, or the latest.
     pub version: Version,
 }
@@ -160,11 +160,13 @@ impl Mirror {
             };
             let details = mirror.stored_details(of)?;
             Ok(details.and_then(|details| {
-                let StoredEntry { of, version } = details.entry;
+                let StoredEntry { subject: of, version } = details.entry;
                 let version = wanted.unwrap_or(version);
                 let is_known = details.versions.contains(&version);
-                is_known
-                    .then_some(PageFromStore::Details(StoredDetails { entry: StoredEntry { of, version }, ..details }))
+                is_known.then_some(PageFromStore::Details(StoredDetails {
+                    entry: StoredEntry { subject: of, version },
+                    ..details
+                }))
             }))
         })
         .await
@@ -194,14 +196,14 @@ impl Mirror {
     /// The entry for a module or a provider; `None` without a version to install.
     fn stored_entry(&self, of: StoredSubject) -> Result<Option<StoredEntry>, StoreError> {
         let versions = self.stored_versions(&of)?;
-        Ok(latest(&versions).cloned().map(|version| StoredEntry { of, version }))
+        Ok(latest(&versions).cloned().map(|version| StoredEntry { subject: of, version }))
     }
 
     /// The details of a module or a provider; `None` without a version to install.
     fn stored_details(&self, of: StoredSubject) -> Result<Option<StoredDetails>, StoreError> {
         let versions = self.stored_versions(&of)?;
         let latest = latest(&versions).cloned();
-        Ok(latest.map(|version| StoredDetails { entry: StoredEntry { of, version }, versions }))
+        Ok(latest.map(|version| StoredDetails { entry: StoredEntry { subject: of, version }, versions }))
     }
 
     /// Returns true if it has named archives. Versions are only read for the entries on the page.

@@ -25,7 +25,7 @@ impl Mirror {
             return Ok(None);
         };
         let fallback = self.only_predecessor_is_stored(&kept)?;
-        Ok(Some(UsableProofSet { kept: Arc::new(kept), fallback }))
+        Ok(Some(UsableProofSet { stored_set: Arc::new(kept), fallback }))
     }
 
     fn only_predecessor_is_stored(&self, kept: &StoredProofSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
@@ -76,7 +76,7 @@ impl Mirror {
         let of = package.clone();
         self.on_disk(move |mirror| {
             let _lock = mirror.catalog.record_lock(&key).lock();
-            let Some(UsableProofSet { kept, .. }) = mirror.read_set(&of)? else { return Ok(()) };
+            let Some(UsableProofSet { stored_set: kept, .. }) = mirror.read_set(&of)? else { return Ok(()) };
             if kept.current.document.shasum != wrong {
                 return Ok(());
             }
@@ -104,7 +104,7 @@ impl Mirror {
             let lock = mirror.catalog.record_lock(&key).lock();
             let read = mirror.read_set(&of);
             let is_gone = matches!(read, Err(StoreError::Gone));
-            let held = default_if_gone(read)?.map(|held| Arc::unwrap_or_clone(held.kept));
+            let held = default_if_gone(read)?.map(|held| Arc::unwrap_or_clone(held.stored_set));
             let before = held.clone();
             let kept = change(mirror, held)?;
             if let Some(before) = before.filter(|before| before.age.is_confirmed_after(kept.age, kept.age.checked)) {

@@ -26,7 +26,7 @@ const MAX_SIDECAR_BYTES: usize = 64 << 20;
 
 #[derive(Debug, Default)]
 pub(super) struct SidecarFiles {
-    of: Option<ProviderAddress>,
+    provider: Option<ProviderAddress>,
     files: BTreeMap<MirrorFileKind, Bytes>,
     bytes: usize,
 }
@@ -42,12 +42,12 @@ pub(super) enum SidecarProof {
 
 impl SidecarFiles {
     pub(super) fn provider(&self) -> Option<&ProviderAddress> {
-        self.of.as_ref()
+        self.provider.as_ref()
     }
 
     /// Starts with another provider and drops all files.
     pub(super) fn switch_to(&mut self, provider: &ProviderAddress) {
-        *self = Self { of: Some(provider.clone()), ..Self::default() };
+        *self = Self { provider: Some(provider.clone()), ..Self::default() };
     }
 
     /// True if all files that can prove a package were read: its document, and sums with a signature.

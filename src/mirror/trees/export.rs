@@ -26,7 +26,7 @@ pub struct NotExported {
     /// The package.
     pub package: Package,
     /// The reason.
-    pub why: String,
+    pub reason: String,
 }
 
 /// A tree ready to be written.
@@ -70,7 +70,7 @@ impl Mirror {
                 Ok(found) => found,
                 Err(Error::Store(error)) => return Err(error.into()),
                 Err(error) => {
-                    export.missing.push(NotExported { package, why: error.to_string() });
+                    export.missing.push(NotExported { package, reason: error.to_string() });
                     continue;
                 }
             };
@@ -119,8 +119,8 @@ impl Mirror {
     ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
         let no_set = || Error::NotKept(format!("the proof set for the archive of {package}"));
         let held = self.usable_set(package, call).await?.ok_or_else(no_set)?;
-        let predecessor = held.kept.predecessor.as_ref().map(|(set, _)| set);
-        let mut sets = [Some(&held.kept.current), held.fallback.as_ref(), predecessor].into_iter().flatten();
+        let predecessor = held.stored_set.predecessor.as_ref().map(|(set, _)| set);
+        let mut sets = [Some(&held.stored_set.current), held.fallback.as_ref(), predecessor].into_iter().flatten();
         let set = sets.find(|set| set.document.shasum == digest).ok_or_else(no_set)?;
         if self.stored_archive(package, digest).await?.is_none() || !self.has_archive(digest).await? {
             return Err(Error::NotKept(format!("the archive of {package}")));

@@ -39,7 +39,8 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Receiver<ImportStep>, Error> {
         let alone = Arc::clone(&self.tree_import_lock).try_lock_owned();
-        let busy = |_| Error::Busy { what: "the import".to_owned(), why: "another tree is being imported".to_owned() };
+        let busy =
+            |_| Error::Busy { subject: "the import".to_owned(), reason: "another tree is being imported".to_owned() };
         let alone = alone.map_err(busy)?;
         self.store.check()?;
         let (tell, told) = channel(IMPORT_STEP_QUEUE);
@@ -154,7 +155,7 @@ impl TreeImport {
     fn entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> Result<(), ImportAbort> {
         let (path, meaning, mut contents) = match entry {
             TarEntry::File { path, meaning, contents } => (path, meaning, contents),
-            TarEntry::Refused { path, why } => {
+            TarEntry::Refused { path, reason: why } => {
                 return match enclosing_package(&path) {
                     // A package that lacks a refused file is refused as a whole.
                     Some(package) => self.add_to_package(package, enclosing_package_folder(&path), |packing| {
@@ -243,7 +244,7 @@ impl TreeImport {
         part: impl FnOnce(&mut PackageRepack) -> Result<(), ImportAbort>,
     ) -> Result<(), ImportAbort> {
         self.enter_provider(&package.provider)?;
-        if self.repack.as_ref().is_none_or(|packing| packing.place != place) {
+        if self.repack.as_ref().is_none_or(|packing| packing.folder != place) {
             self.finish_package()?;
             let begun = PackageRepack::begin(&self.mirror, package.clone(), place.to_owned());
             let mut packing = begun.map_err(ImportAbort::store_failed_at(place))?;

@@ -102,7 +102,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         let of = package.clone();
         let held = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&of))).await?;
-        let imported = held.map(|held| held.kept).filter(|kept| kept.current.proof().how == ProofBasis::Imported);
+        let imported = held.map(|held| held.stored_set).filter(|kept| kept.current.proof().how == ProofBasis::Imported);
         let Some(imported) = imported else { return Ok(()) };
         let Package { provider, version, .. } = package;
         let (digest, proof) = (set.document.shasum, set.proof().clone());
@@ -152,8 +152,8 @@ impl Mirror {
         for platform in self.platforms_with_sets(provider, version).await? {
             let package = Package { provider: provider.clone(), version: version.clone(), platform };
             let Some(held) = self.usable_set(&package, call).await? else { continue };
-            if held.kept.current.proof().how == ProofBasis::Imported {
-                unsigned.push((package, held.kept));
+            if held.stored_set.current.proof().how == ProofBasis::Imported {
+                unsigned.push((package, held.stored_set));
             }
         }
         let sums = sums_of(unsigned.iter().map(|(package, kept)| (package, kept.current.document.shasum)));
@@ -197,7 +197,7 @@ impl Mirror {
                     carried: false,
                 };
                 let body = Bytes::from_static(br#"{"versions":[]}"#);
-                Arc::new(StoredDocument { about, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
+                Arc::new(StoredDocument { metadata: about, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
             }
         };
         let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });

@@ -29,8 +29,8 @@ const REPLACED_DAMAGED_NOTE: &str = "the stored archive was damaged: quarantined
 enum ArchiveVerdict {
     /// Stored: a proof set names it.
     Proven {
-        by: ProvenBy,
-        kept: Arc<StoredProofSet>,
+        proven_by: ProvenBy,
+        stored_set: Arc<StoredProofSet>,
         set: Arc<ProofSet>,
         hashes: PackageHashState,
     },
@@ -86,7 +86,7 @@ impl TreeImport {
                 let said = self.mirror.find_evidence(package, *digest, &self.sidecars, self.unsigned, &call);
                 match self.runtime.block_on(said)? {
                     ArchiveEvidence::Against(why) => return Ok(ArchiveVerdict::Refused(why)),
-                    ArchiveEvidence::Proven { by, kept, set, notes: said } => {
+                    ArchiveEvidence::Proven { proven_by: by, stored_set: kept, set, notes: said } => {
                         notes.extend(said);
                         return self.proven(arrived, by, kept, set, notes);
                     }
@@ -125,7 +125,7 @@ impl TreeImport {
         notes.extend(
             self.index_contradiction(arrived, &hashes).map(|why| format!("{why}; it is verified nevertheless")),
         );
-        Ok(ArchiveVerdict::Proven { by, kept, set, hashes })
+        Ok(ArchiveVerdict::Proven { proven_by: by, stored_set: kept, set, hashes })
     }
 
     fn unproven(&mut self, arrived: &StagedTreeArchive, why: &str) -> Result<ArchiveVerdict, Error> {
@@ -193,7 +193,7 @@ impl TreeImport {
                 arrived.discard();
                 Ok(FileVerdict::Held)
             }
-            ArchiveVerdict::Proven { by, kept, set, hashes } => {
+            ArchiveVerdict::Proven { proven_by: by, stored_set: kept, set, hashes } => {
                 let room = match self.reserve_space(arrived.staged.written()) {
                     Ok(room) => room,
                     Err(error) => {
@@ -237,7 +237,7 @@ impl TreeImport {
         let version = (package.provider.clone(), package.version.clone());
         let call = self.mirror.step_context(now);
         let held = self.runtime.block_on(self.mirror.usable_set(&package, &call))?;
-        let before = held.map(|held| held.kept.current.document.shasum);
+        let before = held.map(|held| held.stored_set.current.document.shasum);
         if let Some(before) = before.filter(|before| *before != digest) {
             arrived.discard();
             let why = format!("its SHA-256 is {digest}, but {before} was imported before; purge that first");
@@ -333,7 +333,7 @@ impl TreeImport {
         let StagedTreeArchive { package, staged, digest, fast, origin: made, .. } = arrived;
         let size_bytes = staged.written();
         let verified = Verified::by_digest(staged, digest, set.document.shasum).map_err(|verdict| {
-            Error::Unverified { asked: format!("the archive of {package}"), verdict: verdict.to_string() }
+            Error::Unverified { subject: format!("the archive of {package}"), verdict: verdict.to_string() }
         })?;
         // Written once. A kill between two writes would leave a `zh:` that was never published.
         let held = StoredArchive {

@@ -20,7 +20,7 @@ const ZIP_OVERHEAD_PER_FILE: u64 = 2 * (4096 + 128);
 pub(super) struct PackageRepack {
     package: Package,
     /// The package's folder, as spelled in the tree.
-    pub(super) place: String,
+    pub(super) folder: String,
     tree: Tree,
     flaw: Option<String>,
     scratch: Scratch,
@@ -34,7 +34,7 @@ impl PackageRepack {
     pub(super) fn begin(mirror: &Mirror, package: Package, place: String) -> Result<Self, StoreError> {
         let scratch = mirror.store.blobs.scratch()?;
         let limits = TreeLimits { entries: PackageLimits::default().entries, bytes: mirror.limits.archive_bytes };
-        Ok(Self { package, place, tree: Tree::new(scratch.file()?, limits), flaw: None, scratch })
+        Ok(Self { package, folder: place, tree: Tree::new(scratch.file()?, limits), flaw: None, scratch })
     }
 
     pub(super) fn refuse(&mut self, why: String) {
@@ -145,7 +145,7 @@ impl TreeImport {
     /// Zips the unpacked package that is complete now, and queues it for its verdict.
     pub(super) fn finish_package(&mut self) -> Result<(), ImportAbort> {
         let Some(packing) = self.repack.take() else { return Ok(()) };
-        let (package, place) = (packing.package.clone(), packing.place.clone());
+        let (package, place) = (packing.package.clone(), packing.folder.clone());
         let bytes = packing.tree.bytes();
         let known = self.call.upstream(&package.provider.host).map(drop);
         if let Some(why) = known.err().map(|error| error.to_string()).or_else(|| packing.flaw()) {

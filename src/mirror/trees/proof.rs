@@ -34,7 +34,7 @@ pub(super) enum ArchiveEvidence {
     /// The archive is stored already.
     AlreadyStored,
     /// A proof set names it.
-    Proven { by: ProvenBy, kept: Arc<StoredProofSet>, set: Arc<ProofSet>, notes: Vec<String> },
+    Proven { proven_by: ProvenBy, stored_set: Arc<StoredProofSet>, set: Arc<ProofSet>, notes: Vec<String> },
     /// No proof exists, for this reason.
     NoProof(String),
     /// A proof set names other bytes, or the proof is invalid or could not be fetched.
@@ -55,7 +55,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<ArchiveEvidence, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        let held = self.usable_set(package, call).await?.filter(|held| is_proven(&held.kept.current));
+        let held = self.usable_set(package, call).await?.filter(|held| is_proven(&held.stored_set.current));
         if let Some(proven) = held.as_ref().and_then(|held| evidence_of_set(held, digest, ProvenBy::HeldSet)) {
             return Ok(proven);
         }
@@ -111,7 +111,7 @@ impl Mirror {
         };
         let call = self.step_context(now);
         match self.proof_set(package, &call).await {
-            Ok(_) => Ok(self.usable_set(package, &call).await?.filter(|held| is_proven(&held.kept.current))),
+            Ok(_) => Ok(self.usable_set(package, &call).await?.filter(|held| is_proven(&held.stored_set.current))),
             Err(Error::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
@@ -190,7 +190,7 @@ impl Mirror {
         // Stale at once, because upstream did not confirm it.
         let kept = self.store_set_confirmed_at(package, *set, Timestamp(0), call.now).await?.value;
         let set = Arc::clone(&kept.current);
-        Ok(ArchiveEvidence::Proven { by: ProvenBy::Tree, kept, set, notes })
+        Ok(ArchiveEvidence::Proven { proven_by: ProvenBy::Tree, stored_set: kept, set, notes })
     }
 }
 
@@ -217,12 +217,17 @@ pub(super) fn upstream_unavailable(error: &Error) -> String {
 
 /// The stored set that names this archive, as evidence.
 fn evidence_of_set(held: &UsableProofSet, digest: Digest, by: ProvenBy) -> Option<ArchiveEvidence> {
-    let sets = [Some(&held.kept.current), held.fallback.as_ref()];
+    let sets = [Some(&held.stored_set.current), held.fallback.as_ref()];
     let set = sets.into_iter().flatten().find(|set| set.document.shasum == digest)?;
-    Some(ArchiveEvidence::Proven { by, kept: Arc::clone(&held.kept), set: Arc::clone(set), notes: Vec::new() })
+    Some(ArchiveEvidence::Proven {
+        proven_by: by,
+        stored_set: Arc::clone(&held.stored_set),
+        set: Arc::clone(set),
+        notes: Vec::new(),
+    })
 }
 
 fn contradicting_set(digest: Digest, held: &UsableProofSet, whose: &str) -> ArchiveEvidence {
-    let proven = held.kept.current.document.shasum;
+    let proven = held.stored_set.current.document.shasum;
     ArchiveEvidence::Against(format!("its SHA-256 is {digest}, but {whose} proof set says {proven}"))
 }

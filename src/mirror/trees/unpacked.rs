@@ -34,7 +34,7 @@ impl Mirror {
             )));
         }
         let warm = format!("run `larder warm {}@{}`", package.provider, package.version);
-        if self.usable_set(package, call).await?.is_some_and(|held| is_proven(&held.kept.current)) {
+        if self.usable_set(package, call).await?.is_some_and(|held| is_proven(&held.stored_set.current)) {
             let why = "a stored proof set covers its published archive, not unpacked files";
             return Ok(ArchiveEvidence::Against(format!("{why}; import that archive, or {warm}")));
         }

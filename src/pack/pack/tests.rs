@@ -49,7 +49,7 @@ fn unpacked(archive: &[u8]) -> Tree {
 }
 
 fn content(tree: &Tree, entry: &TreeEntry) -> Option<(u32, Vec<u8>)> {
-    let TreeEntry::File { mode, at, size_bytes } = entry else { return None };
+    let TreeEntry::File { mode, offset: at, size_bytes } = entry else { return None };
     let mut bytes = Vec::new();
     tree.contents(*at, *size_bytes).read_to_end(&mut bytes).unwrap();
     Some((*mode, bytes))
@@ -406,7 +406,7 @@ proptest! {
         let mut back = empty();
         match unpack_from(ArchiveFormat::TarGz, io::Cursor::new(&bytes), &mut back) {
             Ok(()) => {}
-            Err(TreeError::Refused { why, .. }) if why.contains("only in case") || why.contains("on Windows") => return Ok(()),
+            Err(TreeError::Refused { reason, .. }) if reason.contains("only in case") || reason.contains("on Windows") => return Ok(()),
             Err(TreeError::Unreadable(why)) if why.contains("no file") => return Ok(()),
             Err(e) => return Err(TestCaseError::fail(e.to_string())),
         }

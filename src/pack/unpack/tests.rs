@@ -21,7 +21,7 @@ fn unpacked(format: ArchiveFormat, archive: &[u8]) -> Result<Tree, TreeError> {
 }
 
 fn read(tree: &Tree, name: &str) -> String {
-    let Some(TreeEntry::File { at, size_bytes, .. }) = tree.get(&path(name)) else {
+    let Some(TreeEntry::File { offset: at, size_bytes, .. }) = tree.get(&path(name)) else {
         panic!("{name}: {:?}", tree.get(&path(name)))
     };
     let mut text = String::new();
@@ -334,7 +334,7 @@ fn hostile_tars_are_refused_by_the_name_of_their_entry() {
         (TarBuilder::default().file("d/", "content"), "d/", "is a folder, but has content"),
     ] {
         let refused = unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
-        let TreeError::Refused { entry, why: said } = &refused else { panic!("{name}: {refused:?}") };
+        let TreeError::Refused { entry, reason: said } = &refused else { panic!("{name}: {refused:?}") };
         assert!(entry.starts_with(name) && said.contains(why), "{name}: {refused}");
     }
 }
@@ -483,7 +483,7 @@ fn hostile_zips_are_refused_by_the_name_of_their_entry() {
         (encrypted, "secret", "cannot be unpacked"),
     ] {
         let refused = unpacked(ArchiveFormat::Zip, &bytes).unwrap_err();
-        let TreeError::Refused { entry, why: said } = &refused else { panic!("{name}: {refused:?}") };
+        let TreeError::Refused { entry, reason: said } = &refused else { panic!("{name}: {refused:?}") };
         assert!(entry == name && said.contains(why), "{name}: {refused}");
     }
 }

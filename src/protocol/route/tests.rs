@@ -100,7 +100,9 @@ fn a_missing_slash_and_a_name_that_is_no_upstream_are_recognised() {
             "a slash behind \"download\"",
         ),
     ] {
-        let Err(RouteError::Misdirected { api: of, why }) = parse(path) else { panic!("{path}: {:?}", parse(path)) };
+        let Err(RouteError::Misdirected { api: of, explanation: why }) = parse(path) else {
+            panic!("{path}: {:?}", parse(path))
+        };
         assert!(of == api && why.cause.contains(cause) && why.remedy.is_some(), "{path}: {of:?} {why}");
     }
 }
@@ -153,7 +155,7 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
     let expected = "/registry/registry.example:8443/v1/providers/a/b/versions";
     assert_eq!(taken_over.map(|route| route.path()).as_deref(), Ok(expected));
     for host in ["registry.example.", "Registry.Example.:443", "mirror.corp."] {
-        let Err(RouteError::Misdirected { api: Api::Registry, why }) =
+        let Err(RouteError::Misdirected { api: Api::Registry, explanation: why }) =
             Route::parse("/v1/providers/a/b/versions", None, Some(host), &own)
         else {
             panic!("{host}");

@@ -47,7 +47,7 @@ impl Reader<'_> {
         let before = self.text.get(..self.begun).unwrap_or_default();
         let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        BadHcl::Syntax { line, column, why: why.to_owned() }
+        BadHcl::Syntax { line, column, reason: why.to_owned() }
     }
 
     /// Members up to `end`, or to the end of the file.

@@ -71,20 +71,20 @@ pub(super) struct ModuleCallBlock {
     pub(super) arguments: BTreeMap<String, Formula>,
     /// True if source and version are in one block, which is where they are checked against each other.
     pub(super) has_version_beside_source: bool,
-    pub(super) at: SourceLine,
+    pub(super) location: SourceLine,
 }
 
 /// An entry of `required_providers`.
 pub(super) struct RequiredProvider {
     pub(super) source: Option<Constant>,
     pub(super) version: Option<Constant>,
-    pub(super) at: SourceLine,
+    pub(super) location: SourceLine,
 }
 
 /// A `provider` block.
 pub(super) struct ProviderBlock {
     pub(super) version: Option<LocatedValue>,
-    pub(super) at: SourceLine,
+    pub(super) location: SourceLine,
 }
 
 /// A use of a provider.
@@ -92,14 +92,14 @@ pub(super) struct ProviderUse {
     pub(super) type_: String,
     /// Local name of the provider, where given.
     pub(super) provider: Option<String>,
-    pub(super) at: SourceLine,
+    pub(super) location: SourceLine,
 }
 
 /// An `import` block.
 pub(super) struct ImportBlock {
-    pub(super) to: Vec<String>,
+    pub(super) target: Vec<String>,
     pub(super) provider: Option<String>,
-    pub(super) at: SourceLine,
+    pub(super) location: SourceLine,
 }
 
 impl Declarations {
@@ -151,7 +151,7 @@ impl Declarations {
         for block in body.blocks("import", 0) {
             let to = block.body.attribute("to").map(|to| to.value.reference()).unwrap_or_default();
             let provider = provider_of(block.body);
-            self.imports.push(ImportBlock { to, provider, at: at(block.line) });
+            self.imports.push(ImportBlock { target: to, provider, location: at(block.line) });
         }
     }
 
@@ -192,7 +192,7 @@ impl Declarations {
                 for of in NEVER_OVERRIDING {
                     for block in body.blocks(of, 0) {
                         let why = "clients refuse it in an override file".to_owned();
-                        self.problem(Problem { what: of.to_owned(), why, at: at(block.line) });
+                        self.problem(Problem { subject: of.to_owned(), reason: why, location: at(block.line) });
                     }
                 }
             }
@@ -217,7 +217,7 @@ impl Declarations {
                 return;
             }
         };
-        self.problem(Problem { what, why, at });
+        self.problem(Problem { subject: what, reason: why, location: at });
     }
 
     fn add_required(&mut self, block: &Block<'_>, kind: Kind, file: &str) {
@@ -235,9 +235,13 @@ impl Declarations {
                     };
                     if let Some((other, _)) = members.iter().find(|(name, _)| !MEMBERS.contains(&name.as_str())) {
                         let why = format!("clients refuse {other:?} in it: {} can be", MEMBERS.join(", "));
-                        self.problem(Problem { what: format!("provider {name:?}"), why, at: at.clone() });
+                        self.problem(Problem {
+                            subject: format!("provider {name:?}"),
+                            reason: why,
+                            location: at.clone(),
+                        });
                     }
-                    RequiredProvider { source: member("source"), version: member("version"), at }
+                    RequiredProvider { source: member("source"), version: member("version"), location: at }
                 }
                 // As it was written before 0.13: a version alone.
                 None => {
@@ -245,7 +249,7 @@ impl Declarations {
                         Constant::Null => Constant::unknown("null"),
                         version => version,
                     };
-                    RequiredProvider { source: None, version: Some(version), at }
+                    RequiredProvider { source: None, version: Some(version), location: at }
                 }
             };
             self.required.insert(name, required);
@@ -285,7 +289,7 @@ impl Declarations {
         let version = said(block.body, "version", file);
         let key = (name.clone(), alias_of(block.body, file));
         let configured =
-            self.configured.entry(key).or_insert_with(|| ProviderBlock { version: None, at: at(block.line) });
+            self.configured.entry(key).or_insert_with(|| ProviderBlock { version: None, location: at(block.line) });
         configured.version = version.or(configured.version.take());
     }
 
@@ -293,7 +297,7 @@ impl Declarations {
         let [type_, name, ..] = block.labels.as_slice() else { return };
         let at = SourceLine { file: file.to_owned(), line: block.line };
         let user = self.users.entry(format!("{of}.{type_}.{name}"));
-        let user = user.or_insert_with(|| ProviderUse { type_: type_.clone(), provider: None, at });
+        let user = user.or_insert_with(|| ProviderUse { type_: type_.clone(), provider: None, location: at });
         user.provider = provider_of(block.body).or(user.provider.take());
     }
 
@@ -313,12 +317,12 @@ impl Declarations {
 
 impl ModuleCallBlock {
     fn of(block: &Block<'_>, file: &str) -> Self {
-        let at = SourceLine { file: file.to_owned(), line: block.line };
+        let location = SourceLine { file: file.to_owned(), line: block.line };
         let (source, version) = (written(block.body, "source", file), written(block.body, "version", file));
         let arguments = block.body.attributes().into_iter();
         let arguments = arguments.filter(|(name, _)| !NO_ARGUMENTS.contains(&name.as_str()));
         let arguments = arguments.map(|(name, attribute)| (name, attribute.value.formula())).collect();
-        Self { has_version_beside_source: version.is_some() && source.is_some(), source, version, arguments, at }
+        Self { has_version_beside_source: version.is_some() && source.is_some(), source, version, arguments, location }
     }
 
     fn override_with(&mut self, other: Self) {

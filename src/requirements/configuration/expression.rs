@@ -272,7 +272,7 @@ pub(super) struct Variable {
 /// Variables and locals of one folder.
 pub(super) struct Scope<'a> {
     client: ClientKind,
-    standing: FolderRole,
+    role: FolderRole,
     variables: &'a BTreeMap<String, Variable>,
     locals: &'a BTreeMap<String, Formula>,
     inputs: &'a Inputs,
@@ -296,13 +296,13 @@ impl<'a> Scope<'a> {
     /// The scope of a folder: `inputs` are the values that its variables are given.
     pub(super) fn new(
         client: ClientKind,
-        standing: FolderRole,
+        role: FolderRole,
         variables: &'a BTreeMap<String, Variable>,
         locals: &'a BTreeMap<String, Formula>,
         inputs: &'a Inputs,
     ) -> Self {
         let (known, under_evaluation, steps) = (RefCell::default(), RefCell::default(), Cell::default());
-        Self { client, standing, variables, locals, inputs, known, under_evaluation, steps }
+        Self { client, role, variables, locals, inputs, known, under_evaluation, steps }
     }
 
     /// Returns true if the step budget has space.
@@ -490,7 +490,7 @@ impl<'a> Scope<'a> {
 
     /// Clients run in the root: everything else is a path from there.
     fn path(&self, name: &str) -> Constant {
-        match (name, self.standing) {
+        match (name, self.role) {
             ("root", _) | ("module", FolderRole::Root) => Constant::Text(".".to_owned()),
             _ => Constant::unknown(format!("path.{name}, which larder does not know")),
         }

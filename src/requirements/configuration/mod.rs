@@ -50,7 +50,7 @@ pub(super) struct ModuleCall {
     /// Values for the module's variables.
     pub(super) inputs: Inputs,
     /// Where it stands.
-    pub(super) at: SourceLine,
+    pub(super) location: SourceLine,
 }
 
 /// A required provider.
@@ -61,18 +61,18 @@ pub(super) struct ProviderRequirement {
     /// Its version constraint, where given.
     pub(super) versions: Option<Constraint>,
     /// Where it stands.
-    pub(super) at: SourceLine,
+    pub(super) location: SourceLine,
 }
 
 /// A configuration problem that clients would refuse, or that cannot be decided here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
     /// Its subject: a source as written, a file.
-    pub(super) what: String,
+    pub(super) subject: String,
     /// The problem, and the remedy.
-    pub(super) why: String,
+    pub(super) reason: String,
     /// Where it stands.
-    pub(super) at: SourceLine,
+    pub(super) location: SourceLine,
 }
 
 /// A line of a file, counted from 1.
@@ -115,7 +115,11 @@ pub(super) fn read(
         let shown = format!("{within}{}", file.path);
         if declared.is_too_much() {
             let why = "too much is declared in the files before it: larder does not read it".to_owned();
-            declared.problem(Problem { what: shown.clone(), why, at: SourceLine { file: shown, line: 1 } });
+            declared.problem(Problem {
+                subject: shown.clone(),
+                reason: why,
+                location: SourceLine { file: shown, line: 1 },
+            });
             continue;
         }
         let parsed = file
@@ -125,9 +129,9 @@ pub(super) fn read(
         match parsed {
             Ok(parsed) => declared.add(&parsed.body(), file.kind, &shown),
             Err((why, line)) => declared.problem(Problem {
-                what: shown.clone(),
-                why: format!("{why}: larder does not read it"),
-                at: SourceLine { file: shown, line },
+                subject: shown.clone(),
+                reason: format!("{why}: larder does not read it"),
+                location: SourceLine { file: shown, line },
             }),
         }
     }

@@ -17,7 +17,7 @@ pub(super) fn of(mut declared: Declarations, standing: FolderRole, client: Clien
     let mut reading = ModuleReader {
         client,
         names: BTreeMap::new(),
-        said: HashSet::new(),
+        reported: HashSet::new(),
         module: Module { problems, ..Module::default() },
     };
     for (name, required) in &declared.required {
@@ -26,7 +26,7 @@ pub(super) fn of(mut declared: Declarations, standing: FolderRole, client: Clien
     for ((name, _), configured) in &declared.configured {
         let (version, at) = match &configured.version {
             Some((version, at)) => (Some(version), at),
-            None => (None, &configured.at),
+            None => (None, &configured.location),
         };
         if let Err(why) = provider::checked_local_name(name) {
             reading.wrong(&format!("provider {name:?}"), why, at);
@@ -40,16 +40,19 @@ pub(super) fn of(mut declared: Declarations, standing: FolderRole, client: Clien
     }
     for user in declared.users.values() {
         match &user.provider {
-            Some(name) => reading.named(name, &user.at),
-            None => reading.needed(provider::implied_by(&user.type_), None, &user.at),
+            Some(name) => reading.named(name, &user.location),
+            None => reading.needed(provider::implied_by(&user.type_), None, &user.location),
         }
     }
     for import in &declared.imports {
         if standing == FolderRole::Called {
-            reading.wrong("import", "clients refuse it in a module that is called".to_owned(), &import.at);
+            reading.wrong("import", "clients refuse it in a module that is called".to_owned(), &import.location);
             continue;
         }
-        if !import.to.first().is_some_and(|to| declared.users.contains_key(&format!("resource.{to}.{}", last(import))))
+        if !import
+            .target
+            .first()
+            .is_some_and(|to| declared.users.contains_key(&format!("resource.{to}.{}", last(import))))
         {
             reading.imported(import);
         }
@@ -63,7 +66,7 @@ pub(super) fn of(mut declared: Declarations, standing: FolderRole, client: Clien
         reading.call(name, calling, &Scope::empty());
     }
     reading.module.inputs = deciding(&declared, client);
-    reading.module.problems.sort_by(|a, b| a.at.cmp(&b.at));
+    reading.module.problems.sort_by(|a, b| a.location.cmp(&b.location));
     reading.module
 }
 
@@ -88,7 +91,7 @@ fn deciding(declared: &Declarations, client: ClientKind) -> BTreeSet<String> {
 
 /// The name of the resource that an import is to, where its type is the first of its names.
 fn last(import: &ImportBlock) -> &str {
-    import.to.get(1).map(String::as_str).unwrap_or_default()
+    import.target.get(1).map(String::as_str).unwrap_or_default()
 }
 
 struct ModuleReader {
@@ -96,16 +99,16 @@ struct ModuleReader {
     /// `required_providers` by local name.
     names: BTreeMap<String, ProviderReference>,
     /// Requirements recorded so far: the first place is enough.
-    said: HashSet<(ProviderAddress, Option<Constraint>)>,
+    reported: HashSet<(ProviderAddress, Option<Constraint>)>,
     module: Module,
 }
 
 impl ModuleReader {
     fn wrong(&mut self, what: &str, why: String, at: &SourceLine) {
-        self.module.problems.push(Problem { what: what.to_owned(), why, at: at.clone() });
+        self.module.problems.push(Problem { subject: what.to_owned(), reason: why, location: at.clone() });
     }
 
-    fn required(&mut self, name: &str, RequiredProvider { source, version, at }: &RequiredProvider) {
+    fn required(&mut self, name: &str, RequiredProvider { source, version, location: at }: &RequiredProvider) {
         let what = format!("provider {name:?}");
         if let Err(why) = provider::checked_local_name(name) {
             return self.wrong(&what, why, at);
@@ -158,10 +161,14 @@ impl ModuleReader {
         };
         match (named, versions) {
             (ProviderReference::Provider(provider), versions) => {
-                if !self.said.insert((provider.clone(), versions.clone())) {
+                if !self.reported.insert((provider.clone(), versions.clone())) {
                     return;
                 }
-                self.module.needs.push(ProviderRequirement { provider: provider.clone(), versions, at: at.clone() });
+                self.module.needs.push(ProviderRequirement {
+                    provider: provider.clone(),
+                    versions,
+                    location: at.clone(),
+                });
             }
             (ProviderReference::BuiltIn, None) => {}
             (ProviderReference::BuiltIn, Some(_)) => {
@@ -170,7 +177,7 @@ impl ModuleReader {
         }
     }
 
-    fn imported(&mut self, ImportBlock { to, provider, at }: &ImportBlock) {
+    fn imported(&mut self, ImportBlock { target: to, provider, location: at }: &ImportBlock) {
         let mut to = to.as_slice();
         while let [module, _, rest @ ..] = to
             && module == "module"
@@ -191,7 +198,7 @@ impl ModuleReader {
 
     fn call(&mut self, name: &str, calling: &ModuleCallBlock, scope: &Scope<'_>) {
         let Some((source, at)) = &calling.source else {
-            return self.wrong(name, "it has no source".to_owned(), &calling.at);
+            return self.wrong(name, "it has no source".to_owned(), &calling.location);
         };
         let given = match scope.value(source) {
             Constant::Text(given) => given,
@@ -215,7 +222,7 @@ impl ModuleReader {
         match ModuleSource::parse(&given, has_version, self.client) {
             Ok(source) => {
                 let versions = versions.unwrap_or_default();
-                self.module.calls.push(ModuleCall { source, versions, inputs, at: at.clone() });
+                self.module.calls.push(ModuleCall { source, versions, inputs, location: at.clone() });
             }
             Err(why) => self.wrong(&source::shown(&given), why, at),
         }

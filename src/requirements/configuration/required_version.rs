@@ -36,10 +36,10 @@ pub(super) fn problems(said: &[LocatedValue], client: ClientKind) -> Vec<Problem
         match constraint {
             Ok(constraint) if constraint.names_a_pre_release() => {
                 let why = "clients refuse pre-releases in it".to_owned();
-                problems.push(Problem { what: WHAT.to_owned(), why, at: at.clone() });
+                problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: at.clone() });
             }
             Ok(constraint) => constraints.push((constraint, at)),
-            Err(why) => problems.push(Problem { what: WHAT.to_owned(), why, at: at.clone() }),
+            Err(why) => problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: at.clone() }),
         }
     }
     let (name, oldest) = oldest(client);
@@ -48,7 +48,7 @@ pub(super) fn problems(said: &[LocatedValue], client: ClientKind) -> Vec<Problem
     if let (false, Some((_, at))) = (can_be_met, constraints.first()) {
         let said = all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let why = format!("no {name} from {oldest} on is {said}: choose another version of what says so, or change it");
-        problems.push(Problem { what: WHAT.to_owned(), why, at: (*at).clone() });
+        problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: (*at).clone() });
     }
     problems
 }

@@ -39,7 +39,11 @@ fn calls(module: &Module) -> Vec<String> {
 }
 
 fn problems(module: &Module) -> Vec<String> {
-    module.problems.iter().map(|Problem { what, why, at }| format!("{at}: {what}: {why}")).collect()
+    module
+        .problems
+        .iter()
+        .map(|Problem { subject: what, reason: why, location: at }| format!("{at}: {what}: {why}"))
+        .collect()
 }
 
 /// All of them are wrong with `module` in this order, each with these words.

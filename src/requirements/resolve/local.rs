@@ -72,7 +72,7 @@ impl LocalFolders {
         };
         cell.get_or_init(read).await.clone().unwrap_or_else(|why| {
             let at = SourceLine { file: folder.to_owned(), line: 1 };
-            let problem = Problem { what: folder.to_owned(), why, at };
+            let problem = Problem { subject: folder.to_owned(), reason: why, location: at };
             Arc::new(Module { problems: vec![problem], ..Module::default() })
         })
     }

@@ -24,7 +24,7 @@ pub(super) struct CalledFolder {
 /// Where a call leads.
 pub(super) struct CallTarget {
     /// To this folder, if there is one.
-    pub(super) to: Result<CalledFolder, UnavailableCall>,
+    pub(super) target: Result<CalledFolder, UnavailableCall>,
     /// Through this module of a registry, which is wanted whatever is in it.
     pub(super) through: Option<ModulePackage>,
 }
@@ -32,9 +32,9 @@ pub(super) struct CallTarget {
 /// An unavailable item.
 pub(super) struct UnavailableCall {
     /// Its name.
-    pub(super) what: String,
+    pub(super) subject: String,
     /// Why.
-    pub(super) why: String,
+    pub(super) reason: String,
 }
 
 /// Follows a call that stands in the folder at `from`.
@@ -45,10 +45,10 @@ pub(super) async fn follow(
     call: &ModuleCall,
     client: ClientKind,
 ) -> CallTarget {
-    let CallTarget { to, through } = resolve_call(asking, local.files(), from, call, client).await;
+    let CallTarget { target: to, through } = resolve_call(asking, local.files(), from, call, client).await;
     match to {
-        Ok(to) => CallTarget { to: Ok(with_inputs(asking, local, to, call, client).await), through },
-        refused => CallTarget { to: refused, through },
+        Ok(to) => CallTarget { target: Ok(with_inputs(asking, local, to, call, client).await), through },
+        refused => CallTarget { target: refused, through },
     }
 }
 
@@ -83,12 +83,15 @@ async fn resolve_call(
     client: ClientKind,
 ) -> CallTarget {
     match &call.source {
-        ModuleSource::Local(to) => CallTarget { to: within_the_same(asking, files, from, to).await, through: None },
+        ModuleSource::Local(to) => CallTarget { target: within_the_same(asking, files, from, to).await, through: None },
         ModuleSource::Registry { module, subdir } => match choose(asking, module, &call.versions).await {
-            Ok(package) => CallTarget { to: within(asking, &package, subdir, client).await, through: Some(package) },
-            Err(why) => {
-                CallTarget { to: Err(UnavailableCall { what: called(module, &call.versions), why }), through: None }
+            Ok(package) => {
+                CallTarget { target: within(asking, &package, subdir, client).await, through: Some(package) }
             }
+            Err(why) => CallTarget {
+                target: Err(UnavailableCall { subject: called(module, &call.versions), reason: why }),
+                through: None,
+            },
         },
     }
 }
@@ -99,7 +102,7 @@ async fn within_the_same(
     from: &CalledFolder,
     to: &str,
 ) -> Result<CalledFolder, UnavailableCall> {
-    let refused = |why: String| UnavailableCall { what: configuration::shown(to), why };
+    let refused = |why: String| UnavailableCall { subject: configuration::shown(to), reason: why };
     let Some(folder) = path::join(&from.folder, to) else {
         return Err(refused(match &from.package {
             Some(package) => {
@@ -155,7 +158,7 @@ async fn within(
     subdir: &str,
     client: ClientKind,
 ) -> Result<CalledFolder, UnavailableCall> {
-    let refused = |why| UnavailableCall { what: package.to_string(), why };
+    let refused = |why| UnavailableCall { subject: package.to_string(), reason: why };
     let unread = |why| format!("what it calls and needs is not known, because its files could not be read: {why}");
     let files = asking.module_files(package).await.map_err(|why| refused(unread(why)))?;
     let folder = path::join(&files.subdir, subdir);

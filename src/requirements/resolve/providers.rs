@@ -48,7 +48,7 @@ pub(super) async fn choose(
     join_all(lists.collect::<Vec<_>>()).await;
     for (provider, needs) in by_provider {
         let locked = locked.get(provider);
-        let by: BTreeSet<String> = needs.iter().map(|need| need.at.to_string()).collect();
+        let by: BTreeSet<String> = needs.iter().map(|need| need.location.to_string()).collect();
         // Each once: most modules of an organization say the same.
         let constraints: HashSet<&Constraint> = needs.iter().filter_map(|need| need.versions.as_ref()).collect();
         let constraint = Constraint::all(constraints);
@@ -98,7 +98,8 @@ fn version_of(
 
 /// Each constraint with its place.
 fn said(needs: &[&ProviderRequirement]) -> String {
-    let said = |need: &&ProviderRequirement| need.versions.as_ref().map(|versions| format!("{versions} ({})", need.at));
+    let said =
+        |need: &&ProviderRequirement| need.versions.as_ref().map(|versions| format!("{versions} ({})", need.location));
     let said: BTreeSet<String> = needs.iter().filter_map(said).collect();
     let more = said.len().saturating_sub(MAX_PLACES);
     let mut said: Vec<String> = said.into_iter().take(MAX_PLACES).collect();

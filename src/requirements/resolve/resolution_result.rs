@@ -17,27 +17,27 @@ const MAX_CANNOT: usize = 4096;
 /// Results so far.
 #[derive(Debug, Default)]
 pub(super) struct ResolutionResult {
-    wanted: BTreeMap<Artifact, RequiredVersions>,
+    required: BTreeMap<Artifact, RequiredVersions>,
     cannot: BTreeMap<(String, String), BTreeSet<String>>,
 }
 
 #[derive(Debug, Default)]
 struct RequiredVersions {
     hashes: BTreeSet<Vec<String>>,
-    by: BTreeSet<String>,
+    required_by: BTreeSet<String>,
 }
 
 impl ResolutionResult {
     /// Something is wanted, by these; with hashes, if a lock file lists any.
     pub(super) fn want(&mut self, of: Artifact, hashes: &[String], by: impl IntoIterator<Item = String>) {
-        let terms = self.wanted.entry(of).or_default();
+        let terms = self.required.entry(of).or_default();
         if !hashes.is_empty() {
             let mut hashes = hashes.to_vec();
             hashes.sort();
             hashes.dedup();
             terms.hashes.insert(hashes);
         }
-        terms.by.extend(by);
+        terms.required_by.extend(by);
     }
 
     /// Adds an unavailable item.
@@ -55,10 +55,10 @@ impl ResolutionResult {
 
     /// This and more.
     pub(super) fn and(mut self, other: Self) -> Self {
-        for (of, terms) in other.wanted {
-            let own = self.wanted.entry(of).or_default();
+        for (of, terms) in other.required {
+            let own = self.required.entry(of).or_default();
             own.hashes.extend(terms.hashes);
-            own.by.extend(terms.by);
+            own.required_by.extend(terms.required_by);
         }
         other.cannot.into_iter().for_each(|((what, why), by)| self.cannot(what, why, by));
         self
@@ -66,18 +66,22 @@ impl ResolutionResult {
 
     /// All of it.
     pub(super) fn into_requirements(self) -> ResolvedRequirements {
-        let wanted = self.wanted.into_iter().map(|(of, terms)| RequiredArchive {
-            of,
+        let wanted = self.required.into_iter().map(|(of, terms)| RequiredArchive {
+            artifact: of,
             hashes: terms.hashes.into_iter().collect(),
-            by: named(terms.by),
+            required_by: named(terms.required_by),
         });
         let there_may_be_more = (self.cannot.len() >= MAX_CANNOT).then(|| UnavailableItem {
-            what: "the rest".to_owned(),
-            why: format!("{MAX_CANNOT} items are unavailable (stopped there); fix these first"),
-            by: Vec::new(),
+            subject: "the rest".to_owned(),
+            reason: format!("{MAX_CANNOT} items are unavailable (stopped there); fix these first"),
+            required_by: Vec::new(),
         });
-        let cannot = self.cannot.into_iter().map(|((what, why), by)| UnavailableItem { what, why, by: named(by) });
-        ResolvedRequirements { wanted: wanted.collect(), cannot: cannot.chain(there_may_be_more).collect() }
+        let cannot = self.cannot.into_iter().map(|((what, why), by)| UnavailableItem {
+            subject: what,
+            reason: why,
+            required_by: named(by),
+        });
+        ResolvedRequirements { archives: wanted.collect(), cannot: cannot.chain(there_may_be_more).collect() }
     }
 }
 

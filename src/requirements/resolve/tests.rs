@@ -15,7 +15,7 @@ use crate::requirements::{ClientKind, Configurations, Files, ModuleFiles, Unavai
 struct KnownRegistries {
     providers: BTreeMap<String, Vec<&'static str>>,
     modules: BTreeMap<String, BTreeMap<&'static str, ModuleFiles>>,
-    asked: Mutex<BTreeMap<String, usize>>,
+    queries: Mutex<BTreeMap<String, usize>>,
     open: AtomicUsize,
     most_open: AtomicUsize,
 }
@@ -41,7 +41,7 @@ impl KnownRegistries {
         self.most_open.fetch_max(open, Ordering::Relaxed);
         tokio::task::yield_now().await;
         self.open.fetch_sub(1, Ordering::Relaxed);
-        *self.asked.lock().entry(what.clone()).or_default() += 1;
+        *self.queries.lock().entry(what.clone()).or_default() += 1;
         answer.ok_or_else(|| format!("the registry does not have {what}"))
     }
 }
@@ -100,16 +100,18 @@ fn wanted(requirements: &ResolvedRequirements) -> Vec<String> {
         Artifact::Module(package) => package.to_string(),
     };
     let mut all: Vec<String> = requirements
-        .wanted
+        .archives
         .iter()
-        .map(|one| name(&one.of).trim_start_matches("registry.terraform.io/").to_owned())
+        .map(|one| name(&one.artifact).trim_start_matches("registry.terraform.io/").to_owned())
         .collect();
     all.dedup();
     all
 }
 
 fn cannot(requirements: &ResolvedRequirements) -> Vec<String> {
-    let said = |UnavailableItem { what, why, by }: &UnavailableItem| format!("{what}: {why} [{}]", by.join(", "));
+    let said = |UnavailableItem { subject: what, reason: why, required_by: by }: &UnavailableItem| {
+        format!("{what}: {why} [{}]", by.join(", "))
+    };
     requirements.cannot.iter().map(said).collect()
 }
 
@@ -188,7 +190,7 @@ fn values_that_decide_nothing_make_no_other_folder_of_it() {
         };
         let found = run(&configurations(&[("main.tf", &main)], &[""], Some(client)), &registries);
         assert_eq!(cannot(&found), Vec::<String>::new());
-        assert_eq!(found.wanted.len(), 2, "{client:?}");
+        assert_eq!(found.archives.len(), 2, "{client:?}");
     }
 }
 
@@ -213,15 +215,15 @@ fn modules_are_followed_through_packages_and_paths_and_all_that_they_need_is_agr
     let requirements =
         run(&configurations(&[("main.tf", &main), ("modules/local/main.tf", local)], &[""], None), &registries);
     is(&requirements, &["hashicorp/deep@0.1.0", "x/a@1.2.0", "acme/deep/test@3.0.0", "acme/net/test@1.1.0"], &[]);
-    assert_eq!(requirements.wanted[3].by, ["main.tf:5", "modules/local/main.tf:2"]);
+    assert_eq!(requirements.archives[3].required_by, ["main.tf:5", "modules/local/main.tf:2"]);
     assert_eq!(
-        requirements.wanted[1].by,
+        requirements.archives[1].required_by,
         [
             "registry.terraform.io/acme/net/test@1.1.0//main.tf:3",
             "registry.terraform.io/acme/net/test@1.1.0//modules/y/main.tf:3"
         ]
     );
-    assert!(registries.asked.lock().values().all(|times| *times == 1), "{:?}", registries.asked.lock());
+    assert!(registries.queries.lock().values().all(|times| *times == 1), "{:?}", registries.queries.lock());
 }
 
 #[test]
@@ -248,7 +250,7 @@ fn each_root_chooses_for_itself() {
     let requirements = run(&configurations(&files, &["prod", "dev"], None), &registries);
     is(&requirements, &["x/a@1.0.0", "x/a@2.0.0"], &[]);
     assert_eq!(
-        (&*requirements.wanted[0].by, &*requirements.wanted[1].by),
+        (&*requirements.archives[0].required_by, &*requirements.archives[1].required_by),
         (&["prod/main.tf:3".to_owned()][..], &["dev/main.tf:3".to_owned()][..])
     );
     is(&run(&configurations(&files, &["prod"], None), &registries), &["x/a@1.0.0"], &[]);
@@ -383,7 +385,7 @@ fn the_lock_file_of_a_root_comes_first() {
     };
     let requirements = locked(LOCKED, NEEDS_A);
     is(&requirements, &["x/a@1.1.0"], &[]);
-    assert_eq!(requirements.wanted[0].hashes, [["h1:two".to_owned(), "zh:one".to_owned()]]);
+    assert_eq!(requirements.archives[0].hashes, [["h1:two".to_owned(), "zh:one".to_owned()]]);
     is(
         &locked(LOCKED, &NEEDS_A.replace("~> 1.0", ">= 2")),
         &[],
@@ -417,7 +419,7 @@ fn an_archive_has_to_fit_every_lock_file_that_names_it() {
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
     let requirements = run(&configurations(&files, &[], None), &registries);
     is(&requirements, &["x/a@1.1.0"], &[]);
-    assert_eq!(requirements.wanted[0].hashes, [["h1:two", "zh:one"], ["h1:two", "zh:other"]]);
+    assert_eq!(requirements.archives[0].hashes, [["h1:two", "zh:one"], ["h1:two", "zh:other"]]);
 }
 
 #[test]
@@ -427,7 +429,7 @@ fn opentofu_takes_over_the_versions_that_terraform_locked() {
     let files = [(".terraform.lock.hcl", lock), ("main.tf", "resource \"a_x\" \"y\" {}\n")];
     let requirements = run(&configurations(&files, &[], Some(ClientKind::Opentofu)), &registries);
     is(&requirements, &["registry.opentofu.org/hashicorp/a@1.0.0"], &[]);
-    assert_eq!(requirements.wanted[0].hashes, Vec::<Vec<String>>::new());
+    assert_eq!(requirements.archives[0].hashes, Vec::<Vec<String>>::new());
     is(&run(&configurations(&files, &[], None), &registries), &["hashicorp/a@1.0.0"], &[]);
 }
 
@@ -450,7 +452,7 @@ fn addresses_and_lock_files_mean_their_own_archives() {
     is(&run(&address("x/a@3.0.0", &[]), &registries), &[], &["x/a@3.0.0: … is none of the 3 versions that are listed"]);
     is(&run(&address("x/b", &[]), &registries), &[], &["x/b: the registry does not have"]);
     let requirements = run(&address("x/a", &["darwin_arm64", "windows_amd64"]), &registries);
-    let of: Vec<String> = requirements.wanted.iter().map(|one| one.of.to_string()).collect();
+    let of: Vec<String> = requirements.archives.iter().map(|one| one.artifact.to_string()).collect();
     assert_eq!(
         of,
         ["registry.terraform.io/x/a 1.1.0 (darwin_arm64)", "registry.terraform.io/x/a 1.1.0 (windows_amd64)"]
@@ -460,7 +462,10 @@ fn addresses_and_lock_files_mean_their_own_archives() {
     };
     let requirements = run(&lock_file(LOCKED), &registries);
     is(&requirements, &["x/a@1.1.0"], &[]);
-    assert_eq!((requirements.wanted[0].hashes.len(), &*requirements.wanted[0].by), (1, &["l".to_owned()][..]));
+    assert_eq!(
+        (requirements.archives[0].hashes.len(), &*requirements.archives[0].required_by),
+        (1, &["l".to_owned()][..])
+    );
     is(
         &run(&lock_file(&LOCKED.replace("1.1.0", "9.0.0")), &registries),
         &[],
@@ -476,7 +481,7 @@ fn a_few_things_are_asked_for_at_a_time() {
         .fold(KnownRegistries::default(), |known, name| known.provider(&format!("hashicorp/{name}"), &["1.0.0"]));
     let main: String = names.iter().map(|name| format!("resource \"{name}_x\" \"y\" {{}}\n")).collect();
     let requirements = run(&configurations(&[("main.tf", &main)], &[], None), &registries);
-    assert_eq!((requirements.wanted.len(), registries.most_open.load(Ordering::Relaxed)), (100, 16));
+    assert_eq!((requirements.archives.len(), registries.most_open.load(Ordering::Relaxed)), (100, 16));
 }
 
 proptest! {
@@ -491,7 +496,7 @@ proptest! {
         let registries = KnownRegistries::default().module("net", "1.0.0", &[("main.tf", "module \"x\" {\n  source = \"./x\"\n}\n"), ("x/main.tf", "module \"x\" {\n  source = \"../\"\n}\n")]);
         let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
         let requirements = run(&configurations(&files, &[], None), &registries);
-        prop_assert!(requirements.wanted.iter().all(|wanted| matches!(wanted.of, Artifact::Module(_))));
+        prop_assert!(requirements.archives.iter().all(|wanted| matches!(wanted.artifact, Artifact::Module(_))));
     }
 }
 
@@ -512,9 +517,9 @@ fn what_is_told_of_a_name_without_end_has_one() {
     let requirements = run(&configurations(&[("main.tf", &text)], &[""], None), &KnownRegistries::default());
     let [one] = requirements.cannot.as_slice() else { panic!("{}", requirements.cannot.len()) };
     assert!(
-        one.what.len() < 10_000 && one.why.len() < 10_000 && one.why.ends_with('…'),
+        one.subject.len() < 10_000 && one.reason.len() < 10_000 && one.reason.ends_with('…'),
         "{} {}",
-        one.what.len(),
-        one.why.len()
+        one.subject.len(),
+        one.reason.len()
     );
 }

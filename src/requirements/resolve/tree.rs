@@ -30,19 +30,20 @@ pub(super) async fn of_root(
     platforms: &[Platform],
     found: &mut ResolutionResult,
 ) {
-    let mut walk = RequirementsWalk { asking, local, root, found, seen: BTreeMap::new(), needs: Vec::new() };
+    let mut walk =
+        RequirementsWalk { queries: asking, local, root, result: found, visited: BTreeMap::new(), needs: Vec::new() };
     walk.whole().await;
     let needs = std::mem::take(&mut walk.needs);
     providers::choose(asking, local.files(), root, &needs, platforms, found).await;
 }
 
 struct RequirementsWalk<'a, R> {
-    asking: &'a RegistryQueries<'a, R>,
+    queries: &'a RegistryQueries<'a, R>,
     local: &'a LocalFolders,
     root: &'a Root,
-    found: &'a mut ResolutionResult,
+    result: &'a mut ResolutionResult,
     /// The calls of each folder.
-    seen: BTreeMap<CalledFolder, BTreeMap<CalledFolder, String>>,
+    visited: BTreeMap<CalledFolder, BTreeMap<CalledFolder, String>>,
     needs: Vec<ProviderRequirement>,
 }
 
@@ -52,7 +53,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         let top = CalledFolder { package: None, folder: self.root.folder.clone(), inputs: Arc::default() };
         let mut level = BTreeSet::from([top.clone()]);
         for _ in 0..DEEPEST {
-            if level.is_empty() || self.seen.len() + level.len() > MAX_FOLDERS {
+            if level.is_empty() || self.visited.len() + level.len() > MAX_FOLDERS {
                 break;
             }
             level = self.next_level(level, &top).await;
@@ -60,13 +61,13 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         if !level.is_empty() {
             let why =
                 format!("modules call each other more than {DEEPEST} deep, or are more than {MAX_FOLDERS} folders");
-            self.found.cannot(self.name(), why, []);
+            self.result.cannot(self.name(), why, []);
         }
         self.refuse_cycles(&top);
     }
 
     async fn next_level(&mut self, level: BTreeSet<CalledFolder>, top: &CalledFolder) -> BTreeSet<CalledFolder> {
-        let (asking, local, client) = (self.asking, self.local, self.root.client);
+        let (asking, local, client) = (self.queries, self.local, self.root.client);
         let read = level.iter().map(|spot| async move {
             match &spot.package {
                 Some(package) => asking.module(package, &spot.folder, client, &spot.inputs).await,
@@ -86,11 +87,11 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         }
         if calls.len() > MAX_CALLS {
             let why = format!("there are more than {MAX_CALLS} module calls in it: the others were not resolved");
-            self.found.cannot(self.name(), why, []);
+            self.result.cannot(self.name(), why, []);
             calls.truncate(MAX_CALLS);
         }
         if let Err(why) = asking.may_follow(calls.len()) {
-            self.found.cannot(self.name(), why, []);
+            self.result.cannot(self.name(), why, []);
             calls.clear();
         }
         // Cached answers complete without waiting; let other tasks run.
@@ -101,10 +102,10 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         }
         let led = join_all(follow).await;
         for (spot, module) in &modules {
-            self.seen.entry((*spot).clone()).or_default();
+            self.visited.entry((*spot).clone()).or_default();
             self.needs.extend(module.needs.iter().cloned());
             for problem in &module.problems {
-                self.found.cannot(&problem.what, &problem.why, [problem.at.to_string()]);
+                self.result.cannot(&problem.subject, &problem.reason, [problem.location.to_string()]);
             }
         }
         let mut next = BTreeSet::new();
@@ -118,21 +119,21 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         &mut self,
         from: &CalledFolder,
         call: &ModuleCall,
-        CallTarget { to, through }: CallTarget,
+        CallTarget { target: to, through }: CallTarget,
         next: &mut BTreeSet<CalledFolder>,
     ) {
-        let by = call.at.to_string();
+        let by = call.location.to_string();
         if let Some(package) = through {
-            self.found.want(Artifact::Module(package), &[], [by.clone()]);
+            self.result.want(Artifact::Module(package), &[], [by.clone()]);
         }
         match to {
             Ok(to) => {
-                if !self.seen.contains_key(&to) {
+                if !self.visited.contains_key(&to) {
                     next.insert(to.clone());
                 }
-                self.seen.entry(from.clone()).or_default().entry(to).or_insert(by);
+                self.visited.entry(from.clone()).or_default().entry(to).or_insert(by);
             }
-            Err(UnavailableCall { what, why }) => self.found.cannot(what, why, [by]),
+            Err(UnavailableCall { subject: what, reason: why }) => self.result.cannot(what, why, [by]),
         }
     }
 
@@ -158,12 +159,12 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         }
         for by in round {
             let why = "it leads back to a folder that it is called by: no client comes to an end with it";
-            self.found.cannot(format!("the module called at {by}"), why, [by]);
+            self.result.cannot(format!("the module called at {by}"), why, [by]);
         }
     }
 
     fn called_by(&self, spot: &CalledFolder) -> Vec<(&CalledFolder, &String)> {
-        self.seen.get(spot).into_iter().flatten().collect()
+        self.visited.get(spot).into_iter().flatten().collect()
     }
 
     fn name(&self) -> String {

@@ -29,7 +29,7 @@ impl Index {
     /// # Errors
     /// The index is being made whole, or why that cannot be.
     pub fn needs_to_be_whole(&self) -> Result<(), StoreError> {
-        match &*self.standing.borrow() {
+        match &*self.state.borrow() {
             IndexState::Whole => Ok(()),
             IndexState::Behind => Err(StoreError::Index("it is still being made from the files".to_owned())),
             IndexState::Failed(why) => Err(why.clone()),
@@ -41,7 +41,7 @@ impl Index {
     /// # Errors
     /// The reason why it cannot be completed.
     pub async fn until_complete(&self) -> Result<(), StoreError> {
-        let mut standing = self.standing.subscribe();
+        let mut standing = self.state.subscribe();
         // Its sender is here.
         let _ = standing.wait_for(|standing| !matches!(standing, IndexState::Behind)).await;
         self.needs_to_be_whole()
@@ -49,7 +49,7 @@ impl Index {
 
     /// Tells those who wait for it how making the index whole ended.
     pub fn completed(&self, ended: Result<(), StoreError>) {
-        self.standing.send_replace(match ended {
+        self.state.send_replace(match ended {
             Ok(()) => IndexState::Whole,
             Err(why) => IndexState::Failed(why),
         });
@@ -65,7 +65,7 @@ impl Index {
         }
         let was_whole = self.is_complete();
         if !was_whole {
-            self.standing.send_replace(IndexState::Behind);
+            self.state.send_replace(IndexState::Behind);
         }
         !was_whole
     }
@@ -73,7 +73,7 @@ impl Index {
     fn start_over(&self, why: &StoreError) {
         tracing::error!(%why, "the index is damaged; it is quarantined, and rebuilt from the files");
         // First: operations that need all names must not act on missing entries.
-        self.standing.send_replace(IndexState::Behind);
+        self.state.send_replace(IndexState::Behind);
         let mut totals = self.totals.lock();
         let damaged = std::mem::replace(&mut *self.entries.write(), IndexBackend::in_memory());
         // Closing it may wait forever for a dead thread.

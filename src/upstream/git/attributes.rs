@@ -36,7 +36,7 @@ pub(super) fn costly(rules: &[u8]) -> Option<String> {
 /// The attributes of the files of one commit.
 pub(super) struct Attributes {
     stack: gix_worktree::Stack,
-    found: Outcome,
+    outcome: Outcome,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -66,16 +66,16 @@ impl Attributes {
         // Nothing is read from this folder: the rules are in the repository's objects.
         let stack = gix_worktree::Stack::new("/", State::AttributesStack(rules), case, Vec::new(), files);
         let found = stack.selected_attribute_matches(NAMES);
-        Ok(Self { stack, found })
+        Ok(Self { stack, outcome: found })
     }
 
     /// The conversions for the file at `path`.
     pub(super) fn of(&mut self, path: &BStr, objects: &dyn gix_object::Find) -> std::io::Result<CheckoutConversion> {
         let place = self.stack.at_entry(path, Some(gix_index::entry::Mode::FILE), objects)?;
-        if !place.matching_attributes(&mut self.found) {
+        if !place.matching_attributes(&mut self.outcome) {
             return Ok(CheckoutConversion::default());
         }
-        let mut states = self.found.iter_selected().map(|found| found.assignment.state);
+        let mut states = self.outcome.iter_selected().map(|found| found.assignment.state);
         let mut next = || states.next().unwrap_or(StateRef::Unspecified);
         let (crlf, text, eol, ident, encoding) = (next(), next(), next(), next(), next());
         let encoding = match encoding {

@@ -28,7 +28,7 @@ pub(super) enum BridgeRequest {
     Ssh {
         repository: SshRepository,
         /// Output of the ssh server.
-        said: mpsc::Sender<WirePiece>,
+        output: mpsc::Sender<WirePiece>,
         /// Input of the ssh server.
         input: mpsc::Receiver<Bytes>,
         /// True while a reader waits; silence counts only then.
@@ -81,7 +81,7 @@ impl GitBridge {
         let (said, pieces) = mpsc::channel(WAITING_PIECES);
         let (input, to_say) = mpsc::channel(WAITING_PIECES);
         let awaited = Arc::new(AtomicBool::new(false));
-        let order = BridgeRequest::Ssh { repository, said, input: to_say, awaited: Arc::clone(&awaited) };
+        let order = BridgeRequest::Ssh { repository, output: said, input: to_say, awaited: Arc::clone(&awaited) };
         self.orders.blocking_send(order).map_err(|_| broken())?;
         Ok((WireReader::new(pieces, awaited, Arc::clone(&self.pace)), SshInput(input)))
     }

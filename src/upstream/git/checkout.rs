@@ -29,7 +29,7 @@ const NAMES: component::Options = component::Options { protect_windows: false, p
 pub(super) struct Checkout<'a> {
     pub(super) objects: &'a Objects,
     /// The repository's origin.
-    pub(super) at: &'a str,
+    pub(super) origin: &'a str,
     /// The folder to lay it out in.
     pub(super) below: &'a TreePath,
     pub(super) largest_object: usize,
@@ -77,7 +77,7 @@ impl Checkout<'_> {
                 Kind::Tree | Kind::Blob => break,
             }
         }
-        Err(GitCodeError::unusable(self.at, "a reference that leads to no commit"))
+        Err(GitCodeError::unusable(self.origin, "a reference that leads to no commit"))
     }
 
     /// Lays out the tree object `root` in `tree`.
@@ -138,7 +138,7 @@ impl Checkout<'_> {
         while let Some((above, id)) = trees.pop() {
             self.check_cancelled()?;
             for entry in self.objects.find_tree_iter(&id, &mut buffer).map_err(|e| self.trouble(&e))? {
-                let entry = entry.map_err(|_| GitCodeError::unusable(self.at, "a tree that cannot be read"))?;
+                let entry = entry.map_err(|_| GitCodeError::unusable(self.origin, "a tree that cannot be read"))?;
                 seen += 1;
                 if seen > most {
                     return Err(self.refused(TreeError::TooLarge(format!("{most} files, folders and links"))));
@@ -172,7 +172,8 @@ impl Checkout<'_> {
         for file in files.iter().filter(|file| file.kind != EntryKind::Commit) {
             self.check_cancelled()?;
             let header = FindHeader::try_header(self.objects, &file.id).map_err(|e| self.trouble(&e))?;
-            let header = header.ok_or_else(|| GitCodeError::unusable(self.at, "a pack without all of its files"))?;
+            let header =
+                header.ok_or_else(|| GitCodeError::unusable(self.origin, "a pack without all of its files"))?;
             let largest = if file.is_read_by_git() { LARGEST_RULES } else { self.largest_object as u64 };
             if header.size > largest {
                 let why = format!("it has more than {largest} bytes");
@@ -212,7 +213,7 @@ impl Checkout<'_> {
         let found = self.objects.try_find(id, buffer).map_err(|e| self.trouble(&e))?;
         match found {
             Some(object) if object.kind == Kind::Blob => Ok(object.data),
-            Some(_) | None => Err(GitCodeError::unusable(self.at, "a pack without all of its files")),
+            Some(_) | None => Err(GitCodeError::unusable(self.origin, "a pack without all of its files")),
         }
     }
 
@@ -221,15 +222,15 @@ impl Checkout<'_> {
     }
 
     fn trouble(&self, error: &gix_error::Error) -> GitCodeError {
-        GitCodeError::of(self.at, self.largest_object, error)
+        GitCodeError::of(self.origin, self.largest_object, error)
     }
 
     fn broken(&self, error: &std::io::Error) -> GitCodeError {
-        GitCodeError::unusable(self.at, format!(".gitattributes that cannot be read: {error}"))
+        GitCodeError::unusable(self.origin, format!(".gitattributes that cannot be read: {error}"))
     }
 
     fn refused(&self, error: TreeError) -> GitCodeError {
-        GitCodeError::tree(self.at, error)
+        GitCodeError::tree(self.origin, error)
     }
 }
 

@@ -54,7 +54,7 @@ struct PackEntry {
     /// Declared size of the base, for a base by id.
     of_base: u64,
     /// Offset in the pack.
-    at: u64,
+    offset: u64,
     size: u64,
     base: DeltaBaseRef,
     is_blob: bool,
@@ -64,7 +64,7 @@ struct PackEntry {
 /// All entries of a pack, in its order.
 #[derive(Debug)]
 pub(super) struct DeltaChains {
-    most: PackLimits,
+    limits: PackLimits,
     entries: Vec<PackEntry>,
 }
 
@@ -73,19 +73,19 @@ pub(super) struct DeltaChains {
 struct ChainLink {
     depth: u32,
     sum: u64,
-    held: u64,
+    buffered: u64,
     /// Index of the chain's first entry.
     root: usize,
 }
 
 impl DeltaChains {
-    pub(super) fn new(most: PackLimits) -> Self {
-        Self { most, entries: Vec::new() }
+    pub(super) fn new(limits: PackLimits) -> Self {
+        Self { limits, entries: Vec::new() }
     }
 
     /// The index of the entry at this offset.
     pub(super) fn at(&self, at: u64) -> Option<u32> {
-        let found = self.entries.binary_search_by_key(&at, |entry| entry.at).ok()?;
+        let found = self.entries.binary_search_by_key(&at, |entry| entry.offset).ok()?;
         u32::try_from(found).ok()
     }
 
@@ -99,7 +99,7 @@ impl DeltaChains {
             DeltaBaseRef::Before(base) => self.entries.get(base as usize).is_some_and(|base| base.is_blob),
             DeltaBaseRef::Named(_) => true,
         };
-        let largest = if is_blob { self.most.blob } else { self.most.other };
+        let largest = if is_blob { self.limits.blob } else { self.limits.other };
         if size.max(of_base) > largest {
             return Err(format!("{largest} bytes in one object"));
         }
@@ -108,7 +108,7 @@ impl DeltaChains {
         {
             base.children += 1;
         }
-        self.entries.push(PackEntry { of_base, at, size, base, is_blob, children: 0 });
+        self.entries.push(PackEntry { of_base, offset: at, size, base, is_blob, children: 0 });
         Ok(())
     }
 
@@ -131,7 +131,7 @@ impl DeltaChains {
             }
             let link = match entry.base {
                 DeltaBaseRef::Nothing { .. } | DeltaBaseRef::Named(_) => {
-                    ChainLink { depth: 0, sum: entry.size, held: 0, root: index }
+                    ChainLink { depth: 0, sum: entry.size, buffered: 0, root: index }
                 }
                 DeltaBaseRef::Before(base) => {
                     let (of, base) = links.get(base as usize).zip(self.entries.get(base as usize)).ok_or("itself")?;
@@ -139,7 +139,7 @@ impl DeltaChains {
                     ChainLink {
                         depth: of.depth + 1,
                         sum: of.sum.saturating_add(entry.size),
-                        held: of.held.saturating_add(held),
+                        buffered: of.buffered.saturating_add(held),
                         root: of.root,
                     }
                 }
@@ -150,16 +150,16 @@ impl DeltaChains {
             let is_named = matches!(self.entries.get(link.root), Some(PackEntry { base: DeltaBaseRef::Named(_), .. }));
             let of = if is_named { named.entry(link.root).or_default() } else { &mut most };
             of.sum = of.sum.max(link.sum);
-            of.held = of.held.max(link.held);
+            of.buffered = of.buffered.max(link.buffered);
             links.push(link);
         }
         for link in named.values() {
             most.sum = most.sum.saturating_add(link.sum);
-            most.held = most.held.saturating_add(link.held);
+            most.buffered = most.buffered.saturating_add(link.buffered);
         }
-        most.held = most.held.saturating_add(of_names);
-        let PackLimits { chain_memory: held, chain_total: chain, .. } = self.most;
-        if most.held > held {
+        most.buffered = most.buffered.saturating_add(of_names);
+        let PackLimits { chain_memory: held, chain_total: chain, .. } = self.limits;
+        if most.buffered > held {
             return Err(format!("{held} bytes in objects of which others are made"));
         }
         if most.sum > chain {

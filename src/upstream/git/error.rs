@@ -15,20 +15,20 @@ pub enum GitError {
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
     /// The repository's content is not allowed in a tree.
-    #[error("{asked}: {at} sent a tree that is refused: {error}")]
+    #[error("{subject}: {origin} sent a tree that is refused: {error}")]
     Tree {
         /// Label of the request.
-        asked: String,
+        subject: String,
         /// The origin of the repository.
-        at: String,
+        origin: String,
         /// The reason.
         error: TreeError,
     },
     /// A local disk failed.
-    #[error("{asked}: its packs could not be stored: {error}")]
+    #[error("{subject}: its packs could not be stored: {error}")]
     Disk {
         /// Label of the request.
-        asked: String,
+        subject: String,
         /// The disk's error.
         error: Arc<io::Error>,
     },
@@ -42,24 +42,24 @@ pub(super) enum GitCodeError {
     /// The repository sent unusable data.
     Unusable {
         /// The repository's origin.
-        at: String,
-        why: String,
+        origin: String,
+        reason: String,
     },
     /// The transfer is too slow or too large.
     Fault {
         /// The repository's origin.
-        at: String,
+        origin: String,
         fault: Fault,
     },
     /// The server has no such commit, or does not serve it.
     NoSuchId {
         /// The repository's origin.
-        at: String,
+        origin: String,
     },
     /// The repository's tree is refused.
     Tree {
         /// The repository's origin.
-        at: String,
+        origin: String,
         error: TreeError,
     },
     /// A local disk failed.
@@ -68,11 +68,11 @@ pub(super) enum GitCodeError {
 
 impl GitCodeError {
     pub(super) fn unusable(at: &str, why: impl Into<String>) -> Self {
-        Self::Unusable { at: at.to_owned(), why: why.into() }
+        Self::Unusable { origin: at.to_owned(), reason: why.into() }
     }
 
     pub(super) fn tree(at: &str, error: TreeError) -> Self {
-        Self::Tree { at: at.to_owned(), error }
+        Self::Tree { origin: at.to_owned(), error }
     }
 
     /// Converts an error of gix, which may come from the bridge, the disk or the received data.
@@ -105,7 +105,7 @@ impl GitCodeError {
             return Some(Self::Broken);
         }
         if let Some(fault) = inner.downcast_ref::<Fault>() {
-            return Some(Self::Fault { at: at.to_owned(), fault: fault.clone() });
+            return Some(Self::Fault { origin: at.to_owned(), fault: fault.clone() });
         }
         if let Some(error) = inner.downcast_ref::<TreeError>() {
             return Some(Self::tree(at, error.clone()));
@@ -116,22 +116,24 @@ impl GitCodeError {
 
     /// Converts to the public error. A server's text may quote a credential, so it is filtered.
     pub(super) fn into_git_error(self, ask: &GitRequest<'_>) -> GitError {
-        let told = |text: String| ask.grant.text_without_credentials(&text).to_owned();
+        let told = |text: String| ask.credential_scope.text_without_credentials(&text).to_owned();
         match self {
             Self::Broken => ask.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into(),
-            Self::Unusable { at, why } => ask.failed(at, Fault::Unusable(told(why))).into(),
-            Self::Fault { at, fault } => ask.failed(at, fault).into(),
-            Self::NoSuchId { at } => {
+            Self::Unusable { origin: at, reason: why } => ask.failed(at, Fault::Unusable(told(why))).into(),
+            Self::Fault { origin: at, fault } => ask.failed(at, fault).into(),
+            Self::NoSuchId { origin: at } => {
                 let why = "an answer that it has no such commit, or does not hand it out".to_owned();
                 ask.failed(at, Fault::Unusable(why)).into()
             }
-            Self::Tree { at, error: TreeError::Refused { entry, why } } => {
-                let error = TreeError::Refused { entry: told(entry), why: told(why) };
-                GitError::Tree { asked: ask.what.to_owned(), at, error }
+            Self::Tree { origin: at, error: TreeError::Refused { entry, reason: why } } => {
+                let error = TreeError::Refused { entry: told(entry), reason: told(why) };
+                GitError::Tree { subject: ask.subject.to_owned(), origin: at, error }
             }
-            Self::Tree { error: TreeError::Spool(error), .. } => GitError::Disk { asked: ask.what.to_owned(), error },
-            Self::Tree { at, error } => GitError::Tree { asked: ask.what.to_owned(), at, error },
-            Self::Disk(error) => GitError::Disk { asked: ask.what.to_owned(), error: Arc::new(error) },
+            Self::Tree { error: TreeError::Spool(error), .. } => {
+                GitError::Disk { subject: ask.subject.to_owned(), error }
+            }
+            Self::Tree { origin: at, error } => GitError::Tree { subject: ask.subject.to_owned(), origin: at, error },
+            Self::Disk(error) => GitError::Disk { subject: ask.subject.to_owned(), error: Arc::new(error) },
         }
     }
 }

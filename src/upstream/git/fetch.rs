@@ -53,7 +53,7 @@ pub(super) struct Conversation {
     transport: Box<dyn Transport>,
     handshake: Handshake,
     /// The repository's origin.
-    pub(super) at: String,
+    pub(super) origin: String,
     limits: GitLimits,
     pace: Arc<ThroughputGuard>,
 }
@@ -91,11 +91,11 @@ impl Conversation {
                 "a repository whose objects have no SHA-1, which larder cannot read",
             ));
         }
-        Ok(Self { transport, handshake, at, limits, pace: Arc::clone(&wire.pace) })
+        Ok(Self { transport, handshake, origin: at, limits, pace: Arc::clone(&wire.pace) })
     }
 
     fn trouble(&self, error: &gix_error::Error) -> GitCodeError {
-        GitCodeError::of(&self.at, self.limits.object_bytes, error)
+        GitCodeError::of(&self.origin, self.limits.object_bytes, error)
     }
 
     /// Lists the refs that begin with one of these prefixes; older servers send all. Their number is limited, because
@@ -113,7 +113,7 @@ impl Conversation {
             }
         };
         if refs.len() > self.limits.names {
-            return Err(GitCodeError::tree(&self.at, TreeError::TooLarge(format!("{} names", self.limits.names))));
+            return Err(GitCodeError::tree(&self.origin, TreeError::TooLarge(format!("{} names", self.limits.names))));
         }
         Ok(refs.into_iter().filter_map(offered).collect())
     }
@@ -184,9 +184,9 @@ impl Conversation {
         let fetched = gix_protocol::fetch(&mut wants, keep, Discard, stop, context, options);
         match fetched {
             Ok(Some(_)) => opened(folder, largest).map_err(GitCodeError::Disk),
-            Ok(None) => Err(GitCodeError::unusable(&self.at, "nothing where a pack was asked for")),
+            Ok(None) => Err(GitCodeError::unusable(&self.origin, "nothing where a pack was asked for")),
             Err(error) => Err(refused_id(&error)
-                .map_or_else(|| self.trouble(&error), |()| GitCodeError::NoSuchId { at: self.at.clone() })),
+                .map_or_else(|| self.trouble(&error), |()| GitCodeError::NoSuchId { origin: self.origin.clone() })),
         }
     }
 }

@@ -131,7 +131,7 @@ impl Job {
                     work.history(&mut conversation, offered)?.ok_or_else(|| self.not_found_error())?;
                 if !is_commit(&history, &id) {
                     let why = format!("a repository in which no branch and no tag leads to the commit {id}");
-                    return Err(GitCodeError::unusable(&conversation.at, why));
+                    return Err(GitCodeError::unusable(&conversation.origin, why));
                 }
                 work.commit_from_history(&self.repository, conversation, history, extent, id)
             }
@@ -143,7 +143,7 @@ impl Job {
                     (Some(id), true) => work.commit_from_history(&self.repository, conversation, history, extent, id),
                     (Some(_), false) => {
                         let why = format!("a repository with several commits whose ids begin with {short}");
-                        Err(GitCodeError::unusable(&conversation.at, why))
+                        Err(GitCodeError::unusable(&conversation.origin, why))
                     }
                     (None, _) => Err(self.not_found_error()),
                 }
@@ -239,7 +239,7 @@ impl RunningGitJob<'_> {
     ) -> Result<ObjectId, GitCodeError> {
         let at = repository.origin();
         let largest_object = self.limits.object_bytes;
-        let checkout = Checkout { objects, at: &at, below, largest_object, stop: self.stop };
+        let checkout = Checkout { objects, origin: &at, below, largest_object, stop: self.stop };
         let (commit, root) = checkout.commit(named)?;
         let CheckoutResult { submodules, modules, pointers, unknown_encodings } =
             checkout.lay_out(root, &mut self.tree)?;

@@ -49,19 +49,19 @@ use crate::pack::Tree;
 #[derive(Debug, Clone, Copy)]
 pub struct GitRequest<'a> {
     /// Label for people.
-    pub what: &'a str,
+    pub subject: &'a str,
     /// The repository and the reference.
     pub source: &'a GitSource,
     /// The upstream that the request is for.
     pub upstream: &'a Hostname,
     /// The credentials it may carry, by origin.
-    pub grant: &'a CredentialScope,
+    pub credential_scope: &'a CredentialScope,
     /// The proxies that the client's request has passed (CDN-Loop).
     pub via: &'a CdnLoop,
     /// Retries of a first request after a temporary failure.
     pub retries: usize,
     /// Priority of the request.
-    pub asker: RequestPriority,
+    pub priority: RequestPriority,
     /// Time of the request.
     pub now: Timestamp,
 }
@@ -86,12 +86,12 @@ pub struct GitPermit(#[expect(dead_code, reason = "held only for its Drop")] Per
 impl<'a> GitRequest<'a> {
     /// The HTTP request of this job to `url`.
     fn at(self, url: &'a Url) -> UpstreamRequest<'a> {
-        let Self { what, upstream, grant, via, retries, asker, now, .. } = self;
+        let Self { subject: what, upstream, credential_scope: grant, via, retries, priority: asker, now, .. } = self;
         UpstreamRequest { label: what, url, upstream, credentials: grant, via, retries, priority: asker, now }
     }
 
     fn failed(&self, at: String, fault: Fault) -> UpstreamError {
-        UpstreamError { asked: self.what.to_owned(), at, fault }
+        UpstreamError { subject: self.subject.to_owned(), origin: at, fault }
     }
 
     fn repository(&self) -> Result<Repository, GitError> {
@@ -115,7 +115,8 @@ impl Outbound {
             job.fetch(wire, stop, tree).map(|fetched| GitTree { permit: Some(GitPermit(turn)), ..fetched })
         });
         let fetched = fetched.await?;
-        let notes = fetched.notes.iter().map(|note| ask.grant.text_without_credentials(note).to_owned()).collect();
+        let notes =
+            fetched.notes.iter().map(|note| ask.credential_scope.text_without_credentials(note).to_owned()).collect();
         Ok(GitTree { notes, ..fetched })
     }
 
@@ -131,7 +132,7 @@ impl Outbound {
         if let Some(id) = job.whole_id() {
             return Ok(Some(id));
         }
-        let permit = self.resolve_permits.take(ask.upstream, ask.asker).await;
+        let permit = self.resolve_permits.take(ask.upstream, ask.priority).await;
         let crowded = || Fault::Crowded("the limit of concurrent git ref lookups is reached".to_owned());
         let permit = permit.ok_or_else(|| ask.failed(at, crowded()))?;
         self.run_blocking_job(ask, self.git_limits.resolve_time, move |wire, _stop| {
@@ -171,7 +172,7 @@ impl Outbound {
         if worked.is_err() {
             stop.now();
             tracing::error!(
-                asked = ask.what,
+                asked = ask.subject,
                 at = at(),
                 "the git worker thread did not stop; it keeps its permit until it does"
             );
@@ -195,7 +196,7 @@ impl Outbound {
     /// Takes a permit for a git job. These are so few that a job needs no archive permit as well.
     async fn take_git_permit(&self, ask: &GitRequest<'_>, repository: &Repository) -> Result<Permit, GitError> {
         let crowded = || Fault::Crowded("the limit of concurrent git fetches is reached".to_owned());
-        let place = self.git_permits.take(ask.upstream, ask.asker).await;
+        let place = self.git_permits.take(ask.upstream, ask.priority).await;
         place.ok_or_else(|| ask.failed(repository.origin(), crowded()).into())
     }
 }

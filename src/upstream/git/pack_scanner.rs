@@ -62,13 +62,13 @@ impl<R: BufRead, B: FnOnce()> Read for PackScanner<R, B> {
 struct PackScanState {
     part: PackPosition,
     /// Offsets in the pack: of the next byte, and of the current entry.
-    at: u64,
+    offset: u64,
     begins: u64,
     left: u32,
-    most: PackLimits,
+    limits: PackLimits,
     chains: DeltaChains,
     inflate: Decompress,
-    room: Box<[u8]>,
+    buffer: Box<[u8]>,
 }
 
 /// The part of the pack that the next byte belongs to.
@@ -105,16 +105,16 @@ struct EntryInflater {
 }
 
 impl PackScanState {
-    fn new(most: PackLimits) -> Self {
+    fn new(limits: PackLimits) -> Self {
         Self {
             part: PackPosition::Header(Vec::with_capacity(HEADER)),
-            at: 0,
+            offset: 0,
             begins: 0,
             left: 0,
-            most,
-            chains: DeltaChains::new(most),
+            limits,
+            chains: DeltaChains::new(limits),
             inflate: Decompress::new(true),
-            room: vec![0; 32 << 10].into(),
+            buffer: vec![0; 32 << 10].into(),
         }
     }
 
@@ -128,7 +128,7 @@ impl PackScanState {
                     1
                 }
             };
-            self.at += taken as u64;
+            self.offset += taken as u64;
             bytes = bytes.get(taken..).unwrap_or_default();
         }
         Ok(())
@@ -145,14 +145,14 @@ impl PackScanState {
                 } else {
                     let count = header.last_chunk().copied().unwrap_or_default();
                     self.left = u32::from_be_bytes(count);
-                    if self.left > self.most.objects {
-                        return Err(too_large(format!("{} objects in one pack", self.most.objects)));
+                    if self.left > self.limits.objects {
+                        return Err(too_large(format!("{} objects in one pack", self.limits.objects)));
                     }
                     if self.left == 0 { PackPosition::End } else { PackPosition::Kind }
                 }
             }
             PackPosition::Kind => {
-                self.begins = self.at;
+                self.begins = self.offset;
                 let (kind, size) = ((byte >> 4) & 7, u64::from(byte & 0xf));
                 if more { PackPosition::Size { kind, size, shift: 4 } } else { self.start_entry(kind, size)? }
             }
@@ -190,7 +190,7 @@ impl PackScanState {
     }
 
     fn start_entry(&mut self, kind: u8, size: u64) -> io::Result<PackPosition> {
-        let largest = if kind == 3 || kind > 4 { self.most.blob } else { self.most.other };
+        let largest = if kind == 3 || kind > 4 { self.limits.blob } else { self.limits.other };
         if size > largest {
             return Err(too_large(format!("{largest} bytes in one object")));
         }
@@ -208,7 +208,7 @@ impl PackScanState {
     fn unpack(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let PackPosition::Body(body) = &mut self.part else { return Ok(0) };
         let (packed, unpacked) = (self.inflate.total_in(), self.inflate.total_out());
-        let status = self.inflate.decompress(bytes, &mut self.room, FlushDecompress::None).map_err(|_| broken())?;
+        let status = self.inflate.decompress(bytes, &mut self.buffer, FlushDecompress::None).map_err(|_| broken())?;
         let packed = self.inflate.total_in() - packed;
         let unpacked = self.inflate.total_out() - unpacked;
         let taken = usize::try_from(packed).map_err(|_| broken())?;
@@ -216,7 +216,7 @@ impl PackScanState {
         body.unpacked += unpacked;
         let missing = SIZES - body.sizes.len();
         let new = usize::try_from(unpacked).map_err(|_| broken())?.min(missing);
-        body.sizes.extend_from_slice(&self.room[..new]);
+        body.sizes.extend_from_slice(&self.buffer[..new]);
         let is_more_than_it_said = body.unpacked > body.size || body.packed > body.size + body.size / 8 + SLACK;
         if is_more_than_it_said || (status != Status::StreamEnd && packed == 0 && unpacked == 0) {
             return Err(broken());

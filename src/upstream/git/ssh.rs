@@ -76,7 +76,7 @@ impl Outbound {
         if self.connectivity() == Connectivity::Offline {
             return Err(EgressRefusal::Offline);
         }
-        ask.grant
+        ask.credential_scope
             .ssh_key_for(repository.host.as_str(), repository.port)
             .ok_or_else(|| EgressRefusal::NoSshKey { host: repository.named(), upstream: ask.upstream.to_string() })
     }

@@ -43,7 +43,7 @@ impl Outbound {
         while let Some(order) = orders.recv().await {
             match order {
                 BridgeRequest::Request(request) => self.execute_request(ask, request, &mut received).await?,
-                BridgeRequest::Ssh { repository, said, input, awaited } => {
+                BridgeRequest::Ssh { repository, output: said, input, awaited } => {
                     self.execute_ssh(ask, &repository, said, input, &awaited, &mut received).await?;
                 }
             }

@@ -95,8 +95,8 @@ impl Outbound {
             from,
             length,
             validators,
-            what: ask.label.to_owned(),
-            at: origin(url),
+            subject: ask.label.to_owned(),
+            origin: origin(url),
             bytes_counter: self.traffic.bytes_counter(ask.upstream),
             _permit: permit,
         })

@@ -250,7 +250,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
 
 /// Makes the error of a request. It names the origin of `url` only.
 pub(super) fn failure(ask: UpstreamRequest<'_>, url: &Url, fault: Fault) -> UpstreamError {
-    UpstreamError { asked: ask.label.to_owned(), at: origin(url), fault }
+    UpstreamError { subject: ask.label.to_owned(), origin: origin(url), fault }
 }
 
 fn host_and_port(uri: &http::Uri) -> String {

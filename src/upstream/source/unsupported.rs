@@ -10,18 +10,18 @@ const HARMLESS: [&str; 7] = ["ref", "archive", "checksum", "depth", "version", "
 /// A source that only the client itself can fetch.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Unsupported {
-    what: &'static str,
+    label: &'static str,
     text: String,
 }
 
 impl Unsupported {
-    pub(super) fn new(what: &'static str, text: &str) -> Self {
-        Self { what, text: text.to_owned() }
+    pub(super) fn new(label: &'static str, text: &str) -> Self {
+        Self { label, text: text.to_owned() }
     }
 
     /// A label for people: "an Amazon S3 bucket".
     pub fn kind_name(&self) -> &'static str {
-        self.what
+        self.label
     }
 
     /// Its host, without userinfo and port: the only part that may be shown.
@@ -60,6 +60,6 @@ impl Unsupported {
 impl std::fmt::Debug for Unsupported {
     /// Without the address, which may contain secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Unsupported").field("what", &self.what).field("host", &self.host()).finish_non_exhaustive()
+        f.debug_struct("Unsupported").field("what", &self.label).field("host", &self.host()).finish_non_exhaustive()
     }
 }

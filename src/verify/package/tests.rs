@@ -72,7 +72,7 @@ fn what_goes_beyond_a_limit_is_refused() {
     let limits = PackageLimits::default();
     assert!(within(PackageLimits { entries: 2, unpacked_bytes: 100_000, name_bytes: 1 }).is_ok());
     let refused = within(PackageLimits { entries: 1, ..limits });
-    assert!(matches!(refused, Err(BadPackage::TooManyEntries { found: 2, limit: 1 })));
+    assert!(matches!(refused, Err(BadPackage::TooManyEntries { actual: 2, limit: 1 })));
     let refused = within(PackageLimits { unpacked_bytes: 99_999, ..limits });
     assert!(matches!(refused, Err(BadPackage::TooLarge { limit: 99_999 })));
     let refused = within(PackageLimits { name_bytes: 0, ..limits });

@@ -98,7 +98,7 @@ fn without_a_key_nothing_is_proven_and_too_many_are_not_tried() {
     let key = TestKey::new();
     assert_eq!(check(&key.sign(SUMS), &[]), Err(SignatureError::NoKeys));
     let many = vec![key.public(&good()); MAX_KEYS + 1];
-    assert_eq!(check(&key.sign(SUMS), &many), Err(SignatureError::TooManyKeys { found: MAX_KEYS + 1 }));
+    assert_eq!(check(&key.sign(SUMS), &many), Err(SignatureError::TooManyKeys { actual: MAX_KEYS + 1 }));
     let huge = " ".repeat(MAX_KEY_BYTES + 1);
     assert!(matches!(check(&key.sign(SUMS), &[huge]), Err(SignatureError::UnparsableKey { .. })));
 }

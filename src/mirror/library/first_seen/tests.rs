@@ -176,7 +176,7 @@ fn after_a_lost_key_log_a_key_vouches_only_for_versions_it_signed() {
     assert_eq!(
         lost.judge(&set(2, 0, 9)).verdict,
         HistoryVerdict::Refused(HistoryRefusal::ChangedByUntrustedKey(HistoryChange::OtherBytes {
-            of: file(0).to_owned(),
+            subject: file(0).to_owned(),
             before: vec![content(2)],
             now: content(9),
         }))

@@ -30,8 +30,8 @@ impl SourceFetch<'_> {
             Some(ExpectedChecksum::Listed(list)) => Some(self.listed_checksum(list, &source.url).await?),
         };
         let (of, outbound) = (self.package.to_string(), &self.call.config.outbound);
-        let ask = ask_for(self.mirror, &self.upstream, &self.grant, self.call, &source.url, &what);
-        let downloaded = SourceDownload::new(self.mirror, outbound, ask, self.room).run(&of).await;
+        let ask = ask_for(self.mirror, &self.upstream, &self.credential_scope, self.call, &source.url, &what);
+        let downloaded = SourceDownload::new(self.mirror, outbound, ask, self.reservation).run(&of).await;
         let DownloadedSource { staged, validators, name } = downloaded.map_err(|error| match error {
             Error::Upstream(error) => location_fault((*error).clone()),
             error => error.into(),
@@ -63,7 +63,7 @@ impl SourceFetch<'_> {
             Err(UnpackFailure::Tree(why)) => Err(self.refused(&at, why).into()),
             Err(UnpackFailure::Checksum { expected, actual }) => {
                 let verdict = format!("its bytes have {actual}, but its address says {expected}");
-                Err(FetchTreeError::StaleLocation(Error::Unverified { asked: format!("{what} from {at}"), verdict }))
+                Err(FetchTreeError::StaleLocation(Error::Unverified { subject: format!("{what} from {at}"), verdict }))
             }
         }
     }
@@ -72,7 +72,7 @@ impl SourceFetch<'_> {
     async fn unpack_permit(&self) -> Result<TreePermit, Error> {
         let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.priority).await;
         let why = || "the limit of archives unpacked at one time is reached".to_owned();
-        turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { what: self.what(), why: why() })
+        turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { subject: self.what(), reason: why() })
     }
 
     /// Fetches a checksum list and finds the archive's checksum in it.

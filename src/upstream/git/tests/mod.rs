@@ -172,13 +172,13 @@ fn host() -> Hostname {
 fn ask<'a>(source: &'a GitSource, upstream: &'a Upstream) -> GitRequest<'a> {
     static VIA: std::sync::LazyLock<CdnLoop> = std::sync::LazyLock::new(CdnLoop::default);
     GitRequest {
-        what: "the module",
+        subject: "the module",
         source,
         upstream: &upstream.settings.host,
-        grant: &upstream.grant,
+        credential_scope: &upstream.credential_scope,
         via: &VIA,
         retries: 0,
-        asker: RequestPriority::Client,
+        priority: RequestPriority::Client,
         now: Timestamp(1_700_000_000),
     }
 }
@@ -197,7 +197,7 @@ fn listed(tree: &Tree) -> Listing {
     let thing = |entry: &TreeEntry| match entry {
         TreeEntry::Folder => TreeItem::Folder,
         TreeEntry::Link(to) => TreeItem::Link(to.clone()),
-        TreeEntry::File { mode, at, size_bytes } => {
+        TreeEntry::File { mode, offset: at, size_bytes } => {
             let mut bytes = Vec::new();
             tree.contents(*at, *size_bytes).read_to_end(&mut bytes).unwrap();
             TreeItem::File(*mode, bytes)

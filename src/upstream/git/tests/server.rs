@@ -45,7 +45,7 @@ type Fault = Box<dyn Fn(&ReceivedRequest) -> ServerBehaviour + Send>;
 
 pub(super) struct Server {
     pub(super) port: u16,
-    asked: Arc<Mutex<Vec<ReceivedRequest>>>,
+    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
     fault: Arc<Mutex<Fault>>,
 }
 
@@ -53,16 +53,16 @@ impl Server {
     pub(super) fn start(root: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let asked = Arc::new(Mutex::new(Vec::new()));
+        let requests = Arc::new(Mutex::new(Vec::new()));
         let fault: Arc<Mutex<Fault>> = Arc::new(Mutex::new(Box::new(|_| ServerBehaviour::Nothing)));
-        let (root, log, faults) = (root.to_owned(), Arc::clone(&asked), Arc::clone(&fault));
+        let (root, log, faults) = (root.to_owned(), Arc::clone(&requests), Arc::clone(&fault));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (root, log, faults) = (root.clone(), Arc::clone(&log), Arc::clone(&faults));
                 std::thread::spawn(move || serve(stream.unwrap(), &root, &log, &faults));
             }
         });
-        Self { port, asked, fault }
+        Self { port, requests, fault }
     }
 
     pub(super) fn on(&self, fault: impl Fn(&ReceivedRequest) -> ServerBehaviour + Send + 'static) {
@@ -70,7 +70,7 @@ impl Server {
     }
 
     pub(super) fn asked(&self) -> Vec<ReceivedRequest> {
-        self.asked.lock().clone()
+        self.requests.lock().clone()
     }
 }
 

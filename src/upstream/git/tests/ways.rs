@@ -147,7 +147,7 @@ async fn a_cancelled_job_ends_and_releases_its_permit() {
     let forge = Forge::new();
     simple(&forge);
     let mut setting = GitTestSetting::at(&forge.url("r"));
-    setting.bounds.git_jobs.each = 1;
+    setting.bounds.git_jobs.per_upstream = 1;
     setting.bounds.git_jobs.all = 1;
     let outbound = Arc::new(setting.outbound());
     let (told, heard) = std::sync::mpsc::channel();
