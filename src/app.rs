@@ -297,13 +297,17 @@ impl RunningApp {
     fn background(&self, scrub: Option<Duration>, stop: &CancellationToken) -> JoinSet<()> {
         let SharedParts { mirror, recurring, supervisor, clock, .. } = &self.parts;
         let mut tasks = JoinSet::new();
-        let (of, at) = (Arc::clone(mirror), clock.clone());
-        supervisor.spawn(&mut tasks, Task::Housekeeping, move || jobs::run_housekeeping(Arc::clone(&of), at.clone()));
-        let of = Arc::clone(recurring);
-        supervisor.spawn(&mut tasks, Task::RecurringWarmUps, move || Arc::clone(&of).run());
+        let (task_mirror, task_clock) = (Arc::clone(mirror), clock.clone());
+        supervisor.spawn(&mut tasks, Task::Housekeeping, move || {
+            jobs::run_housekeeping(Arc::clone(&task_mirror), task_clock.clone())
+        });
+        let task_recurring = Arc::clone(recurring);
+        supervisor.spawn(&mut tasks, Task::RecurringWarmUps, move || Arc::clone(&task_recurring).run());
         if let Some(every) = scrub {
-            let (of, at) = (Arc::clone(mirror), clock.clone());
-            supervisor.spawn(&mut tasks, Task::Scrub, move || jobs::scrub(Arc::clone(&of), at.clone(), every));
+            let (task_mirror, task_clock) = (Arc::clone(mirror), clock.clone());
+            supervisor.spawn(&mut tasks, Task::Scrub, move || {
+                jobs::scrub(Arc::clone(&task_mirror), task_clock.clone(), every)
+            });
         }
         if let Some(tls) = self.tls.clone() {
             let stop = stop.clone();

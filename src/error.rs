@@ -192,44 +192,52 @@ impl Error {
     /// The text for people, in its parts. Bodies and reason phrases are made of it, and log lines but for a failed store.
     /// Holds no secret and no path of this machine.
     pub fn explain(&self) -> Explanation {
-        let of = |cause: &str| Explanation::of(cause);
+        let explanation = |cause: &str| Explanation::of(cause);
         match self {
             Self::UnknownHost(host) => Explanation::of(format!("{host} is not an upstream of this mirror"))
                 .remedied_by("its operator can add it as an [[upstream]]"),
-            Self::NotFound(why) => of(why),
+            Self::NotFound(why) => explanation(why),
             Self::Upstream(error) => error.explain(),
-            Self::Unverified { subject: asked, verdict } => {
-                of(verdict).about(asked).remedied_by("not stored, not served; its publisher or registry must mend it")
-            }
+            Self::Unverified { subject: asked, verdict } => explanation(verdict)
+                .about(asked)
+                .remedied_by("not stored, not served; its publisher or registry must mend it"),
             Self::Unaccepted { subject: asked, verdict, command } => {
-                of(verdict).about(asked).remedied_by(format!("if that is right: {command}"))
+                explanation(verdict).about(asked).remedied_by(format!("if that is right: {command}"))
             }
-            Self::Slow(what) => of("upstream is too slow; larder continues to fetch").about(what).remedied_by(AGAIN),
-            Self::Offline(what) => of("this mirror is offline and has not stored it")
-                .about(what)
+            Self::Slow(subject) => {
+                explanation("upstream is too slow; larder continues to fetch").about(subject).remedied_by(AGAIN)
+            }
+            Self::Offline(subject) => explanation("this mirror is offline and has not stored it")
+                .about(subject)
                 .remedied_by("`larder missing` on larder's machine lists what to bring"),
-            Self::Sealed(what) => of("this mirror is offline, so no upstream is asked").about(what),
-            Self::Busy { subject: what, reason: why } => of(why).about(what).remedied_by(AGAIN),
+            Self::Sealed(subject) => explanation("this mirror is offline, so no upstream is asked").about(subject),
+            Self::Busy { subject: what, reason: why } => explanation(why).about(what).remedied_by(AGAIN),
             Self::Unattended { subject: what, running } => Explanation::of(format!(
                 "{running} downloads that this client address started and no client waits for are still running"
             ))
             .about(what)
             .remedied_by("ask again when they have ended"),
-            Self::Spared(what) => of("its upstream has been asked often enough for now").about(what).remedied_by(AGAIN),
-            Self::HeldBack { subject: what, .. } => of("its upstream asks for a pause (Retry-After)").about(what),
-            Self::NotKept(what) => {
-                of("it was downloaded and is not stored: the store was full, or the disk refused it")
-                    .about(what)
+            Self::Spared(subject) => {
+                explanation("its upstream has been asked often enough for now").about(subject).remedied_by(AGAIN)
+            }
+            Self::HeldBack { subject: what, .. } => {
+                explanation("its upstream asks for a pause (Retry-After)").about(what)
+            }
+            Self::NotKept(subject) => {
+                explanation("it was downloaded and is not stored: the store was full, or the disk refused it")
+                    .about(subject)
                     .remedied_by("free space on the disk, or raise [store] max_size")
             }
             Self::Unreadable { subject: what, reason: why } => {
                 Explanation::of(format!("cannot be read: {why}")).about(what)
             }
-            Self::Looped => of("the request has been through this larder already, or through more than four")
+            Self::Looped => explanation("the request has been through this larder already, or through more than four")
                 .remedied_by("an [[upstream]] points back at larder: check its url"),
             Self::Store(error) => Explanation::of(format!("larder's store failed: {}", error.in_short()))
                 .remedied_by(format!("its operator can {}", error.remedy())),
-            Self::Interrupted(what) => of("the work on it was interrupted").about(what).remedied_by(AGAIN),
+            Self::Interrupted(subject) => {
+                explanation("the work on it was interrupted").about(subject).remedied_by(AGAIN)
+            }
         }
     }
 }

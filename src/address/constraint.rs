@@ -48,8 +48,8 @@ impl Constraint {
 
     /// Every condition of all of these. None of them, and every release meets it. A pre-release meets it where a `=` of any
     /// of them names it, and the conditions of the others allow it.
-    pub fn all<'a>(of: impl IntoIterator<Item = &'a Self>) -> Self {
-        Self(of.into_iter().flat_map(|one| one.0.iter().cloned()).collect())
+    pub fn all<'a>(constraints: impl IntoIterator<Item = &'a Self>) -> Self {
+        Self(constraints.into_iter().flat_map(|one| one.0.iter().cloned()).collect())
     }
 
     /// The number of conditions.

@@ -41,13 +41,13 @@ impl PackageRef {
     }
 
     /// The version list of a provider or a module.
-    pub fn version_list(of: &impl fmt::Display) -> Self {
-        Self { address: of.to_string(), document: Some("version list".to_owned()), ..Self::default() }
+    pub fn version_list(address: &impl fmt::Display) -> Self {
+        Self { address: address.to_string(), document: Some("version list".to_owned()), ..Self::default() }
     }
 
     /// The discovery document of a registry.
-    pub fn discovery(of: &Hostname) -> Self {
-        Self { address: of.to_string(), document: Some("discovery document".to_owned()), ..Self::default() }
+    pub fn discovery(host: &Hostname) -> Self {
+        Self { address: host.to_string(), document: Some("discovery document".to_owned()), ..Self::default() }
     }
 
     /// A copy for one platform.
@@ -89,8 +89,8 @@ impl From<&ModulePackage> for PackageRef {
 }
 
 impl From<&Artifact> for PackageRef {
-    fn from(of: &Artifact) -> Self {
-        match of {
+    fn from(artifact: &Artifact) -> Self {
+        match artifact {
             Artifact::Provider(package) => package.into(),
             Artifact::Module(package) => package.into(),
         }
@@ -98,8 +98,8 @@ impl From<&Artifact> for PackageRef {
 }
 
 impl From<&PackageSelector> for PackageRef {
-    fn from(what: &PackageSelector) -> Self {
-        Self::requested(&what.to_string())
+    fn from(selector: &PackageSelector) -> Self {
+        Self::requested(&selector.to_string())
     }
 }
 

@@ -158,13 +158,13 @@ impl PackageSelector {
         let versions = |read: fn(&str) -> Result<Versions, BadAddress>| version.map_or(Ok(Versions::All), read);
         match parts {
             [namespace, type_] => {
-                let of = ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? };
-                Ok(Self::Provider(Selection { of, versions: versions(Versions::of_provider)? }))
+                let provider = ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? };
+                Ok(Self::Provider(Selection { of: provider, versions: versions(Versions::of_provider)? }))
             }
             [namespace, name, system] => {
                 let [namespace, name] = [ModuleName::parse(namespace)?, ModuleName::parse(name)?];
-                let of = ModuleAddress { host, namespace, name, system: System::parse(system)? };
-                Ok(Self::Module(Selection { of, versions: versions(Versions::of_module)? }))
+                let module = ModuleAddress { host, namespace, name, system: System::parse(system)? };
+                Ok(Self::Module(Selection { of: module, versions: versions(Versions::of_module)? }))
             }
             _ => Err(BadSelector::Shape(shown())),
         }
@@ -297,8 +297,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_read_as_what_it_prints_or_refused(given in "[a-z.:@/~>0-9 -]{0,40}|acme/(null|vpc/aws)@ ?[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2},?[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2}|\\PC{0,40}") {
-            if let Ok(what) = parse(&given) {
-                prop_assert_eq!(parse(&what.to_string()), Ok(what.clone()));
+            if let Ok(selector) = parse(&given) {
+                prop_assert_eq!(parse(&selector.to_string()), Ok(selector.clone()));
             }
         }
     }

@@ -10,8 +10,8 @@ pub fn base_url_of(config: &Config, bound: SocketAddr) -> String {
         return url.as_str().trim_end_matches('/').to_owned();
     }
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
-    let at = loopback_if_unspecified(bound);
-    format!("{scheme}://{}", SocketAddr::new(at.ip(), at.port()))
+    let address = loopback_if_unspecified(bound);
+    format!("{scheme}://{}", SocketAddr::new(address.ip(), address.port()))
 }
 
 /// Replaces the unspecified address, which cannot be connected to, by loopback.

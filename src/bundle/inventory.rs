@@ -95,9 +95,9 @@ impl Inventory {
     }
 
     /// Adds an archive and the digest of its proof set or module location.
-    pub fn add(&mut self, of: &Artifact, archive: Digest, proof: Digest) {
+    pub fn add(&mut self, artifact: &Artifact, archive: Digest, proof: Digest) {
         let item = item(archive, proof);
-        match of {
+        match artifact {
             Artifact::Provider(package) => {
                 let versions = self.providers.entry(package.provider.to_string()).or_default();
                 let platforms = versions.entry(package.version.to_string()).or_default();
@@ -111,8 +111,8 @@ impl Inventory {
     }
 
     /// True if it lists the archive with the same proof set or module location.
-    pub fn has(&self, of: &Artifact, archive: Digest, proof: Digest) -> bool {
-        let found = match of {
+    pub fn has(&self, artifact: &Artifact, archive: Digest, proof: Digest) -> bool {
+        let found = match artifact {
             Artifact::Provider(package) => {
                 let versions = self.providers.get(&package.provider.to_string());
                 let platforms = versions.and_then(|versions| versions.get(package.version.as_str()));
@@ -165,13 +165,15 @@ mod tests {
     fn an_inventory_contains_exactly_the_archives_added_with_the_same_proof() {
         let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
         let mut inventory = Inventory::new(Timestamp(7));
-        for of in [provider("aws", "1.0.0", "linux_amd64"), module("vpc")] {
-            inventory.add(&of, a, b);
+        for artifact in [provider("aws", "1.0.0", "linux_amd64"), module("vpc")] {
+            inventory.add(&artifact, a, b);
         }
         let inventory = Inventory::read(&inventory.write()).unwrap();
         assert_eq!((inventory.len(), inventory.archives().len()), (2, 1));
-        for of in [provider("aws", "1.0.0", "linux_amd64"), module("vpc")] {
-            assert!(inventory.has(&of, a, b) && !inventory.has(&of, a, a) && !inventory.has(&of, b, b));
+        for artifact in [provider("aws", "1.0.0", "linux_amd64"), module("vpc")] {
+            assert!(
+                inventory.has(&artifact, a, b) && !inventory.has(&artifact, a, a) && !inventory.has(&artifact, b, b)
+            );
         }
         assert!(!inventory.has(&provider("aws", "1.0.0", "linux_arm64"), a, b));
         assert!(!inventory.has(&module("dns"), a, b));
@@ -183,9 +185,10 @@ mod tests {
         let mut inventory = Inventory::new(Timestamp(1_795_293_761));
         for number in 0..5_000 {
             for platform in ["linux_amd64", "darwin_arm64"] {
-                let of = provider(&format!("provider-{}", number / 10), &format!("5.{}.0", number % 10), platform);
+                let artifact =
+                    provider(&format!("provider-{}", number / 10), &format!("5.{}.0", number % 10), platform);
                 let digest = |salt: &str| Digest::of(format!("{salt}{number}{platform}").as_bytes());
-                inventory.add(&of, digest("a"), digest("s"));
+                inventory.add(&artifact, digest("a"), digest("s"));
             }
         }
         assert_eq!(inventory.len(), 10_000);

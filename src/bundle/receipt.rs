@@ -110,13 +110,13 @@ impl Receipt {
     pub fn counts(&self) -> [u64; 4] {
         let mut counts = [0; 4];
         for told in &self.entries {
-            let at = match told.outcome {
+            let count = match told.outcome {
                 ApplyOutcome::Applied { .. } => 0,
                 ApplyOutcome::Held => 1,
                 ApplyOutcome::Refused { .. } => 2,
                 ApplyOutcome::NotReached => 3,
             };
-            counts[at] += 1;
+            counts[count] += 1;
         }
         counts
     }

@@ -88,16 +88,16 @@ pub fn rebuild_from_record<R: Read, V: Read, W: Write>(from: R, mut record: Bund
 
 /// Checks that both bundles have equal archives. Both list them in the order of their addresses.
 fn same_archives(recorded: &Manifest, coming: &Manifest) -> io::Result<()> {
-    let archives = |of: &Manifest| -> Vec<Digest> {
-        of.files().filter(|(_, file)| file.role == FileRole::Archive).map(|(_, file)| file.file.sha256).collect()
+    let archives = |manifest: &Manifest| -> Vec<Digest> {
+        manifest.files().filter(|(_, file)| file.role == FileRole::Archive).map(|(_, file)| file.file.sha256).collect()
     };
     let (was, now) = (archives(recorded), archives(coming));
     if was == now {
         return Ok(());
     }
-    let only = |of: &Manifest, not_in: &[Digest]| {
+    let only = |manifest: &Manifest, not_in: &[Digest]| {
         let known: HashSet<&Digest> = not_in.iter().collect();
-        let entry = of
+        let entry = manifest
             .entries
             .iter()
             .find(|entry| entry.archive().is_some_and(|archive| !archive.left_out && !known.contains(&archive.sha256)));

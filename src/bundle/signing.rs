@@ -306,9 +306,9 @@ mod tests {
     fn a_signature_is_written_in_one_way() {
         let written = SigningKey::generate().unwrap().sign(b"{}").write();
         assert!(Signature::read(&written).is_some());
-        for at in 0..written.len() {
+        for index in 0..written.len() {
             let mut other = written.clone();
-            other[at] ^= 1;
+            other[index] ^= 1;
             assert!(Signature::read(&other).is_none_or(|read| read.write() == other));
         }
         assert!(Signature::read(&[&written[..], b" "].concat()).is_none());

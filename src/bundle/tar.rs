@@ -23,8 +23,8 @@ pub(super) enum BadTar {
 /// The header of a plain file: mode 0644, owner 0, time 0.
 fn header(name: &str, size: u64) -> Block {
     let mut header = [0; BLOCK];
-    let mut put = |at: usize, bytes: &[u8]| {
-        for (to, from) in header.iter_mut().skip(at).zip(bytes) {
+    let mut put = |offset: usize, bytes: &[u8]| {
+        for (to, from) in header.iter_mut().skip(offset).zip(bytes) {
             *to = *from;
         }
     };
@@ -302,12 +302,12 @@ mod tests {
             let mut tar = written(&files);
             let contents: Vec<Vec<u8>> = files.iter().map(|(_, bytes)| bytes.clone()).collect();
             prop_assert_eq!(read(&tar, &files).unwrap(), contents.clone());
-            let at = at.index(tar.len());
-            tar[at] ^= flip;
+            let index = at.index(tar.len());
+            tar[index] ^= flip;
             // Contents are not checked here; the bundle's reader compares their digests.
             prop_assert!(read(&tar, &files).map_or(true, |found| found != contents));
-            tar[at] ^= flip;
-            prop_assert!(matches!(read(&tar[..at], &files), Err(BadTar::Truncated)));
+            tar[index] ^= flip;
+            prop_assert!(matches!(read(&tar[..index], &files), Err(BadTar::Truncated)));
             tar.push(flip);
             prop_assert!(read(&tar, &files).is_err());
         }

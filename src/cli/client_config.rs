@@ -43,7 +43,7 @@ impl ClientConfig {
         );
         let path = if self.mirror { "/admin/v1/client-config?mirror" } else { "/admin/v1/client-config" };
         let paste: anyhow::Result<String> = runtime()?.block_on(async {
-            match ask_running(&config, async |at, token| admin_client::get(at, path, token).await).await {
+            match ask_running(&config, async |address, token| admin_client::get(address, path, token).await).await {
                 Ok(answer) => Ok(String::from_utf8_lossy(&answer).into_owned()),
                 Err(AdminClientError::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                     let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();

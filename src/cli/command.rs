@@ -85,7 +85,7 @@ async fn run_remotely<T: DeserializeOwned>(
 ) -> anyhow::Result<Option<OperationReport<T>>> {
     let body = Bytes::from(serde_json::to_vec(told)?);
     let path = command.path();
-    let asked = ask_running(config, async |at, token| admin_client::post(at, &path, token, body).await);
+    let asked = ask_running(config, async |address, token| admin_client::post(address, &path, token, body).await);
     match asked.await {
         Ok(answer) => Ok(Some(serde_json::from_slice(&answer).context("the running larder is of another version")?)),
         Err(AdminClientError::NotRunning(_)) => {
@@ -130,7 +130,7 @@ fn refreshed_lines(items: &[RefreshResult], host: &Hostname) -> Vec<String> {
     let width = items.iter().map(|item| shown(item).chars().count()).max().unwrap_or_default();
     let mut lines = Vec::new();
     for item in items {
-        let (what, news) = (shown(item), &item.news);
+        let (subject, news) = (shown(item), &item.news);
         let said = match news {
             RefreshOutcome::Unchanged => "unchanged",
             RefreshOutcome::New => "new",
@@ -138,7 +138,7 @@ fn refreshed_lines(items: &[RefreshResult], host: &Hostname) -> Vec<String> {
             RefreshOutcome::Absent { .. } => "not found",
             RefreshOutcome::Failed { .. } => "failed; the stored copy stays",
         };
-        lines.push(format!("{what:width$}  {said}"));
+        lines.push(format!("{subject:width$}  {said}"));
         if let RefreshOutcome::Absent { error } | RefreshOutcome::Failed { error } = news {
             lines.push(format!("  {error}"));
         }
@@ -150,21 +150,21 @@ fn purged_lines(items: &[PurgeResult], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
     for item in items {
         let PurgeResult { archives, archive_bytes, shared, documents, document_bytes, .. } = item;
-        let what = item.package.without(host);
+        let subject = item.package.without(host);
         if *archives == 0 && *documents == 0 && *shared == 0 && item.is_all() {
-            lines.push(format!("{what}: nothing was stored"));
+            lines.push(format!("{subject}: nothing was stored"));
             continue;
         }
         let archives = plural(*archives, "archive");
         let documents = plural(*documents, "document");
         let (archive_bytes, document_bytes) = (ByteSize(*archive_bytes), ByteSize(*document_bytes));
-        lines.push(format!("{what}: removed {archives} ({archive_bytes}) and {documents} ({document_bytes})"));
+        lines.push(format!("{subject}: removed {archives} ({archive_bytes}) and {documents} ({document_bytes})"));
         if *shared > 0 {
             lines.push(format!("  {} not removed: another package uses the same bytes", plural(*shared, "archive")));
         }
         lines.extend(item.pinned.iter().map(|package| format!("  not removed: {package} is pinned")));
         lines.extend(item.left.iter().map(|left| format!("  not removed: {left}")));
-        let unreadable = |what| format!("  unreadable: {what}; an archive listed only there may still be stored");
+        let unreadable = |subject| format!("  unreadable: {subject}; an archive listed only there may still be stored");
         lines.extend(item.unreadable.iter().map(unreadable));
     }
     if items.iter().any(|item| item.seen_is_kept && item.archives + item.documents > 0) {
@@ -187,17 +187,17 @@ fn pinned_lines(items: &[PinResult], host: &Hostname) -> Vec<String> {
 fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
     for AcceptResult { package, ruling } in items {
-        let what = package.without(host);
+        let subject = package.without(host);
         match ruling {
             AcceptOutcome::NothingToAccept => lines.push(format!(
-                "{what}: nothing to accept: upstream's version is already served; its alarms are resolved"
+                "{subject}: nothing to accept: upstream's version is already served; its alarms are resolved"
             )),
             AcceptOutcome::Withdrawn { error } => {
-                lines.push(format!("{what}: gone upstream, nothing is accepted, its alarms are resolved: {error}"));
+                lines.push(format!("{subject}: gone upstream, nothing is accepted, its alarms are resolved: {error}"));
             }
-            AcceptOutcome::Failed { error } => lines.push(format!("{what}: not accepted: {error}")),
+            AcceptOutcome::Failed { error } => lines.push(format!("{subject}: not accepted: {error}")),
             AcceptOutcome::AcceptedTree { tree_before, tree, commit_before, commit } => {
-                lines.push(format!("{what}: accepted"));
+                lines.push(format!("{subject}: accepted"));
                 let shown = |commit: &Option<String>| match commit {
                     Some(commit) => format!(", commit {}", escape_for_terminal(commit)),
                     None => String::new(),
@@ -208,12 +208,12 @@ fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
                 lines.push(format!("  is  tree {tree}{}", shown(commit)));
             }
             AcceptOutcome::AcceptedElsewhere { tree_before, source } => {
-                lines.push(format!("{what}: accepted"));
+                lines.push(format!("{subject}: accepted"));
                 lines.extend(tree_before.map(|before| format!("  was tree {before}")));
                 lines.push(format!("  is  {source}: clients fetch it directly, and larder checks nothing"));
             }
             AcceptOutcome::Accepted { files, keys_before, key } => {
-                lines.push(format!("{what}: accepted"));
+                lines.push(format!("{subject}: accepted"));
                 let known = key.as_ref().is_some_and(|key| keys_before.contains(key));
                 lines.push(match key {
                     Some(key) if known => format!("  signed by {key}, which signed other versions before"),

@@ -90,10 +90,13 @@ struct Exported {
 
 async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFolder>) -> anyhow::Result<Exported> {
     let packages: Vec<Package> = job.items.iter().filter_map(package).collect();
-    let modules = job.items.iter().map(|item| &item.package).filter(|of| of.platform.is_none()).cloned().collect();
-    let of = Arc::clone(folder);
-    let have: HashSet<Digest> =
-        spawn_blocking(move || receive::existing_archive_digests(&of, &packages)).await??.into_iter().collect();
+    let modules =
+        job.items.iter().map(|item| &item.package).filter(|package| package.platform.is_none()).cloned().collect();
+    let shared_folder = Arc::clone(folder);
+    let have: HashSet<Digest> = spawn_blocking(move || receive::existing_archive_digests(&shared_folder, &packages))
+        .await??
+        .into_iter()
+        .collect();
     let (tar, out) = io::pipe()?;
     let bytes = ByteCounter::default();
     // Archives that exist in the tree are not sent, and their sizes are not reported. The total is then unavailable.
@@ -104,8 +107,8 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
         .map(|item| item.size_bytes)
         .sum::<Option<u64>>();
     let drawing = ProgressTask::begin("exporting", &bytes, all.filter(|_| have.is_empty()));
-    let (of, tar) = (Arc::clone(folder), CountingIo { inner: tar, bytes });
-    let receiving = spawn_blocking(move || receive::receive(tar, &of));
+    let (shared_folder, tar) = (Arc::clone(folder), CountingIo { inner: tar, bytes });
+    let receiving = spawn_blocking(move || receive::receive(tar, &shared_folder));
     let sent = match by {
         JobRunner::Running { address: at, token } => {
             let told = ExportRequest { job: job.id.clone(), partial, have };
@@ -120,7 +123,7 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
         JobRunner::InProcess { mirror, jobs, .. } => {
             let held =
                 JobId::parse(&job.id).and_then(|id| jobs.stored_archives(id)).context("the job no longer exists")?;
-            let packages = held.into_iter().filter_map(|(of, digest)| match of {
+            let packages = held.into_iter().filter_map(|(artifact, digest)| match artifact {
                 Artifact::Provider(package) => Some((package, digest)),
                 Artifact::Module(_) => None,
             });

@@ -177,14 +177,14 @@ mod tests {
         }
         let mut there = BTreeSet::new();
         paths(&Arguments::command(), &[], &mut there);
-        let of = |path: &[&str]| path.iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(EXAMPLES_OF.iter().map(|(path, _)| of(path)).collect::<BTreeSet<_>>(), there);
+        let words = |path: &[&str]| path.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(EXAMPLES_OF.iter().map(|(path, _)| words(path)).collect::<BTreeSet<_>>(), there);
         for (path, examples) in EXAMPLES_OF {
             for (line, _) in examples {
                 let line = line.split(" > ").next().unwrap().split(" >> ").next().unwrap();
                 let mut words = Vec::new();
-                for (at, part) in line.split('\'').enumerate() {
-                    match at % 2 {
+                for (index, part) in line.split('\'').enumerate() {
+                    match index % 2 {
                         0 => words.extend(part.split_whitespace().map(str::to_owned)),
                         _ => words.push(part.to_owned()),
                     }

@@ -91,8 +91,8 @@ async fn import(
         Ok(step) => report.tell(step),
         Err(error) => unread = Some(error),
     };
-    let asking = ask_running(config, async |at, token| {
-        admin_client::upload(at, &import_path(unsigned), token, "application/x-tar", sent, told).await
+    let asking = ask_running(config, async |address, token| {
+        admin_client::upload(address, &import_path(unsigned), token, "application/x-tar", sent, told).await
     });
     match asking.await {
         Ok(()) => {}
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn an_import_summary_fits_the_terminal_and_names_unsigned_archives() {
-        let of = |judged, notes| ImportedFile {
+        let file = |judged, notes| ImportedFile {
             file: "registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name/1.2.0/linux_amd64".to_owned(),
             package: Some(PackageRef {
                 platform: Some("linux_amd64".to_owned()),
@@ -282,11 +282,11 @@ mod tests {
             notes,
         };
         let host = Hostname::parse("registry.terraform.io").unwrap();
-        let packed = line(&of(FileVerdict::PackedAnew, Vec::new()), &host, Some(80));
+        let packed = line(&file(FileVerdict::PackedAnew, Vec::new()), &host, Some(80));
         assert!(packed.starts_with("  unsigned  hashicorp/a-provider"), "{packed}");
         assert!(packed.ends_with("12.0 MiB, repacked"), "{packed}");
         let refused =
-            line(&of(FileVerdict::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()), &host, Some(80));
+            line(&file(FileVerdict::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()), &host, Some(80));
         assert!(refused.ends_with("\n            it is a link \\u{1b}[2J"), "{refused}");
         let counts = ImportCounts { proven: 1, unsigned: 0, packed_anew: 2, held: 3, refused: 1 };
         let said = summary(counts, false, Some(80));

@@ -13,7 +13,8 @@ use crate::protocol::admin::bundle::INVENTORY;
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
     let inventory = runtime()?.block_on(async {
-        let asked = ask_running(&config, async |at, token| admin_client::get_large(at, INVENTORY, token).await).await;
+        let asked =
+            ask_running(&config, async |address, token| admin_client::get_large(address, INVENTORY, token).await).await;
         match asked {
             Ok(answer) => anyhow::Ok(answer.to_vec()),
             Err(AdminClientError::NotRunning(_)) => {

@@ -42,7 +42,7 @@ impl MissingCommand {
 }
 
 async fn fetch_missing(config: &Config) -> anyhow::Result<OrderRequest> {
-    let asked = ask_running(config, async |at, token| admin_client::get(at, MISSING, token).await);
+    let asked = ask_running(config, async |address, token| admin_client::get(address, MISSING, token).await);
     match asked.await {
         Ok(answer) => {
             OrderRequest::read(&answer).map_err(anyhow::Error::msg).context("the running larder is of another version")
@@ -59,7 +59,7 @@ async fn fetch_missing(config: &Config) -> anyhow::Result<OrderRequest> {
 }
 
 async fn forget(config: &Config) -> anyhow::Result<OrderRequest> {
-    let asked = ask_running(config, async |at, token| admin_client::delete(at, MISSING, token).await);
+    let asked = ask_running(config, async |address, token| admin_client::delete(address, MISSING, token).await);
     match asked.await {
         Ok(_) => Ok(OrderRequest::default()),
         Err(AdminClientError::NotRunning(_)) => {
@@ -89,7 +89,7 @@ fn page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> String {
             AddressRequest::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
         };
         let (address, version) =
-            whole.split_once('@').map_or((whole.as_str(), None), |(of, version)| (of, Some(version)));
+            whole.split_once('@').map_or((whole.as_str(), None), |(address, version)| (address, Some(version)));
         if address != last {
             page.item(&PackageRef::requested(address).without(host).to_string(), None);
             last = address;
@@ -130,7 +130,7 @@ mod tests {
             let platforms = platforms.iter().map(|name| (*name).to_owned()).collect();
             AddressRequest::For(AddressFor { address: address.to_owned(), platforms })
         };
-        let what = vec![
+        let addresses = vec![
             told("registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name", &[]),
             told(
                 "registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56",
@@ -138,7 +138,7 @@ mod tests {
             ),
             told("registry.terraform.io/acme/vpc/aws@5.1.0", &[]),
         ];
-        OrderRequest { what, ..OrderRequest::default() }
+        OrderRequest { what: addresses, ..OrderRequest::default() }
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl OrderOptions {
     }
 
     /// Builds an order from these arguments.
-    pub(super) fn to_order(&self, what: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
+    pub(super) fn to_order(&self, subjects: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
         let mut told = OrderRequest {
             platforms: self.platforms.iter().map(ToString::to_string).collect(),
             client: self.client.map(|whose| match whose {
@@ -82,7 +82,7 @@ impl OrderOptions {
         };
         let mut folders = Vec::new();
         let mut tar: Option<&str> = None;
-        for given in what {
+        for given in subjects {
             let path = PathBuf::from(given);
             match LabelKind::of(given, &path, default_host).map_err(anyhow::Error::msg)? {
                 LabelKind::Address => told.what.push(AddressRequest::Text(given.clone())),

@@ -50,7 +50,7 @@ impl PlanCommand {
 
 async fn planned(config: &Config, told: &OrderRequest) -> anyhow::Result<Plan> {
     let body = Bytes::from(serde_json::to_vec(told)?);
-    let asked = ask_running(config, async |at, token| admin_client::post(at, PLAN, token, body).await);
+    let asked = ask_running(config, async |address, token| admin_client::post(address, PLAN, token, body).await);
     match asked.await {
         Ok(answer) => Ok(serde_json::from_slice(&answer).context("the running larder is of another version")?),
         Err(AdminClientError::NotRunning(_)) => {

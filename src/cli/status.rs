@@ -24,7 +24,8 @@ const SHOWN: usize = 20;
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
     let report = runtime()?.block_on(async {
-        let asked = ask_running(&config, async |at, token| admin_client::get(at, "/admin/v1/status", token).await);
+        let asked =
+            ask_running(&config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
         match asked.await {
             Ok(answer) => {
                 serde_json::from_slice::<StatusReport>(&answer).context("the running larder is of another version")
@@ -172,7 +173,7 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
     }
     page.group("warm-ups", "recurring ([[warm]])");
     for warm_up in warm_ups.iter().take(SHOWN) {
-        let RecurringState { what, every_seconds, running, last, next } = warm_up;
+        let RecurringState { what: subjects, every_seconds, running, last, next } = warm_up;
         let now = match (running, next) {
             (Some(job), _) => format!("; runs now (job {job})"),
             (None, Some(next)) => format!("; due {}", format_timestamp(*next)),
@@ -182,8 +183,8 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
             None => "has not run yet".to_owned(),
             Some(last) => last_run(last),
         };
-        let what: Vec<String> = what.iter().map(|what| escape_for_terminal(what)).collect();
-        page.item(&what.join(", "), Some(&format!("every {}: {last}{now}", format_seconds(*every_seconds))));
+        let subjects: Vec<String> = subjects.iter().map(|subject| escape_for_terminal(subject)).collect();
+        page.item(&subjects.join(", "), Some(&format!("every {}: {last}{now}", format_seconds(*every_seconds))));
     }
     and_more(page, warm_ups.len());
 }
@@ -240,7 +241,10 @@ fn imported(page: &mut TextPage, imported: &[PackageRef], host: &Hostname) {
     }
     let archives = plural(imported.len() as u64, "archive");
     page.group("imported", &format!("{archives} without signatures: only this mirror's operator vouches for them"));
-    imported.iter().take(SHOWN).for_each(|of| page.item(&escape_for_terminal(&of.without(host).to_string()), None));
+    imported
+        .iter()
+        .take(SHOWN)
+        .for_each(|package| page.item(&escape_for_terminal(&package.without(host).to_string()), None));
     and_more(page, imported.len());
 }
 
@@ -249,7 +253,10 @@ fn missing(page: &mut TextPage, missing: &[PackageRef], host: &Hostname) {
         return;
     }
     page.group("missing", &format!("{} requested while offline and not stored", missing.len()));
-    missing.iter().take(SHOWN).for_each(|of| page.item(&escape_for_terminal(&of.without(host).to_string()), None));
+    missing
+        .iter()
+        .take(SHOWN)
+        .for_each(|package| page.item(&escape_for_terminal(&package.without(host).to_string()), None));
     and_more(page, missing.len());
     page.item("`larder missing --json` prints this list as input for `larder warm` on an online larder", None);
 }

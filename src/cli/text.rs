@@ -75,12 +75,12 @@ impl TextPage {
     /// A table. The first column is left-aligned, the others right-aligned. The rest of a row follows its cells, or
     /// goes below them where it would not fit.
     pub(super) fn columns<const N: usize>(&mut self, head: [&str; N], rows: &[([String; N], String)]) {
-        let widths: [usize; N] = std::array::from_fn(|at| {
-            let cells = rows.iter().map(|(cells, _)| cells[at].chars().count());
-            cells.chain([head[at].len()]).max().unwrap_or_default()
+        let widths: [usize; N] = std::array::from_fn(|index| {
+            let cells = rows.iter().map(|(cells, _)| cells[index].chars().count());
+            cells.chain([head[index].len()]).max().unwrap_or_default()
         });
         let line = |cells: [&str; N]| {
-            let aligned = cells.iter().zip(widths).enumerate().map(|(at, (cell, width))| match at {
+            let aligned = cells.iter().zip(widths).enumerate().map(|(index, (cell, width))| match index {
                 0 => format!("{cell:width$}"),
                 _ => format!("{cell:>width$}"),
             });
@@ -103,8 +103,8 @@ impl TextPage {
     pub(super) fn push_hanging(&mut self, before: &str, text: &str) {
         let margin = before.chars().count();
         let room = self.width.map_or(usize::MAX, |width| width.saturating_sub(margin));
-        for (at, line) in wrapped(text, room).into_iter().enumerate() {
-            let before = if at == 0 { before.to_owned() } else { " ".repeat(margin) };
+        for (index, line) in wrapped(text, room).into_iter().enumerate() {
+            let before = if index == 0 { before.to_owned() } else { " ".repeat(margin) };
             self.lines.push(format!("{before}{line}").trim_end().to_owned());
         }
     }
@@ -127,7 +127,7 @@ fn wrapped(text: &str, room: usize) -> Vec<String> {
         }
         line.push_str(word);
         while line.chars().count() > room {
-            let cut = line.char_indices().nth(room).map_or(line.len(), |(at, _)| at);
+            let cut = line.char_indices().nth(room).map_or(line.len(), |(end, _)| end);
             let rest = line.split_off(cut);
             lines.push(std::mem::replace(&mut line, rest));
         }
@@ -147,8 +147,8 @@ pub(super) fn is_plain(c: char) -> bool {
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-pub(super) fn plural(number: u64, of: &str) -> String {
-    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+pub(super) fn plural(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 pub(super) fn format_seconds(seconds: u64) -> String {
@@ -161,10 +161,10 @@ pub(super) fn format_seconds(seconds: u64) -> String {
 }
 
 /// Formats a time as `2026-11-21 20:42:41 UTC`.
-pub(super) fn format_timestamp(at: Timestamp) -> String {
-    let since_1970 = std::time::Duration::from_secs(at.0);
+pub(super) fn format_timestamp(time: Timestamp) -> String {
+    let since_1970 = std::time::Duration::from_secs(time.0);
     // A file may contain a year that has no calendar date.
-    match std::time::SystemTime::UNIX_EPOCH.checked_add(since_1970).filter(|_| at.0 < 253_402_300_800) {
+    match std::time::SystemTime::UNIX_EPOCH.checked_add(since_1970).filter(|_| time.0 < 253_402_300_800) {
         Some(time) => format_rfc3339_seconds(time).to_string().replace('T', " ").replace('Z', " UTC"),
         None => "an invalid time".to_owned(),
     }

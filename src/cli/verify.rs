@@ -31,8 +31,9 @@ async fn walk(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()
         Ok(step) => report.tell(&step),
         Err(error) => unread = Some(error),
     };
-    let reading =
-        ask_running(config, async |at, token| admin_client::post_lines(at, "/admin/v1/verify", token, told).await);
+    let reading = ask_running(config, async |address, token| {
+        admin_client::post_lines(address, "/admin/v1/verify", token, told).await
+    });
     match reading.await {
         Ok(()) => {}
         Err(AdminClientError::NotRunning(_)) => {
@@ -89,7 +90,7 @@ impl VerifyReporter {
             VerifyEvent::Checked { archives, bytes } => self.progress(*archives, *bytes),
             VerifyEvent::WrongRecord { record } => print_line(&format!("damaged: {record}")),
             VerifyEvent::WrongArchive(wrong) => print_line(&told(wrong)),
-            VerifyEvent::Unreadable { what, error } => print_line(&format!("unreadable: {what}: {error}")),
+            VerifyEvent::Unreadable { what: subject, error } => print_line(&format!("unreadable: {subject}: {error}")),
             VerifyEvent::Imported { archives } => {
                 let archives = plural(*archives, "archive");
                 print_line(&format!(
@@ -132,8 +133,8 @@ impl VerifyReporter {
 }
 
 fn told(wrong: &DamagedArchive) -> String {
-    let DamagedArchive { digest, of, found, healed } = wrong;
-    let of = if of.is_empty() { "no package".to_owned() } else { of.join(", ") };
+    let DamagedArchive { digest, of: packages, found, healed } = wrong;
+    let packages = if packages.is_empty() { "no package".to_owned() } else { packages.join(", ") };
     let found = match found {
         DamageFinding::Damaged => "damaged",
         DamageFinding::Missing => "missing",
@@ -144,5 +145,5 @@ fn told(wrong: &DamagedArchive) -> String {
         RepairOutcome::Offline => "offline, so it is not fetched again; `larder missing` lists it".to_owned(),
         RepairOutcome::NotNow { error } => format!("not fetched again yet: {error}"),
     };
-    format!("{found}: the archive of {of} (SHA-256 {digest}); {healed}")
+    format!("{found}: the archive of {packages} (SHA-256 {digest}); {healed}")
 }

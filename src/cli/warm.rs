@@ -225,18 +225,18 @@ impl WarmDisplay {
         }
     }
 
-    fn show(&mut self, job: &Job, at: Duration) {
+    fn show(&mut self, job: &Job, elapsed: Duration) {
         let ended = newly_finished_lines(job, &self.host, &mut self.reported, width_of_stdout()).filter(|_| self.lines);
         ended.iter().for_each(|lines| print_line(lines));
         let Some(on_screen) = &self.bars else { return };
         let mut speeds = std::mem::take(&mut self.speeds);
         for item in job.items.iter().filter(|item| !item.state.has_ended()) {
             let mut speed = speeds.remove(&name_of(item)).unwrap_or_default();
-            speed.observe(at, item.bytes);
+            speed.observe(elapsed, item.bytes);
             self.speeds.insert(name_of(item), speed);
         }
         let total = JobProgress::of(job);
-        self.speed.observe(at, total.bytes.0);
+        self.speed.observe(elapsed, total.bytes.0);
         // The terminal may be resized meanwhile. Some terminals wrap in the last column.
         let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
         let mut lines = bars(job, &self.host, |name| self.speeds.get(name).and_then(TransferRate::per_second), width);

@@ -248,10 +248,10 @@ proptest! {
     #[test]
     fn mutations_of_the_sample_never_panic(edits in prop::collection::vec((0..SAMPLE.len(), 0..40_usize, "\\PC{0,12}|[\\[\\]{}=\".,\n#]{0,4}"), 1..8)) {
         let mut bytes = SAMPLE.replace("\n# ", "\n").into_bytes();
-        for (at, length, with) in edits {
-            let at = at.min(bytes.len());
-            let end = (at + length).min(bytes.len());
-            bytes.splice(at..end, with.into_bytes());
+        for (index, length, with) in edits {
+            let index = index.min(bytes.len());
+            let end = (index + length).min(bytes.len());
+            bytes.splice(index..end, with.into_bytes());
         }
         let text = String::from_utf8_lossy(&bytes);
         if let Err(problems) = Config::parse(&text, Path::new("mirror.toml"), &env) {

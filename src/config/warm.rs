@@ -41,11 +41,11 @@ pub enum RecurringWarmTarget {
 /// Reads one `[[warm]]`. `None` without any valid entry; the problem is recorded.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp> {
     let example = r#"["hashicorp/aws@~> 5.0", "./configurations/prod"]"#;
-    let what = section.list_with_paths("what", example, what).unwrap_or_default();
-    let (what, remarks): (Vec<RecurringWarmTarget>, Vec<Option<String>>) = what.into_iter().unzip();
+    let targets = section.list_with_paths("what", example, what).unwrap_or_default();
+    let (targets, remarks): (Vec<RecurringWarmTarget>, Vec<Option<String>>) = targets.into_iter().unzip();
     remarks.into_iter().flatten().for_each(|remark| section.warning("what", remark));
     let warm = RecurringWarmUp {
-        targets: what,
+        targets,
         platforms: section.list("platforms", r#"["linux_amd64"]"#, values::platform).unwrap_or_default(),
         every: section.text("every", "1d", values::recurrence).unwrap_or(EVERY),
         pin: section.flag("pin").unwrap_or(false),

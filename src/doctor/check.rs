@@ -60,8 +60,8 @@ impl Check {
     }
 
     /// Adds advice.
-    pub(super) fn advise(mut self, what: impl Into<String>) -> Self {
-        self.to_do.push(what.into());
+    pub(super) fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.to_do.push(advice.into());
         self
     }
 

@@ -55,8 +55,8 @@ mod tests {
     fn minutes_are_a_warning_and_a_day_is_wrong_in_either_direction() {
         let here = Timestamp(1_800_000_000);
         let told = |seconds: i64| {
-            let at = Timestamp(here.0.saturating_add_signed(seconds));
-            TimeSource { source: "registry.example".to_owned(), time: at, local_time: here }
+            let time = Timestamp(here.0.saturating_add_signed(seconds));
+            TimeSource { source: "registry.example".to_owned(), time, local_time: here }
         };
         for (seconds, verdict, said) in [
             (0, CheckResult::Ok, "within 1 s"),

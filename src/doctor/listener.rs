@@ -52,9 +52,9 @@ pub(super) async fn look(config: &Config, running: &RunningLarder, trust: &Clien
     let shown = base.as_str().trim_end_matches('/').to_owned();
     match identify_server(&asked, ProbedService::Providers, host, trust).await {
         Ok(met) => {
-            let told = met.date.map(|at| clock::TimeSource {
+            let told = met.date.map(|time| clock::TimeSource {
                 source: shown.clone(),
-                time: at,
+                time,
                 local_time: Clock::system().now(),
             });
             // The Date header of this machine is no independent time source.

@@ -53,11 +53,11 @@ pub(super) async fn look(config: &Config, examined: &StoreFindings) -> (RunningL
 }
 
 /// Without a configuration and a store, the only finding is that no larder is set up.
-async fn never_set_up(at: SocketAddr) -> (RunningLarder, Vec<Check>) {
-    let somebody = match get(at, "/healthz", None).await {
+async fn never_set_up(address: SocketAddr) -> (RunningLarder, Vec<Check>) {
+    let somebody = match get(address, "/healthz", None).await {
         Err(AdminClientError::NotRunning(_)) => String::new(),
-        Ok(_) => format!("; another larder answers on {at}"),
-        Err(_) => format!("; something else answers on {at}"),
+        Ok(_) => format!("; another larder answers on {address}"),
+        Err(_) => format!("; something else answers on {address}"),
     };
     let found =
         format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{somebody}");
@@ -67,15 +67,16 @@ async fn never_set_up(at: SocketAddr) -> (RunningLarder, Vec<Check>) {
 
 async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
-    let at = config.admin.listen;
+    let address = config.admin.listen;
     let store = config.store.path.display();
     let down = |check| (RunningLarder::default(), check);
-    match (get(at, "/healthz", None).await, examined.lock) {
+    match (get(address, "/healthz", None).await, examined.lock) {
         (Err(AdminClientError::NotRunning(_)), LockState::Held) => down(
-            Check::fail(RUNNING, format!("{store} is in use, but nothing listens on {at}")).advise(HELD_BY_ANOTHER),
+            Check::fail(RUNNING, format!("{store} is in use, but nothing listens on {address}"))
+                .advise(HELD_BY_ANOTHER),
         ),
         (Err(AdminClientError::NotRunning(_)), _) => down(
-            Check::fail(RUNNING, format!("no larder runs: nothing listens on {at}"))
+            Check::fail(RUNNING, format!("no larder runs: nothing listens on {address}"))
                 .advise("start it: larder serve, or systemctl start larder"),
         ),
         (Err(error @ AdminClientError::NotLarder { .. }), _) => down(
@@ -88,32 +89,32 @@ async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Ch
         ),
         // The token is only for the larder that holds the lock of this store.
         (Ok(_), LockState::Free) => down(
-            Check::fail(RUNNING, format!("a larder answers on {at}, but the store in {store} is not in use"))
+            Check::fail(RUNNING, format!("a larder answers on {address}, but the store in {store} is not in use"))
                 .advise("another larder listens there: give the doctor its --config, or this one another port"),
         ),
-        (Ok(_), LockState::Held | LockState::Unseen) => up(config, examined, at).await,
+        (Ok(_), LockState::Held | LockState::Unseen) => up(config, examined, address).await,
     }
 }
 
-async fn up(config: &Config, examined: &StoreFindings, at: SocketAddr) -> (RunningLarder, Check) {
+async fn up(config: &Config, examined: &StoreFindings, address: SocketAddr) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
     let here = env!("CARGO_PKG_VERSION");
     let mut running = RunningLarder { state: LarderState::Up, used_bytes: None };
-    if let Err(error) = get(at, "/readyz", None).await {
+    if let Err(error) = get(address, "/readyz", None).await {
         let check = Check::fail(RUNNING, format!("larder runs, but is not ready: {error}"));
         return (running, check.advise("restore the store folder, or restart larder; see its log"));
     }
     let shown = known_token(config, examined).filter(|_| examined.lock == LockState::Held);
-    let status = get(at, "/admin/v1/status", shown.as_ref().map(ExposeSecret::expose_secret)).await;
+    let status = get(address, "/admin/v1/status", shown.as_ref().map(ExposeSecret::expose_secret)).await;
     let report = match status.map(|body| serde_json::from_slice::<StatusReport>(&body)) {
         Ok(Ok(report)) => report.mirror,
         Ok(Err(_)) => {
             let check =
-                Check::warn(RUNNING, format!("the larder on {at} has another version than this command, {here}"));
+                Check::warn(RUNNING, format!("the larder on {address} has another version than this command, {here}"));
             return (running, check.advise("restart it, so that both have the same version"));
         }
         // The token check reports this.
-        Err(_) => return (running, Check::ok(RUNNING, format!("ready; admin listener on {at}"))),
+        Err(_) => return (running, Check::ok(RUNNING, format!("ready; admin listener on {address}"))),
     };
     running.used_bytes = Some(report.archive_bytes.saturating_add(report.document_bytes));
     if report.version != here {
@@ -121,7 +122,7 @@ async fn up(config: &Config, examined: &StoreFindings, at: SocketAddr) -> (Runni
         return (running, Check::warn(RUNNING, found).advise("restart it, so that both have the same version"));
     }
     let offline = if report.offline { ", offline" } else { "" };
-    (running, Check::ok(RUNNING, format!("larder {here}, ready{offline}; admin listener on {at}")))
+    (running, Check::ok(RUNNING, format!("larder {here}, ready{offline}; admin listener on {address}")))
 }
 
 async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check {
@@ -190,11 +191,9 @@ fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString
     }
 }
 
-async fn get(at: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
-    match timeout(WITHIN, admin_client::get(at, path, token)).await {
+async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
+    match timeout(WITHIN, admin_client::get(address, path, token)).await {
         Ok(answer) => answer,
-        Err(_) => {
-            Err(AdminClientError::Failed { address: at, reason: format!("no answer within {} s", WITHIN.as_secs()) })
-        }
+        Err(_) => Err(AdminClientError::Failed { address, reason: format!("no answer within {} s", WITHIN.as_secs()) }),
     }
 }

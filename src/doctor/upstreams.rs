@@ -53,8 +53,7 @@ pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, sto
         Err(stopped) => return looking.failed_steps(&url, &stopped).into(),
     };
     let here = Clock::system().now();
-    let told =
-        document.date.map(|at| clock::TimeSource { source: looking.host.to_string(), time: at, local_time: here });
+    let told = document.date.map(|time| clock::TimeSource { source: looking.host.to_string(), time, local_time: here });
     let took = began.elapsed().as_millis();
     match looking.discovered(document, took) {
         (check, Some((base, grant))) => {
@@ -90,11 +89,17 @@ struct UpstreamCheck<'a> {
 }
 
 impl UpstreamCheck<'_> {
-    async fn ask(&self, what: &str, url: &Url, grant: &CredentialScope, limit: u64) -> Result<Document, FetchFailure> {
+    async fn ask(
+        &self,
+        subject: &str,
+        url: &Url,
+        grant: &CredentialScope,
+        limit: u64,
+    ) -> Result<Document, FetchFailure> {
         let via = CdnLoop::default();
         let (upstream, now) = (self.host, self.now);
         let ask = UpstreamRequest {
-            label: what,
+            label: subject,
             url,
             upstream,
             credentials: grant,
@@ -108,7 +113,7 @@ impl UpstreamCheck<'_> {
             Ok(Err(error)) => Err(FetchFailure::Failed(error)),
             Ok(Ok(Fetched::New(document))) => Ok(document),
             Ok(Ok(Fetched::Unchanged)) => Err(FetchFailure::Failed(UpstreamError {
-                subject: what.to_owned(),
+                subject: subject.to_owned(),
                 origin: origin(url),
                 fault: Fault::Unusable("304 to an unconditional request".to_owned()),
             })),
@@ -150,7 +155,7 @@ impl UpstreamCheck<'_> {
 
     /// The passed checks, then the failed one.
     fn failed_steps(&self, url: &Url, stopped: &FetchFailure) -> Vec<Check> {
-        let (at, slow) = (origin(url), format!("no answer from {} within {} s", origin(url), WITHIN.as_secs()));
+        let (origin, slow) = (origin(url), format!("no answer from {} within {} s", origin(url), WITHIN.as_secs()));
         let error = match stopped {
             FetchFailure::Failed(error) => error,
             FetchFailure::Slow => return vec![self.name(url), self.fail(CONNECTION, slow).advise(DROPPED)],
@@ -158,7 +163,7 @@ impl UpstreamCheck<'_> {
         let steps = self.passed_steps(url);
         let (taken, check) = match &error.fault {
             // A redirect led to another origin, so all checks of this origin passed.
-            fault if error.origin != at => {
+            fault if error.origin != origin => {
                 let found = format!("a redirect led to {}, which {}", error.origin, fault_text(fault));
                 (steps.len(), self.fail(DISCOVERY, found).advise(REDIRECTED))
             }
@@ -170,17 +175,17 @@ impl UpstreamCheck<'_> {
                 (0, self.fail(NAME, found).advise(NO_SUCH_NAME))
             }
             Fault::Unreachable(why) => {
-                let found = format!("{at} cannot be reached: {}", strip_client_prefix(why));
+                let found = format!("{origin} cannot be reached: {}", strip_client_prefix(why));
                 (1, self.fail(CONNECTION, found).advise(self.connection_advice(url)))
             }
             Fault::Slow(_) => (1, self.fail(CONNECTION, slow).advise(self.connection_advice(url))),
             Fault::Untrusted(why) => {
-                let found = format!("{at} is not trusted: {}", strip_client_prefix(why));
+                let found = format!("{origin} is not trusted: {}", strip_client_prefix(why));
                 (2, self.fail(TLS, found).advise(UNTRUSTED))
             }
             fault => (
                 steps.len(),
-                self.fail(DISCOVERY, format!("{at} {}", fault_text(fault))).advise(response_advice(fault)),
+                self.fail(DISCOVERY, format!("{origin} {}", fault_text(fault))).advise(response_advice(fault)),
             ),
         };
         steps.into_iter().take(taken).chain([check]).collect()
@@ -236,33 +241,33 @@ impl UpstreamCheck<'_> {
         let Some(address) = held.or_else(|| well_known(self.host)) else {
             return self.ok(LIST, "no list was requested: no provider of this upstream is stored yet");
         };
-        let what = format!("the version list of {}/{}", address.namespace, address.type_);
+        let subject = format!("the version list of {}/{}", address.namespace, address.type_);
         let Ok(url) = versions_url(base, &address) else { return self.fail(LIST, "providers.v1 is not a base URL") };
         let began = Instant::now();
-        match self.ask(&what, &url, grant, MAX_LIST_BYTES).await {
+        match self.ask(&subject, &url, grant, MAX_LIST_BYTES).await {
             Ok(document) => match VersionList::parse(&document.body) {
                 Ok(list) => {
                     let took = began.elapsed().as_millis();
                     self.ok(
                         LIST,
                         format!(
-                            "{what} has {} version{}, in {took} ms",
+                            "{subject} has {} version{}, in {took} ms",
                             list.versions.len(),
                             if list.versions.len() == 1 { "" } else { "s" }
                         ),
                     )
                 }
-                Err(why) => self.fail(LIST, format!("{what} is invalid: {why}")).advise(NO_REGISTRY),
+                Err(why) => self.fail(LIST, format!("{subject} is invalid: {why}")).advise(NO_REGISTRY),
             },
             Err(FetchFailure::Slow) => {
-                let found = format!("{what} did not arrive within {} s", WITHIN.as_secs());
+                let found = format!("{subject} did not arrive within {} s", WITHIN.as_secs());
                 self.fail(LIST, found)
                     .advise("clients wait 10 s for it, and get a stored copy after the upstream's patience")
             }
             // The provider existed when it was stored, and other lists may still exist. A 404 is therefore only a
             // warning.
             Err(FetchFailure::Failed(UpstreamError { fault: Fault::Absent(status), origin: at, .. })) => {
-                Check::warn(LIST, format!("{at} does not have {what} ({status})"))
+                Check::warn(LIST, format!("{at} does not have {subject} ({status})"))
                     .of(self.host)
                     .advise("it may have been deleted there; otherwise check providers.v1 in its discovery document")
             }

@@ -85,10 +85,10 @@ impl MirrorPath {
     /// The file name in its folder.
     pub fn file_name(&self) -> String {
         let type_ = &self.provider.type_;
-        let of = |version: &Version| format!("terraform-provider-{type_}_{version}");
-        let of_package = |version: &Version, platform: &Platform| format!("{}_{platform}", of(version));
+        let stem = |version: &Version| format!("terraform-provider-{type_}_{version}");
+        let of_package = |version: &Version, platform: &Platform| format!("{}_{platform}", stem(version));
         let covering = |covers: &SumsScope| match covers {
-            SumsScope::Version(version) => of(version),
+            SumsScope::Version(version) => stem(version),
             SumsScope::Package(version, platform) => of_package(version, platform),
         };
         match &self.member {
@@ -196,14 +196,14 @@ fn member(type_: &Name, name: &str) -> Result<Option<MirrorFileKind>, String> {
         let (version, platform, _) = parts(&rest[..rest.len() - ZIP.len()])?;
         return Ok(Some(MirrorFileKind::Archive(version, platform)));
     }
-    if let Some(of) = rest.strip_suffix(JSON) {
-        let (version, platform, more) = parts(of)?;
+    if let Some(archive_name) = rest.strip_suffix(JSON) {
+        let (version, platform, more) = parts(archive_name)?;
         return Ok((!more).then_some(MirrorFileKind::Document(version, platform)));
     }
     let (of, member): (_, fn(SumsScope) -> MirrorFileKind) =
         match (rest.strip_suffix(SIGNATURE), rest.strip_suffix(SUMS)) {
-            (Some(of), _) => (of, MirrorFileKind::Signature),
-            (None, Some(of)) => (of, MirrorFileKind::Sums),
+            (Some(archive_name), _) => (archive_name, MirrorFileKind::Signature),
+            (None, Some(archive_name)) => (archive_name, MirrorFileKind::Sums),
             (None, None) => return Ok(None),
         };
     if !of.contains('_') {
@@ -237,7 +237,7 @@ fn ends_with(name: &str, ending: &str) -> bool {
     // The ending is ASCII. Off a character boundary it cannot match.
     name.len()
         .checked_sub(ending.len())
-        .and_then(|at| name.get(at..))
+        .and_then(|index| name.get(index..))
         .is_some_and(|end| end.eq_ignore_ascii_case(ending))
 }
 

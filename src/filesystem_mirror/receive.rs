@@ -197,8 +197,8 @@ impl TreeReceiver<'_> {
         known: &HashMap<Digest, ArchiveHashes>,
         expected: &HashMap<MirrorPath, Digest>,
     ) -> Result<(), MirrorFolderError> {
-        let of = |member| MirrorPath { provider: provider.clone(), member };
-        let folder = of(MirrorFileKind::Index).folder();
+        let path_of = |member| MirrorPath { provider: provider.clone(), member };
+        let folder = path_of(MirrorFileKind::Index).folder();
         let mut versions: BTreeMap<Version, VersionIndex> = BTreeMap::new();
         for (path, archive) in self.folder.archives(&folder)? {
             let MirrorFileKind::Archive(version, platform) = &archive.member else { continue };
@@ -227,10 +227,11 @@ impl TreeReceiver<'_> {
         let text = |index: serde_json::Result<Vec<u8>>| index.unwrap_or_default();
         for (version, index) in &versions {
             self.folder
-                .write_small(&of(MirrorFileKind::VersionIndex(version.clone())), &text(to_pretty_json(index)))?;
+                .write_small(&path_of(MirrorFileKind::VersionIndex(version.clone())), &text(to_pretty_json(index)))?;
         }
         // Written last, so that every version it lists is complete.
-        self.folder.write_small(&of(MirrorFileKind::Index), &text(to_pretty_json(&ProviderIndex::of(versions.keys()))))
+        self.folder
+            .write_small(&path_of(MirrorFileKind::Index), &text(to_pretty_json(&ProviderIndex::of(versions.keys()))))
     }
 
     /// The hashes of an archive that was there before. The inner error says why it has none.

@@ -38,8 +38,8 @@ impl Histogram {
     /// Adds a sample of this many steps.
     pub(super) fn observe(&self, steps: u64) {
         let BucketCounts { scale, buckets, sum } = &*self.0;
-        let at = scale.bounds.iter().position(|bound| steps <= *bound).unwrap_or(scale.bounds.len());
-        if let Some(bucket) = buckets.get(at) {
+        let index = scale.bounds.iter().position(|bound| steps <= *bound).unwrap_or(scale.bounds.len());
+        if let Some(bucket) = buckets.get(index) {
             bucket.fetch_add(1, Ordering::Relaxed);
         }
         sum.fetch_add(steps, Ordering::Relaxed);

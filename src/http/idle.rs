@@ -101,8 +101,8 @@ impl Activity {
     }
 
     /// Marks the connection as an outsider's: it must send its only request by `at`.
-    pub(super) fn limit_to_one_request(&self, at: Instant) {
-        self.state.lock().ask_by = Some(at);
+    pub(super) fn limit_to_one_request(&self, deadline: Instant) {
+        self.state.lock().ask_by = Some(deadline);
     }
 
     /// Starts HTTP: the first request head is expected now.
@@ -136,8 +136,8 @@ impl Activity {
         loop {
             let now = Instant::now();
             let next = match self.next_deadline() {
-                Some((at, verdict)) if at <= now => return verdict,
-                Some((at, _)) => at.min(now + often),
+                Some((deadline, verdict)) if deadline <= now => return verdict,
+                Some((deadline, _)) => deadline.min(now + often),
                 None => now + often,
             };
             tokio::select! {
@@ -158,8 +158,8 @@ impl Activity {
         }
         let idle = (state.idle_since + self.idle, CloseReason::Idle);
         let head = state.head_since.map(|since| (since + self.head, CloseReason::SlowHead));
-        let outsider = state.ask_by.map(|at| (at, CloseReason::SlowOutsider));
-        [Some(idle), head, outsider].into_iter().flatten().min_by_key(|(at, _)| *at)
+        let outsider = state.ask_by.map(|deadline| (deadline, CloseReason::SlowOutsider));
+        [Some(idle), head, outsider].into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
     }
 
     fn received(&self, bytes: &[u8]) {

@@ -92,13 +92,13 @@ mod tests {
             (&[], None),
         ] {
             let headers = headers(given);
-            let at = |is_trusted_proxy| {
+            let client_address = |is_trusted_proxy| {
                 let connection = Connection { is_trusted_proxy, tls: None };
                 let origin = origin(connection, &headers, Some("registry.example"), |_| true)?;
                 Some(Mount::default().url(&Base::Absolute(origin), "/x"))
             };
-            assert_eq!(at(true).as_deref(), expected, "{given:?}");
-            assert_eq!(at(false), None, "{given:?}");
+            assert_eq!(client_address(true).as_deref(), expected, "{given:?}");
+            assert_eq!(client_address(false), None, "{given:?}");
         }
     }
 }

@@ -98,8 +98,8 @@ pub enum BadCertificate {
     Other(String),
 }
 
-fn day(at: &Option<Timestamp>) -> String {
-    at.map_or_else(String::new, |at| format!(" ({})", at.day()))
+fn day(time: &Option<Timestamp>) -> String {
+    time.map_or_else(String::new, |time| format!(" ({})", time.day()))
 }
 
 /// Requests `url` without a proxy and within a deadline. Follows redirects as the clients do.
@@ -195,13 +195,13 @@ fn of_handshake(error: &std::io::Error) -> ProbeError {
 }
 
 fn bad_certificate(bad: &CertificateError) -> BadCertificate {
-    let at = |time: &UnixTime| Some(Timestamp(time.as_secs()));
+    let timestamp_of = |time: &UnixTime| Some(Timestamp(time.as_secs()));
     match bad {
         CertificateError::UnknownIssuer => BadCertificate::Untrusted,
         CertificateError::Expired => BadCertificate::Expired(None),
-        CertificateError::ExpiredContext { not_after, .. } => BadCertificate::Expired(at(not_after)),
+        CertificateError::ExpiredContext { not_after, .. } => BadCertificate::Expired(timestamp_of(not_after)),
         CertificateError::NotValidYet => BadCertificate::NotYet(None),
-        CertificateError::NotValidYetContext { not_before, .. } => BadCertificate::NotYet(at(not_before)),
+        CertificateError::NotValidYetContext { not_before, .. } => BadCertificate::NotYet(timestamp_of(not_before)),
         CertificateError::NotValidForName => BadCertificate::OtherName(vec!["another name".to_owned()]),
         CertificateError::NotValidForNameContext { presented, .. } if presented.is_empty() => {
             BadCertificate::OtherName(vec!["no name at all".to_owned()])
@@ -264,8 +264,9 @@ impl ServerCertVerifier for Verifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let at = |time| self.inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, time);
-        let verified = match at(now) {
+        let verify_at =
+            |time| self.inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, time);
+        let verified = match verify_at(now) {
             Err(Error::InvalidCertificate(bad))
                 if is_authority_itself(&bad) && self.is_trusted_itself(end_entity, server_name)? =>
             {
@@ -274,7 +275,7 @@ impl ServerCertVerifier for Verifier {
             verified => verified?,
         };
         let ahead = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + ENDS_SOON);
-        if let Err(Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) = at(ahead) {
+        if let Err(Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) = verify_at(ahead) {
             *self.ends_soon.lock() = Some(Timestamp(not_after.as_secs()));
         }
         Ok(verified)

@@ -342,12 +342,12 @@ impl RequestMetrics {
 
     /// Returns the requests since the start by outcome, without probes and zero counts.
     pub fn by_outcome(&self) -> BTreeMap<String, u64> {
-        let of = |end: RequestOutcome| self.0.ended.iter().map(|ends| ends[end as usize].get()).sum::<u64>();
+        let count = |end: RequestOutcome| self.0.ended.iter().map(|ends| ends[end as usize].get()).sum::<u64>();
         counted(
             RequestOutcome::ALL
                 .into_iter()
                 .filter(|end| *end != RequestOutcome::NoOutcome)
-                .map(|end| (end.word(), of(end))),
+                .map(|end| (end.word(), count(end))),
         )
     }
 

@@ -143,7 +143,7 @@ mod tests {
     #[tokio::test]
     async fn bytes_and_the_end_pass_through_the_pipe() {
         let (entry, exit) = pipe();
-        let written: Vec<u8> = (0..3 * PIECE_BYTES + 7).map(|at| (at % 251) as u8).collect();
+        let written: Vec<u8> = (0..3 * PIECE_BYTES + 7).map(|index| (index % 251) as u8).collect();
         let bytes = written.clone();
         let writing = tokio::task::spawn_blocking(move || {
             let mut writer = entry.writer();

@@ -198,13 +198,13 @@ mod tests {
         /// Starts a listener with these limits, which closes no idle connection.
         async fn within(limits: Limits) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let at = listener.local_addr().unwrap();
+            let address = listener.local_addr().unwrap();
             let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
             let limits = Limits { header_time: LONG, idle: LONG, ..limits };
             let places = ConnectionSlots::new(&limits, RequestMetrics::default());
             let standing = |_| PeerClass::Client;
             tokio::spawn(serve(listener, None, limits, places.clone(), standing, handler, CancellationToken::new()));
-            Self { address: at, slots: places }
+            Self { address, slots: places }
         }
 
         fn asked(&self) -> ListenerCheck<'_> {
@@ -212,8 +212,8 @@ mod tests {
         }
 
         /// Checks another address with the slots of this listener.
-        fn asked_at(&self, at: SocketAddr) -> ListenerCheck<'_> {
-            ListenerCheck { address: at, slots: &self.slots, peer_class: PeerClass::Client }
+        fn asked_at(&self, address: SocketAddr) -> ListenerCheck<'_> {
+            ListenerCheck { address, slots: &self.slots, peer_class: PeerClass::Client }
         }
     }
 
@@ -230,7 +230,7 @@ mod tests {
 
         // The kernel accepts the connection; no program does.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let silent = silent.local_addr().map(|at| (silent, at)).unwrap();
+        let silent = silent.local_addr().map(|address| (silent, address)).unwrap();
         for (of_main, of_admin) in [(silent.1, admin.address), (main.address, silent.1)] {
             let asked = check_listeners(main.asked_at(of_main), admin.asked_at(of_admin));
             let asked = timeout(Duration::from_millis(300), asked).await;

@@ -61,13 +61,14 @@ impl TrackedJob {
 
     /// Its line in the list of jobs.
     pub(super) fn listed(&self) -> JobSummary {
-        let Job { id, state, started, ended, what, platforms, pin, resolving, unconfirmed: _, items } = &self.job;
+        let Job { id, state, started, ended, what: subjects, platforms, pin, resolving, unconfirmed: _, items } =
+            &self.job;
         JobSummary {
             id: id.clone(),
             state: *state,
             started: *started,
             ended: *ended,
-            what: what.clone(),
+            what: subjects.clone(),
             platforms: platforms.clone(),
             pin: *pin,
             resolving: *resolving,

@@ -245,7 +245,7 @@ impl Jobs {
     /// The stored archives of a job; `None` if there is no such job.
     pub fn stored_archives(&self, id: JobId) -> Option<Vec<(Artifact, Digest)>> {
         let held = self.find(id)?.stored_items();
-        Some(held.into_iter().map(|(_, of, digest)| (of, digest)).collect())
+        Some(held.into_iter().map(|(_, artifact, digest)| (artifact, digest)).collect())
     }
 
     /// Subscribes to the changes of one job; `None` if there is no such job.

@@ -306,11 +306,11 @@ impl Planner<'_> {
     /// Returns the stored archive of a package if it is the verified one.
     async fn verified_archive(
         &self,
-        of: Artifact,
+        artifact: Artifact,
         held: Option<StoredArchive>,
     ) -> Result<Option<StoredArchive>, Error> {
         let Some(held) = held else { return Ok(None) };
-        Ok(self.mirror.is_sound(of, &held, self.clock.now()).await?.then_some(held))
+        Ok(self.mirror.is_sound(artifact, &held, self.clock.now()).await?.then_some(held))
     }
 
     /// Checks a module. A module that was fetched for its calls counts as stored.

@@ -116,8 +116,9 @@ impl Recurring {
             for (key, entry) in wanted {
                 let (entry, host) = (entry.clone(), now.default_host.clone());
                 at_work.entry(key.clone()).or_insert_with(|| {
-                    let (recurring, warm, of) = (Arc::clone(&self), entry.clone(), host.clone());
-                    let start = move || Arc::clone(&recurring).run_scheduler(key.clone(), warm.clone(), of.clone());
+                    let (recurring, warm, default_host) = (Arc::clone(&self), entry.clone(), host.clone());
+                    let start =
+                        move || Arc::clone(&recurring).run_scheduler(key.clone(), warm.clone(), default_host.clone());
                     let task = self.supervisor.spawn(&mut tasks, Task::RecurringWarmUps, start);
                     (entry, host, task)
                 });

@@ -46,68 +46,75 @@ impl<'a> MirrorRegistries<'a> {
 
     fn record_answer<T>(
         &self,
-        of: &impl Display,
+        address: &impl Display,
         outlook: fn(&Error) -> ItemAvailability,
         answer: Result<WarmedDocument<T>, Error>,
     ) -> Result<T, Error> {
         let mut learned = self.findings.lock();
         if let Err(error) = &answer {
-            learned.outlooks.insert(of.to_string(), outlook(error));
+            learned.outlooks.insert(address.to_string(), outlook(error));
         }
         let WarmedDocument { value, unconfirmed } = answer?;
         learned.unconfirmed.extend(unconfirmed);
         Ok(value)
     }
 
-    fn beyond<T>(&self, of: &impl Display, answer: Result<T, Error>) -> Result<T, Error> {
+    fn beyond<T>(&self, address: &impl Display, answer: Result<T, Error>) -> Result<T, Error> {
         let answer = answer.map(|value| WarmedDocument { value, unconfirmed: None });
-        self.record_answer(of, ItemAvailability::of_a_document, answer)
+        self.record_answer(address, ItemAvailability::of_a_document, answer)
     }
 }
 
 impl Registries for MirrorRegistries<'_> {
     type Error = Error;
 
-    async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, Error> {
+    async fn provider_versions(&self, address: &ProviderAddress) -> Result<Vec<Version>, Error> {
         let list = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_list(of, self.retry_policy.urgency(), self.clock.now()))
+            Box::pin(self.mirror.warm_list(address, self.retry_policy.urgency(), self.clock.now()))
         };
-        let list =
-            self.record_answer(of, ItemAvailability::of_a_document, self.retry_policy.run_step(list, || {}).await)?;
+        let list = self.record_answer(
+            address,
+            ItemAvailability::of_a_document,
+            self.retry_policy.run_step(list, || {}).await,
+        )?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 
-    async fn module_versions(&self, of: &ModuleAddress) -> Result<Vec<Version>, Error> {
+    async fn module_versions(&self, address: &ModuleAddress) -> Result<Vec<Version>, Error> {
         let list = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_module_list(of, self.retry_policy.urgency(), self.clock.now()))
+            Box::pin(self.mirror.warm_module_list(address, self.retry_policy.urgency(), self.clock.now()))
         };
-        let list =
-            self.record_answer(of, ItemAvailability::of_a_document, self.retry_policy.run_step(list, || {}).await)?;
+        let list = self.record_answer(
+            address,
+            ItemAvailability::of_a_document,
+            self.retry_policy.run_step(list, || {}).await,
+        )?;
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 
-    async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
-        let beyond = self.beyond(of, self.mirror.listed_versions_offline(of).await)?;
+    async fn provider_beyond(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
+        let beyond = self.beyond(address, self.mirror.listed_versions_offline(address).await)?;
         Ok(beyond.map(|(versions, platforms)| UnlistedVersions { versions, platforms }))
     }
 
-    async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
-        let beyond = self.beyond(of, self.mirror.listed_module_versions_offline(of).await)?;
+    async fn module_beyond(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
+        let beyond = self.beyond(address, self.mirror.listed_module_versions_offline(address).await)?;
         Ok(beyond.map(|versions| UnlistedVersions { versions, platforms: Vec::new() }))
     }
 
-    async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, Error> {
+    async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, Error> {
         let fetch = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_module(of, self.retry_policy.urgency(), self.clock.now()))
+            Box::pin(self.mirror.warm_module(package, self.retry_policy.urgency(), self.clock.now()))
         };
-        let (_, held) = self.record_answer(of, ItemAvailability::of, self.retry_policy.run_step(fetch, || {}).await)?;
+        let (_, held) =
+            self.record_answer(package, ItemAvailability::of, self.retry_policy.run_step(fetch, || {}).await)?;
         let subdir = held.proof.how.tree().and_then(|packed| packed.subdir.clone()).unwrap_or_default();
-        let wanted = ModuleArchiveRef { package: of.clone(), digest: Some(held.digest.prefix()) };
+        let wanted = ModuleArchiveRef { package: package.clone(), digest: Some(held.digest.prefix()) };
         let files = match self.mirror.module_archive(&wanted, &self.mirror.job_context(self.clock.now())).await?.value {
-            Archive::InMemory { bytes, .. } => files_of(of, std::io::Cursor::new(bytes)).await?,
-            Archive::OnDisk { blob, .. } => files_of(of, blob.reader()).await?,
+            Archive::InMemory { bytes, .. } => files_of(package, std::io::Cursor::new(bytes)).await?,
+            Archive::OnDisk { blob, .. } => files_of(package, blob.reader()).await?,
             Archive::Arriving { .. } | Archive::PassedThrough { .. } => {
-                return Err(self.mirror.not_stored_error(&format!("the archive of {of}")).await);
+                return Err(self.mirror.not_stored_error(&format!("the archive of {package}")).await);
             }
         };
         Ok(ModuleFiles { files, subdir })
@@ -115,9 +122,9 @@ impl Registries for MirrorRegistries<'_> {
 }
 
 /// The files of a packed module that a client reads.
-async fn files_of(of: &ModulePackage, archive: impl Read + Send + 'static) -> Result<Files, Error> {
-    let interrupted = || Error::Interrupted(format!("reading the archive of {of}"));
+async fn files_of(package: &ModulePackage, archive: impl Read + Send + 'static) -> Result<Files, Error> {
+    let interrupted = || Error::Interrupted(format!("reading the archive of {package}"));
     let reading = tokio::task::spawn_blocking(move || Files::from_tar(GzDecoder::new(archive)));
     let read = reading.await.map_err(|_| interrupted())?;
-    read.map_err(|bad| Error::Unreadable { subject: format!("the archive of {of}"), reason: bad.to_string() })
+    read.map_err(|bad| Error::Unreadable { subject: format!("the archive of {package}"), reason: bad.to_string() })
 }

@@ -31,7 +31,8 @@ impl WarmUpRun<'_> {
         let modules = telling.modules.into_inner();
         self.job.is_resolved(asked.findings().unconfirmed.into_iter().collect());
         let (providers, more_modules) = self.items_of(resolved, &modules);
-        let providers = providers.into_iter().map(|(of, packages)| async move { self.packages(&of, packages).await });
+        let providers =
+            providers.into_iter().map(|(provider, packages)| async move { self.packages(&provider, packages).await });
         let more_modules = more_modules.into_iter().map(|(item, package)| async move {
             if let Err(error) = self.module_item(item, &package).await {
                 self.failed(item, &error);
@@ -78,9 +79,9 @@ impl WarmUpRun<'_> {
         (providers, modules)
     }
 
-    fn add(&self, of: &Artifact) -> usize {
-        let about = ItemSubject { of: Some(of.clone()), digest: None };
-        self.job.add(vec![(waiting(of.into()), about)]).start
+    fn add(&self, artifact: &Artifact) -> usize {
+        let about = ItemSubject { of: Some(artifact.clone()), digest: None };
+        self.job.add(vec![(waiting(artifact.into()), about)]).start
     }
 }
 
@@ -99,13 +100,13 @@ struct ItemRegistries<'a, 'b> {
 
 impl ItemRegistries<'_, '_> {
     /// The item of a module, where it is new.
-    fn item_of(&self, of: &ModulePackage) -> Option<usize> {
+    fn item_of(&self, package: &ModulePackage) -> Option<usize> {
         let mut modules = self.modules.lock();
-        if modules.contains_key(of) || self.run.job.len() >= MAX_ITEMS {
+        if modules.contains_key(package) || self.run.job.len() >= MAX_ITEMS {
             return None;
         }
-        let item = self.run.add(&Artifact::from(of));
-        modules.insert(of.clone(), FetchedModule { item, failed: None });
+        let item = self.run.add(&Artifact::from(package));
+        modules.insert(package.clone(), FetchedModule { item, failed: None });
         Some(item)
     }
 }
@@ -113,45 +114,45 @@ impl ItemRegistries<'_, '_> {
 impl Registries for ItemRegistries<'_, '_> {
     type Error = Error;
 
-    async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, Error> {
-        self.registries.provider_versions(of).await
+    async fn provider_versions(&self, address: &ProviderAddress) -> Result<Vec<Version>, Error> {
+        self.registries.provider_versions(address).await
     }
 
-    async fn module_versions(&self, of: &ModuleAddress) -> Result<Vec<Version>, Error> {
-        self.registries.module_versions(of).await
+    async fn module_versions(&self, address: &ModuleAddress) -> Result<Vec<Version>, Error> {
+        self.registries.module_versions(address).await
     }
 
-    async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
-        self.registries.provider_beyond(of).await
+    async fn provider_beyond(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
+        self.registries.provider_beyond(address).await
     }
 
-    async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
-        self.registries.module_beyond(of).await
+    async fn module_beyond(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
+        self.registries.module_beyond(address).await
     }
 
-    async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, Error> {
-        if let Some(item) = self.item_of(of) {
+    async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, Error> {
+        if let Some(item) = self.item_of(package) {
             // Its list leads there, whatever named the version.
-            let warmed = match self.registries.module_versions(&of.module).await {
-                Ok(_) => self.run.module_item(item, of).await,
+            let warmed = match self.registries.module_versions(&package.module).await {
+                Ok(_) => self.run.module_item(item, package).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = warmed {
                 self.run.failed(item, &error);
-                if let Some(known) = self.modules.lock().get_mut(of) {
+                if let Some(known) = self.modules.lock().get_mut(package) {
                     known.failed = Some(error.to_string());
                 }
                 return Err(error);
             }
         }
-        self.registries.module_files(of).await
+        self.registries.module_files(package).await
     }
 }
 
-fn failed(what: String, error: String) -> (JobItem, ItemSubject) {
+fn failed(subject: String, error: String) -> (JobItem, ItemSubject) {
     let error = shortened(&error);
-    tracing::warn!(what, error, "could not be warmed");
-    (JobItem { state: ItemState::Failed { error }, ..waiting(PackageRef::requested(&what)) }, ItemSubject::default())
+    tracing::warn!(subject, error, "could not be warmed");
+    (JobItem { state: ItemState::Failed { error }, ..waiting(PackageRef::requested(&subject)) }, ItemSubject::default())
 }
 
 /// Prefixes an error with the places that require the item.
@@ -176,7 +177,7 @@ fn new_ones(
     cannot: &[UnavailableItem],
     known: &BTreeMap<ModulePackage, FetchedModule>,
 ) -> usize {
-    let is_new = |of: &Artifact| match of {
+    let is_new = |artifact: &Artifact| match artifact {
         Artifact::Provider(_) => true,
         Artifact::Module(package) => !known.contains_key(package),
     };

@@ -214,11 +214,11 @@ impl RunningJob {
     }
 
     /// The version of an item was chosen; it waits for its turn again.
-    pub(super) fn set_subject(&self, item: usize, of: &Artifact) {
+    pub(super) fn set_subject(&self, item: usize, artifact: &Artifact) {
         self.update_item(item, |item, about| {
-            item.package = of.into();
+            item.package = artifact.into();
             item.state = ItemState::Waiting;
-            about.of = Some(of.clone());
+            about.of = Some(artifact.clone());
         });
     }
 

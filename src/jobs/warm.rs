@@ -46,9 +46,9 @@ impl WarmUp {
         let mut places = HashMap::new();
         for given in given {
             match given {
-                OrderEntry::Address { what, platforms: own } => {
+                OrderEntry::Address { what: selector, platforms: own } => {
                     let platforms = if own.is_empty() { platforms.clone() } else { sorted(own) };
-                    wanted.push(WarmTarget::of(what, platforms, Vec::new()));
+                    wanted.push(WarmTarget::of(selector, platforms, Vec::new()));
                 }
                 OrderEntry::LockFile { locked, .. } => {
                     for LockedProvider { provider, version, hashes, .. } in locked {
@@ -94,8 +94,9 @@ impl WarmUp {
     pub(super) fn names(&self) -> Vec<String> {
         let named = self.wanted.iter().map(|wanted| wanted.what.to_string());
         let given = self.configurations.iter().flat_map(|order| &order.given);
-        let folders =
-            given.filter_map(|given| if let OrderEntry::Configurations(of) = given { Some(of) } else { None });
+        let folders = given.filter_map(|given| {
+            if let OrderEntry::Configurations(configurations) = given { Some(configurations) } else { None }
+        });
         named.chain(folders.flat_map(folders_of)).collect()
     }
 }
@@ -116,11 +117,11 @@ fn sorted(mut platforms: Vec<Platform>) -> Vec<Platform> {
 }
 
 impl WarmTarget {
-    fn of(what: PackageSelector, mut platforms: Vec<Platform>, locked: Vec<Vec<String>>) -> Self {
-        if let PackageSelector::Module(_) = what {
+    fn of(selector: PackageSelector, mut platforms: Vec<Platform>, locked: Vec<Vec<String>>) -> Self {
+        if let PackageSelector::Module(_) = selector {
             platforms.clear();
         }
-        Self { what, platforms, locked }
+        Self { what: selector, platforms, locked }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -161,8 +162,8 @@ mod tests {
     fn a_module_is_one_archive_and_an_address_may_have_platforms_of_its_own() {
         let host = Hostname::parse("registry.example").unwrap();
         let platforms = |names: &[&str]| names.iter().map(|name| Platform::parse(name).unwrap()).collect::<Vec<_>>();
-        let given = |what: &str, own: &[&str]| OrderEntry::Address {
-            what: PackageSelector::parse(what, &host).unwrap(),
+        let given = |address: &str, own: &[&str]| OrderEntry::Address {
+            what: PackageSelector::parse(address, &host).unwrap(),
             platforms: platforms(own),
         };
         let given = vec![given("acme/null", &[]), given("acme/own", &["darwin_arm64"]), given("acme/vpc/aws", &[])];

@@ -100,8 +100,8 @@ impl WarmUpRun<'_> {
     }
 
     /// Warms the required versions of one provider. Its version list is fetched, however the versions were named.
-    pub(super) async fn packages(&self, of: &ProviderAddress, wanted: Vec<(usize, Package, Vec<Vec<String>>)>) {
-        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(of, Urgency::Job, self.clock.now())) };
+    pub(super) async fn packages(&self, provider: &ProviderAddress, wanted: Vec<(usize, Package, Vec<Vec<String>>)>) {
+        let list = || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(provider, Urgency::Job, self.clock.now())) };
         if let Err(error) = self.list(wanted.iter().map(|(item, ..)| *item).collect(), list).await {
             wanted.iter().for_each(|(item, ..)| self.failed(*item, &error));
             return;
@@ -138,16 +138,16 @@ impl WarmUpRun<'_> {
         Ok((came, held.digest, held.size_bytes))
     }
 
-    async fn pin_if_ordered(&self, of: Artifact) -> Result<(), Error> {
+    async fn pin_if_ordered(&self, artifact: Artifact) -> Result<(), Error> {
         if !self.job.pins() {
             return Ok(());
         }
-        let what = format!("the archive of {of}");
-        let pinned = self.mirror.pin_artifacts(vec![of], PinChange::Set).await?;
+        let subject = format!("the archive of {artifact}");
+        let pinned = self.mirror.pin_artifacts(vec![artifact], PinChange::Set).await?;
         if pinned.iter().all(|pinned| pinned.succeeded()) {
             Ok(())
         } else {
-            Err(self.mirror.not_stored_error(&what).await)
+            Err(self.mirror.not_stored_error(&subject).await)
         }
     }
 
@@ -262,14 +262,16 @@ impl WarmUpRun<'_> {
     /// Early archives may have been evicted for later ones.
     async fn check_again(&self) {
         self.mirror.wait_for_eviction().await;
-        let look = async |(item, of, digest)| {
-            let holds = match &of {
+        let look = async |(item, artifact, digest)| {
+            let holds = match &artifact {
                 Artifact::Provider(package) => self.mirror.is_installable(package, digest).await,
                 Artifact::Module(package) => self.mirror.is_module_installable(package, digest).await,
             };
             match holds {
                 Ok(true) => {}
-                Ok(false) => self.failed(item, &self.mirror.not_stored_error(&format!("the archive of {of}")).await),
+                Ok(false) => {
+                    self.failed(item, &self.mirror.not_stored_error(&format!("the archive of {artifact}")).await)
+                }
                 Err(error) => self.failed(item, &error),
             }
         };

@@ -107,32 +107,32 @@ impl Mirror {
     /// [`Error::Sealed`] while offline, [`Error::UnknownHost`], and errors of fetching the version list.
     pub async fn accept(
         self: &Arc<Self>,
-        what: &PackageSelector,
+        selector: &PackageSelector,
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
-        self.must_be_online(&format!("accepting {what}"))?;
-        call.upstream(what.host())?;
+        self.must_be_online(&format!("accepting {selector}"))?;
+        call.upstream(selector.host())?;
         // A separate task: a client that disconnects must not leave half a decision.
-        let (mirror, of, call) = (Arc::clone(self), what.clone(), self.flight_context(call));
+        let (mirror, owned_selector, call) = (Arc::clone(self), selector.clone(), self.flight_context(call));
         let work = self.tasks.spawn(async move {
-            match &of {
+            match &owned_selector {
                 PackageSelector::Provider(meant) => mirror.accept_all(meant, &call).await,
                 PackageSelector::Module(meant) => mirror.accept_module(&meant.of, &meant.versions, &call).await,
             }
         });
         match work.await {
             Ok(Some(accepted)) => accepted,
-            Ok(None) | Err(_) => Err(Error::Interrupted(format!("accepting {what}"))),
+            Ok(None) | Err(_) => Err(Error::Interrupted(format!("accepting {selector}"))),
         }
     }
 
     async fn accept_all(
         self: &Arc<Self>,
-        what: &Selection<ProviderAddress>,
+        selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
-        self.forget_not_found(what);
-        let AcceptTargets { packages, unlisted } = self.packages_to_accept(what, call).await?;
+        self.forget_not_found(selection);
+        let AcceptTargets { packages, unlisted } = self.packages_to_accept(selection, call).await?;
         let fetching = packages.into_iter().map(|package| async move {
             let fetched = self.current_set(&package, call).await;
             (package, fetched)
@@ -161,24 +161,25 @@ impl Mirror {
         // Compare all sets with the history before any is recorded: the sums of one version list all its platforms.
         let withdrawn: BTreeSet<Version> =
             found.iter().filter(|(_, found)| found.is_withdrawn()).map(|(version, _)| version.clone()).collect();
-        let (provider, now) = (what.of.clone(), self.flight_context(call).now);
-        let of = if matches!(what.versions, Versions::All) { AcceptScope::Provider } else { AcceptScope::Version };
+        let (provider, now) = (selection.of.clone(), self.flight_context(call).now);
+        let scope =
+            if matches!(selection.versions, Versions::All) { AcceptScope::Provider } else { AcceptScope::Version };
         let recording = self.on_disk(move |mirror| {
             let sums: Vec<_> = proven.iter().map(|(_, set)| set.checksums().unwrap_or_default()).collect();
             let observations = proven.iter().zip(&sums);
             let observations: Vec<_> =
                 observations.map(|((package, set), sums)| observation(package, set, sums)).collect();
             let before = mirror.histories.keys_of(&provider)?.unwrap_or_default();
-            let recorded = mirror.histories.accept(&provider, &observations, of)?;
+            let recorded = mirror.histories.accept(&provider, &observations, scope)?;
             let after = mirror.histories.keys_of(&provider)?.unwrap_or_default();
             drop(observations);
             let changed = proven.into_iter().zip(recorded.changes).collect::<Vec<_>>();
             let resolved =
-                mirror.alarms.resolve(&(&provider).into(), &AlarmEvent::Accepted { scope: of, findings: &found });
+                mirror.alarms.resolve(&(&provider).into(), &AlarmEvent::Accepted { scope, findings: &found });
             Ok((changed, recorded.keys_before, (before, after), resolved))
         });
         let (changed, keys_before, (before, after), resolved) = recording.await?;
-        let mut accepted = withdrawn_or_failed(what, others, unlisted, &withdrawn, &resolved)?;
+        let mut accepted = withdrawn_or_failed(selection, others, unlisted, &withdrawn, &resolved)?;
         for ((package, set), changes) in changed {
             let key = set.proof().how.fingerprint().map(str::to_owned);
             let files: Vec<_> = changes.into_iter().map(|change| ChangedFile::of(change, &set)).collect();
@@ -186,7 +187,7 @@ impl Mirror {
             let is_new_key = key.as_ref().is_some_and(|key| !keys_before.is_empty() && !keys_before.contains(key));
             let has_lost_key = key.is_none() && !keys_before.is_empty();
             self.store_set(&package, set, now).await?;
-            let of = PackageRef::from(&package);
+            let subject = PackageRef::from(&package);
             let is_recorded_anew = resolved
                 .iter()
                 .any(|subject| subject.kind == AlarmKind::DamagedRecord && subject.version == package.version);
@@ -197,7 +198,7 @@ impl Mirror {
                 tracing::warn!(%package, files = files.len(), key, "accepted by the operator");
                 AcceptOutcome::Accepted { files, keys_before: keys_before.clone(), key }
             };
-            accepted.push(AcceptResult { package: of, ruling });
+            accepted.push(AcceptResult { package: subject, ruling });
         }
         accepted.sort_by(|one, other| one.package.cmp(&other.package));
         Ok(accepted)
@@ -207,20 +208,23 @@ impl Mirror {
     /// that are named exactly or have an alarm.
     async fn packages_to_accept(
         self: &Arc<Self>,
-        what: &Selection<ProviderAddress>,
+        selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<AcceptTargets, Error> {
-        let held = self.packages_with_sets_in(what).await?;
+        let held = self.packages_with_sets_in(selection).await?;
         // A package with an alarm may not be stored, because it is refused.
         let is_meant =
-            |subject: &AlarmSubject| subject.is_resolved_by_accept() && what.versions.include(&subject.version);
-        let alarmed = self.alarms.subjects(&(&what.of).into(), is_meant);
+            |subject: &AlarmSubject| subject.is_resolved_by_accept() && selection.versions.include(&subject.version);
+        let alarmed = self.alarms.subjects(&(&selection.of).into(), is_meant);
         let mut versions: BTreeSet<Version> = alarmed.iter().map(|subject| subject.version.clone()).collect();
-        if let Versions::Exactly(version) = &what.versions {
+        if let Versions::Exactly(version) = &selection.versions {
             versions.insert(version.clone());
         }
-        let package =
-            |version: &Version, platform| Package { provider: what.of.clone(), version: version.clone(), platform };
+        let package = |version: &Version, platform| Package {
+            provider: selection.of.clone(),
+            version: version.clone(),
+            platform,
+        };
         let mut packages: BTreeSet<Package> = held.iter().cloned().collect();
         for AlarmSubject { version, part, .. } in &alarmed {
             if let AlarmPart::Platform(platform) = part {
@@ -229,12 +233,12 @@ impl Mirror {
         }
         let mut unlisted = BTreeMap::new();
         for version in versions {
-            match self.listed_platforms(what, &version, call).await {
+            match self.listed_platforms(selection, &version, call).await {
                 Ok(Ok(platforms)) => packages.extend(platforms.into_iter().map(|platform| package(&version, platform))),
                 Ok(Err(unlisting)) => drop(unlisted.insert(version, unlisting)),
                 Err(error) if packages.is_empty() => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%what, %version, %error, "the version list cannot be read: only stored platforms are accepted");
+                    tracing::warn!(%selection, %version, %error, "the version list cannot be read: only stored platforms are accepted");
                 }
             }
         }
@@ -244,20 +248,20 @@ impl Mirror {
     /// The platforms that upstream lists of a version. The inner error says why it lists none.
     async fn listed_platforms(
         self: &Arc<Self>,
-        what: &Selection<ProviderAddress>,
+        selection: &Selection<ProviderAddress>,
         version: &Version,
         call: &RequestContext,
     ) -> Result<Result<Vec<Platform>, Error>, Error> {
-        let answer = match self.provider_versions(&what.of, call).await {
+        let answer = match self.provider_versions(&selection.of, call).await {
             Err(error @ Error::NotFound(_)) => return Ok(Err(error)),
             answer => answer?,
         };
         let list = answer.value.versions().await;
-        let list = list.map_err(|why| Error::NotFound(format!("the version list of {}: {why}", what.of)))?;
+        let list = list.map_err(|why| Error::NotFound(format!("the version list of {}: {why}", selection.of)))?;
         match list.get(version) {
             Some(listed) => Ok(Ok(listed.platforms.clone())),
             None => {
-                let error = Error::NotFound(format!("upstream lists no {what}"));
+                let error = Error::NotFound(format!("upstream lists no {selection}"));
                 // A stale list does not show what upstream has now.
                 if answer.outcome == Outcome::Stale { Err(error) } else { Ok(Err(error)) }
             }
@@ -304,7 +308,7 @@ struct AcceptTargets {
 /// # Errors
 /// Upstream does not list the one version that was selected, and there is no other result for it.
 fn withdrawn_or_failed(
-    what: &Selection<ProviderAddress>,
+    selection: &Selection<ProviderAddress>,
     others: Vec<(Package, SetFetchError)>,
     mut unlisted: BTreeMap<Version, Error>,
     withdrawn: &BTreeSet<Version>,
@@ -329,8 +333,9 @@ fn withdrawn_or_failed(
     for (version, error) in unlisted {
         if resolved.iter().any(|subject| subject.version == version) {
             let ruling = AcceptOutcome::Withdrawn { error: error.to_string() };
-            accepted.push(AcceptResult { package: PackageRef::requested(&format!("{}@{version}", what.of)), ruling });
-        } else if matches!(what.versions, Versions::Exactly(_)) {
+            accepted
+                .push(AcceptResult { package: PackageRef::requested(&format!("{}@{version}", selection.of)), ruling });
+        } else if matches!(selection.versions, Versions::Exactly(_)) {
             return Err(error);
         }
     }

@@ -17,9 +17,9 @@ impl Mirror {
         address: impl Into<Address>,
         version: &Version,
         detail: impl Into<String>,
-        at: Timestamp,
+        time: Timestamp,
     ) {
-        self.raise_alarm_about_part(kind, address, version, AlarmPart::Whole, detail, at);
+        self.raise_alarm_about_part(kind, address, version, AlarmPart::Whole, detail, time);
     }
 
     /// Raises an alarm about part of a version: its set for a platform, or its signing key.
@@ -30,10 +30,10 @@ impl Mirror {
         version: &Version,
         part: AlarmPart,
         detail: impl Into<String>,
-        at: Timestamp,
+        time: Timestamp,
     ) {
         let (address, subject) = (address.into(), AlarmSubject { kind, version: version.clone(), part });
-        match self.alarms.raise(subject, &address, detail.into(), at, self.connectivity()) {
+        match self.alarms.raise(subject, &address, detail.into(), time, self.connectivity()) {
             RaiseOutcome::New => self.counters.alarm(kind),
             RaiseOutcome::Unchanged => {}
             RaiseOutcome::TooMany => {
@@ -76,7 +76,7 @@ impl Mirror {
         self: &Arc<Self>,
         address: impl Into<Address>,
         dropped: Vec<Version>,
-        at: Timestamp,
+        time: Timestamp,
     ) -> Result<(), Error> {
         let address = address.into();
         let before = self.alarms.subjects(&address, |subject| subject.kind == AlarmKind::Dropped);
@@ -88,7 +88,7 @@ impl Mirror {
             mirror.alarms.resolve(&address, &AlarmEvent::ListRead { dropped: &dropped });
             for version in &dropped {
                 let detail = "upstream lists it no more; it is stored, and stays listed here (keep_gone)";
-                mirror.raise_alarm(AlarmKind::Dropped, address.clone(), version, detail, at);
+                mirror.raise_alarm(AlarmKind::Dropped, address.clone(), version, detail, time);
             }
             Ok(())
         })

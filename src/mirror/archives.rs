@@ -180,11 +180,11 @@ impl Mirror {
         {
             return self.archive_from_set(wanted, held, &set, file, call).await;
         }
-        let of = RequestedFile { package, digest: &wanted.digest, name: wanted.filename.as_str() };
-        let held = self.refetch_set_listing(of, held.map(|held| held.stored_set.age), call).await?;
+        let requested = RequestedFile { package, digest: &wanted.digest, name: wanted.filename.as_str() };
+        let held = self.refetch_set_listing(requested, held.map(|held| held.stored_set.age), call).await?;
         match held.find(&wanted.digest, call.now) {
             Some((set, file)) => self.archive_from_set(wanted, &held, &set, file, call).await,
-            None => Err(of.not_found_error()),
+            None => Err(requested.not_found_error()),
         }
     }
 
@@ -216,15 +216,15 @@ impl Mirror {
         let mut asked = None;
         for platform in self.likely_platforms(provider, version, stored).await? {
             let package = package(platform);
-            let of = RequestedFile { package: &package, digest, name: file.name() };
+            let requested = RequestedFile { package: &package, digest, name: file.name() };
             let seen = self.usable_set(&package, call).await?.map(|held| held.stored_set.age);
-            match self.refetch_set_listing(of, seen, call).await {
+            match self.refetch_set_listing(requested, seen, call).await {
                 Ok(held) => match held.with_proof_file(*file, digest, call.now) {
                     Some(set) => {
                         let (value, fresh_until) = (set.proof_file(*file), call.now);
                         return Ok(Answer { value, outcome: Outcome::Miss, fresh_until, checked: call.now });
                     }
-                    None => asked = asked.or(Some(of.not_found_error())),
+                    None => asked = asked.or(Some(requested.not_found_error())),
                 },
                 // A file absent for one platform may exist for another. After any other failure its absence is
                 // unproven.
@@ -232,8 +232,8 @@ impl Mirror {
                 Err(error) => return Err(error),
             }
         }
-        let what = format!("{} of {provider} {version}", file.name());
-        Err(asked.unwrap_or_else(|| Error::NotFound(format!("{what}: no platform of that version is known"))))
+        let subject = format!("{} of {provider} {version}", file.name());
+        Err(asked.unwrap_or_else(|| Error::NotFound(format!("{subject}: no platform of that version is known"))))
     }
 
     /// Returns the platforms to ask upstream about when no stored set contains a file: those with a set first, then

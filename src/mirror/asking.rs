@@ -63,10 +63,10 @@ impl ArchiveRequest {
 
     /// Handles a connection that broke at byte `at` after `brought` new bytes: pauses before the next attempt, or
     /// returns the error.
-    pub(super) async fn handle_break(&mut self, error: UpstreamError, brought: u64, at: u64) -> Result<(), Error> {
+    pub(super) async fn handle_break(&mut self, error: UpstreamError, brought: u64, offset: u64) -> Result<(), Error> {
         match self.attempts.after_break(brought) {
             NextStep::RetryAfter(pause) => {
-                tracing::warn!(package = %self.package, %error, at_byte = at, "a download broke; it is resumed");
+                tracing::warn!(package = %self.package, %error, at_byte = offset, "a download broke; it is resumed");
                 tokio::time::sleep(pause).await;
                 Ok(())
             }

@@ -127,11 +127,11 @@ impl Mirror {
             Some(names) => {
                 self.counters.checked();
                 self.counters.damaged(found);
-                let of = names.iter().map(|(of, _)| of.to_string()).collect();
+                let packages = names.iter().map(|(packages, _)| packages.to_string()).collect();
                 // Use the present configuration: the one at the start of a long run may be gone.
                 let healed = self.fetch_again(names, &self.job_context(self.flight_context(call).now)).await;
-                tracing::error!(%digest, ?found, ?of, ?healed, "a stored archive does not match its digest");
-                Ok(RehashOutcome::Wrong(DamagedArchive { digest, of, found, healed }))
+                tracing::error!(%digest, ?found, ?packages, ?healed, "a stored archive does not match its digest");
+                Ok(RehashOutcome::Wrong(DamagedArchive { digest, of: packages, found, healed }))
             }
         }
     }
@@ -179,14 +179,14 @@ impl Mirror {
         self.checked_archives.lock().remove(&digest);
         self.store.index.archive_gone(&digest);
         let mut taken_off = Vec::new();
-        for of in self.store.index.names_of(&digest)? {
+        for artifact in self.store.index.names_of(&digest)? {
             let mut taken = None;
-            self.catalog.change_name(&of, |name| {
+            self.catalog.change_name(&artifact, |name| {
                 taken = name.get(&digest).cloned();
                 name.archives.retain(|held| held.digest != digest);
             })?;
-            self.bump_artifact_revision(&of);
-            taken_off.extend(taken.map(|held| (of, held)));
+            self.bump_artifact_revision(&artifact);
+            taken_off.extend(taken.map(|held| (artifact, held)));
         }
         Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))
     }
@@ -198,8 +198,8 @@ impl Mirror {
         call: &RequestContext,
     ) -> RepairOutcome {
         let mut healed = RepairOutcome::NobodyNeedsIt;
-        for (of, held) in names {
-            let brought = match of {
+        for (artifact, held) in names {
+            let brought = match artifact {
                 Artifact::Provider(package) => {
                     let wanted = ArchiveRef { package, digest: held.digest.prefix(), filename: held.filename };
                     self.ensure_archive_stored(&wanted, &self.flight_context(call)).await
@@ -229,14 +229,14 @@ impl Mirror {
         wanted: &ArchiveRef,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        let what = format!("the archive of {}", wanted.package);
+        let subject = format!("the archive of {}", wanted.package);
         // The context of a flight: an archive that cannot be stored is not passed through for it.
         if let Archive::Arriving { follow, .. } = self.archive(wanted, &self.flight_context(call)).await?.value {
-            follow.until_stored(&what).await?;
+            follow.until_stored(&subject).await?;
         }
         match self.stored_archive_of_url(wanted).await? {
             Some(held) if self.has_archive(held.digest).await? => Ok(()),
-            Some(_) | None => Err(Error::Interrupted(what)),
+            Some(_) | None => Err(Error::Interrupted(subject)),
         }
     }
 }

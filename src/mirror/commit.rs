@@ -107,13 +107,13 @@ impl Mirror {
         package: &Package,
         digest: Digest,
     ) -> Result<(), Error> {
-        let (mirror, of) = (Arc::clone(self), package.clone());
+        let (mirror, owned_package) = (Arc::clone(self), package.clone());
         let computed = self.hashing_limit.run(&self.tasks, move || {
             let is_known = |held: &StoredArchive| held.digest == digest && held.hashes != PackageHashState::NotYet;
-            if mirror.catalog.name(&of)?.archives.iter().any(is_known) {
+            if mirror.catalog.name(&owned_package)?.archives.iter().any(is_known) {
                 return Ok(());
             }
-            mirror.compute_hashes(&of, &digest)
+            mirror.compute_hashes(&owned_package, &digest)
         });
         match computed.await {
             Some(computed) => Ok(computed?),
@@ -143,7 +143,7 @@ impl Mirror {
     /// Computes the `h1:` hashes that an earlier run did not complete, one archive at a time.
     pub async fn complete_hashes(self: &Arc<Self>) -> Result<(), Error> {
         let without = self.on_complete_index(|mirror| {
-            let lacking = |of, name: IndexedName| match of {
+            let lacking = |artifact, name: IndexedName| match artifact {
                 Artifact::Provider(package) => {
                     let digests = name.archives.into_iter().filter(|listed| listed.lacks_hashes);
                     let digests: Vec<Digest> = digests.map(|listed| listed.digest).collect();

@@ -130,10 +130,10 @@ impl Mirror {
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
         let host = upstream.settings.host.clone();
-        let (what, key) = (what(&host), Key::Discovery(host.clone()));
+        let (subject, key) = (what(&host), Key::Discovery(host.clone()));
         let rule = upstream.rule(|fresh| fresh.discovery);
-        let of = (key.clone(), errand, call.flight_group());
-        self.document_flights.join_or_spawn(&self.tasks, of, Err(Error::Interrupted(what.clone())), || {
+        let group = (key.clone(), errand, call.flight_group());
+        self.document_flights.join_or_spawn(&self.tasks, group, Err(Error::Interrupted(subject.clone())), || {
             let (mirror, call) = (Arc::clone(self), self.flight_context(call));
             async move {
                 // Ignore a document of another `url`: its services would get this upstream's credential.
@@ -141,11 +141,11 @@ impl Mirror {
                 match mirror.reread_store(&key, seen, &rule, &call).await? {
                     FlightStart::AlreadyFetched(landed) if is_of_this(&landed.value) => Ok(landed),
                     FlightStart::BuildOn(Some(before)) if is_of_this(&before) => {
-                        mirror.charge_revalidation(&what, &host, errand, 1, &call)?;
-                        mirror.fetch_discovery(&what, &upstream, Some(before), &call).await
+                        mirror.charge_revalidation(&subject, &host, errand, 1, &call)?;
+                        mirror.fetch_discovery(&subject, &upstream, Some(before), &call).await
                     }
                     FlightStart::AlreadyFetched(_) | FlightStart::BuildOn(_) => {
-                        mirror.fetch_discovery(&what, &upstream, None, &call).await
+                        mirror.fetch_discovery(&subject, &upstream, None, &call).await
                     }
                 }
             }
@@ -232,20 +232,20 @@ impl Mirror {
 
     async fn fetch_discovery(
         self: &Arc<Self>,
-        what: &str,
+        subject: &str,
         upstream: &Upstream,
         before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
         let settings = &upstream.settings;
         let unusable = |why: String| UpstreamError {
-            subject: what.to_owned(),
+            subject: subject.to_owned(),
             origin: origin(&settings.url),
             fault: Fault::Unusable(why),
         };
         let asked = discovery_url(upstream)?;
         let fetched = self
-            .ask(what, &asked, upstream, &upstream.credential_scope, before.as_deref(), discovery::LIMIT, call)
+            .ask(subject, &asked, upstream, &upstream.credential_scope, before.as_deref(), discovery::LIMIT, call)
             .await;
         let had_services = before.as_ref().is_some_and(|before| !before.services().is_empty());
         let kept = match (fetched, before) {
@@ -260,8 +260,8 @@ impl Mirror {
                 }
                 Discovery::parse(&document.body, document.url.clone()).map_err(unusable)?;
                 if settings.credential.is_some() && !document.is_from_asked_origin() {
-                    let (host, at) = (&settings.host, origin(&document.url));
-                    tracing::warn!(%host, at, "a redirect to another origin led to the discovery document of this upstream: the services that it names are asked without the upstream's credential; to show it to them all the same, add their hosts to credentials_for, or set url to where the document is");
+                    let (host, origin) = (&settings.host, origin(&document.url));
+                    tracing::warn!(%host, origin, "a redirect to another origin led to the discovery document of this upstream: the services that it names are asked without the upstream's credential; to show it to them all the same, add their hosts to credentials_for, or set url to where the document is");
                 }
                 let kept = StoredDocument::of(document, asked, call.now);
                 let dropped = before.filter(|_| settings.keep_gone).map(|before| before.dropped_in(&kept));
@@ -290,8 +290,8 @@ impl Mirror {
 fn discovery_url(upstream: &Upstream) -> Result<Url, Error> {
     let settings = &upstream.settings;
     settings.url.join(".well-known/terraform.json").map_err(|e| {
-        let (asked, at) = (what(&settings.host), origin(&settings.url));
-        UpstreamError { subject: asked, origin: at, fault: Fault::Unusable(e.to_string()) }.into()
+        let (asked, origin) = (what(&settings.host), origin(&settings.url));
+        UpstreamError { subject: asked, origin, fault: Fault::Unusable(e.to_string()) }.into()
     })
 }
 

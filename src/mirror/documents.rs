@@ -244,7 +244,7 @@ impl Mirror {
     #[expect(clippy::too_many_arguments, reason = "an Ask and what it is made of")]
     pub(super) async fn ask(
         &self,
-        what: &str,
+        subject: &str,
         url: &Url,
         upstream: &Upstream,
         grant: &CredentialScope,
@@ -256,7 +256,7 @@ impl Mirror {
         let RequestContext { via, priority: asker, now, .. } = call;
         let upstream = &upstream.settings.host;
         let ask = UpstreamRequest {
-            label: what,
+            label: subject,
             url,
             upstream,
             credentials: grant,

@@ -113,10 +113,10 @@ impl Mirror {
         loop {
             let asked = evictor.next_request().await;
             let Some(mirror) = mirror.upgrade() else { return };
-            let of = Arc::clone(&mirror);
+            let mirror_clone = Arc::clone(&mirror);
             // Before that, an archive without an indexed name would seem unused. If this fails, the pass reports it.
             let _ = mirror.store.index.until_complete().await;
-            let passed = mirror.tasks.spawn_blocking(move || of.evict_to_limits()).await;
+            let passed = mirror.tasks.spawn_blocking(move || mirror_clone.evict_to_limits()).await;
             let failed = match &passed {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => {
@@ -189,8 +189,8 @@ impl Mirror {
         Ok(())
     }
 
-    fn was_evicted(&self, what: ObjectKind, because: EvictionReason, size_bytes: u64) {
-        self.counters.evicted(what, because, size_bytes);
+    fn was_evicted(&self, kind: ObjectKind, because: EvictionReason, size_bytes: u64) {
+        self.counters.evicted(kind, because, size_bytes);
         self.evictor.wake_waiters();
     }
 
@@ -348,11 +348,11 @@ impl Mirror {
                 (looks, freed.passed_over) = (looks + 1, 0);
                 continue;
             };
-            let of = self.store.index.names_of(&archive.digest)?;
-            if self.is_exempt(&archive.digest, &of)? {
+            let names = self.store.index.names_of(&archive.digest)?;
+            if self.is_exempt(&archive.digest, &names)? {
                 continue;
             }
-            if of.iter().any(|of| self.is_gone_upstream(of)) {
+            if names.iter().any(|names| self.is_gone_upstream(names)) {
                 gone_upstream.push(archive);
                 continue;
             }
@@ -381,21 +381,21 @@ impl Mirror {
         if index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
             return Ok(EvictionResult::Skipped);
         }
-        let of = index.names_of(digest)?;
-        if self.is_exempt(digest, &of)? || (of.is_empty() && index.unreadable_name().is_some()) {
+        let names = index.names_of(digest)?;
+        if self.is_exempt(digest, &names)? || (names.is_empty() && index.unreadable_name().is_some()) {
             return Ok(EvictionResult::Exempt);
         }
-        for of in &of {
+        for artifact in &names {
             // The record is authoritative: the index may have lost a pin.
-            if self.catalog.name(of.clone())?.pinned {
+            if self.catalog.name(artifact.clone())?.pinned {
                 return Ok(EvictionResult::Exempt);
             }
-            if let Artifact::Module(package) = of {
+            if let Artifact::Module(package) = artifact {
                 record_module_before_removal(self, package)?;
             }
-            self.catalog.change_name(of, |name| name.archives.retain(|held| held.digest != *digest))?;
-            self.bump_artifact_revision(of);
-            tracing::info!(package = %of, %digest, "evicted an archive");
+            self.catalog.change_name(artifact, |name| name.archives.retain(|held| held.digest != *digest))?;
+            self.bump_artifact_revision(artifact);
+            tracing::info!(package = %artifact, %digest, "evicted an archive");
         }
         self.store.blobs.remove(digest, Durability::Lazy)?;
         index.archive_gone(digest);
@@ -404,9 +404,9 @@ impl Mirror {
         Ok(EvictionResult::Freed(archive.size_bytes))
     }
 
-    fn is_gone_upstream(&self, of: &Artifact) -> bool {
+    fn is_gone_upstream(&self, artifact: &Artifact) -> bool {
         // If this cannot be read, treat the archive as still upstream: it can be fetched again.
-        match of {
+        match artifact {
             Artifact::Provider(package) => {
                 self.read_set(package).ok().flatten().is_some_and(|held| held.stored_set.age.gone)
             }
@@ -415,9 +415,9 @@ impl Mirror {
     }
 
     /// Returns true if an archive is exempt from eviction: pinned, or listed by a bundle that is being imported.
-    fn is_exempt(&self, digest: &Digest, of: &[Artifact]) -> Result<bool, StoreError> {
-        for of in of {
-            if self.store.index.name(of)?.is_some_and(|name| name.pinned) {
+    fn is_exempt(&self, digest: &Digest, names: &[Artifact]) -> Result<bool, StoreError> {
+        for artifact in names {
+            if self.store.index.name(artifact)?.is_some_and(|name| name.pinned) {
                 return Ok(true);
             }
         }

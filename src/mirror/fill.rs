@@ -99,9 +99,9 @@ impl Fill {
         }
     }
 
-    fn log_not_stored(&self, why: &StoreError, what: &str) {
+    fn log_not_stored(&self, why: &StoreError, subject: &str) {
         let (package, store) = (&self.request.package, self.mirror.store.root().display());
-        tracing::error!(%package, %store, error = %why, to_do = why.remedy(), "{what}");
+        tracing::error!(%package, %store, error = %why, to_do = why.remedy(), "{subject}");
         self.mirror.record_not_stored(ObjectKind::Archive, why);
     }
 
@@ -118,13 +118,13 @@ impl Fill {
 
     /// Downloads until everything is staged.
     async fn download(&mut self, mut staged: Staged, room: &mut Reservation) -> Result<Staged, Error> {
-        let what = self.request.subject.clone();
+        let subject = self.request.subject.clone();
         while !is_complete(&staged) {
             let had = staged.written();
             let validators = validators(&staged);
             let incoming = tokio::select! {
                 asked = self.request.ask(had, &validators) => asked?,
-                why = ListedFill::until_over_limit(self.listed_fill.as_ref(), &what) => return Err(why),
+                why = ListedFill::until_over_limit(self.listed_fill.as_ref(), &subject) => return Err(why),
             };
             let before = PartialDownload { bytes: had, length: staged.note().and_then(|note| note.length) };
             let length = match self.request.attempts.compare_length(before, announced(&incoming)) {
@@ -145,7 +145,7 @@ impl Fill {
             staged = self.reserve_space(room, staged, &incoming, length).await?;
             self.publish_progress(&staged, length);
             let (mirror, attempts, progress) = (&self.mirror, &mut self.request.attempts, &self.progress);
-            let given_up = ListedFill::until_over_limit(self.listed_fill.as_ref(), &what);
+            let given_up = ListedFill::until_over_limit(self.listed_fill.as_ref(), &subject);
             let pump = ConnectionCopy { mirror, attempts, reservation: &mut *room, progress, given_up };
             let (returned, ended) = pump.run(staged, incoming, length).await;
             staged = returned.ok_or_else(|| Error::Interrupted(self.request.subject.clone()))?;
@@ -162,8 +162,8 @@ impl Fill {
                     return Err(error);
                 }
                 TransferEnd::Broken(error) => {
-                    let at = staged.written();
-                    self.request.handle_break(error, at.saturating_sub(had), at).await?;
+                    let offset = staged.written();
+                    self.request.handle_break(error, offset.saturating_sub(had), offset).await?;
                 }
             }
         }

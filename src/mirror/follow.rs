@@ -57,7 +57,7 @@ impl TailStream {
     ///
     /// # Errors
     /// The fill failed, or the disk could not store the archive.
-    pub(super) async fn until_stored(mut self, what: &str) -> Result<(), Error> {
+    pub(super) async fn until_stored(mut self, subject: &str) -> Result<(), Error> {
         loop {
             match &*self.progress.borrow_and_update() {
                 FillProgress::Waiting | FillProgress::Streaming { .. } => {}
@@ -68,7 +68,7 @@ impl TailStream {
                 FillProgress::Failed(error) => return Err(error.clone()),
             }
             if self.progress.changed().await.is_err() {
-                return Err(Error::Interrupted(what.to_owned()));
+                return Err(Error::Interrupted(subject.to_owned()));
             }
         }
     }

@@ -29,10 +29,10 @@ impl Collector for MirrorGauges {
         let Self { mirror, clock } = self;
         let mut to = GaugeWriter(&mut encoder);
         let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = mirror.store.index.totals();
-        let of = |kind: ObjectKind| [("kind", kind.word())];
-        let counts = [(of(ObjectKind::Archive), archives), (of(ObjectKind::Document), documents)];
+        let label = |kind: ObjectKind| [("kind", kind.word())];
+        let counts = [(label(ObjectKind::Archive), archives), (label(ObjectKind::Document), documents)];
         to.family("larder_store_objects", "What is stored, by kind", None, counts)?;
-        let bytes = [(of(ObjectKind::Archive), archive_bytes), (of(ObjectKind::Document), document_bytes)];
+        let bytes = [(label(ObjectKind::Archive), archive_bytes), (label(ObjectKind::Document), document_bytes)];
         to.family("larder_store", "What is stored, by kind", Some(&Unit::Bytes), bytes)?;
         to.bytes("larder_store_limit", "What may be stored", mirror.refresh_size_limit())?;
         if let Ok(DiskSpace { free_bytes, .. }) = mirror.store.room() {
@@ -48,7 +48,8 @@ impl Collector for MirrorGauges {
             u64::from(mirror.connectivity() == Connectivity::Offline),
         )?;
         let upstreams = mirror.upstream_states(clock.now());
-        let left_alone = upstreams.iter().map(|of| ([("host", of.host.as_str())], of.left_alone.len() as u64));
+        let left_alone =
+            upstreams.iter().map(|upstream| ([("host", upstream.host.as_str())], upstream.left_alone.len() as u64));
         let help = "Origins that are left alone after failures, by the upstream that led there";
         to.family("larder_breaker_open", help, None, left_alone)?;
         let missing = mirror.missing_in_words().len() as u64;

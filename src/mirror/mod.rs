@@ -259,12 +259,12 @@ impl Mirror {
     }
 
     fn spawn_background_tasks(self: &Arc<Self>, supervisor: &Supervisor) {
-        let (of, evictor) = (Arc::downgrade(self), Arc::clone(&self.evictor));
-        let evicting = move || Self::run_evictor(Weak::clone(&of), Arc::clone(&evictor));
+        let (mirror, evictor) = (Arc::downgrade(self), Arc::clone(&self.evictor));
+        let evicting = move || Self::run_evictor(Weak::clone(&mirror), Arc::clone(&evictor));
         let watched = supervisor.clone();
         self.tasks.spawn(async move { watched.run(Task::Evictor, evicting).await });
-        let (of, watched) = (Arc::downgrade(self), supervisor.clone());
-        let indexing = move || Self::rebuild_index(Weak::clone(&of));
+        let (mirror, watched) = (Arc::downgrade(self), supervisor.clone());
+        let indexing = move || Self::rebuild_index(Weak::clone(&mirror));
         self.tasks.spawn(async move { watched.run(Task::Index, indexing).await });
         // The last process may have ended while over the limit.
         self.enforce_size_limit();
@@ -286,8 +286,8 @@ impl Mirror {
         let probe = self.probe_flights.join_or_spawn(&self.tasks, (), Err(NotReady::StoreGone), || {
             let mirror = Arc::clone(self);
             async move {
-                let of = Arc::clone(&mirror);
-                let looked = mirror.tasks.spawn_blocking(move || of.store.check()).await;
+                let mirror_clone = Arc::clone(&mirror);
+                let looked = mirror.tasks.spawn_blocking(move || mirror_clone.store.check()).await;
                 if matches!(looked, Ok(Ok(()))) { Ok(()) } else { Err(NotReady::StoreGone) }
             }
         });
@@ -322,8 +322,8 @@ impl Mirror {
         self.revision_of(host).fetch_add(1, Ordering::AcqRel);
     }
 
-    fn bump_artifact_revision(&self, of: &Artifact) {
-        match of {
+    fn bump_artifact_revision(&self, artifact: &Artifact) {
+        match artifact {
             Artifact::Provider(package) => self.bump_revision(&package.provider),
             Artifact::Module(package) => self.bump_module_revision(&package.module),
         }

@@ -18,14 +18,14 @@ impl Mirror {
     /// fetched again.
     pub(super) async fn open_stored(
         self: &Arc<Self>,
-        of: impl Into<Artifact>,
+        artifact: impl Into<Artifact>,
         held: &StoredArchive,
         call: &RequestContext,
     ) -> Result<OpenOutcome, Error> {
-        let (of, digest, stored) = (of.into(), held.digest, held.first_stored());
+        let (artifact, digest, stored) = (artifact.into(), held.digest, held.first_stored());
         let Some(blob) = self.on_disk(move |mirror| default_if_gone(mirror.store.blobs.get(&digest))).await? else {
-            tracing::warn!(package = %of, %digest, "the archive a name lists is not there; it is fetched again");
-            self.try_remove_from_name(&of, held, DamageFinding::Missing).await;
+            tracing::warn!(package = %artifact, %digest, "the archive a name lists is not there; it is fetched again");
+            self.try_remove_from_name(&artifact, held, DamageFinding::Missing).await;
             return Ok(OpenOutcome::Missing);
         };
         let read = match blob.size_bytes() <= SMALL_ARCHIVE_BYTES {
@@ -40,7 +40,7 @@ impl Mirror {
             }
         };
         let Some(archive) = archive else {
-            self.try_remove_from_name(&of, held, DamageFinding::Damaged).await;
+            self.try_remove_from_name(&artifact, held, DamageFinding::Damaged).await;
             return Ok(OpenOutcome::Damaged);
         };
         self.record_use(digest, call.now);
@@ -88,19 +88,19 @@ impl Mirror {
     }
 
     /// A failure is only logged, because the archive is fetched again or passed through anyway.
-    async fn try_remove_from_name(self: &Arc<Self>, of: &Artifact, held: &StoredArchive, because: DamageFinding) {
-        if let Err(error) = self.remove_from_name(of, held, because).await {
-            tracing::error!(package = %of, digest = %held.digest, %error, "an unusable archive could not be removed from its name record");
+    async fn try_remove_from_name(self: &Arc<Self>, artifact: &Artifact, held: &StoredArchive, because: DamageFinding) {
+        if let Err(error) = self.remove_from_name(artifact, held, because).await {
+            tracing::error!(package = %artifact, digest = %held.digest, %error, "an unusable archive could not be removed from its name record");
         }
     }
 
     async fn remove_from_name(
         self: &Arc<Self>,
-        of: &Artifact,
+        artifact: &Artifact,
         held: &StoredArchive,
         because: DamageFinding,
     ) -> Result<(), Error> {
-        let (of, digest, fast) = (of.clone(), held.digest, held.fast);
+        let (artifact, digest, fast) = (artifact.clone(), held.digest, held.fast);
         self.on_disk(move |mirror| {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
             // It may have been repaired since it was opened.
@@ -113,10 +113,10 @@ impl Mirror {
                 (_, None) => {}
             }
             mirror.checked_archives.lock().remove(&digest);
-            mirror.catalog.change_name(&of, |name| name.archives.retain(|held| held.digest != digest))?;
+            mirror.catalog.change_name(&artifact, |name| name.archives.retain(|held| held.digest != digest))?;
             mirror.store.index.archive_gone(&digest);
             mirror.counters.damaged(because);
-            mirror.bump_artifact_revision(&of);
+            mirror.bump_artifact_revision(&artifact);
             Ok(())
         })
         .await

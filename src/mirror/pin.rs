@@ -67,22 +67,22 @@ impl Mirror {
     ///
     /// # Errors
     /// The disk failed. Some packages may have been changed.
-    pub async fn pin(self: &Arc<Self>, what: &PackageSelector, pin: PinChange) -> Result<Vec<PinResult>, Error> {
-        let of = what.clone();
+    pub async fn pin(self: &Arc<Self>, selector: &PackageSelector, pin: PinChange) -> Result<Vec<PinResult>, Error> {
+        let owned_selector = selector.clone();
         let mut pinned = self
             .on_disk(move |mirror| {
-                let mut meant: Vec<Artifact> = match &of {
-                    PackageSelector::Provider(of) => {
-                        let mut packages = mirror.store.records.packages_with_names(&of.of)?;
-                        packages.retain(|package| of.versions.include(&package.version));
+                let mut meant: Vec<Artifact> = match &owned_selector {
+                    PackageSelector::Provider(selection) => {
+                        let mut packages = mirror.store.records.packages_with_names(&selection.of)?;
+                        packages.retain(|package| selection.versions.include(&package.version));
                         packages.iter().map(Artifact::from).collect()
                     }
-                    PackageSelector::Module(of) => {
+                    PackageSelector::Module(selection) => {
                         let mut packages = Vec::new();
-                        for key in mirror.config().keys_of(&of.of) {
+                        for key in mirror.config().keys_of(&selection.of) {
                             packages.extend(mirror.store.records.module_packages_with_names(&key)?);
                         }
-                        packages.retain(|package| of.versions.include(&package.version));
+                        packages.retain(|package| selection.versions.include(&package.version));
                         packages.iter().map(Artifact::from).collect()
                     }
                 };
@@ -94,7 +94,7 @@ impl Mirror {
             // A name may be left of a package that is not stored.
             pinned.retain(PinResult::succeeded);
         } else {
-            pinned = vec![PinResult { package: what.into(), outcome: PinOutcome::NotHeld }];
+            pinned = vec![PinResult { package: selector.into(), outcome: PinOutcome::NotHeld }];
         }
         Ok(pinned)
     }
@@ -149,9 +149,9 @@ impl Mirror {
     pub(super) fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
         self.store.index.needs_to_be_whole()?;
-        for of in self.store.index.names(|of, name| name.pinned.then_some(of))? {
-            keys.insert(Key::Discovery(of.host().clone()));
-            match of {
+        for artifact in self.store.index.names(|artifact, name| name.pinned.then_some(artifact))? {
+            keys.insert(Key::Discovery(artifact.host().clone()));
+            match artifact {
                 Artifact::Provider(package) => {
                     keys.insert(Key::ProviderVersions(package.provider.clone()));
                     keys.insert(Key::ProofSet(package));

@@ -46,9 +46,9 @@ impl Mirror {
         let limit = self.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
         let fetched =
             visit.call.config.outbound.document(visit.ask(visit.subject, visit.url), conditions, limit).await?;
-        let unusable = |at: &Url, why: String| UpstreamError {
+        let unusable = |url: &Url, why: String| UpstreamError {
             subject: visit.subject.to_owned(),
-            origin: origin(at),
+            origin: origin(url),
             fault: Fault::Unusable(why),
         };
         // `_room` reserves memory for the body until this function ends.
@@ -148,19 +148,19 @@ impl Mirror {
         held: Option<(&Bytes, &Validators)>,
         limit: u64,
     ) -> Result<CompanionFile, Error> {
-        let what = format!("{name} of {}", visit.package);
+        let subject = format!("{name} of {}", visit.package);
         let fetched = visit
             .call
             .config
             .outbound
-            .small_file(visit.ask(&what, url), held.map(|(_, validators)| validators), limit)
+            .small_file(visit.ask(&subject, url), held.map(|(_, validators)| validators), limit)
             .await?;
         match (fetched, held) {
             (Fetched::New(Document { body, validators, origins, .. }), _) => Ok((body, validators, origins)),
             (Fetched::Unchanged, Some((bytes, validators))) => Ok((bytes.clone(), validators.clone(), Vec::new())),
             (Fetched::Unchanged, None) => {
                 let fault = Fault::Unusable("304 to an unconditional request".into());
-                Err(UpstreamError { subject: what, origin: origin(url), fault }.into())
+                Err(UpstreamError { subject, origin: origin(url), fault }.into())
             }
         }
     }
@@ -174,9 +174,9 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<Admission, Error> {
         let Some(sums) = set.checksums() else { return Ok(Admission::HistoryUnavailable) };
-        let (of, verified) = (package.clone(), set.clone());
+        let (owned_package, verified) = (package.clone(), set.clone());
         let admitted = self.on_disk(move |mirror| {
-            let seen = Observation { signer, ..observation(&of, &verified, &sums) };
+            let seen = Observation { signer, ..observation(&owned_package, &verified, &sums) };
             mirror.admit_blocking(&seen, now)
         });
         match admitted.await? {
@@ -318,8 +318,8 @@ impl AdmissionRefusal {
     /// The command that accepts the refused set.
     fn command(&self, package: &Package) -> String {
         let Package { provider, version, .. } = package;
-        let of = if self.is_of_the_provider { provider.to_string() } else { format!("{provider}@{version}") };
-        format!("`larder accept {of}`")
+        let subject = if self.is_of_the_provider { provider.to_string() } else { format!("{provider}@{version}") };
+        format!("`larder accept {subject}`")
     }
 }
 
@@ -335,11 +335,11 @@ pub(super) struct ProofSetFetch<'a> {
 }
 
 impl ProofSetFetch<'_> {
-    fn ask<'b>(&'b self, what: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
+    fn ask<'b>(&'b self, subject: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
         let upstream = &self.upstream.settings.host;
         let RequestContext { via, priority: asker, now, .. } = self.call;
         UpstreamRequest {
-            label: what,
+            label: subject,
             url,
             upstream,
             credentials: self.credential_scope,
@@ -356,10 +356,10 @@ fn unverified(asked: &str, url: &Url, verdict: String) -> Error {
 }
 
 /// Turns a missing companion file into an upstream failure: it must not look like "no such package".
-pub(super) fn companion_failure(error: Error, what: &str) -> Error {
+pub(super) fn companion_failure(error: Error, subject: &str) -> Error {
     match error {
         Error::Upstream(error)
-            if error.subject != what
+            if error.subject != subject
                 && (error.fault.may_be_an_expired_url() || matches!(error.fault, Fault::Rejected { .. })) =>
         {
             let fault =

@@ -31,9 +31,9 @@ pub(super) trait Revalidatable {
 }
 
 /// The error for a request when too many others already wait.
-pub(super) fn too_many_waiting(what: &str) -> Error {
+pub(super) fn too_many_waiting(subject: &str) -> Error {
     Error::Busy {
-        subject: what.to_owned(),
+        subject: subject.to_owned(),
         reason: "the limit of requests that wait for upstreams is reached".to_owned(),
     }
 }
@@ -50,7 +50,7 @@ impl Mirror {
     /// Answers from the stored copy or from a flight, as freshness decides. The caller records what is refused offline.
     pub(super) async fn serve_or_fetch<T: Revalidatable + Clone + Send + Sync + 'static>(
         self: &Arc<Self>,
-        what: &str,
+        subject: &str,
         host: &Hostname,
         call: &RequestContext,
         rule: &FreshnessRule,
@@ -85,11 +85,11 @@ impl Mirror {
                 let Some(leave) =
                     call.config.outbound.revalidation_permit(&origins, &call.revalidation_permit, call.now)
                 else {
-                    tracing::debug!(what, "its upstream's circuit breaker is open; the stored copy is served");
+                    tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
                     return Ok(stale(held));
                 };
                 let Some(_place) = self.try_wait(call) else {
-                    tracing::debug!(what, "the limit of waiting requests is reached; the stored copy is served");
+                    tracing::debug!(subject, "the limit of waiting requests is reached; the stored copy is served");
                     return Ok(stale(held));
                 };
                 let patience = call.deadline.min(call.started + rule.patience);
@@ -99,27 +99,27 @@ impl Mirror {
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
                     Ok(Err(error @ Error::Spared(_))) if call.caller == CallerKind::JobStep => Err(error),
                     Ok(Err(error @ Error::Spared(_))) => {
-                        tracing::debug!(what, %error, "the stored copy is served");
+                        tracing::debug!(subject, %error, "the stored copy is served");
                         Ok(stale(held))
                     }
                     Ok(Err(error)) => {
-                        tracing::warn!(what, %error, "could not be revalidated; the stored copy is served");
+                        tracing::warn!(subject, %error, "could not be revalidated; the stored copy is served");
                         Ok(stale(held))
                     }
                     Err(_) => {
-                        tracing::warn!(what, "upstream is slow to revalidate; the stored copy is served meanwhile");
+                        tracing::warn!(subject, "upstream is slow to revalidate; the stored copy is served meanwhile");
                         let now = call.now.after(call.started.elapsed());
                         call.config.outbound.out_of_patience(host, &origins, rule.patience, now);
                         Ok(stale(held))
                     }
                 }
             }
-            (FreshnessDecision::Refuse, _) => Err(self.offline_error(what.to_owned()).await),
+            (FreshnessDecision::Refuse, _) => Err(self.offline_error(subject.to_owned()).await),
             (_, None) | (FreshnessDecision::Fetch, _) => {
-                let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(what))?;
+                let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(subject))?;
                 match await_flight(call, call.deadline, flight(FetchReason::Fetch, call)).await {
                     Ok(landed) => Ok(answer(landed?, Outcome::Miss)),
-                    Err(_) => Err(Error::Slow(what.to_owned())),
+                    Err(_) => Err(Error::Slow(subject.to_owned())),
                 }
             }
         }
@@ -128,7 +128,7 @@ impl Mirror {
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
     pub(super) fn charge_revalidation(
         &self,
-        what: &str,
+        subject: &str,
         host: &Hostname,
         errand: FetchReason,
         requests: u32,
@@ -141,14 +141,14 @@ impl Mirror {
             {
                 Ok(())
             }
-            FetchReason::Revalidate => Err(Error::Spared(what.to_owned())),
+            FetchReason::Revalidate => Err(Error::Spared(subject.to_owned())),
         }
     }
 
     /// Limits a flight of several requests to the deadline of one document.
     pub(super) async fn with_deadline<T>(
         self: &Arc<Self>,
-        what: &str,
+        subject: &str,
         host: &Hostname,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
@@ -156,7 +156,7 @@ impl Mirror {
         match tokio::time::timeout(limit, work).await {
             Ok(done) => done,
             Err(_) => Err(Error::from(UpstreamError {
-                subject: what.to_owned(),
+                subject: subject.to_owned(),
                 origin: host.to_string(),
                 fault: Fault::Slow(format!("no whole answer within {} s", limit.as_secs())),
             })),

@@ -57,12 +57,16 @@ impl Mirror {
     ///
     /// # Errors
     /// The disk failed. Nothing was removed if a name cannot be read, or if first-seen records cannot be completed.
-    pub async fn purge(self: &Arc<Self>, what: &PackageSelector, call: &RequestContext) -> Result<PurgeResult, Error> {
-        let (what, now) = (what.clone(), call.now);
+    pub async fn purge(
+        self: &Arc<Self>,
+        selector: &PackageSelector,
+        call: &RequestContext,
+    ) -> Result<PurgeResult, Error> {
+        let (selector, now) = (selector.clone(), call.now);
         // One task that is never cut short: the client may disconnect, and the result must be logged.
         self.on_complete_index(move |mirror| {
-            let mut purged = PurgeResult { package: (&what).into(), seen_is_kept: true, ..PurgeResult::default() };
-            let ended = match &what {
+            let mut purged = PurgeResult { package: (&selector).into(), seen_is_kept: true, ..PurgeResult::default() };
+            let ended = match &selector {
                 PackageSelector::Provider(meant) => {
                     let ended = mirror.purge_from_disk(meant, &mut purged, now).and_then(|()| {
                         let left = mirror.store.records.packages_with_names(&meant.of)?;
@@ -76,11 +80,11 @@ impl Mirror {
                 }
                 PackageSelector::Module(meant) => mirror.purge_module(meant, &mut purged, now),
             };
-            let ended = ended.and_then(|()| mirror.purge_pages(&what, &mut purged));
+            let ended = ended.and_then(|()| mirror.purge_pages(&selector, &mut purged));
             let PurgeResult { archives, documents, .. } = purged;
             match &ended {
-                Ok(()) => tracing::warn!(%what, archives, documents, "purged by the operator"),
-                Err(error) => tracing::error!(%what, archives, documents, %error, "a purge ended early"),
+                Ok(()) => tracing::warn!(%selector, archives, documents, "purged by the operator"),
+                Err(error) => tracing::error!(%selector, archives, documents, %error, "a purge ended early"),
             }
             ended.map(|()| purged)
         })
@@ -89,27 +93,27 @@ impl Mirror {
 
     fn purge_from_disk(
         &self,
-        what: &Selection<ProviderAddress>,
+        selection: &Selection<ProviderAddress>,
         purged: &mut PurgeResult,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let of = &what.of;
+        let provider = &selection.of;
         // The lock keeps out new pins: a package that is not pinned here stays so until it is removed.
         let _nothing_is_pinned = self.evictor.block_evictions();
         // Everything verified must be recorded before anything is removed.
         let mut spared = BTreeSet::new();
-        for UnrecordedSet { package, error: why } in self.histories.record_stored(of)? {
-            if what.versions.include(&package.version) {
+        for UnrecordedSet { package, error: why } in self.histories.record_stored(provider)? {
+            if selection.versions.include(&package.version) {
                 let left = "its proof set is the only record of its digests, and cannot be read";
                 purged.left.push(format!("{package}: {left}: {why}"));
                 spared.insert(package);
             }
         }
-        let pinned = self.purge_archives(what, &spared, purged)?;
+        let pinned = self.purge_archives(selection, &spared, purged)?;
         purged.pinned = pinned.iter().map(ToString::to_string).collect();
         spared.extend(pinned);
-        for package in self.store.records.packages_with_sets(of)? {
-            if !what.versions.include(&package.version) || spared.contains(&package) {
+        for package in self.store.records.packages_with_sets(provider)? {
+            if !selection.versions.include(&package.version) || spared.contains(&package) {
                 continue;
             }
             // A download may have landed since. Its archive keeps the set that proves it.
@@ -117,8 +121,8 @@ impl Mirror {
                 self.purge_document(&Key::ProofSet(package), purged)?;
             }
         }
-        let list = Key::ProviderVersions(of.clone());
-        match &what.versions {
+        let list = Key::ProviderVersions(provider.clone());
+        match &selection.versions {
             Versions::All if spared.is_empty() => self.purge_document(&list, purged),
             versions if spared.is_empty() => self.unlist_dropped(&list, versions, now),
             _ => Ok(()),
@@ -128,7 +132,7 @@ impl Mirror {
     /// Removes the selected names, and the archives that no other name lists. Returns the pinned packages.
     fn purge_archives(
         &self,
-        what: &Selection<ProviderAddress>,
+        selection: &Selection<ProviderAddress>,
         spared: &BTreeSet<Package>,
         purged: &mut PurgeResult,
     ) -> Result<BTreeSet<Package>, StoreError> {
@@ -141,9 +145,9 @@ impl Mirror {
         // No archive is stored or removed meanwhile.
         let _locks = self.catalog.lock_all_digests();
         let records = &self.store.records;
-        let mut packages: BTreeSet<Package> = records.packages_with_names(&what.of)?.into_iter().collect();
-        packages.extend(records.packages_with_sets(&what.of)?);
-        packages.retain(|package| what.versions.include(&package.version) && !spared.contains(package));
+        let mut packages: BTreeSet<Package> = records.packages_with_names(&selection.of)?.into_iter().collect();
+        packages.extend(records.packages_with_sets(&selection.of)?);
+        packages.retain(|package| selection.versions.include(&package.version) && !spared.contains(package));
         let mut digests = BTreeSet::new();
         let mut pinned = BTreeSet::new();
         for package in &packages {

@@ -75,11 +75,11 @@ impl Mirror {
     /// [`Error::Sealed`] while offline, and [`Error::UnknownHost`].
     pub async fn refresh(
         self: &Arc<Self>,
-        what: &PackageSelector,
+        selector: &PackageSelector,
         call: &RequestContext,
     ) -> Result<Vec<RefreshResult>, Error> {
-        self.must_be_online(&format!("asking for {what} again"))?;
-        match what {
+        self.must_be_online(&format!("asking for {selector} again"))?;
+        match selector {
             PackageSelector::Provider(meant) => self.refresh_provider(meant, call).await,
             PackageSelector::Module(meant) => self.refresh_module(meant, call).await,
         }
@@ -87,27 +87,27 @@ impl Mirror {
 
     async fn refresh_provider(
         self: &Arc<Self>,
-        what: &Selection<ProviderAddress>,
+        selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<Vec<RefreshResult>, Error> {
-        let upstream = Arc::clone(call.upstream(&what.of.host)?);
-        self.forget_not_found(what);
+        let upstream = Arc::clone(call.upstream(&selection.of.host)?);
+        self.forget_not_found(selection);
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
-        if let Err(error) = self.refresh_discovery(&what.of.host, call).await {
-            let package = PackageRef::discovery(&what.of.host);
+        if let Err(error) = self.refresh_discovery(&selection.of.host, call).await {
+            let package = PackageRef::discovery(&selection.of.host);
             refreshed.push(RefreshResult { package, news: RefreshOutcome::Failed { error: error.to_string() } });
         }
-        let list = self.refresh_versions(&what.of, call).await;
+        let list = self.refresh_versions(&selection.of, call).await;
         let list = list.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() });
-        refreshed.push(RefreshResult { package: PackageRef::version_list(&what.of), news: list });
-        let sets = self.packages_with_sets_in(what).await?;
+        refreshed.push(RefreshResult { package: PackageRef::version_list(&selection.of), news: list });
+        let sets = self.packages_with_sets_in(selection).await?;
         let asking = sets.into_iter().map(|package| async {
-            let of = PackageRef::from(&package);
+            let subject = PackageRef::from(&package);
             // A failure of one does not stop the others.
             let news = self.refresh_set(Arc::clone(&upstream), package, call).await;
             RefreshResult {
-                package: of,
+                package: subject,
                 news: news.unwrap_or_else(|error| RefreshOutcome::Failed { error: error.to_string() }),
             }
         });
@@ -147,12 +147,12 @@ impl Mirror {
     /// The selected packages whose sets are stored.
     pub(super) async fn packages_with_sets_in(
         self: &Arc<Self>,
-        what: &Selection<ProviderAddress>,
+        selection: &Selection<ProviderAddress>,
     ) -> Result<Vec<Package>, Error> {
-        let what = what.clone();
+        let selection = selection.clone();
         self.on_disk(move |mirror| {
-            let mut packages = mirror.store.records.packages_with_sets(&what.of)?;
-            packages.retain(|package| what.versions.include(&package.version));
+            let mut packages = mirror.store.records.packages_with_sets(&selection.of)?;
+            packages.retain(|package| selection.versions.include(&package.version));
             packages.sort();
             Ok(packages)
         })
@@ -160,12 +160,13 @@ impl Mirror {
     }
 
     /// Forgets cached 404s about the selection.
-    pub(super) fn forget_not_found(&self, what: &Selection<ProviderAddress>) {
-        let means = |package: &Package| package.provider == what.of && what.versions.include(&package.version);
+    pub(super) fn forget_not_found(&self, selection: &Selection<ProviderAddress>) {
+        let means =
+            |package: &Package| package.provider == selection.of && selection.versions.include(&package.version);
         let terms = self.config();
         terms.not_found.remove_if(|key| match key {
             Key::ProofSet(package) => means(package),
-            Key::ProviderVersions(address) => *address == what.of,
+            Key::ProviderVersions(address) => *address == selection.of,
             Key::Discovery(_)
             | Key::ModuleVersions(_)
             | Key::ModuleLocation(_)
@@ -184,10 +185,10 @@ impl Mirror {
         terms.refetched_sets.remove_if(means);
     }
 
-    pub(super) fn must_be_online(&self, what: &str) -> Result<(), Error> {
+    pub(super) fn must_be_online(&self, subject: &str) -> Result<(), Error> {
         match self.connectivity() {
             super::Connectivity::Online => Ok(()),
-            super::Connectivity::Offline => Err(Error::Sealed(what.to_owned())),
+            super::Connectivity::Offline => Err(Error::Sealed(subject.to_owned())),
         }
     }
 }

@@ -77,7 +77,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<Arc<ProofSet>>, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        let what = describe_set(package);
+        let subject = describe_set(package);
         let mut rule = upstream.rule(|fresh| fresh.download);
         let held = self.usable_set(package, call).await?;
         if let Some(held) = held.as_ref().filter(|held| !held.stored_set.age.gone) {
@@ -97,7 +97,7 @@ impl Mirror {
                 None => false,
             };
             if !has_archive {
-                return Err(self.offline_package_error(package, what, call).await);
+                return Err(self.offline_package_error(package, subject, call).await);
             }
         }
         let seen = held.as_ref().map(|held| held.stored_set.age);
@@ -112,7 +112,7 @@ impl Mirror {
         let fly = |errand, call: &RequestContext| {
             self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(errand), call)
         };
-        let answer = self.serve_or_fetch(&what, &package.provider.host, call, &rule, landed, fly).await;
+        let answer = self.serve_or_fetch(&subject, &package.provider.host, call, &rule, landed, fly).await;
         let answer = answer.inspect_err(|error| self.record_if_offline(error, call, || package.into()))?;
         Ok(match (answer.outcome, fallback) {
             (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
@@ -129,8 +129,13 @@ impl Mirror {
     }
 
     /// The error for a package that is not stored while offline.
-    async fn offline_package_error(self: &Arc<Self>, package: &Package, what: String, call: &RequestContext) -> Error {
-        let missing = self.missing_error(package, what, call).await;
+    async fn offline_package_error(
+        self: &Arc<Self>,
+        package: &Package,
+        subject: String,
+        call: &RequestContext,
+    ) -> Error {
+        let missing = self.missing_error(package, subject, call).await;
         match (&missing, self.is_version_known(package).await) {
             // A 404 tells the client that other platforms may exist. The package is recorded as missing all the same.
             (Error::Offline(_), Ok(true)) if !call.is_step() => Error::NotFound(missing.to_string()),
@@ -208,21 +213,21 @@ impl Mirror {
         anew: ProofSetRefresh,
         call: &RequestContext,
     ) -> SharedResult<SetFlight> {
-        let what = describe_set(package);
+        let subject = describe_set(package);
         // A conditional fetch may return the very URLs that have expired, so the two kinds never share a flight.
         let key = (package.clone(), anew, call.flight_group());
-        self.set_flights.join_or_spawn(&self.tasks, key, Err(Error::Interrupted(what.clone())), || {
+        self.set_flights.join_or_spawn(&self.tasks, key, Err(Error::Interrupted(subject.clone())), || {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.flight_context(call));
             async move {
-                let work = mirror.fetch_set(&what, &upstream, &package, seen, anew, &call);
-                mirror.with_deadline(&what, &package.provider.host, work).await
+                let work = mirror.fetch_set(&subject, &upstream, &package, seen, anew, &call);
+                mirror.with_deadline(&subject, &package.provider.host, work).await
             }
         })
     }
 
     async fn fetch_set(
         self: &Arc<Self>,
-        what: &str,
+        subject: &str,
         upstream: &Upstream,
         package: &Package,
         seen: Option<Age>,
@@ -240,13 +245,13 @@ impl Mirror {
             }
         }
         if let ProofSetRefresh::IfChanged(errand) = anew {
-            self.charge_revalidation(what, &package.provider.host, errand, REQUESTS, call)?;
+            self.charge_revalidation(subject, &package.provider.host, errand, REQUESTS, call)?;
         }
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let build_on = before.as_deref().filter(|_| anew != ProofSetRefresh::Whole);
         let (retries, unlisted) =
             if before.is_some() { (0, UnlistedPolicy::Fetched) } else { (RETRIES, UnlistedPolicy::Refused) };
-        match self.fetch_verified_set(what, upstream, package, faith, build_on, retries, unlisted, call).await {
+        match self.fetch_verified_set(subject, upstream, package, faith, build_on, retries, unlisted, call).await {
             Ok(set) => {
                 match self.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
                     Admission::Consistent | Admission::Changed(_) => self.store_set(package, set, call.now).await,
@@ -267,7 +272,7 @@ impl Mirror {
     #[expect(clippy::too_many_arguments, reason = "what is asked for, of whom, and on what it may build")]
     pub(super) async fn fetch_verified_set(
         self: &Arc<Self>,
-        what: &str,
+        subject: &str,
         upstream: &Upstream,
         package: &Package,
         faith: DiscoveryTrust,
@@ -285,16 +290,15 @@ impl Mirror {
         };
         let spelled = listed.spelled(&package.version);
         let unusable = |why: String| UpstreamError {
-            subject: what.to_owned(),
+            subject: subject.to_owned(),
             origin: origin(&base),
             fault: Fault::Unusable(why),
         };
         let asked = download_url(&base, &package.provider, &spelled, &package.platform)
             .map_err(|e| Error::from(unusable(e.to_string())))?;
-        let visit =
-            ProofSetFetch { subject: what, url: &asked, upstream, credential_scope: &grant, package, call, retries };
+        let visit = ProofSetFetch { subject, url: &asked, upstream, credential_scope: &grant, package, call, retries };
         let fetched = match self.fetch_and_verify_set(&visit, build_on).await {
-            Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.subject == what => {
+            Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.subject == subject => {
                 return Err(match listed {
                     // A 404 for this spelling proves nothing while the list cannot be read.
                     ListingState::Unknown(Some(unread)) => SetFetchError::Failed(unread),
@@ -302,12 +306,12 @@ impl Mirror {
                 });
             }
             // The document was just revalidated, and one of its files failed: its URLs may have expired.
-            Err(Error::Upstream(error)) if error.subject != what && error.fault.may_be_an_expired_url() => {
+            Err(Error::Upstream(error)) if error.subject != subject && error.fault.may_be_an_expired_url() => {
                 self.fetch_and_verify_set(&visit, None).await
             }
             fetched => fetched,
         };
-        fetched.map_err(|error| SetFetchError::Failed(companion_failure(error, what)))
+        fetched.map_err(|error| SetFetchError::Failed(companion_failure(error, subject)))
     }
 
     async fn set_is_gone(
@@ -332,8 +336,8 @@ impl Mirror {
                 let until = call.now.after(upstream.rule(|fresh| fresh.download).not_found_lifetime());
                 call.config.not_found.insert(key, error.to_string(), until, call.now);
                 if before.is_some() && self.is_current_config(call) {
-                    let of = package.clone();
-                    self.on_disk(move |mirror| mirror.remove_set(&of)).await?;
+                    let owned_package = package.clone();
+                    self.on_disk(move |mirror| mirror.remove_set(&owned_package)).await?;
                     self.bump_revision(&package.provider);
                 }
                 Err(Error::NotFound(error.to_string()))

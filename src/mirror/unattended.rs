@@ -82,14 +82,18 @@ impl FillsByClient {
     ///
     /// # Errors
     /// [`Error::Unattended`] while too many abandoned fills of this client are in progress.
-    pub(super) fn may_start(&self, client: Option<ClientAddress>, what: impl FnOnce() -> String) -> Result<(), Error> {
+    pub(super) fn may_start(
+        &self,
+        client: Option<ClientAddress>,
+        subject: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
         let Some(client) = client else { return Ok(()) };
         let running = self.0.lock();
         let unattended = running.by_client.get(&client).map_or(0, |fills| unattended(fills.values()));
         if unattended < MAX_UNATTENDED_FILLS {
             Ok(())
         } else {
-            Err(Error::Unattended { subject: what(), running: unattended })
+            Err(Error::Unattended { subject: subject(), running: unattended })
         }
     }
 
@@ -120,13 +124,13 @@ fn unattended<'a>(fills: impl Iterator<Item = &'a Box<dyn CountsWaiters>>) -> us
 impl ListedFill {
     /// Waits until this fill must be cancelled: it is abandoned, and so are as many earlier ones of its client as the
     /// limit allows. Returns the error. A job's fill is never cancelled.
-    pub(super) async fn until_over_limit(started: Option<&Self>, what: &str) -> Error {
+    pub(super) async fn until_over_limit(started: Option<&Self>, subject: &str) -> Error {
         let Some(started) = started else { return pending().await };
         let mut looks = tokio::time::interval(CHECK_INTERVAL);
         while !started.is_over_limit() {
             looks.tick().await;
         }
-        Error::Unattended { subject: what.to_owned(), running: MAX_UNATTENDED_FILLS }
+        Error::Unattended { subject: subject.to_owned(), running: MAX_UNATTENDED_FILLS }
     }
 
     fn is_over_limit(&self) -> bool {

@@ -172,12 +172,12 @@ impl VerifyRun {
 
     async fn records(&mut self, keys: Vec<Key>) {
         for key in keys {
-            let of = key.clone();
+            let owned_key = key.clone();
             let looked = self.mirror.on_disk(move |mirror| {
-                let _lock = mirror.catalog.record_lock(&of).lock();
-                let looked = mirror.store.records.read(&of)?;
+                let _lock = mirror.catalog.record_lock(&owned_key).lock();
+                let looked = mirror.store.records.read(&owned_key)?;
                 if matches!(looked, Recorded::Damaged) {
-                    mirror.store.index.document_gone(&of);
+                    mirror.store.index.document_gone(&owned_key);
                 }
                 Ok(matches!(looked, Recorded::Damaged))
             });
@@ -187,8 +187,10 @@ impl VerifyRun {
                     self.report_damage(VerifyEvent::WrongRecord { record: describe_key(&key) }).await;
                     match key {
                         Key::Name(Artifact::Provider(package)) => self.rebuild_name(package).await,
-                        Key::Seen(ref of) | Key::FirstSeen(ref of, _) | Key::KeyLog(ref of) => {
-                            self.restore(key.clone(), of).await;
+                        Key::Seen(ref key_subject)
+                        | Key::FirstSeen(ref key_subject, _)
+                        | Key::KeyLog(ref key_subject) => {
+                            self.restore(key.clone(), key_subject).await;
                         }
                         // The next version list rewrites it, and an alarm is raised again by its cause.
                         Key::FirstListed(_) | Key::Alarms(_) => {}
@@ -217,10 +219,10 @@ impl VerifyRun {
 
     /// Rebuilds a first-seen record from the stored proof sets, before any of them is evicted.
     async fn restore(&mut self, key: Key, provider: &ProviderAddress) {
-        let (of, now) = (key.clone(), self.mirror.flight_context(&self.call).now);
+        let (owned_key, now) = (key.clone(), self.mirror.flight_context(&self.call).now);
         let restored = self.mirror.on_disk(move |mirror| {
-            let is_there = mirror.histories.restore(&of)?;
-            if let (Key::FirstSeen(provider, version), false) = (&of, is_there) {
+            let is_there = mirror.histories.restore(&owned_key)?;
+            if let (Key::FirstSeen(provider, version), false) = (&owned_key, is_there) {
                 let detail = "its first-seen record is damaged, and no stored proof set can rebuild it";
                 mirror.raise_alarm(AlarmKind::DamagedRecord, provider, version, detail, now);
             }
@@ -240,8 +242,8 @@ impl VerifyRun {
 
     /// Rebuilds the first-seen record of a module version from its name, before that is evicted.
     async fn rebuild_module_first_seen(&mut self, package: ModulePackage) {
-        let (of, now) = (package.clone(), self.mirror.flight_context(&self.call).now);
-        let noted = self.mirror.on_disk(move |mirror| restore_first_seen(mirror, &of, now)).await;
+        let (owned_package, now) = (package.clone(), self.mirror.flight_context(&self.call).now);
+        let noted = self.mirror.on_disk(move |mirror| restore_first_seen(mirror, &owned_package, now)).await;
         let unknown = match noted {
             Ok(true) => return,
             Ok(false) => {
@@ -279,8 +281,8 @@ impl VerifyRun {
                 Ok(RehashOutcome::Right | RehashOutcome::Gone) => {}
                 Ok(RehashOutcome::Wrong(wrong)) => self.report_damage(VerifyEvent::WrongArchive(wrong)).await,
                 Err(error) => {
-                    let what = format!("the archive {digest}");
-                    self.report_damage(VerifyEvent::Unreadable { what, error: error.to_string() }).await;
+                    let subject = format!("the archive {digest}");
+                    self.report_damage(VerifyEvent::Unreadable { what: subject, error: error.to_string() }).await;
                 }
             }
             number += 1;
@@ -309,7 +311,7 @@ fn describe_key(key: &Key) -> String {
         Key::ModuleVersions(address) => format!("the version list of {address}"),
         Key::ModuleLocation(package) => format!("the location of {package}"),
         Key::Page(host, page) => format!("a page of {host} ({page})"),
-        Key::Name(of) => format!("the name of {of}"),
+        Key::Name(artifact) => format!("the name of {artifact}"),
         Key::Seen(address) => format!("the first-seen record of {address}"),
         Key::FirstSeen(address, version) => format!("the first-seen record of {address} {version}"),
         Key::KeyLog(address) => format!("the keys known for {address}"),

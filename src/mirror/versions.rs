@@ -58,9 +58,9 @@ impl Mirror {
         errand: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
-        let (of, address) = (wanted.clone(), address.clone());
+        let (provider, address) = (wanted.clone(), address.clone());
         self.join_document_flight(wanted, seen, errand, call, |mirror, before, call| async move {
-            mirror.fetch_versions(&of, &address, before, &call).await
+            mirror.fetch_versions(&provider, &address, before, &call).await
         })
     }
 
@@ -71,14 +71,14 @@ impl Mirror {
         before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        let (what, upstream) = (&wanted.subject, &*wanted.upstream);
+        let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let (base, grant) = self
             .resolve_service(Service::Providers, upstream, DiscoveryTrust::for_what_is_held(before.as_ref()), call)
             .await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched =
-            self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
+            self.ask(subject, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
                 let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
@@ -124,8 +124,9 @@ impl Mirror {
             self.update_dropped_alarms(address, Vec::new(), now).await?;
             return Ok(Bytes::new());
         }
-        let of = address.clone();
-        let named = self.on_disk(move |mirror| default_if_gone(mirror.store.records.packages_with_names(&of))).await?;
+        let provider = address.clone();
+        let named =
+            self.on_disk(move |mirror| default_if_gone(mirror.store.records.packages_with_names(&provider))).await?;
         let mut held: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
         let mut imported = HashSet::new();
         for package in named.into_iter().filter(|package| list.get(&package.version).is_none()) {
@@ -164,8 +165,8 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<(), Error> {
         let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
-        let (of, now) = (address.clone(), call.now);
-        let noted = self.on_disk(move |mirror| mirror.histories.record_listed(&of, &versions, now)).await;
+        let (provider, now) = (address.clone(), call.now);
+        let noted = self.on_disk(move |mirror| mirror.histories.record_listed(&provider, &versions, now)).await;
         if let Err(error) = noted {
             tracing::error!(provider = %address, %error, "could not record when versions were first listed");
         }
@@ -180,8 +181,8 @@ impl Mirror {
 fn version_list_request(address: &ProviderAddress, call: &RequestContext) -> Result<DocumentRequest, Error> {
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
-    let (what, key) = (format!("the version list of {address}"), Key::ProviderVersions(address.clone()));
-    Ok(DocumentRequest { subject: what, key, upstream, service: Service::Providers, rule })
+    let (subject, key) = (format!("the version list of {address}"), Key::ProviderVersions(address.clone()));
+    Ok(DocumentRequest { subject, key, upstream, service: Service::Providers, rule })
 }
 
 /// Builds the entry of a version in a list, as a registry would write it.

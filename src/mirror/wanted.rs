@@ -33,8 +33,8 @@ impl DocumentRequest {
 
     /// The error for an answer that cannot be used.
     pub(super) fn unusable(&self, why: impl Into<String>) -> UpstreamError {
-        let (asked, at) = (self.subject.clone(), origin(&self.upstream.settings.url));
-        UpstreamError { subject: asked, origin: at, fault: Fault::Unusable(why.into()) }
+        let (asked, origin) = (self.subject.clone(), origin(&self.upstream.settings.url));
+        UpstreamError { subject: asked, origin, fault: Fault::Unusable(why.into()) }
     }
 }
 
@@ -74,22 +74,27 @@ impl Mirror {
         call: &RequestContext,
         fetch: impl FnOnce(Arc<Self>, Option<Arc<StoredDocument>>, RequestContext) -> F + Send + 'static,
     ) -> SharedResult<DocumentFlight> {
-        let of = (wanted.key.clone(), errand, call.flight_group());
-        self.document_flights.join_or_spawn(&self.tasks, of, Err(Error::Interrupted(wanted.subject.clone())), || {
-            let (mirror, call, wanted) = (Arc::clone(self), self.flight_context(call), wanted.clone());
-            async move {
-                let work = async {
-                    match mirror.reread_store(&wanted.key, seen, &wanted.rule, &call).await? {
-                        FlightStart::AlreadyFetched(landed) => Ok(landed),
-                        FlightStart::BuildOn(before) => {
-                            mirror.charge_revalidation(&wanted.subject, wanted.host(), errand, 1, &call)?;
-                            fetch(Arc::clone(&mirror), before, call).await
+        let flight = (wanted.key.clone(), errand, call.flight_group());
+        self.document_flights.join_or_spawn(
+            &self.tasks,
+            flight,
+            Err(Error::Interrupted(wanted.subject.clone())),
+            || {
+                let (mirror, call, wanted) = (Arc::clone(self), self.flight_context(call), wanted.clone());
+                async move {
+                    let work = async {
+                        match mirror.reread_store(&wanted.key, seen, &wanted.rule, &call).await? {
+                            FlightStart::AlreadyFetched(landed) => Ok(landed),
+                            FlightStart::BuildOn(before) => {
+                                mirror.charge_revalidation(&wanted.subject, wanted.host(), errand, 1, &call)?;
+                                fetch(Arc::clone(&mirror), before, call).await
+                            }
                         }
-                    }
-                };
-                mirror.with_deadline(&wanted.subject, wanted.host(), work).await
-            }
-        })
+                    };
+                    mirror.with_deadline(&wanted.subject, wanted.host(), work).await
+                }
+            },
+        )
     }
 
     /// Handles an upstream 404: returns the stored copy as deleted upstream (`keep_gone`), or removes it.
@@ -106,8 +111,8 @@ impl Mirror {
         match before {
             Some(before) if wanted.upstream.settings.keep_gone => {
                 if !before.metadata.gone {
-                    let what = &wanted.subject;
-                    tracing::warn!(what, %error, "upstream has deleted it; the stored copy stays (keep_gone)");
+                    let subject = &wanted.subject;
+                    tracing::warn!(subject, %error, "upstream has deleted it; the stored copy stays (keep_gone)");
                 }
                 Ok(before.confirmed(call.now, true))
             }

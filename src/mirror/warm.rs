@@ -57,7 +57,7 @@ impl Mirror {
         haste: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<VersionList>, Error> {
-        let (what, host) = (format!("the version list of {address}"), &address.host);
+        let (subject, host) = (format!("the version list of {address}"), &address.host);
         let call = self.step_context_for(haste, now);
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
@@ -68,15 +68,15 @@ impl Mirror {
                 None => missing += 1,
             }
         }
-        self.charge_job(&what, host, &origins, missing, &call)?;
+        self.charge_job(&subject, host, &origins, missing, &call)?;
         let asked = async {
             if self.connectivity() == Connectivity::Online {
                 self.discovery(host, &call).await?;
             }
             self.client_versions(address, &call).await
         };
-        let list = asked.await.map_err(|error| or_retry_later(&what, host, &origins, error, &call))?;
-        let unconfirmed = self.unconfirmed(&what, host, &origins, &list, &call)?;
+        let list = asked.await.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
+        let unconfirmed = self.unconfirmed(&subject, host, &origins, &list, &call)?;
         Ok(WarmedDocument { value: list.value, unconfirmed })
     }
 
@@ -90,7 +90,7 @@ impl Mirror {
         haste: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<Arc<ProofSet>>, Error> {
-        let (what, host) = (sets::describe_set(package), &package.provider.host);
+        let (subject, host) = (sets::describe_set(package), &package.provider.host);
         let call = self.step_context_for(haste, now);
         let mut origins = Vec::new();
         if let Some(list) = self.stored_document(&Key::ProviderVersions(package.provider.clone())).await? {
@@ -98,10 +98,10 @@ impl Mirror {
         }
         let held = self.usable_set(package, &call).await?;
         let missing = if held.is_some() { 0 } else { REQUESTS_FOR_A_SET };
-        self.charge_job(&what, host, &origins, missing, &call)?;
+        self.charge_job(&subject, host, &origins, missing, &call)?;
         let set = self.proof_set(package, &call).await;
-        let set = set.map_err(|error| or_retry_later(&what, host, &origins, error, &call))?;
-        let unconfirmed = self.unconfirmed(&what, host, &origins, &set, &call)?;
+        let set = set.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
+        let unconfirmed = self.unconfirmed(&subject, host, &origins, &set, &call)?;
         Ok(WarmedDocument { value: set.value, unconfirmed })
     }
 
@@ -137,7 +137,7 @@ impl Mirror {
         now: Timestamp,
         tell: impl Fn(u64, Option<u64>) + Send + Sync,
     ) -> Result<(WarmedArchive, StoredArchive), Error> {
-        let what = format!("the archive of {package}");
+        let subject = format!("the archive of {package}");
         let call = self.step_context(now);
         if let Some(held) = self.stored_archive(package, digest).await?
             && let OpenOutcome::Checked(Archive::OnDisk { .. } | Archive::InMemory { .. }) =
@@ -149,13 +149,13 @@ impl Mirror {
             return Err(self.not_stored_error(&sets::describe_set(package)).await);
         };
         let kept = Arc::clone(&held.stored_set);
-        let (set, _) = held.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(what.clone()))?;
+        let (set, _) = held.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(subject.clone()))?;
         let origin = Origin::of(&set.document.archive_url);
         if !self.has_archive(digest).await? {
             if self.connectivity() == Connectivity::Offline {
-                return Err(self.missing_error(package, what, &call).await);
+                return Err(self.missing_error(package, subject, &call).await);
             }
-            self.charge_job(&what, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
+            self.charge_job(&subject, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
         }
         let mut progress = self.join_fill(package, &kept, &set, &call)?;
         loop {
@@ -179,10 +179,11 @@ impl Mirror {
                 FillProgress::Failed(error) => Some(Err(error.clone())),
             };
             if let Some(ended) = ended {
-                return ended.map_err(|error| or_retry_later(&what, &package.provider.host, &[origin], error, &call));
+                return ended
+                    .map_err(|error| or_retry_later(&subject, &package.provider.host, &[origin], error, &call));
             }
             if progress.changed().await.is_err() {
-                return Err(Error::Interrupted(what));
+                return Err(Error::Interrupted(subject));
             }
         }
     }
@@ -214,15 +215,15 @@ impl Mirror {
     pub async fn sync_warmed(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<(), Error> {
         let keys = required_documents(package, self.connectivity());
         let synced = self.on_disk(move |mirror| {
-            for (key, what) in keys {
+            for (key, subject) in keys {
                 if !mirror.store.records.sync(&key)? {
-                    return Ok(Some(what));
+                    return Ok(Some(subject));
                 }
             }
             Ok(None)
         });
         match synced.await? {
-            Some(what) => Err(self.not_stored_error(&what).await),
+            Some(subject) => Err(self.not_stored_error(&subject).await),
             None if self.is_installable(package, digest).await? => Ok(()),
             None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
         }
@@ -231,7 +232,7 @@ impl Mirror {
     /// Checks a stored archive as before an answer. A damaged one is quarantined.
     pub async fn is_sound(
         self: &Arc<Self>,
-        of: impl Into<Artifact>,
+        artifact: impl Into<Artifact>,
         held: &StoredArchive,
         now: Timestamp,
     ) -> Result<bool, Error> {
@@ -239,33 +240,33 @@ impl Mirror {
         if !self.has_archive(held.digest).await? {
             return Ok(false);
         }
-        Ok(matches!(self.open_stored(of, held, &self.job_context(now)).await?, OpenOutcome::Checked(_)))
+        Ok(matches!(self.open_stored(artifact, held, &self.job_context(now)).await?, OpenOutcome::Checked(_)))
     }
 
     /// Returns true if a package can be installed from the store, with this archive.
     pub async fn is_installable(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<bool, Error> {
-        let of = package.clone();
+        let owned_package = package.clone();
         self.on_disk(move |mirror| {
-            for (key, _) in required_documents(&of, mirror.connectivity()) {
+            for (key, _) in required_documents(&owned_package, mirror.connectivity()) {
                 if matches!(mirror.store.records.read(&key)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
             }
-            let Some(set) = mirror.read_set(&of)? else { return Ok(false) };
+            let Some(set) = mirror.read_set(&owned_package)? else { return Ok(false) };
             let sets = [Some(&set.stored_set.current), set.fallback.as_ref()];
             let is_proven = sets.into_iter().flatten().any(|set| set.document.shasum == digest);
             Ok(is_proven
-                && mirror.catalog.name(&of)?.get(&digest).is_some()
+                && mirror.catalog.name(&owned_package)?.get(&digest).is_some()
                 && mirror.store.blobs.is_stored(&digest)?)
         })
         .await
     }
 
     /// The error for an object that was stored before and is missing now.
-    pub async fn not_stored_error(self: &Arc<Self>, what: &str) -> Error {
+    pub async fn not_stored_error(self: &Arc<Self>, subject: &str) -> Error {
         match self.on_disk(|mirror| mirror.store.check()).await {
             Err(gone @ Error::Store(StoreError::Gone)) => gone,
-            Err(_) | Ok(()) => Error::NotKept(what.to_owned()),
+            Err(_) | Ok(()) => Error::NotKept(subject.to_owned()),
         }
     }
 
@@ -275,7 +276,7 @@ impl Mirror {
     /// [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
     pub(super) fn unconfirmed<T>(
         &self,
-        what: &str,
+        subject: &str,
         host: &Hostname,
         origins: &[Origin],
         answer: &Answer<T>,
@@ -288,20 +289,20 @@ impl Mirror {
             && call.caller != CallerKind::PlanStep
             && let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now)
         {
-            return Err(Error::HeldBack { subject: what.to_owned(), until });
+            return Err(Error::HeldBack { subject: subject.to_owned(), until });
         }
         let since = match answer.checked {
             Timestamp(0) => String::new(),
             checked => format!(", and last confirmed it at {}", checked.date_time()),
         };
-        Ok(Some(format!("upstream could not be asked about {what}{since}: there may be a newer one")))
+        Ok(Some(format!("upstream could not be asked about {subject}{since}: there may be a newer one")))
     }
 
     /// Checks that a job may fetch something that is not stored, at a cost of `requests`.
     pub(super) fn charge_job(
         &self,
-        what: &str,
-        of: &Hostname,
+        subject: &str,
+        host: &Hostname,
         origins: &[Origin],
         requests: u32,
         call: &RequestContext,
@@ -309,11 +310,11 @@ impl Mirror {
         if requests == 0 || self.connectivity() == Connectivity::Offline {
             return Ok(());
         }
-        if let Some(until) = call.config.outbound.retry_after_until(of, origins, call.now) {
-            return Err(Error::HeldBack { subject: what.to_owned(), until });
+        if let Some(until) = call.config.outbound.retry_after_until(host, origins, call.now) {
+            return Err(Error::HeldBack { subject: subject.to_owned(), until });
         }
-        let has_room = call.config.outbound.spend(of, BudgetPurpose::Job, requests, call.now);
-        if has_room { Ok(()) } else { Err(Error::Spared(what.to_owned())) }
+        let has_room = call.config.outbound.spend(host, BudgetPurpose::Job, requests, call.now);
+        if has_room { Ok(()) } else { Err(Error::Spared(subject.to_owned())) }
     }
 }
 
@@ -331,7 +332,7 @@ fn required_documents(package: &Package, link: Connectivity) -> Vec<(Key, String
 
 /// Returns the error of a fetch, or the time to try again if upstream asked for a delay.
 pub(super) fn or_retry_later(
-    what: &str,
+    subject: &str,
     host: &Hostname,
     origins: &[Origin],
     error: Error,
@@ -339,10 +340,10 @@ pub(super) fn or_retry_later(
 ) -> Error {
     let Error::Upstream(failed) = &error else { return error };
     // A redirect may have led to an origin that is not in the list.
-    let last = Url::parse(&failed.origin).ok().map(|at| Origin::of(&at));
+    let last = Url::parse(&failed.origin).ok().map(|url| Origin::of(&url));
     let origins: Vec<Origin> = origins.iter().cloned().chain(last).collect();
     match call.config.outbound.retry_after_until(host, &origins, call.now) {
-        Some(until) => Error::HeldBack { subject: what.to_owned(), until },
+        Some(until) => Error::HeldBack { subject: subject.to_owned(), until },
         None => error,
     }
 }

@@ -13,8 +13,8 @@ impl Mirror {
     /// Rebuilds the index. Retries until it succeeds or the mirror is dropped.
     pub(super) async fn rebuild_index(mirror: Weak<Self>) {
         while let Some(mirror) = mirror.upgrade() {
-            let of = Arc::clone(&mirror);
-            match mirror.tasks.spawn_blocking(move || of.reconcile_index()).await {
+            let mirror_clone = Arc::clone(&mirror);
+            match mirror.tasks.spawn_blocking(move || mirror_clone.reconcile_index()).await {
                 Ok(true) => return mirror.enforce_size_limit(),
                 Ok(false) => {}
                 Err(panicked) => {
@@ -37,7 +37,7 @@ impl Mirror {
             self.refresh_size_limit();
             return true;
         }
-        let named_by_set = |of: &Artifact| match of {
+        let named_by_set = |artifact: &Artifact| match artifact {
             Artifact::Provider(package) => {
                 Ok(self.read_set(package)?.map(|held| held.stored_set.current.document.shasum))
             }

@@ -143,9 +143,9 @@ fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     if name.len() <= 100 {
         return Some((b"", name));
     }
-    let slashes = name.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    let slashes = name.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(index, _)| index);
     let (prefix, rest) = slashes
-        .map(|at| name.split_at(at))
+        .map(|index| name.split_at(index))
         .find(|(prefix, rest)| (1..=155).contains(&prefix.len()) && (2..=101).contains(&rest.len()))?;
     Some((prefix, rest.get(1..)?))
 }

@@ -169,7 +169,7 @@ impl<'t> LinkResolver<'t> {
     /// Resolves a link as the kernel would if the tree were a whole file system.
     fn follow(&mut self, link: &TreePath, target: &[u8]) -> Result<LinkTarget, TreeError> {
         let refused = |why: &str| Err(TreeError::refused(link, why));
-        let mut at = link.parent().unwrap_or_default();
+        let mut folder = link.parent().unwrap_or_default();
         // Names still to resolve, the next one last.
         let mut names: Vec<&[u8]> = Vec::new();
         let mut targets = 0;
@@ -185,20 +185,20 @@ impl<'t> LinkResolver<'t> {
             self.spend(target.len())?;
             names.extend(target.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")));
             let next = loop {
-                let Some(name) = names.pop() else { return Ok(LinkTarget::Folder(at)) };
-                self.spend(at.as_bytes().len() + name.len())?;
+                let Some(name) = names.pop() else { return Ok(LinkTarget::Folder(folder)) };
+                self.spend(folder.as_bytes().len() + name.len())?;
                 if name == b".." {
-                    match at.parent() {
-                        Some(parent) => at = parent,
+                    match folder.parent() {
+                        Some(parent) => folder = parent,
                         None => return refused("it is a link out of the package"),
                     }
                     continue;
                 }
-                let Ok(path) = TreePath::parse(name).and_then(|name| at.join(&name)) else {
+                let Ok(path) = TreePath::parse(name).and_then(|name| folder.join(&name)) else {
                     return Ok(LinkTarget::Nowhere);
                 };
                 match self.tree.get(&path) {
-                    Some(TreeEntry::Folder) => at = path,
+                    Some(TreeEntry::Folder) => folder = path,
                     Some(TreeEntry::File { mode, offset: at, size_bytes }) if names.is_empty() => {
                         return Ok(LinkTarget::File(ResolvedEntry::File {
                             mode: *mode,
@@ -206,7 +206,7 @@ impl<'t> LinkResolver<'t> {
                             size_bytes: *size_bytes,
                         }));
                     }
-                    Some(TreeEntry::File { .. }) | None => return nowhere(link, &at, &names),
+                    Some(TreeEntry::File { .. }) | None => return nowhere(link, &folder, &names),
                     Some(TreeEntry::Link(target)) => break target.as_slice(),
                 }
             };
@@ -233,8 +233,8 @@ fn noted(links: &BTreeSet<&TreePath>, one: &str, many: &str) -> Vec<String> {
 }
 
 /// Ends a path at a missing entry. The rest of the path must not lead out of the package either.
-fn nowhere(link: &TreePath, at: &TreePath, names: &[&[u8]]) -> Result<LinkTarget, TreeError> {
-    let mut depth = at.names().count() + 1;
+fn nowhere(link: &TreePath, folder: &TreePath, names: &[&[u8]]) -> Result<LinkTarget, TreeError> {
+    let mut depth = folder.names().count() + 1;
     for name in names.iter().rev() {
         match *name {
             b".." if depth == 0 => return Err(TreeError::refused(link, "it is a link out of the package")),

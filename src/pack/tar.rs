@@ -119,7 +119,8 @@ impl Pax {
         let malformed = || TreeError::Unreadable("one of its pax headers is malformed".to_owned());
         let mut rest = records;
         while !rest.is_empty() {
-            let digits = rest.iter().position(|byte| *byte == b' ').filter(|at| *at < 10).ok_or_else(malformed)?;
+            let digits =
+                rest.iter().position(|byte| *byte == b' ').filter(|index| *index < 10).ok_or_else(malformed)?;
             let length: usize = rest
                 .get(..digits)
                 .and_then(|text| std::str::from_utf8(text).ok()?.parse().ok())

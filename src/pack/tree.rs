@@ -161,7 +161,7 @@ impl Tree {
     /// [`TreeError::Unreadable`] where `from` fails, [`TreeError::Spool`] where the disk does.
     pub fn add_file(&mut self, path: &TreePath, mode: u32, from: &mut dyn Read) -> Result<u64, TreeError> {
         self.make_way_for(path)?;
-        let at = self.spooled;
+        let offset = self.spooled;
         let mut buffer = vec![0; COPIED_AT_ONCE];
         loop {
             let read = match from.read(&mut buffer) {
@@ -178,8 +178,8 @@ impl Tree {
             self.spool.write_all_at(&buffer[..read], self.spooled).map_err(TreeError::spool)?;
             self.spooled += read as u64;
         }
-        let size_bytes = self.spooled - at;
-        self.insert(path, TreeEntry::File { mode: mode & 0o777, offset: at, size_bytes })?;
+        let size_bytes = self.spooled - offset;
+        self.insert(path, TreeEntry::File { mode: mode & 0o777, offset, size_bytes })?;
         Ok(size_bytes)
     }
 
@@ -205,8 +205,8 @@ impl Tree {
     }
 
     /// Reads the bytes of a file from its offset in the spool.
-    pub fn contents(&self, at: u64, size_bytes: u64) -> impl Read + '_ {
-        Contents { spool: &self.spool, offset: at, end: at.saturating_add(size_bytes).min(self.spooled) }
+    pub fn contents(&self, offset: u64, size_bytes: u64) -> impl Read + '_ {
+        Contents { spool: &self.spool, offset, end: offset.saturating_add(size_bytes).min(self.spooled) }
     }
 
     /// The bytes of all files; hard links count once.

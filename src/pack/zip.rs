@@ -62,7 +62,7 @@ fn first_duplicate_name<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u
         if !head.starts_with(b"PK\x01\x02") {
             return None;
         }
-        let length = |at: usize| usize::from(u16::from_le_bytes([head[at], head[at + 1]]));
+        let length = |index: usize| usize::from(u16::from_le_bytes([head[index], head[index + 1]]));
         let mut name = vec![0; length(28)];
         from.read_exact(&mut name).ok()?;
         let rest = (length(30) + length(32)) as u64;

@@ -23,7 +23,7 @@ pub fn pack_zip(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
     let mut zip = ZipWriter::new_stream(out);
     let mut buffer = vec![0; PIECE];
     for (path, entry) in tree.entries() {
-        let (mode, at, size_bytes) = match *entry {
+        let (mode, offset, size_bytes) = match *entry {
             TreeEntry::File { mode, offset: at, size_bytes } => (mode, at, size_bytes),
             TreeEntry::Folder => continue,
             TreeEntry::Link(_) => return Err(TreeError::refused(path, "it is a link")),
@@ -38,7 +38,7 @@ pub fn pack_zip(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
             .unix_permissions(if mode & 0o100 == 0 { 0o644 } else { 0o755 })
             .large_file(size_bytes > LARGE);
         zip.start_file(name, options).map_err(|e| TreeError::spool(e.into()))?;
-        let mut contents = tree.contents(at, size_bytes);
+        let mut contents = tree.contents(offset, size_bytes);
         loop {
             let mut filled = 0;
             while filled < PIECE {

@@ -269,7 +269,7 @@ fn list_of(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::R
     let next = offset.saturating_add(*limit);
     let next = Some(next).filter(|next| (*next as usize) < *total);
     let previous = Some(offset.saturating_sub(*limit)).filter(|_| *offset > 0);
-    let at = |offset: u32| {
+    let page_at = |offset: u32| {
         let page = PageRef { query: page.query.at(offset), ..page.clone() };
         links.to(&Route::Page(page).path())
     };
@@ -277,9 +277,9 @@ fn list_of(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::R
         limit: *limit,
         current_offset: *offset,
         next_offset: next,
-        next_url: next.map(at),
+        next_url: next.map(page_at),
         prev_offset: previous,
-        prev_url: previous.map(at),
+        prev_url: previous.map(page_at),
     };
     let entries = Some(entries.iter().map(PageEntry::from).collect());
     let (modules, providers) = match page.path.service() {

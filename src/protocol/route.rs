@@ -270,7 +270,7 @@ impl Route {
             [namespace, name, system, "download"] => Ok(Self::ModuleLatest(module(host, namespace, name, system)?)),
             _ => {
                 let name = |given: &str| ModuleName::parse(given);
-                let of = match without_last_slash(rest) {
+                let address = match without_last_slash(rest) {
                     [] => PagePath::Modules,
                     ["search"] => PagePath::Search,
                     [namespace] => PagePath::ModulesOf(name(namespace)?),
@@ -284,7 +284,7 @@ impl Route {
                     }
                     _ => return Err(nothing_at(path)),
                 };
-                page(host, of, query)
+                page(host, address, query)
             }
         }
     }
@@ -299,7 +299,7 @@ impl Route {
                 platform: Platform::new(os, arch)?,
             })),
             _ => {
-                let of = match without_last_slash(rest) {
+                let address = match without_last_slash(rest) {
                     [] => PagePath::Providers,
                     [namespace] => PagePath::ProvidersOf(Name::parse(namespace)?),
                     [namespace, type_] => PagePath::Provider(Name::parse(namespace)?, Name::parse(type_)?),
@@ -309,7 +309,7 @@ impl Route {
                     }
                     _ => return Err(nothing_at(path)),
                 };
-                page(host, of, query)
+                page(host, address, query)
             }
         }
     }

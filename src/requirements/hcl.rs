@@ -41,12 +41,12 @@ pub(super) struct LineIndex(Vec<usize>);
 
 impl LineIndex {
     pub(super) fn of(file: &[u8]) -> Self {
-        Self(file.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect())
+        Self(file.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(offset, _)| offset).collect())
     }
 
     /// The number of the line that a byte is in, from 1 on.
-    pub(super) fn number(&self, at: usize) -> usize {
-        1 + self.0.partition_point(|end| *end < at)
+    pub(super) fn number(&self, offset: usize) -> usize {
+        1 + self.0.partition_point(|end| *end < offset)
     }
 }
 

@@ -232,8 +232,8 @@ impl DirectoryLoader {
 
 /// The local modules that a folder calls, to either client.
 fn local_calls(files: &Files, standing: FolderRole) -> BTreeSet<String> {
-    let of = |client| configuration::read(files, "", standing, client, "", &Inputs::new()).calls;
-    let calls = of(ClientKind::Terraform).into_iter().chain(of(ClientKind::Opentofu));
+    let calls_of = |client| configuration::read(files, "", standing, client, "", &Inputs::new()).calls;
+    let calls = calls_of(ClientKind::Terraform).into_iter().chain(calls_of(ClientKind::Opentofu));
     calls
         .filter_map(|call| match call.source {
             ModuleSource::Local(to) => Some(to),

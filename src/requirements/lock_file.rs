@@ -104,33 +104,36 @@ struct LockFileReader {
 }
 
 impl LockFileReader {
-    fn wrong(&mut self, at: Option<Range<usize>>, what: &str) {
-        self.problems.push(match at {
-            Some(at) => format!("line {}: {what}", self.lines.number(at.start)),
-            None => what.to_owned(),
+    fn wrong(&mut self, span: Option<Range<usize>>, problem: &str) {
+        self.problems.push(match span {
+            Some(span) => format!("line {}: {problem}", self.lines.number(span.start)),
+            None => problem.to_owned(),
         });
     }
 
     /// Returns a part, or records its problem and returns `None`.
-    fn or_record<T>(&mut self, at: Option<Range<usize>>, read: Result<T, String>) -> Option<T> {
+    fn or_record<T>(&mut self, span: Option<Range<usize>>, read: Result<T, String>) -> Option<T> {
         match read {
             Ok(read) => Some(read),
-            Err(what) => {
-                self.wrong(at, &what);
+            Err(problem) => {
+                self.wrong(span, &problem);
                 None
             }
         }
     }
 
     /// Notes what clients do not know of attributes and blocks.
-    fn only(&mut self, body: &Body, at: Option<Range<usize>>, attributes: &[&str], blocks: &[&str]) {
+    fn only(&mut self, body: &Body, span: Option<Range<usize>>, attributes: &[&str], blocks: &[&str]) {
         let other_attribute = body.attributes().find(|attribute| !attributes.contains(&attribute.key.as_str()));
         let other_block = body.blocks().find(|block| !blocks.contains(&block.ident.as_str()));
         if let Some(other) = other_attribute {
-            self.wrong(other.span().or(at.clone()), &format!("clients know no argument {}", shown(other.key.as_str())));
+            self.wrong(
+                other.span().or(span.clone()),
+                &format!("clients know no argument {}", shown(other.key.as_str())),
+            );
         }
         if let Some(other) = other_block {
-            self.wrong(other.span().or(at), &format!("clients know no block {}", shown(other.ident.as_str())));
+            self.wrong(other.span().or(span), &format!("clients know no block {}", shown(other.ident.as_str())));
         }
     }
 
@@ -228,10 +231,10 @@ fn constraints_of(given: String) -> Result<String, String> {
 }
 
 /// A string without anything to be worked out in it.
-fn text(value: &Expression, of: &str) -> Result<String, String> {
-    let text = value.as_str().ok_or_else(|| format!("{of} is not a plain string"))?;
+fn text(value: &Expression, name: &str) -> Result<String, String> {
+    let text = value.as_str().ok_or_else(|| format!("{name} is not a plain string"))?;
     if text.len() > MAX_TEXT {
-        return Err(format!("{of} is longer than {MAX_TEXT} bytes"));
+        return Err(format!("{name} is longer than {MAX_TEXT} bytes"));
     }
     Ok(text.to_owned())
 }

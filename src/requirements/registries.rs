@@ -11,11 +11,16 @@ pub trait Registries: Sync {
     type Error: Display + Send;
 
     /// The versions of a provider that clients see.
-    fn provider_versions(&self, of: &ProviderAddress)
-    -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
+    fn provider_versions(
+        &self,
+        address: &ProviderAddress,
+    ) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
 
     /// The versions of a module that clients see.
-    fn module_versions(&self, of: &ModuleAddress) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
+    fn module_versions(
+        &self,
+        address: &ModuleAddress,
+    ) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
 
     /// Versions of a provider that exist but that clients do not see; `None` if they see all.
     fn provider_beyond(
@@ -34,7 +39,7 @@ pub trait Registries: Sync {
     }
 
     /// The files of one version that a client reads.
-    fn module_files(&self, of: &ModulePackage) -> impl Future<Output = Result<ModuleFiles, Self::Error>> + Send;
+    fn module_files(&self, package: &ModulePackage) -> impl Future<Output = Result<ModuleFiles, Self::Error>> + Send;
 }
 
 /// Versions that clients would see after they were brought here.

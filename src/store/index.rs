@@ -136,9 +136,9 @@ impl Index {
 
     /// Notes that a name could not be read and that the index does not know it: it may list any archive. The next start
     /// looks again.
-    pub fn name_is_unreadable(&self, of: &Artifact, why: StoreError) {
+    pub fn name_is_unreadable(&self, artifact: &Artifact, why: StoreError) {
         self.broken.store(true, Ordering::Relaxed);
-        self.unreadable.lock().insert(of.clone(), why);
+        self.unreadable.lock().insert(artifact.clone(), why);
     }
 
     /// Why the names of an archive may not be all, where a name could not be read.

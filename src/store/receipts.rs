@@ -13,11 +13,11 @@ impl Store {
     ///
     /// # Errors
     /// The disk failed.
-    pub fn write_receipt(&self, at: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
+    pub fn write_receipt(&self, time: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
         self.check()?;
         let folder = self.root.join("receipts");
         disk::recreate_folder(&folder)?;
-        let name = format!("{}-{}", at.date_time().replace(':', "-"), manifest.prefix());
+        let name = format!("{}-{}", time.date_time().replace(':', "-"), manifest.prefix());
         let mut path = folder.join(format!("{name}.json"));
         for number in 2..MAX_ALIKE {
             if !disk::file_exists(&path)? {

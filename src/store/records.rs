@@ -248,7 +248,10 @@ impl Records {
     /// The addresses with alarm records.
     pub fn addresses_with_alarms(&self) -> Result<Vec<Address>, StoreError> {
         let keys = self.keys_below(Path::new("alarms"))?;
-        Ok(keys.into_iter().filter_map(|key| if let Key::Alarms(of) = key { Some(of) } else { None }).collect())
+        Ok(keys
+            .into_iter()
+            .filter_map(|key| if let Key::Alarms(address) = key { Some(address) } else { None })
+            .collect())
     }
 
     /// The modules of a registry of which a version list or the name of an archive is recorded.

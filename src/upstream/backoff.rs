@@ -176,9 +176,9 @@ impl UpstreamBackoff {
         let number = state.number;
         let since = Instant::now();
         state.waiting.entry(origin.clone()).or_default().insert(number, since);
-        let of = self.clone();
+        let backoff = self.clone();
         RequestObserver {
-            backoff: of,
+            backoff,
             upstream: upstream.clone(),
             origin,
             request_time: asked,

@@ -86,7 +86,7 @@ impl Clients {
             taken_over.map(|(name, addresses)| (name.to_owned(), addresses.clone())).collect();
         let public_only = Arc::new(PublicResolver::new(guard, taken_over.clone()));
         let at_their_addresses = |builder: ClientBuilder| {
-            taken_over.iter().fold(builder, |builder, (name, at)| builder.resolve_to_addrs(name, at))
+            taken_over.iter().fold(builder, |builder, (name, addresses)| builder.resolve_to_addrs(name, addresses))
         };
         Ok(Self {
             named: ClientPair::new(&tls, || at_their_addresses(client()))?,

@@ -94,10 +94,10 @@ impl State {
         self.all < bound.all && self.taken.get(upstream).copied().unwrap_or_default() < bound.per_upstream
     }
 
-    fn grant(&mut self, upstream: &Hostname, of: &Arc<Inner>) -> Permit {
+    fn grant(&mut self, upstream: &Hostname, limits: &Arc<Inner>) -> Permit {
         *self.taken.entry(upstream.clone()).or_default() += 1;
         self.all += 1;
-        Permit { upstream: upstream.clone(), limits: Arc::clone(of) }
+        Permit { upstream: upstream.clone(), limits: Arc::clone(limits) }
     }
 
     fn release(&mut self, upstream: &Hostname) {
@@ -123,11 +123,11 @@ impl State {
                     state.taken.get(&waiting.upstream).copied().unwrap_or_default() + 1
                 }
             };
-            waiting.min_by_key(|(_, waiting)| least(waiting)).map(|(at, _)| at)
+            waiting.min_by_key(|(_, waiting)| least(waiting)).map(|(index, _)| index)
         };
         match first(self, &self.clients) {
-            Some(at) => self.clients.remove(at),
-            None => first(self, &self.jobs).and_then(|at| self.jobs.remove(at)),
+            Some(index) => self.clients.remove(index),
+            None => first(self, &self.jobs).and_then(|index| self.jobs.remove(index)),
         }
     }
 }

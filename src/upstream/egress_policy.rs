@@ -75,7 +75,7 @@ impl EgressRefusal {
 
     /// The line of configuration that allows the request, if there is one.
     pub fn remedy(&self) -> Option<String> {
-        let allow = |what: &str| Some(format!("to allow it, add \"{what}\" to allow_private in [network]"));
+        let allow = |entry: &str| Some(format!("to allow it, add \"{entry}\" to allow_private in [network]"));
         match self {
             Self::Offline | Self::Scheme | Self::Userinfo => None,
             Self::PlainHttp { host, port } => allow(&format!("http://{host}:{port}")),
@@ -296,7 +296,7 @@ mod tests {
     #[tokio::test]
     async fn a_taken_over_name_is_checked_by_its_configured_addresses() {
         let guard = EgressPolicy::new(&[], &[]);
-        let taken = |name: &str, at: &[&str]| (name.to_owned(), sockets(at));
+        let taken = |name: &str, addresses: &[&str]| (name.to_owned(), sockets(addresses));
         let taken = HashMap::from([taken("a.example", &["1.1.1.1", "10.0.0.1"]), taken("b.example", &["10.0.0.1"])]);
         let resolver = PublicResolver::new(&guard, taken);
         let found: Vec<_> = resolver.resolve("a.example".parse().unwrap()).await.unwrap().collect();

@@ -78,10 +78,10 @@ pub enum Fault {
 impl UpstreamError {
     /// The text for people, in its parts.
     pub fn explain(&self) -> Explanation {
-        let at = &self.origin;
+        let origin = &self.origin;
         let why = match &self.fault {
-            Fault::Unreachable(why) | Fault::NoSuchName(why) | Fault::Untrusted(why) => format!("{at}: {why}"),
-            fault => format!("{at} {fault}"),
+            Fault::Unreachable(why) | Fault::NoSuchName(why) | Fault::Untrusted(why) => format!("{origin}: {why}"),
+            fault => format!("{origin} {fault}"),
         };
         let why = Explanation::of(why).about(&self.subject);
         match self.fault.remedy() {

@@ -160,17 +160,19 @@ impl PageRef {
     /// A label for people, without the search text.
     pub fn label(&self) -> String {
         let Self { host, path, query: _ } = self;
-        let of = path.segments().join("/");
+        let path_label = path.segments().join("/");
         match path {
             PagePath::Modules => format!("the list of modules of {host}"),
             PagePath::Providers => format!("the list of providers of {host}"),
             PagePath::Search => format!("a search for modules of {host}"),
-            PagePath::ModulesOf(_) | PagePath::ModuleSystems(..) => format!("the list of modules of {host}/{of}"),
-            PagePath::ProvidersOf(_) => format!("the list of providers of {host}/{of}"),
+            PagePath::ModulesOf(_) | PagePath::ModuleSystems(..) => {
+                format!("the list of modules of {host}/{path_label}")
+            }
+            PagePath::ProvidersOf(_) => format!("the list of providers of {host}/{path_label}"),
             PagePath::Module(..)
             | PagePath::ModuleVersion(..)
             | PagePath::Provider(..)
-            | PagePath::ProviderVersion(..) => format!("the details of {host}/{of}"),
+            | PagePath::ProviderVersion(..) => format!("the details of {host}/{path_label}"),
         }
     }
 }

@@ -104,11 +104,11 @@ impl PackageSource {
 /// Parses a package's address without its `//subdir`; short forms may contain another.
 fn package_of(package: &str, whole: &str) -> Result<LocatedSource, BadSource> {
     let (forced, rest) = forced_getter(package);
-    let unsupported = |what| PackageSource::Unsupported(Unsupported::new(what, whole));
+    let unsupported = |label| PackageSource::Unsupported(Unsupported::new(label, whole));
     if !has_scheme(rest) {
         let Some((getter, full)) = short::expand(rest)? else {
-            let what = forced.map_or_else(|| short::suggestion(rest), scheme_name);
-            return Ok(LocatedSource { source: unsupported(what), subdir: None });
+            let label = forced.map_or_else(|| short::suggestion(rest), scheme_name);
+            return Ok(LocatedSource { source: unsupported(label), subdir: None });
         };
         let (package, below) = subdir::split(&full);
         let source = of_url(forced.unwrap_or(getter), parse_url(&package)?, whole)?;
@@ -116,8 +116,8 @@ fn package_of(package: &str, whole: &str) -> Result<LocatedSource, BadSource> {
     }
     let url = match rest.split_once(':') {
         Some((scheme, _)) if !is_known(scheme) => {
-            let what = scheme_name(forced.unwrap_or(scheme));
-            return Ok(LocatedSource { source: unsupported(what), subdir: None });
+            let label = scheme_name(forced.unwrap_or(scheme));
+            return Ok(LocatedSource { source: unsupported(label), subdir: None });
         }
         _ => parse_url(rest)?,
     };
@@ -127,7 +127,7 @@ fn package_of(package: &str, whole: &str) -> Result<LocatedSource, BadSource> {
 
 /// The source of a URL for this getter.
 fn of_url(getter: &str, url: Url, whole: &str) -> Result<PackageSource, BadSource> {
-    let unsupported = |what| Ok(PackageSource::Unsupported(Unsupported::new(what, whole)));
+    let unsupported = |label| Ok(PackageSource::Unsupported(Unsupported::new(label, whole)));
     match (getter, url.scheme()) {
         ("git", "http" | "https" | "ssh") => GitSource::parse(url).map(PackageSource::Git),
         ("git", _) => unsupported("git over something else than https or ssh"),

@@ -135,9 +135,9 @@ mod tests {
 
     #[test]
     fn a_conventional_name_tells_its_platform() {
-        let of = |name| platform_of(name, "aws", &["5.0.0", "v5.0.0"]);
-        assert_eq!(of("terraform-provider-aws_5.0.0_linux_amd64.zip"), Some(("linux", "amd64")));
-        assert_eq!(of("terraform-provider-aws_v5.0.0_windows_386.zip"), Some(("windows", "386")));
+        let platform = |name| platform_of(name, "aws", &["5.0.0", "v5.0.0"]);
+        assert_eq!(platform("terraform-provider-aws_5.0.0_linux_amd64.zip"), Some(("linux", "amd64")));
+        assert_eq!(platform("terraform-provider-aws_v5.0.0_windows_386.zip"), Some(("windows", "386")));
         for name in [
             "terraform-provider-aws_5.0.0_manifest.json",
             "terraform-provider-aws_5.0.1_linux_amd64.zip",
@@ -147,7 +147,7 @@ mod tests {
             "terraform-provider-aws_5.0.0_linux_.zip",
             "*terraform-provider-aws_5.0.0_linux_amd64.zip",
         ] {
-            assert_eq!(of(name), None, "{name}");
+            assert_eq!(platform(name), None, "{name}");
         }
     }
 

@@ -296,7 +296,11 @@ fn issuers(signatures: &[DocumentSignature]) -> String {
     let mut named = Vec::new();
     for signature in signatures {
         let ids = signature.packet.issuer_key_id().into_iter().map(hex::encode_upper);
-        let fingerprints = signature.packet.issuer_fingerprint().into_iter().map(|of| hex::encode_upper(of.as_bytes()));
+        let fingerprints = signature
+            .packet
+            .issuer_fingerprint()
+            .into_iter()
+            .map(|fingerprint| hex::encode_upper(fingerprint.as_bytes()));
         named.extend(ids.chain(fingerprints).next());
     }
     named.join(", ")

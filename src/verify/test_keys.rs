@@ -184,8 +184,13 @@ fn signature_with(
     DetachedSignature::sign_binary_data_with_subpackets(rand::thread_rng(), key, none, digest, document, parts).unwrap()
 }
 
-fn config(signer: &impl SigningKey, of: SignatureType, shape: &Shape, flags: Option<KeyFlags>) -> SignatureConfig {
-    let mut config = SignatureConfig::v4(of, signer.algorithm(), shape.self_digest);
+fn config(
+    signer: &impl SigningKey,
+    signature_type: SignatureType,
+    shape: &Shape,
+    flags: Option<KeyFlags>,
+) -> SignatureConfig {
+    let mut config = SignatureConfig::v4(signature_type, signer.algorithm(), shape.self_digest);
     config.hashed_subpackets = vec![
         part(SubpacketData::IssuerFingerprint(signer.fingerprint())),
         part(SubpacketData::SignatureCreationTime(Timestamp::from_secs(BORN))),

@@ -91,14 +91,14 @@ fn a_newer_one_is_said_to_be_newer() {
 proptest! {
     /// An altered byte is found even in an unsigned manifest.
     #[test]
-    fn any_altered_byte_of_a_manifest_is_refused(at in any::<prop::sample::Index>(), flip in 1u8..) {
+    fn any_altered_byte_of_a_manifest_is_refused(index in any::<prop::sample::Index>(), flip in 1u8..) {
         let mut written = manifest(vec![discovery(), provider("linux_amd64", true), module()]).write();
-        let at = at.index(written.len());
-        written[at] ^= flip;
+        let index = index.index(written.len());
+        written[index] ^= flip;
         prop_assert!(Manifest::read(&written).is_err());
-        written[at] ^= flip;
-        prop_assert!(Manifest::read(&written[..at]).is_err());
-        written.insert(at, flip);
+        written[index] ^= flip;
+        prop_assert!(Manifest::read(&written[..index]).is_err());
+        written.insert(index, flip);
         prop_assert!(Manifest::read(&written).is_err());
     }
 

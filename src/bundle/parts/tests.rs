@@ -40,7 +40,7 @@ fn read(folder: &Folder, list: &PartList) -> io::Result<Vec<u8>> {
 }
 
 fn bytes(length: usize) -> Vec<u8> {
-    (0..length).map(|at| (at * 7 % 253) as u8).collect()
+    (0..length).map(|index| (index * 7 % 253) as u8).collect()
 }
 
 fn sizes(folder: &Folder) -> impl Fn(&str) -> io::Result<Option<u64>> {
@@ -103,8 +103,8 @@ proptest! {
     ) {
         let (folder, all) = (Folder::default(), bytes(length));
         let mut other = bytes(before.max(1));
-        let at = differs_at.index(other.len());
-        other[at] ^= 0xff;
+        let index = differs_at.index(other.len());
+        other[index] ^= 0xff;
         write(&folder, &other, pieces);
         let (list, _) = write(&folder, &all, pieces);
         prop_assert_eq!(read(&folder, &list).unwrap(), all);

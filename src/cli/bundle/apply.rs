@@ -102,7 +102,8 @@ async fn applied(
         Ok(step) => report.tell(step),
         Err(error) => unread = Some(error),
     };
-    let asking = ask_running(config, async |at, token| admin_client::upload(at, &path, token, TAR, from, told).await);
+    let asking =
+        ask_running(config, async |address, token| admin_client::upload(address, &path, token, TAR, from, told).await);
     match asking.await {
         Ok(()) => {}
         Err(AdminClientError::NotRunning(_)) => return applied_here(config, source, taking, report).await,
@@ -175,16 +176,16 @@ impl ApplyReporter {
 /// Renders the outcome of one entry.
 fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
-    let what = escape_for_terminal(&told.package.without(host).to_string());
+    let subject = escape_for_terminal(&told.package.without(host).to_string());
     match &told.outcome {
         ApplyOutcome::Applied { note } => {
-            page.push_hanging("  applied  ", &what);
+            page.push_hanging("  applied  ", &subject);
             note.iter().for_each(|note| page.push_hanging("           note: ", &escape_for_terminal(note)));
         }
-        ApplyOutcome::Held => page.push_hanging("  stored   ", &what),
-        ApplyOutcome::NotReached => page.push_hanging("  missed   ", &what),
+        ApplyOutcome::Held => page.push_hanging("  stored   ", &subject),
+        ApplyOutcome::NotReached => page.push_hanging("  missed   ", &subject),
         ApplyOutcome::Refused { why } => {
-            page.push_hanging("  REFUSED  ", &what);
+            page.push_hanging("  REFUSED  ", &subject);
             page.push_hanging("           ", &escape_for_terminal(why));
         }
     }

@@ -12,7 +12,7 @@ const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
 
 /// The keys of the running larder, else those of the configuration.
 async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
-    let asked = ask_running(config, async |at, token| admin_client::get(at, "/admin/v1/status", token).await);
+    let asked = ask_running(config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
     match asked.await {
         Ok(status) => {
             let report: StatusReport =

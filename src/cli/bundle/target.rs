@@ -102,13 +102,13 @@ fn kind_of(found: FileType) -> &'static str {
 
 /// Follows symbolic links to a path that does not exist yet.
 fn resolve_links(path: &Path) -> anyhow::Result<PathBuf> {
-    let mut at = path.to_owned();
+    let mut target = path.to_owned();
     for _ in 0..MAX_LINKS {
-        match fs::read_link(&at) {
+        match fs::read_link(&target) {
             // `join` with an absolute target replaces the whole path.
-            Ok(to) => at = at.with_file_name("").join(to),
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => return Ok(at),
-            Err(e) => return Err(e).with_context(|| format!("{} is inaccessible", at.display())),
+            Ok(to) => target = target.with_file_name("").join(to),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => return Ok(target),
+            Err(e) => return Err(e).with_context(|| format!("{} is inaccessible", target.display())),
         }
     }
     bail!("too many symbolic links from {}", path.display())
@@ -161,9 +161,9 @@ impl BundleOutput {
         // With the same creation time the bytes are the same, as long as the store has not changed.
         let created = before.as_ref().filter(|list| list.part_bytes == part_bytes).map_or(now, |list| list.created);
         let list = PartList::empty(created, part_bytes);
-        let of = folder.clone();
+        let owned_folder = folder.clone();
         let open: OpenPart = Box::new(move |name| {
-            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(of.join(name))
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(owned_folder.join(name))
         });
         let keep: FinishPart = Box::new(|file, bytes| {
             // `set_len` modifies the file even at the same length.

@@ -47,8 +47,8 @@ impl CheckPage {
             CheckResult::Warn => ("warn", Style::new().fg_color(Some(AnsiColor::Yellow.into())).bold()),
             CheckResult::Fail => ("FAIL", Style::new().fg_color(Some(AnsiColor::Red.into())).bold()),
         };
-        let of = check.of.as_ref().map(|of| format!("{of}: ")).unwrap_or_default();
-        let found = self.wrapped(&format!("{of}{}", escape_for_terminal(&check.found)), TEXT_AT);
+        let subject = check.of.as_ref().map(|subject| format!("{subject}: ")).unwrap_or_default();
+        let found = self.wrapped(&format!("{subject}{}", escape_for_terminal(&check.found)), TEXT_AT);
         let name = format!("{:width$}", check.id, width = TEXT_AT - NAME_AT);
         let mut text = format!("{}  {name}{found}", self.painted(word, style));
         let indent = " ".repeat(NAME_AT);
@@ -78,8 +78,8 @@ impl CheckPage {
 
     /// Wraps a text that starts at column `at`, and indents its further lines to it. Words are never split, so that
     /// they can be copied; a word too long for a line starts further left.
-    fn wrapped(&self, text: &str, at: usize) -> String {
-        let room = self.width.saturating_sub(at);
+    fn wrapped(&self, text: &str, indent: usize) -> String {
+        let room = self.width.saturating_sub(indent);
         let mut wrapped = String::new();
         let mut taken = 0;
         for word in text.split(' ') {
@@ -90,10 +90,10 @@ impl CheckPage {
                 wrapped.push(' ');
                 taken += 1 + length;
             } else {
-                let begin = if length > room { at.min(FURTHER_LEFT) } else { at };
+                let begin = if length > room { indent.min(FURTHER_LEFT) } else { indent };
                 wrapped += &format!("\n{}", " ".repeat(begin));
                 // After such a word, the next one starts a line again.
-                taken = if begin < at { room } else { length };
+                taken = if begin < indent { room } else { length };
             }
             wrapped.push_str(word);
         }

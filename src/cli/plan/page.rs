@@ -11,11 +11,12 @@ const MAX_PLACES: usize = 3;
 
 pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
-    let of = |is_it: fn(&PlanState) -> bool| plan.items.iter().filter(|item| is_it(&item.state)).collect::<Vec<_>>();
-    let held = of(|state| matches!(state, PlanState::Have { .. }));
-    let needed = of(|state| matches!(state, PlanState::Need { .. }));
-    let impossible = of(|state| matches!(state, PlanState::Cannot { .. }));
-    let unknown = of(|state| matches!(state, PlanState::Unknown { .. }));
+    let matching =
+        |is_it: fn(&PlanState) -> bool| plan.items.iter().filter(|item| is_it(&item.state)).collect::<Vec<_>>();
+    let held = matching(|state| matches!(state, PlanState::Have { .. }));
+    let needed = matching(|state| matches!(state, PlanState::Need { .. }));
+    let impossible = matching(|state| matches!(state, PlanState::Cannot { .. }));
+    let unknown = matching(|state| matches!(state, PlanState::Unknown { .. }));
     let sums = &plan.sums;
     page.group("have", &format!("{}, {}", plural(sums.have, "archive"), ByteSize(sums.have_bytes)));
     let shown: Vec<&Planned> = held.into_iter().filter(|item| verbose || note(&item.state).is_some()).collect();
@@ -31,7 +32,7 @@ pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<us
     }
     if !plan.unconfirmed.is_empty() {
         page.group("unconfirmed", "stored copies that upstream did not confirm just now");
-        plan.unconfirmed.iter().for_each(|what| page.item(&escape_for_terminal(what), None));
+        plan.unconfirmed.iter().for_each(|subject| page.item(&escape_for_terminal(subject), None));
     }
     page.last(verdict(plan));
     page.text()
@@ -136,9 +137,9 @@ mod tests {
         Hostname::parse("registry.terraform.io").unwrap()
     }
 
-    fn item(what: &str, platform: Option<&str>, state: PlanState) -> Planned {
+    fn item(subject: &str, platform: Option<&str>, state: PlanState) -> Planned {
         let by = vec!["envs/prod/main.tf:12".to_owned(), "envs/dev/main.tf:3".to_owned()];
-        let package = PackageRef { platform: platform.map(str::to_owned), ..PackageRef::requested(what) };
+        let package = PackageRef { platform: platform.map(str::to_owned), ..PackageRef::requested(subject) };
         Planned { package, state, by }
     }
 

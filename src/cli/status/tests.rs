@@ -9,12 +9,12 @@ fn host() -> Hostname {
 }
 
 fn warm_up(last: Option<LastRun>, running: Option<&str>) -> RecurringState {
-    let what = vec![
+    let subjects = vec![
         "hashicorp/aws@~> 5.0".to_owned(),
         "/etc/larder/configurations/a-folder-with-a-long-name/production".to_owned(),
     ];
     let next = running.is_none().then_some(Timestamp(1_795_300_000));
-    RecurringState { what, every_seconds: 86_400, running: running.map(str::to_owned), last, next }
+    RecurringState { what: subjects, every_seconds: 86_400, running: running.map(str::to_owned), last, next }
 }
 
 fn ran(state: JobState, error: Option<&str>, failures: u32) -> LastRun {

@@ -27,13 +27,13 @@ const WORD_WIDTH: usize = 9;
 pub(super) struct TransferRate(VecDeque<(Duration, u64)>);
 
 impl TransferRate {
-    pub(super) fn observe(&mut self, at: Duration, bytes: u64) {
+    pub(super) fn observe(&mut self, elapsed: Duration, bytes: u64) {
         // A smaller total means that the transfer started over. Before the first byte there is no rate.
         if bytes == 0 || self.0.back().is_some_and(|(_, before)| *before > bytes) {
             self.0.clear();
         }
-        self.0.push_back((at, bytes));
-        while self.0.len() > 2 && self.0.get(1).is_some_and(|(then, _)| at.saturating_sub(*then) >= SPEED_OVER) {
+        self.0.push_back((elapsed, bytes));
+        while self.0.len() > 2 && self.0.get(1).is_some_and(|(then, _)| elapsed.saturating_sub(*then) >= SPEED_OVER) {
             self.0.pop_front();
         }
     }
@@ -230,8 +230,11 @@ pub(super) fn summary(job: &Job, took: Duration) -> String {
         (count(|state| matches!(state, ItemState::Failed { .. })), "failed"),
         (count(|state| matches!(state, ItemState::Cancelled)), "cancelled"),
     ];
-    let said: Vec<String> =
-        counts.into_iter().filter(|(number, _)| *number > 0).map(|(number, what)| format!("{number} {what}")).collect();
+    let said: Vec<String> = counts
+        .into_iter()
+        .filter(|(number, _)| *number > 0)
+        .map(|(number, label)| format!("{number} {label}"))
+        .collect();
     let all = plural(job.items.len() as u64, "archive");
     let said = if said.is_empty() { all } else { format!("{all}: {}", said.join(", ")) };
     let fetched =
@@ -261,9 +264,9 @@ mod tests {
     use super::*;
     use crate::clock::Timestamp;
 
-    fn item(what: &str, state: ItemState, bytes: u64, size_bytes: Option<u64>) -> JobItem {
+    fn item(subject: &str, state: ItemState, bytes: u64, size_bytes: Option<u64>) -> JobItem {
         JobItem {
-            package: PackageRef { platform: Some("linux_amd64".to_owned()), ..PackageRef::requested(what) },
+            package: PackageRef { platform: Some("linux_amd64".to_owned()), ..PackageRef::requested(subject) },
             state,
             bytes,
             size_bytes,
@@ -273,13 +276,13 @@ mod tests {
 
     fn job(items: Vec<JobItem>) -> Job {
         let state = JobState::Running;
-        let (started, ended, what, platforms) = (Timestamp(0), None, vec![], vec!["linux_amd64".to_owned()]);
+        let (started, ended, subject, platforms) = (Timestamp(0), None, vec![], vec!["linux_amd64".to_owned()]);
         Job {
             id: "1".to_owned(),
             state,
             started,
             ended,
-            what,
+            what: subject,
             platforms,
             pin: false,
             resolving: false,
@@ -320,9 +323,9 @@ mod tests {
             let total = JobProgress::of(&busy()).line(Some(24 * MIB), width);
             assert!(total.chars().count() <= width, "{width}: {total}");
         }
-        let of = |width| bars(&busy(), &host(), |_| Some(12 * MIB + 1), width);
+        let drawn = |width| bars(&busy(), &host(), |_| Some(12 * MIB + 1), width);
         assert_eq!(
-            of(80),
+            drawn(80),
             [
                 "  hashicorp/aws 5.31.0 (linux_amd64)  [>   ]     45.0 of 120.0 MiB    12.0 MiB/s",
                 "  …-name 12.34.56-rc.1 (linux_amd64)  [    ]  700.0 KiB of 2.0 GiB    12.0 MiB/s",
@@ -330,7 +333,7 @@ mod tests {
                 "  acme/a 1.0.0 (linux_amd64)          [    ]               1.0 MiB    12.0 MiB/s",
             ]
         );
-        assert!(of(180)[0].starts_with("  hashicorp/aws 5.31.0 (linux_amd64) "), "{:#?}", of(180));
+        assert!(drawn(180)[0].starts_with("  hashicorp/aws 5.31.0 (linux_amd64) "), "{:#?}", drawn(180));
     }
 
     #[test]
@@ -378,14 +381,14 @@ mod tests {
     #[test]
     fn a_speed_is_that_of_the_last_seconds() {
         let mut speed = TransferRate::default();
-        let at = |tenths: u64| Duration::from_millis(tenths * 100);
-        speed.observe(at(0), 0);
+        let elapsed = |tenths: u64| Duration::from_millis(tenths * 100);
+        speed.observe(elapsed(0), 0);
         assert_eq!(speed.per_second(), None);
-        (1..=100).for_each(|tenth| speed.observe(at(tenth), tenth * 100));
+        (1..=100).for_each(|tenth| speed.observe(elapsed(tenth), tenth * 100));
         assert_eq!(speed.per_second(), Some(1000));
-        (101..=200).for_each(|tenth| speed.observe(at(tenth), 10_000));
+        (101..=200).for_each(|tenth| speed.observe(elapsed(tenth), 10_000));
         assert_eq!(speed.per_second(), Some(0), "nothing came for ten seconds");
-        speed.observe(at(201), 50);
+        speed.observe(elapsed(201), 50);
         assert_eq!(speed.per_second(), None, "it was begun anew");
     }
 

@@ -173,12 +173,12 @@ fn every_bad_value_is_reported_with_its_line_key_and_problem() {
         ),
         ("[[credential]]\ntoken = { env = 'A' }".into(), "1: credential.host:", "missing"),
     ];
-    for (text, place, what) in cases {
+    for (text, place, problem) in cases {
         let said = bad(&text);
         let place = format!("mirror.toml:{place}");
         assert!(
-            said.lines().any(|line| line.starts_with(&place) && line.contains(what)),
-            "{text}\n{place} {what}\n{said}"
+            said.lines().any(|line| line.starts_with(&place) && line.contains(problem)),
+            "{text}\n{place} {problem}\n{said}"
         );
     }
 }

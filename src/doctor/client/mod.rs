@@ -154,7 +154,7 @@ impl ClientChecks<'_> {
 
 /// Registry of an address without a host, for the clients that read these files.
 fn default_host(reading: &ClientFiles, host: &Hostname) -> &'static str {
-    let of = |client: &ClientProgram| client.default_host();
-    let own = reading.clients.iter().map(of).find(|default| *default == host.as_str());
-    own.unwrap_or_else(|| reading.clients.first().map_or("", of))
+    let default_host_of = |client: &ClientProgram| client.default_host();
+    let own = reading.clients.iter().map(default_host_of).find(|default| *default == host.as_str());
+    own.unwrap_or_else(|| reading.clients.first().map_or("", default_host_of))
 }

@@ -69,11 +69,11 @@ impl ClientChecks<'_> {
         let in_the_clear = |url: &Url| url.scheme() == "http" && !is_loopback(url);
         let destinations = self.destinations(reading);
         let (host, url) = destinations.iter().find(|(host, url)| in_the_clear(url) && holds(host))?;
-        let at = url.origin().ascii_serialization();
+        let origin = url.origin().ascii_serialization();
         Some(
             Check::warn(
                 "client.credentials",
-                format!("the client has a token for {host}, and sends it to {at} without TLS"),
+                format!("the client has a token for {host}, and sends it to {origin} without TLS"),
             )
             .of(host)
             .advise(NOT_IN_THE_CLEAR),

@@ -158,9 +158,9 @@ pub(super) fn host_of_base(url: &Url, service: &str) -> Option<Hostname> {
     Hostname::parse(&named).ok()
 }
 
-fn fault(error: &ProbeError, what: &str, url: &Url, to_do: String) -> Check {
+fn fault(error: &ProbeError, subject: &str, url: &Url, to_do: String) -> Check {
     let shown = url.origin().ascii_serialization();
-    let found = format!("{what} leads to {shown}: {error}");
+    let found = format!("{subject} leads to {shown}: {error}");
     match error {
         ProbeError::Certificate(bad) => Check::fail(CERTIFICATE, found).advise(what_to_do_about(bad)),
         ProbeError::NoTls(_) => Check::fail(SCHEME, found).advise(format!("it may be plain http there; {to_do}")),

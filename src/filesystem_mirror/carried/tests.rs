@@ -93,8 +93,8 @@ proptest! {
         let mut writing = ProviderTreeWriter::new(Vec::new());
         writing.add(&"a/".repeat(90), 3, &b"abc"[..]).unwrap();
         let mut tar = writing.end().unwrap();
-        let at = at.index(tar.len());
-        tar[at] = to;
+        let index = at.index(tar.len());
+        tar[index] = to;
         let _ = all(&tar);
     }
 }

@@ -194,5 +194,5 @@ fn is_other_spelling(root: &OwnedFd, name: &str) -> bool {
     let target = readlinkat(root, name, Vec::with_capacity(MAX_PATH));
     let target = target.ok().and_then(|target| target.into_string().ok());
     let (Ok(host), Some(target)) = (Hostname::parse(name), target) else { return false };
-    !target.contains('/') && Hostname::parse(&target).is_ok_and(|of| of == host) && target != name
+    !target.contains('/') && Hostname::parse(&target).is_ok_and(|spelled| spelled == host) && target != name
 }

@@ -88,7 +88,7 @@ fn existing_sums_stay_and_new_ones_are_written_per_package() {
     let (sums, own) =
         ("terraform-provider-null_1.2.0_SHA256SUMS", "terraform-provider-null_1.2.0_linux_amd64_SHA256SUMS");
     let (signature, document) = (format!("{sums}.sig"), "terraform-provider-null_1.2.0_linux_amd64.json");
-    let of = |text: &'static str| {
+    let sums_document = |text: &'static str| {
         tar(&[
             ("1.2.0.json", &index),
             (sums, text.as_bytes()),
@@ -98,9 +98,9 @@ fn existing_sums_stay_and_new_ones_are_written_per_package() {
         ])
     };
     let read = |name: &str| folder.read_at_most(&format!("{NULL}/{name}"), 999).unwrap();
-    receive(&of("old")[..], &folder).unwrap();
+    receive(&sums_document("old")[..], &folder).unwrap();
     assert_eq!((read(sums), read(own)), (Some(b"old".to_vec()), None));
-    assert_eq!(receive(&of("new")[..], &folder).unwrap().unsigned, 0);
+    assert_eq!(receive(&sums_document("new")[..], &folder).unwrap().unsigned, 0);
     assert_eq!((read(sums), read(own)), (Some(b"old".to_vec()), Some(b"new".to_vec())));
     assert_eq!(read(&format!("{own}.sig")), Some(b"new".to_vec()));
 }

@@ -115,7 +115,7 @@ impl Admin {
 
 /// The provider packages of a job. No client reads modules from a tree.
 fn providers(held: Vec<(Artifact, Digest)>) -> Vec<(Package, Digest)> {
-    let package = |(of, digest)| match of {
+    let package = |(artifact, digest)| match artifact {
         Artifact::Provider(package) => Some((package, digest)),
         Artifact::Module(_) => None,
     };

@@ -58,12 +58,12 @@ impl RecurringState {
         now: Timestamp,
     ) -> Self {
         let next = (runs_again && running.is_none()).then(|| last.map_or(now, |last| last.due(entry.every, now)));
-        let named = |what: &RecurringWarmTarget| match what {
+        let named = |target: &RecurringWarmTarget| match target {
             RecurringWarmTarget::Address(address) => address.clone(),
             RecurringWarmTarget::Path(path) => path.display().to_string(),
         };
-        let what = entry.targets.iter().map(named).collect();
-        Self { what, every_seconds: entry.every.as_secs(), running, last: last.cloned(), next }
+        let targets = entry.targets.iter().map(named).collect();
+        Self { what: targets, every_seconds: entry.every.as_secs(), running, last: last.cloned(), next }
     }
 }
 
@@ -149,7 +149,7 @@ impl LastRuns {
 /// Identity of a recurring warm-up; its interval is not part of it.
 pub(super) fn key(entry: &RecurringWarmUp) -> String {
     let RecurringWarmUp { targets: what, platforms, every: _, pin, client } = entry;
-    let named = what.iter().map(|what| match what {
+    let named = what.iter().map(|target| match target {
         RecurringWarmTarget::Address(address) => format!("a{address}"),
         RecurringWarmTarget::Path(path) => format!("p{}", path.display()),
     });

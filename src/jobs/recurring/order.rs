@@ -12,10 +12,10 @@ use crate::requirements::{self, Configurations, LabelKind, Order, OrderEntry, fi
 /// Every problem of the named files.
 pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order, Vec<String>> {
     let (mut given, mut folders, mut problems) = (Vec::new(), Vec::new(), Vec::new());
-    for what in &entry.targets {
-        let one = match what {
+    for target in &entry.targets {
+        let one = match target {
             RecurringWarmTarget::Address(address) => match PackageSelector::parse(address, default_host) {
-                Ok(what) => Ok(OrderEntry::Address { what, platforms: Vec::new() }),
+                Ok(selector) => Ok(OrderEntry::Address { what: selector, platforms: Vec::new() }),
                 Err(bad) => Err(vec![bad.to_string()]),
             },
             RecurringWarmTarget::Path(path) => match LabelKind::of_path(path) {

@@ -43,7 +43,7 @@ pub(in crate::mirror) struct StagedBundleArchive {
 impl EntryVerdict {
     /// Prepares staging for the archive, which follows next in the bundle.
     pub(super) fn into_incoming(self, mirror: &Arc<Mirror>, file: &BundledFile) -> Result<IncomingArchive, String> {
-        let of = match self {
+        let artifact = match self {
             Self::AlreadyStored => return Ok(IncomingArchive::AlreadyStored),
             Self::Document(_) => return Err("it is a document, but has an archive".to_owned()),
             Self::Provider(set) => EntryToCommit::Provider(set),
@@ -70,7 +70,7 @@ impl EntryVerdict {
             }
         };
         let staged = staged().map_err(store_failed)?;
-        Ok(IncomingArchive::Staged(Box::new(StagingArchive { entry: of, staged, file: *file })))
+        Ok(IncomingArchive::Staged(Box::new(StagingArchive { entry: artifact, staged, file: *file })))
     }
 
     /// Commits an entry that has no archive.
@@ -90,7 +90,7 @@ impl EntryVerdict {
         missing: impl FnOnce() -> String,
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
-        let (of, digest) = match self {
+        let (artifact, digest) = match self {
             Self::AlreadyStored => return Ok(ApplyOutcome::Held),
             Self::Document(_) => return Err("it is a document, but has an archive".to_owned()),
             Self::Provider(set) => {
@@ -112,7 +112,7 @@ impl EntryVerdict {
             ));
         }
         let size_bytes = blob.size_bytes();
-        of.commit(mirror, StagedBundleArchive { source: ArchiveBytesSource::Stored(blob), fast, size_bytes }, now)
+        artifact.commit(mirror, StagedBundleArchive { source: ArchiveBytesSource::Stored(blob), fast, size_bytes }, now)
     }
 }
 

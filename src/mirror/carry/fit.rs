@@ -76,7 +76,7 @@ impl Mirror {
 
     /// True if an entry needs no space, because it is stored or replaces a stored document.
     fn needs_no_space(&self, entry: &BundleEntry) -> Result<bool, ApplyError> {
-        let (of, archive) = match entry {
+        let (artifact, archive) = match entry {
             BundleEntry::Discovery { .. }
             | BundleEntry::ProviderVersions { .. }
             | BundleEntry::ModuleVersions { .. } => {
@@ -85,6 +85,7 @@ impl Mirror {
             BundleEntry::Provider(entry) => (Artifact::Provider(entry.package()), entry.archive),
             BundleEntry::Module(entry) => (self.artifact_of(&entry.package()), entry.archive),
         };
-        Ok(self.catalog.name(of)?.get(&archive.sha256).is_some() && self.store.blobs.is_stored(&archive.sha256)?)
+        Ok(self.catalog.name(artifact)?.get(&archive.sha256).is_some()
+            && self.store.blobs.is_stored(&archive.sha256)?)
     }
 }

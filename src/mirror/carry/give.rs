@@ -71,9 +71,9 @@ impl GatheredFiles {
 
     fn get(&self, digest: &Digest) -> io::Result<Vec<u8>> {
         let missing = || io::Error::other(format!("the file {digest} was not gathered"));
-        let (at, size) = *self.offsets.get(digest).ok_or_else(missing)?;
+        let (offset, size) = *self.offsets.get(digest).ok_or_else(missing)?;
         let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
-        self.file.read_exact_at(&mut bytes, at)?;
+        self.file.read_exact_at(&mut bytes, offset)?;
         Ok(bytes)
     }
 }
@@ -85,8 +85,8 @@ struct DeltaBase<'a> {
 }
 
 impl DeltaBase<'_> {
-    fn has(&self, of: &Artifact, archive: Digest, proof: Digest) -> bool {
-        self.inventory.is_some_and(|inventory| inventory.has(of, archive, proof))
+    fn has(&self, artifact: &Artifact, archive: Digest, proof: Digest) -> bool {
+        self.inventory.is_some_and(|inventory| inventory.has(artifact, archive, proof))
     }
 
     fn bundled_archive(&self, sha256: Digest, bytes: u64) -> BundledArchive {
@@ -113,18 +113,20 @@ impl Mirror {
         let known = DeltaBase { inventory: since, archives };
         let (mut entries, mut missing, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
         // A module is stored under its canonical spelling.
-        let key_of = |of| if let Artifact::Module(package) = &of { self.artifact_of(package) } else { of };
-        let wanted: BTreeMap<Artifact, Digest> = wanted.into_iter().map(|(of, digest)| (key_of(of), digest)).collect();
-        for (of, digest) in &wanted {
-            let entry = match of {
+        let key_of =
+            |artifact| if let Artifact::Module(package) = &artifact { self.artifact_of(package) } else { artifact };
+        let wanted: BTreeMap<Artifact, Digest> =
+            wanted.into_iter().map(|(artifact, digest)| (key_of(artifact), digest)).collect();
+        for (artifact, digest) in &wanted {
+            let entry = match artifact {
                 Artifact::Provider(package) => self.provider_entry(package, *digest, &known, &mut small),
                 Artifact::Module(package) => self.module_entry(package, *digest, &known, &mut small),
             };
             match entry {
                 Ok(None) => {}
                 Ok(Some(entry)) => {
-                    keys.insert(Key::Discovery(of.host().clone()));
-                    keys.insert(match of {
+                    keys.insert(Key::Discovery(artifact.host().clone()));
+                    keys.insert(match artifact {
                         Artifact::Provider(package) => Key::ProviderVersions(package.provider.clone()),
                         Artifact::Module(package) => Key::ModuleVersions(package.module.clone()),
                     });
@@ -157,7 +159,8 @@ impl Mirror {
         let GatheredBundle { manifest, small, .. } = gathered;
         let mut writer = BundleWriter::begin(out, manifest, key)?;
         for (number, file) in manifest.files() {
-            let of = || manifest.entries.get(number).map(|entry| entry.package_ref().to_string()).unwrap_or_default();
+            let entry_name =
+                || manifest.entries.get(number).map(|entry| entry.package_ref().to_string()).unwrap_or_default();
             if file.role != FileRole::Archive {
                 writer.file(&file, small.get(&file.file.sha256)?.as_slice())?;
                 continue;
@@ -165,11 +168,11 @@ impl Mirror {
             let evicted = || {
                 io::Error::other(format!(
                     "the archive of {} was evicted while the bundle was written; raise [store] max_size, or pin it",
-                    of()
+                    entry_name()
                 ))
             };
             let blob = self.store.blobs.get(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
-            let told = |e: io::Error| io::Error::new(e.kind(), format!("the archive of {}: {e}", of()));
+            let told = |e: io::Error| io::Error::new(e.kind(), format!("the archive of {}: {e}", entry_name()));
             writer.file(&file, blob.reader().take(blob.size_bytes())).map_err(told)?;
         }
         writer.end()
@@ -257,7 +260,7 @@ impl Mirror {
         known: &DeltaBase<'_>,
         small: &mut GatheredFiles,
     ) -> Result<Option<BundleEntry>, GatherError> {
-        let not_kept = |what: &str| not_held(&format!("{what} of {package}"));
+        let not_kept = |subject: &str| not_held(&format!("{subject} of {package}"));
         let carried = self.exportable_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
         let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
         let kept = record.and_then(StoredDocument::read).ok_or_else(|| not_kept("the location"))?;
@@ -282,13 +285,13 @@ impl Mirror {
     }
 
     fn document_entry(&self, key: &Key, small: &mut GatheredFiles) -> Result<Option<BundleEntry>, GatherError> {
-        let what = match key {
+        let subject = match key {
             Key::Discovery(host) => format!("the discovery document of {host}"),
             Key::ProviderVersions(provider) => format!("the version list of {provider}"),
             Key::ModuleVersions(module) => format!("the version list of {module}"),
             _ => return Ok(None),
         };
-        let kept = self.store.records.get(key)?.and_then(StoredDocument::read).ok_or_else(|| not_held(&what))?;
+        let kept = self.store.records.get(key)?.and_then(StoredDocument::read).ok_or_else(|| not_held(&subject))?;
         let dropped = if kept.dropped.is_empty() { None } else { Some(small.put(&kept.dropped).map_err(spool)?) };
         let document =
             BundledDocument { said: fetch_origin(&kept), document: small.put(&kept.body).map_err(spool)?, dropped };
@@ -301,8 +304,8 @@ impl Mirror {
     }
 }
 
-fn not_held(what: &str) -> GatherError {
-    GatherError::Missing(vec![format!("{what} is not stored")])
+fn not_held(subject: &str) -> GatherError {
+    GatherError::Missing(vec![format!("{subject} is not stored")])
 }
 
 /// The current or previous set that names this archive.

@@ -38,8 +38,8 @@ pub(in crate::mirror) struct EntryCriteria<'a> {
 }
 
 impl EntryCriteria<'_> {
-    pub(in crate::mirror) fn is_accepted(&self, mirror: &Mirror, of: &Artifact) -> bool {
-        self.accept.iter().any(|what| match (what, of) {
+    pub(in crate::mirror) fn is_accepted(&self, mirror: &Mirror, artifact: &Artifact) -> bool {
+        self.accept.iter().any(|selector| match (selector, artifact) {
             (PackageSelector::Provider(meant), Artifact::Provider(package)) => {
                 meant.of == package.provider && meant.versions.include(&package.version)
             }

@@ -61,9 +61,9 @@ impl SharedFiles {
 
     pub(super) fn get(&self, shared: &EntryFile) -> Result<Vec<u8>, String> {
         let EntryFile { role, file, .. } = shared;
-        let (at, size) = *self.offsets.get(&file.sha256).ok_or_else(|| self.refusal(shared))?;
+        let (offset, size) = *self.offsets.get(&file.sha256).ok_or_else(|| self.refusal(shared))?;
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
-        let read = self.file.read_exact_at(&mut bytes, at);
+        let read = self.file.read_exact_at(&mut bytes, offset);
         read.map_err(|e| format!("its {role} cannot be read again: {e}"))?;
         Ok(bytes)
     }

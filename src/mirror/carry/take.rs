@@ -213,7 +213,7 @@ impl<R: Read> BundleApplication<'_, R> {
                 continue;
             }
             let mut files = HashSet::new();
-            while let Some((_, file)) = carried.next_if(|(of, _)| *of == number) {
+            while let Some((_, file)) = carried.next_if(|(index, _)| *index == number) {
                 files.insert(file.role);
             }
             let outcome = match self.apply_entry(entry, &files, tell) {

@@ -251,7 +251,7 @@ impl Alarms {
         subject: AlarmSubject,
         address: &Address,
         detail: String,
-        at: Timestamp,
+        time: Timestamp,
         link: Connectivity,
     ) -> RaiseOutcome {
         let AlarmSubject { kind, version, .. } = &subject;
@@ -260,11 +260,11 @@ impl Alarms {
             address: address.to_string(),
             version: version.to_string(),
             detail,
-            since: at,
+            since: time,
             resolve: kind.resolve_command(address, version, link),
         };
-        self.change(address, |of| {
-            let raised = of.set(subject, alarm);
+        self.change(address, |entry| {
+            let raised = entry.set(subject, alarm);
             (raised == RaiseOutcome::New, raised)
         })
     }
@@ -274,18 +274,18 @@ impl Alarms {
         if !self.has(address) {
             return Vec::new();
         }
-        self.change(address, |of| {
+        self.change(address, |entry| {
             let meant: Vec<AlarmSubject> =
-                of.alarms.keys().filter(|subject| event.resolves(subject)).cloned().collect();
+                entry.alarms.keys().filter(|subject| event.resolves(subject)).cloned().collect();
             for subject in &meant {
-                of.alarms.remove(subject);
+                entry.alarms.remove(subject);
             }
             (!meant.is_empty(), meant)
         })
     }
 
     pub(in crate::mirror) fn has(&self, address: &Address) -> bool {
-        self.raised.lock().get(address).is_some_and(|of| !of.alarms.is_empty())
+        self.raised.lock().get(address).is_some_and(|entry| !entry.alarms.is_empty())
     }
 
     /// Retries a failed save of the alarms of an address.
@@ -293,9 +293,9 @@ impl Alarms {
     /// # Errors
     /// The save failed again.
     pub(in crate::mirror) fn ensure_saved(&self, address: &Address) -> Result<(), AlarmNotSaved> {
-        let is_behind = || self.raised.lock().get(address).is_some_and(|of| of.is_unsaved);
+        let is_behind = || self.raised.lock().get(address).is_some_and(|entry| entry.is_unsaved);
         if is_behind() {
-            self.change(address, |of| (of.is_unsaved, ()));
+            self.change(address, |entry| (entry.is_unsaved, ()));
         }
         if is_behind() { Err(AlarmNotSaved) } else { Ok(()) }
     }
@@ -307,12 +307,12 @@ impl Alarms {
         is_meant: impl Fn(&AlarmSubject) -> bool,
     ) -> Vec<AlarmSubject> {
         let raised = self.raised.lock();
-        let subjects = raised.get(address).into_iter().flat_map(|of| of.alarms.keys());
+        let subjects = raised.get(address).into_iter().flat_map(|entry| entry.alarms.keys());
         subjects.filter(|subject| is_meant(subject)).cloned().collect()
     }
 
     pub(in crate::mirror) fn all(&self) -> Vec<Alarm> {
-        self.raised.lock().values().flat_map(|of| of.alarms.values()).cloned().collect()
+        self.raised.lock().values().flat_map(|entry| entry.alarms.values()).cloned().collect()
     }
 
     /// Changes the alarms of an address and saves them if `change` returns true.
@@ -320,17 +320,17 @@ impl Alarms {
         let _changing = self.change_locks[self.hasher.hash_one(address) as usize % self.change_locks.len()].lock();
         let (record, said) = {
             let mut raised = self.raised.lock();
-            let of = raised.entry(address.clone()).or_default();
-            let (is_to_save, said) = change(of);
+            let entry = raised.entry(address.clone()).or_default();
+            let (is_to_save, said) = change(entry);
             if !is_to_save {
                 return said;
             }
-            (of.written(), said)
+            (entry.written(), said)
         };
         let is_saved = self.save(address, record.as_ref());
         let mut raised = self.raised.lock();
-        if let Some(of) = raised.get_mut(address) {
-            of.is_unsaved = !is_saved;
+        if let Some(entry) = raised.get_mut(address) {
+            entry.is_unsaved = !is_saved;
         }
         if record.is_none() && is_saved {
             raised.remove(address);

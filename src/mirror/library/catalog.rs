@@ -49,9 +49,9 @@ impl Catalog {
     }
 
     /// Reads a name. Returns an empty one if it is absent, or damaged and thus quarantined.
-    pub(in crate::mirror) fn name(&self, of: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
-        let of = of.into();
-        let key = Key::Name(of.clone());
+    pub(in crate::mirror) fn name(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
+        let artifact = artifact.into();
+        let key = Key::Name(artifact.clone());
         match self.store.records.read(&key)? {
             Recorded::Absent => return Ok(NameRecord::default()),
             Recorded::Whole(record) => {
@@ -63,25 +63,25 @@ impl Catalog {
             Recorded::Damaged => {}
         }
         // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.
-        tracing::error!(package = %of, "a name record was damaged and quarantined; if it was pinned, pin it again");
+        tracing::error!(package = %artifact, "a name record was damaged and quarantined; if it was pinned, pin it again");
         Ok(NameRecord::default())
     }
 
     /// Reads a name, changes it, and writes it back synced. An empty name is removed.
     pub(in crate::mirror) fn change_name(
         &self,
-        of: impl Into<Artifact>,
+        artifact: impl Into<Artifact>,
         change: impl FnOnce(&mut NameRecord),
     ) -> Result<(), StoreError> {
-        let of = of.into();
-        let key = Key::Name(of.clone());
+        let artifact = artifact.into();
+        let key = Key::Name(artifact.clone());
         let _lock = self.record_lock(&key).lock();
-        let before = self.name(&of)?;
+        let before = self.name(&artifact)?;
         let mut name = before.clone();
         change(&mut name);
         if name == before {
             // After a name was damaged, the index may still contain its old entries.
-            self.store.index.name_changed(&of, &name.indexed());
+            self.store.index.name_changed(&artifact, &name.indexed());
             return Ok(());
         }
         if name.archives.is_empty() && !name.pinned {
@@ -92,7 +92,7 @@ impl Catalog {
                 .map_err(|e| StoreError::Index(format!("a name record cannot be written: {e}")))?;
             self.store.records.put(&key, &record, Durability::Synced)?;
         }
-        self.store.index.name_changed(&of, &name.indexed());
+        self.store.index.name_changed(&artifact, &name.indexed());
         if name.is_imported() || before.is_imported() {
             *self.imported.lock() = None;
         }
@@ -120,7 +120,7 @@ impl Catalog {
     }
 
     fn all_imported(&self) -> Result<Vec<PackageRef>, StoreError> {
-        let imported = |of: Artifact, name: IndexedName| name.imported.then(|| PackageRef::from(&of));
+        let imported = |artifact: Artifact, name: IndexedName| name.imported.then(|| PackageRef::from(&artifact));
         let mut imported = self.store.index.names(imported)?;
         imported.sort();
         imported.truncate(MAX_IMPORTED_LISTED);

@@ -140,10 +140,10 @@ impl HistoryChange {
     /// characters.
     pub(in crate::mirror) fn describe(&self) -> String {
         match self {
-            Self::OtherBytes { subject: of, before, now } => {
+            Self::OtherBytes { subject, before, now } => {
                 let before = before.first().map(ToString::to_string).unwrap_or_default();
-                let of = sanitized(of);
-                format!("gives {of} the SHA-256 {now}; it was {before} when this version was first verified")
+                let subject = sanitized(subject);
+                format!("gives {subject} the SHA-256 {now}; it was {before} when this version was first verified")
             }
             Self::DropsEveryLine => {
                 "lists none of the files that it listed when this version was first verified".into()
@@ -193,8 +193,8 @@ impl KeyLog {
     /// Builds a log from keys, in the order given.
     pub(in crate::mirror) fn of_keys(keys: impl IntoIterator<Item = (String, Timestamp)>) -> Self {
         let mut log = Self::default();
-        for (key, at) in keys {
-            log.append(&Signer::Key(key), at, false);
+        for (key, time) in keys {
+            log.append(&Signer::Key(key), time, false);
         }
         log
     }
@@ -224,7 +224,7 @@ impl KeyLog {
     }
 
     /// Appends the signer unless it is listed. Returns true if the log changed.
-    fn append(&mut self, signer: &Signer, at: Timestamp, accepted: bool) -> bool {
+    fn append(&mut self, signer: &Signer, time: Timestamp, accepted: bool) -> bool {
         if *signer == Signer::NotChecked {
             return false;
         }
@@ -237,7 +237,7 @@ impl KeyLog {
             }
             Some(_) => false,
             None => {
-                self.entries.push(KeyEntry { number, key: key.map(str::to_owned), at, accepted });
+                self.entries.push(KeyEntry { number, key: key.map(str::to_owned), at: time, accepted });
                 true
             }
         }
@@ -253,8 +253,8 @@ impl KeyLog {
             found.extend(version.records.iter().filter_map(|record| record.key.clone().map(|key| (record.at, key))));
         }
         found.sort();
-        for (at, key) in found {
-            log.append(&Signer::Key(key), at, false);
+        for (time, key) in found {
+            log.append(&Signer::Key(key), time, false);
         }
         log
     }
@@ -314,9 +314,9 @@ impl VersionHistory {
         for (platform, digest) in self.records.iter().flat_map(|record| &record.platforms) {
             by_platform.entry(platform.clone()).or_default().push(*digest);
         }
-        let other = |of: String, before: Option<&Vec<Digest>>, now: Digest| {
+        let other = |subject: String, before: Option<&Vec<Digest>>, now: Digest| {
             let before = before.filter(|before| !before.contains(&now))?.clone();
-            Some(HistoryChange::OtherBytes { subject: of, before, now })
+            Some(HistoryChange::OtherBytes { subject, before, now })
         };
         let of_line = |(name, now): (&str, Digest)| {
             let before = by_name.get(name).or_else(|| by_platform.get(&platform_in_name(name)?));
@@ -416,11 +416,11 @@ impl VersionHistory {
 
     /// Converts one version of a whole-provider record. `known_keys`: how many keys of the log may vouch for it.
     pub(in crate::mirror) fn from_provider_record(
-        at: Timestamp,
+        time: Timestamp,
         files: BTreeMap<String, Digests>,
         known_keys: usize,
     ) -> Self {
-        let record = FirstSeen { number: 1, at, key: None, accepted: false, files, platforms: BTreeMap::new() };
+        let record = FirstSeen { number: 1, at: time, key: None, accepted: false, files, platforms: BTreeMap::new() };
         Self { known_keys, records: vec![record] }
     }
 }
@@ -544,7 +544,7 @@ impl HistoryRecords {
     pub(in crate::mirror) fn accept(
         self,
         seen: &Observation<'_>,
-        of: AcceptScope,
+        scope: AcceptScope,
     ) -> (Vec<HistoryChange>, HistoryUpdate) {
         let (is_lost, has_log) =
             (matches!(self.version, Recoverable::Lost(_)), matches!(self.keys, Recoverable::Whole(_)));
@@ -555,7 +555,7 @@ impl HistoryRecords {
         // The keys that preceded a version are unknown once its record is lost.
         let known_keys = if is_lost { 0 } else { keys.next_number() };
         let is_new = version.append(seen, known_keys, is_accepted);
-        let has_new_key = keys.append(&seen.signer, seen.observed, of == AcceptScope::Provider);
+        let has_new_key = keys.append(&seen.signer, seen.observed, scope == AcceptScope::Provider);
         let keys = (has_new_key || !has_log).then_some(keys);
         (changes, HistoryUpdate { version: is_new.then_some(version), keys })
     }

@@ -53,9 +53,9 @@ struct WholeRecordVersion {
 
 impl ProviderRecordV0 {
     fn key_log(&self) -> KeyLog {
-        let mut keys: Vec<(Timestamp, &String)> = self.keys.iter().map(|(key, at)| (*at, key)).collect();
+        let mut keys: Vec<(Timestamp, &String)> = self.keys.iter().map(|(key, time)| (*time, key)).collect();
         keys.sort();
-        KeyLog::of_keys(keys.into_iter().map(|(at, key)| (key.clone(), at)))
+        KeyLog::of_keys(keys.into_iter().map(|(time, key)| (key.clone(), time)))
     }
 
     /// The history of one version. The record does not name its signer, so every key of the record may vouch for it.
@@ -130,7 +130,7 @@ impl ProviderHistories {
         &self,
         provider: &ProviderAddress,
         sets: &[Observation<'_>],
-        of: AcceptScope,
+        scope: AcceptScope,
     ) -> Result<AcceptedSets, StoreError> {
         let _lock = self.lock(provider);
         let keys_before = self.keys(provider)?.map(|log| log.keys()).unwrap_or_default();
@@ -144,11 +144,11 @@ impl ProviderHistories {
         let mut changes = Vec::new();
         for seen in sets {
             let history = before.get(&seen.package.version).cloned().unwrap_or_default();
-            changes.push(history.accept(seen, of).0);
+            changes.push(history.accept(seen, scope).0);
             let now = self.history(provider, &seen.package.version)?;
-            self.write(seen.package, now.accept(seen, of).1)?;
+            self.write(seen.package, now.accept(seen, scope).1)?;
         }
-        if of == AcceptScope::Provider && !sets.is_empty() {
+        if scope == AcceptScope::Provider && !sets.is_empty() {
             let whole = Key::Seen(provider.clone());
             if matches!(self.read::<ProviderRecordV0>(&whole)?, Recorded::Damaged) {
                 self.store.records.quarantine(&whole)?;
@@ -299,9 +299,9 @@ impl ProviderHistories {
             },
         };
         let stored = self.history_of_stored_sets(provider, version)?;
-        let of = Key::FirstSeen(provider.clone(), version.clone());
+        let key = Key::FirstSeen(provider.clone(), version.clone());
         let version = match stored {
-            _ if !stored.is_empty() => Recoverable::Whole(self.write_rebuilt(&of, stored)),
+            _ if !stored.is_empty() => Recoverable::Whole(self.write_rebuilt(&key, stored)),
             _ if is_lost => Recoverable::Lost(VersionHistory::default()),
             _ => Recoverable::Absent,
         };

@@ -43,9 +43,9 @@ impl Catalog {
                 self.store.index.document_found(&key, size_bytes, written);
             }
         }
-        for of in names {
+        for artifact in names {
             goes_on()?;
-            self.index_name(&of, &named_by_set);
+            self.index_name(&artifact, &named_by_set);
         }
         if entries > 0 {
             tracing::info!(entries, "the index was rebuilt from the files");
@@ -69,12 +69,12 @@ impl Catalog {
                 index.document_gone(&key);
             }
         }
-        for of in index.names(|of, _| Some(of))? {
+        for artifact in index.names(|artifact, _| Some(artifact))? {
             goes_on()?;
-            let key = Key::Name(of.clone());
+            let key = Key::Name(artifact.clone());
             let _lock = self.record_lock(&key).lock();
             if matches!(records.file_of(&key), Ok(None)) {
-                index.name_changed(&of, &IndexedName::default());
+                index.name_changed(&artifact, &IndexedName::default());
             }
         }
         Ok(())
@@ -82,54 +82,54 @@ impl Catalog {
 
     /// Indexes a name. For an unreadable name, an existing entry stays. Without one, the archive of its proof set
     /// stands in. Failing that, the name is marked unreadable, because it may list any archive.
-    fn index_name(&self, of: &Artifact, named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>) {
-        let (index, key) = (&self.store.index, Key::Name(of.clone()));
-        let is_known = || matches!(index.name(of), Ok(Some(_)));
+    fn index_name(&self, artifact: &Artifact, named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>) {
+        let (index, key) = (&self.store.index, Key::Name(artifact.clone()));
+        let is_known = || matches!(index.name(artifact), Ok(Some(_)));
         let lock = self.record_lock(&key).lock();
         if matches!(self.store.records.file_of(&key), Ok(None)) {
             return;
         }
-        match self.name(of.clone()) {
-            Ok(name) if !name.indexed().is_empty() => index.name_changed(of, &name.indexed()),
+        match self.name(artifact.clone()) {
+            Ok(name) if !name.indexed().is_empty() => index.name_changed(artifact, &name.indexed()),
             // Damaged, and quarantined just now.
             Ok(_) if is_known() => {}
             Ok(_) => {
                 drop(lock);
-                let named = named_by_set(of);
+                let named = named_by_set(artifact);
                 let _lock = self.record_lock(&key).lock();
                 match named {
                     // Written meanwhile, and indexed by that write.
                     _ if is_known() => {}
                     Ok(Some(digest)) => {
-                        tracing::warn!(package = %of, "a name record was lost; the archive that its proof set names is used");
+                        tracing::warn!(package = %artifact, "a name record was lost; the archive that its proof set names is used");
                         let archives = vec![ListedArchive { digest, lacks_hashes: false }];
-                        index.name_changed(of, &IndexedName { archives, ..IndexedName::default() });
+                        index.name_changed(artifact, &IndexedName { archives, ..IndexedName::default() });
                     }
-                    Ok(None) => index.name_is_unreadable(of, self.lost_name_error(of)),
-                    Err(error) => index.name_is_unreadable(of, error),
+                    Ok(None) => index.name_is_unreadable(artifact, self.lost_name_error(artifact)),
+                    Err(error) => index.name_is_unreadable(artifact, error),
                 }
             }
             Err(error) => {
-                tracing::error!(package = %of, %error, "a name record cannot be read; archives without a name are not evicted");
+                tracing::error!(package = %artifact, %error, "a name record cannot be read; archives without a name are not evicted");
                 if !is_known() {
-                    index.name_is_unreadable(of, error);
+                    index.name_is_unreadable(artifact, error);
                 }
             }
         }
     }
 
     /// The size and time of a file. A file that cannot be read is left out, and the index is marked incomplete.
-    fn stat_or_log<T>(&self, what: &dyn fmt::Display, looked: Result<Option<T>, StoreError>) -> Option<T> {
+    fn stat_or_log<T>(&self, subject: &dyn fmt::Display, looked: Result<Option<T>, StoreError>) -> Option<T> {
         looked.unwrap_or_else(|error| {
-            tracing::error!(%what, %error, to_do = error.remedy(), "a file of the store cannot be checked; it is not counted");
+            tracing::error!(%subject, %error, to_do = error.remedy(), "a file of the store cannot be checked; it is not counted");
             self.store.index.is_incomplete();
             None
         })
     }
 
     /// The error for a damaged name whose archive no proof set names.
-    fn lost_name_error(&self, of: &Artifact) -> StoreError {
-        let path = self.store.root().join(Key::Name(of.clone()).path());
+    fn lost_name_error(&self, artifact: &Artifact) -> StoreError {
+        let path = self.store.root().join(Key::Name(artifact.clone()).path());
         let why = "it was damaged and quarantined; its archive is unknown";
         StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(why)) }
     }

@@ -109,13 +109,13 @@ impl AlarmEvent<'_> {
     }
 }
 
-fn accepted(subject: &AlarmSubject, of: AcceptScope, found: &BTreeMap<Version, AcceptedFinding>) -> bool {
+fn accepted(subject: &AlarmSubject, scope: AcceptScope, found: &BTreeMap<Version, AcceptedFinding>) -> bool {
     let AlarmSubject { kind, version, part } = subject;
     let here = found.get(version);
     if here.is_some_and(AcceptedFinding::is_withdrawn) {
         return true;
     }
-    let mut meant = match of {
+    let mut meant = match scope {
         AcceptScope::Provider if kind.concerns_provider() => found.values().collect::<Vec<_>>(),
         _ => here.into_iter().collect(),
     }

@@ -18,10 +18,10 @@ impl Mirror {
         versions: &Versions,
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
-        let of = call.config.key_of(module);
+        let module_key = call.config.key_of(module);
         let mut packages = match versions {
-            Versions::Exactly(version) => vec![ModulePackage { module: of, version: version.clone() }],
-            versions => self.moved_modules(of, versions.clone()).await?,
+            Versions::Exactly(version) => vec![ModulePackage { module: module_key, version: version.clone() }],
+            versions => self.moved_modules(module_key, versions.clone()).await?,
         };
         packages.sort();
         let mut accepted = Vec::new();
@@ -43,12 +43,12 @@ impl Mirror {
 
     async fn moved_modules(
         self: &Arc<Self>,
-        of: ModuleAddress,
+        address: ModuleAddress,
         versions: Versions,
     ) -> Result<Vec<ModulePackage>, Error> {
         self.on_disk(move |mirror| {
             let mut moved = Vec::new();
-            for package in mirror.store.records.module_packages_seen(&of)? {
+            for package in mirror.store.records.module_packages_seen(&address)? {
                 let waits = match seen::read_first_seen(mirror, &package)? {
                     FirstSeenLookup::Recorded(seen) => seen.has_moved(),
                     FirstSeenLookup::Lost => true,
@@ -76,24 +76,24 @@ impl Mirror {
             return Err(Error::NotFound(format!("upstream no longer has {package}")));
         }
         let said = landed.value.as_location(package)?;
-        let of = key.clone();
-        let recalled = self.on_disk(move |mirror| seen::read_first_seen(mirror, &of)).await?;
+        let owned_key = key.clone();
+        let recalled = self.on_disk(move |mirror| seen::read_first_seen(mirror, &owned_key)).await?;
         let was_seen = recalled != FirstSeenLookup::Never;
         let before = recalled.seen().map(|seen| seen.pinned);
         if let PackageSource::Unsupported(source) = &said.located.source
             && was_seen
         {
-            let (of, what, now) = (key.clone(), source.kind_name(), call.now);
+            let (owned_key, kind, now) = (key.clone(), source.kind_name(), call.now);
             let tree_before = before.map(|before| before.tree);
             self.on_disk(move |mirror| {
-                mirror.catalog.change_name(&of, |name| name.archives.clear())?;
-                seen::forget(mirror, &of, now)
+                mirror.catalog.change_name(&owned_key, |name| name.archives.clear())?;
+                seen::forget(mirror, &owned_key, now)
             })
             .await?;
             self.bump_module_revision(&key.module);
             self.resolve_alarms_async(super::RESOLVED_BY_ACCEPT, &key.module, &key.version).await?;
-            tracing::warn!(%package, what, "accepted by the operator: clients fetch it directly from now on");
-            return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: what.to_owned() });
+            tracing::warn!(%package, kind, "accepted by the operator: clients fetch it directly from now on");
+            return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: kind.to_owned() });
         }
         let held = self.fill_module(package, key, TreeExpectation::Accepted, call).await?;
         let Some(now) = held.proof.how.tree() else { return Err(Error::Interrupted(format!("accepting {package}"))) };

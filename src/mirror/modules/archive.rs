@@ -62,8 +62,8 @@ impl Mirror {
         let held = match digest {
             None => self.stored_module(key).await?,
             Some(prefix) => {
-                let (of, prefix) = (Artifact::Module(key.clone()), *prefix);
-                self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&of))?.find(&prefix).cloned()))
+                let (artifact, prefix) = (Artifact::Module(key.clone()), *prefix);
+                self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&artifact))?.find(&prefix).cloned()))
                     .await?
             }
         };

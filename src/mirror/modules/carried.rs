@@ -170,8 +170,8 @@ impl BundledModule {
         let commit = || {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
             arrived.publish(mirror, digest, now)?;
-            let at = Key::ModuleLocation(key.clone());
-            mirror.replace_document(&at, location, now, Durability::Synced, |_, coming| Ok(coming))?;
+            let location_key = Key::ModuleLocation(key.clone());
+            mirror.replace_document(&location_key, location, now, Durability::Synced, |_, coming| Ok(coming))?;
             mirror.catalog.change_name(Artifact::Module(key.clone()), |name| {
                 name.put(held.clone());
             })

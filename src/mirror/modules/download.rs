@@ -84,8 +84,8 @@ impl<'a> SourceDownload<'a> {
 
     /// Downloads until the archive is complete. `of` names the package: a staging file belongs to one package and one
     /// URL.
-    pub(super) async fn run(mut self, of: &str) -> Result<DownloadedSource, Error> {
-        let name = FastHash::of(format!("{of} {}", self.ask.url).as_bytes()).to_string();
+    pub(super) async fn run(mut self, subject: &str) -> Result<DownloadedSource, Error> {
+        let name = FastHash::of(format!("{subject} {}", self.ask.url).as_bytes()).to_string();
         let mine = self.mirror.stage_names.reserve(&format!("module~{}", &name[..32]));
         let name = mine.name.as_str();
         let mut staged = self.stage(name).await?;
@@ -137,7 +137,7 @@ impl<'a> SourceDownload<'a> {
                 }
                 TransferEnd::Broken(error) => match self.attempts.after_break(staged.written().saturating_sub(had)) {
                     NextStep::RetryAfter(pause) => {
-                        tracing::warn!(of, %error, at_byte = staged.written(), "a download broke; it is resumed");
+                        tracing::warn!(subject, %error, at_byte = staged.written(), "a download broke; it is resumed");
                         tokio::time::sleep(pause).await;
                         if !is_resumable(&staged) {
                             staged = self.start_over(staged, name).await?;

@@ -177,10 +177,10 @@ impl<'a> SourceFetch<'a> {
             .await?;
         let limits = TreeLimits { bytes: self.most_tree_bytes(), ..TreeLimits::default() };
         let tree = Tree::new(spool, limits);
-        let (tree, turn, commit, validators, at) = match source {
+        let (tree, turn, commit, validators, origin) = match source {
             PackageSource::Git(git) => {
-                let what = self.what();
-                let ask = git_ask(self.ask(&git.url, &what), git);
+                let subject = self.what();
+                let ask = git_ask(self.ask(&git.url, &subject), git);
                 let fetched = self.call.config.outbound.git(ask, scratch.path(), tree).await;
                 let fetched = fetched.map_err(|error| self.git_failed(error, &git.url))?;
                 for note in fetched.notes {
@@ -204,32 +204,32 @@ impl<'a> SourceFetch<'a> {
         };
         let root = match &subdir {
             Some(Subdir::Glob { wrapper: pattern, .. }) => {
-                find_folder(&tree, pattern).map_err(|why| self.refused(&at, why))?
+                find_folder(&tree, pattern).map_err(|why| self.refused(&origin, why))?
             }
             Some(Subdir::Plain(_)) | None => TreePath::root(),
         };
         let subdir = subdir_in_archive(self.package, subdir.as_ref())?;
-        Ok(FetchedTree { tree, root, subdir, commit, validators, origin: at, _permit: turn, _scratch: scratch })
+        Ok(FetchedTree { tree, root, subdir, commit, validators, origin, _permit: turn, _scratch: scratch })
     }
 
-    pub(super) fn ask<'b>(&'b self, url: &'b Url, what: &'b str) -> UpstreamRequest<'b> {
-        ask_for(self.mirror, &self.upstream, &self.credential_scope, self.call, url, what)
+    pub(super) fn ask<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
+        ask_for(self.mirror, &self.upstream, &self.credential_scope, self.call, url, subject)
     }
 
     pub(super) fn what(&self) -> String {
         format!("the package of {}", self.package)
     }
 
-    fn failed(&self, at: String, fault: Fault) -> Error {
-        UpstreamError { subject: location_label(self.package), origin: at, fault }.into()
+    fn failed(&self, origin: String, fault: Fault) -> Error {
+        UpstreamError { subject: location_label(self.package), origin, fault }.into()
     }
 
     /// Converts an error of the git client.
-    pub(super) fn git_failed(&self, error: GitError, at: &Url) -> Error {
+    pub(super) fn git_failed(&self, error: GitError, url: &Url) -> Error {
         match error {
             GitError::Upstream(error) => error.into(),
             GitError::Tree { origin: at, error, .. } => self.refused(&at, error),
-            GitError::Disk { error, .. } => self.refused(&origin(at), TreeError::Spool(error)),
+            GitError::Disk { error, .. } => self.refused(&origin(url), TreeError::Spool(error)),
         }
     }
 
@@ -239,7 +239,7 @@ impl<'a> SourceFetch<'a> {
     }
 
     /// Converts an error about the tree. A failed or full disk is a store error, not a refused tree.
-    fn refused(&self, at: &str, why: TreeError) -> Error {
+    fn refused(&self, origin: &str, why: TreeError) -> Error {
         match why {
             TreeError::Spool(source) => {
                 let path = self.mirror.store.root().join("staging");
@@ -251,7 +251,7 @@ impl<'a> SourceFetch<'a> {
             }
             why => {
                 self.mirror.counters.count_unproven(&self.package.module.host, REFUSED_TREE);
-                let asked = format!("{} from {at}", self.what());
+                let asked = format!("{} from {origin}", self.what());
                 Error::Unverified { subject: asked, verdict: why.to_string() }
             }
         }
@@ -270,12 +270,12 @@ fn ask_for<'a>(
     grant: &'a CredentialScope,
     call: &'a RequestContext,
     url: &'a Url,
-    what: &'a str,
+    subject: &'a str,
 ) -> UpstreamRequest<'a> {
     let RequestContext { via, priority: asker, .. } = call;
     let now = mirror.flight_context(call).now;
     UpstreamRequest {
-        label: what,
+        label: subject,
         url,
         upstream: &upstream.settings.host,
         credentials: grant,

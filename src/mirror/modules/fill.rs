@@ -56,11 +56,11 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
         let key = call.config.key_of_package(package);
-        let what = format!("the archive of {package}");
-        let lost = Err(Error::Interrupted(what.clone()));
-        let (of, client) = ((key.clone(), call.flight_group()), call.client);
-        let may_start = || self.started_fills.may_start(client, || what);
-        let filled = self.module_fill_flights.try_join(of, may_start, |landing| {
+        let subject = format!("the archive of {package}");
+        let lost = Err(Error::Interrupted(subject.clone()));
+        let (flight, client) = ((key.clone(), call.flight_group()), call.client);
+        let may_start = || self.started_fills.may_start(client, || subject);
+        let filled = self.module_fill_flights.try_join(flight, may_start, |landing| {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.flight_context(call));
             let work = async move {
                 // A fill may have finished just before this one started.
@@ -160,8 +160,8 @@ impl Mirror {
         // A separate staging file: an `accept` and a client's fill of one version may run concurrently.
         static PACKED: AtomicU64 = AtomicU64::new(0);
         let name = format!("packed~{}", PACKED.fetch_add(1, Ordering::Relaxed));
-        let (of, now) = (package.clone(), self.flight_context(call).now);
-        self.on_disk(move |mirror| pack_into_stage(mirror, &of, &name, fetched, &said, now)).await?
+        let (owned_package, now) = (package.clone(), self.flight_context(call).now);
+        self.on_disk(move |mirror| pack_into_stage(mirror, &owned_package, &name, fetched, &said, now)).await?
     }
 
     pub(super) async fn refetch_location(

@@ -23,8 +23,8 @@ impl Mirror {
         self: &Arc<Self>,
         key: &ModulePackage,
     ) -> Result<Option<StoredArchive>, Error> {
-        let of = key.clone();
-        self.on_disk(move |mirror| mirror.current_module_archive(&of)).await
+        let owned_key = key.clone();
+        self.on_disk(move |mirror| mirror.current_module_archive(&owned_key)).await
     }
 
     /// Reads the current archive of a version. Blocks.

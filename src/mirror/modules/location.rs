@@ -119,22 +119,25 @@ impl Mirror {
         source: &Unsupported,
         call: &RequestContext,
     ) -> Result<Option<Error>, Error> {
-        let (of, what) = (key.clone(), source.kind_name());
-        let before =
-            match self.on_disk(move |mirror| default_if_gone(seen::record_external_move(mirror, &of, what))).await? {
-                FirstSeenLookup::Never => return Ok(None),
-                FirstSeenLookup::Recorded(seen) => format!("the first-seen tree has digest {}", seen.pinned.tree),
-                FirstSeenLookup::Lost => "the first-seen record is damaged".to_owned(),
-            };
-        let (what, host) = (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
-        tracing::error!(%package, what, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
-        let (of, detail, now) = (key.clone(), format!("upstream has it at {what} at {host}; {before}"), call.now);
+        let (owned_key, kind) = (key.clone(), source.kind_name());
+        let before = match self
+            .on_disk(move |mirror| default_if_gone(seen::record_external_move(mirror, &owned_key, kind)))
+            .await?
+        {
+            FirstSeenLookup::Never => return Ok(None),
+            FirstSeenLookup::Recorded(seen) => format!("the first-seen tree has digest {}", seen.pinned.tree),
+            FirstSeenLookup::Lost => "the first-seen record is damaged".to_owned(),
+        };
+        let (kind, host) = (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
+        tracing::error!(%package, kind, host, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
+        let (owned_key, detail, now) =
+            (key.clone(), format!("upstream has it at {kind} at {host}; {before}"), call.now);
         self.on_disk(move |mirror| {
-            mirror.raise_alarm(AlarmKind::Moved, &of.module, &of.version, detail, now);
+            mirror.raise_alarm(AlarmKind::Moved, &owned_key.module, &owned_key.version, detail, now);
             Ok(())
         })
         .await?;
-        let verdict = format!("upstream has moved it to {what} at {host}, which larder cannot fetch, and {before}");
+        let verdict = format!("upstream has moved it to {kind} at {host}, which larder cannot fetch, and {before}");
         let command = format!("`larder accept {key}`");
         Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
     }
@@ -172,18 +175,18 @@ impl Mirror {
             }
             .into()
         };
-        let what = source.kind_name();
+        let kind = source.kind_name();
         if self.connectivity() == Connectivity::Offline {
             let why = "is a source that larder cannot fetch, and this mirror is offline, so no client is sent there";
-            return Err(refused(format!("{what} at {host} {why}")));
+            return Err(refused(format!("{kind} at {host} {why}")));
         }
         let Some(text) = source.for_client() else {
             let why =
                 "is a source that larder cannot fetch, and its address may hold secrets, so clients do not get it";
-            return Err(refused(format!("{what} at {host} {why}")));
+            return Err(refused(format!("{kind} at {host} {why}")));
         };
         self.counters.elsewhere.inc();
-        tracing::warn!(%package, what, host, "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
+        tracing::warn!(%package, kind, host, "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
         Ok(ModuleLocation::External(text.to_owned()))
     }
 
@@ -220,9 +223,9 @@ impl Mirror {
         errand: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
-        let (of, package) = (wanted.clone(), package.clone());
+        let (request, package) = (wanted.clone(), package.clone());
         self.join_document_flight(wanted, seen, errand, call, |mirror, before, call| async move {
-            mirror.fetch_location(&of, &package, before, &call).await
+            mirror.fetch_location(&request, &package, before, &call).await
         })
     }
 
@@ -233,7 +236,7 @@ impl Mirror {
         before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        let (what, upstream) = (&wanted.subject, &*wanted.upstream);
+        let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.resolve_service(Service::Modules, upstream, faith, call).await?;
@@ -244,7 +247,7 @@ impl Mirror {
         let spelled = listed.spelled(&package.version);
         let asked = download_url(&base, &package.module, &spelled).map_err(|e| unusable(e.to_string()))?;
         let fetched =
-            self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
+            self.ask(subject, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
@@ -337,8 +340,8 @@ pub(super) fn subdir_text(package: &ModulePackage, subdir: &crate::pack::TreePat
 fn location_request(package: &ModulePackage, call: &RequestContext) -> Result<DocumentRequest, Error> {
     let upstream = Arc::clone(call.upstream(&package.module.host)?);
     let rule = upstream.rule(|fresh| fresh.download);
-    let (what, key) = (location_label(package), Key::ModuleLocation(call.config.key_of_package(package)));
-    Ok(DocumentRequest { subject: what, key, upstream, service: Service::Modules, rule })
+    let (subject, key) = (location_label(package), Key::ModuleLocation(call.config.key_of_package(package)));
+    Ok(DocumentRequest { subject, key, upstream, service: Service::Modules, rule })
 }
 
 /// Names the document for error messages.

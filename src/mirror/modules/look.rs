@@ -45,12 +45,16 @@ impl Mirror {
         {
             return;
         }
-        let fresh = call.config.upstreams.get(&key.module.host).map_or(Duration::ZERO, |of| of.settings.fresh.download);
+        let fresh = call
+            .config
+            .upstreams
+            .get(&key.module.host)
+            .map_or(Duration::ZERO, |upstream| upstream.settings.fresh.download);
         let until = call.now.after(RECHECK_INTERVAL.min(fresh));
         call.config.recently_rechecked.insert(key.clone(), (), until, call.now);
-        let of = (key.clone(), call.config.generation);
+        let recheck = (key.clone(), call.config.generation);
         // One check at a time per version. No request waits for it.
-        drop(self.recheck_flights.join_or_spawn(&self.tasks, of, (), || {
+        drop(self.recheck_flights.join_or_spawn(&self.tasks, recheck, (), || {
             let (mirror, package, key) = (Arc::clone(self), package.clone(), key.clone());
             // Clients take precedence.
             let call = RequestContext { priority: RequestPriority::Job, ..self.flight_context(call) };
@@ -71,8 +75,8 @@ impl Mirror {
         looking: RecheckMode,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        let of = key.clone();
-        let Some(seen) = self.on_disk(move |mirror| seen::read_first_seen(mirror, &of)).await?.seen() else {
+        let owned_key = key.clone();
+        let Some(seen) = self.on_disk(move |mirror| seen::read_first_seen(mirror, &owned_key)).await?.seen() else {
             return Ok(());
         };
         // A check time in the future comes from a clock that was ahead, and does not count.
@@ -86,9 +90,9 @@ impl Mirror {
             Some(known) => known,
             None => self.observe(package, said, call).await?,
         };
-        let (of, looked) = (key.clone(), said.age.checked);
+        let (recheck, looked) = (key.clone(), said.age.checked);
         let now = sighting.clone();
-        let judged = self.on_disk(move |mirror| seen::compare_probe(mirror, &of, now, looked)).await?;
+        let judged = self.on_disk(move |mirror| seen::compare_probe(mirror, &recheck, now, looked)).await?;
         let (package, key) = (package.clone(), key.clone());
         self.on_disk(move |mirror| {
             let accepting = format!("`larder accept {key}`");
@@ -111,12 +115,12 @@ impl Mirror {
     ) -> Result<Option<PinnedTree>, Error> {
         let mut room = self.reservation();
         let fetch = SourceFetch::new(self, package, call, &mut room).await?;
-        let what = fetch.what();
+        let subject = fetch.what();
         let subdir = subdir_in_archive(package, said.located.subdir.as_ref())?;
         let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
         match &said.located.source {
             PackageSource::Git(git) => {
-                let commit = call.config.outbound.git_commit(git_ask(fetch.ask(&git.url, &what), git)).await;
+                let commit = call.config.outbound.git_commit(git_ask(fetch.ask(&git.url, &subject), git)).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
                 let is_it = |sighting: &&PinnedTree| sighting.commit == commit && sighting.subdir == subdir;
                 Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
@@ -125,7 +129,11 @@ impl Mirror {
                 let of_this = |sighting: &&PinnedTree| sighting.source == said.digest && sighting.has_validators();
                 let Some(before) = known().find(of_this) else { return Ok(None) };
                 // A body limit of one byte: only a 304 is useful.
-                match call.config.outbound.small_file(fetch.ask(&archive.url, &what), Some(&before.validators), 1).await
+                match call
+                    .config
+                    .outbound
+                    .small_file(fetch.ask(&archive.url, &subject), Some(&before.validators), 1)
+                    .await
                 {
                     Ok(Fetched::Unchanged) => Ok(Some(before.clone())),
                     Ok(Fetched::New(_)) => Ok(None),

@@ -17,14 +17,14 @@ impl Mirror {
     /// Purges the selected archives, names and locations. First-seen records and pinned versions stay.
     pub(in crate::mirror) fn purge_module(
         &self,
-        what: &Selection<ModuleAddress>,
+        selection: &Selection<ModuleAddress>,
         purged: &mut PurgeResult,
         now: Timestamp,
     ) -> Result<(), StoreError> {
         // Blocks pinning, so that a version that is unpinned here stays so until it is removed.
         let _nothing_is_pinned = self.evictor.block_evictions();
-        for module in self.config().keys_of(&what.of) {
-            self.purge_spelling(&module, what, purged, now)?;
+        for module in self.config().keys_of(&selection.of) {
+            self.purge_spelling(&module, selection, purged, now)?;
         }
         Ok(())
     }
@@ -32,26 +32,26 @@ impl Mirror {
     fn purge_spelling(
         &self,
         module: &ModuleAddress,
-        what: &Selection<ModuleAddress>,
+        selection: &Selection<ModuleAddress>,
         purged: &mut PurgeResult,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let pinned = self.purge_module_archives(module, &what.versions, purged)?;
+        let pinned = self.purge_module_archives(module, &selection.versions, purged)?;
         purged.pinned.extend(pinned.iter().map(ToString::to_string));
         for package in self.store.records.module_packages_with_locations(module)? {
-            if what.versions.include(&package.version) && !pinned.contains(&package) {
+            if selection.versions.include(&package.version) && !pinned.contains(&package) {
                 self.purge_document(&Key::ModuleLocation(package), purged)?;
             }
         }
         let list = Key::ModuleVersions(module.clone());
-        let ended = match &what.versions {
+        let ended = match &selection.versions {
             Versions::All if pinned.is_empty() => self.purge_document(&list, purged),
             versions if pinned.is_empty() => self.unlist_dropped(&list, versions, now),
             _ => Ok(()),
         };
         let left = pinned.into_iter().map(|package| package.version).collect();
-        self.resolve_purged(module, &what.versions, &left);
-        self.forget_absences_of_module(module, &what.versions);
+        self.resolve_purged(module, &selection.versions, &left);
+        self.forget_absences_of_module(module, &selection.versions);
         self.bump_module_revision(module);
         ended
     }
@@ -117,28 +117,28 @@ impl Mirror {
     /// pinned tree.
     pub(in crate::mirror) async fn refresh_module(
         self: &Arc<Self>,
-        what: &Selection<ModuleAddress>,
+        selection: &Selection<ModuleAddress>,
         call: &RequestContext,
     ) -> Result<Vec<RefreshResult>, Error> {
-        let _upstream = Arc::clone(call.upstream(&what.of.host)?);
-        let key = call.config.key_of(&what.of);
-        self.forget_absences_of_module(&key, &what.versions);
+        let _upstream = Arc::clone(call.upstream(&selection.of.host)?);
+        let key = call.config.key_of(&selection.of);
+        self.forget_absences_of_module(&key, &selection.versions);
         let failed = |error: Error| RefreshOutcome::Failed { error: error.to_string() };
         let mut refreshed = Vec::new();
-        if let Err(error) = self.refresh_discovery(&what.of.host, call).await {
-            let package = PackageRef::discovery(&what.of.host);
+        if let Err(error) = self.refresh_discovery(&selection.of.host, call).await {
+            let package = PackageRef::discovery(&selection.of.host);
             refreshed.push(RefreshResult { package, news: failed(error) });
         }
-        let list = PackageRef::version_list(&what.of);
+        let list = PackageRef::version_list(&selection.of);
         let before = self.stored_document(&Key::ModuleVersions(key.clone())).await?;
         let seen = before.as_ref().map(|held| held.age);
-        let flight = self.fetch_module_versions_now(&what.of, seen, call).await;
+        let flight = self.fetch_module_versions_now(&selection.of, seen, call).await;
         let news = RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now)));
         refreshed.push(RefreshResult { package: list, news });
-        let (of, versions) = (key.clone(), what.versions.clone());
-        let held = self.on_disk(move |mirror| mirror.store.records.module_packages_with_locations(&of)).await?;
+        let (owned_key, versions) = (key.clone(), selection.versions.clone());
+        let held = self.on_disk(move |mirror| mirror.store.records.module_packages_with_locations(&owned_key)).await?;
         for key in held.into_iter().filter(|package| versions.include(&package.version)) {
-            let package = ModulePackage { module: what.of.clone(), version: key.version.clone() };
+            let package = ModulePackage { module: selection.of.clone(), version: key.version.clone() };
             let news = self.refresh_location(&package, &key, call).await.unwrap_or_else(failed);
             refreshed.push(RefreshResult { package: (&key).into(), news });
         }

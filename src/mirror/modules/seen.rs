@@ -224,8 +224,8 @@ pub(super) fn compare_and_record(
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     match read(mirror, package)? {
         FirstSeenLookup::Never => {
-            let at = sighting.at;
-            put(mirror, package, &ModuleFirstSeen::of(at, sighting, at))?;
+            let time = sighting.at;
+            put(mirror, package, &ModuleFirstSeen::of(time, sighting, time))?;
             Ok(TreeComparison::Consistent)
         }
         FirstSeenLookup::Recorded(mut seen) => {
@@ -300,14 +300,14 @@ pub(super) fn forget(mirror: &Mirror, package: &ModulePackage, now: Timestamp) -
 pub(super) fn record_external_move(
     mirror: &Mirror,
     package: &ModulePackage,
-    what: &str,
+    kind: &str,
 ) -> Result<FirstSeenLookup, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     let mut recalled = read(mirror, package)?;
     if let FirstSeenLookup::Recorded(seen) = &mut recalled
-        && seen.elsewhere.as_deref() != Some(what)
+        && seen.elsewhere.as_deref() != Some(kind)
     {
-        seen.elsewhere = Some(what.to_owned());
+        seen.elsewhere = Some(kind.to_owned());
         put(mirror, package, seen)?;
     }
     Ok(recalled)

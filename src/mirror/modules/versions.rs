@@ -55,9 +55,9 @@ impl Mirror {
         errand: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
-        let (of, address) = (wanted.clone(), address.clone());
+        let (request, address) = (wanted.clone(), address.clone());
         self.join_document_flight(wanted, seen, errand, call, |mirror, before, call| async move {
-            mirror.fetch_module_versions(&of, &address, before, &call).await
+            mirror.fetch_module_versions(&request, &address, before, &call).await
         })
     }
 
@@ -68,13 +68,13 @@ impl Mirror {
         before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        let (what, upstream) = (&wanted.subject, &*wanted.upstream);
+        let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.resolve_service(Service::Modules, upstream, faith, call).await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched =
-            self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
+            self.ask(subject, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
         let module = call.config.key_of(address);
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
@@ -128,8 +128,9 @@ impl Mirror {
             self.update_dropped_alarms(module, Vec::new(), call.now).await?;
             return Ok(Bytes::new());
         }
-        let of = module.clone();
-        let named = self.on_disk(move |mirror| default_if_gone(mirror.store.records.module_packages_with_names(&of)));
+        let address = module.clone();
+        let named =
+            self.on_disk(move |mirror| default_if_gone(mirror.store.records.module_packages_with_names(&address)));
         let held: BTreeSet<Version> = named.await?.into_iter().map(|package| package.version).collect();
         let earlier = match before {
             Some(before) => before.module_versions().await.ok(),
@@ -171,8 +172,8 @@ impl Mirror {
 fn list_request(address: &ModuleAddress, call: &RequestContext) -> Result<DocumentRequest, Error> {
     let upstream = Arc::clone(call.upstream(&address.host)?);
     let rule = upstream.rule(|fresh| fresh.versions);
-    let (what, key) = (format!("the version list of {address}"), Key::ModuleVersions(call.config.key_of(address)));
-    Ok(DocumentRequest { subject: what, key, upstream, service: Service::Modules, rule })
+    let (subject, key) = (format!("the version list of {address}"), Key::ModuleVersions(call.config.key_of(address)));
+    Ok(DocumentRequest { subject, key, upstream, service: Service::Modules, rule })
 }
 
 /// A minimal list entry for a version.

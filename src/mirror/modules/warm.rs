@@ -28,7 +28,7 @@ impl Mirror {
         haste: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<ModuleVersionList>, Error> {
-        let (what, host) = (format!("the version list of {address}"), &address.host);
+        let (subject, host) = (format!("the version list of {address}"), &address.host);
         let call = self.step_context_for(haste, now);
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
@@ -39,15 +39,15 @@ impl Mirror {
                 None => missing += 1,
             }
         }
-        self.charge_job(&what, host, &origins, missing, &call)?;
+        self.charge_job(&subject, host, &origins, missing, &call)?;
         let asked = async {
             if self.connectivity() == Connectivity::Online {
                 self.discovery(host, &call).await?;
             }
             self.client_module_versions(address, &call).await
         };
-        let list = asked.await.map_err(|error| or_retry_later(&what, host, &origins, error, &call))?;
-        let unconfirmed = self.unconfirmed(&what, host, &origins, &list, &call)?;
+        let list = asked.await.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
+        let unconfirmed = self.unconfirmed(&subject, host, &origins, &list, &call)?;
         Ok(WarmedDocument { value: list.value, unconfirmed })
     }
 
@@ -105,9 +105,11 @@ impl Mirror {
             return Ok(WarmedDocument { value: Some(held), unconfirmed });
         }
         if let PackageSource::Unsupported(source) = &said.located.source {
-            let (what, at) = (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
-            let fault =
-                Fault::Unusable(format!("names {what} at {at}, which larder cannot fetch; clients fetch it directly"));
+            let (kind, source_host) =
+                (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
+            let fault = Fault::Unusable(format!(
+                "names {kind} at {source_host}, which larder cannot fetch; clients fetch it directly"
+            ));
             return Err(UpstreamError { subject: asked, origin: host.to_string(), fault }.into());
         }
         if self.connectivity() == Connectivity::Offline {
@@ -129,15 +131,15 @@ impl Mirror {
     pub async fn sync_module(self: &Arc<Self>, package: &ModulePackage, digest: Digest) -> Result<(), Error> {
         let keys = required_records(&self.config().key_of_package(package), self.connectivity());
         let synced = self.on_disk(move |mirror| {
-            for (key, what) in keys {
+            for (key, subject) in keys {
                 if !mirror.store.records.sync(&key)? {
-                    return Ok(Some(what));
+                    return Ok(Some(subject));
                 }
             }
             Ok(None)
         });
         match synced.await? {
-            Some(what) => Err(self.not_stored_error(&what).await),
+            Some(subject) => Err(self.not_stored_error(&subject).await),
             None if self.is_module_installable(package, digest).await? => Ok(()),
             None => Err(self.not_stored_error(&format!("the archive of {package}")).await),
         }
@@ -151,8 +153,8 @@ impl Mirror {
     ) -> Result<bool, Error> {
         let key = self.config().key_of_package(package);
         self.on_disk(move |mirror| {
-            for (of, _) in required_records(&key, mirror.connectivity()) {
-                if matches!(mirror.store.records.read(&of)?, Recorded::Absent | Recorded::Damaged) {
+            for (record, _) in required_records(&key, mirror.connectivity()) {
+                if matches!(mirror.store.records.read(&record)?, Recorded::Absent | Recorded::Damaged) {
                     return Ok(false);
                 }
             }

@@ -76,8 +76,8 @@ impl Mirror {
     pub async fn page(self: &Arc<Self>, page: &PageRef, call: &RequestContext) -> Result<Answer<PageSource>, Error> {
         let upstream = Arc::clone(call.upstream(&page.host)?);
         let rule = upstream.rule(|fresh| fresh.api);
-        let (what, key, service) = (page.label(), call.config.key_of_page(page), page.path.service());
-        let wanted = DocumentRequest { subject: what, key, upstream, service, rule };
+        let (subject, key, service) = (page.label(), call.config.key_of_page(page), page.path.service());
+        let wanted = DocumentRequest { subject, key, upstream, service, rule };
         if self.connectivity() == Connectivity::Offline
             && self.stored_document(&wanted.key).await?.is_none()
             && let Some(found) = self.build_page(page, call).await?
@@ -89,9 +89,9 @@ impl Mirror {
         let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
         let seen = held.as_ref().map(|held| held.age);
         let fly = |errand, call: &RequestContext| {
-            let (of, page) = (wanted.clone(), page.clone());
+            let (request, page) = (wanted.clone(), page.clone());
             self.join_document_flight(&wanted, seen, errand, call, |mirror, before, call| async move {
-                mirror.fetch_page(&of, &page, before, &call).await
+                mirror.fetch_page(&request, &page, before, &call).await
             })
         };
         let pulled = self.serve_or_fetch(&wanted.subject, &page.host, call, &rule, held, fly).await;
@@ -115,13 +115,13 @@ impl Mirror {
         before: Option<Arc<StoredDocument>>,
         call: &RequestContext,
     ) -> DocumentFlight {
-        let (what, upstream) = (&wanted.subject, &*wanted.upstream);
+        let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |why: String| wanted.unusable(why);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.resolve_service(page.path.service(), upstream, faith, call).await?;
         let asked = page.url(&base).map_err(|e| unusable(e.to_string()))?;
         let fetched =
-            self.ask(what, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
+            self.ask(subject, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
         let kept = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),

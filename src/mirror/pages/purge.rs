@@ -12,25 +12,25 @@ impl Mirror {
     /// Purges the details pages of the selected versions, and that of the latest one.
     pub(in crate::mirror) fn purge_pages(
         &self,
-        what: &PackageSelector,
+        selector: &PackageSelector,
         purged: &mut PurgeResult,
     ) -> Result<(), StoreError> {
-        for page in self.store.records.pages_of(what.host())? {
+        for page in self.store.records.pages_of(selector.host())? {
             // A page's key is a digest, so only its URL shows its subject.
             let kept = self.store.records.get(&page)?.and_then(StoredDocument::read);
-            if kept.is_some_and(|kept| has_details_of(what, &kept.metadata.asked)) {
+            if kept.is_some_and(|kept| has_details_of(selector, &kept.metadata.asked)) {
                 self.purge_document(&page, purged)?;
             }
         }
-        self.bump_pages_revision(what.host());
+        self.bump_pages_revision(selector.host());
         Ok(())
     }
 }
 
 /// Returns true if the URL has details of the selection, ignoring case. A module whose name differs only in case loses
 /// a page at most.
-fn has_details_of(what: &PackageSelector, asked: &Url) -> bool {
-    let (names, versions): (&[&str], &Versions) = match what {
+fn has_details_of(selector: &PackageSelector, asked: &Url) -> bool {
+    let (names, versions): (&[&str], &Versions) = match selector {
         PackageSelector::Module(meant) => {
             let ModuleAddress { namespace, name, system, .. } = &meant.of;
             (&[namespace.as_str(), name.as_str(), system.as_str()], &meant.versions)

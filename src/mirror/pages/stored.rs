@@ -98,7 +98,7 @@ impl StoredSubject {
         // The store does not record which modules their registry has verified, so such a page is empty.
         is_below
             && !is_verified_only
-            && of.as_ref().is_none_or(|of| is(namespace, of.as_str()))
+            && of.as_ref().is_none_or(|subject_of_page| is(namespace, subject_of_page.as_str()))
             && for_.as_ref().is_none_or(|for_| is(provider, for_.as_str()))
             && search.as_deref().is_none_or(is_found)
     }
@@ -121,9 +121,9 @@ impl Mirror {
         page: &PageRef,
         call: &RequestContext,
     ) -> Result<Option<PageFromStore>, Error> {
-        let what = page.label();
-        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&what))?;
-        let lost = Err(Error::Interrupted(what.clone()));
+        let subject = page.label();
+        let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&subject))?;
+        let lost = Err(Error::Interrupted(subject.clone()));
         let look = self.stored_pages.join_or_spawn(&self.tasks, page.clone(), lost, || {
             let (mirror, page) = (Arc::clone(self), page.clone());
             async move {
@@ -134,7 +134,7 @@ impl Mirror {
                 }
             }
         });
-        timeout_at(call.deadline, look).await.unwrap_or(Err(Error::Slow(what)))
+        timeout_at(call.deadline, look).await.unwrap_or(Err(Error::Slow(subject)))
     }
 
     /// Keeps its turn until the disk has answered, even if the caller has gone.
@@ -145,7 +145,7 @@ impl Mirror {
     ) -> Result<Option<PageFromStore>, Error> {
         self.on_disk(move |mirror| {
             let _turn = turn;
-            let Some((of, wanted)) = details_on(&page) else {
+            let Some((address, wanted)) = details_on(&page) else {
                 return match page.path {
                     PagePath::Search if page.query.search.is_none() => Ok(None),
                     PagePath::Providers | PagePath::ProvidersOf(_) => {
@@ -158,7 +158,7 @@ impl Mirror {
                     }
                 };
             };
-            let details = mirror.stored_details(of)?;
+            let details = mirror.stored_details(address)?;
             Ok(details.and_then(|details| {
                 let StoredEntry { subject: of, version } = details.entry;
                 let version = wanted.unwrap_or(version);
@@ -194,22 +194,22 @@ impl Mirror {
     }
 
     /// The entry for a module or a provider; `None` without a version to install.
-    fn stored_entry(&self, of: StoredSubject) -> Result<Option<StoredEntry>, StoreError> {
-        let versions = self.stored_versions(&of)?;
-        Ok(latest(&versions).cloned().map(|version| StoredEntry { subject: of, version }))
+    fn stored_entry(&self, address: StoredSubject) -> Result<Option<StoredEntry>, StoreError> {
+        let versions = self.stored_versions(&address)?;
+        Ok(latest(&versions).cloned().map(|version| StoredEntry { subject: address, version }))
     }
 
     /// The details of a module or a provider; `None` without a version to install.
-    fn stored_details(&self, of: StoredSubject) -> Result<Option<StoredDetails>, StoreError> {
-        let versions = self.stored_versions(&of)?;
+    fn stored_details(&self, address: StoredSubject) -> Result<Option<StoredDetails>, StoreError> {
+        let versions = self.stored_versions(&address)?;
         let latest = latest(&versions).cloned();
-        Ok(latest.map(|version| StoredDetails { entry: StoredEntry { subject: of, version }, versions }))
+        Ok(latest.map(|version| StoredDetails { entry: StoredEntry { subject: address, version }, versions }))
     }
 
     /// Returns true if it has named archives. Versions are only read for the entries on the page.
-    fn has_names(&self, of: &StoredSubject) -> Result<bool, StoreError> {
+    fn has_names(&self, address: &StoredSubject) -> Result<bool, StoreError> {
         let records = &self.store.records;
-        Ok(match of {
+        Ok(match address {
             StoredSubject::Module(module) => {
                 let module = self.config.load().key_of(module);
                 !default_if_gone(records.module_packages_with_names(&module))?.is_empty()
@@ -219,9 +219,9 @@ impl Mirror {
     }
 
     /// All versions that can be installed from the store, in order.
-    fn stored_versions(&self, of: &StoredSubject) -> Result<Vec<Version>, StoreError> {
+    fn stored_versions(&self, address: &StoredSubject) -> Result<Vec<Version>, StoreError> {
         let terms = self.config.load_full();
-        match of {
+        match address {
             StoredSubject::Module(module) => {
                 Ok(self.read_stored_module_versions(&terms.key_of(module))?.into_iter().collect())
             }
@@ -239,8 +239,8 @@ impl Mirror {
     /// # Errors
     /// The disk failed.
     pub async fn versions_for_page(self: &Arc<Self>, page: &PageRef) -> Result<Option<Vec<Version>>, Error> {
-        let Some((of, _)) = details_on(page) else { return Ok(None) };
-        self.on_disk(move |mirror| mirror.stored_versions(&of)).await.map(Some)
+        let Some((address, _)) = details_on(page) else { return Ok(None) };
+        self.on_disk(move |mirror| mirror.stored_versions(&address)).await.map(Some)
     }
 }
 
@@ -273,12 +273,12 @@ mod tests {
     #[test]
     fn the_latest_version_prefers_releases() {
         let versions = |texts: &[&str]| texts.iter().map(|text| Version::parse(text).unwrap()).collect::<Vec<_>>();
-        for (of, newest) in [
+        for (list, newest) in [
             (&["1.9.0", "1.10.0", "2.0.0-rc.1"][..], Some("1.10.0")),
             (&["2.0.0-rc.1", "2.0.0-beta"], Some("2.0.0-rc.1")),
             (&[], None),
         ] {
-            assert_eq!(latest(&versions(of)).map(Version::as_str), newest);
+            assert_eq!(latest(&versions(list)).map(Version::as_str), newest);
         }
     }
 }

@@ -23,8 +23,10 @@ impl Mirror {
         let lost = Err(Error::Interrupted(format!("the stored versions of {address}")));
         let key = (address.clone(), self.revision(address), call.config.generation);
         let look = self.sealed.providers.join_or_spawn(&self.tasks, key, lost, || {
-            let (mirror, of) = (Arc::clone(self), address.clone());
-            async move { mirror.on_disk(move |mirror| mirror.read_stored_versions(&of, policy).map(Arc::new)).await }
+            let (mirror, owned_address) = (Arc::clone(self), address.clone());
+            async move {
+                mirror.on_disk(move |mirror| mirror.read_stored_versions(&owned_address, policy).map(Arc::new)).await
+            }
         });
         look.await
     }
@@ -37,8 +39,10 @@ impl Mirror {
         let lost = Err(Error::Interrupted(format!("the stored versions of {key}")));
         let look =
             self.sealed.modules.join_or_spawn(&self.tasks, (key.clone(), self.revision_of_module(key)), lost, || {
-                let (mirror, of) = (Arc::clone(self), key.clone());
-                async move { mirror.on_disk(move |mirror| mirror.read_stored_module_versions(&of).map(Arc::new)).await }
+                let (mirror, owned_key) = (Arc::clone(self), key.clone());
+                async move {
+                    mirror.on_disk(move |mirror| mirror.read_stored_module_versions(&owned_key).map(Arc::new)).await
+                }
             });
         look.await
     }
@@ -82,11 +86,11 @@ impl Mirror {
 }
 
 /// One unreadable package hides no other. A missing store hides all.
-fn skip_unreadable(of: &impl std::fmt::Display, looked: Result<bool, StoreError>) -> Result<bool, StoreError> {
+fn skip_unreadable(subject: &impl std::fmt::Display, looked: Result<bool, StoreError>) -> Result<bool, StoreError> {
     match looked {
         Err(StoreError::Gone) => Err(StoreError::Gone),
         Err(error) => {
-            tracing::error!(%of, %error, "its stored records cannot be read; it is not listed while offline");
+            tracing::error!(%subject, %error, "its stored records cannot be read; it is not listed while offline");
             Ok(false)
         }
         looked => looked,

@@ -41,15 +41,15 @@ impl MissingPackage {
     /// The registry.
     pub fn host(&self) -> &Hostname {
         match self {
-            Self::Provider { of, .. } => &of.host,
-            Self::Module { of, .. } => &of.host,
+            Self::Provider { of: address, .. } => &address.host,
+            Self::Module { of: address, .. } => &address.host,
         }
     }
 
     fn has_same_address(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Provider { of, .. }, Self::Provider { of: other, .. }) => of == other,
-            (Self::Module { of, .. }, Self::Module { of: other, .. }) => of == other,
+            (Self::Provider { of: address, .. }, Self::Provider { of: other, .. }) => address == other,
+            (Self::Module { of: address, .. }, Self::Module { of: other, .. }) => address == other,
             (Self::Provider { .. }, Self::Module { .. }) | (Self::Module { .. }, Self::Provider { .. }) => false,
         }
     }
@@ -57,23 +57,23 @@ impl MissingPackage {
 
 impl From<&MissingPackage> for PackageRef {
     fn from(missing: &MissingPackage) -> Self {
-        let of = |address: String, version: &Option<Version>| Self {
+        let line = |address: String, version: &Option<Version>| Self {
             address,
             version: version.as_ref().map(ToString::to_string),
             ..Self::default()
         };
         match missing {
             MissingPackage::Provider { of: provider, version, platform } => {
-                of(provider.to_string(), version).on(platform.as_ref())
+                line(provider.to_string(), version).on(platform.as_ref())
             }
-            MissingPackage::Module { of: module, version } => of(module.to_string(), version),
+            MissingPackage::Module { of: module, version } => line(module.to_string(), version),
         }
     }
 }
 
 impl From<&ProviderAddress> for MissingPackage {
-    fn from(of: &ProviderAddress) -> Self {
-        Self::Provider { of: of.clone(), version: None, platform: None }
+    fn from(address: &ProviderAddress) -> Self {
+        Self::Provider { of: address.clone(), version: None, platform: None }
     }
 }
 
@@ -91,8 +91,8 @@ impl From<&Package> for MissingPackage {
 }
 
 impl From<&ModuleAddress> for MissingPackage {
-    fn from(of: &ModuleAddress) -> Self {
-        Self::Module { of: of.clone(), version: None }
+    fn from(address: &ModuleAddress) -> Self {
+        Self::Module { of: address.clone(), version: None }
     }
 }
 
@@ -141,17 +141,17 @@ impl MissingRequests {
     pub(in crate::mirror) fn read(record: &[u8]) -> Option<Self> {
         let MissingRecord { things } = serde_json::from_slice(record).ok()?;
         let mut wants = Self::default();
-        for MissingLine { what, times, last } in things {
-            wants.evict_for(&what);
-            wants.packages.insert(what, RequestCount { times, last, last_miss: None });
+        for MissingLine { what: package, times, last } in things {
+            wants.evict_for(&package);
+            wants.packages.insert(package, RequestCount { times, last, last_miss: None });
         }
         Some(wants)
     }
 
     /// Serialises the record. Missing non-packages are kept only in memory.
     pub(in crate::mirror) fn write(&self) -> Vec<u8> {
-        let line = |(what, asked): (&MissingPackage, &RequestCount)| MissingLine {
-            what: what.clone(),
+        let line = |(package, asked): (&MissingPackage, &RequestCount)| MissingLine {
+            what: package.clone(),
             times: asked.times,
             last: asked.last,
         };
@@ -248,8 +248,8 @@ mod tests {
         ProviderAddress { host, namespace: Name::parse("acme").unwrap(), type_: Name::parse(type_).unwrap() }
     }
 
-    fn version(of: &ProviderAddress, number: usize) -> MissingPackage {
-        (of, &Version::parse(&format!("1.{number}.0")).unwrap()).into()
+    fn version(address: &ProviderAddress, number: usize) -> MissingPackage {
+        (address, &Version::parse(&format!("1.{number}.0")).unwrap()).into()
     }
 
     fn told(wants: &MissingRequests) -> Vec<String> {
@@ -316,13 +316,13 @@ mod tests {
         ) {
             let mut wants = MissingRequests::default();
             for (type_, number, has_platform, now) in noted {
-                let of = provider(&format!("p{type_}"));
-                let missing = match number.map(|number| version(&of, number)) {
+                let address = provider(&format!("p{type_}"));
+                let missing = match number.map(|number| version(&address, number)) {
                     Some(MissingPackage::Provider { of, version, .. }) if has_platform => {
                         MissingPackage::Provider { of, version, platform: Some(Platform::parse("linux_amd64").unwrap()) }
                     }
                     Some(missing) => missing,
-                    None => (&of).into(),
+                    None => (&address).into(),
                 };
                 wants.note(missing, Timestamp(now));
             }

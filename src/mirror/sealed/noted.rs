@@ -34,18 +34,18 @@ impl Mirror {
     pub(in crate::mirror) async fn missing_error(
         self: &Arc<Self>,
         missing: impl Into<MissingPackage>,
-        what: String,
+        subject: String,
         call: &RequestContext,
     ) -> Error {
-        let error = self.offline_error(what).await;
+        let error = self.offline_error(subject).await;
         self.record_if_offline(&error, call, || missing.into());
         error
     }
 
     /// The error for something not stored while offline. If the store itself is gone, the error says that instead.
-    pub(in crate::mirror) async fn offline_error(self: &Arc<Self>, what: String) -> Error {
+    pub(in crate::mirror) async fn offline_error(self: &Arc<Self>, subject: String) -> Error {
         match self.on_disk(|mirror| mirror.store.check()).await {
-            Ok(()) => Error::Offline(what),
+            Ok(()) => Error::Offline(subject),
             Err(gone) => gone,
         }
     }
@@ -64,8 +64,8 @@ impl Mirror {
 
     /// Records a request for a non-package, in words, for this run only.
     pub(in crate::mirror) fn record_text_if_offline(&self, error: &Error, call: &RequestContext) {
-        if let (Error::Offline(what), false) = (error, call.is_plan_step()) {
-            self.sealed.missing.lock().note_words(what);
+        if let (Error::Offline(subject), false) = (error, call.is_plan_step()) {
+            self.sealed.missing.lock().note_words(subject);
         }
     }
 
@@ -151,8 +151,8 @@ impl Mirror {
                 continue;
             }
             let revision = match &thing {
-                MissingPackage::Provider { of, .. } => self.revision(of),
-                MissingPackage::Module { of, .. } => self.revision_of_module(of),
+                MissingPackage::Provider { of: address, .. } => self.revision(address),
+                MissingPackage::Module { of: address, .. } => self.revision_of_module(address),
             };
             let found = (revision, terms.generation);
             if asked.last_miss == Some(found) {
@@ -185,27 +185,27 @@ impl Mirror {
 
     fn is_stored_now(&self, missing: &MissingPackage, terms: &RuntimeConfig) -> Result<bool, StoreError> {
         match missing {
-            MissingPackage::Provider { of, version, platform } => {
-                let Some(upstream) = terms.upstreams.get(&of.host) else { return Ok(false) };
+            MissingPackage::Provider { of: address, version, platform } => {
+                let Some(upstream) = terms.upstreams.get(&address.host) else { return Ok(false) };
                 let policy = upstream.settings.verification;
                 let Some(version) = version else {
-                    let held = self.read_stored_versions(of, policy)?;
+                    let held = self.read_stored_versions(address, policy)?;
                     return Ok(held.values().any(|for_| terms.required_platforms.shows(for_)));
                 };
                 let platforms = match platform {
                     Some(platform) => vec![platform.clone()],
-                    None => self.store.records.platforms_with_sets(of, version)?,
+                    None => self.store.records.platforms_with_sets(address, version)?,
                 };
                 for platform in platforms {
-                    let package = Package { provider: of.clone(), version: version.clone(), platform };
+                    let package = Package { provider: address.clone(), version: version.clone(), platform };
                     if self.holds_package(&package, policy)? {
                         return Ok(true);
                     }
                 }
                 Ok(false)
             }
-            MissingPackage::Module { of, version } => {
-                let key = terms.key_of(of);
+            MissingPackage::Module { of: address, version } => {
+                let key = terms.key_of(address);
                 match version {
                     None => Ok(!self.read_stored_module_versions(&key)?.is_empty()),
                     Some(version) => {

@@ -73,10 +73,10 @@ impl Mirror {
     /// Makes the next request for a package's set revalidate it, unless it was replaced meanwhile.
     pub(in crate::mirror) async fn expire_set(self: &Arc<Self>, package: &Package, wrong: Digest) -> Result<(), Error> {
         let key = Key::ProofSet(package.clone());
-        let of = package.clone();
+        let owned_package = package.clone();
         self.on_disk(move |mirror| {
             let _lock = mirror.catalog.record_lock(&key).lock();
-            let Some(UsableProofSet { stored_set: kept, .. }) = mirror.read_set(&of)? else { return Ok(()) };
+            let Some(UsableProofSet { stored_set: kept, .. }) = mirror.read_set(&owned_package)? else { return Ok(()) };
             if kept.current.document.shasum != wrong {
                 return Ok(());
             }
@@ -98,11 +98,11 @@ impl Mirror {
         package: &Package,
         change: impl FnOnce(&Self, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
     ) -> SetFlight {
-        let of = package.clone();
+        let owned_package = package.clone();
         let kept = self.on_disk(move |mirror| {
-            let key = Key::ProofSet(of.clone());
+            let key = Key::ProofSet(owned_package.clone());
             let lock = mirror.catalog.record_lock(&key).lock();
-            let read = mirror.read_set(&of);
+            let read = mirror.read_set(&owned_package);
             let is_gone = matches!(read, Err(StoreError::Gone));
             let held = default_if_gone(read)?.map(|held| Arc::unwrap_or_clone(held.stored_set));
             let before = held.clone();
@@ -120,7 +120,7 @@ impl Mirror {
                     mirror.record_stored(ObjectKind::Document);
                 }
                 Err(error) => {
-                    tracing::error!(package = %of, %error, "a proof set could not be stored");
+                    tracing::error!(package = %owned_package, %error, "a proof set could not be stored");
                     mirror.record_not_stored(ObjectKind::Document, &error);
                 }
             }

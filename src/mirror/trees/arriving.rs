@@ -86,9 +86,11 @@ impl WaitingArchives {
     }
 
     /// True if another archive of the package waits, with other bytes.
-    pub(super) fn has_conflicting(&self, of: &StagedTreeArchive) -> bool {
+    pub(super) fn has_conflicting(&self, archive: &StagedTreeArchive) -> bool {
         let is_another = |waits: &StagedTreeArchive| {
-            matches!(waits.origin, ArchiveOrigin::FromTree) && waits.package == of.package && waits.digest != of.digest
+            matches!(waits.origin, ArchiveOrigin::FromTree)
+                && waits.package == archive.package
+                && waits.digest != archive.digest
         };
         self.archives.iter().any(is_another)
     }
@@ -98,8 +100,8 @@ impl WaitingArchives {
         let is_it = |waits: &StagedTreeArchive| {
             matches!(waits.origin, ArchiveOrigin::Repacked { .. }) && waits.package == *package
         };
-        let at = self.archives.iter().position(is_it)?;
-        let taken = self.archives.remove(at)?;
+        let index = self.archives.iter().position(is_it)?;
+        let taken = self.archives.remove(index)?;
         self.bytes -= taken.staged.written();
         Some(taken)
     }

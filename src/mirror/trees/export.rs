@@ -96,14 +96,14 @@ impl Mirror {
         }
         for (provider, versions) in indexes {
             let unwritable = |e| Error::Interrupted(format!("the index of {provider}: {e}"));
-            let of = |member| MirrorPath { provider: provider.clone(), member };
+            let path_of = |member| MirrorPath { provider: provider.clone(), member };
             let index = to_pretty_json(&ProviderIndex::of(versions.keys())).map_err(unwritable)?;
-            export.files.push((of(MirrorFileKind::Index), ExportedFile::Small(index.into())));
+            export.files.push((path_of(MirrorFileKind::Index), ExportedFile::Small(index.into())));
             for (version, index) in &versions {
                 let index = to_pretty_json(index).map_err(unwritable)?;
                 export
                     .files
-                    .push((of(MirrorFileKind::VersionIndex(version.clone())), ExportedFile::Small(index.into())));
+                    .push((path_of(MirrorFileKind::VersionIndex(version.clone())), ExportedFile::Small(index.into())));
             }
         }
         export.files.sort_by_cached_key(|(path, _)| path.to_string());

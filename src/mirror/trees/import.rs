@@ -284,17 +284,17 @@ impl TreeImport {
     pub(super) fn refused(
         &mut self,
         file: String,
-        of: Option<&Package>,
+        package: Option<&Package>,
         size_bytes: u64,
         why: String,
     ) -> Result<(), ImportAbort> {
-        self.report(file, of, size_bytes, FileVerdict::Refused { why }, Vec::new())
+        self.report(file, package, size_bytes, FileVerdict::Refused { why }, Vec::new())
     }
 
     pub(super) fn report(
         &mut self,
         file: String,
-        of: Option<&Package>,
+        package: Option<&Package>,
         size_bytes: u64,
         judged: FileVerdict,
         notes: Vec<String>,
@@ -303,7 +303,7 @@ impl TreeImport {
             tracing::warn!(file, why, "a file of a tree was refused");
         }
         self.counts.count(&judged);
-        let package = of.map(PackageRef::from);
+        let package = package.map(PackageRef::from);
         let told = ImportStep::File(ImportedFile { file, package, size_bytes, judged, notes });
         self.steps.blocking_send(told).map_err(|_| ImportAbort::ReceiverGone)
     }

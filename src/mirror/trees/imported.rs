@@ -100,16 +100,16 @@ impl Mirror {
         set: &ProofSet,
         now: Timestamp,
     ) -> Result<(), Error> {
-        let of = package.clone();
-        let held = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&of))).await?;
+        let owned_package = package.clone();
+        let held = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&owned_package))).await?;
         let imported = held.map(|held| held.stored_set).filter(|kept| kept.current.proof().how == ProofBasis::Imported);
         let Some(imported) = imported else { return Ok(()) };
         let Package { provider, version, .. } = package;
         let (digest, proof) = (set.document.shasum, set.proof().clone());
         let before = imported.current.document.shasum;
         if before != digest {
-            let of = package.clone();
-            if self.on_disk(move |mirror| mirror.is_repacked(&of, before)).await? {
+            let owned_package = package.clone();
+            if self.on_disk(move |mirror| mirror.is_repacked(&owned_package, before)).await? {
                 tracing::info!(%package, "an unpacked import is replaced by upstream's archive from now on");
                 return Ok(());
             }
@@ -124,9 +124,9 @@ impl Mirror {
                 .await;
         }
         tracing::info!(%package, "an unsigned import is verified now: it equals upstream's archive");
-        let (of, filename) = (package.clone(), set.document.filename.clone());
+        let (owned_package, filename) = (package.clone(), set.document.filename.clone());
         self.on_disk(move |mirror| {
-            mirror.catalog.change_name(&of, |name| {
+            mirror.catalog.change_name(&owned_package, |name| {
                 if let Some(held) = name.archives.iter_mut().find(|held| held.digest == digest) {
                     (held.proof, held.filename) = (proof, filename);
                 }
@@ -211,8 +211,8 @@ impl Mirror {
 
     /// True if an archive of the package was imported without signatures.
     pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
-        let of = package.clone();
-        self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&of))?.is_imported())).await
+        let owned_package = package.clone();
+        self.on_disk(move |mirror| Ok(default_if_gone(mirror.catalog.name(&owned_package))?.is_imported())).await
     }
 
     /// Syncs the discovery document and the version list of a provider.

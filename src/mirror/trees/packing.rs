@@ -57,7 +57,7 @@ impl PackageRepack {
         // Clients execute the plugin, even if the tree's file system lost its mode.
         let mode = if self.is_plugin(file) { Mode::Executable } else { contents.mode() };
         let taken = match TreePath::parse(file.as_bytes()) {
-            Ok(at) => self.tree.add_file(&at, mode.bits(), contents),
+            Ok(path) => self.tree.add_file(&path, mode.bits(), contents),
             Err(bad) => Err(TreeError::bad_path(file.as_bytes(), &bad)),
         };
         match taken {

@@ -95,12 +95,12 @@ impl Mirror {
         package: &Package,
         call: &RequestContext,
     ) -> Result<Option<UsableProofSet>, Error> {
-        let (host, what) = (&package.provider.host, super::super::sets::describe_set(package));
+        let (host, subject) = (&package.provider.host, super::super::sets::describe_set(package));
         let origins = [Origin::of(&call.upstream(host)?.settings.url)];
         let mut waited = Duration::ZERO;
         let now = loop {
             let now = call.now.after(call.started.elapsed());
-            match self.charge_job(&what, host, &origins, REQUESTS_PER_SET, call) {
+            match self.charge_job(&subject, host, &origins, REQUESTS_PER_SET, call) {
                 Ok(()) => break now,
                 Err(Error::Spared(_)) if waited < MAX_RATE_LIMIT_WAIT => {}
                 // An operator waits for the verdict. A backoff of upstream may last minutes, so it is an error.
@@ -134,8 +134,8 @@ impl Mirror {
                 return Ok(ArchiveEvidence::Against(format!("the proof files next to it do not verify: {why}")));
             }
             SidecarProof::None => {
-                let of = package.clone();
-                let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&of)).await?;
+                let owned_package = package.clone();
+                let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&owned_package)).await?;
                 match &proven {
                     Recoverable::Lost(_) => return Ok(ArchiveEvidence::Against(record_lost(package))),
                     Recoverable::Whole(proven) if !proven.is_empty() && !proven.contains(&digest) => {
@@ -167,8 +167,8 @@ impl Mirror {
         let Some(key) = key else {
             return Ok(ArchiveEvidence::NoProof("the sums next to it are unsigned".to_owned()));
         };
-        let of = package.provider.clone();
-        let known = self.on_disk(move |mirror| mirror.histories.keys_of(&of)).await?;
+        let provider = package.provider.clone();
+        let known = self.on_disk(move |mirror| mirror.histories.keys_of(&provider)).await?;
         let is_known = known.is_some_and(|log| log.contains(&key));
         let signer = match unsigned {
             _ if is_known => Signer::Key(key),

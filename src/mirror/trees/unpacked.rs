@@ -23,8 +23,8 @@ impl Mirror {
         h1: &str,
         call: &RequestContext,
     ) -> Result<ArchiveEvidence, Error> {
-        let of = package.clone();
-        let held = self.on_disk(move |mirror| mirror.held_package_hashes(&of)).await?;
+        let owned_package = package.clone();
+        let held = self.on_disk(move |mirror| mirror.held_package_hashes(&owned_package)).await?;
         if held.iter().any(|held| held == h1) {
             return Ok(ArchiveEvidence::AlreadyStored);
         }
@@ -50,8 +50,8 @@ impl Mirror {
                 Err(error) => return Ok(ArchiveEvidence::Against(upstream_unavailable(&error))),
             }
         }
-        let of = package.clone();
-        let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&of)).await?;
+        let owned_package = package.clone();
+        let proven = self.on_disk(move |mirror| mirror.histories.digests_of(&owned_package)).await?;
         if matches!(proven, Recoverable::Lost(_)) {
             return Ok(ArchiveEvidence::Against(record_lost(package)));
         }

@@ -285,7 +285,7 @@ fn circular_links_are_refused() {
 
 #[test]
 fn a_link_to_a_folder_that_it_is_in_is_dropped_and_noted() {
-    for (items, left, of) in [
+    for (items, left, reason) in [
         (&[File("a/x", 0o644, ""), Link("a/l", ".")][..], &["a/", "a/x 644 "][..], &["a/l"][..]),
         (&[File("a/x", 0o644, ""), Link("a/l", "../a")], &["a/", "a/x 644 "], &["a/l"]),
         (&[File("a/b/x", 0o644, ""), Link("a/b/l", "../..")], &["a/", "a/b/", "a/b/x 644 "], &["a/b/l"]),
@@ -298,7 +298,7 @@ fn a_link_to_a_folder_that_it_is_in_is_dropped_and_noted() {
         let (bytes, packed) = packed(&tree_of(items), "").unwrap();
         assert_eq!(listing(&unpacked(&bytes)), left);
         let note = |link| format!("the link {link} points to a folder that contains it, and is left out");
-        assert_eq!(packed.notes, of.iter().map(note).collect::<Vec<_>>());
+        assert_eq!(packed.notes, reason.iter().map(note).collect::<Vec<_>>());
     }
 }
 

@@ -182,9 +182,9 @@ fn damage_is_found_by_the_checksums() {
         (ArchiveFormat::TarXz, xz(&tar, lzma_rust2::CheckType::Crc64, None)),
     ] {
         let mut refused = 0;
-        for at in 12..bytes.len() {
+        for index in 12..bytes.len() {
             let mut damaged = bytes.clone();
-            damaged[at] ^= 0x10;
+            damaged[index] ^= 0x10;
             // A few bits carry no information, for example the length of an unused code.
             match unpacked(format, &damaged) {
                 Ok(tree) => is_sample(&tree),
@@ -205,8 +205,8 @@ fn a_wrong_xz_checksum_is_detected() {
         (lzma_rust2::CheckType::Sha256, crate::digest::Digest::of(&tar).as_bytes().to_vec()),
     ] {
         let mut stream = xz(&tar, check, None);
-        let at = stream.windows(sum.len()).position(|window| window == sum).unwrap();
-        stream[at] ^= 1;
+        let offset = stream.windows(sum.len()).position(|window| window == sum).unwrap();
+        stream[offset] ^= 1;
         let refused = unpacked(ArchiveFormat::TarXz, &stream).unwrap_err().to_string();
         assert!(refused.contains("a checksum of its xz is wrong"), "{refused}");
     }
@@ -384,10 +384,10 @@ fn an_xz_that_asks_for_much_memory_is_refused() {
     let stream = xz(&sample().tar(), lzma_rust2::CheckType::Crc32, None);
     // The first block's header: size, flags, filter id, size of the filter's properties, properties.
     let header_size = (usize::from(stream[12]) + 1) * 4;
-    let at = 12 + stream[12..12 + header_size].windows(2).position(|two| two == [0x21, 1]).unwrap() + 2;
+    let offset = 12 + stream[12..12 + header_size].windows(2).position(|two| two == [0x21, 1]).unwrap() + 2;
     let with_dictionary = |encoded: u8| {
         let mut asking = stream.clone();
-        asking[at] = encoded;
+        asking[offset] = encoded;
         let mut crc = flate2::Crc::new();
         crc.update(&asking[12..12 + header_size - 4]);
         asking[12 + header_size - 4..12 + header_size].copy_from_slice(&crc.sum().to_le_bytes());
@@ -434,9 +434,9 @@ fn zip(files: &[(&str, &[u8])]) -> Vec<u8> {
 
 /// Sets the creating system and the external attributes of every entry in the central directory.
 fn made_by(mut zip: Vec<u8>, system: u8, attributes: u32) -> Vec<u8> {
-    for at in (0..zip.len()).filter(|at| zip[*at..].starts_with(b"PK\x01\x02")).collect::<Vec<_>>() {
-        zip[at + 5] = system;
-        zip[at + 38..at + 42].copy_from_slice(&attributes.to_le_bytes());
+    for offset in (0..zip.len()).filter(|offset| zip[*offset..].starts_with(b"PK\x01\x02")).collect::<Vec<_>>() {
+        zip[offset + 5] = system;
+        zip[offset + 38..offset + 42].copy_from_slice(&attributes.to_le_bytes());
     }
     zip
 }
@@ -491,8 +491,8 @@ fn hostile_zips_are_refused_by_the_name_of_their_entry() {
 #[test]
 fn a_zip_that_lies_about_sizes_or_names_is_refused() {
     let mut twice = zip(&[("aaaa", b"1"), ("bbbb", b"2")]);
-    for at in (0..twice.len() - 4).filter(|at| twice[*at..].starts_with(b"bbbb")).collect::<Vec<_>>() {
-        twice[at..at + 4].copy_from_slice(b"aaaa");
+    for offset in (0..twice.len() - 4).filter(|offset| twice[*offset..].starts_with(b"bbbb")).collect::<Vec<_>>() {
+        twice[offset..offset + 4].copy_from_slice(b"aaaa");
     }
     assert!(unpacked(ArchiveFormat::Zip, &twice).is_err());
 
@@ -512,7 +512,7 @@ fn a_zip_that_lies_about_sizes_or_names_is_refused() {
 fn entries_of_a_zip_that_share_their_bytes_are_refused() {
     let noise: Vec<u8> = (0_u32..1000).flat_map(|n| *crate::digest::Digest::of(&n.to_le_bytes()).as_bytes()).collect();
     let mut zip = zip(&[("aaaa", &noise), ("bbbb", b"")]);
-    let places: Vec<_> = (0..zip.len()).filter(|at| zip[*at..].starts_with(b"PK\x01\x02")).collect();
+    let places: Vec<_> = (0..zip.len()).filter(|offset| zip[*offset..].starts_with(b"PK\x01\x02")).collect();
     for field in [10..12, 16..28, 42..46] {
         let copied = zip[places[0] + field.start..places[0] + field.end].to_vec();
         zip[places[1] + field.start..places[1] + field.end].copy_from_slice(&copied);
@@ -544,8 +544,8 @@ proptest! {
         let tar = sample().tar();
         let change = |bytes: &[u8]| {
             let mut changed = bytes.to_vec();
-            for (at, to) in &changes {
-                changed[at.index(bytes.len())] = *to;
+            for (offset, to) in &changes {
+                changed[offset.index(bytes.len())] = *to;
             }
             changed
         };

@@ -54,16 +54,16 @@ impl Check {
 
 const fn table() -> [u64; 256] {
     let mut table = [0; 256];
-    let mut at = 0;
-    while at < 256 {
-        let mut value = at as u64;
+    let mut index = 0;
+    while index < 256 {
+        let mut value = index as u64;
         let mut bit = 0;
         while bit < 8 {
             value = if value & 1 == 1 { (value >> 1) ^ ECMA_182 } else { value >> 1 };
             bit += 1;
         }
-        table[at] = value;
-        at += 1;
+        table[index] = value;
+        index += 1;
     }
     table
 }

@@ -76,7 +76,7 @@ pub fn apply_options(
                 problems.push(format!("at most {MAX_ACCEPTED} versions can be accepted with one bundle"));
             }
             "accept" => match PackageSelector::parse(&value, default_host) {
-                Ok(what) => taking.accept.push(what),
+                Ok(selector) => taking.accept.push(selector),
                 Err(bad) => problems.push(bad.to_string()),
             },
             _ => problems.push(format!("there is no {name:?} here: write ?unsigned or ?accept=ADDRESS@VERSION")),
@@ -91,7 +91,7 @@ pub fn query_of(unsigned: bool, accept: &[String]) -> String {
     if unsigned {
         query.append_pair("unsigned", "true");
     }
-    query.extend_pairs(accept.iter().map(|what| ("accept", what)));
+    query.extend_pairs(accept.iter().map(|selector| ("accept", selector)));
     let query = query.finish();
     if query.is_empty() { query } else { format!("?{query}") }
 }

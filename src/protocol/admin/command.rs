@@ -82,7 +82,7 @@ impl OperationTarget {
         let (mut addresses, mut problems, mut known) = (Vec::new(), Vec::new(), BTreeSet::new());
         for given in &self.what {
             match PackageSelector::parse(given, default_host) {
-                Ok(what) if known.insert(what.to_string()) => addresses.push(what),
+                Ok(selector) if known.insert(selector.to_string()) => addresses.push(selector),
                 Ok(_) => {}
                 Err(bad) => problems.push(bad.to_string()),
             }
@@ -143,8 +143,8 @@ pub async fn refresh(
     call: impl Fn() -> RequestContext,
 ) -> OperationReport<RefreshResult> {
     let mut done = OperationReport::empty();
-    for what in addresses {
-        done.extend(mirror.refresh(what, &call()).await, |refreshed| refreshed.news.succeeded());
+    for selector in addresses {
+        done.extend(mirror.refresh(selector, &call()).await, |refreshed| refreshed.news.succeeded());
     }
     done
 }
@@ -156,8 +156,8 @@ pub async fn purge(
     call: impl Fn() -> RequestContext,
 ) -> OperationReport<PurgeResult> {
     let mut done = OperationReport::empty();
-    for what in addresses {
-        done.extend(mirror.purge(what, &call()).await.map(|purged| vec![purged]), PurgeResult::is_all);
+    for selector in addresses {
+        done.extend(mirror.purge(selector, &call()).await.map(|purged| vec![purged]), PurgeResult::is_all);
     }
     done
 }
@@ -169,11 +169,12 @@ pub async fn accept(
     call: impl Fn() -> RequestContext,
 ) -> OperationReport<AcceptResult> {
     let mut done = OperationReport::empty();
-    for what in addresses {
-        let accepted = match mirror.accept(what, &call()).await {
+    for selector in addresses {
+        let accepted = match mirror.accept(selector, &call()).await {
             Ok(nothing) if nothing.is_empty() => {
                 done.ok = false;
-                done.errors.push(format!("{what}: nothing of it is stored; name a version to accept one that is not"));
+                done.errors
+                    .push(format!("{selector}: nothing of it is stored; name a version to accept one that is not"));
                 continue;
             }
             accepted => accepted,
@@ -207,8 +208,8 @@ async fn pin_or_unpin(
     pin: PinChange,
 ) -> OperationReport<PinResult> {
     let mut done = OperationReport::empty();
-    for what in addresses {
-        done.extend(mirror.pin(what, pin).await, PinResult::succeeded);
+    for selector in addresses {
+        done.extend(mirror.pin(selector, pin).await, PinResult::succeeded);
     }
     done
 }
@@ -219,7 +220,7 @@ pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) ->
     let packages = items.iter().filter_map(|item| item.package.clone()).collect();
     let known = mirror.pin_artifacts(packages, pin).await.map(|known| {
         let mut known = known.into_iter();
-        let of = |item: ToPin| {
+        let subject = |item: ToPin| {
             let not_held = PinResult { package: item.named, outcome: PinOutcome::NotHeld };
             let now = item.package.and_then(|_| known.next()).unwrap_or(not_held);
             match (now.succeeded(), item.is_coming) {
@@ -227,7 +228,7 @@ pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) ->
                 (false, true) => PinResult { outcome: pin.pending_outcome(), ..now },
             }
         };
-        items.into_iter().map(of).collect()
+        items.into_iter().map(subject).collect()
     });
     done.extend(known, PinResult::succeeded);
     done

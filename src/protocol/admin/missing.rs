@@ -17,15 +17,15 @@ pub fn order_of(missing: &[MissingPackage], sealed: &[Platform]) -> OrderRequest
     let mut things: BTreeMap<String, BTreeSet<&Platform>> = BTreeMap::new();
     for thing in missing {
         match thing {
-            MissingPackage::Provider { of, version, platform } => {
-                let platforms = things.entry(address_text(of, version.as_ref())).or_default();
+            MissingPackage::Provider { of: address, version, platform } => {
+                let platforms = things.entry(address_text(address, version.as_ref())).or_default();
                 match platform {
                     Some(platform) => drop(platforms.insert(platform)),
                     None => platforms.extend(sealed),
                 }
             }
-            MissingPackage::Module { of, version } => {
-                things.entry(address_text(of, version.as_ref())).or_default();
+            MissingPackage::Module { of: address, version } => {
+                things.entry(address_text(address, version.as_ref())).or_default();
             }
         }
     }
@@ -36,8 +36,8 @@ pub fn order_of(missing: &[MissingPackage], sealed: &[Platform]) -> OrderRequest
 }
 
 /// The address as an operator writes it.
-fn address_text(of: &impl fmt::Display, version: Option<&Version>) -> String {
-    version.map_or_else(|| of.to_string(), |version| format!("{of}@{version}"))
+fn address_text(address: &impl fmt::Display, version: Option<&Version>) -> String {
+    version.map_or_else(|| address.to_string(), |version| format!("{address}@{version}"))
 }
 
 #[cfg(test)]
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn the_missing_list_is_a_valid_order() {
-        let of = ProviderAddress {
+        let address = ProviderAddress {
             host: Hostname::parse("registry.example:8443").unwrap(),
             namespace: Name::parse("acme").unwrap(),
             type_: Name::parse("null").unwrap(),
@@ -56,10 +56,10 @@ mod tests {
         let [linux, darwin] = ["linux_amd64", "darwin_arm64"].map(|name| Platform::parse(name).unwrap());
         let version = Some(Version::parse("1.0.0-rc.1+b").unwrap());
         let missing = [
-            MissingPackage::from(&of),
-            MissingPackage::Provider { of: of.clone(), version: version.clone(), platform: None },
-            MissingPackage::Provider { of: of.clone(), version: version.clone(), platform: Some(linux.clone()) },
-            MissingPackage::Provider { of: of.clone(), version, platform: Some(darwin.clone()) },
+            MissingPackage::from(&address),
+            MissingPackage::Provider { of: address.clone(), version: version.clone(), platform: None },
+            MissingPackage::Provider { of: address.clone(), version: version.clone(), platform: Some(linux.clone()) },
+            MissingPackage::Provider { of: address.clone(), version, platform: Some(darwin.clone()) },
         ];
         let text = |order: &OrderRequest| serde_json::to_string(order).unwrap();
         assert_eq!(
@@ -71,7 +71,7 @@ mod tests {
         let order = OrderRequest::read(for_linux.as_bytes()).unwrap().order(&Hostname::parse("other.example").unwrap());
         let given = order.unwrap().given;
         assert!(
-            matches!(&given[0], OrderEntry::Address { what, platforms } if what.host() == &of.host && platforms == &[linux])
+            matches!(&given[0], OrderEntry::Address { what, platforms } if what.host() == &address.host && platforms == &[linux])
         );
         assert_eq!(text(&order_of(&[], &[])), "{}");
     }

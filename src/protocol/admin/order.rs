@@ -90,7 +90,7 @@ impl OrderRequest {
     /// # Errors
     /// Both have files, they name different clients, or the other has roots without files.
     pub fn add(&mut self, more: Self) -> Result<(), String> {
-        let Self { what, lock_files, files, roots, client, platforms, pin } = more;
+        let Self { what: addresses, lock_files, files, roots, client, platforms, pin } = more;
         if let (Some(ours), Some(theirs)) = (self.client, client)
             && ours != theirs
         {
@@ -102,7 +102,7 @@ impl OrderRequest {
         if !files.is_empty() {
             self.add_files(files, roots)?;
         }
-        self.what.extend(what);
+        self.what.extend(addresses);
         self.lock_files.extend(lock_files);
         self.platforms.extend(platforms);
         self.client = self.client.or(client);
@@ -139,10 +139,10 @@ impl OrderRequest {
                 AddressRequest::Text(address) => (address, &[][..]),
                 AddressRequest::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
             };
-            let what = PackageSelector::parse(address, default_host).map_err(|bad| problems.push(bad.to_string()));
+            let selector = PackageSelector::parse(address, default_host).map_err(|bad| problems.push(bad.to_string()));
             let platforms = platforms_of(platforms, &mut problems);
-            if let Ok(what) = what {
-                let address = OrderEntry::Address { what, platforms };
+            if let Ok(selector) = selector {
+                let address = OrderEntry::Address { what: selector, platforms };
                 if !given.contains(&address) {
                     given.push(address);
                 }

@@ -38,14 +38,14 @@ impl OrderQuery {
         Self::read(query, OrderBodyKind::Tar)
     }
 
-    fn read(query: Option<&str>, of: OrderBodyKind) -> Self {
+    fn read(query: Option<&str>, kind: OrderBodyKind) -> Self {
         let (mut options, mut problems) = (OrderRequest::default(), Vec::new());
         for (number, (key, value)) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()).enumerate() {
             if number == MAX_OPTIONS {
                 problems.push(format!("the query: it says more than {MAX_OPTIONS} things"));
                 break;
             }
-            match (&*key, &*value, of) {
+            match (&*key, &*value, kind) {
                 ("platform", platform, _) => options.platforms.push(platform.to_owned()),
                 ("pin", "" | "true", _) => options.pin = true,
                 ("pin", "false", _) => options.pin = false,
@@ -61,8 +61,8 @@ impl OrderQuery {
                 ("client", other, OrderBodyKind::Tar) => {
                     problems.push(format!("the query: client is terraform or opentofu, and not {:?}", short(other)));
                 }
-                (other, _, of) => {
-                    let known = match of {
+                (other, _, kind) => {
+                    let known = match kind {
                         OrderBodyKind::LockFile => "platform and pin",
                         OrderBodyKind::Tar => "platform, root, client and pin",
                     };

@@ -34,7 +34,7 @@ impl PinRequest {
             job: Option<String>,
         }
         match object_of(body, r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"]} or {"job":"ID"}"#)? {
-            Either { what: Some(what), job: None } => Ok(Self::Addresses(OperationTarget { what })),
+            Either { what: Some(addresses), job: None } => Ok(Self::Addresses(OperationTarget { what: addresses })),
             Either { what: None, job: Some(job) } => match JobId::parse(&job) {
                 Some(id) => Ok(Self::Job(id)),
                 None => Err(format!("{:?} is no name of a job: those have sixteen hex digits", short(&job))),

@@ -143,11 +143,15 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
     assert_eq!(other_port, Ok(Route::Discovery(Hostname::parse("registry.example:8443").unwrap())));
     let own = RouteContext { default_upstream: Some(Hostname::parse("registry.example").unwrap()), ..door() };
     for host in [Some("mirror.corp"), Some("mirror.corp:8443"), Some("[::1]:8080"), None] {
-        let at = |path: &str| Route::parse(path, None, host, &own).map(|route| route.path());
+        let path_of = |path: &str| Route::parse(path, None, host, &own).map(|route| route.path());
         let base = "/registry/registry.example";
-        assert_eq!(at("/.well-known/terraform.json"), Ok(format!("{base}/.well-known/terraform.json")), "{host:?}");
+        assert_eq!(
+            path_of("/.well-known/terraform.json"),
+            Ok(format!("{base}/.well-known/terraform.json")),
+            "{host:?}"
+        );
         for path in ["/v1/providers/acme/null/versions", "/v1/modules/acme/vpc/aws/versions", "/v1/modules"] {
-            assert_eq!(at(path), Ok(format!("{base}{path}")), "{host:?}");
+            assert_eq!(path_of(path), Ok(format!("{base}{path}")), "{host:?}");
         }
     }
     // An upstream's name stands for that upstream.
@@ -189,9 +193,9 @@ fn urls_carry_the_public_name_and_requests_parse_with_and_without_its_prefix() {
         ("/healthz", "/healthz", "/tfx/y")
     );
     let nowhere = Mount::new(None);
-    let at = |origin| nowhere.url(&nowhere.base(&CdnLoop::default(), origin), "/healthz");
-    assert_eq!(at(None), "/healthz");
-    assert_eq!(at(Origin::parse(Scheme::Http, "10.0.0.1:8080")), "http://10.0.0.1:8080/healthz");
+    let url_at = |origin| nowhere.url(&nowhere.base(&CdnLoop::default(), origin), "/healthz");
+    assert_eq!(url_at(None), "/healthz");
+    assert_eq!(url_at(Origin::parse(Scheme::Http, "10.0.0.1:8080")), "http://10.0.0.1:8080/healthz");
 }
 
 prop_compose! {

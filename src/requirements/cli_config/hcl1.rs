@@ -124,21 +124,21 @@ impl Reader<'_> {
 
     fn token(&mut self) -> ParseResult<Option<Token>> {
         self.skip_to_token()?;
-        let Some((at, first)) = self.rest.next() else {
+        let Some((offset, first)) = self.rest.next() else {
             self.begun = self.text.len();
             return Ok(None);
         };
-        self.begun = at;
+        self.begun = offset;
         Ok(Some(match first {
             '=' | '{' | '}' | '[' | ']' | ',' => Token::Mark(first),
             '"' => Token::Text(self.quoted()?),
             '<' => Token::Text(self.heredoc()?),
             _ if first.is_alphabetic() || first == '_' => {
-                let name = self.run(at, |next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.'));
+                let name = self.run(offset, |next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.'));
                 if matches!(name, "true" | "false") { Token::Scalar } else { Token::Name(name.to_owned()) }
             }
             _ if first.is_ascii_digit() || (matches!(first, '-' | '.') && self.is_before_a_digit()) => {
-                self.run(at, |next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
+                self.run(offset, |next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
                 Token::Scalar
             }
             _ => return Err("this character has no meaning here"),
@@ -151,16 +151,16 @@ impl Reader<'_> {
 
     fn skip_to_token(&mut self) -> ParseResult<()> {
         loop {
-            let Some((at, next)) = self.rest.peek().copied() else { return Ok(()) };
-            let ahead = self.text.get(at..).unwrap_or_default();
+            let Some((offset, next)) = self.rest.peek().copied() else { return Ok(()) };
+            let ahead = self.text.get(offset..).unwrap_or_default();
             if matches!(next, ' ' | '\t' | '\n' | '\r') {
                 self.rest.next();
             } else if next == '#' || ahead.starts_with("//") {
-                self.run(at, |next| next != '\n');
+                self.run(offset, |next| next != '\n');
             } else if ahead.starts_with("/*") {
-                self.begun = at;
+                self.begun = offset;
                 let length = ahead.find("*/").ok_or("this comment has no end")? + 2;
-                self.skip(at + length);
+                self.skip(offset + length);
             } else {
                 return Ok(());
             }
@@ -170,12 +170,12 @@ impl Reader<'_> {
     /// From `from` up to the first character that is none of these.
     fn run(&mut self, from: usize, is_one: impl Fn(char) -> bool) -> &str {
         while self.rest.next_if(|(_, next)| is_one(*next)).is_some() {}
-        let end = self.rest.peek().map_or(self.text.len(), |(at, _)| *at);
+        let end = self.rest.peek().map_or(self.text.len(), |(offset, _)| *offset);
         self.text.get(from..end).unwrap_or_default()
     }
 
     fn skip(&mut self, to: usize) {
-        while self.rest.next_if(|(at, _)| *at < to).is_some() {}
+        while self.rest.next_if(|(offset, _)| *offset < to).is_some() {}
     }
 
     /// Parses the rest of a quoted string. `${…}` is kept verbatim.
@@ -206,7 +206,7 @@ impl Reader<'_> {
 
     fn escaped(&mut self) -> ParseResult<char> {
         const NONE: &str = "there is no such escape in a text";
-        let Some((at, escape)) = self.rest.next() else { return Err("this text has no end") };
+        let Some((offset, escape)) = self.rest.next() else { return Err("this text has no end") };
         let (from, digits, base) = match escape {
             'a' => return Ok('\u{7}'),
             'b' => return Ok('\u{8}'),
@@ -216,10 +216,10 @@ impl Reader<'_> {
             't' => return Ok('\t'),
             'v' => return Ok('\u{b}'),
             '\\' | '"' => return Ok(escape),
-            '0'..='7' => (at, 3, 8),
-            'x' => (at + 1, 2, 16),
-            'u' => (at + 1, 4, 16),
-            'U' => (at + 1, 8, 16),
+            '0'..='7' => (offset, 3, 8),
+            'x' => (offset + 1, 2, 16),
+            'u' => (offset + 1, 4, 16),
+            'U' => (offset + 1, 8, 16),
             _ => return Err(NONE),
         };
         let number = self.text.get(from..from + digits).and_then(|digits| u32::from_str_radix(digits, base).ok());
@@ -232,15 +232,15 @@ impl Reader<'_> {
         const NONE: &str = "after << the name of its end was to come";
         self.rest.next_if(|(_, next)| *next == '<').ok_or(NONE)?;
         let is_indented = self.rest.next_if(|(_, next)| *next == '-').is_some();
-        let from = self.rest.peek().map_or(self.text.len(), |(at, _)| *at);
+        let from = self.rest.peek().map_or(self.text.len(), |(offset, _)| *offset);
         let name = self.run(from, |next| next != '\n').trim_end_matches('\r').to_owned();
         if name.is_empty() || !name.chars().all(char::is_alphanumeric) {
             return Err(NONE);
         }
         self.rest.next();
         let mut text = String::new();
-        while let Some((at, _)) = self.rest.peek().copied() {
-            let line = self.run(at, |next| next != '\n').trim_end_matches('\r').to_owned();
+        while let Some((offset, _)) = self.rest.peek().copied() {
+            let line = self.run(offset, |next| next != '\n').trim_end_matches('\r').to_owned();
             let trimmed = if is_indented { line.trim_start() } else { &line };
             if trimmed == name {
                 return Ok(text);

@@ -106,7 +106,7 @@ impl Declarations {
     /// Adds the declarations of a file.
     pub(super) fn add(&mut self, body: &BlockBody<'_>, kind: Kind, file: &str) {
         let body = *body;
-        let at = |line| SourceLine { file: file.to_owned(), line };
+        let location = |line| SourceLine { file: file.to_owned(), line };
         if kind == Kind::Test {
             self.add_test(body, file);
             return;
@@ -137,21 +137,21 @@ impl Declarations {
             let locals = block.body.attributes().into_iter();
             self.locals.extend(locals.map(|(name, attribute)| (name, attribute.value.formula())));
         }
-        for of in ["resource", "data", "ephemeral", "action"] {
-            for block in body.blocks(of, 2) {
-                self.add_user(of, &block, file);
+        for block_type in ["resource", "data", "ephemeral", "action"] {
+            for block in body.blocks(block_type, 2) {
+                self.add_user(block_type, &block, file);
             }
         }
         for check in body.blocks("check", 1) {
             for block in check.body.blocks("data", 2) {
-                self.declares(called("data", &block.labels[..2]), kind, at(block.line));
+                self.declares(called("data", &block.labels[..2]), kind, location(block.line));
                 self.add_user("data", &block, file);
             }
         }
         for block in body.blocks("import", 0) {
             let to = block.body.attribute("to").map(|to| to.value.reference()).unwrap_or_default();
             let provider = provider_of(block.body);
-            self.imports.push(ImportBlock { target: to, provider, location: at(block.line) });
+            self.imports.push(ImportBlock { target: to, provider, location: location(block.line) });
         }
     }
 
@@ -169,37 +169,41 @@ impl Declarations {
 
     /// Records a file's declarations, and checks them against earlier ones.
     fn record_declarations(&mut self, body: BlockBody<'_>, kind: Kind, file: &str) {
-        let at = |line| SourceLine { file: file.to_owned(), line };
-        for (of, labels) in DECLARING {
-            for block in body.blocks(of, labels) {
-                self.declares(called(of, &block.labels[..labels]), kind, at(block.line));
+        let location = |line| SourceLine { file: file.to_owned(), line };
+        for (block_type, labels) in DECLARING {
+            for block in body.blocks(block_type, labels) {
+                self.declares(called(block_type, &block.labels[..labels]), kind, location(block.line));
             }
         }
         for block in body.blocks("locals", 0) {
             for (name, attribute) in block.body.attributes() {
-                self.declares(called("local", &[name]), kind, at(attribute.line));
+                self.declares(called("local", &[name]), kind, location(attribute.line));
             }
         }
         for block in body.blocks("provider", 1) {
             let alias = alias_of(block.body, file);
             // The first block of a provider changes what clients take for granted: an override file may add it.
             if kind == Kind::Primary || !alias.is_empty() {
-                self.declares(called("provider", &[block.labels[0].clone(), alias]), kind, at(block.line));
+                self.declares(called("provider", &[block.labels[0].clone(), alias]), kind, location(block.line));
             }
         }
         match kind {
             Kind::Override => {
-                for of in NEVER_OVERRIDING {
-                    for block in body.blocks(of, 0) {
+                for block_type in NEVER_OVERRIDING {
+                    for block in body.blocks(block_type, 0) {
                         let why = "clients refuse it in an override file".to_owned();
-                        self.problem(Problem { subject: of.to_owned(), reason: why, location: at(block.line) });
+                        self.problem(Problem {
+                            subject: block_type.to_owned(),
+                            reason: why,
+                            location: location(block.line),
+                        });
                     }
                 }
             }
             Kind::Primary | Kind::Test => {
-                for (of, labels) in DECLARING_FOR_GOOD {
-                    for block in body.blocks(of, labels) {
-                        self.declares(called(of, &block.labels[..labels]), kind, at(block.line));
+                for (block_type, labels) in DECLARING_FOR_GOOD {
+                    for block in body.blocks(block_type, labels) {
+                        self.declares(called(block_type, &block.labels[..labels]), kind, location(block.line));
                     }
                 }
             }
@@ -207,26 +211,26 @@ impl Declarations {
     }
 
     /// Something is declared. Once is right; an override file does it again, and only that.
-    fn declares(&mut self, what: String, kind: Kind, at: SourceLine) {
-        let why = match (kind, self.once.get(&what)) {
+    fn declares(&mut self, subject: String, kind: Kind, location: SourceLine) {
+        let why = match (kind, self.once.get(&subject)) {
             (Kind::Override, Some(_)) => return,
             (Kind::Override, None) => "an override file cannot add it, only change what others declare".to_owned(),
             (_, Some(first)) => format!("clients accept one of it in a folder, and there is one at {first}"),
             (_, None) => {
-                self.once.insert(what, at);
+                self.once.insert(subject, location);
                 return;
             }
         };
-        self.problem(Problem { subject: what, reason: why, location: at });
+        self.problem(Problem { subject, reason: why, location });
     }
 
     fn add_required(&mut self, block: &Block<'_>, kind: Kind, file: &str) {
-        let at = |line| SourceLine { file: file.to_owned(), line };
+        let location = |line| SourceLine { file: file.to_owned(), line };
         if kind == Kind::Primary {
-            self.declares("required_providers".to_owned(), kind, at(block.line));
+            self.declares("required_providers".to_owned(), kind, location(block.line));
         }
         for (name, entry) in block.body.attributes() {
-            let at = at(entry.line);
+            let location = location(entry.line);
             let required = match entry.value.members() {
                 Some(members) => {
                     let member = |wanted| {
@@ -238,10 +242,10 @@ impl Declarations {
                         self.problem(Problem {
                             subject: format!("provider {name:?}"),
                             reason: why,
-                            location: at.clone(),
+                            location: location.clone(),
                         });
                     }
-                    RequiredProvider { source: member("source"), version: member("version"), location: at }
+                    RequiredProvider { source: member("source"), version: member("version"), location }
                 }
                 // As it was written before 0.13: a version alone.
                 None => {
@@ -249,7 +253,7 @@ impl Declarations {
                         Constant::Null => Constant::unknown("null"),
                         version => version,
                     };
-                    RequiredProvider { source: None, version: Some(version), location: at }
+                    RequiredProvider { source: None, version: Some(version), location }
                 }
             };
             self.required.insert(name, required);
@@ -285,26 +289,28 @@ impl Declarations {
 
     fn add_configured(&mut self, block: &Block<'_>, file: &str) {
         let Some(name) = block.labels.first() else { return };
-        let at = |line| SourceLine { file: file.to_owned(), line };
+        let location = |line| SourceLine { file: file.to_owned(), line };
         let version = said(block.body, "version", file);
         let key = (name.clone(), alias_of(block.body, file));
-        let configured =
-            self.configured.entry(key).or_insert_with(|| ProviderBlock { version: None, location: at(block.line) });
+        let configured = self
+            .configured
+            .entry(key)
+            .or_insert_with(|| ProviderBlock { version: None, location: location(block.line) });
         configured.version = version.or(configured.version.take());
     }
 
-    fn add_user(&mut self, of: &str, block: &Block<'_>, file: &str) {
+    fn add_user(&mut self, block_type: &str, block: &Block<'_>, file: &str) {
         let [type_, name, ..] = block.labels.as_slice() else { return };
-        let at = SourceLine { file: file.to_owned(), line: block.line };
-        let user = self.users.entry(format!("{of}.{type_}.{name}"));
-        let user = user.or_insert_with(|| ProviderUse { type_: type_.clone(), provider: None, location: at });
+        let location = SourceLine { file: file.to_owned(), line: block.line };
+        let user = self.users.entry(format!("{block_type}.{type_}.{name}"));
+        let user = user.or_insert_with(|| ProviderUse { type_: type_.clone(), provider: None, location });
         user.provider = provider_of(block.body).or(user.provider.take());
     }
 
     fn add_test(&mut self, body: BlockBody<'_>, file: &str) {
-        let at = |line| SourceLine { file: file.to_owned(), line };
+        let location = |line| SourceLine { file: file.to_owned(), line };
         for block in body.blocks("provider", 1) {
-            self.configured_by_tests.extend(block.labels.first().map(|name| (name.clone(), at(block.line))));
+            self.configured_by_tests.extend(block.labels.first().map(|name| (name.clone(), location(block.line))));
         }
         for run in body.blocks("run", 1) {
             let name = run.labels.first().map(String::as_str).unwrap_or_default();
@@ -348,9 +354,9 @@ fn written(body: BlockBody<'_>, name: &str, file: &str) -> Option<LocatedExpress
 }
 
 /// Name of a declaration for people: its kind and labels.
-fn called(of: &str, labels: &[String]) -> String {
+fn called(block_type: &str, labels: &[String]) -> String {
     let labels = labels.iter().filter(|label| !label.is_empty());
-    labels.fold(of.to_owned(), |called, label| format!("{called} {label:?}"))
+    labels.fold(block_type.to_owned(), |called, label| format!("{called} {label:?}"))
 }
 
 /// The alias of a `provider` block; empty where it has none.

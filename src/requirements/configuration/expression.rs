@@ -207,8 +207,8 @@ impl Formula {
         }
     }
 
-    fn unknown(what: &str) -> Self {
-        Self::Value(Constant::unknown(what))
+    fn unknown(subject: &str) -> Self {
+        Self::Value(Constant::unknown(subject))
     }
 
     /// The value without variables and locals.
@@ -229,8 +229,10 @@ impl Formula {
                 Self::Value(_) => {}
                 Self::Reference(steps) => {
                     match steps.as_slice() {
-                        [Step::Name(of), Step::Name(name), ..] if of == "var" => drop(variables.insert(name.clone())),
-                        [Step::Name(of), Step::Name(name), ..] if of == "local" && seen.insert(name.clone()) => {
+                        [Step::Name(root), Step::Name(name), ..] if root == "var" => {
+                            variables.insert(name.clone());
+                        }
+                        [Step::Name(root), Step::Name(name), ..] if root == "local" && seen.insert(name.clone()) => {
                             waiting.extend(locals.get(name));
                         }
                         _ => {}
@@ -401,16 +403,18 @@ impl<'a> Scope<'a> {
     fn reference(&self, steps: &[Step]) -> Constant {
         let shown = || written(steps);
         let (value, rest) = match steps {
-            [Step::Name(of), Step::Name(name), rest @ ..] if of == "var" => (self.variable(name), rest),
-            [Step::Name(of), Step::Name(name), rest @ ..] if of == "local" => (self.local(name), rest),
-            [Step::Name(of), Step::Name(name)] if of == "path" => (self.path(name), &[][..]),
+            [Step::Name(root), Step::Name(name), rest @ ..] if root == "var" => (self.variable(name), rest),
+            [Step::Name(root), Step::Name(name), rest @ ..] if root == "local" => (self.local(name), rest),
+            [Step::Name(root), Step::Name(name)] if root == "path" => (self.path(name), &[][..]),
             // A folder that was never switched to another one is in this.
             [Step::Name(of), Step::Name(name)]
                 if of == "terraform" && name == "workspace" && self.client == ClientKind::Opentofu =>
             {
                 (Constant::Text("default".to_owned()), &[][..])
             }
-            [Step::Name(of), ..] if ["each", "count", "module", "data", "self", "resource"].contains(&of.as_str()) => {
+            [Step::Name(root), ..]
+                if ["each", "count", "module", "data", "self", "resource"].contains(&root.as_str()) =>
+            {
                 return Constant::unknown(format!("{}, which no client knows at init", shown()));
             }
             _ => return Constant::unknown(format!("{}, which larder does not know", shown())),
@@ -554,8 +558,8 @@ fn joined(separator: &str, parts: &[&str]) -> Constant {
     }
 }
 
-fn absent(what: &str) -> Constant {
-    Constant::unknown(format!("{what}, which is not there"))
+fn absent(subject: &str) -> Constant {
+    Constant::unknown(format!("{subject}, which is not there"))
 }
 
 /// A reference as people write it.

@@ -25,8 +25,8 @@ impl<'a> Json<'a> {
     /// The line that it begins in.
     pub(super) fn line(&self) -> usize {
         // It is a part of the file, so its place is the distance.
-        let at = self.raw.get().as_ptr().addr().saturating_sub(self.file.as_ptr().addr());
-        self.lines.number(at)
+        let offset = self.raw.get().as_ptr().addr().saturating_sub(self.file.as_ptr().addr());
+        self.lines.number(offset)
     }
 
     /// The members of an object, and of each object in a list of them, in their order.

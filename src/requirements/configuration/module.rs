@@ -24,19 +24,19 @@ pub(super) fn of(mut declared: Declarations, standing: FolderRole, client: Clien
         reading.required(name, required);
     }
     for ((name, _), configured) in &declared.configured {
-        let (version, at) = match &configured.version {
-            Some((version, at)) => (Some(version), at),
+        let (version, location) = match &configured.version {
+            Some((version, location)) => (Some(version), location),
             None => (None, &configured.location),
         };
         if let Err(why) = provider::checked_local_name(name) {
-            reading.wrong(&format!("provider {name:?}"), why, at);
+            reading.wrong(&format!("provider {name:?}"), why, location);
             continue;
         }
-        reading.needed(name, version, at);
+        reading.needed(name, version, location);
     }
     if client == ClientKind::Opentofu {
         // To Terraform, what only a test configures is nothing that `init` installs.
-        declared.configured_by_tests.iter().for_each(|(name, at)| reading.needed(name, None, at));
+        declared.configured_by_tests.iter().for_each(|(name, location)| reading.needed(name, None, location));
     }
     for user in declared.users.values() {
         match &user.provider {
@@ -76,7 +76,11 @@ fn deciding(declared: &Declarations, client: ClientKind) -> BTreeSet<String> {
     match client {
         ClientKind::Terraform => {
             variables.extend(
-                declared.variables.iter().filter(|(_, of)| of.is_const == Some(true)).map(|(name, _)| name.clone()),
+                declared
+                    .variables
+                    .iter()
+                    .filter(|(_, variable)| variable.is_const == Some(true))
+                    .map(|(name, _)| name.clone()),
             );
         }
         ClientKind::Opentofu => {
@@ -104,14 +108,14 @@ struct ModuleReader {
 }
 
 impl ModuleReader {
-    fn wrong(&mut self, what: &str, why: String, at: &SourceLine) {
-        self.module.problems.push(Problem { subject: what.to_owned(), reason: why, location: at.clone() });
+    fn wrong(&mut self, subject: &str, why: String, location: &SourceLine) {
+        self.module.problems.push(Problem { subject: subject.to_owned(), reason: why, location: location.clone() });
     }
 
     fn required(&mut self, name: &str, RequiredProvider { source, version, location: at }: &RequiredProvider) {
-        let what = format!("provider {name:?}");
+        let subject = format!("provider {name:?}");
         if let Err(why) = provider::checked_local_name(name) {
-            return self.wrong(&what, why, at);
+            return self.wrong(&subject, why, at);
         }
         let named = match source {
             None => provider::of_local_name(name, self.client),
@@ -121,42 +125,42 @@ impl ModuleReader {
         match named {
             Ok(named) => {
                 self.names.insert(name.to_owned(), named.clone());
-                self.need(&what, &named, version.as_ref(), at);
+                self.need(&subject, &named, version.as_ref(), at);
             }
-            Err(why) => self.wrong(&what, why, at),
+            Err(why) => self.wrong(&subject, why, at),
         }
     }
 
     /// The provider of a local name that something names itself.
-    fn named(&mut self, name: &str, at: &SourceLine) {
+    fn named(&mut self, name: &str, location: &SourceLine) {
         match provider::checked_local_name(name) {
-            Ok(()) => self.needed(name, None, at),
-            Err(why) => self.wrong(&format!("provider {name:?}"), why, at),
+            Ok(()) => self.needed(name, None, location),
+            Err(why) => self.wrong(&format!("provider {name:?}"), why, location),
         }
     }
 
-    fn needed(&mut self, name: &str, version: Option<&Constant>, at: &SourceLine) {
-        let what = format!("provider {name:?}");
+    fn needed(&mut self, name: &str, version: Option<&Constant>, location: &SourceLine) {
+        let subject = format!("provider {name:?}");
         let named = match self.names.get(name) {
             Some(named) => Ok(named.clone()),
             None => provider::of_local_name(name, self.client),
         };
         match named {
-            Ok(named) => self.need(&what, &named, version, at),
-            Err(why) => self.wrong(&what, why, at),
+            Ok(named) => self.need(&subject, &named, version, location),
+            Err(why) => self.wrong(&subject, why, location),
         }
     }
 
-    fn need(&mut self, what: &str, named: &ProviderReference, version: Option<&Constant>, at: &SourceLine) {
+    fn need(&mut self, subject: &str, named: &ProviderReference, version: Option<&Constant>, location: &SourceLine) {
         let versions = match version {
             None | Some(Constant::Null) => None,
             Some(Constant::Text(version)) => match Constraint::parse(version.trim()) {
                 Ok(versions) => Some(versions),
-                Err(bad) => return self.wrong(what, bad.to_string(), at),
+                Err(bad) => return self.wrong(subject, bad.to_string(), location),
             },
             Some(Constant::List(_) | Constant::Object(_) | Constant::Unknown(_)) => {
                 let why = "its version is not a plain string, and clients take nothing else";
-                return self.wrong(what, why.to_owned(), at);
+                return self.wrong(subject, why.to_owned(), location);
             }
         };
         match (named, versions) {
@@ -167,12 +171,12 @@ impl ModuleReader {
                 self.module.needs.push(ProviderRequirement {
                     provider: provider.clone(),
                     versions,
-                    location: at.clone(),
+                    location: location.clone(),
                 });
             }
             (ProviderReference::BuiltIn, None) => {}
             (ProviderReference::BuiltIn, Some(_)) => {
-                self.wrong(what, "it is part of the client, which has no choice of versions".to_owned(), at);
+                self.wrong(subject, "it is part of the client, which has no choice of versions".to_owned(), location);
             }
         }
     }
@@ -197,23 +201,23 @@ impl ModuleReader {
     }
 
     fn call(&mut self, name: &str, calling: &ModuleCallBlock, scope: &Scope<'_>) {
-        let Some((source, at)) = &calling.source else {
+        let Some((source, location)) = &calling.source else {
             return self.wrong(name, "it has no source".to_owned(), &calling.location);
         };
         let given = match scope.value(source) {
             Constant::Text(given) => given,
-            other => return self.wrong(name, not_known("source", &other), at),
+            other => return self.wrong(name, not_known("source", &other), location),
         };
         let versions = match &calling.version {
             None => None,
-            Some((version, at)) => match scope.value(version) {
+            Some((version, location)) => match scope.value(version) {
                 Constant::Null => None,
                 Constant::Text(version) => match ModuleConstraint::parse(&version) {
                     Ok(versions) => Some(versions),
-                    Err(bad) => return self.wrong(&source::shown(&given), bad.to_string(), at),
+                    Err(bad) => return self.wrong(&source::shown(&given), bad.to_string(), location),
                 },
                 other => {
-                    return self.wrong(&source::shown(&given), not_known("version", &other), at);
+                    return self.wrong(&source::shown(&given), not_known("version", &other), location);
                 }
             },
         };
@@ -222,17 +226,17 @@ impl ModuleReader {
         match ModuleSource::parse(&given, has_version, self.client) {
             Ok(source) => {
                 let versions = versions.unwrap_or_default();
-                self.module.calls.push(ModuleCall { source, versions, inputs, location: at.clone() });
+                self.module.calls.push(ModuleCall { source, versions, inputs, location: location.clone() });
             }
-            Err(why) => self.wrong(&source::shown(&given), why, at),
+            Err(why) => self.wrong(&source::shown(&given), why, location),
         }
     }
 }
 
 /// The reason why a source or version is unknown, and the remedy.
-fn not_known(what: &str, value: &Constant) -> String {
+fn not_known(subject: &str, value: &Constant) -> String {
     match value {
-        Constant::Unknown(depends_on) => format!("its {what} depends on {depends_on}"),
-        _ => format!("its {what} is no string, and clients take nothing else"),
+        Constant::Unknown(depends_on) => format!("its {subject} depends on {depends_on}"),
+        _ => format!("its {subject} is no string, and clients take nothing else"),
     }
 }

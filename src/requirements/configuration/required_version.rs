@@ -21,7 +21,7 @@ fn oldest(client: ClientKind) -> (&'static str, &'static str) {
 /// Problems of one folder's constraints.
 pub(super) fn problems(said: &[LocatedValue], client: ClientKind) -> Vec<Problem> {
     let (mut problems, mut constraints) = (Vec::new(), Vec::new());
-    for (value, at) in said {
+    for (value, location) in said {
         let constraint = match value {
             Constant::Null => continue,
             Constant::Text(text) => ModuleConstraint::parse(text).map_err(|_| {
@@ -36,19 +36,19 @@ pub(super) fn problems(said: &[LocatedValue], client: ClientKind) -> Vec<Problem
         match constraint {
             Ok(constraint) if constraint.names_a_pre_release() => {
                 let why = "clients refuse pre-releases in it".to_owned();
-                problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: at.clone() });
+                problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: location.clone() });
             }
-            Ok(constraint) => constraints.push((constraint, at)),
-            Err(why) => problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: at.clone() }),
+            Ok(constraint) => constraints.push((constraint, location)),
+            Err(why) => problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: location.clone() }),
         }
     }
     let (name, oldest) = oldest(client);
     let all: Vec<ModuleConstraint> = constraints.iter().map(|(constraint, _)| constraint.clone()).collect();
     let can_be_met = Version::parse(oldest).is_ok_and(|oldest| ModuleConstraint::could_all_be_met_from(&oldest, &all));
-    if let (false, Some((_, at))) = (can_be_met, constraints.first()) {
+    if let (false, Some((_, location))) = (can_be_met, constraints.first()) {
         let said = all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let why = format!("no {name} from {oldest} on is {said}: choose another version of what says so, or change it");
-        problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: (*at).clone() });
+        problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: (*location).clone() });
     }
     problems
 }

@@ -42,7 +42,7 @@ fn problems(module: &Module) -> Vec<String> {
     module
         .problems
         .iter()
-        .map(|Problem { subject: what, reason: why, location: at }| format!("{at}: {what}: {why}"))
+        .map(|Problem { subject, reason: why, location }| format!("{location}: {subject}: {why}"))
         .collect()
 }
 
@@ -322,7 +322,7 @@ module "good" { source = "a/b/d" }
 /// Terraform 1.11.4 refuses each.
 #[test]
 fn what_stands_twice_in_a_folder_and_may_stand_once_is_wrong() {
-    for (text, what) in [
+    for (text, problem) in [
         ("resource \"a_x\" \"y\" {}\n", "resource \"a_x\" \"y\""),
         ("data \"a_x\" \"y\" {}\n", "data \"a_x\" \"y\""),
         ("ephemeral \"a_x\" \"y\" {}\n", "ephemeral \"a_x\" \"y\""),
@@ -334,7 +334,7 @@ fn what_stands_twice_in_a_folder_and_may_stand_once_is_wrong() {
         ("module \"a\" { source = \"./a\" }\n", "module \"a\""),
     ] {
         let module = terraform(&[("a.tf", text), ("b.tf", &format!("\n{text}"))]);
-        wrong(&module, &[&format!("b.tf:2: {what} … there is one at a.tf:1")]);
+        wrong(&module, &[&format!("b.tf:2: {problem} … there is one at a.tf:1")]);
         // An override file says it again, and again.
         assert_eq!(problems(&terraform(&[("a.tf", text), ("override.tf", text), ("x_override.tf", text)])), [""; 0]);
     }
@@ -520,8 +520,11 @@ fn a_tofu_file_takes_the_place_of_the_one_beside_it_for_opentofu_only() {
         ("b.tofu.json", "{\"resource\": {\"d_x\": {\"y\": {}}}}"),
     ];
     assert_eq!(needs(&terraform(&given)), ["hashicorp/a", "hashicorp/c"]);
-    let of = "registry.opentofu.org/hashicorp";
-    assert_eq!(needs(&opentofu(&given)), [format!("{of}/b"), format!("{of}/c"), format!("{of}/d")]);
+    let namespace = "registry.opentofu.org/hashicorp";
+    assert_eq!(
+        needs(&opentofu(&given)),
+        [format!("{namespace}/b"), format!("{namespace}/c"), format!("{namespace}/d")]
+    );
 }
 
 /// Terraform 1.11 installs the modules of test runs, and no provider that only a test configures; OpenTofu both.
@@ -672,9 +675,9 @@ fn a_file_that_cannot_be_read_is_a_problem_of_its_folder_only() {
     let mut all = files(&[("main.tf", "resource \"r_x\" \"y\" {}\n"), ("b/main.tf", "")]);
     all.insert("b/odd.tf", &[0xff]).unwrap();
     all.insert("b/large.tf", &vec![b'#'; (1 << 20) + 1]).unwrap();
-    let at = |folder| read(&all, folder, FolderRole::Root, ClientKind::Terraform, "", &Inputs::new());
-    assert_eq!((problems(&at("")), needs(&at(""))), (vec![], vec!["hashicorp/r".to_owned()]));
-    wrong(&at("b"), &["b/large.tf:1: … more than 1 MiB", "b/odd.tf:1: … no UTF-8"]);
+    let read_folder = |folder| read(&all, folder, FolderRole::Root, ClientKind::Terraform, "", &Inputs::new());
+    assert_eq!((problems(&read_folder("")), needs(&read_folder(""))), (vec![], vec!["hashicorp/r".to_owned()]));
+    wrong(&read_folder("b"), &["b/large.tf:1: … more than 1 MiB", "b/odd.tf:1: … no UTF-8"]);
 }
 
 proptest! {

@@ -103,12 +103,12 @@ pub(in super::super) fn keep_deciding_values(files: &mut Files) {
             .collect();
         let values = of_root(files, &folder).into_iter().filter(|(name, _)| deciding.contains(name));
         let values: serde_json::Map<_, _> = values.map(|(name, value)| (name, as_json(&value))).collect();
-        let at = |name: &str| if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
-        names.iter().for_each(|name| files.remove(&at(name)));
+        let path_of = |name: &str| if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
+        names.iter().for_each(|name| files.remove(&path_of(name)));
         if !values.is_empty() {
             let text = serde_json::Value::Object(values).to_string();
             // It is shorter than its sources.
-            let _ = files.insert(&at(ALL_VALUES), text.as_bytes());
+            let _ = files.insert(&path_of(ALL_VALUES), text.as_bytes());
         }
     }
 }

@@ -179,14 +179,14 @@ fn values_of_the_command_line_win_and_lead_to_local_modules() {
         folders.retain(|folder| !folder.is_empty());
         folders.iter().map(|folder| folder.trim_start_matches("root/").to_owned()).collect::<Vec<_>>()
     };
-    let of = |values: &GivenValues| paths(values).join(" ");
-    assert!(of(&values).contains("b/x"), "{}", of(&values));
+    let joined = |values: &GivenValues| paths(values).join(" ");
+    assert!(joined(&values).contains("b/x"), "{}", joined(&values));
     values.add_file("prod.tfvars", "v = \"c\"\nlist = [\"y\"]\npassword = \"s3cret\"\n").unwrap();
-    let found = of(&values);
+    let found = joined(&values);
     assert!(found.contains("c/y") && found.contains("c/own") && !found.contains("b/x"), "{found}");
     values.add("v=d").unwrap();
     values.add("list=[\"y\", \"z\"]").unwrap();
-    assert!(of(&values).contains("d/y"), "{}", of(&values));
+    assert!(joined(&values).contains("d/y"), "{}", joined(&values));
     for (bad, why) in [("v", "is not NAME=VALUE"), ("=x", "is no name"), ("a b=c", "is no name"), ("v=[", "v: line 1")]
     {
         assert!(values.clone().add(bad).unwrap_err().contains(why), "{bad}: {:?}", values.clone().add(bad));

@@ -83,7 +83,7 @@ provider "r.example/acme/twice" { version = "1.0.0" }
 provider "r.example/acme/twice" { version = "1.0.0" }
 "#;
     let problems = problems(file);
-    for (problem, (line, what)) in problems.iter().zip([
+    for (problem, (line, expected)) in problems.iter().zip([
         (2, "version is not a plain string"),
         (4, "is not a provider's HOST/NAMESPACE/TYPE"),
         (8, "is not a version"),
@@ -93,7 +93,10 @@ provider "r.example/acme/twice" { version = "1.0.0" }
         (17, "not one label"),
         (19, "r.example/acme/twice stands there twice"),
     ]) {
-        assert!(problem.starts_with(&format!("the lock file: line {line}: ")) && problem.contains(what), "{problem}");
+        assert!(
+            problem.starts_with(&format!("the lock file: line {line}: ")) && problem.contains(expected),
+            "{problem}"
+        );
     }
     assert_eq!(problems.len(), 8, "{problems:?}");
     assert!(super::tests::problems("provider {")[0].starts_with("the lock file: line 1"));

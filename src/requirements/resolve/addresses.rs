@@ -14,12 +14,12 @@ use crate::address::{
 /// Resolves an address: its own archive, without calls.
 pub(super) async fn of_address(
     asking: &RegistryQueries<'_, impl Registries>,
-    what: &PackageSelector,
+    selector: &PackageSelector,
     platforms: &[Platform],
     found: &mut ResolutionResult,
 ) {
-    let by = what.to_string();
-    let chosen = match what {
+    let by = selector.to_string();
+    let chosen = match selector {
         PackageSelector::Provider(meant) => {
             let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
             version_selection::of_provider(asking, &meant.of, choose).await.map(|chosen| {

@@ -61,18 +61,18 @@ impl LocalFolders {
         client: ClientKind,
         inputs: &Arc<Inputs>,
     ) -> Arc<Module> {
-        let of = (folder.to_owned(), standing, client, Arc::clone(inputs));
-        let cell = cell(&self.modules, &of);
+        let key = (folder.to_owned(), standing, client, Arc::clone(inputs));
+        let cell = cell(&self.modules, &key);
         let read = async || {
             // It is never closed.
             let _turn = self.turns.acquire().await;
             let configurations = Arc::clone(&self.configurations);
-            let read = move || configuration::read(&configurations.files, &of.0, of.1, of.2, "", &of.3);
+            let read = move || configuration::read(&configurations.files, &key.0, key.1, key.2, "", &key.3);
             tokio::task::spawn_blocking(read).await.map(Arc::new).map_err(|_| READ_PANICKED.to_owned())
         };
         cell.get_or_init(read).await.clone().unwrap_or_else(|why| {
-            let at = SourceLine { file: folder.to_owned(), line: 1 };
-            let problem = Problem { subject: folder.to_owned(), reason: why, location: at };
+            let location = SourceLine { file: folder.to_owned(), line: 1 };
+            let problem = Problem { subject: folder.to_owned(), reason: why, location };
             Arc::new(Module { problems: vec![problem], ..Module::default() })
         })
     }

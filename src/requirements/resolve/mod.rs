@@ -32,9 +32,9 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedReq
         async move {
             let mut found = ResolutionResult::default();
             match given {
-                OrderEntry::Address { what, platforms } => {
+                OrderEntry::Address { what: selector, platforms } => {
                     let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
-                    addresses::of_address(asking, what, platforms, &mut found).await;
+                    addresses::of_address(asking, selector, platforms, &mut found).await;
                 }
                 OrderEntry::LockFile { name, locked } => {
                     addresses::of_lock_file(asking, name, locked, &order.platforms, &mut found).await;

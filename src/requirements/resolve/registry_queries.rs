@@ -68,44 +68,44 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     }
 
     /// The versions of a provider that clients see.
-    pub(super) async fn provider_versions(&self, of: &ProviderAddress) -> Answer<Vec<Version>> {
+    pub(super) async fn provider_versions(&self, address: &ProviderAddress) -> Answer<Vec<Version>> {
         let ask = async || {
             self.one_more_list()?;
-            self.registries.provider_versions(of).await.map_err(|why| why.to_string())
+            self.registries.provider_versions(address).await.map_err(|why| why.to_string())
         };
-        self.once(&self.provider_versions, of, ask).await
+        self.once(&self.provider_versions, address, ask).await
     }
 
     /// The versions of a module that clients see.
-    pub(super) async fn module_versions(&self, of: &ModuleAddress) -> Answer<Vec<Version>> {
+    pub(super) async fn module_versions(&self, address: &ModuleAddress) -> Answer<Vec<Version>> {
         let ask = async || {
             self.one_more_list()?;
-            self.registries.module_versions(of).await.map_err(|why| why.to_string())
+            self.registries.module_versions(address).await.map_err(|why| why.to_string())
         };
-        self.once(&self.module_versions, of, ask).await
+        self.once(&self.module_versions, address, ask).await
     }
 
     /// Versions of a provider that clients do not see. Asked from the cache, and only if none of the visible ones
     /// matches.
-    pub(super) async fn provider_beyond(&self, of: &ProviderAddress) -> Result<Option<UnlistedVersions>, String> {
+    pub(super) async fn provider_beyond(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, String> {
         // It is never closed.
         let _turn = self.turns.acquire().await;
-        self.registries.provider_beyond(of).await.map_err(|why| why.to_string())
+        self.registries.provider_beyond(address).await.map_err(|why| why.to_string())
     }
 
     /// Versions of a module that clients do not see.
-    pub(super) async fn module_beyond(&self, of: &ModuleAddress) -> Result<Option<UnlistedVersions>, String> {
+    pub(super) async fn module_beyond(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, String> {
         let _turn = self.turns.acquire().await;
-        self.registries.module_beyond(of).await.map_err(|why| why.to_string())
+        self.registries.module_beyond(address).await.map_err(|why| why.to_string())
     }
 
     /// The files of a module.
-    pub(super) async fn module_files(&self, of: &ModulePackage) -> Answer<ModuleFiles> {
+    pub(super) async fn module_files(&self, package: &ModulePackage) -> Answer<ModuleFiles> {
         let ask = async || {
             if self.number.fetch_add(1, Ordering::Relaxed) >= MAX_MODULES {
                 return Err(format!("more than {MAX_MODULES} modules are called in all: name fewer folders"));
             }
-            let files = self.registries.module_files(of).await.map_err(|why| why.to_string())?;
+            let files = self.registries.module_files(package).await.map_err(|why| why.to_string())?;
             let bytes = files.files.size_bytes();
             if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_BYTES {
                 return Err(format!(
@@ -115,23 +115,23 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
             }
             Ok(files)
         };
-        self.once(&self.module_files, of, ask).await
+        self.once(&self.module_files, package, ask).await
     }
 
     /// Parses a folder of a module with these values.
     pub(super) async fn module(
         &self,
-        of: &ModulePackage,
+        package: &ModulePackage,
         folder: &str,
         client: ClientKind,
         inputs: &Arc<Inputs>,
     ) -> Answer<Module> {
-        let cell = cell(&self.modules, &(of.clone(), folder.to_owned(), client, Arc::clone(inputs)));
+        let cell = cell(&self.modules, &(package.clone(), folder.to_owned(), client, Arc::clone(inputs)));
         let read = async || {
-            let files = self.module_files(of).await?;
+            let files = self.module_files(package).await?;
             // A long file takes a moment: others go on in between.
             tokio::task::yield_now().await;
-            let within = format!("{of}//");
+            let within = format!("{package}//");
             Ok(Arc::new(configuration::read(&files.files, folder, FolderRole::Called, client, &within, inputs)))
         };
         cell.get_or_init(read).await.clone()
@@ -167,10 +167,10 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     async fn once<K: Hash + Eq + Clone, T>(
         &self,
         answers: &Answers<K, T>,
-        of: &K,
+        key: &K,
         ask: impl AsyncFnOnce() -> Result<T, String>,
     ) -> Answer<T> {
-        let cell = cell(answers, of);
+        let cell = cell(answers, key);
         let ask = async || {
             // It is never closed.
             let _turn = self.turns.acquire().await;
@@ -181,10 +181,10 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
 }
 
 /// The place of one answer.
-pub(super) fn cell<K: Hash + Eq + Clone, T>(answers: &Answers<K, T>, of: &K) -> Arc<OnceCell<Answer<T>>> {
+pub(super) fn cell<K: Hash + Eq + Clone, T>(answers: &Answers<K, T>, key: &K) -> Arc<OnceCell<Answer<T>>> {
     let mut answers = answers.lock();
-    match answers.get(of) {
+    match answers.get(key) {
         Some(cell) => Arc::clone(cell),
-        None => Arc::clone(answers.entry(of.clone()).or_default()),
+        None => Arc::clone(answers.entry(key.clone()).or_default()),
     }
 }

@@ -29,8 +29,8 @@ struct RequiredVersions {
 
 impl ResolutionResult {
     /// Something is wanted, by these; with hashes, if a lock file lists any.
-    pub(super) fn want(&mut self, of: Artifact, hashes: &[String], by: impl IntoIterator<Item = String>) {
-        let terms = self.required.entry(of).or_default();
+    pub(super) fn want(&mut self, artifact: Artifact, hashes: &[String], by: impl IntoIterator<Item = String>) {
+        let terms = self.required.entry(artifact).or_default();
         if !hashes.is_empty() {
             let mut hashes = hashes.to_vec();
             hashes.sort();
@@ -43,31 +43,31 @@ impl ResolutionResult {
     /// Adds an unavailable item.
     pub(super) fn cannot(
         &mut self,
-        what: impl Into<String>,
+        subject: impl Into<String>,
         why: impl Into<String>,
         by: impl IntoIterator<Item = String>,
     ) {
-        let of = (shortened(what.into()), shortened(why.into()));
-        if self.cannot.len() < MAX_CANNOT || self.cannot.contains_key(&of) {
-            self.cannot.entry(of).or_default().extend(by);
+        let item = (shortened(subject.into()), shortened(why.into()));
+        if self.cannot.len() < MAX_CANNOT || self.cannot.contains_key(&item) {
+            self.cannot.entry(item).or_default().extend(by);
         }
     }
 
     /// This and more.
     pub(super) fn and(mut self, other: Self) -> Self {
-        for (of, terms) in other.required {
-            let own = self.required.entry(of).or_default();
+        for (artifact, terms) in other.required {
+            let own = self.required.entry(artifact).or_default();
             own.hashes.extend(terms.hashes);
             own.required_by.extend(terms.required_by);
         }
-        other.cannot.into_iter().for_each(|((what, why), by)| self.cannot(what, why, by));
+        other.cannot.into_iter().for_each(|((subject, why), by)| self.cannot(subject, why, by));
         self
     }
 
     /// All of it.
     pub(super) fn into_requirements(self) -> ResolvedRequirements {
-        let wanted = self.required.into_iter().map(|(of, terms)| RequiredArchive {
-            artifact: of,
+        let wanted = self.required.into_iter().map(|(artifact, terms)| RequiredArchive {
+            artifact,
             hashes: terms.hashes.into_iter().collect(),
             required_by: named(terms.required_by),
         });
@@ -76,8 +76,8 @@ impl ResolutionResult {
             reason: format!("{MAX_CANNOT} items are unavailable (stopped there); fix these first"),
             required_by: Vec::new(),
         });
-        let cannot = self.cannot.into_iter().map(|((what, why), by)| UnavailableItem {
-            subject: what,
+        let cannot = self.cannot.into_iter().map(|((subject, why), by)| UnavailableItem {
+            subject,
             reason: why,
             required_by: named(by),
         });

@@ -36,32 +36,33 @@ impl KnownRegistries {
         self
     }
 
-    async fn ask<T>(&self, what: String, answer: Option<T>) -> Result<T, String> {
+    async fn ask<T>(&self, subject: String, answer: Option<T>) -> Result<T, String> {
         let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
         self.most_open.fetch_max(open, Ordering::Relaxed);
         tokio::task::yield_now().await;
         self.open.fetch_sub(1, Ordering::Relaxed);
-        *self.queries.lock().entry(what.clone()).or_default() += 1;
-        answer.ok_or_else(|| format!("the registry does not have {what}"))
+        *self.queries.lock().entry(subject.clone()).or_default() += 1;
+        answer.ok_or_else(|| format!("the registry does not have {subject}"))
     }
 }
 
 impl Registries for KnownRegistries {
     type Error = String;
 
-    async fn provider_versions(&self, of: &ProviderAddress) -> Result<Vec<Version>, String> {
-        let versions = self.providers.get(&of.to_string()).map(|versions| parsed(versions.iter()));
-        self.ask(of.to_string(), versions).await
+    async fn provider_versions(&self, address: &ProviderAddress) -> Result<Vec<Version>, String> {
+        let versions = self.providers.get(&address.to_string()).map(|versions| parsed(versions.iter()));
+        self.ask(address.to_string(), versions).await
     }
 
-    async fn module_versions(&self, of: &ModuleAddress) -> Result<Vec<Version>, String> {
-        let versions = self.modules.get(&of.to_string()).map(|versions| parsed(versions.keys()));
-        self.ask(of.to_string(), versions).await
+    async fn module_versions(&self, address: &ModuleAddress) -> Result<Vec<Version>, String> {
+        let versions = self.modules.get(&address.to_string()).map(|versions| parsed(versions.keys()));
+        self.ask(address.to_string(), versions).await
     }
 
-    async fn module_files(&self, of: &ModulePackage) -> Result<ModuleFiles, String> {
-        let files = self.modules.get(&of.module.to_string()).and_then(|all| all.get(of.version.as_str()).cloned());
-        self.ask(of.to_string(), files).await
+    async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, String> {
+        let files =
+            self.modules.get(&package.module.to_string()).and_then(|all| all.get(package.version.as_str()).cloned());
+        self.ask(package.to_string(), files).await
     }
 }
 
@@ -95,7 +96,7 @@ fn run(order: &Order, registries: &KnownRegistries) -> ResolvedRequirements {
 
 /// `ADDRESS@VERSION` of each requirement, without the host of Terraform's registry.
 fn wanted(requirements: &ResolvedRequirements) -> Vec<String> {
-    let name = |of: &Artifact| match of {
+    let name = |artifact: &Artifact| match artifact {
         Artifact::Provider(package) => format!("{}@{}", package.provider, package.version),
         Artifact::Module(package) => package.to_string(),
     };
@@ -109,8 +110,8 @@ fn wanted(requirements: &ResolvedRequirements) -> Vec<String> {
 }
 
 fn cannot(requirements: &ResolvedRequirements) -> Vec<String> {
-    let said = |UnavailableItem { subject: what, reason: why, required_by: by }: &UnavailableItem| {
-        format!("{what}: {why} [{}]", by.join(", "))
+    let said = |UnavailableItem { subject, reason: why, required_by: by }: &UnavailableItem| {
+        format!("{subject}: {why} [{}]", by.join(", "))
     };
     requirements.cannot.iter().map(said).collect()
 }
@@ -452,9 +453,9 @@ fn addresses_and_lock_files_mean_their_own_archives() {
     is(&run(&address("x/a@3.0.0", &[]), &registries), &[], &["x/a@3.0.0: … is none of the 3 versions that are listed"]);
     is(&run(&address("x/b", &[]), &registries), &[], &["x/b: the registry does not have"]);
     let requirements = run(&address("x/a", &["darwin_arm64", "windows_amd64"]), &registries);
-    let of: Vec<String> = requirements.archives.iter().map(|one| one.artifact.to_string()).collect();
+    let artifacts: Vec<String> = requirements.archives.iter().map(|one| one.artifact.to_string()).collect();
     assert_eq!(
-        of,
+        artifacts,
         ["registry.terraform.io/x/a 1.1.0 (darwin_arm64)", "registry.terraform.io/x/a 1.1.0 (windows_amd64)"]
     );
     let lock_file = |text: &str| {

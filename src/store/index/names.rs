@@ -66,30 +66,30 @@ impl IndexedName {
     }
 }
 
-fn name_key(of: &Artifact) -> Vec<u8> {
-    [&[NAME], Key::Name(of.clone()).path().as_os_str().as_encoded_bytes()].concat()
+fn name_key(artifact: &Artifact) -> Vec<u8> {
+    [&[NAME], Key::Name(artifact.clone()).path().as_os_str().as_encoded_bytes()].concat()
 }
 
 fn listed_prefix(digest: &Digest) -> Vec<u8> {
     [&[LISTED], &digest.as_bytes()[..]].concat()
 }
 
-fn listed_key(digest: &Digest, of: &Artifact) -> Vec<u8> {
-    [&listed_prefix(digest), Key::Name(of.clone()).path().as_os_str().as_encoded_bytes()].concat()
+fn listed_key(digest: &Digest, artifact: &Artifact) -> Vec<u8> {
+    [&listed_prefix(digest), Key::Name(artifact.clone()).path().as_os_str().as_encoded_bytes()].concat()
 }
 
 fn artifact(path: &[u8]) -> Option<Artifact> {
     match Key::from_path(Path::new(std::str::from_utf8(path).ok()?))? {
-        Key::Name(of) => Some(of),
+        Key::Name(artifact) => Some(artifact),
         _ => None,
     }
 }
 
 impl Index {
     /// Records the archives that a name lists, under the lock of its record; nothing if it is gone.
-    pub fn name_changed(&self, of: &Artifact, now: &IndexedName) {
-        self.unreadable.lock().remove(of);
-        let before = match self.name(of) {
+    pub fn name_changed(&self, artifact: &Artifact, now: &IndexedName) {
+        self.unreadable.lock().remove(artifact);
+        let before = match self.name(artifact) {
             Ok(before) => before.unwrap_or_default(),
             Err(error) => return self.is_broken(&error),
         };
@@ -98,19 +98,19 @@ impl Index {
         }
         let mut changes = Vec::new();
         for gone in before.archives.iter().filter(|listed| !now.lists(&listed.digest)) {
-            changes.push((listed_key(&gone.digest, of), None));
+            changes.push((listed_key(&gone.digest, artifact), None));
         }
         for new in now.archives.iter().filter(|listed| !before.lists(&listed.digest)) {
-            changes.push((listed_key(&new.digest, of), Some(Vec::new())));
+            changes.push((listed_key(&new.digest, artifact), Some(Vec::new())));
         }
-        changes.push((name_key(of), (!now.is_empty()).then(|| now.encode())));
+        changes.push((name_key(artifact), (!now.is_empty()).then(|| now.encode())));
         self.put(&changes);
         // After the entry: a scan of all entries holds this lock and sees either state.
         if let Some(pinned) = self.pinned.lock().as_mut() {
             if now.pinned {
-                pinned.insert(of.clone())
+                pinned.insert(artifact.clone())
             } else {
-                pinned.remove(of)
+                pinned.remove(artifact)
             };
         }
     }
@@ -123,7 +123,7 @@ impl Index {
         let mut pinned = self.pinned.lock();
         let known = match pinned.take() {
             Some(known) => known,
-            None => self.names(|of, name| name.pinned.then_some(of))?.into_iter().collect(),
+            None => self.names(|artifact, name| name.pinned.then_some(artifact))?.into_iter().collect(),
         };
         Ok(pinned.insert(known).iter().cloned().collect())
     }
@@ -132,8 +132,8 @@ impl Index {
     ///
     /// # Errors
     /// The index cannot be read.
-    pub fn name(&self, of: &Artifact) -> Result<Option<IndexedName>, StoreError> {
-        let value = self.entries.read().get(&name_key(of))?;
+    pub fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError> {
+        let value = self.entries.read().get(&name_key(artifact))?;
         Ok(value.as_deref().and_then(IndexedName::decode))
     }
 
@@ -155,8 +155,8 @@ impl Index {
     pub fn names<T>(&self, mut choose: impl FnMut(Artifact, IndexedName) -> Option<T>) -> Result<Vec<T>, StoreError> {
         let mut chosen = Vec::new();
         self.entries.read().each_below(&[NAME], |key, value| {
-            if let Some((of, name)) = artifact(&key[1..]).zip(IndexedName::decode(value)) {
-                chosen.extend(choose(of, name));
+            if let Some((artifact, name)) = artifact(&key[1..]).zip(IndexedName::decode(value)) {
+                chosen.extend(choose(artifact, name));
             }
         })?;
         Ok(chosen)

@@ -176,9 +176,9 @@ proptest! {
         let origins = std::slice::from_ref(&origin);
         let mut now = 1_000_000;
         let mut probing = false;
-        for (what, later, asked, jitter) in happenings {
+        for (happening, later, asked, jitter) in happenings {
             now += later;
-            match what {
+            match happening {
                 0 => {
                     let found = breaker.failed(&origin, (asked % 2 == 0).then(|| Duration::from_secs(asked)), jitter, Timestamp(now), || ());
                     probing &= found == BreakerChange::StillOpen;

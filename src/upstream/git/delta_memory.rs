@@ -84,8 +84,8 @@ impl DeltaChains {
     }
 
     /// The index of the entry at this offset.
-    pub(super) fn at(&self, at: u64) -> Option<u32> {
-        let found = self.entries.binary_search_by_key(&at, |entry| entry.offset).ok()?;
+    pub(super) fn at(&self, offset: u64) -> Option<u32> {
+        let found = self.entries.binary_search_by_key(&offset, |entry| entry.offset).ok()?;
         u32::try_from(found).ok()
     }
 
@@ -93,7 +93,7 @@ impl DeltaChains {
     ///
     /// # Errors
     /// The limit that is exceeded.
-    pub(super) fn add(&mut self, at: u64, base: DeltaBaseRef, of_base: u64, size: u64) -> Result<(), String> {
+    pub(super) fn add(&mut self, offset: u64, base: DeltaBaseRef, of_base: u64, size: u64) -> Result<(), String> {
         let is_blob = match base {
             DeltaBaseRef::Nothing { is_blob } => is_blob,
             DeltaBaseRef::Before(base) => self.entries.get(base as usize).is_some_and(|base| base.is_blob),
@@ -108,7 +108,7 @@ impl DeltaChains {
         {
             base.children += 1;
         }
-        self.entries.push(PackEntry { of_base, offset: at, size, base, is_blob, children: 0 });
+        self.entries.push(PackEntry { of_base, offset, size, base, is_blob, children: 0 });
         Ok(())
     }
 
@@ -134,13 +134,14 @@ impl DeltaChains {
                     ChainLink { depth: 0, sum: entry.size, buffered: 0, root: index }
                 }
                 DeltaBaseRef::Before(base) => {
-                    let (of, base) = links.get(base as usize).zip(self.entries.get(base as usize)).ok_or("itself")?;
+                    let (base_link, base) =
+                        links.get(base as usize).zip(self.entries.get(base as usize)).ok_or("itself")?;
                     let held = if base.children > 1 { base.size } else { 0 };
                     ChainLink {
-                        depth: of.depth + 1,
-                        sum: of.sum.saturating_add(entry.size),
-                        buffered: of.buffered.saturating_add(held),
-                        root: of.root,
+                        depth: base_link.depth + 1,
+                        sum: base_link.sum.saturating_add(entry.size),
+                        buffered: base_link.buffered.saturating_add(held),
+                        root: base_link.root,
                     }
                 }
             };
@@ -148,9 +149,9 @@ impl DeltaChains {
                 return Err(format!("{DEEPEST} objects one made out of the other"));
             }
             let is_named = matches!(self.entries.get(link.root), Some(PackEntry { base: DeltaBaseRef::Named(_), .. }));
-            let of = if is_named { named.entry(link.root).or_default() } else { &mut most };
-            of.sum = of.sum.max(link.sum);
-            of.buffered = of.buffered.max(link.buffered);
+            let group = if is_named { named.entry(link.root).or_default() } else { &mut most };
+            group.sum = group.sum.max(link.sum);
+            group.buffered = group.buffered.max(link.buffered);
             links.push(link);
         }
         for link in named.values() {

@@ -67,19 +67,19 @@ pub(super) enum GitCodeError {
 }
 
 impl GitCodeError {
-    pub(super) fn unusable(at: &str, why: impl Into<String>) -> Self {
-        Self::Unusable { origin: at.to_owned(), reason: why.into() }
+    pub(super) fn unusable(origin: &str, why: impl Into<String>) -> Self {
+        Self::Unusable { origin: origin.to_owned(), reason: why.into() }
     }
 
-    pub(super) fn tree(at: &str, error: TreeError) -> Self {
-        Self::Tree { origin: at.to_owned(), error }
+    pub(super) fn tree(origin: &str, error: TreeError) -> Self {
+        Self::Tree { origin: origin.to_owned(), error }
     }
 
     /// Converts an error of gix, which may come from the bridge, the disk or the received data.
-    pub(super) fn of(at: &str, largest_object: usize, error: &gix_error::Error) -> Self {
+    pub(super) fn of(origin: &str, largest_object: usize, error: &gix_error::Error) -> Self {
         let mut said: Vec<String> = Vec::new();
         for cause in error.iter_errors() {
-            if let Some(trouble) = cause.downcast_ref::<io::Error>().and_then(|io| Self::of_io(at, io)) {
+            if let Some(trouble) = cause.downcast_ref::<io::Error>().and_then(|io| Self::of_io(origin, io)) {
                 return trouble;
             }
             let text = cause.to_string();
@@ -88,13 +88,13 @@ impl GitCodeError {
             }
         }
         if error.is_resource_exhausted() {
-            return Self::tree(at, TreeError::TooLarge(format!("{largest_object} bytes in one object")));
+            return Self::tree(origin, TreeError::TooLarge(format!("{largest_object} bytes in one object")));
         }
-        Self::unusable(at, said.join(": "))
+        Self::unusable(origin, said.join(": "))
     }
 
     /// Finds our own or the system's error inside a nested I/O error.
-    fn of_io(at: &str, error: &io::Error) -> Option<Self> {
+    fn of_io(origin: &str, error: &io::Error) -> Option<Self> {
         if let Some(code) = error.raw_os_error() {
             return Some(Self::Disk(io::Error::from_raw_os_error(code)));
         }
@@ -105,12 +105,12 @@ impl GitCodeError {
             return Some(Self::Broken);
         }
         if let Some(fault) = inner.downcast_ref::<Fault>() {
-            return Some(Self::Fault { origin: at.to_owned(), fault: fault.clone() });
+            return Some(Self::Fault { origin: origin.to_owned(), fault: fault.clone() });
         }
         if let Some(error) = inner.downcast_ref::<TreeError>() {
-            return Some(Self::tree(at, error.clone()));
+            return Some(Self::tree(origin, error.clone()));
         }
-        let inside = inner.downcast_ref::<io::Error>().and_then(|inner| Self::of_io(at, inner));
+        let inside = inner.downcast_ref::<io::Error>().and_then(|inner| Self::of_io(origin, inner));
         inside.or(full)
     }
 

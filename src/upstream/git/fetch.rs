@@ -65,13 +65,13 @@ const MAX_OF_A_HISTORY: usize = 256 << 20;
 impl Conversation {
     /// Connects to a repository and negotiates the protocol.
     pub(super) fn open(wire: &GitBridge, repository: &Repository, limits: GitLimits) -> Result<Self, GitCodeError> {
-        let at = repository.origin();
+        let origin = repository.origin();
         let largest_object = limits.object_bytes;
         wire.pace.expect_talk();
         let mut transport: Box<dyn Transport> = match repository {
             Repository::Http(url) => {
                 let url = url.as_str().trim_end_matches('/');
-                let url = gix_url::parse(url).map_err(|e| GitCodeError::of(&at, largest_object, &e))?;
+                let url = gix_url::parse(url).map_err(|e| GitCodeError::of(&origin, largest_object, &e))?;
                 Box::new(connect_http(HttpTransport::new(wire.clone()), url, Protocol::V2, false))
             }
             Repository::Ssh(ssh) => {
@@ -83,15 +83,15 @@ impl Conversation {
         };
         let handshake =
             gix_protocol::handshake(&mut transport, Service::UploadPack, |_| Ok(None), Vec::new(), &mut Discard);
-        let handshake = handshake.map_err(|e| GitCodeError::of(&at, largest_object, &e))?;
+        let handshake = handshake.map_err(|e| GitCodeError::of(&origin, largest_object, &e))?;
         let format = handshake.capabilities.capability("object-format");
         if format.and_then(|format| format.value().map(|value| value != "sha1")).unwrap_or_default() {
             return Err(GitCodeError::unusable(
-                &at,
+                &origin,
                 "a repository whose objects have no SHA-1, which larder cannot read",
             ));
         }
-        Ok(Self { transport, handshake, origin: at, limits, pace: Arc::clone(&wire.pace) })
+        Ok(Self { transport, handshake, origin, limits, pace: Arc::clone(&wire.pace) })
     }
 
     fn trouble(&self, error: &gix_error::Error) -> GitCodeError {

@@ -57,7 +57,7 @@ fn expanded_by_streaming(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
 fn is_foreign(value: &[u8]) -> bool {
     let Some(value) = value.strip_prefix(b" ") else { return false };
     let looked_at = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
-    (0..looked_at).any(|at| matches!(value[at], b' ' | b'\t' | b'\r') && at + 1 < value.len())
+    (0..looked_at).any(|index| matches!(value[index], b' ' | b'\t' | b'\r') && index + 1 < value.len())
 }
 
 fn expanded_by_search(bytes: &[u8], id: &ObjectId) -> Option<Vec<u8>> {
@@ -93,7 +93,7 @@ fn keyword(after: &[u8]) -> Option<usize> {
     // A value may begin with one space and end with one.
     let inner = value.get(1..).unwrap_or_default();
     let space = inner.iter().position(|byte| *byte == b' ');
-    if space.is_some_and(|at| at + 1 < inner.len()) {
+    if space.is_some_and(|index| index + 1 < inner.len()) {
         return None;
     }
     Some(b"Id:".len() + end + 1)

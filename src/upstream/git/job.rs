@@ -237,15 +237,15 @@ impl RunningGitJob<'_> {
         below: &TreePath,
         depth: usize,
     ) -> Result<ObjectId, GitCodeError> {
-        let at = repository.origin();
+        let origin = repository.origin();
         let largest_object = self.limits.object_bytes;
-        let checkout = Checkout { objects, origin: &at, below, largest_object, stop: self.stop };
+        let checkout = Checkout { objects, origin: &origin, below, largest_object, stop: self.stop };
         let (commit, root) = checkout.commit(named)?;
         let CheckoutResult { submodules, modules, pointers, unknown_encodings } =
             checkout.lay_out(root, &mut self.tree)?;
         self.pointers.extend(pointers);
         self.unknown_encodings.extend(unknown_encodings);
-        let refused = |error| GitCodeError::tree(&at, error);
+        let refused = |error| GitCodeError::tree(&origin, error);
         let known = Submodules::parse(modules.as_deref()).map_err(refused)?;
         for (path, id) in submodules {
             // Each lookup scans all submodules, so many of them take long.

@@ -90,14 +90,14 @@ impl<'a> GitRequest<'a> {
         UpstreamRequest { label: what, url, upstream, credentials: grant, via, retries, priority: asker, now }
     }
 
-    fn failed(&self, at: String, fault: Fault) -> UpstreamError {
-        UpstreamError { subject: self.subject.to_owned(), origin: at, fault }
+    fn failed(&self, origin: String, fault: Fault) -> UpstreamError {
+        UpstreamError { subject: self.subject.to_owned(), origin, fault }
     }
 
     fn repository(&self) -> Result<Repository, GitError> {
         Repository::of(&self.source.url).map_err(|bad| {
-            let at = super::outbound::origin(&self.source.url);
-            self.failed(at, Fault::Unusable(format!("a source that is not fetched: {bad}"))).into()
+            let origin = super::outbound::origin(&self.source.url);
+            self.failed(origin, Fault::Unusable(format!("a source that is not fetched: {bad}"))).into()
         })
     }
 }
@@ -127,14 +127,14 @@ impl Outbound {
     /// As [`git`](Self::git).
     pub async fn git_commit(&self, ask: GitRequest<'_>) -> Result<Option<String>, GitError> {
         let repository = ask.repository()?;
-        let at = repository.origin();
+        let origin = repository.origin();
         let job = Job::new(ask.source, repository, Path::new(""), self.git_limits);
         if let Some(id) = job.whole_id() {
             return Ok(Some(id));
         }
         let permit = self.resolve_permits.take(ask.upstream, ask.priority).await;
         let crowded = || Fault::Crowded("the limit of concurrent git ref lookups is reached".to_owned());
-        let permit = permit.ok_or_else(|| ask.failed(at, crowded()))?;
+        let permit = permit.ok_or_else(|| ask.failed(origin, crowded()))?;
         self.run_blocking_job(ask, self.git_limits.resolve_time, move |wire, _stop| {
             let _permit = permit;
             job.resolve_by_name(wire)
@@ -154,13 +154,13 @@ impl Outbound {
         let (wire, orders) = GitBridge::new(self.git_limits);
         let mut worker = tokio::task::spawn_blocking(move || work(wire, &stopped));
         let carried = timeout(limit, self.execute_git(ask, orders)).await;
-        let at = || super::outbound::origin(&ask.source.url);
+        let origin = || super::outbound::origin(&ask.source.url);
         let broken = match carried {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error),
             Err(_) => {
                 let why = format!("not complete within {} s", limit.as_secs());
-                Some(ask.failed(at(), Fault::Slow(why)))
+                Some(ask.failed(origin(), Fault::Slow(why)))
             }
         };
         if broken.is_some() {
@@ -173,7 +173,7 @@ impl Outbound {
             stop.now();
             tracing::error!(
                 asked = ask.subject,
-                at = at(),
+                at = origin(),
                 "the git worker thread did not stop; it keeps its permit until it does"
             );
         }
@@ -184,11 +184,11 @@ impl Outbound {
                     "the response was not processed within {} s after it was received",
                     self.git_limits.stop_time.as_secs()
                 );
-                Err(ask.failed(at(), Fault::Slow(why)).into())
+                Err(ask.failed(origin(), Fault::Slow(why)).into())
             }
             (None, Ok(Ok(worked))) => worked.map_err(|trouble| trouble.into_git_error(&ask)),
             (None, Ok(Err(_))) => {
-                Err(ask.failed(at(), Fault::Unusable("data that made the git parser panic".into())).into())
+                Err(ask.failed(origin(), Fault::Unusable("data that made the git parser panic".into())).into())
             }
         }
     }

@@ -172,7 +172,7 @@ impl PackScanState {
                     PackPosition::Distance { size, distance, is_first: false }
                 } else {
                     let base =
-                        self.begins.checked_sub(distance).and_then(|at| self.chains.at(at)).ok_or_else(broken)?;
+                        self.begins.checked_sub(distance).and_then(|index| self.chains.at(index)).ok_or_else(broken)?;
                     PackPosition::Body(EntryInflater::new(DeltaBaseRef::Before(base), size))
                 }
             }
@@ -274,8 +274,8 @@ fn broken() -> io::Error {
     io::Error::other(Fault::Unusable("a pack that cannot be read".to_owned()))
 }
 
-fn too_large(what: String) -> io::Error {
-    io::Error::other(TreeError::TooLarge(what))
+fn too_large(subject: String) -> io::Error {
+    io::Error::other(TreeError::TooLarge(subject))
 }
 
 #[cfg(test)]
@@ -388,12 +388,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_pack_or_refused(at in 0_usize..200, byte in any::<u8>(), at_once in 1_usize..50, tail in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_a_pack_or_refused(offset in 0_usize..200, byte in any::<u8>(), at_once in 1_usize..50, tail in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut bytes = pack(&whole(4000));
-            let place = at % bytes.len();
+            let place = offset % bytes.len();
             bytes[place] = byte;
             let _ = examined(&bytes, at_once);
-            bytes.truncate(at);
+            bytes.truncate(offset);
             bytes.extend(tail);
             let _ = examined(&bytes, at_once);
         }

@@ -145,7 +145,7 @@ fn candidates(name: &str, is_own: impl Fn(&[u8]) -> bool) -> impl Iterator<Item 
     let full = name.strip_prefix("refs/").unwrap_or(name);
     let by_its_kind = match full.split_once('/') {
         Some(("tags", _)) => Some(format!("refs/{full}").into_bytes()),
-        Some(("heads", of)) => own(of),
+        Some(("heads", name)) => own(name),
         _ => None,
     };
     let remote = full.strip_prefix("remotes/").unwrap_or(full);

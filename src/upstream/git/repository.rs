@@ -159,7 +159,7 @@ fn relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
     let mut base = base.trim_end_matches('/');
     loop {
         if let Some(rest) = url.strip_prefix("../") {
-            let above = base.rfind('/').map(|at| &base[..at]);
+            let above = base.rfind('/').map(|index| &base[..index]);
             base = match above {
                 Some(above) => above,
                 None if !base.is_empty() => "",

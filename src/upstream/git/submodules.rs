@@ -68,12 +68,12 @@ mod tests {
         let file = b"[submodule \"one\"]\n\tpath = modules/two\n\turl = ../c\n[submodule \"off\"]\n\tpath = off\n\turl = ../d\n\tupdate = none\n\
             [submodule \"run\"]\n\tpath = run\n\turl = ../d\n\tupdate = !id\n[submodule \"opt\"]\n\tpath = opt\n\turl = -u\n[submodule \"no\"]\n\tpath = no\n";
         let submodules = Submodules::parse(Some(file)).unwrap();
-        let at = |path: &str| submodules.at(path.into(), &base());
-        assert_eq!(at("modules/two").unwrap(), Submodule::From(Repository::parse("https://h.example/a/c").unwrap()));
-        assert_eq!(at("off").unwrap(), Submodule::Empty);
-        assert_eq!(at("one").unwrap(), Submodule::Empty);
+        let find = |path: &str| submodules.at(path.into(), &base());
+        assert_eq!(find("modules/two").unwrap(), Submodule::From(Repository::parse("https://h.example/a/c").unwrap()));
+        assert_eq!(find("off").unwrap(), Submodule::Empty);
+        assert_eq!(find("one").unwrap(), Submodule::Empty);
         for refused in ["run", "opt", "no"] {
-            assert!(matches!(at(refused), Err(TreeError::Refused { .. })), "{refused}");
+            assert!(matches!(find(refused), Err(TreeError::Refused { .. })), "{refused}");
         }
         assert_eq!(Submodules::parse(None).unwrap().at("x".into(), &base()).unwrap(), Submodule::Empty);
     }

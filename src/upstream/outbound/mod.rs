@@ -222,10 +222,10 @@ impl Outbound {
         &self,
         permits: &ConcurrencyLimits,
         ask: UpstreamRequest<'_>,
-        of: &str,
+        subject: &str,
     ) -> Result<Permit, UpstreamError> {
         let crowded = || {
-            let why = format!("as many {of} are being fetched as may be at one time");
+            let why = format!("as many {subject} are being fetched as may be at one time");
             failure(ask, ask.url, Fault::Crowded(why))
         };
         permits.take(ask.upstream, ask.priority).await.ok_or_else(crowded)

@@ -87,9 +87,9 @@ impl Checksum {
 
     /// Finds the checksum of `archive` in the checksum list at `at`, in GNU's or BSD's form. A line with a bare
     /// checksum matches any archive.
-    pub fn in_list(list: &[u8], at: &Url, archive: &Url) -> Option<Self> {
+    pub fn in_list(list: &[u8], url: &Url, archive: &Url) -> Option<Self> {
         let file = archive.path().rsplit('/').next().unwrap_or_default();
-        let folder = at.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+        let folder = url.path().rsplit_once('/').map_or("", |(folder, _)| folder);
         let relative = archive.path().strip_prefix(folder).map_or(file, |path| path.trim_start_matches('/'));
         let is_meant = |name: &str| {
             let name = name.strip_prefix(['*', '?']).unwrap_or(name);

@@ -49,12 +49,12 @@ fn in_head(page: &str) -> Option<String> {
             // Text in these elements may look like a tag.
             raw @ ("script" | "style" | "title") => {
                 let end = format!("</{raw}");
-                let at = (0..rest.len()).find(|at| {
+                let index = (0..rest.len()).find(|index| {
                     rest.as_bytes()
-                        .get(*at..*at + end.len())
+                        .get(*index..*index + end.len())
                         .is_some_and(|text| text.eq_ignore_ascii_case(end.as_bytes()))
                 })?;
-                rest = rest.get(at..)?;
+                rest = rest.get(index..)?;
             }
             _ => {}
         }

@@ -78,11 +78,11 @@ impl std::fmt::Display for Subdir {
 /// Splits an address into its package, query included, and its subdir, as go-getter does.
 pub(super) fn split(text: &str) -> (String, String) {
     let (path, query) = text.split_at(text.find('?').unwrap_or(text.len()));
-    let after_scheme = path.find("://").map_or(0, |at| at + 3);
+    let after_scheme = path.find("://").map_or(0, |index| index + 3);
     match path[after_scheme..].find("//") {
-        Some(at) => {
-            let at = after_scheme + at;
-            (format!("{}{query}", &path[..at]), path[at + 2..].to_owned())
+        Some(index) => {
+            let index = after_scheme + index;
+            (format!("{}{query}", &path[..index]), path[index + 2..].to_owned())
         }
         None => (text.to_owned(), String::new()),
     }

@@ -101,7 +101,7 @@ fn archives_are_recognised_by_parameter_or_suffix_and_the_rest_are_pages() {
 
 #[test]
 fn an_unsupported_source_has_a_label_and_a_host() {
-    for (text, what, host) in [
+    for (text, label, host) in [
         ("s3::https://s3.amazonaws.com/bucket/m.zip", "an Amazon S3 bucket", Some("s3.amazonaws.com")),
         ("s3-eu-west-1.amazonaws.com/bucket/m.zip", "an Amazon S3 bucket", Some("s3-eu-west-1.amazonaws.com")),
         (
@@ -123,7 +123,7 @@ fn an_unsupported_source_has_a_label_and_a_host() {
         ("smb::https://[2001:db8::1]:1/x", "a kind of source that it does not know", Some("2001:db8::1")),
     ] {
         let PackageSource::Unsupported(unsupported) = parsed(text).source else { panic!("{text}") };
-        assert_eq!((unsupported.kind_name(), unsupported.host().as_deref()), (what, host), "{text}");
+        assert_eq!((unsupported.kind_name(), unsupported.host().as_deref()), (label, host), "{text}");
         assert!(!format!("{unsupported:?}").contains("Pass"));
     }
 }
@@ -212,7 +212,7 @@ fn a_glob_subdir_is_split_after_its_last_pattern() {
 /// The subdir of an indirection precedes that of the address before it.
 #[test]
 fn subdirs_are_joined() {
-    let of = |text: &str| Subdir::parse(text).unwrap().unwrap();
+    let parse = |text: &str| Subdir::parse(text).unwrap().unwrap();
     for (above, below, joined) in [
         ("a", "b/c", "a/b/c"),
         ("*", "b", "*/b"),
@@ -220,9 +220,9 @@ fn subdirs_are_joined() {
         ("*/a", "*/b", "*/a/*/b"),
         ("a*", "b*", "a*/b*"),
     ] {
-        assert_eq!(of(above).join(&of(below)).unwrap(), of(joined), "{above} {below}");
+        assert_eq!(parse(above).join(&parse(below)).unwrap(), parse(joined), "{above} {below}");
     }
-    assert!(of(&"a/".repeat(1500)).join(&of(&"b/".repeat(1500))).is_err());
+    assert!(parse(&"a/".repeat(1500)).join(&parse(&"b/".repeat(1500))).is_err());
 }
 
 fn address() -> impl Strategy<Value = String> {

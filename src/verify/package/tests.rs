@@ -186,10 +186,10 @@ proptest! {
     }
 
     #[test]
-    fn a_package_with_changed_bytes_never_panics(at in 0_usize..300, to in any::<u8>()) {
+    fn a_package_with_changed_bytes_never_panics(offset in 0_usize..300, to in any::<u8>()) {
         let mut zip = zip_of(&[Folder("d/"), File("d/a", b"content"), File("b", &[7; 300])]);
-        let at = at % zip.len();
-        zip[at] = to;
+        let offset = offset % zip.len();
+        zip[offset] = to;
         let _ = hashes(&zip);
     }
 }
@@ -199,9 +199,9 @@ fn position(bytes: &[u8], wanted: &[u8]) -> usize {
 }
 
 fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
-    let places: Vec<_> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(from)).collect();
+    let places: Vec<_> = (0..bytes.len()).filter(|offset| bytes[*offset..].starts_with(from)).collect();
     assert!(!places.is_empty());
-    for at in places {
-        bytes[at..at + to.len()].copy_from_slice(to);
+    for offset in places {
+        bytes[offset..offset + to.len()].copy_from_slice(to);
     }
 }

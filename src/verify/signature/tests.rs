@@ -294,13 +294,13 @@ proptest! {
     }
 
     #[test]
-    fn changed_bytes_in_key_or_signature_never_panic(at in any::<prop::sample::Index>(), to in any::<u8>()) {
+    fn changed_bytes_in_key_or_signature_never_panic(index in any::<prop::sample::Index>(), to in any::<u8>()) {
         let mut signature = RSA.sign(SUMS);
-        let place = at.index(signature.len());
+        let place = index.index(signature.len());
         signature[place] = to;
         let _ = check(&signature, &[RSA.public(&good())]);
         let mut key = pgp::ser::Serialize::to_bytes(&pgp::composed::SignedPublicKey::from(RSA.secret.clone())).unwrap();
-        let place = at.index(key.len());
+        let place = index.index(key.len());
         key[place] = to;
         let _ = check(&RSA.sign_by_subkey(SUMS), &[armored(&key)]);
     }

@@ -23,12 +23,12 @@ struct PublishedSet {
     also_lists: Vec<(u8, u8)>,
 }
 
-fn content(of: u8) -> Digest {
-    Digest::of(&[of])
+fn content(number: u8) -> Digest {
+    Digest::of(&[number])
 }
 
-fn platform(of: u8) -> Platform {
-    Platform::parse(["linux_amd64", "darwin_arm64"][usize::from(of)]).unwrap()
+fn platform(number: u8) -> Platform {
+    Platform::parse(["linux_amd64", "darwin_arm64"][usize::from(number)]).unwrap()
 }
 
 fn file(name: u8) -> &'static str {
@@ -45,7 +45,7 @@ impl StoredRecords {
         let version = Version::parse(&format!("{}.0.0", set.version)).unwrap();
         let package = Package { provider, version, platform: platform(set.platform) };
         let mut lines: BTreeMap<&str, Digest> =
-            set.also_lists.iter().map(|(name, of)| (file(*name), content(*of))).collect();
+            set.also_lists.iter().map(|(name, digest)| (file(*name), content(*digest))).collect();
         lines.insert(file(set.name), content(set.content));
         let text: String = lines.iter().map(|(name, digest)| format!("{digest}  {name}\n")).collect();
         let sums = Checksums::parse(text.as_bytes()).unwrap();
@@ -112,16 +112,16 @@ proptest! {
             let may_vouch = set.key.is_some() && (*signer == set.key || set.key.is_some_and(|key| before.contains(&key)));
             let mut lines: BTreeMap<u8, u8> = set.also_lists.iter().copied().collect();
             lines.insert(set.name, set.content);
-            let told = lines.into_iter().filter_map(|(name, of)| Some((platform_in_name(file(name))?, of)));
+            let told = lines.into_iter().filter_map(|(name, digest)| Some((platform_in_name(file(name))?, digest)));
             let told: Vec<(Platform, u8)> = [(platform(set.platform), set.content)].into_iter().chain(told).collect();
-            for (platform, of) in &told {
+            for (platform, digest) in &told {
                 let had = contents.get(&(set.version, platform.clone()));
-                let is_known = had.is_some_and(|had| had.contains(of));
+                let is_known = had.is_some_and(|had| had.contains(digest));
                 let is_new_and_unsigned = had.is_none() && set.key.or(*signer).is_none();
                 prop_assert!(is_first || is_known || may_vouch || is_new_and_unsigned, "{:?}", set);
             }
-            for (platform, of) in told {
-                contents.entry((set.version, platform)).or_default().insert(of);
+            for (platform, digest) in told {
+                contents.entry((set.version, platform)).or_default().insert(digest);
             }
             if let Some(key) = set.key && !known_keys.contains(&key) {
                 known_keys.push(key);
@@ -210,11 +210,11 @@ fn an_unsigned_registry_may_publish_one_sums_file_per_platform() {
 
 #[test]
 fn the_platform_in_a_file_name_is_read_in_any_case() {
-    let of = |name| platform_in_name(name).map(|platform| platform.to_string());
+    let platform_of = |name| platform_in_name(name).map(|platform| platform.to_string());
     for name in ["terraform-provider-x_1.0.0_linux_amd64.zip", "X_LINUX_AMD64.ZIP", "a_b_c_linux_amd64.Zip"] {
-        assert_eq!(of(name).as_deref(), Some("linux_amd64"), "{name}");
+        assert_eq!(platform_of(name).as_deref(), Some("linux_amd64"), "{name}");
     }
     for name in ["linux_amd64.zip", "x_linux_amd64.tar.gz", "", "_.zip", "x__.zip", "manifest.json"] {
-        assert_eq!(of(name), None, "{name}");
+        assert_eq!(platform_of(name), None, "{name}");
     }
 }

@@ -23,21 +23,21 @@ impl SourceFetch<'_> {
         source: &ArchiveSource,
         tree: Tree,
     ) -> Result<(Tree, TreePermit, Validators), FetchTreeError> {
-        let what = self.what();
+        let subject = self.what();
         let expected = match &source.checksum {
             None => None,
             Some(ExpectedChecksum::Is(checksum)) => Some(checksum.clone()),
             Some(ExpectedChecksum::Listed(list)) => Some(self.listed_checksum(list, &source.url).await?),
         };
-        let (of, outbound) = (self.package.to_string(), &self.call.config.outbound);
-        let ask = ask_for(self.mirror, &self.upstream, &self.credential_scope, self.call, &source.url, &what);
-        let downloaded = SourceDownload::new(self.mirror, outbound, ask, self.reservation).run(&of).await;
+        let (package, outbound) = (self.package.to_string(), &self.call.config.outbound);
+        let ask = ask_for(self.mirror, &self.upstream, &self.credential_scope, self.call, &source.url, &subject);
+        let downloaded = SourceDownload::new(self.mirror, outbound, ask, self.reservation).run(&package).await;
         let DownloadedSource { staged, validators, name } = downloaded.map_err(|error| match error {
             Error::Upstream(error) => location_fault((*error).clone()),
             error => error.into(),
         })?;
         let turn = self.unpack_permit().await?;
-        let (format, at) = (source.format, origin(&source.url));
+        let (format, origin) = (source.format, origin(&source.url));
         let unpacked = self
             .mirror
             .on_disk(move |_| {
@@ -60,10 +60,13 @@ impl SourceFetch<'_> {
             .await?;
         match unpacked {
             Ok(tree) => Ok((tree, turn, validators)),
-            Err(UnpackFailure::Tree(why)) => Err(self.refused(&at, why).into()),
+            Err(UnpackFailure::Tree(why)) => Err(self.refused(&origin, why).into()),
             Err(UnpackFailure::Checksum { expected, actual }) => {
                 let verdict = format!("its bytes have {actual}, but its address says {expected}");
-                Err(FetchTreeError::StaleLocation(Error::Unverified { subject: format!("{what} from {at}"), verdict }))
+                Err(FetchTreeError::StaleLocation(Error::Unverified {
+                    subject: format!("{subject} from {origin}"),
+                    verdict,
+                }))
             }
         }
     }
@@ -77,8 +80,8 @@ impl SourceFetch<'_> {
 
     /// Fetches a checksum list and finds the archive's checksum in it.
     async fn listed_checksum(&self, list: &Url, archive: &Url) -> Result<Checksum, FetchTreeError> {
-        let what = format!("the list of checksums for {}", self.what());
-        let asked = self.call.config.outbound.small_file(self.ask(list, &what), None, MAX_CHECKSUM_LIST_BYTES).await;
+        let subject = format!("the list of checksums for {}", self.what());
+        let asked = self.call.config.outbound.small_file(self.ask(list, &subject), None, MAX_CHECKSUM_LIST_BYTES).await;
         let found = match asked.map_err(location_fault)? {
             Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
             Fetched::Unchanged => None,

@@ -31,17 +31,17 @@ impl SshServer {
         }
         let folder = tempfile::tempdir().unwrap();
         let _ = fs::create_dir_all("/run/sshd");
-        let at = folder.path();
+        let root = folder.path();
         for name in ["host", "user", "stranger"] {
             let made =
-                Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(at.join(name)).status();
+                Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(root.join(name)).status();
             assert!(made.unwrap().success());
         }
         let user = String::from_utf8(Command::new("id").arg("-un").output().unwrap().stdout).unwrap().trim().to_owned();
         let path = std::env::var("PATH").unwrap();
-        let shown = at.display();
+        let shown = root.display();
         write(
-            at,
+            root,
             "sshd_config",
             format!(
                 "HostKey {shown}/host\nAuthorizedKeysFile {shown}/user.pub\nStrictModes no\nUsePAM no\nPidFile none\n\
@@ -50,11 +50,11 @@ impl SshServer {
         );
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let host_key = fs::read_to_string(at.join("host.pub")).unwrap();
-        write(at, "known_hosts", format!("[127.0.0.1]:{port} {host_key}"));
-        write(at, "no_hosts", "");
+        let host_key = fs::read_to_string(root.join("host.pub")).unwrap();
+        write(root, "known_hosts", format!("[127.0.0.1]:{port} {host_key}"));
+        write(root, "no_hosts", "");
         let connections = Arc::new(AtomicUsize::new(0));
-        let (config, counted) = (at.join("sshd_config"), Arc::clone(&connections));
+        let (config, counted) = (root.join("sshd_config"), Arc::clone(&connections));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 counted.fetch_add(1, Ordering::SeqCst);
@@ -71,8 +71,8 @@ impl SshServer {
 
     fn setting(&self, key: &str, known_hosts: &str) -> GitTestSetting {
         let mut setting = GitTestSetting::at(&Url::parse("https://registry.example/").unwrap());
-        let at = self.folder.path();
-        let files = SshFiles { key: at.join(key), known_hosts: at.join(known_hosts) };
+        let root = self.folder.path();
+        let files = SshFiles { key: root.join(key), known_hosts: root.join(known_hosts) };
         let host = Hostname::parse(&format!("127.0.0.1:{}", self.port)).unwrap();
         setting.credentials = vec![Credential { host, upstreams: vec![super::host()], access: Access::Ssh(files) }];
         setting
