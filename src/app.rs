@@ -350,8 +350,8 @@ impl RunningApp {
     /// Checks that both listeners answer over their own sockets and that the blocking pool has free threads.
     pub async fn check_liveness(&self) -> Result<(), LivenessError> {
         let (main, admin) = (loopback_if_unspecified(self.parts.main), loopback_if_unspecified(self.parts.admin));
-        let standing = self.front.load().main.peer_class(main.ip());
-        let main = ListenerCheck { address: main, slots: &self.main_places, peer_class: standing };
+        let peer_class = self.front.load().main.peer_class(main.ip());
+        let main = ListenerCheck { address: main, slots: &self.main_places, peer_class };
         let admin = ListenerCheck { address: admin, slots: &self.admin_places, peer_class: PeerClass::Client };
         watchdog::check_listeners(main, admin).await?;
         let store = Arc::clone(&self.parts.store);

@@ -196,13 +196,13 @@ impl Error {
         match self {
             Self::UnknownHost(host) => Explanation::of(format!("{host} is not an upstream of this mirror"))
                 .remedied_by("its operator can add it as an [[upstream]]"),
-            Self::NotFound(why) => explanation(why),
+            Self::NotFound(reason) => explanation(reason),
             Self::Upstream(error) => error.explain(),
-            Self::Unverified { subject: asked, verdict } => explanation(verdict)
-                .about(asked)
+            Self::Unverified { subject, verdict } => explanation(verdict)
+                .about(subject)
                 .remedied_by("not stored, not served; its publisher or registry must mend it"),
-            Self::Unaccepted { subject: asked, verdict, command } => {
-                explanation(verdict).about(asked).remedied_by(format!("if that is right: {command}"))
+            Self::Unaccepted { subject, verdict, command } => {
+                explanation(verdict).about(subject).remedied_by(format!("if that is right: {command}"))
             }
             Self::Slow(subject) => {
                 explanation("upstream is too slow; larder continues to fetch").about(subject).remedied_by(AGAIN)
@@ -211,26 +211,22 @@ impl Error {
                 .about(subject)
                 .remedied_by("`larder missing` on larder's machine lists what to bring"),
             Self::Sealed(subject) => explanation("this mirror is offline, so no upstream is asked").about(subject),
-            Self::Busy { subject: what, reason: why } => explanation(why).about(what).remedied_by(AGAIN),
-            Self::Unattended { subject: what, running } => Explanation::of(format!(
+            Self::Busy { subject, reason } => explanation(reason).about(subject).remedied_by(AGAIN),
+            Self::Unattended { subject, running } => Explanation::of(format!(
                 "{running} downloads that this client address started and no client waits for are still running"
             ))
-            .about(what)
+            .about(subject)
             .remedied_by("ask again when they have ended"),
             Self::Spared(subject) => {
                 explanation("its upstream has been asked often enough for now").about(subject).remedied_by(AGAIN)
             }
-            Self::HeldBack { subject: what, .. } => {
-                explanation("its upstream asks for a pause (Retry-After)").about(what)
-            }
+            Self::HeldBack { subject, .. } => explanation("its upstream asks for a pause (Retry-After)").about(subject),
             Self::NotKept(subject) => {
                 explanation("it was downloaded and is not stored: the store was full, or the disk refused it")
                     .about(subject)
                     .remedied_by("free space on the disk, or raise [store] max_size")
             }
-            Self::Unreadable { subject: what, reason: why } => {
-                Explanation::of(format!("cannot be read: {why}")).about(what)
-            }
+            Self::Unreadable { subject, reason } => Explanation::of(format!("cannot be read: {reason}")).about(subject),
             Self::Looped => explanation("the request has been through this larder already, or through more than four")
                 .remedied_by("an [[upstream]] points back at larder: check its url"),
             Self::Store(error) => Explanation::of(format!("larder's store failed: {}", error.in_short()))
@@ -245,7 +241,7 @@ impl Error {
 impl From<UpstreamError> for Error {
     fn from(error: UpstreamError) -> Self {
         match error.fault {
-            Fault::Crowded(why) => Self::Busy { subject: error.subject, reason: why },
+            Fault::Crowded(reason) => Self::Busy { subject: error.subject, reason },
             _ => Self::Upstream(Arc::new(error)),
         }
     }

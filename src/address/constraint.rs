@@ -93,7 +93,7 @@ impl Constraint {
 
 impl Condition {
     fn parse(given: &str, whole: &str) -> Result<Self, BadAddress> {
-        let bad = |why| BadAddress::new(KIND, whole, why);
+        let bad = |reason| BadAddress::new(KIND, whole, reason);
         let given = given.trim_matches(' ');
         let end = given.find(|c: char| !"=!<>~".contains(c)).unwrap_or(given.len());
         let (sign, text) = given.split_at(end);

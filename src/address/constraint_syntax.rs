@@ -12,7 +12,7 @@ const MOST: usize = 16;
 /// # Errors
 /// [`BadAddress`]: there is more of it than is taken.
 pub(super) fn of<'a>(kind: &'static str, given: &'a str) -> Result<Vec<&'a str>, BadAddress> {
-    let bad = |why| BadAddress::new(kind, given, why);
+    let bad = |reason| BadAddress::new(kind, given, reason);
     if given.len() > LONGEST {
         return Err(bad("it is longer than 512 bytes"));
     }

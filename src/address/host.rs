@@ -19,7 +19,7 @@ pub struct Hostname(String);
 impl Hostname {
     /// Parses `registry.example`, `Bücher.example:8443`, `xn--bcher-kva.example`.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let bad = |why| BadAddress::new("host name", given, why);
+        let bad = |reason| BadAddress::new("host name", given, reason);
         let (name, port) = match given.rsplit_once(':') {
             None => (given, None),
             Some((name, port)) => {

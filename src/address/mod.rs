@@ -43,7 +43,7 @@ impl BadAddress {
 
 /// A name of up to 128 letters, digits, `-` and `_`, as it was given.
 fn checked_name<'a>(kind: &'static str, given: &'a str) -> Result<&'a str, BadAddress> {
-    let bad = |why| BadAddress::new(kind, given, why);
+    let bad = |reason| BadAddress::new(kind, given, reason);
     if given.is_empty() || given.len() > MAX_PART {
         return Err(bad("it has no letters, or more than 128"));
     }
@@ -268,7 +268,7 @@ pub struct FileName(String);
 impl FileName {
     /// Parses a file name of at most 128 bytes.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let bad = |why| BadAddress::new("file name", given, why);
+        let bad = |reason| BadAddress::new("file name", given, reason);
         if given.is_empty() || given.len() > MAX_PART {
             return Err(bad("it is empty, or longer than 128 bytes"));
         }

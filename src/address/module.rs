@@ -37,7 +37,7 @@ pub struct System(String);
 impl System {
     /// Parses a system, which clients send in lower case only (PROTOCOL 4.1).
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let bad = |why| BadAddress::new("module system", given, why);
+        let bad = |reason| BadAddress::new("module system", given, reason);
         if given.is_empty() || given.len() > 64 {
             return Err(bad("it has no letters, or more than 64"));
         }

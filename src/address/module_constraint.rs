@@ -61,9 +61,9 @@ impl ModuleConstraint {
         let texts = constraint_syntax::of(KIND, given)?;
         let conditions: Option<Vec<Condition>> = texts.iter().map(|text| Condition::parse(text)).collect();
         let conditions = conditions.ok_or_else(|| {
-            let why =
+            let reason =
                 "between commas stand conditions like 1.2.3, >= 1.2, < 2.0, != 1.5.0 and ~> 1.2, and nothing else";
-            BadAddress::new(KIND, given, why)
+            BadAddress::new(KIND, given, reason)
         })?;
         let pre_release = match texts.as_slice() {
             // A space after the operator, a `v` or a second condition, and clients do not see that it is named.

@@ -26,7 +26,7 @@ pub struct Version {
 impl Version {
     /// Parses a version as the clients do: one to three numbers, then `-PRE` and `+BUILD`; no `v`.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let bad = |why| BadAddress::new("version", given, why);
+        let bad = |reason| BadAddress::new("version", given, reason);
         if given.len() > MAX_VERSION {
             return Err(bad("it is longer than 96 bytes"));
         }

@@ -42,7 +42,7 @@ impl From<BadTar> for BadBundle {
         match bad {
             BadTar::Truncated => Self::Truncated,
             BadTar::Unreadable(e) => Self::Unreadable(e),
-            BadTar::Differs(why) => Self::Altered(why),
+            BadTar::Differs(reason) => Self::Altered(reason),
         }
     }
 }
@@ -87,8 +87,8 @@ impl<R: Read> BundleReader<R> {
         let signature = match whole(&mut tar, &mut buffer, SIGNATURE, MAX_SIGNATURE)? {
             None => None,
             Some(bytes) => {
-                let why = || BadBundle::Altered(format!("{SIGNATURE} is malformed"));
-                Some(Signature::read(&bytes).ok_or_else(why)?)
+                let reason = || BadBundle::Altered(format!("{SIGNATURE} is malformed"));
+                Some(Signature::read(&bytes).ok_or_else(reason)?)
             }
         };
         let standing = trust.verify_manifest(&manifest, signature.as_ref()).map_err(BadBundle::Untrusted)?;

@@ -75,7 +75,7 @@ impl PartList {
     /// # Errors
     /// [`BadParts::Unreadable`].
     pub fn read(bytes: &[u8]) -> Result<Self, BadParts> {
-        let bad = |why: String| Err(BadParts::Unreadable(why));
+        let bad = |reason: String| Err(BadParts::Unreadable(reason));
         if bytes.len() > MAX_LIST {
             return bad(format!("it is larger than {} MiB", MAX_LIST >> 20));
         }
@@ -169,8 +169,8 @@ impl<R: Read, O: FnMut(&str) -> io::Result<R>> Read for PartsReader<O, R> {
             if *left == 0 {
                 let (now, _) = std::mem::take(hasher).finish();
                 if now != part.sha256 {
-                    let why = format!("{} has changed: its SHA-256 is {now}, and was {}", part.name, part.sha256);
-                    return Err(io::Error::other(why));
+                    let reason = format!("{} has changed: its SHA-256 is {now}, and was {}", part.name, part.sha256);
+                    return Err(io::Error::other(reason));
                 }
                 self.now = None;
                 continue;

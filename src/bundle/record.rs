@@ -121,8 +121,8 @@ fn whole<R: Read>(
     match from.file::<io::Error>(file, |piece| out(piece))? {
         DigestCheck::Matches => Ok(()),
         DigestCheck::Differs { now } => {
-            let why = format!("{} has changed: its SHA-256 is {now}", file.name());
-            Err(io::Error::other(why))
+            let reason = format!("{} has changed: its SHA-256 is {now}", file.name());
+            Err(io::Error::other(reason))
         }
     }
 }

@@ -110,10 +110,10 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
     let (shared_folder, tar) = (Arc::clone(folder), CountingIo { inner: tar, bytes });
     let receiving = spawn_blocking(move || receive::receive(tar, &shared_folder));
     let sent = match by {
-        JobRunner::Running { address: at, token } => {
+        JobRunner::Running { address, token } => {
             let told = ExportRequest { job: job.id.clone(), partial, have };
             let body = Body::from(serde_json::to_vec(&told)?);
-            let sent = admin_client::download(*at, EXPORT, token.as_deref(), body, out).await;
+            let sent = admin_client::download(*address, EXPORT, token.as_deref(), body, out).await;
             sent.map(drop).map_err(|error| match error {
                 // The receiving side has the cause.
                 AdminClientError::LocalIo(error) => anyhow::Error::from(error),

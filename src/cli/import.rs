@@ -50,8 +50,8 @@ impl ImportCommand {
             took_a_key: false,
             ending: None,
         };
-        for (file, why) in &sorted.refused {
-            report.tell(ImportStep::File(refused_locally(file, why)));
+        for (file, reason) in &sorted.refused {
+            report.tell(ImportStep::File(refused_locally(file, reason)));
         }
         if sorted.packages == 0 && sorted.refused.is_empty() {
             anyhow::bail!(
@@ -74,8 +74,8 @@ impl ImportCommand {
     }
 }
 
-fn refused_locally(file: &str, why: &str) -> ImportedFile {
-    let judged = FileVerdict::Refused { why: why.to_owned() };
+fn refused_locally(file: &str, reason: &str) -> ImportedFile {
+    let judged = FileVerdict::Refused { why: reason.to_owned() };
     ImportedFile { file: file.to_owned(), package: None, size_bytes: 0, judged, notes: Vec::new() }
 }
 
@@ -212,9 +212,9 @@ fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
         FileVerdict::Unsigned => page.push_hanging("  unsigned  ", &with_size),
         FileVerdict::PackedAnew => page.push_hanging("  unsigned  ", &format!("{with_size}, repacked")),
         FileVerdict::Held => page.push_hanging("  stored    ", &called),
-        FileVerdict::Refused { why } => {
+        FileVerdict::Refused { why: reason } => {
             page.push_hanging("  REFUSED   ", &escape_for_terminal(&file.file));
-            page.push_hanging("            ", &escape_for_terminal(why));
+            page.push_hanging("            ", &escape_for_terminal(reason));
         }
     }
     file.notes.iter().for_each(|note| page.push_hanging("            ", &escape_for_terminal(note)));

@@ -359,8 +359,8 @@ async fn ask_running<T>(
         return Err(AdminClientError::Elsewhere { store: config.store.path.clone(), address });
     }
     match Store::admin_token_is_private(&config.store.path) {
-        Some(why) if token.is_none() && matches!(asked, Err(AdminClientError::Refused { .. })) => {
-            Err(AdminClientError::TokenIsPrivate { address, reason: why.to_string() })
+        Some(reason) if token.is_none() && matches!(asked, Err(AdminClientError::Refused { .. })) => {
+            Err(AdminClientError::TokenIsPrivate { address, reason: reason.to_string() })
         }
         _ => asked,
     }

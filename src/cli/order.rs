@@ -62,10 +62,10 @@ impl OrderOptions {
             let name = path.display().to_string();
             let bytes = file::read(path).with_context(|| format!("{name} cannot be read"))?;
             let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name} is not UTF-8 text"))?;
-            values.add_file(&name, &text).map_err(|why| anyhow!("{name}: {why}"))?;
+            values.add_file(&name, &text).map_err(|reason| anyhow!("{name}: {reason}"))?;
         }
         for given in &self.values {
-            values.add(given).map_err(|why| anyhow!("--var {why}"))?;
+            values.add(given).map_err(|reason| anyhow!("--var {reason}"))?;
         }
         Ok(values)
     }
@@ -93,8 +93,8 @@ impl OrderOptions {
                 LabelKind::Told => {
                     let bytes = file::read_up_to(&path, requirements::MAX_BYTES)
                         .with_context(|| format!("{given} cannot be read"))?;
-                    let more = OrderRequest::read(&bytes).map_err(|why| anyhow!("{given}: {why}"))?;
-                    told.add(more).map_err(|why| anyhow!("{given}: {why}"))?;
+                    let more = OrderRequest::read(&bytes).map_err(|reason| anyhow!("{given}: {reason}"))?;
+                    told.add(more).map_err(|reason| anyhow!("{given}: {reason}"))?;
                 }
                 LabelKind::Folder => folders.push(path),
                 LabelKind::Tar => {
@@ -102,7 +102,7 @@ impl OrderOptions {
                         bail!("{other} and {given} are both tars; name one, with all the folders in it");
                     }
                     let files = file::read_tar(&path).map_err(anyhow::Error::msg)?;
-                    told.add_files(files.into(), Vec::new()).map_err(|why| anyhow!("{given}: {why}"))?;
+                    told.add_files(files.into(), Vec::new()).map_err(|reason| anyhow!("{given}: {reason}"))?;
                 }
             }
         }
@@ -114,7 +114,7 @@ impl OrderOptions {
             for passed_over in &collected.passed_over {
                 print_error(&format!("skipped: {passed_over}"));
             }
-            told.add_files(collected.files.into(), collected.roots).map_err(|why| anyhow!(why))?;
+            told.add_files(collected.files.into(), collected.roots).map_err(|reason| anyhow!(reason))?;
         }
         Ok(told)
     }

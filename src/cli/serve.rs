@@ -169,8 +169,8 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
 /// Logs the unreachable upstreams, so that the operator sees them at the start and not at the first failed init.
 async fn warn_unreachable_upstreams(running: Arc<RunningApp>, stop: CancellationToken) {
     let Some(unreachable) = stop.run_until_cancelled(running.unreachable_upstreams()).await else { return };
-    for why in unreachable {
-        tracing::warn!("{why}; stored copies are served; see `larder doctor`");
+    for reason in unreachable {
+        tracing::warn!("{reason}; stored copies are served; see `larder doctor`");
     }
 }
 

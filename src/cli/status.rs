@@ -97,8 +97,8 @@ fn store(page: &mut TextPage, mirror: &Status) {
         }
     };
     page.group("store", state);
-    if let Some(StoreFailure { why, to_do }) = &mirror.trouble {
-        page.row("why", &escape_for_terminal(why));
+    if let Some(StoreFailure { why: reason, to_do }) = &mirror.trouble {
+        page.row("why", &escape_for_terminal(reason));
         page.row("to do", to_do);
     }
     page.row("folder", &mirror.store);
@@ -192,7 +192,7 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
 fn last_run(last: &LastRun) -> String {
     let LastRun { ended, state, items, error, failures, .. } = last;
     let how = match (state, error) {
-        (_, Some(why)) => format!("COULD NOT START: {}", escape_for_terminal(why)),
+        (_, Some(reason)) => format!("COULD NOT START: {}", escape_for_terminal(reason)),
         (JobState::Failed, None) => format!("FAILED for {} of {}", items.failed, plural(items.all, "archive")),
         (JobState::Cancelled, None) => "was cancelled".to_owned(),
         (JobState::Done | JobState::Running, None) => {

@@ -66,9 +66,9 @@ impl Check {
     }
 
     /// Limits the result to a warning, because the doctor's situation differs from the client's. Appends `why`.
-    pub(super) fn at_most_warn(mut self, why: &str) -> Self {
+    pub(super) fn at_most_warn(mut self, reason: &str) -> Self {
         self.verdict = self.verdict.min(CheckResult::Warn);
-        self.found.push_str(why);
+        self.found.push_str(reason);
         self
     }
 

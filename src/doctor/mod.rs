@@ -129,9 +129,9 @@ async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool,
     let looking = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host));
     let looking = looking.map(|upstream| upstreams::check_upstream(upstream, &outbound, &config.store.path, now));
     let mut all = Findings::default();
-    for Findings { checks, announced_times: told } in futures_util::future::join_all(looking).await {
+    for Findings { checks, announced_times } in futures_util::future::join_all(looking).await {
         all.checks.extend(checks);
-        all.announced_times.extend(told);
+        all.announced_times.extend(announced_times);
     }
     all
 }

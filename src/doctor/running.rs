@@ -171,7 +171,7 @@ async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check 
         Bytes::from_static(b"{\"what\":[]}"),
     );
     match timeout(WITHIN, asked).await {
-        Ok(Err(AdminClientError::Refused { message: said, .. })) if said == AdminRefusal::NoToken.to_string() => {
+        Ok(Err(AdminClientError::Refused { message, .. })) if message == AdminRefusal::NoToken.to_string() => {
             Check::fail(TOKEN, format!("the running larder rejects the token of {from}"))
                 .advise("it was started with another token; restart larder")
         }

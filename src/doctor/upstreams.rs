@@ -52,8 +52,8 @@ pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, sto
         Ok(document) => (document, looking.passed_steps(&url)),
         Err(stopped) => return looking.failed_steps(&url, &stopped).into(),
     };
-    let here = Clock::system().now();
-    let told = document.date.map(|time| clock::TimeSource { source: looking.host.to_string(), time, local_time: here });
+    let local_time = Clock::system().now();
+    let told = document.date.map(|time| clock::TimeSource { source: looking.host.to_string(), time, local_time });
     let took = began.elapsed().as_millis();
     match looking.discovered(document, took) {
         (check, Some((base, grant))) => {
@@ -167,20 +167,20 @@ impl UpstreamCheck<'_> {
                 let found = format!("a redirect led to {}, which {}", error.origin, fault_text(fault));
                 (steps.len(), self.fail(DISCOVERY, found).advise(REDIRECTED))
             }
-            Fault::NoSuchName(why) => {
-                let why = why.rsplit(": ").next().unwrap_or_default();
+            Fault::NoSuchName(reason) => {
+                let reason = reason.rsplit(": ").next().unwrap_or_default();
                 let name = url.host_str().unwrap_or_default();
                 let whose = if name == self.host.as_str() { "its name".to_owned() } else { format!("the name {name}") };
-                let found = format!("{whose} does not resolve: {why}");
+                let found = format!("{whose} does not resolve: {reason}");
                 (0, self.fail(NAME, found).advise(NO_SUCH_NAME))
             }
-            Fault::Unreachable(why) => {
-                let found = format!("{origin} cannot be reached: {}", strip_client_prefix(why));
+            Fault::Unreachable(reason) => {
+                let found = format!("{origin} cannot be reached: {}", strip_client_prefix(reason));
                 (1, self.fail(CONNECTION, found).advise(self.connection_advice(url)))
             }
             Fault::Slow(_) => (1, self.fail(CONNECTION, slow).advise(self.connection_advice(url))),
-            Fault::Untrusted(why) => {
-                let found = format!("{origin} is not trusted: {}", strip_client_prefix(why));
+            Fault::Untrusted(reason) => {
+                let found = format!("{origin} is not trusted: {}", strip_client_prefix(reason));
                 (2, self.fail(TLS, found).advise(UNTRUSTED))
             }
             fault => (
@@ -203,14 +203,14 @@ impl UpstreamCheck<'_> {
 
     /// Checks the discovery document; returns the base URL of providers.v1 with its credential scope.
     fn discovered(&self, document: Document, took: u128) -> (Check, Option<(Url, CredentialScope)>) {
-        let bad = |why: String| (self.fail(DISCOVERY, why).advise(NO_REGISTRY), None);
+        let bad = |reason: String| (self.fail(DISCOVERY, reason).advise(NO_REGISTRY), None);
         if !Discovery::accepts(document.content_type.as_deref()) {
             let sent = document.content_type.unwrap_or_else(|| "no media type".to_owned());
             return bad(format!("its discovery document is not JSON: expected application/json, got {sent}"));
         }
         let discovery = match Discovery::parse(&document.body, document.url.clone()) {
             Ok(discovery) => discovery,
-            Err(why) => return bad(why),
+            Err(reason) => return bad(reason),
         };
         let is_offered = |name: &&str| discovery.service(name).is_some();
         let offered: Vec<&str> = ["providers.v1", "modules.v1"].into_iter().filter(is_offered).collect();
@@ -257,7 +257,7 @@ impl UpstreamCheck<'_> {
                         ),
                     )
                 }
-                Err(why) => self.fail(LIST, format!("{subject} is invalid: {why}")).advise(NO_REGISTRY),
+                Err(reason) => self.fail(LIST, format!("{subject} is invalid: {reason}")).advise(NO_REGISTRY),
             },
             Err(FetchFailure::Slow) => {
                 let found = format!("{subject} did not arrive within {} s", WITHIN.as_secs());
@@ -266,8 +266,8 @@ impl UpstreamCheck<'_> {
             }
             // The provider existed when it was stored, and other lists may still exist. A 404 is therefore only a
             // warning.
-            Err(FetchFailure::Failed(UpstreamError { fault: Fault::Absent(status), origin: at, .. })) => {
-                Check::warn(LIST, format!("{at} does not have {subject} ({status})"))
+            Err(FetchFailure::Failed(UpstreamError { fault: Fault::Absent(status), origin, .. })) => {
+                Check::warn(LIST, format!("{origin} does not have {subject} ({status})"))
                     .of(self.host)
                     .advise("it may have been deleted there; otherwise check providers.v1 in its discovery document")
             }
@@ -285,8 +285,8 @@ fn well_known(host: &Hostname) -> Option<ProviderAddress> {
 }
 
 /// Removes the HTTP client's prefix from an error text.
-fn strip_client_prefix(why: &str) -> &str {
-    why.strip_prefix("client error (Connect): ").unwrap_or(why)
+fn strip_client_prefix(reason: &str) -> &str {
+    reason.strip_prefix("client error (Connect): ").unwrap_or(reason)
 }
 
 fn response_advice(fault: &Fault) -> &'static str {

@@ -48,8 +48,8 @@ impl<R: Read> ProviderTreeReader<R> {
         }
         // A tar ends with a block of zeros. Without one it was truncated.
         if has_run_out.load(Ordering::Relaxed) {
-            let why = "the tar has no end: it is truncated";
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why).into());
+            let reason = "the tar has no end: it is truncated";
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason).into());
         }
         io::copy(&mut archive.into_inner().take(MAX_FILLING), &mut io::sink())?;
         Ok(())
@@ -175,13 +175,13 @@ impl<'a, R: Read> TarEntries<'a, R> {
                 }
                 kind => {
                     let path = long.take().unwrap_or_else(|| entry.header().path_bytes().into_owned());
-                    let why = match kind {
+                    let reason = match kind {
                         EntryType::Symlink | EntryType::Link => "it is a link, and no link is followed",
                         EntryType::Char | EntryType::Block => "it is a device",
                         EntryType::Fifo => "it is a pipe",
                         _ => "it is not a regular file",
                     };
-                    return Ok(Some(TarEntry::Refused { path: shown(&path), reason: why.to_owned() }));
+                    return Ok(Some(TarEntry::Refused { path: shown(&path), reason: reason.to_owned() }));
                 }
             }
         }

@@ -112,7 +112,7 @@ impl MirrorPath {
     /// # Errors
     /// [`BadMirrorPath`] for a path that leads out of the tree or that no file can have.
     pub fn parse(path: &str) -> Result<PathMeaning, BadMirrorPath> {
-        let bad = |why| BadMirrorPath { shown: path.chars().take(128).collect(), reason: why };
+        let bad = |reason| BadMirrorPath { shown: path.chars().take(128).collect(), reason };
         if path.len() > MAX_PATH {
             return Err(bad("it is longer than 1024 bytes"));
         }
@@ -164,12 +164,12 @@ fn in_folder(provider: Result<ProviderAddress, String>, name: &str) -> PathMeani
     let is_zip = ends_with(name, ZIP);
     let provider = match provider {
         Ok(provider) => provider,
-        Err(why) if is_zip => return PathMeaning::Misnamed(why),
+        Err(reason) if is_zip => return PathMeaning::Misnamed(reason),
         Err(_) => return PathMeaning::Foreign,
     };
     match member(&provider.type_, name) {
         Ok(Some(member)) => PathMeaning::File(MirrorPath { provider, member }),
-        Err(why) if is_zip => PathMeaning::Misnamed(why),
+        Err(reason) if is_zip => PathMeaning::Misnamed(reason),
         Ok(None) | Err(_) => PathMeaning::Foreign,
     }
 }

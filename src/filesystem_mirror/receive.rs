@@ -108,7 +108,7 @@ impl TreeReceiver<'_> {
     }
 
     fn small(&mut self, path: MirrorPath, bytes: Bytes) -> io::Result<()> {
-        let bad = |why: String| io::Error::other(format!("{path}: {why}"));
+        let bad = |reason: String| io::Error::other(format!("{path}: {reason}"));
         let version_wide = |version: &Version| (path.provider.clone(), version.clone());
         match &path.member {
             // Rebuilt at the end from the archives in the folder.
@@ -208,8 +208,10 @@ impl TreeReceiver<'_> {
                 Some(hashes) => hashes.clone(),
                 None => match self.hashes(&path)? {
                     Ok(hashes) => hashes,
-                    Err(why) => {
-                        self.received.notes.push(format!("{path} existed before, and is left out of the index: {why}"));
+                    Err(reason) => {
+                        self.received
+                            .notes
+                            .push(format!("{path} existed before, and is left out of the index: {reason}"));
                         continue;
                     }
                 },

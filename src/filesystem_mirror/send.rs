@@ -55,8 +55,8 @@ fn sort(found: Vec<ListedFile>) -> SendPlan {
         let (size_bytes, mode) = match kind {
             ListedFileKind::File(size_bytes) => (size_bytes, Mode::Plain),
             ListedFileKind::InPackage(size_bytes, mode) => (size_bytes, mode),
-            ListedFileKind::Refused(why) => {
-                refuse(path, why, &mut flawed, &mut sorted.refused);
+            ListedFileKind::Refused(reason) => {
+                refuse(path, reason, &mut flawed, &mut sorted.refused);
                 continue;
             }
         };
@@ -70,8 +70,8 @@ fn sort(found: Vec<ListedFile>) -> SendPlan {
                 unpacked.insert(enclosing_package_folder(&path).to_owned());
                 SendOrder::Unpacked
             }
-            Ok(PathMeaning::Misnamed(why)) => {
-                sorted.refused.push((path, why));
+            Ok(PathMeaning::Misnamed(reason)) => {
+                sorted.refused.push((path, reason));
                 continue;
             }
             Ok(PathMeaning::Foreign) => continue,
@@ -94,13 +94,13 @@ fn sort(found: Vec<ListedFile>) -> SendPlan {
     sorted
 }
 
-fn refuse(path: String, why: String, flawed: &mut BTreeMap<String, String>, refused: &mut Vec<(String, String)>) {
+fn refuse(path: String, reason: String, flawed: &mut BTreeMap<String, String>, refused: &mut Vec<(String, String)>) {
     let place = enclosing_package_folder(&path);
     if place == path || enclosing_package(place).is_none() {
-        return refused.push((path, why));
+        return refused.push((path, reason));
     }
-    let why = format!("a file in it is refused, {path:?}: {why}");
-    flawed.entry(place.to_owned()).or_insert(why);
+    let reason = format!("a file in it is refused, {path:?}: {reason}");
+    flawed.entry(place.to_owned()).or_insert(reason);
 }
 
 /// `HOST/NAMESPACE/TYPE`

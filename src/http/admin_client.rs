@@ -216,7 +216,7 @@ pub async fn download<W: Write + Send + 'static>(
     body: Bytes,
     mut to: W,
 ) -> Result<(u64, W), AdminClientError> {
-    let failed = |why: String| AdminClientError::Failed { address, reason: why };
+    let failed = |reason: String| AdminClientError::Failed { address, reason };
     let response = with_deadline(
         address,
         COMMAND_WITHIN,
@@ -243,11 +243,11 @@ pub async fn download<W: Write + Send + 'static>(
     };
     match &arrived {
         Ok(()) => entry.end().await,
-        Err(why) => entry.broken(io::Error::other(why.clone())).await,
+        Err(reason) => entry.broken(io::Error::other(reason.clone())).await,
     }
     let written = writing.await.unwrap_or_else(|e| Err(io::Error::other(e)));
     match (arrived, written) {
-        (Err(why), _) => Err(failed(why)),
+        (Err(reason), _) => Err(failed(reason)),
         (Ok(()), Ok(written)) => Ok(written),
         (Ok(()), Err(e)) => Err(AdminClientError::LocalIo(e)),
     }
@@ -255,7 +255,7 @@ pub async fn download<W: Write + Send + 'static>(
 
 /// Calls `line` with each line of a body.
 async fn lines(address: SocketAddr, mut body: Incoming, mut line: impl FnMut(&[u8])) -> Result<(), AdminClientError> {
-    let failed = |why: String| AdminClientError::Failed { address, reason: why };
+    let failed = |reason: String| AdminClientError::Failed { address, reason };
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| failed(format!("it broke off: {e}")))?;
@@ -311,7 +311,7 @@ async fn exchange_over(
     token: Option<&str>,
     said: RequestDetails,
 ) -> Result<Response<Incoming>, AdminClientError> {
-    let failed = |why: &dyn std::fmt::Display| AdminClientError::Failed { address, reason: why.to_string() };
+    let failed = |reason: &dyn std::fmt::Display| AdminClientError::Failed { address, reason: reason.to_string() };
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
     tokio::spawn(connection);

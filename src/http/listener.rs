@@ -129,7 +129,7 @@ pub async fn serve<H, F, B>(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
     limits: Limits,
-    places: ConnectionSlots,
+    slots: ConnectionSlots,
     standing: impl Fn(IpAddr) -> PeerClass,
     handler: H,
     stop: CancellationToken,
@@ -143,22 +143,23 @@ pub async fn serve<H, F, B>(
     let _cut_when_dropped = cut.clone().drop_guard();
     let connections = TaskTracker::new();
     let drain = limits.drain;
-    let mut door = Acceptor::new(listener, places.clone(), standing);
+    let mut door = Acceptor::new(listener, slots.clone(), standing);
     let memory = ReadMemory::new(limits.memory_bytes);
-    let site = Arc::new(ListenerState { tls, limits, slots: places, memory, handler, stop: stop.clone() });
+    let site = Arc::new(ListenerState { tls, limits, slots, memory, handler, stop: stop.clone() });
 
-    while let Some(AcceptedConnection { socket, address, peer_class: standing, slot: place }) =
+    while let Some(AcceptedConnection { socket, address, peer_class, slot }) =
         stop.run_until_cancelled(door.next()).await
     {
         let site = Arc::clone(&site);
         let cut = cut.clone();
         connections.spawn(async move {
-            let attended = AssertUnwindSafe(cut.run_until_cancelled(site.serve_connection(socket, address, standing)))
-                .catch_unwind();
+            let attended =
+                AssertUnwindSafe(cut.run_until_cancelled(site.serve_connection(socket, address, peer_class)))
+                    .catch_unwind();
             if let Err(panic) = attended.await {
                 tracing::error!(%address, panic = panic_message(&*panic), "a connection panicked");
             }
-            drop(place);
+            drop(slot);
         });
     }
 
@@ -212,10 +213,10 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
                     let standing = (self.classify)(ip);
                     let place = match self.slots.assign(any, ip, standing) {
                         Ok(place) => place,
-                        Err((unused, why)) => {
+                        Err((unused, reason)) => {
                             any = unused;
                             if self.closed_log.may_log() {
-                                let reason = why.word();
+                                let reason = reason.word();
                                 tracing::warn!(%address, reason, "a connection was closed at once: too many of its kind");
                             }
                             continue;

@@ -12,14 +12,14 @@ const CUT: &str = "...";
 
 /// Returns the phrase of an error in printable ASCII. Cuts the cause if the phrase is too long, so that the remedy
 /// stays.
-pub(super) fn of(why: &Explanation) -> Option<ReasonPhrase> {
-    ReasonPhrase::try_from(text(why).into_bytes()).ok()
+pub(super) fn of(reason: &Explanation) -> Option<ReasonPhrase> {
+    ReasonPhrase::try_from(text(reason).into_bytes()).ok()
 }
 
-fn text(why: &Explanation) -> String {
+fn text(reason: &Explanation) -> String {
     // `https://` is the usual scheme and carries no information.
-    let cause = printable(&why.cause).replace("https://", "");
-    let remedy = why.remedy.as_deref().map(|remedy| format!("; {}", printable(remedy))).unwrap_or_default();
+    let cause = printable(&reason.cause).replace("https://", "");
+    let remedy = reason.remedy.as_deref().map(|remedy| format!("; {}", printable(remedy))).unwrap_or_default();
     let room = LONGEST - BEGIN.len();
     // A remedy that leaves no space for the cause is dropped.
     let remedy = if remedy.len() <= room / 2 || cause.len() + remedy.len() <= room { remedy } else { String::new() };
@@ -67,16 +67,16 @@ mod tests {
     use crate::upstream::error::{Fault, UpstreamError};
 
     fn explanation(cause: &str, remedy: &str) -> Explanation {
-        let why = Explanation::of(cause);
-        if remedy.is_empty() { why } else { why.remedied_by(remedy) }
+        let reason = Explanation::of(cause);
+        if remedy.is_empty() { reason } else { reason.remedied_by(remedy) }
     }
 
     /// Promise 15: cause first, remedy second, no subject.
     #[test]
     fn a_phrase_tells_the_cause_and_the_remedy_and_leaves_the_subject_to_the_client() {
-        let why = explanation("https://registry.example: name not found", "check larder's DNS")
+        let reason = explanation("https://registry.example: name not found", "check larder's DNS")
             .about("the list of acme/null");
-        assert_eq!(text(&why), "larder: registry.example: name not found; check larder's DNS");
+        assert_eq!(text(&reason), "larder: registry.example: name not found; check larder's DNS");
         let long = explanation(&"c".repeat(300), "run `larder accept hashicorp/null@1.0.0`");
         assert!(text(&long).ends_with("ccc...; run `larder accept hashicorp/null@1.0.0`"));
         assert_eq!(text(&long).len(), LONGEST);
@@ -182,7 +182,10 @@ mod tests {
             foreign().prop_map(RouteError::Malformed),
             foreign().prop_map(RouteError::Unknown),
             Just(RouteError::UnknownHost(host())),
-            foreign().prop_map(|why| RouteError::Misdirected { api: Api::Registry, explanation: Explanation::of(why) }),
+            foreign().prop_map(|reason| RouteError::Misdirected {
+                api: Api::Registry,
+                explanation: Explanation::of(reason)
+            }),
         ];
         prop_oneof![4 => mirror.prop_map(RequestFailure::from), 1 => no_route.prop_map(RequestFailure::from)]
     }

@@ -133,7 +133,7 @@ async fn probe_once(url: &Url, trust: &ClientRoots) -> Result<ProbeAnswer, Probe
     let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else { return Err(ProbeError::NoUrl) };
     let name = host.trim_start_matches('[').trim_end_matches(']');
     let found = tokio::net::lookup_host((name, port)).await;
-    let nowhere = |why: String| ProbeError::NoSuchName { name: name.to_owned(), reason: why };
+    let nowhere = |reason: String| ProbeError::NoSuchName { name: name.to_owned(), reason };
     let addresses: Vec<SocketAddr> = found.map_err(|e| nowhere(e.to_string()))?.collect();
     if addresses.is_empty() {
         return Err(nowhere("it has no address".to_owned()));

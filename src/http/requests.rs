@@ -325,13 +325,13 @@ impl RequestMetrics {
     }
 
     /// Counts a refused request.
-    pub(super) fn record_refusal(&self, why: Refusal) {
-        self.0.refused[why as usize].inc();
+    pub(super) fn record_refusal(&self, reason: Refusal) {
+        self.0.refused[reason as usize].inc();
     }
 
     /// Counts a connection closed without an answer.
-    pub(super) fn record_connection_refusal(&self, why: ConnectionRefusal) {
-        self.0.no_place[why as usize].inc();
+    pub(super) fn record_connection_refusal(&self, reason: ConnectionRefusal) {
+        self.0.no_place[reason as usize].inc();
     }
 
     /// Returns the body bytes sent since the start: in total, and from the store.
@@ -353,7 +353,7 @@ impl RequestMetrics {
 
     /// Returns the refused requests since the start by reason, without zero counts.
     pub fn by_refusal(&self) -> BTreeMap<String, u64> {
-        counted(Refusal::ALL.into_iter().map(|why| (why.word(), self.0.refused[why as usize].get())))
+        counted(Refusal::ALL.into_iter().map(|reason| (reason.word(), self.0.refused[reason as usize].get())))
     }
 }
 

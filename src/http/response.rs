@@ -94,8 +94,8 @@ fn no_content(location: &str) -> Response<Body> {
     match HeaderValue::from_str(location) {
         Ok(location) => headers.insert(X_TERRAFORM_GET, location),
         Err(_) => {
-            let why = "the location of this module holds what no header can".to_owned();
-            return errors(StatusCode::BAD_GATEWAY, vec![why]);
+            let reason = "the location of this module holds what no header can".to_owned();
+            return errors(StatusCode::BAD_GATEWAY, vec![reason]);
         }
     };
     headers.insert(header::CACHE_CONTROL, NO_CACHE);
@@ -175,8 +175,8 @@ fn any_tag(asked: &HeaderMap, name: header::HeaderName, is_it: impl Fn(&str) -> 
 }
 
 fn precondition_failed() -> Response<Body> {
-    let why = "the answer is not the one that If-Match or If-Unmodified-Since asks for: ask again without it";
-    errors(StatusCode::PRECONDITION_FAILED, vec![why.into()])
+    let reason = "the answer is not the one that If-Match or If-Unmodified-Since asks for: ask again without it";
+    errors(StatusCode::PRECONDITION_FAILED, vec![reason.into()])
 }
 
 /// Request headers, and the facts that decide about ranges: only a GET of a stored archive has them (RFC 9110 14.2).
@@ -278,8 +278,8 @@ fn stored_archive_response(
                     response
                 }
                 RequestedRange::Beyond => {
-                    let why = format!("the range lies beyond the file, which has {size_bytes} bytes");
-                    let mut response = errors(StatusCode::RANGE_NOT_SATISFIABLE, vec![why]);
+                    let reason = format!("the range lies beyond the file, which has {size_bytes} bytes");
+                    let mut response = errors(StatusCode::RANGE_NOT_SATISFIABLE, vec![reason]);
                     insert(response.headers_mut(), header::CONTENT_RANGE, &format!("bytes */{size_bytes}"));
                     response
                 }
@@ -360,9 +360,9 @@ pub(super) fn log_text(failure: &RequestFailure) -> String {
 }
 
 /// Responds with an error: the body has subject, cause and remedy, the reason phrase cause and remedy.
-pub(super) fn explained(code: StatusCode, why: &Explanation) -> Response<Body> {
-    let mut response = errors(code, vec![why.to_string()]);
-    if let Some(phrase) = phrase::of(why) {
+pub(super) fn explained(code: StatusCode, reason: &Explanation) -> Response<Body> {
+    let mut response = errors(code, vec![reason.to_string()]);
+    if let Some(phrase) = phrase::of(reason) {
         response.extensions_mut().insert(phrase);
     }
     response

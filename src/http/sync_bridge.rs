@@ -43,8 +43,8 @@ impl PipeSender {
     }
 
     /// Breaks the pipe: the bytes so far are incomplete.
-    pub(super) async fn broken(self, why: io::Error) {
-        let _ = self.0.send(PipePiece::Broken(why)).await;
+    pub(super) async fn broken(self, reason: io::Error) {
+        let _ = self.0.send(PipePiece::Broken(reason)).await;
     }
 
     /// Converts to a blocking writer, which must not be used in an async task.
@@ -115,7 +115,7 @@ impl PipeReceiver {
                 self.ended = true;
                 Ok(None)
             }
-            Some(PipePiece::Broken(why)) => Err(why),
+            Some(PipePiece::Broken(reason)) => Err(reason),
             None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it broke off")),
         }
     }
@@ -158,13 +158,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_broken_pipe_is_never_read_as_complete() {
-        for why in [None, Some(io::Error::other("the disk failed"))] {
+        for reason in [None, Some(io::Error::other("the disk failed"))] {
             let (entry, mut exit) = pipe();
-            let said = why.as_ref().map_or("it broke off".to_owned(), ToString::to_string);
+            let said = reason.as_ref().map_or("it broke off".to_owned(), ToString::to_string);
             assert!(entry.put(Bytes::from_static(b"half")).await);
-            match why {
+            match reason {
                 None => drop(entry),
-                Some(why) => entry.broken(why).await,
+                Some(reason) => entry.broken(reason).await,
             }
             let reading = tokio::task::spawn_blocking(move || {
                 let mut read = Vec::new();

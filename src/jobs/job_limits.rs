@@ -126,8 +126,8 @@ impl<'a> RetryPolicy<'a> {
         let (mut times, mut since): (u32, _) = (0, None);
         loop {
             // They are never closed.
-            let held = Mutex::new(TurnPermit::Usual(turns.acquire().await.ok()));
-            let taken = step(Arc::new(ArchiveTurn { turns: self.turns, permit: held })).await;
+            let permit = Mutex::new(TurnPermit::Usual(turns.acquire().await.ok()));
+            let taken = step(Arc::new(ArchiveTurn { turns: self.turns, permit })).await;
             let until = match taken.as_ref().err().and_then(AsError::as_error) {
                 Some(Error::HeldBack { .. }) if self.urgency == Urgency::Plan => return taken,
                 Some(Error::Spared(_) | Error::Busy { .. })

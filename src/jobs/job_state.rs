@@ -105,8 +105,8 @@ impl TrackedJob {
 
     /// A copy of the state with the job ended.
     pub(super) fn ended(&self, how: JobEnd, now: Timestamp) -> Self {
-        let (job, about, items) = (self.job.clone(), self.subjects.clone(), self.items.clone());
-        let mut ended = Self { job, subjects: about, items, warm_up: None, ..*self };
+        let (job, subjects, items) = (self.job.clone(), self.subjects.clone(), self.items.clone());
+        let mut ended = Self { job, subjects, items, warm_up: None, ..*self };
         ended.end(how, now);
         ended
     }

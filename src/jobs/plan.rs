@@ -159,13 +159,13 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let turns = JobLimits::of(TURNS);
     let patience = RetryPolicy::of_a_plan(&turns, clock);
     let asked = MirrorRegistries::new(mirror, clock, &patience);
-    let ResolvedRequirements { archives: wanted, cannot } = requirements::resolve(order, &asked).await;
-    if wanted.len() + cannot.len() > MAX_ITEMS {
-        return Err(PlanError::TooMany(wanted.len() + cannot.len()));
+    let ResolvedRequirements { archives, cannot } = requirements::resolve(order, &asked).await;
+    if archives.len() + cannot.len() > MAX_ITEMS {
+        return Err(PlanError::TooMany(archives.len() + cannot.len()));
     }
     let learned = asked.findings();
     let planning = Planner { mirror, clock, retry_policy: &patience };
-    let looked = join_all(wanted.iter().map(|wanted| planning.check_archive(wanted)).collect::<Vec<_>>()).await;
+    let looked = join_all(archives.iter().map(|wanted| planning.check_archive(wanted)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
     let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| learned.line_of(cannot)).collect();
     // A module that cannot be read has its reason already, and is not listed again as to be fetched.
@@ -223,19 +223,19 @@ impl Sums {
 
 impl ResolveFindings {
     /// The line of something that could not be found out.
-    fn line_of(&self, UnavailableItem { subject: what, reason: why, required_by: by }: UnavailableItem) -> Planned {
-        let address = what.split('@').next().unwrap_or_default();
-        let outlook = self.outlooks.get(&what).or_else(|| self.outlooks.get(address));
-        let state = state_of(outlook.copied().unwrap_or(ItemAvailability::Never), why);
-        Planned { package: PackageRef::requested(&what), state, by }
+    fn line_of(&self, UnavailableItem { subject, reason, required_by }: UnavailableItem) -> Planned {
+        let address = subject.split('@').next().unwrap_or_default();
+        let outlook = self.outlooks.get(&subject).or_else(|| self.outlooks.get(address));
+        let state = state_of(outlook.copied().unwrap_or(ItemAvailability::Never), reason);
+        Planned { package: PackageRef::requested(&subject), state, by: required_by }
     }
 }
 
-fn state_of(outlook: ItemAvailability, why: String) -> PlanState {
+fn state_of(outlook: ItemAvailability, reason: String) -> PlanState {
     match outlook {
         ItemAvailability::ToBeBrought => PlanState::Need { size_bytes: None, note: Some(TO_BE_BROUGHT.to_owned()) },
-        ItemAvailability::Unknown => PlanState::Unknown { why },
-        ItemAvailability::Never => PlanState::Cannot { why },
+        ItemAvailability::Unknown => PlanState::Unknown { why: reason },
+        ItemAvailability::Never => PlanState::Cannot { why: reason },
     }
 }
 
@@ -318,8 +318,8 @@ impl Planner<'_> {
         let look = || -> BoxFuture<'_, _> {
             Box::pin(self.mirror.warmed_module(package, self.retry_policy.urgency(), self.clock.now()))
         };
-        let WarmedDocument { value: held, unconfirmed } = self.retry_policy.run_step(look, || {}).await?;
-        let held = match held {
+        let WarmedDocument { value, unconfirmed } = self.retry_policy.run_step(look, || {}).await?;
+        let held = match value {
             Some(held) if self.mirror.is_module_installable(package, held.digest).await? => Some(held),
             Some(_) | None => None,
         };

@@ -145,7 +145,7 @@ impl Recurring {
             let ended = match run {
                 Ok(run) => Ok(run.wait().await),
                 Err(RunNotStarted::Stopping) => return,
-                Err(RunNotStarted::Why(why)) => Err(why),
+                Err(RunNotStarted::Why(reason)) => Err(reason),
             };
             self.has_run(&key, ended).await;
         }
@@ -203,13 +203,13 @@ impl Recurring {
             Ok(run) => Some(Ok(run)),
             Err(JobStartError::TooMany) => None,
             Err(JobStartError::Stopping) => Some(Err(RunNotStarted::Stopping)),
-            Err(why @ JobStartError::Random) => Some(Err(RunNotStarted::Why(why.to_string()))),
+            Err(reason @ JobStartError::Random) => Some(Err(RunNotStarted::Why(reason.to_string()))),
         }
     }
 
     async fn has_run(&self, key: &str, ended: Result<JobSummary, String>) {
-        if let Err(why) = &ended {
-            tracing::error!(why, "a recurring warm-up could not start; it is tried again");
+        if let Err(reason) = &ended {
+            tracing::error!(reason, "a recurring warm-up could not start; it is tried again");
         }
         let _one_after_the_other = self.writing.lock().await;
         let written = {

@@ -44,26 +44,26 @@ impl WarmUpRun<'_> {
     /// Adds an item for each requirement that has none.
     fn items_of(
         &self,
-        ResolvedRequirements { archives: wanted, cannot }: ResolvedRequirements,
+        ResolvedRequirements { archives, cannot }: ResolvedRequirements,
         known: &BTreeMap<ModulePackage, FetchedModule>,
     ) -> (BTreeMap<ProviderAddress, ProviderItems>, Vec<(usize, ModulePackage)>) {
         let (mut providers, mut modules) = (BTreeMap::<_, ProviderItems>::new(), Vec::new());
         let room = MAX_ITEMS.saturating_sub(self.job.len());
-        if new_ones(&wanted, &cannot, known) > room {
+        if new_ones(&archives, &cannot, known) > room {
             let error =
                 format!("they need more archives than the {MAX_ITEMS} that one job can be about: name fewer folders");
             self.job.add(vec![failed("the configurations".to_owned(), error)]);
             return (providers, modules);
         }
-        for UnavailableItem { subject: what, reason: why, required_by: by } in cannot {
-            let error = error_with_places(&why, &by);
+        for UnavailableItem { subject, reason, required_by } in cannot {
+            let error = error_with_places(&reason, &required_by);
             // The module's own item has the error already, without the places that require it.
-            match item_of_error(&why, known) {
+            match item_of_error(&reason, known) {
                 Some(known) => self.job.has_failed(known.item, &error),
-                None => drop(self.job.add(vec![failed(what, error)])),
+                None => drop(self.job.add(vec![failed(subject, error)])),
             }
         }
-        for wanted in wanted {
+        for wanted in archives {
             match wanted.artifact {
                 Artifact::Provider(package) => {
                     let item = self.add(&Artifact::from(&package));
@@ -156,19 +156,19 @@ fn failed(subject: String, error: String) -> (JobItem, ItemSubject) {
 }
 
 /// Prefixes an error with the places that require the item.
-fn error_with_places(why: &str, by: &[String]) -> String {
+fn error_with_places(reason: &str, by: &[String]) -> String {
     let places = by.iter().take(MAX_PLACES).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = by.len().saturating_sub(MAX_PLACES);
     match (by.len(), more) {
-        (0, _) => why.to_owned(),
-        (_, 0) => format!("{places}: {why}"),
-        (_, more) => format!("{places} and {more} more: {why}"),
+        (0, _) => reason.to_owned(),
+        (_, 0) => format!("{places}: {reason}"),
+        (_, more) => format!("{places} and {more} more: {reason}"),
     }
 }
 
 /// The item of a module whose error was reported first.
-fn item_of_error<'a>(why: &str, known: &'a BTreeMap<ModulePackage, FetchedModule>) -> Option<&'a FetchedModule> {
-    known.values().find(|known| known.failed.as_ref().is_some_and(|error| why.contains(error)))
+fn item_of_error<'a>(reason: &str, known: &'a BTreeMap<ModulePackage, FetchedModule>) -> Option<&'a FetchedModule> {
+    known.values().find(|known| known.failed.as_ref().is_some_and(|error| reason.contains(error)))
 }
 
 /// The number of items still to be added.
@@ -208,9 +208,9 @@ mod tests {
             required_by: Vec::new(),
             hashes: Vec::new(),
         });
-        let cannot = ["acme/gone: it is gone", "something else"].map(|why| UnavailableItem {
+        let cannot = ["acme/gone: it is gone", "something else"].map(|reason| UnavailableItem {
             subject: "something".to_owned(),
-            reason: why.to_owned(),
+            reason: reason.to_owned(),
             required_by: Vec::new(),
         });
         assert_eq!(new_ones(&wanted, &cannot, &known), 2);

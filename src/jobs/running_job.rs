@@ -223,10 +223,10 @@ impl RunningJob {
     }
 
     /// Upstream could not be asked about something that an item is chosen by.
-    pub(super) fn is_unconfirmed(&self, item: usize, why: String) {
+    pub(super) fn is_unconfirmed(&self, item: usize, reason: String) {
         self.update_item(item, |item, _| {
-            tracing::warn!(job = %self.id, what = %item.package, why, "warmed from stored documents");
-            item.unconfirmed.get_or_insert(why);
+            tracing::warn!(job = %self.id, what = %item.package, reason, "warmed from stored documents");
+            item.unconfirmed.get_or_insert(reason);
         });
     }
 

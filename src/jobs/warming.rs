@@ -30,10 +30,10 @@ pub(super) async fn run(
     mirror: &Arc<Mirror>,
     clock: &Clock,
     turns: &JobLimits,
-    under: &Arc<RunningJob>,
+    job: &Arc<RunningJob>,
     warm_up: &WarmUp,
 ) {
-    let run = WarmUpRun { mirror, clock, job: under, retry_policy: RetryPolicy::new(turns, clock) };
+    let run = WarmUpRun { mirror, clock, job, retry_policy: RetryPolicy::new(turns, clock) };
     let mut first = 0;
     let each = warm_up.wanted.iter().map(|wanted| {
         let items = first..first + wanted.len();
@@ -130,8 +130,8 @@ impl WarmUpRun<'_> {
         self.job.is_now(item, ItemState::Fetching);
         let WarmedDocument { value: (came, held), unconfirmed } =
             self.mirror.warm_module(package, Urgency::Job, self.clock.now()).await?;
-        if let Some(why) = unconfirmed {
-            self.job.is_unconfirmed(item, why);
+        if let Some(reason) = unconfirmed {
+            self.job.is_unconfirmed(item, reason);
         }
         self.pin_if_ordered(self.mirror.artifact_of(package)).await?;
         self.mirror.sync_module(package, held.digest).await?;
@@ -166,8 +166,8 @@ impl WarmUpRun<'_> {
             || each(ItemState::Waiting),
         );
         let WarmedDocument { value: list, unconfirmed } = list.await?;
-        if let Some(why) = unconfirmed {
-            items.iter().for_each(|item| self.job.is_unconfirmed(*item, why.clone()));
+        if let Some(reason) = unconfirmed {
+            items.iter().for_each(|item| self.job.is_unconfirmed(*item, reason.clone()));
         }
         Ok(list)
     }
@@ -211,8 +211,8 @@ impl WarmUpRun<'_> {
         self.job.is_now(item, ItemState::Resolving);
         let WarmedDocument { value: set, unconfirmed } =
             self.mirror.warm_set(package, Urgency::Job, self.clock.now()).await?;
-        if let Some(why) = unconfirmed {
-            self.job.is_unconfirmed(item, why);
+        if let Some(reason) = unconfirmed {
+            self.job.is_unconfirmed(item, reason);
         }
         let digest = set.document.shasum;
         // Before anything is fetched, where the digest is known.

@@ -33,7 +33,7 @@ pub struct ChangedFile {
 impl ChangedFile {
     fn of(change: HistoryChange, set: &ProofSet) -> Self {
         match change {
-            HistoryChange::OtherBytes { subject: of, before, now } => Self { file: of, before, now },
+            HistoryChange::OtherBytes { subject, before, now } => Self { file: subject, before, now },
             HistoryChange::Added { file, now } => Self { file, before: Vec::new(), now },
             HistoryChange::DropsEveryLine => {
                 let file = set.document.filename.as_str().to_owned();
@@ -257,7 +257,7 @@ impl Mirror {
             answer => answer?,
         };
         let list = answer.value.versions().await;
-        let list = list.map_err(|why| Error::NotFound(format!("the version list of {}: {why}", selection.of)))?;
+        let list = list.map_err(|reason| Error::NotFound(format!("the version list of {}: {reason}", selection.of)))?;
         match list.get(version) {
             Some(listed) => Ok(Ok(listed.platforms.clone())),
             None => {

@@ -228,7 +228,7 @@ impl Mirror {
                 },
                 // A file absent for one platform may exist for another. After any other failure its absence is
                 // unproven.
-                Err(Error::NotFound(why)) => asked = asked.or(Some(Error::NotFound(why))),
+                Err(Error::NotFound(reason)) => asked = asked.or(Some(Error::NotFound(reason))),
                 Err(error) => return Err(error),
             }
         }
@@ -334,14 +334,16 @@ impl Mirror {
         let (value, outcome) = match self.wait_for_fill(package, progress, call).await? {
             FillArrival::Stored(archive) => (archive, Outcome::Miss),
             // A job only wants the archive stored, so a failure to store it is an error.
-            FillArrival::NotStored(_, why) | FillArrival::NoSpace(why) if call.caller != CallerKind::Request => {
-                return Err(why.into());
+            FillArrival::NotStored(_, reason) | FillArrival::NoSpace(reason) if call.caller != CallerKind::Request => {
+                return Err(reason.into());
             }
             FillArrival::NotStored(archive, _) => {
                 self.counters.passed_through.inc();
                 (archive, Outcome::PassedThrough)
             }
-            FillArrival::NoSpace(why) => (self.pass_through(package, set, why, call).await?, Outcome::PassedThrough),
+            FillArrival::NoSpace(reason) => {
+                (self.pass_through(package, set, reason, call).await?, Outcome::PassedThrough)
+            }
         };
         Ok(Answer { value, outcome, fresh_until: call.now, checked: call.now })
     }
@@ -404,9 +406,9 @@ impl Mirror {
                         return Ok(FillArrival::Stored(Archive::Arriving { follow, length }));
                     }
                 }
-                FillProgress::Committed { archive: held, bytes } => {
-                    let length = Some(held.size_bytes);
-                    return match (self.open_stored(package, &held, call).await?, bytes) {
+                FillProgress::Committed { archive, bytes } => {
+                    let length = Some(archive.size_bytes);
+                    return match (self.open_stored(package, &archive, call).await?, bytes) {
                         (OpenOutcome::Checked(archive), _) => Ok(FillArrival::Stored(archive)),
                         // Already evicted again, but the file of the download is still open.
                         (OpenOutcome::Missing, Some(_)) => {
@@ -423,7 +425,7 @@ impl Mirror {
                     let follow = TailStream::new(progress, length);
                     return Ok(FillArrival::NotStored(Archive::Arriving { follow, length }, why));
                 }
-                FillProgress::NoSpace(why) => return Ok(FillArrival::NoSpace(why)),
+                FillProgress::NoSpace(reason) => return Ok(FillArrival::NoSpace(reason)),
                 FillProgress::Failed(error) => return Err(error),
             }
             if progress.changed().await.is_err() {

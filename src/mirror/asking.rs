@@ -127,8 +127,8 @@ impl ArchiveRequest {
     }
 
     fn too_slow(&self) -> Error {
-        let why = format!("less than 1 KiB/s over {} s", self.mirror.limits.stall.as_secs());
-        self.failed(Fault::Slow(why)).into()
+        let reason = format!("less than 1 KiB/s over {} s", self.mirror.limits.stall.as_secs());
+        self.failed(Fault::Slow(reason)).into()
     }
 
     /// Registries sign the URLs in their documents, and those expire: fetch the document once more.

@@ -278,8 +278,8 @@ mod tests {
             (no_length, (4, None), (4, Some(10)), LengthAgreement::Length(None)),
             (no_length, (4, None), (0, None), LengthAgreement::Length(None)),
         ];
-        for (row, (told, (bytes, before), (from, now), expected)) in table.into_iter().enumerate() {
-            let attempts = DownloadAttempts { announced: told, ..DownloadAttempts::new(STALL) };
+        for (row, (announced, (bytes, before), (from, now), expected)) in table.into_iter().enumerate() {
+            let attempts = DownloadAttempts { announced, ..DownloadAttempts::new(STALL) };
             let agreed = attempts
                 .compare_length(PartialDownload { bytes, length: before }, BodyAnnouncement { from, length: now });
             assert_eq!(agreed, expected, "row {row}");

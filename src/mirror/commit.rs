@@ -66,7 +66,7 @@ impl Mirror {
             }
             Ok(Some(match mirror.store_name(&package, &kept, held) {
                 Ok(held) => FillOutcome::Stored { bytes: None, archive: Box::new(held) },
-                Err(why) => FillOutcome::NotStored { bytes: blob.bytes(), size_bytes, error: why },
+                Err(reason) => FillOutcome::NotStored { bytes: blob.bytes(), size_bytes, error: reason },
             }))
         })
         .await
@@ -128,8 +128,8 @@ impl Mirror {
             Ok(hashes) => PackageHashState::Known { zip: hashes.zip, directory: hashes.directory },
             Err(bad) => PackageHashState::Impossible { why: bad.to_string() },
         };
-        if let PackageHashState::Impossible { why } = &hashes {
-            tracing::error!(%package, why, "a verified archive is no zip that a client could install; it has no h1");
+        if let PackageHashState::Impossible { why: reason } = &hashes {
+            tracing::error!(%package, reason, "a verified archive is no zip that a client could install; it has no h1");
         }
         self.catalog.change_name(package, |name| {
             if let Some(held) = name.archives.iter_mut().find(|held| held.digest == *digest) {

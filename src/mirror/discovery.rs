@@ -198,10 +198,10 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<(Url, CredentialScope), Error> {
         let host = &upstream.settings.host;
-        let unusable = |why: &str| UpstreamError {
+        let unusable = |reason: &str| UpstreamError {
             subject: format!("{} of {host}", service.key()),
             origin: origin(&upstream.settings.url),
-            fault: Fault::Unusable(format!("its discovery document {why}")),
+            fault: Fault::Unusable(format!("its discovery document {reason}")),
         };
         let answer = Box::pin(self.discovery(host, call)).await?;
         if faith == DiscoveryTrust::InConfirmed && answer.outcome == Outcome::Stale {
@@ -238,10 +238,10 @@ impl Mirror {
         call: &RequestContext,
     ) -> DocumentFlight {
         let settings = &upstream.settings;
-        let unusable = |why: String| UpstreamError {
+        let unusable = |reason: String| UpstreamError {
             subject: subject.to_owned(),
             origin: origin(&settings.url),
-            fault: Fault::Unusable(why),
+            fault: Fault::Unusable(reason),
         };
         let asked = discovery_url(upstream)?;
         let fetched = self

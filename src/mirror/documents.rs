@@ -101,7 +101,7 @@ impl StoredDocument {
     }
 
     pub(super) fn of(document: Document, asked: Url, now: Timestamp) -> Self {
-        let Document { body, validators, url, origins, memory: room, .. } = document;
+        let Document { body, validators, url, origins, memory, .. } = document;
         let metadata = DocumentMetadata {
             asked,
             url,
@@ -112,7 +112,7 @@ impl StoredDocument {
             gone: false,
             carried: false,
         };
-        Self { metadata, body, dropped: Bytes::new(), _room: room }
+        Self { metadata, body, dropped: Bytes::new(), _room: memory }
     }
 
     pub(super) fn confirmed(&self, now: Timestamp, gone: bool) -> Self {
@@ -253,7 +253,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Fetched, UpstreamError> {
         let retries = if before.is_some() { 0 } else { RETRIES };
-        let RequestContext { via, priority: asker, now, .. } = call;
+        let RequestContext { via, priority, now, .. } = call;
         let upstream = &upstream.settings.host;
         let ask = UpstreamRequest {
             label: subject,
@@ -262,7 +262,7 @@ impl Mirror {
             credentials: grant,
             via,
             retries,
-            priority: *asker,
+            priority: *priority,
             now: *now,
         };
         let held = before.filter(|before| before.metadata.asked == *url).map(|before| &before.metadata.validators);
@@ -290,8 +290,8 @@ impl Mirror {
             }
             Err(error) => {
                 tracing::error!(%error, "a document could not be stored");
-                if let Error::Store(why) = &error {
-                    self.record_not_stored(ObjectKind::Document, why);
+                if let Error::Store(reason) = &error {
+                    self.record_not_stored(ObjectKind::Document, reason);
                 }
                 kept
             }

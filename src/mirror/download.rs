@@ -54,7 +54,7 @@ impl<L: Future<Output = Error>> ConnectionCopy<'_, L> {
         mut incoming: IncomingFile,
         length: Option<u64>,
     ) -> (Option<Staged>, TransferEnd) {
-        let Self { mirror, attempts, reservation: room, progress, given_up } = self;
+        let Self { mirror, attempts, reservation, progress, given_up } = self;
         let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
         let writer = DownloadWriter {
             staged,
@@ -73,7 +73,7 @@ impl<L: Future<Output = Error>> ConnectionCopy<'_, L> {
         if started.is_err() {
             return (None, TransferEnd::Failed(Error::Interrupted("a fill".into())));
         }
-        let growing = length.is_none().then_some(room);
+        let growing = length.is_none().then_some(reservation);
         let read = tokio::select! {
             read = read(mirror, &mut incoming, attempts, growing, pieces) => read,
             why = given_up => Err(ReadStop::GivenUp(why)),

@@ -72,10 +72,10 @@ impl Fill {
         drop(self.listed_fill.take());
         drop(landing);
         match ended {
-            Ok(FillOutcome::Stored { bytes, archive: held }) => {
+            Ok(FillOutcome::Stored { bytes, archive }) => {
                 self.mirror.record_stored(ObjectKind::Archive);
-                let digest = held.digest;
-                self.progress.send_replace(FillProgress::Committed { bytes, archive: held });
+                let digest = archive.digest;
+                self.progress.send_replace(FillProgress::Committed { bytes, archive });
                 Some(digest)
             }
             Ok(FillOutcome::NotStored { bytes, size_bytes, error: why }) => {
@@ -83,9 +83,9 @@ impl Fill {
                 self.progress.send_replace(FillProgress::NotStored { bytes, size_bytes, error: why });
                 None
             }
-            Err(Error::Store(why)) => {
-                self.log_not_stored(&why, "an archive could not be stored; it is passed through");
-                self.progress.send_replace(FillProgress::NoSpace(why));
+            Err(Error::Store(reason)) => {
+                self.log_not_stored(&reason, "an archive could not be stored; it is passed through");
+                self.progress.send_replace(FillProgress::NoSpace(reason));
                 None
             }
             Err(error) => {
@@ -99,10 +99,10 @@ impl Fill {
         }
     }
 
-    fn log_not_stored(&self, why: &StoreError, subject: &str) {
+    fn log_not_stored(&self, reason: &StoreError, subject: &str) {
         let (package, store) = (&self.request.package, self.mirror.store.root().display());
-        tracing::error!(%package, %store, error = %why, to_do = why.remedy(), "{subject}");
-        self.mirror.record_not_stored(ObjectKind::Archive, why);
+        tracing::error!(%package, %store, error = %reason, to_do = reason.remedy(), "{subject}");
+        self.mirror.record_not_stored(ObjectKind::Archive, reason);
     }
 
     async fn fill(&mut self) -> Result<FillOutcome, Error> {
@@ -137,9 +137,9 @@ impl Fill {
                     }
                     incoming.length
                 }
-                LengthAgreement::Never { announced: told, now } => {
+                LengthAgreement::Never { announced, now } => {
                     self.discard(staged).await?;
-                    return Err(length_mismatch(&incoming, told, now));
+                    return Err(length_mismatch(&incoming, announced, now));
                 }
             };
             staged = self.reserve_space(room, staged, &incoming, length).await?;
@@ -197,12 +197,12 @@ impl Fill {
         let (staged, taken) = self.mirror.reserve_staging_space(room, staged, incoming, length, bytes).await?;
         match taken {
             Ok(()) => Ok(staged),
-            Err(why) => {
+            Err(reason) => {
                 // Bytes of an earlier run can be resumed once there is space. An empty file is useless.
                 if staged.written() == 0 {
                     self.try_to_discard(staged).await;
                 }
-                Err(why.into())
+                Err(reason.into())
             }
         }
     }
@@ -251,9 +251,9 @@ impl Fill {
             return Err(self.request.wrong_digest_error(actual).await);
         }
         let (bytes, size_bytes) = (staged.bytes(), staged.written());
-        let ArchiveRequest { package, set, call, subject: what, .. } = &self.request;
+        let ArchiveRequest { package, set, call, subject, .. } = &self.request;
         let verified = Verified::by_digest(staged, actual, expected)
-            .map_err(|verdict| Error::Unverified { subject: what.clone(), verdict: verdict.to_string() })?;
+            .map_err(|verdict| Error::Unverified { subject: subject.clone(), verdict: verdict.to_string() })?;
         let (package, kept, set) = (package.clone(), Arc::clone(&self.stored_set), Arc::clone(set));
         let now = self.mirror.flight_context(call).now;
         self.mirror
@@ -266,10 +266,10 @@ impl Fill {
                 match held {
                     Ok(held) => Ok(FillOutcome::Stored { bytes: Some(bytes), archive: Box::new(held) }),
                     // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
-                    Err(why) if bytes.fast_hash()? == fast => {
-                        Ok(FillOutcome::NotStored { bytes, size_bytes, error: why })
+                    Err(reason) if bytes.fast_hash()? == fast => {
+                        Ok(FillOutcome::NotStored { bytes, size_bytes, error: reason })
                     }
-                    Err(why) => Err(why),
+                    Err(reason) => Err(reason),
                 }
             })
             .await

@@ -62,8 +62,8 @@ impl TailStream {
             match &*self.progress.borrow_and_update() {
                 FillProgress::Waiting | FillProgress::Streaming { .. } => {}
                 FillProgress::Committed { .. } => return Ok(()),
-                FillProgress::NotStored { error: why, .. } | FillProgress::NoSpace(why) => {
-                    return Err(why.clone().into());
+                FillProgress::NotStored { error: reason, .. } | FillProgress::NoSpace(reason) => {
+                    return Err(reason.clone().into());
                 }
                 FillProgress::Failed(error) => return Err(error.clone()),
             }
@@ -81,7 +81,7 @@ impl TailStream {
             loop {
                 let state = progress.borrow_and_update().clone();
                 let size_bytes = match &state {
-                    FillProgress::Committed { archive: held, .. } => Some(held.size_bytes),
+                    FillProgress::Committed { archive, .. } => Some(archive.size_bytes),
                     FillProgress::NotStored { size_bytes, .. } => Some(*size_bytes),
                     FillProgress::Waiting
                     | FillProgress::Streaming { .. }
@@ -100,7 +100,7 @@ impl TailStream {
                         let before_the_tail = told.unwrap_or(written).saturating_sub(TAIL_BYTES);
                         (Some(bytes), written.min(before_the_tail))
                     }
-                    FillProgress::Committed { bytes, archive: held } => (bytes, held.size_bytes),
+                    FillProgress::Committed { bytes, archive } => (bytes, archive.size_bytes),
                     FillProgress::NotStored { bytes, size_bytes, .. } => (Some(bytes), size_bytes),
                     FillProgress::NoSpace(_) => {
                         return Err(io::Error::other("the disk would not take it; the next request gets it without"));

@@ -150,8 +150,8 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<(), Error> {
         let ListingState::Unlisted { .. } = listed else { return Ok(()) };
-        let why = format!("the version list of {address} does not name {version}");
-        call.config.not_found.insert(key, why.clone(), call.now.after(believed), call.now);
-        Err(Error::NotFound(why))
+        let reason = format!("the version list of {address} does not name {version}");
+        call.config.not_found.insert(key, reason.clone(), call.now.after(believed), call.now);
+        Err(Error::NotFound(reason))
     }
 }

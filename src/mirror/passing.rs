@@ -36,18 +36,18 @@ impl Mirror {
         self: &Arc<Self>,
         package: &Package,
         set: &Arc<ProofSet>,
-        why: StoreError,
+        reason: StoreError,
         call: &RequestContext,
     ) -> Result<Archive, Error> {
         if self.connectivity() == Connectivity::Offline {
-            return Err(why.into());
+            return Err(reason.into());
         }
         let Ok(permit) = Arc::clone(&self.pass_through_permits).try_acquire_owned() else {
-            let why = format!(
+            let reason = format!(
                 "this mirror cannot store it ({}), and as many clients as may be at one time get archives straight from upstream",
-                why.in_short()
+                reason.in_short()
             );
-            return Err(Error::Busy { subject: format!("the archive of {package}"), reason: why });
+            return Err(Error::Busy { subject: format!("the archive of {package}"), reason });
         };
         self.counters.passed_through.inc();
         let asking = ArchiveRequest::new(Arc::clone(self), package.clone(), Arc::clone(set), self.flight_context(call));
@@ -113,8 +113,8 @@ impl PassThrough {
                 None => self.received > SMALL_ARCHIVE_BYTES,
             };
             if may_begin && self.length.is_none() && !call.takes_unknown_length {
-                let why = "upstream does not say how long it is, this mirror cannot store it, and a client of HTTP/1.0 could not tell a part of it from the whole";
-                return Err(Error::Busy { subject: self.request.subject.clone(), reason: why.to_owned() });
+                let reason = "upstream does not say how long it is, this mirror cannot store it, and a client of HTTP/1.0 could not tell a part of it from the whole";
+                return Err(Error::Busy { subject: self.request.subject.clone(), reason: reason.to_owned() });
             }
             if may_begin {
                 self.request.attempts.announce(self.length);
@@ -170,8 +170,8 @@ impl PassThrough {
     /// Returns the next bytes, over as many connections as needed; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
-            let ArchiveRequest { mirror, attempts, subject: what, .. } = &mut self.request;
-            let incoming = self.incoming.as_mut().ok_or_else(|| Error::Interrupted(what.clone()))?;
+            let ArchiveRequest { mirror, attempts, subject, .. } = &mut self.request;
+            let incoming = self.incoming.as_mut().ok_or_else(|| Error::Interrupted(subject.clone()))?;
             let error = match next_piece(mirror, incoming, attempts, self.received).await {
                 Ok(Some(piece)) => {
                     self.received += piece.len() as u64;
@@ -200,7 +200,7 @@ impl PassThrough {
             let agreed = self.request.attempts.compare_length(before, announced(&incoming));
             let length = match agreed {
                 LengthAgreement::Length(length) if incoming.from == self.received => length,
-                LengthAgreement::Never { announced: told, now } => return Err(length_mismatch(&incoming, told, now)),
+                LengthAgreement::Never { announced, now } => return Err(length_mismatch(&incoming, announced, now)),
                 LengthAgreement::StartOver if self.request.attempts.announced() == AnnouncedLength::Nothing => {
                     self.restart();
                     if incoming.from > 0 {

@@ -119,9 +119,9 @@ impl ProofSet {
 
 impl Revalidatable for Arc<StoredProofSet> {
     fn origins(&self) -> Vec<Origin> {
-        let ProofSet { metadata: about, document, .. } = &*self.current;
-        let urls = [Some(&about.asked), Some(&document.sums_url), document.signature_url.as_ref()];
-        let mut origins = about.origins.clone();
+        let ProofSet { metadata, document, .. } = &*self.current;
+        let urls = [Some(&metadata.asked), Some(&document.sums_url), document.signature_url.as_ref()];
+        let mut origins = metadata.origins.clone();
         origins.extend(urls.into_iter().flatten().map(Origin::of));
         origins.sort();
         origins.dedup();

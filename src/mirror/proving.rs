@@ -46,10 +46,10 @@ impl Mirror {
         let limit = self.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
         let fetched =
             visit.call.config.outbound.document(visit.ask(visit.subject, visit.url), conditions, limit).await?;
-        let unusable = |url: &Url, why: String| UpstreamError {
+        let unusable = |url: &Url, reason: String| UpstreamError {
             subject: visit.subject.to_owned(),
             origin: origin(url),
-            fault: Fault::Unusable(why),
+            fault: Fault::Unusable(reason),
         };
         // `_room` reserves memory for the body until this function ends.
         let (body, url, validators, mut origins, _room) = match (fetched, held) {
@@ -65,7 +65,7 @@ impl Mirror {
             }
         };
         let document =
-            DownloadDocument::parse(&body, &url, &visit.package.platform).map_err(|why| unusable(&url, why))?;
+            DownloadDocument::parse(&body, &url, &visit.package.platform).map_err(|reason| unusable(&url, reason))?;
         let policy = visit.upstream.settings.verification;
         let sums_held = held.filter(|held| held.document.sums_url == document.sums_url);
         let sums_held = sums_held.map(|held| (&held.sums, &held.metadata.sums_validators));
@@ -97,7 +97,7 @@ impl Mirror {
             fetched: visit.call.now,
             proof,
         };
-        Ok(ProofSet::new(about, body, sums.0, signature.0, visit.package).map_err(|why| unusable(&url, why))?)
+        Ok(ProofSet::new(about, body, sums.0, signature.0, visit.package).map_err(|reason| unusable(&url, reason))?)
     }
 
     /// Verifies a set on a blocking thread, because a registry may list many keys. At most two run at a time; one whose
@@ -181,10 +181,10 @@ impl Mirror {
         });
         match admitted.await? {
             Ok(admitted) => Ok(admitted),
-            Err(why) => {
+            Err(reason) => {
                 let asked = format!("the download document of {package} from {}", origin(&set.metadata.url));
-                let command = why.command(package);
-                Err(Error::Unaccepted { subject: asked, verdict: why.words, command })
+                let command = reason.command(package);
+                Err(Error::Unaccepted { subject: asked, verdict: reason.words, command })
             }
         }
     }
@@ -337,7 +337,7 @@ pub(super) struct ProofSetFetch<'a> {
 impl ProofSetFetch<'_> {
     fn ask<'b>(&'b self, subject: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
         let upstream = &self.upstream.settings.host;
-        let RequestContext { via, priority: asker, now, .. } = self.call;
+        let RequestContext { via, priority, now, .. } = self.call;
         UpstreamRequest {
             label: subject,
             url,
@@ -345,7 +345,7 @@ impl ProofSetFetch<'_> {
             credentials: self.credential_scope,
             via,
             retries: self.retries,
-            priority: *asker,
+            priority: *priority,
             now: *now,
         }
     }

@@ -159,13 +159,13 @@ impl Mirror {
             digests.extend(name.archives.iter().map(|held| held.digest));
             // After a crash, an archive that a set lists may be stored without a name.
             match self.read_set(package) {
-                Ok(Some(UsableProofSet { stored_set: kept, .. })) => {
-                    let predecessor = kept.predecessor.as_ref().map(|(set, _)| set);
-                    digests.extend(predecessor.into_iter().chain([&kept.current]).map(|set| set.document.shasum));
+                Ok(Some(UsableProofSet { stored_set, .. })) => {
+                    let predecessor = stored_set.predecessor.as_ref().map(|(set, _)| set);
+                    digests.extend(predecessor.into_iter().chain([&stored_set.current]).map(|set| set.document.shasum));
                 }
                 Ok(None) => {}
                 Err(StoreError::Gone) => return Err(StoreError::Gone),
-                Err(why) => purged.unreadable.push(format!("the proof set of {package}: {why}")),
+                Err(reason) => purged.unreadable.push(format!("the proof set of {package}: {reason}")),
             }
             self.catalog.change_name(package, |name| name.archives.clear())?;
         }

@@ -289,10 +289,10 @@ impl Mirror {
             UnlistedPolicy::Fetched => self.listed(package, call).await,
         };
         let spelled = listed.spelled(&package.version);
-        let unusable = |why: String| UpstreamError {
+        let unusable = |reason: String| UpstreamError {
             subject: subject.to_owned(),
             origin: origin(&base),
-            fault: Fault::Unusable(why),
+            fault: Fault::Unusable(reason),
         };
         let asked = download_url(&base, &package.provider, &spelled, &package.platform)
             .map_err(|e| Error::from(unusable(e.to_string())))?;

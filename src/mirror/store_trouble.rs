@@ -23,9 +23,9 @@ pub(super) struct LastStoreFailures(BTreeMap<ObjectKind, StoreFailure>);
 
 impl Mirror {
     /// Records that an object could not be stored.
-    pub(super) fn record_not_stored(&self, kind: ObjectKind, why: &StoreError) {
+    pub(super) fn record_not_stored(&self, kind: ObjectKind, reason: &StoreError) {
         self.counters.count_not_stored(kind);
-        let trouble = StoreFailure { why: why.to_string(), to_do: why.remedy().to_owned() };
+        let trouble = StoreFailure { why: reason.to_string(), to_do: reason.remedy().to_owned() };
         self.store_failures.lock().0.insert(kind, trouble);
     }
 

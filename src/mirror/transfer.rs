@@ -21,8 +21,8 @@ impl Mirror {
     /// # Errors
     /// [`Error::Busy`] where none is free.
     pub fn transfer(&self) -> Result<TransferPermit, Error> {
-        let why = || format!("{MAX_TRANSFERS} exports and bundles are being made, as many as may be at one time");
-        let busy = || Error::Busy { subject: "the transfer".to_owned(), reason: why() };
+        let reason = || format!("{MAX_TRANSFERS} exports and bundles are being made, as many as may be at one time");
+        let busy = || Error::Busy { subject: "the transfer".to_owned(), reason: reason() };
         Arc::clone(&self.transfers).try_acquire_owned().map(TransferPermit).map_err(|_| busy())
     }
 

@@ -72,7 +72,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> DocumentFlight {
         let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
-        let unusable = |why: String| wanted.unusable(why);
+        let unusable = |reason: String| wanted.unusable(reason);
         let (base, grant) = self
             .resolve_service(Service::Providers, upstream, DiscoveryTrust::for_what_is_held(before.as_ref()), call)
             .await?;
@@ -90,7 +90,7 @@ impl Mirror {
             (Ok(Fetched::New(document)), before) => {
                 let mut kept = StoredDocument::of(document, asked, call.now);
                 let list = Arc::new(kept.clone()).versions().await;
-                let list = list.map_err(|why| unusable(format!("its version list: {why}")))?;
+                let list = list.map_err(|reason| unusable(format!("its version list: {reason}")))?;
                 kept.dropped = self.dropped_but_stored(upstream, address, &list, before.as_ref(), call.now).await?;
                 self.record_new_versions(address, &list, call).await?;
                 kept

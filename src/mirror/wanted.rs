@@ -32,9 +32,9 @@ impl DocumentRequest {
     }
 
     /// The error for an answer that cannot be used.
-    pub(super) fn unusable(&self, why: impl Into<String>) -> UpstreamError {
+    pub(super) fn unusable(&self, reason: impl Into<String>) -> UpstreamError {
         let (asked, origin) = (self.subject.clone(), origin(&self.upstream.settings.url));
-        UpstreamError { subject: asked, origin, fault: Fault::Unusable(why.into()) }
+        UpstreamError { subject: asked, origin, fault: Fault::Unusable(reason.into()) }
     }
 }
 

@@ -167,14 +167,14 @@ impl Mirror {
                     None
                 }
                 // Without a download, the bytes were already stored under another name.
-                FillProgress::Committed { bytes: None, archive: held } => {
-                    Some(Ok((WarmedArchive::AlreadyStored, (**held).clone())))
+                FillProgress::Committed { bytes: None, archive } => {
+                    Some(Ok((WarmedArchive::AlreadyStored, (**archive).clone())))
                 }
-                FillProgress::Committed { bytes: Some(_), archive: held } => {
-                    Some(Ok((WarmedArchive::Fetched, (**held).clone())))
+                FillProgress::Committed { bytes: Some(_), archive } => {
+                    Some(Ok((WarmedArchive::Fetched, (**archive).clone())))
                 }
-                FillProgress::NotStored { error: why, .. } | FillProgress::NoSpace(why) => {
-                    Some(Err(why.clone().into()))
+                FillProgress::NotStored { error: reason, .. } | FillProgress::NoSpace(reason) => {
+                    Some(Err(reason.clone().into()))
                 }
                 FillProgress::Failed(error) => Some(Err(error.clone())),
             };

@@ -18,8 +18,8 @@ impl Mirror {
                 Ok(true) => return mirror.enforce_size_limit(),
                 Ok(false) => {}
                 Err(panicked) => {
-                    let why = "it panicked while it was made whole".to_owned();
-                    mirror.store.index.completed(Err(StoreError::Index(why)));
+                    let reason = "it panicked while it was made whole".to_owned();
+                    mirror.store.index.completed(Err(StoreError::Index(reason)));
                     if let Ok(panic) = panicked.try_into_panic() {
                         std::panic::resume_unwind(panic);
                     }

@@ -27,11 +27,11 @@ pub(super) fn clean_path(name: &[u8]) -> Result<TreePath, TreeError> {
 }
 
 /// Refuses an entry by its raw name.
-pub(super) fn refused(name: &[u8], why: impl Into<String>) -> TreeError {
+pub(super) fn refused(name: &[u8], reason: impl Into<String>) -> TreeError {
     let text = String::from_utf8_lossy(name);
     let shown: String =
         text.chars().take(256).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
-    TreeError::refused(shown, why)
+    TreeError::refused(shown, reason)
 }
 
 /// The form of a path in which a file system compares it that ignores case and composes letters.

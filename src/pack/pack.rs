@@ -88,10 +88,10 @@ impl ResolvedTree<'_> {
                     let name = [path.as_bytes(), b"/"].concat();
                     write_header(&mut gzip, &name, EntryType::Directory, 0o755, 0).map_err(TreeError::spool)?;
                 }
-                ResolvedEntry::File { mode, offset: at, size_bytes } => {
+                ResolvedEntry::File { mode, offset, size_bytes } => {
                     write_header(&mut gzip, path.as_bytes(), EntryType::Regular, mode | 0o400, size_bytes)
                         .map_err(TreeError::spool)?;
-                    let mut contents = self.tree.contents(at, size_bytes);
+                    let mut contents = self.tree.contents(offset, size_bytes);
                     let digest = copy(&mut contents, &mut gzip, buffer).map_err(TreeError::spool)?;
                     listing.update(digest.as_ref());
                     pad(&mut gzip, size_bytes).map_err(TreeError::spool)?;

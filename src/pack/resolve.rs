@@ -98,8 +98,8 @@ impl<'t> LinkResolver<'t> {
             }
             match entry {
                 TreeEntry::Folder => self.put(to, ResolvedEntry::Folder)?,
-                TreeEntry::File { mode, offset: at, size_bytes } => {
-                    self.put(to, ResolvedEntry::File { mode: *mode, offset: *at, size_bytes: *size_bytes })?;
+                TreeEntry::File { mode, offset, size_bytes } => {
+                    self.put(to, ResolvedEntry::File { mode: *mode, offset: *offset, size_bytes: *size_bytes })?;
                 }
                 TreeEntry::Link(target) => match self.follow(path, target)? {
                     LinkTarget::File(file) => self.put(to, file)?,
@@ -168,7 +168,7 @@ impl<'t> LinkResolver<'t> {
 
     /// Resolves a link as the kernel would if the tree were a whole file system.
     fn follow(&mut self, link: &TreePath, target: &[u8]) -> Result<LinkTarget, TreeError> {
-        let refused = |why: &str| Err(TreeError::refused(link, why));
+        let refused = |reason: &str| Err(TreeError::refused(link, reason));
         let mut folder = link.parent().unwrap_or_default();
         // Names still to resolve, the next one last.
         let mut names: Vec<&[u8]> = Vec::new();
@@ -199,10 +199,10 @@ impl<'t> LinkResolver<'t> {
                 };
                 match self.tree.get(&path) {
                     Some(TreeEntry::Folder) => folder = path,
-                    Some(TreeEntry::File { mode, offset: at, size_bytes }) if names.is_empty() => {
+                    Some(TreeEntry::File { mode, offset, size_bytes }) if names.is_empty() => {
                         return Ok(LinkTarget::File(ResolvedEntry::File {
                             mode: *mode,
-                            offset: *at,
+                            offset: *offset,
                             size_bytes: *size_bytes,
                         }));
                     }

@@ -68,7 +68,7 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
 fn add<R: Read>(entry: &mut Entry<'_, R>, said: ExtensionHeaders, tree: &mut Tree) -> Result<bool, TreeError> {
     let ExtensionHeaders { pax, gnu_path, gnu_link } = said;
     let name = gnu_path.or(pax.path).unwrap_or_else(|| entry.header().path_bytes().into_owned());
-    let refuse = |why: &str| Err(refused(&name, why));
+    let refuse = |reason: &str| Err(refused(&name, reason));
     if pax.is_sparse {
         return refuse("it is a sparse file");
     }

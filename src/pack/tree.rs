@@ -73,8 +73,8 @@ pub enum TreeError {
 
 impl TreeError {
     /// Refuses one entry.
-    pub fn refused(entry: impl std::fmt::Display, why: impl Into<String>) -> Self {
-        Self::Refused { entry: entry.to_string(), reason: why.into() }
+    pub fn refused(entry: impl std::fmt::Display, reason: impl Into<String>) -> Self {
+        Self::Refused { entry: entry.to_string(), reason: reason.into() }
     }
 
     pub(super) fn spool(error: io::Error) -> Self {
@@ -291,11 +291,11 @@ mod tests {
         tree.add_folder(&path("a/b")).unwrap();
         let names: Vec<_> = tree.entries().map(|(path, _)| path.to_string()).collect();
         assert_eq!(names, ["a", "a/b", "a/b/main.tf", "a/empty", "a/link"]);
-        let Some(TreeEntry::File { mode: 0o755, offset: at, size_bytes: 3 }) = tree.get(&path("a/b/main.tf")) else {
+        let Some(TreeEntry::File { mode: 0o755, offset, size_bytes: 3 }) = tree.get(&path("a/b/main.tf")) else {
             panic!()
         };
         let mut read = Vec::new();
-        tree.contents(*at, 3).read_to_end(&mut read).unwrap();
+        tree.contents(*offset, 3).read_to_end(&mut read).unwrap();
         assert_eq!(read, b"one");
     }
 

@@ -267,8 +267,8 @@ fn crc32(bytes: &[u8]) -> [u8; 4] {
     crc.sum().to_le_bytes()
 }
 
-fn damaged(why: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why)
+fn damaged(reason: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
 struct CountingReader<R> {

@@ -24,7 +24,7 @@ pub fn pack_zip(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
     let mut buffer = vec![0; PIECE];
     for (path, entry) in tree.entries() {
         let (mode, offset, size_bytes) = match *entry {
-            TreeEntry::File { mode, offset: at, size_bytes } => (mode, at, size_bytes),
+            TreeEntry::File { mode, offset, size_bytes } => (mode, offset, size_bytes),
             TreeEntry::Folder => continue,
             TreeEntry::Link(_) => return Err(TreeError::refused(path, "it is a link")),
         };

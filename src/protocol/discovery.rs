@@ -25,7 +25,7 @@ pub(super) async fn document(
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.discovery(host, call).await?;
-    let discovery = value.discovery_for_clients().map_err(|why| unreadable(host, &why))?;
+    let discovery = value.discovery_for_clients().map_err(|reason| unreadable(host, &reason))?;
     let entries = services(discovery, host, |path| links.to(path));
     let body = serde_json::to_vec(&entries).map_err(|e| unreadable(host, &e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
@@ -93,8 +93,8 @@ fn resolved(reference: &str, base: &Url) -> Option<Box<RawValue>> {
     to_raw_value(base.join(reference).ok()?.as_str()).ok()
 }
 
-fn unreadable(host: &Hostname, why: &str) -> Error {
-    Error::Interrupted(format!("the cached discovery document of {host} cannot be read: {why}"))
+fn unreadable(host: &Hostname, reason: &str) -> Error {
+    Error::Interrupted(format!("the cached discovery document of {host} cannot be read: {reason}"))
 }
 
 #[cfg(test)]

@@ -105,9 +105,9 @@ impl RequestFailure {
     /// Returns the subject, cause and remedy of the failure.
     pub fn explain(&self) -> Explanation {
         match self {
-            Self::NoRoute(RouteError::Malformed(why) | RouteError::Unknown(why)) => Explanation::of(why),
+            Self::NoRoute(RouteError::Malformed(reason) | RouteError::Unknown(reason)) => Explanation::of(reason),
             Self::NoRoute(RouteError::UnknownHost(host)) => Error::UnknownHost(host.clone()).explain(),
-            Self::NoRoute(RouteError::Misdirected { explanation: why, .. }) => why.clone(),
+            Self::NoRoute(RouteError::Misdirected { explanation, .. }) => explanation.clone(),
             Self::Mirror(error) => error.explain(),
         }
     }

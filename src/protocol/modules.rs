@@ -42,7 +42,8 @@ pub(super) async fn versions(
 
 /// Renders upstream's version list for clients.
 pub(super) async fn written(address: &ModuleAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
-    let unreadable = |why| Error::Interrupted(format!("the cached version list of {address} cannot be read: {why}"));
+    let unreadable =
+        |reason| Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"));
     let list = document.module_versions().await.map_err(unreadable)?;
     list_of(&list).map_err(|e| unreadable(e.to_string()))
 }

@@ -58,7 +58,7 @@ pub(super) async fn index(
 
 /// Renders `index.json` from upstream's version list.
 pub(super) async fn index_written(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
-    index_of(address, &document.versions().await.map_err(|why| unreadable(address, why))?)
+    index_of(address, &document.versions().await.map_err(|reason| unreadable(address, reason))?)
 }
 
 fn index_of(address: &ProviderAddress, list: &VersionList) -> Result<Vec<u8>, Error> {
@@ -110,7 +110,7 @@ async fn listed_archives(
 ) -> Result<(NamedArchives, CombinedOutcome), Error> {
     let list = mirror.provider_versions(address, call).await?;
     let mut answer = CombinedOutcome::of(&list);
-    let listed = list.value.versions().await.map_err(|why| unreadable(address, why))?;
+    let listed = list.value.versions().await.map_err(|reason| unreadable(address, reason))?;
     let Some(listed) = listed.get(version) else { return Ok((NamedArchives::new(), answer)) };
     let sets = ProofSetsOfVersion::of(mirror, address, listed, call, &mut answer).await?;
     let archives = sets.archives(mirror, call, &mut answer).await?;
@@ -345,6 +345,6 @@ fn of_set(set: &ProofSet) -> NamedArchive {
     NamedArchive { digest, filename, is_imported: set.was_imported() }
 }
 
-fn unreadable(address: &ProviderAddress, why: String) -> Error {
-    Error::Interrupted(format!("the cached version list of {address} cannot be read: {why}"))
+fn unreadable(address: &ProviderAddress, reason: String) -> Error {
+    Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
 }

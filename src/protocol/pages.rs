@@ -37,7 +37,7 @@ pub(super) async fn page(
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.page(page, call).await?;
-    let unreadable = |why: String| Error::Interrupted(format!("{} cannot be read: {why}", page.label()));
+    let unreadable = |reason: String| Error::Interrupted(format!("{} cannot be read: {reason}", page.label()));
     let body = match value {
         PageSource::Upstream(kept) => {
             let (mount, base, host) = (links.mount.clone(), links.base.clone().into_owned(), page.host.clone());
@@ -105,15 +105,15 @@ pub fn with_links(
     find_links(whole, DEPTH, &led, &mut edits);
     let mut body = String::with_capacity(text.len() + 64 * edits.len());
     let mut copied = 0;
-    for UrlEdit { original: of, rewritten: led } in edits {
+    for UrlEdit { original, rewritten } in edits {
         // Raw values borrow from the text, in its order.
-        let start = of.get().as_ptr() as usize - text.as_ptr() as usize;
+        let start = original.get().as_ptr() as usize - text.as_ptr() as usize;
         body.push_str(text.get(copied..start).unwrap_or_default());
-        match led {
+        match rewritten {
             RewrittenUrl::ToLarder(url) => body.push_str(&serde_json::to_string(&url)?),
             RewrittenUrl::Null => body.push_str("null"),
         }
-        copied = start + of.get().len();
+        copied = start + original.get().len();
     }
     body.push_str(text.get(copied..).unwrap_or_default());
     Ok(body.into_bytes())

@@ -34,7 +34,8 @@ pub(super) async fn versions(
 
 /// Renders upstream's version list for clients.
 pub(super) async fn written(address: &ProviderAddress, document: &Arc<StoredDocument>) -> Result<Vec<u8>, Error> {
-    let unreadable = |why| Error::Interrupted(format!("the cached version list of {address} cannot be read: {why}"));
+    let unreadable =
+        |reason| Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"));
     let list = document.versions().await.map_err(unreadable)?;
     list_of(&list).map_err(|e| unreadable(e.to_string()))
 }
@@ -53,8 +54,9 @@ pub(super) async fn download(
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let Answer { value: set, outcome, fresh_until, checked } = mirror.proof_set(package, call).await?;
-    let unreadable =
-        |why: String| Error::Interrupted(format!("the cached download document of {package} cannot be read: {why}"));
+    let unreadable = |reason: String| {
+        Error::Interrupted(format!("the cached download document of {package} cannot be read: {reason}"))
+    };
     let ProofSetRefs { archive, sums, signature } = set.refs(package);
     let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
         .map(|route| links.to(&route.path()));

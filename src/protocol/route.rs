@@ -419,7 +419,7 @@ fn provider(host: Hostname, namespace: &str, type_: &str) -> Result<ProviderAddr
 
 /// Decodes a path, and checks that every segment could be a name.
 fn decode_path(path: &str) -> Result<Cow<'_, str>, RouteError> {
-    let malformed = |why: &str| RouteError::Malformed(format!("the path {why}"));
+    let malformed = |reason: &str| RouteError::Malformed(format!("the path {reason}"));
     if !path.starts_with('/') {
         return Err(malformed("must begin with a slash"));
     }
@@ -459,8 +459,8 @@ fn slash_after(word: &str) -> RouteError {
     misdirected(&format!("the path has a slash behind \"{word}\""), "ask for it without that slash")
 }
 
-fn misdirected(why: &str, remedy: impl Into<String>) -> RouteError {
-    RouteError::Misdirected { api: Api::Registry, explanation: Explanation::of(why).remedied_by(remedy) }
+fn misdirected(reason: &str, remedy: impl Into<String>) -> RouteError {
+    RouteError::Misdirected { api: Api::Registry, explanation: Explanation::of(reason).remedied_by(remedy) }
 }
 
 fn nothing_at(path: &str) -> RouteError {

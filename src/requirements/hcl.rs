@@ -76,9 +76,9 @@ pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
             Ok(body) => return Ok(body),
             Err(error) => error,
         };
-        let (place, why) = (error.location(), error.message());
-        if tries == 0 || !why.contains(DUPLICATE_KEY_MESSAGE) || !text.is_char_boundary(place.offset()) {
-            return Err(BadHcl::Syntax { line: place.line(), column: place.column(), reason: why.to_owned() });
+        let (place, reason) = (error.location(), error.message());
+        if tries == 0 || !reason.contains(DUPLICATE_KEY_MESSAGE) || !text.is_char_boundary(place.offset()) {
+            return Err(BadHcl::Syntax { line: place.line(), column: place.column(), reason: reason.to_owned() });
         }
         // Any expression may be a key, and takes one sign more.
         text.to_mut().insert(place.offset(), '-');

@@ -68,8 +68,8 @@ impl BadLockFile {
 /// with Terraform 1.11.4).
 pub fn parse(file: &[u8]) -> Result<Vec<LockedProvider>, BadLockFile> {
     if file.len() > LARGEST {
-        let why = format!("it has {} bytes; at most {} KiB is read", file.len(), LARGEST >> 10);
-        return Err(BadLockFile::Wrong(vec![why]));
+        let reason = format!("it has {} bytes; at most {} KiB is read", file.len(), LARGEST >> 10);
+        return Err(BadLockFile::Wrong(vec![reason]));
     }
     let body = hcl::parse(file)?;
     let mut reading = LockFileReader { lines: LineIndex::of(file), problems: Vec::new() };

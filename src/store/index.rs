@@ -65,8 +65,8 @@ impl Index {
             Ok(ManuallyDrop::into_inner(index))
         };
         let usable = match guarded() {
-            Err(StoreError::Index(why)) => set_aside(folder, now).and_then(|aside| {
-                tracing::error!(%why, aside = %aside.display(), "the index is damaged; it was quarantined and is rebuilt");
+            Err(StoreError::Index(reason)) => set_aside(folder, now).and_then(|aside| {
+                tracing::error!(%reason, aside = %aside.display(), "the index is damaged; it was quarantined and is rebuilt");
                 guarded()
             }),
             usable => usable,
@@ -136,9 +136,9 @@ impl Index {
 
     /// Notes that a name could not be read and that the index does not know it: it may list any archive. The next start
     /// looks again.
-    pub fn name_is_unreadable(&self, artifact: &Artifact, why: StoreError) {
+    pub fn name_is_unreadable(&self, artifact: &Artifact, reason: StoreError) {
         self.broken.store(true, Ordering::Relaxed);
-        self.unreadable.lock().insert(artifact.clone(), why);
+        self.unreadable.lock().insert(artifact.clone(), reason);
     }
 
     /// Why the names of an archive may not be all, where a name could not be read.
@@ -253,8 +253,8 @@ impl Index {
 
     /// After one failed write sled writes nothing until the next start, and eviction would work with old data. So
     /// everything is copied into an in-memory index.
-    fn continue_in_memory(&self, why: &StoreError) -> Result<(), StoreError> {
-        tracing::error!(error = %why, to_do = why.remedy(), "the index cannot be written; it continues in memory, and is rebuilt at the next start");
+    fn continue_in_memory(&self, reason: &StoreError) -> Result<(), StoreError> {
+        tracing::error!(error = %reason, to_do = reason.remedy(), "the index cannot be written; it continues in memory, and is rebuilt at the next start");
         let in_memory = IndexBackend::in_memory();
         let mut taken_over = Ok(());
         self.entries.read().each_below(&[], |key, value| {

@@ -88,7 +88,7 @@ impl IndexBackend {
     }
 }
 
-fn failed(why: sled::Error) -> StoreError {
+fn failed(reason: sled::Error) -> StoreError {
     const OF_THE_DISK: [io::ErrorKind; 5] = [
         io::ErrorKind::StorageFull,
         io::ErrorKind::FileTooLarge,
@@ -96,10 +96,10 @@ fn failed(why: sled::Error) -> StoreError {
         io::ErrorKind::ReadOnlyFilesystem,
         io::ErrorKind::PermissionDenied,
     ];
-    match why {
+    match reason {
         sled::Error::Io(source) if OF_THE_DISK.contains(&source.kind()) => {
             StoreError::io("use", Path::new("the index"), source)
         }
-        why => StoreError::Index(why.to_string()),
+        reason => StoreError::Index(reason.to_string()),
     }
 }

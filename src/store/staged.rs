@@ -110,8 +110,8 @@ impl Staged {
     }
 
     /// The error of a failed read.
-    pub fn unreadable(&self, why: std::io::Error) -> StoreError {
-        StoreError::io("read", &self.path, why)
+    pub fn unreadable(&self, reason: std::io::Error) -> StoreError {
+        StoreError::io("read", &self.path, reason)
     }
 
     /// Appends bytes.

@@ -167,14 +167,14 @@ pub(super) fn fault_of_client_error(error: &reqwest::Error) -> Fault {
         }
         next = cause.source();
     }
-    let why = if causes.is_empty() { "the connection broke".to_owned() } else { causes.join(": ") };
-    tracing::debug!(why, "a request to an upstream failed");
+    let reason = if causes.is_empty() { "the connection broke".to_owned() } else { causes.join(": ") };
+    tracing::debug!(reason, "a request to an upstream failed");
     if error.is_timeout() {
         Fault::Slow("no answer in time".to_owned())
     } else if error.is_decode() {
-        Fault::Unusable(why)
+        Fault::Unusable(reason)
     } else {
-        unreached(plain_cause(error).unwrap_or(why))
+        unreached(plain_cause(error).unwrap_or(reason))
     }
 }
 

@@ -188,16 +188,16 @@ impl UpstreamBackoff {
         }
     }
 
-    fn failed(&self, upstream: &Hostname, origin: &Origin, why: &str, asked_for: Option<Duration>, now: Timestamp) {
+    fn failed(&self, upstream: &Hostname, origin: &Origin, reason: &str, asked_for: Option<Duration>, now: Timestamp) {
         let jitter = (self.0.jitter.hash_one((origin, now)) % 1000) as f64 / 1000.0;
         let kept = || upstream.clone();
         let consequence = self.0.state.lock().breaker.failed(origin, asked_for, jitter, now, kept);
         match consequence {
             BreakerChange::Opened(time) => {
-                tracing::warn!(%origin, %upstream, why, seconds = time.as_secs(), "the circuit breaker of an origin is open: stored copies are served stale");
+                tracing::warn!(%origin, %upstream, reason, seconds = time.as_secs(), "the circuit breaker of an origin is open: stored copies are served stale");
             }
             BreakerChange::Reopened(time) => {
-                tracing::debug!(%origin, %upstream, why, seconds = time.as_secs(), "an origin failed again");
+                tracing::debug!(%origin, %upstream, reason, seconds = time.as_secs(), "an origin failed again");
             }
             BreakerChange::StillOpen => {}
         }
@@ -224,9 +224,9 @@ pub(super) struct RequestObserver {
 }
 
 impl RequestObserver {
-    pub(super) fn record_failure(mut self, why: &str) {
+    pub(super) fn record_failure(mut self, reason: &str) {
         self.is_over = true;
-        self.backoff.failed(&self.upstream, &self.origin, why, None, self.request_time.now());
+        self.backoff.failed(&self.upstream, &self.origin, reason, None, self.request_time.now());
     }
 
     /// Records a complete answer.

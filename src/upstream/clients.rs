@@ -144,7 +144,7 @@ fn tls(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig, rustls
 
 #[expect(clippy::disallowed_methods, reason = "the trust of the one way out is read where it is used")]
 fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectorError> {
-    let failed = |why: String| ConnectorError::Authorities { path: path.to_owned(), reason: why };
+    let failed = |reason: String| ConnectorError::Authorities { path: path.to_owned(), reason };
     let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
     let found =
         CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(|e| failed(e.to_string()))?;

@@ -63,7 +63,7 @@ impl ConcurrencyLimits {
     }
 
     /// Takes a permit, waiting if necessary. `None` if the queue is full or the wait is too long.
-    pub(crate) async fn take(&self, upstream: &Hostname, asker: RequestPriority) -> Option<Permit> {
+    pub(crate) async fn take(&self, upstream: &Hostname, priority: RequestPriority) -> Option<Permit> {
         let told = {
             let mut state = self.0.state.lock();
             if state.has_capacity(upstream, self.0.bound) {
@@ -71,14 +71,14 @@ impl ConcurrencyLimits {
                 return Some(state.grant(upstream, &self.0));
             }
             let (tell, told) = oneshot::channel();
-            let waiting = QueuedRequest { upstream: upstream.clone(), priority: asker, tell };
+            let waiting = QueuedRequest { upstream: upstream.clone(), priority, tell };
             state.clients.retain(|waiting| !waiting.tell.is_closed());
             state.jobs.retain(|waiting| !waiting.tell.is_closed());
             let queued = state.clients.iter().chain(&state.jobs).filter(|waiting| waiting.upstream == *upstream);
             if queued.count() >= self.0.bound.queue {
                 return None;
             }
-            match asker {
+            match priority {
                 RequestPriority::ClientMidway => state.clients.push_front(waiting),
                 RequestPriority::Client => state.clients.push_back(waiting),
                 RequestPriority::Job => state.jobs.push_back(waiting),

@@ -79,14 +79,16 @@ impl UpstreamError {
     /// The text for people, in its parts.
     pub fn explain(&self) -> Explanation {
         let origin = &self.origin;
-        let why = match &self.fault {
-            Fault::Unreachable(why) | Fault::NoSuchName(why) | Fault::Untrusted(why) => format!("{origin}: {why}"),
+        let reason = match &self.fault {
+            Fault::Unreachable(reason) | Fault::NoSuchName(reason) | Fault::Untrusted(reason) => {
+                format!("{origin}: {reason}")
+            }
             fault => format!("{origin} {fault}"),
         };
-        let why = Explanation::of(why).about(&self.subject);
+        let reason = Explanation::of(reason).about(&self.subject);
         match self.fault.remedy() {
-            Some(remedy) => why.remedied_by(remedy),
-            None => why,
+            Some(remedy) => reason.remedied_by(remedy),
+            None => reason,
         }
     }
 }

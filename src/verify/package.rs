@@ -151,7 +151,7 @@ struct PackageEntries {
 impl PackageEntries {
     fn add<R: Read>(&mut self, mut entry: ZipFile<'_, R>) -> Result<(), BadPackage> {
         let name = entry.name_raw().to_vec();
-        let bad_name = |why| BadPackage::BadName { name: printable(&name), reason: why };
+        let bad_name = |reason| BadPackage::BadName { name: printable(&name), reason };
         if name.len() > self.limits.name_bytes {
             return Err(bad_name("is too long"));
         }

@@ -118,7 +118,7 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
     for (which, entry) in (1..).zip(armored_keys) {
         let keys = match read_keys(entry, MAX_KEY_BYTES) {
             Ok(keys) => keys,
-            Err(why) => return Err(refusal.unwrap_or(SignatureError::UnparsableKey { which, reason: why })),
+            Err(reason) => return Err(refusal.unwrap_or(SignatureError::UnparsableKey { which, reason })),
         };
         let numbered = || signatures.iter().enumerate();
         for (key, (number, signature)) in keys.iter().flat_map(|key| numbered().map(move |numbered| (key, numbered))) {
@@ -224,16 +224,16 @@ impl DocumentSignature {
         operations.take(1)?;
         self.hash(document)
             .and_then(|hash| component.verify(&self.packet, hash))
-            .map_err(|why| SignatureError::Mismatch { fingerprint: fingerprint(), reason: why })
+            .map_err(|reason| SignatureError::Mismatch { fingerprint: fingerprint(), reason })
             .map_err(KeyRefusal::Final)?;
         operations.take(key.self_signatures())?;
         match key.judge(component, self.made_at) {
             Ok(warnings) => Ok(Signer { fingerprint: key.fingerprint(), warnings }),
             Err(KeyUnfit::Revoked { fingerprint }) => Err(KeyRefusal::Final(SignatureError::Revoked { fingerprint })),
-            Err(KeyUnfit::CannotSign { reason: why }) => {
-                Err(KeyRefusal::Final(SignatureError::CannotSign { fingerprint: fingerprint(), reason: why }))
+            Err(KeyUnfit::CannotSign { reason }) => {
+                Err(KeyRefusal::Final(SignatureError::CannotSign { fingerprint: fingerprint(), reason }))
             }
-            Err(KeyUnfit::Unusable { reason: why }) => Err(KeyRefusal::Key { reason: why }),
+            Err(KeyUnfit::Unusable { reason }) => Err(KeyRefusal::Key { reason }),
         }
     }
 }
@@ -248,13 +248,13 @@ impl KeyRefusal {
     fn in_entry(self, which: usize) -> SignatureError {
         match self {
             Self::Final(error) => error,
-            Self::Key { reason: why } => SignatureError::UnparsableKey { which, reason: why },
+            Self::Key { reason } => SignatureError::UnparsableKey { which, reason },
         }
     }
 }
 
 fn read_signatures(bytes: &[u8]) -> Result<Vec<DocumentSignature>, SignatureError> {
-    let unparsable = |why: String| SignatureError::UnparsableSignature { reason: why };
+    let unparsable = |reason: String| SignatureError::UnparsableSignature { reason };
     if bytes.len() > MAX_SIGNATURE_BYTES {
         return Err(unparsable(format!("has {} bytes; at most {MAX_SIGNATURE_BYTES} are read", bytes.len())));
     }
@@ -271,8 +271,8 @@ fn read_signatures(bytes: &[u8]) -> Result<Vec<DocumentSignature>, SignatureErro
         };
         match read {
             Ok(signature) => signatures.push(signature),
-            Err(why) => {
-                refusal.get_or_insert(why);
+            Err(reason) => {
+                refusal.get_or_insert(reason);
             }
         }
     }

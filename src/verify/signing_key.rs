@@ -268,12 +268,12 @@ pub(super) fn told(error: &pgp::errors::Error) -> String {
     shortened.trim_end_matches([' ', ',', '"', '{', '\\']).to_owned()
 }
 
-fn unusable(why: &str) -> KeyUnfit {
-    KeyUnfit::Unusable { reason: why.to_owned() }
+fn unusable(reason: &str) -> KeyUnfit {
+    KeyUnfit::Unusable { reason: reason.to_owned() }
 }
 
-fn cannot(why: &str) -> KeyUnfit {
-    KeyUnfit::CannotSign { reason: why.to_owned() }
+fn cannot(reason: &str) -> KeyUnfit {
+    KeyUnfit::CannotSign { reason: reason.to_owned() }
 }
 
 fn not_for_signing() -> KeyUnfit {

@@ -65,7 +65,7 @@ impl Manifest {
     /// # Errors
     /// [`BadManifest::Refused`].
     pub(in super::super) fn check(&self) -> Result<(), BadManifest> {
-        let refused = |why: String| Err(BadManifest::Refused(why));
+        let refused = |reason: String| Err(BadManifest::Refused(reason));
         if self.entries.len() > MAX_ENTRIES {
             return refused(format!("it lists {} items, the limit is {MAX_ENTRIES}", self.entries.len()));
         }
@@ -79,7 +79,7 @@ impl Manifest {
             if !named.insert(called.clone()) {
                 return refused(format!("{called} is listed twice"));
             }
-            entry.check().map_err(|why| BadManifest::Refused(format!("{called}: {why}")))?;
+            entry.check().map_err(|reason| BadManifest::Refused(format!("{called}: {reason}")))?;
             for EntryFile { role, file, .. } in entry.files() {
                 if *sizes.entry(file.sha256).or_insert(file.bytes) != file.bytes {
                     return refused(format!("{called}: its {role} has two sizes"));

@@ -184,9 +184,9 @@ fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
         }
         ApplyOutcome::Held => page.push_hanging("  stored   ", &subject),
         ApplyOutcome::NotReached => page.push_hanging("  missed   ", &subject),
-        ApplyOutcome::Refused { why } => {
+        ApplyOutcome::Refused { why: reason } => {
             page.push_hanging("  REFUSED  ", &subject);
-            page.push_hanging("           ", &escape_for_terminal(why));
+            page.push_hanging("           ", &escape_for_terminal(reason));
         }
     }
     page.text()
@@ -232,8 +232,8 @@ mod tests {
     fn apply_lines_fit_the_terminal_and_escape_foreign_text() {
         let host = Hostname::parse("registry.terraform.io").unwrap();
         let package = PackageRef::requested("registry.example/hashicorp/a-provider-with-quite-a-long-name@1.2.0");
-        let why = "its archive was altered \u{1b}[2J".to_owned();
-        let told = EntryOutcome { package, outcome: ApplyOutcome::Refused { why } };
+        let reason = "its archive was altered \u{1b}[2J".to_owned();
+        let told = EntryOutcome { package, outcome: ApplyOutcome::Refused { why: reason } };
         let lines = line(&told, &host, Some(80));
         assert!(lines.lines().all(|line| line.chars().count() <= 80), "{lines}");
         assert!(lines.starts_with("  REFUSED  registry.example/hashicorp/a-provider-with-quite-a-long-name 1.2.0\n"));

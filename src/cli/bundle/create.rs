@@ -109,9 +109,9 @@ impl Create {
         let all = if is_delta { None } else { Some(sizes.fold(0, u64::saturating_add)) };
         let drawing = ProgressTask::begin("writing", &bytes, all);
         let told = BundleRequest { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
-        let (from, to) = io::pipe()?;
+        let (from, inner) = io::pipe()?;
         let receiving = tokio::task::spawn_blocking(move || target.take(from));
-        let sent = write(config, by, told, created, CountingIo { inner: to, bytes }).await;
+        let sent = write(config, by, told, created, CountingIo { inner, bytes }).await;
         let received = receiving.await;
         drawing.end().await;
         let written = match (sent, received?) {
@@ -183,9 +183,9 @@ async fn write(
     to: CountingIo<io::PipeWriter>,
 ) -> anyhow::Result<()> {
     match by {
-        JobRunner::Running { address: at, token } => {
+        JobRunner::Running { address, token } => {
             let body = Body::from(serde_json::to_vec(&told)?);
-            let sent = admin_client::download(*at, BUNDLE, token.as_deref(), body, to).await;
+            let sent = admin_client::download(*address, BUNDLE, token.as_deref(), body, to).await;
             Ok(sent.map(drop)?)
         }
         JobRunner::InProcess { mirror, jobs, .. } => {

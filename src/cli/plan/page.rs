@@ -40,11 +40,11 @@ pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<us
 
 fn reasons(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bool) {
     for item in items {
-        let why = match &item.state {
-            PlanState::Cannot { why } | PlanState::Unknown { why } => why.as_str(),
+        let reason = match &item.state {
+            PlanState::Cannot { why: reason } | PlanState::Unknown { why: reason } => reason.as_str(),
             PlanState::Have { .. } | PlanState::Need { .. } => "",
         };
-        page.item(&item_name(item, host), Some(&escape_for_terminal(why)));
+        page.item(&item_name(item, host), Some(&escape_for_terminal(reason)));
         page.about(&required_by(&item.by, verbose));
     }
 }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     fn plan() -> Plan {
-        let why = "git::https://git.corp.example/net.git is no registry's: the client fetches it itself, so it is not there without the network";
+        let reason = "git::https://git.corp.example/net.git is no registry's: the client fetches it itself, so it is not there without the network";
         let items = vec![
             item(
                 "registry.terraform.io/hashicorp/aws@5.31.0",
@@ -164,7 +164,7 @@ mod tests {
                     note: Some("this mirror is offline: it must be brought".to_owned()),
                 },
             ),
-            item("git::https://git.corp.example/net.git", None, PlanState::Cannot { why: why.to_owned() }),
+            item("git::https://git.corp.example/net.git", None, PlanState::Cannot { why: reason.to_owned() }),
         ];
         let sums = Sums {
             have: 1,

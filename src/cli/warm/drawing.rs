@@ -205,7 +205,7 @@ pub(super) fn newly_finished_lines(
 fn finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
     let size = item.size_bytes.map(|size| format!("  {}", ByteSize(size))).unwrap_or_default();
     let unconfirmed = item.unconfirmed.as_deref().map(escape_for_terminal);
-    let (word, size, why) = match &item.state {
+    let (word, size, reason) = match &item.state {
         ItemState::Held => ("stored", size, unconfirmed),
         ItemState::Fetched => ("fetched", size, unconfirmed),
         ItemState::Cancelled => ("cancelled", String::new(), None),
@@ -213,8 +213,8 @@ fn finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
         ItemState::Waiting | ItemState::Resolving | ItemState::Fetching => return,
     };
     page.push_hanging(&format!("{word:WORD_WIDTH$} "), &format!("{}{size}", whole_name(item, host)));
-    if let Some(why) = why {
-        page.push_hanging(&format!("{:WORD_WIDTH$} ", ""), &why);
+    if let Some(reason) = reason {
+        page.push_hanging(&format!("{:WORD_WIDTH$} ", ""), &reason);
     }
 }
 
@@ -246,7 +246,7 @@ pub(super) fn summary(job: &Job, took: Duration) -> String {
 /// Renders the unconfirmed statements of a job, such as a stale version list, as notes.
 pub(super) fn notes(job: &Job, width: Option<usize>) -> Option<String> {
     let mut page = TextPage::of_width(width);
-    job.unconfirmed.iter().for_each(|why| page.push_hanging("note: ", &escape_for_terminal(why)));
+    job.unconfirmed.iter().for_each(|reason| page.push_hanging("note: ", &escape_for_terminal(reason)));
     (!job.unconfirmed.is_empty()).then(|| page.text())
 }
 

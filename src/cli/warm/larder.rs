@@ -42,10 +42,10 @@ impl JobRunner {
     /// Starts a job. [`AdminClientError::NotRunning`] where no larder runs.
     pub(super) async fn start(&self, config: &Config, told: &OrderRequest) -> anyhow::Result<Job> {
         match self {
-            Self::Running { address: at, token } => {
+            Self::Running { address, token } => {
                 let body = Bytes::from(serde_json::to_vec(told)?);
                 let token = token.as_deref();
-                job(&ask_running(config, async |_, _| admin_client::post(*at, WARM, token, body).await).await?)
+                job(&ask_running(config, async |_, _| admin_client::post(*address, WARM, token, body).await).await?)
             }
             Self::InProcess { jobs, default_host, .. } => {
                 let warm_up = told.order(default_host).and_then(|order| WarmUp::of_order(order, told.pin));
@@ -58,8 +58,8 @@ impl JobRunner {
     /// Reads the state of a job.
     pub(super) async fn report(&self, id: &str) -> anyhow::Result<Job> {
         match self {
-            Self::Running { address: at, token } => {
-                let asked = admin_client::get(*at, &format!("{JOBS}/{id}"), token.as_deref()).await;
+            Self::Running { address, token } => {
+                let asked = admin_client::get(*address, &format!("{JOBS}/{id}"), token.as_deref()).await;
                 job(&asked.map_err(|error| match error {
                     AdminClientError::NotRunning(_) => {
                         anyhow!("larder has stopped; fetched archives stay, and the job continues when larder is back")
@@ -75,8 +75,8 @@ impl JobRunner {
 
     pub(super) async fn cancel(&self, id: &str) -> anyhow::Result<()> {
         match self {
-            Self::Running { address: at, token } => {
-                admin_client::delete(*at, &format!("{JOBS}/{id}"), token.as_deref()).await?;
+            Self::Running { address, token } => {
+                admin_client::delete(*address, &format!("{JOBS}/{id}"), token.as_deref()).await?;
             }
             Self::InProcess { jobs, .. } => {
                 if let Some(id) = JobId::parse(id) {

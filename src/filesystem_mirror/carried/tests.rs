@@ -18,7 +18,7 @@ fn all(tar: &[u8]) -> io::Result<Vec<WasRead>> {
                 contents.read_to_end(&mut bytes)?;
                 (path, Ok(bytes))
             }
-            TarEntry::Refused { path, reason: why } => (path, Err(why)),
+            TarEntry::Refused { path, reason } => (path, Err(reason)),
         });
         Ok(())
     })?;

@@ -142,7 +142,7 @@ impl MirrorWalk<'_> {
                 }
                 Ok(FileType::RegularFile) => ListedFileKind::InPackage(size_bytes, mode),
                 Ok(kind) => ListedFileKind::Refused(no_file(kind).to_owned()),
-                Err(why) => ListedFileKind::Refused(why.to_owned()),
+                Err(reason) => ListedFileKind::Refused(reason.to_owned()),
             };
             self.files.push(ListedFile { path: below, kind });
         }
@@ -160,8 +160,8 @@ impl MirrorWalk<'_> {
                 continue;
             }
             self.left = self.left.checked_sub(1).ok_or_else(|| {
-                let why = format!("there are more than {MAX_ENTRIES} files and folders in it");
-                self.folder.bad("list", path, io::Error::other(why))
+                let reason = format!("there are more than {MAX_ENTRIES} files and folders in it");
+                self.folder.bad("list", path, io::Error::other(reason))
             })?;
             let told = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(told) => told,

@@ -95,8 +95,8 @@ pub(super) fn reader_of(request: Request<Incoming>, kind: &str) -> Result<PipeRe
                 }
                 Ok(Some(Err(e))) => return entry.broken(io::Error::other(format!("the body broke off: {e}"))).await,
                 Err(_) => {
-                    let why = format!("nothing came of the body for {} s", SILENT_FOR.as_secs());
-                    return entry.broken(io::Error::new(io::ErrorKind::TimedOut, why)).await;
+                    let reason = format!("nothing came of the body for {} s", SILENT_FOR.as_secs());
+                    return entry.broken(io::Error::new(io::ErrorKind::TimedOut, reason)).await;
                 }
             }
         }
@@ -120,22 +120,22 @@ async fn discard_rest(mut body: Incoming) {
     let _ = tokio::time::timeout(DISCARD_FOR, rest).await;
 }
 
-fn unsupported(why: &str) -> BodyRefused {
-    BodyRefused { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, reason: why.to_owned() }
+fn unsupported(reason: &str) -> BodyRefused {
+    BodyRefused { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, reason: reason.to_owned() }
 }
 
 async fn read_whole(request: Request<Incoming>, largest: usize, within: Duration) -> Result<Bytes, BodyRefused> {
-    let not_taken = |status, why: &str| BodyRefused { status, reason: why.to_owned() };
+    let not_taken = |status, reason: &str| BodyRefused { status, reason: reason.to_owned() };
     match tokio::time::timeout(within, Limited::new(request.into_body(), largest).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let why = format!("the body is larger than {} KiB", largest >> 10);
-            Err(not_taken(StatusCode::PAYLOAD_TOO_LARGE, &why))
+            let reason = format!("the body is larger than {} KiB", largest >> 10);
+            Err(not_taken(StatusCode::PAYLOAD_TOO_LARGE, &reason))
         }
         Ok(Err(error)) => Err(not_taken(StatusCode::BAD_REQUEST, &format!("the body broke off: {error}"))),
         Err(_) => {
-            let why = format!("the body did not come within {} s", within.as_secs());
-            Err(not_taken(StatusCode::REQUEST_TIMEOUT, &why))
+            let reason = format!("the body did not come within {} s", within.as_secs());
+            Err(not_taken(StatusCode::REQUEST_TIMEOUT, &reason))
         }
     }
 }

@@ -39,7 +39,7 @@ impl Admin {
         };
         let (told, id) = match BundleRequest::read(&body) {
             Ok(told) => told,
-            Err(why) => return response::errors(StatusCode::BAD_REQUEST, vec![why]),
+            Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
         };
         match self.gather_bundle(id, told, place).await {
             Ok((gathered, place)) => self.stream_bundle(gathered, place),
@@ -53,7 +53,7 @@ impl Admin {
         told: BundleRequest,
         place: TransferPermit,
     ) -> Result<(GatheredBundle, TransferPermit), (StatusCode, Vec<String>)> {
-        let conflict = |why: String| (StatusCode::CONFLICT, vec![why]);
+        let conflict = |reason: String| (StatusCode::CONFLICT, vec![reason]);
         let (job, held) = self
             .jobs
             .report(id)
@@ -64,8 +64,8 @@ impl Admin {
             JobState::Running => return Err(conflict(format!("job {id} runs still: ask again when it has ended"))),
             _ if told.partial => {}
             _ => {
-                let why = "look at the job, or send \"partial\":true for a bundle of the rest";
-                return Err(conflict(format!("not everything of job {id} is stored: {why}")));
+                let reason = "look at the job, or send \"partial\":true for a bundle of the rest";
+                return Err(conflict(format!("not everything of job {id} is stored: {reason}")));
             }
         }
         let (mirror, created) = (Arc::clone(&self.mirror), told.created.unwrap_or_else(|| self.clock.now()));

@@ -259,10 +259,10 @@ impl Admin {
                     return self.pin_job(id, pin).await;
                 }
                 Ok(PinRequest::Addresses(told)) => Ok(told),
-                Err(why) => Err(why),
+                Err(reason) => Err(reason),
             },
         };
-        let addresses = match told.map_err(|why| vec![why]).and_then(|told| told.addresses(&self.default_host)) {
+        let addresses = match told.map_err(|reason| vec![reason]).and_then(|told| told.addresses(&self.default_host)) {
             Ok(addresses) => addresses,
             Err(problems) => return response::errors(StatusCode::BAD_REQUEST, problems),
         };
@@ -280,8 +280,8 @@ impl Admin {
 
     /// Re-hashes everything stored, for as long as the client reads the answer.
     fn verify(&self, body: &[u8]) -> Response<Body> {
-        if let Err(why) = command::parse_empty_body(body) {
-            return response::errors(StatusCode::BAD_REQUEST, vec![why]);
+        if let Err(reason) = command::parse_empty_body(body) {
+            return response::errors(StatusCode::BAD_REQUEST, vec![reason]);
         }
         match self.mirror.verify(&self.call()) {
             Ok(steps) => {

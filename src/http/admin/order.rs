@@ -41,7 +41,7 @@ pub(super) async fn read(
     let query = request.uri().query().map(str::to_owned);
     // The semaphores are never closed.
     let place = BODIES.acquire().await;
-    let refused = |BodyRefused { status, reason: why }| response::errors(status, vec![why]);
+    let refused = |BodyRefused { status, reason }| response::errors(status, vec![reason]);
     let body = bodies::order_of(request).await.map_err(refused)?;
     let turn = PARSERS.acquire().await;
     let host = Arc::new(default_host.clone());
@@ -59,7 +59,7 @@ fn parse_body(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> 
         OrderBody::Json(_) if query.is_some() => {
             return Err(vec!["the body says it all: there is no query".to_owned()]);
         }
-        OrderBody::Json(body) => (OrderRequest::read(&body).map_err(|why| vec![why])?, Vec::new()),
+        OrderBody::Json(body) => (OrderRequest::read(&body).map_err(|reason| vec![reason])?, Vec::new()),
         OrderBody::LockFile(body) => {
             let query = OrderQuery::of_lock_file(query);
             let (told, problems) = (query.options, query.problems);

@@ -40,7 +40,7 @@ impl Admin {
         };
         let (told, id) = match ExportRequest::read(&body) {
             Ok(told) => told,
-            Err(why) => return response::errors(StatusCode::BAD_REQUEST, vec![why]),
+            Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
         };
         match self.tree_of(id, told.partial, &told.have).await {
             Ok(export) => self.send(export, place),
@@ -55,7 +55,7 @@ impl Admin {
         have: &HashSet<Digest>,
     ) -> Result<Export, (StatusCode, Vec<String>)> {
         let no_job = || (StatusCode::NOT_FOUND, vec![no_job(id)]);
-        let conflict = |why: String| Err((StatusCode::CONFLICT, vec![why]));
+        let conflict = |reason: String| Err((StatusCode::CONFLICT, vec![reason]));
         let (job, held) = self.jobs.report(id).zip(self.jobs.stored_archives(id)).ok_or_else(no_job)?;
         match job.state {
             JobState::Done => {}
@@ -96,7 +96,7 @@ impl Admin {
     pub(super) fn import(&self, request: Request<Incoming>) -> Response<Body> {
         let unsigned = match unsigned_of(request.uri().query()) {
             Ok(unsigned) => unsigned,
-            Err(why) => return response::errors(StatusCode::BAD_REQUEST, vec![why]),
+            Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
         };
         let tar = match bodies::reader_of(request, "application/x-tar") {
             Ok(tar) => tar,

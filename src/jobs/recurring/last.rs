@@ -148,8 +148,8 @@ impl LastRuns {
 
 /// Identity of a recurring warm-up; its interval is not part of it.
 pub(super) fn key(entry: &RecurringWarmUp) -> String {
-    let RecurringWarmUp { targets: what, platforms, every: _, pin, client } = entry;
-    let named = what.iter().map(|target| match target {
+    let RecurringWarmUp { targets, platforms, every: _, pin, client } = entry;
+    let named = targets.iter().map(|target| match target {
         RecurringWarmTarget::Address(address) => format!("a{address}"),
         RecurringWarmTarget::Path(path) => format!("p{}", path.display()),
     });

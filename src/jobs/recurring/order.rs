@@ -35,7 +35,7 @@ pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<O
     if !folders.is_empty() {
         match collected(&folders, entry) {
             Ok(configurations) => given.push(configurations),
-            Err(why) => problems.push(why),
+            Err(reason) => problems.push(reason),
         }
     }
     if problems.is_empty() { Order::new(given, entry.platforms.clone()) } else { Err(problems) }
@@ -43,7 +43,7 @@ pub(super) fn read(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<O
 
 fn locked(path: &Path) -> Result<OrderEntry, Vec<String>> {
     let name = path.display().to_string();
-    let text = file::read_lock_file(path).map_err(|why| vec![why])?;
+    let text = file::read_lock_file(path).map_err(|reason| vec![reason])?;
     let wrong = |problem: String| format!("{name}: {problem}");
     let locked =
         lock_file::parse(text.as_bytes()).map_err(|bad| bad.problems().into_iter().map(wrong).collect::<Vec<_>>())?;
@@ -51,9 +51,9 @@ fn locked(path: &Path) -> Result<OrderEntry, Vec<String>> {
 }
 
 fn tar(path: &Path, entry: &RecurringWarmUp) -> Result<OrderEntry, Vec<String>> {
-    let files = file::read_tar(path).map_err(|why| vec![why])?;
+    let files = file::read_tar(path).map_err(|reason| vec![reason])?;
     let configurations = Configurations::new(files, Vec::new(), entry.client);
-    Ok(OrderEntry::Configurations(configurations.map_err(|why| vec![format!("{}: {why}", path.display())])?))
+    Ok(OrderEntry::Configurations(configurations.map_err(|reason| vec![format!("{}: {reason}", path.display())])?))
 }
 
 fn collected(folders: &[PathBuf], entry: &RecurringWarmUp) -> Result<OrderEntry, String> {

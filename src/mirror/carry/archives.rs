@@ -132,11 +132,11 @@ impl IncomingArchive {
     /// Verifies the staged archive and commits its entry.
     pub(super) fn commit(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self::Staged(arriving) = self else { return Ok(ApplyOutcome::Held) };
-        let StagingArchive { entry: of, staged, file } = *arriving;
+        let StagingArchive { entry, staged, file } = *arriving;
         let (actual, fast) = staged.hashes();
         let size_bytes = staged.written();
         let verified = Verified::by_digest(staged, actual, file.sha256).map_err(|verdict| verdict.to_string())?;
-        of.commit(
+        entry.commit(
             mirror,
             StagedBundleArchive { source: ArchiveBytesSource::Staged(Box::new(verified)), fast, size_bytes },
             now,
@@ -155,13 +155,13 @@ impl EntryToCommit {
 
 impl StagedBundleArchive {
     /// Discards the staged bytes and returns the reason.
-    pub(in crate::mirror) fn discard_with(self, why: String) -> String {
+    pub(in crate::mirror) fn discard_with(self, reason: String) -> String {
         if let ArchiveBytesSource::Staged(staged) = self.source
             && let Err(error) = staged.into_inner().discard()
         {
             tracing::warn!(%error, "a staging file of a bundle could not be removed; it is removed within a day");
         }
-        why
+        reason
     }
 
     /// Publishes a staged archive. The caller holds its digest lock.

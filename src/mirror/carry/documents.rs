@@ -39,7 +39,7 @@ impl BundledDocumentUpdate {
             Key::ModuleVersions(_) => kept.as_module_versions().map(|_| Vec::new()),
             _ => kept.discovery_for_clients().map(|_| Vec::new()),
         };
-        let versions = versions.map_err(|why| format!("its document cannot be read: {why}"))?;
+        let versions = versions.map_err(|reason| format!("its document cannot be read: {reason}"))?;
         let is_held = mirror.has_document_or_newer(&key, &kept, now).map_err(store_failed)?
             || mirror.keeps_own_discovery(&key, &kept).map_err(store_failed)?;
         if is_held {
@@ -50,12 +50,12 @@ impl BundledDocumentUpdate {
 
     /// Replaces the stored document, unless a newer one was stored since.
     pub(super) fn commit(self, mirror: &Mirror, now: Timestamp) -> Result<ApplyOutcome, String> {
-        let Self { key, stored: kept, versions } = self;
+        let Self { key, stored, versions } = self;
         if let Key::ProviderVersions(address) = &key {
-            mirror.histories.record_listed(address, &versions, kept.metadata.checked).map_err(store_failed)?;
+            mirror.histories.record_listed(address, &versions, stored.metadata.checked).map_err(store_failed)?;
         }
         let made = |held: Option<&StoredDocument>, coming| mirror.merge_stored_entries(&key, held, coming);
-        let placed = mirror.replace_document(&key, kept, now, Durability::Synced, made).map_err(store_failed)?;
+        let placed = mirror.replace_document(&key, stored, now, Durability::Synced, made).map_err(store_failed)?;
         if matches!(placed, ReplaceOutcome::KeptExisting(_)) {
             return Ok(ApplyOutcome::Held);
         }

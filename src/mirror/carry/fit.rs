@@ -47,7 +47,7 @@ impl Mirror {
                 }
             }
         }
-        let (stays, why) = match self.connectivity() {
+        let (stays, reason) = match self.connectivity() {
             Connectivity::Offline => (self.used_bytes(), "[store] max_size is reached, and offline nothing is evicted"),
             Connectivity::Online => (
                 self.exempt_bytes()?,
@@ -69,7 +69,7 @@ impl Mirror {
         // Checked after the disk: the limit may be a share of it, so freeing disk space can satisfy both.
         let room = self.refresh_size_limit().saturating_sub(stays);
         if needed > room {
-            return Err(ApplyError::NoRoom { needed, available: room, reason: why });
+            return Err(ApplyError::NoRoom { needed, available: room, reason });
         }
         Ok(())
     }

@@ -132,7 +132,7 @@ impl Mirror {
                     });
                     entries.push(entry);
                 }
-                Err(GatherError::Missing(why)) => missing.extend(why),
+                Err(GatherError::Missing(reason)) => missing.extend(reason),
                 Err(failed) => return Err(failed),
             }
         }
@@ -140,7 +140,7 @@ impl Mirror {
         for key in keys {
             match self.document_entry(&key, &mut small) {
                 Ok(entry) => all.extend(entry),
-                Err(GatherError::Missing(why)) => missing.extend(why),
+                Err(GatherError::Missing(reason)) => missing.extend(reason),
                 Err(failed) => return Err(failed),
             }
         }
@@ -222,8 +222,8 @@ impl Mirror {
             return Err(not_held(&sets::describe_set(package)));
         };
         if set.proof().how == ProofBasis::Imported {
-            let why = "was imported without signatures, so no other mirror can verify it; run `larder import` there";
-            return Err(GatherError::Missing(vec![format!("{package} {why}")]));
+            let reason = "was imported without signatures, so no other mirror can verify it; run `larder import` there";
+            return Err(GatherError::Missing(vec![format!("{package} {reason}")]));
         }
         let Some(blob) = self.store.blobs.get(&digest)? else {
             return Err(not_held(&format!("the archive of {package}")));

@@ -49,7 +49,7 @@ impl BundledSet {
         let policy = terms.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
         let [body, sums] = [small.get(FileRole::Document)?, small.get(FileRole::Sums)?];
         let signature = small.get_or_empty(FileRole::Signature);
-        let unreadable = |why: String| format!("its download document cannot be read: {why}");
+        let unreadable = |reason: String| format!("its download document cannot be read: {reason}");
         let document = DownloadDocument::parse(&body, &said.url, &package.platform).map_err(unreadable)?;
         if document.shasum != entry.archive.sha256 {
             let (named, carried) = (document.shasum, entry.archive.sha256);
@@ -109,7 +109,7 @@ impl BundledSet {
     ) -> Result<ApplyOutcome, String> {
         let note = match self.check_history(mirror, now) {
             Ok(note) => note,
-            Err(why) => return Err(arrived.discard_with(why)),
+            Err(reason) => return Err(arrived.discard_with(reason)),
         };
         let digest = self.digest();
         let Self { package, set, age, .. } = self;
@@ -150,11 +150,11 @@ impl BundledSet {
         let is_known = key.is_some_and(|key| keys.contains(key));
         if !self.is_vouched_for && !is_known && !keys.keys().is_empty() {
             let signer = key.map_or_else(|| "none".to_owned(), |key| format!("key {key}"));
-            let why =
+            let reason =
                 format!("its signer ({signer}) is not known for this provider, and no trusted key signed the bundle");
-            let (part, detail) = (AlarmPart::Platform(self.package.platform.clone()), format!("in a bundle: {why}"));
+            let (part, detail) = (AlarmPart::Platform(self.package.platform.clone()), format!("in a bundle: {reason}"));
             mirror.raise_alarm_about_part(AlarmKind::WaitsForAccept, provider, version, part, detail, now);
-            return Err(format!("{why}; --accept {provider}@{version} accepts it"));
+            return Err(format!("{reason}; --accept {provider}@{version} accepts it"));
         }
         // A bundle without a trusted signature cannot introduce a key for a provider.
         let signer = if self.is_vouched_for || is_known { seen.signer.clone() } else { Signer::NotChecked };
@@ -165,9 +165,9 @@ impl BundledSet {
                 "it was published again, signed by a known key: its proof set {}; lock files with the old hashes refuse it",
                 change.describe()
             ))),
-            Err(why) => Err(format!(
+            Err(reason) => Err(format!(
                 "{}; if the publisher released this, apply it with --accept {provider}@{version}",
-                why.words
+                reason.words
             )),
         }
     }
@@ -219,11 +219,11 @@ fn is_document_url_of(said: &FetchOrigin, package: &Package) -> bool {
     let Some(segments) = said.asked.path_segments() else { return false };
     let segments: Vec<&str> = segments.collect();
     let Some([namespace, type_, version, "download", os, arch]) = segments.last_chunk::<6>() else { return false };
-    let Package { provider, version: wanted, platform } = package;
+    let Package { provider, version: stored_version, platform } = package;
     // Upstream may spell the version in another way.
     let spelled = percent_encoding::percent_decode_str(version).decode_utf8_lossy();
     namespace.eq_ignore_ascii_case(provider.namespace.as_str())
         && type_.eq_ignore_ascii_case(provider.type_.as_str())
-        && Version::parse_lenient(&spelled).is_ok_and(|version| version == *wanted)
+        && Version::parse_lenient(&spelled).is_ok_and(|version| version == *stored_version)
         && (*os, *arch) == (platform.os.as_str(), platform.arch.as_str())
 }

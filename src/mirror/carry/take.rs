@@ -142,8 +142,8 @@ impl Mirror {
         };
         let (entries, mut ended) = taking.apply_entries(&manifest, tell);
         if let Err(error) = self.list_imported_entries(&manifest) {
-            let why = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
-            ended.get_or_insert_with(why);
+            let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
+            ended.get_or_insert_with(reason);
         }
         let is_well = |told: &EntryOutcome| matches!(told.outcome, ApplyOutcome::Applied { .. } | ApplyOutcome::Held);
         let (signed_by, trusted) = Receipt::signer(&standing);
@@ -218,13 +218,13 @@ impl<R: Read> BundleApplication<'_, R> {
             }
             let outcome = match self.apply_entry(entry, &files, tell) {
                 Ok(outcome) => outcome,
-                Err(UnreadableRest(why)) => {
-                    ended = Some(format!("{package}: {why}"));
-                    ApplyOutcome::Refused { why }
+                Err(UnreadableRest(reason)) => {
+                    ended = Some(format!("{package}: {reason}"));
+                    ApplyOutcome::Refused { why: reason }
                 }
             };
-            if let ApplyOutcome::Refused { why } = &outcome {
-                tracing::error!(what = %package, why, "an entry of a bundle was refused");
+            if let ApplyOutcome::Refused { why: reason } = &outcome {
+                tracing::error!(what = %package, reason, "an entry of a bundle was refused");
             }
             let told = EntryOutcome { package, outcome };
             tell(ApplyEvent::Entry(told.clone()));
@@ -269,13 +269,13 @@ impl<R: Read> BundleApplication<'_, R> {
                 }
                 _ => match self.shared.get(&file) {
                     Ok(bytes) => drop(small.0.insert(file.role, bytes.into())),
-                    Err(why) => flaw = flaw.or(Some(why)),
+                    Err(reason) => flaw = flaw.or(Some(reason)),
                 },
             }
         }
         let now = self.clock.now();
         let judged = match flaw {
-            Some(why) => Err(why),
+            Some(reason) => Err(reason),
             None => {
                 let judging = EntryCriteria {
                     accept: &self.options.accept,
@@ -304,8 +304,8 @@ impl<R: Read> BundleApplication<'_, R> {
         let content = self.read(&archive, tell, |piece| {
             // The bytes of a refused or stored archive are read and discarded.
             let Ok(IncomingArchive::Staged(staged)) = &mut incoming else { return };
-            if let Err(why) = staged.append(piece)
-                && let Ok(IncomingArchive::Staged(staged)) = std::mem::replace(&mut incoming, Err(why))
+            if let Err(reason) = staged.append(piece)
+                && let Ok(IncomingArchive::Staged(staged)) = std::mem::replace(&mut incoming, Err(reason))
             {
                 staged.discard();
             }
@@ -318,8 +318,8 @@ impl<R: Read> BundleApplication<'_, R> {
         {
             staged.discard();
         }
-        if let Some(why) = digest_mismatch(&archive, content?) {
-            return Ok(outcome(Err(why)));
+        if let Some(reason) = digest_mismatch(&archive, content?) {
+            return Ok(outcome(Err(reason)));
         }
         Ok(outcome(incoming.and_then(|incoming| incoming.commit(self.mirror, now))))
     }
@@ -368,5 +368,5 @@ fn digest_mismatch(file: &EntryFile, content: DigestCheck) -> Option<String> {
 }
 
 fn outcome(taken: Result<ApplyOutcome, String>) -> ApplyOutcome {
-    taken.unwrap_or_else(|why| ApplyOutcome::Refused { why: why.chars().take(MAX_REFUSAL_CHARS).collect() })
+    taken.unwrap_or_else(|reason| ApplyOutcome::Refused { why: reason.chars().take(MAX_REFUSAL_CHARS).collect() })
 }

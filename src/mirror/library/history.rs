@@ -228,10 +228,10 @@ impl ProviderHistories {
             }
             Ok(_) => match self.stored_sets(package) {
                 Ok(_) => Ok(None),
-                Err(why) => Ok(Some(UnrecordedSet { package: package.clone(), error: why })),
+                Err(reason) => Ok(Some(UnrecordedSet { package: package.clone(), error: reason })),
             },
             Err(StoreError::Gone) => Err(StoreError::Gone),
-            Err(why) => Ok(Some(UnrecordedSet { package: package.clone(), error: why })),
+            Err(reason) => Ok(Some(UnrecordedSet { package: package.clone(), error: reason })),
         }
     }
 

@@ -130,8 +130,8 @@ impl Catalog {
     /// The error for a damaged name whose archive no proof set names.
     fn lost_name_error(&self, artifact: &Artifact) -> StoreError {
         let path = self.store.root().join(Key::Name(artifact.clone()).path());
-        let why = "it was damaged and quarantined; its archive is unknown";
-        StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(why)) }
+        let reason = "it was damaged and quarantined; its archive is unknown";
+        StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(reason)) }
     }
 }
 

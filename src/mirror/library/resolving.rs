@@ -96,10 +96,10 @@ impl AlarmEvent<'_> {
                 AlarmKind::SignatureLost => *is_signed && *version == package.version,
                 _ => false,
             },
-            Self::Accepted { scope: of, findings: found } => {
-                subject.is_resolved_by_accept() && accepted(subject, *of, found)
+            Self::Accepted { scope, findings } => {
+                subject.is_resolved_by_accept() && accepted(subject, *scope, findings)
             }
-            Self::Ended { kinds, version: of } => kinds.contains(kind) && version == *of,
+            Self::Ended { kinds, version: ended_version } => kinds.contains(kind) && version == *ended_version,
             Self::ListRead { dropped } => *kind == AlarmKind::Dropped && !dropped.contains(version),
             Self::Purged { versions, left, is_configured } => {
                 // A removed upstream is never asked again, so only a purge can resolve its alarms.

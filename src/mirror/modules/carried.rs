@@ -127,8 +127,8 @@ impl BundledModule {
         arrived: StagedBundleArchive,
         now: Timestamp,
     ) -> Result<ApplyOutcome, String> {
-        if let Err(why) = self.check_tree(mirror, &arrived.source) {
-            return Err(arrived.discard_with(why));
+        if let Err(reason) = self.check_tree(mirror, &arrived.source) {
+            return Err(arrived.discard_with(reason));
         }
         let StagedBundleArchive { fast, size_bytes, .. } = arrived;
         let Self { package, key, location, archive: digest, origin, pinned_tree: sighting, is_accepted } = self;
@@ -144,10 +144,10 @@ impl BundledModule {
                 let seen = mirror.require_pinned_tree(&package, &key, &sighting, judged, &accepting);
                 seen.map_err(|e| e.to_string())
             }
-            Err(why) => Err(store_failed(why)),
+            Err(reason) => Err(store_failed(reason)),
         };
-        if let Err(why) = is_right {
-            return Err(arrived.discard_with(why));
+        if let Err(reason) = is_right {
+            return Err(arrived.discard_with(reason));
         }
         mirror.resolve_alarms(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
         let PinnedTree { tree, commit, packer, source: from, subdir, .. } = sighting;
@@ -196,9 +196,9 @@ impl BundledModule {
         unpacked.map_err(|e| format!("its archive is not a module: {e}"))?;
         let mut packed_anew = HashingWriter(Hasher::new());
         let packed = pack(&tree, &TreePath::root(), &mut packed_anew);
-        let PackResult { tree: found, .. } = packed.map_err(|e| format!("its archive is not a module: {e}"))?;
-        if found != self.pinned_tree.tree {
-            return Err(format!("its tree has digest {found}, but its manifest names {}", self.pinned_tree.tree));
+        let PackResult { tree: packed_tree, .. } = packed.map_err(|e| format!("its archive is not a module: {e}"))?;
+        if packed_tree != self.pinned_tree.tree {
+            return Err(format!("its tree has digest {packed_tree}, but its manifest names {}", self.pinned_tree.tree));
         }
         let (anew, _) = packed_anew.0.finish();
         // Clients use another tar reader than larder. Only the output of our packer reads the same in all of them.

@@ -106,7 +106,7 @@ impl<'a> SourceDownload<'a> {
                     incoming.length
                 }
                 // No client reads this download, so no length was announced to one.
-                LengthAgreement::Never { announced: told, now } => return Err(length_mismatch(&incoming, told, now)),
+                LengthAgreement::Never { announced, now } => return Err(length_mismatch(&incoming, announced, now)),
             };
             let limit = self.mirror.limits.archive_bytes;
             if length.is_some_and(|length| length > limit) {
@@ -116,17 +116,17 @@ impl<'a> SourceDownload<'a> {
             let (taken_for, taken) =
                 self.mirror.reserve_staging_space(self.reservation, staged, &incoming, length, bytes).await?;
             staged = taken_for;
-            if let Err(why) = taken {
+            if let Err(reason) = taken {
                 // Bytes of an earlier run are kept for a resume once there is disk space. An empty file is not worth
                 // keeping.
                 if staged.written() == 0 {
                     self.mirror.on_disk(move |_| staged.discard()).await?;
                 }
-                return Err(why.into());
+                return Err(reason.into());
             }
             let (nobody, _) = watch::channel(FillProgress::Waiting);
-            let (mirror, attempts, room) = (self.mirror, &mut self.attempts, &mut *self.reservation);
-            let pump = ConnectionCopy { mirror, attempts, reservation: room, progress: &nobody, given_up: pending() };
+            let (mirror, attempts, reservation) = (self.mirror, &mut self.attempts, &mut *self.reservation);
+            let pump = ConnectionCopy { mirror, attempts, reservation, progress: &nobody, given_up: pending() };
             let pumped = pump.run(staged, incoming, length).await;
             staged = pumped.0.ok_or_else(|| Error::Interrupted(self.ask.label.to_owned()))?;
             match pumped.1 {

@@ -120,9 +120,9 @@ impl<'a> SourceFetch<'a> {
                 PackageSource::Git(_) | PackageSource::Archive(_) => return self.fetched(&source, subdir).await,
                 PackageSource::Unsupported(unsupported) => {
                     let host = unsupported.host().unwrap_or_else(|| "an unknown host".to_owned());
-                    let why = format!("names {} at {host}, which larder cannot fetch", unsupported.kind_name());
+                    let reason = format!("names {} at {host}, which larder cannot fetch", unsupported.kind_name());
                     let by = self.package.module.host.to_string();
-                    return Err(self.failed(by, Fault::Unusable(why)).into());
+                    return Err(self.failed(by, Fault::Unusable(reason)).into());
                 }
                 PackageSource::Indirect(page) => {
                     let inner = self.page(&page).await?;
@@ -141,8 +141,8 @@ impl<'a> SourceFetch<'a> {
                 }
             }
         }
-        let why = format!("a chain of more than {MAX_PAGES} pages");
-        Err(self.failed(self.package.module.host.to_string(), Fault::Unusable(why)).into())
+        let reason = format!("a chain of more than {MAX_PAGES} pages");
+        Err(self.failed(self.package.module.host.to_string(), Fault::Unusable(reason)).into())
     }
 
     /// Remembers the module's folder for clients whose deadline ends before the archive is packed.
@@ -159,7 +159,7 @@ impl<'a> SourceFetch<'a> {
         let Fetched::New(document) = asked.map_err(location_fault)? else {
             return Err(self.failed(origin(page), Fault::Unusable("304 to an unconditional request".into())).into());
         };
-        let unusable = |why: String| self.failed(origin(page), Fault::Unusable(why));
+        let unusable = |reason: String| self.failed(origin(page), Fault::Unusable(reason));
         let named = location_in_page(document.location.as_deref(), &document.body).ok_or_else(|| {
             unusable("neither X-Terraform-Get nor a terraform-get tag in its page names a source".into())
         })?;
@@ -204,7 +204,7 @@ impl<'a> SourceFetch<'a> {
         };
         let root = match &subdir {
             Some(Subdir::Glob { wrapper: pattern, .. }) => {
-                find_folder(&tree, pattern).map_err(|why| self.refused(&origin, why))?
+                find_folder(&tree, pattern).map_err(|reason| self.refused(&origin, reason))?
             }
             Some(Subdir::Plain(_)) | None => TreePath::root(),
         };
@@ -228,7 +228,7 @@ impl<'a> SourceFetch<'a> {
     pub(super) fn git_failed(&self, error: GitError, url: &Url) -> Error {
         match error {
             GitError::Upstream(error) => error.into(),
-            GitError::Tree { origin: at, error, .. } => self.refused(&at, error),
+            GitError::Tree { origin, error, .. } => self.refused(&origin, error),
             GitError::Disk { error, .. } => self.refused(&origin(url), TreeError::Spool(error)),
         }
     }
@@ -239,8 +239,8 @@ impl<'a> SourceFetch<'a> {
     }
 
     /// Converts an error about the tree. A failed or full disk is a store error, not a refused tree.
-    fn refused(&self, origin: &str, why: TreeError) -> Error {
-        match why {
+    fn refused(&self, origin: &str, reason: TreeError) -> Error {
+        match reason {
             TreeError::Spool(source) => {
                 let path = self.mirror.store.root().join("staging");
                 StoreError::Io { doing: "unpack a module in", path, source }.into()
@@ -249,10 +249,10 @@ impl<'a> SourceFetch<'a> {
                 let limit = self.mirror.size_limit_bytes();
                 StoreError::NoRoom { needed: limit + 1, limit, stays: 0 }.into()
             }
-            why => {
+            reason => {
                 self.mirror.counters.count_unproven(&self.package.module.host, REFUSED_TREE);
                 let asked = format!("{} from {origin}", self.what());
-                Error::Unverified { subject: asked, verdict: why.to_string() }
+                Error::Unverified { subject: asked, verdict: reason.to_string() }
             }
         }
     }
@@ -260,8 +260,8 @@ impl<'a> SourceFetch<'a> {
 
 /// Builds the git request with the settings of `ask`.
 pub(super) fn git_ask<'a>(ask: UpstreamRequest<'a>, source: &'a GitSource) -> GitRequest<'a> {
-    let UpstreamRequest { label: what, upstream, credentials: grant, via, retries, priority: asker, now, .. } = ask;
-    GitRequest { subject: what, source, upstream, credential_scope: grant, via, retries, priority: asker, now }
+    let UpstreamRequest { label, upstream, credentials, via, retries, priority, now, .. } = ask;
+    GitRequest { subject: label, source, upstream, credential_scope: credentials, via, retries, priority, now }
 }
 
 fn ask_for<'a>(
@@ -272,7 +272,7 @@ fn ask_for<'a>(
     url: &'a Url,
     subject: &'a str,
 ) -> UpstreamRequest<'a> {
-    let RequestContext { via, priority: asker, .. } = call;
+    let RequestContext { via, priority, .. } = call;
     let now = mirror.flight_context(call).now;
     UpstreamRequest {
         label: subject,
@@ -281,7 +281,7 @@ fn ask_for<'a>(
         credentials: grant,
         via,
         retries: RETRIES,
-        priority: *asker,
+        priority: *priority,
         now,
     }
 }

@@ -99,8 +99,8 @@ impl Mirror {
                 Err(Error::Store(full)) if full.is_full() && room <= MAX_EVICTION_BYTES => {
                     // The size needed is unknown in advance, so each retry evicts eight times as much.
                     let bytes = room;
-                    if let Err(why) = self.on_disk(move |mirror| mirror.free_more_disk_space(bytes, &full)).await {
-                        break Err(why);
+                    if let Err(reason) = self.on_disk(move |mirror| mirror.free_more_disk_space(bytes, &full)).await {
+                        break Err(reason);
                     }
                     room = room.saturating_mul(8);
                 }
@@ -109,7 +109,7 @@ impl Mirror {
         };
         match &filled {
             Ok(_) => self.record_stored(ObjectKind::Archive),
-            Err(Error::Store(why)) => self.record_not_stored(ObjectKind::Archive, why),
+            Err(Error::Store(reason)) => self.record_not_stored(ObjectKind::Archive, reason),
             Err(_) => {}
         }
         filled
@@ -309,11 +309,11 @@ fn pack_into_stage(
                 source,
             });
         }
-        Err(why) => {
+        Err(reason) => {
             staged.discard()?;
             mirror.counters.count_unproven(&package.module.host, REFUSED_TREE);
             let asked = format!("the package of {package} from {}", fetched.origin);
-            return Ok(Err(Error::Unverified { subject: asked, verdict: why.to_string() }));
+            return Ok(Err(Error::Unverified { subject: asked, verdict: reason.to_string() }));
         }
     };
     for note in notes {

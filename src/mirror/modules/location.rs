@@ -166,8 +166,8 @@ impl Mirror {
     /// Passes an unsupported source on to the client, unless larder is offline or the address may hold secrets.
     fn external_location(&self, package: &ModulePackage, source: &Unsupported) -> Result<ModuleLocation, Error> {
         let host = source.host().unwrap_or_else(|| "an unknown host".to_owned());
-        let refused = |why: String| -> Error {
-            let fault = Fault::Unusable(why);
+        let refused = |reason: String| -> Error {
+            let fault = Fault::Unusable(reason);
             UpstreamError {
                 subject: format!("the location of {package}"),
                 origin: package.module.host.to_string(),
@@ -177,13 +177,13 @@ impl Mirror {
         };
         let kind = source.kind_name();
         if self.connectivity() == Connectivity::Offline {
-            let why = "is a source that larder cannot fetch, and this mirror is offline, so no client is sent there";
-            return Err(refused(format!("{kind} at {host} {why}")));
+            let reason = "is a source that larder cannot fetch, and this mirror is offline, so no client is sent there";
+            return Err(refused(format!("{kind} at {host} {reason}")));
         }
         let Some(text) = source.for_client() else {
-            let why =
+            let reason =
                 "is a source that larder cannot fetch, and its address may hold secrets, so clients do not get it";
-            return Err(refused(format!("{kind} at {host} {why}")));
+            return Err(refused(format!("{kind} at {host} {reason}")));
         };
         self.counters.elsewhere.inc();
         tracing::warn!(%package, kind, host, "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
@@ -237,7 +237,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> DocumentFlight {
         let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
-        let unusable = |why: String| wanted.unusable(why);
+        let unusable = |reason: String| wanted.unusable(reason);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.resolve_service(Service::Modules, upstream, faith, call).await?;
         let listed = match before {
@@ -290,11 +290,11 @@ impl Mirror {
 impl StoredDocument {
     /// Parses the document as the location of a version.
     pub(super) fn as_location(self: Arc<Self>, package: &ModulePackage) -> Result<LocationDocument, Error> {
-        let unusable = |why: String| -> Error {
+        let unusable = |reason: String| -> Error {
             UpstreamError {
                 subject: location_label(package),
                 origin: origin(&self.metadata.asked),
-                fault: Fault::Unusable(why),
+                fault: Fault::Unusable(reason),
             }
             .into()
         };

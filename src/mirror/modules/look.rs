@@ -161,7 +161,7 @@ impl Mirror {
         let subdir = fetched.subdir.clone();
         let packed = self.on_disk(move |_| Ok(pack(&fetched.tree, &fetched.root, &mut io::sink()))).await?;
         let asked = || format!("the package of {package} from {origin}");
-        let packed = packed.map_err(|why| Error::Unverified { subject: asked(), verdict: why.to_string() })?;
+        let packed = packed.map_err(|reason| Error::Unverified { subject: asked(), verdict: reason.to_string() })?;
         Ok(PinnedTree { tree: packed.tree, commit, packer: PACKER, source: said.digest, subdir, validators, at })
     }
 }

@@ -69,7 +69,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> DocumentFlight {
         let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
-        let unusable = |why: String| wanted.unusable(why);
+        let unusable = |reason: String| wanted.unusable(reason);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.resolve_service(Service::Modules, upstream, faith, call).await?;
         let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
@@ -87,7 +87,7 @@ impl Mirror {
             (Ok(Fetched::New(document)), before) => {
                 let mut kept = StoredDocument::of(document, asked, call.now);
                 let list = Arc::new(kept.clone()).module_versions().await;
-                let list = list.map_err(|why| unusable(format!("its version list: {why}")))?;
+                let list = list.map_err(|reason| unusable(format!("its version list: {reason}")))?;
                 kept.dropped = self.dropped_module_entries(upstream, &module, &list, before.as_ref(), call).await?;
                 call.config.not_found.remove_if(|key| match key {
                     Key::ModuleLocation(package) => package.module == module && list.get(&package.version).is_some(),

@@ -61,8 +61,8 @@ impl Mirror {
         haste: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<(WarmedArchive, StoredArchive)>, Error> {
-        let WarmedDocument { value: held, unconfirmed } = self.warmed_module(package, haste, now).await?;
-        if let Some(held) = held {
+        let WarmedDocument { value, unconfirmed } = self.warmed_module(package, haste, now).await?;
+        if let Some(held) = value {
             return Ok(WarmedDocument { value: (WarmedArchive::AlreadyStored, held), unconfirmed });
         }
         let host = &package.module.host;

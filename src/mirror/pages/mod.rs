@@ -116,7 +116,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> DocumentFlight {
         let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
-        let unusable = |why: String| wanted.unusable(why);
+        let unusable = |reason: String| wanted.unusable(reason);
         let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
         let (base, grant) = self.resolve_service(page.path.service(), upstream, faith, call).await?;
         let asked = page.url(&base).map_err(|e| unusable(e.to_string()))?;

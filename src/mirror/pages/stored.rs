@@ -92,13 +92,13 @@ impl StoredSubject {
             PagePath::ModuleSystems(wanted, name) => is(namespace, wanted.as_str()) && is(rest, name.as_str()),
             _ => true,
         };
-        let PageQuery { namespace: of, provider: for_, search, is_verified_only, .. } = &page.query;
+        let PageQuery { namespace: wanted_namespace, provider: for_, search, is_verified_only, .. } = &page.query;
         let names = self.path().to_ascii_lowercase();
         let is_found = |search: &str| search.to_lowercase().split_whitespace().all(|word| names.contains(word));
         // The store does not record which modules their registry has verified, so such a page is empty.
         is_below
             && !is_verified_only
-            && of.as_ref().is_none_or(|subject_of_page| is(namespace, subject_of_page.as_str()))
+            && wanted_namespace.as_ref().is_none_or(|subject_of_page| is(namespace, subject_of_page.as_str()))
             && for_.as_ref().is_none_or(|for_| is(provider, for_.as_str()))
             && search.as_deref().is_none_or(is_found)
     }
@@ -160,11 +160,11 @@ impl Mirror {
             };
             let details = mirror.stored_details(address)?;
             Ok(details.and_then(|details| {
-                let StoredEntry { subject: of, version } = details.entry;
+                let StoredEntry { subject, version } = details.entry;
                 let version = wanted.unwrap_or(version);
                 let is_known = details.versions.contains(&version);
                 is_known.then_some(PageFromStore::Details(StoredDetails {
-                    entry: StoredEntry { subject: of, version },
+                    entry: StoredEntry { subject, version },
                     ..details
                 }))
             }))

@@ -28,7 +28,7 @@ impl Mirror {
     ) -> Result<Answer<VersionList>, Error> {
         if self.connectivity() == Connectivity::Online {
             let kept = self.provider_versions(address, call).await?;
-            let list = kept.value.versions().await.map_err(|why| unreadable(address, why))?;
+            let list = kept.value.versions().await.map_err(|reason| unreadable(address, reason))?;
             return Ok(kept.map(|_| list));
         }
         let held = self.stored_provider_versions(address, call).await?;
@@ -65,7 +65,7 @@ impl Mirror {
     ) -> Result<Answer<ModuleVersionList>, Error> {
         if self.connectivity() == Connectivity::Online {
             let kept = self.module_versions(address, call).await?;
-            let list = kept.value.module_versions().await.map_err(|why| unreadable(address, why))?;
+            let list = kept.value.module_versions().await.map_err(|reason| unreadable(address, reason))?;
             return Ok(kept.map(|_| list));
         }
         call.upstream(&address.host)?;
@@ -190,12 +190,12 @@ fn describe_empty_list(address: &ProviderAddress, sealed_for: &RequiredPlatforms
 
 /// An unreadable cached list must not hide stored versions.
 fn readable_or_log<T>(address: &impl std::fmt::Display, read: Result<T, String>) -> Option<T> {
-    read.inspect_err(|why| {
-        tracing::error!(of = %address, why, "a cached version list cannot be read; stored versions are listed without it");
+    read.inspect_err(|reason| {
+        tracing::error!(of = %address, reason, "a cached version list cannot be read; stored versions are listed without it");
     })
     .ok()
 }
 
-fn unreadable(address: &impl std::fmt::Display, why: String) -> Error {
-    Error::Interrupted(format!("the cached version list of {address} cannot be read: {why}"))
+fn unreadable(address: &impl std::fmt::Display, reason: String) -> Error {
+    Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
 }

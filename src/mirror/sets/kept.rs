@@ -76,12 +76,12 @@ impl Mirror {
         let owned_package = package.clone();
         self.on_disk(move |mirror| {
             let _lock = mirror.catalog.record_lock(&key).lock();
-            let Some(UsableProofSet { stored_set: kept, .. }) = mirror.read_set(&owned_package)? else { return Ok(()) };
-            if kept.current.document.shasum != wrong {
+            let Some(UsableProofSet { stored_set, .. }) = mirror.read_set(&owned_package)? else { return Ok(()) };
+            if stored_set.current.document.shasum != wrong {
                 return Ok(());
             }
-            let age = Age { checked: Timestamp(0), ..kept.age };
-            let kept = StoredProofSet { age, ..(*kept).clone() };
+            let age = Age { checked: Timestamp(0), ..stored_set.age };
+            let kept = StoredProofSet { age, ..(*stored_set).clone() };
             let size_bytes = mirror.store.records.put(&key, &kept.write(), Durability::Lazy)?;
             mirror.store.index.document_stored(&key, size_bytes, kept.current.fetched());
             Ok(())

@@ -113,7 +113,7 @@ impl SidecarFiles {
         let document = match DownloadDocument::parse(body, &url, platform) {
             Ok(document) if document.keys.is_empty() => return SidecarProof::None,
             Ok(document) => document,
-            Err(why) => return SidecarProof::Bad(sanitized(&why)),
+            Err(reason) => return SidecarProof::Bad(sanitized(&reason)),
         };
         let mut bad = None;
         for covers in sums_scopes(version, platform) {
@@ -128,7 +128,7 @@ impl SidecarFiles {
             });
             match set {
                 Ok(set) => return SidecarProof::Proven(Box::new(set)),
-                Err(why) => bad = Some(why),
+                Err(reason) => bad = Some(reason),
             }
         }
         bad.map_or(SidecarProof::None, SidecarProof::Bad)
@@ -158,7 +158,7 @@ pub(super) fn set_of(
         fetched: now,
         proof,
     };
-    ProofSet::new(about, body, sums, signature, package).map_err(|why| sanitized(&why))
+    ProofSet::new(about, body, sums, signature, package).map_err(|reason| sanitized(&reason))
 }
 
 /// The URL where upstream would have the document, by convention. The relative URLs in the document are resolved

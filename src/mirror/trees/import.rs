@@ -155,20 +155,20 @@ impl TreeImport {
     fn entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> Result<(), ImportAbort> {
         let (path, meaning, mut contents) = match entry {
             TarEntry::File { path, meaning, contents } => (path, meaning, contents),
-            TarEntry::Refused { path, reason: why } => {
+            TarEntry::Refused { path, reason } => {
                 return match enclosing_package(&path) {
                     // A package that lacks a refused file is refused as a whole.
                     Some(package) => self.add_to_package(package, enclosing_package_folder(&path), |packing| {
-                        packing.refuse(format!("a file in it is refused, {path:?}: {why}"));
+                        packing.refuse(format!("a file in it is refused, {path:?}: {reason}"));
                         Ok(())
                     }),
-                    None => self.refused(path, None, 0, why),
+                    None => self.refused(path, None, 0, reason),
                 };
             }
         };
         match meaning {
             PathMeaning::Foreign => Ok(()),
-            PathMeaning::Misnamed(why) => self.refused(path, None, contents.size_bytes(), why),
+            PathMeaning::Misnamed(reason) => self.refused(path, None, contents.size_bytes(), reason),
             PathMeaning::Unpacked(package, file) => {
                 self.add_to_package(package, enclosing_package_folder(&path), |packing| {
                     packing.add_file(&path, &file, &mut contents)
@@ -182,7 +182,7 @@ impl TreeImport {
                 self.enter_provider(&file.provider)?;
                 match self.sidecars.take(file, &mut contents)? {
                     Ok(()) => Ok(()),
-                    Err(why) => self.refused(path, None, contents.size_bytes(), why),
+                    Err(reason) => self.refused(path, None, contents.size_bytes(), reason),
                 }
             }
         }
@@ -219,7 +219,7 @@ impl TreeImport {
     ) -> Result<(), ImportAbort> {
         let arrived = match self.stage_archive(&path, &package, contents)? {
             Ok(arrived) => arrived,
-            Err(why) => return self.refused(path, Some(&package), contents.size_bytes(), why),
+            Err(reason) => return self.refused(path, Some(&package), contents.size_bytes(), reason),
         };
         if self.sidecars.can_prove(&package) && !self.waiting.has(&package) {
             return self.judge(arrived);
@@ -249,13 +249,13 @@ impl TreeImport {
             let begun = PackageRepack::begin(&self.mirror, package.clone(), place.to_owned());
             let mut packing = begun.map_err(ImportAbort::store_failed_at(place))?;
             if !self.packed.insert(package.clone()) {
-                let why = "its files are in two places of the tree, so neither is known to be complete";
+                let reason = "its files are in two places of the tree, so neither is known to be complete";
                 if let Some(before) = self.waiting.remove_repacked(&package) {
                     let file = before.file.clone();
                     before.discard();
-                    self.refused(file, Some(&package), 0, why.to_owned())?;
+                    self.refused(file, Some(&package), 0, reason.to_owned())?;
                 }
-                packing.refuse(why.to_owned());
+                packing.refuse(reason.to_owned());
             }
             self.repack = Some(packing);
         }
@@ -286,9 +286,9 @@ impl TreeImport {
         file: String,
         package: Option<&Package>,
         size_bytes: u64,
-        why: String,
+        reason: String,
     ) -> Result<(), ImportAbort> {
-        self.report(file, package, size_bytes, FileVerdict::Refused { why }, Vec::new())
+        self.report(file, package, size_bytes, FileVerdict::Refused { why: reason }, Vec::new())
     }
 
     pub(super) fn report(
@@ -299,8 +299,8 @@ impl TreeImport {
         judged: FileVerdict,
         notes: Vec<String>,
     ) -> Result<(), ImportAbort> {
-        if let FileVerdict::Refused { why } = &judged {
-            tracing::warn!(file, why, "a file of a tree was refused");
+        if let FileVerdict::Refused { why: reason } = &judged {
+            tracing::warn!(file, reason, "a file of a tree was refused");
         }
         self.counts.count(&judged);
         let package = package.map(PackageRef::from);

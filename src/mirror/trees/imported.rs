@@ -161,7 +161,7 @@ impl Mirror {
             if kept.current.sums != sums {
                 let digest = kept.current.document.shasum;
                 let set = unsigned_set(package, digest, sums.clone(), &upstream, call.now);
-                let set = set.map_err(|why| Error::Interrupted(format!("the proof set of {package}: {why}")))?;
+                let set = set.map_err(|reason| Error::Interrupted(format!("the proof set of {package}: {reason}")))?;
                 self.keep_unsigned(package, set, call).await?;
             }
             let key = Key::ProofSet(package.clone());
@@ -179,7 +179,7 @@ impl Mirror {
     ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(&provider.host)?);
         let key = Key::ProviderVersions(provider.clone());
-        let unreadable = |why| Error::Interrupted(format!("the cached version list of {provider}: {why}"));
+        let unreadable = |reason| Error::Interrupted(format!("the cached version list of {provider}: {reason}"));
         let before = match self.stored_document(&key).await? {
             Some(held) => held.value,
             None => {

@@ -77,35 +77,35 @@ impl TreeImport {
         let StagedTreeArchive { package, digest, .. } = arrived;
         self.affected_providers.insert(package.provider.clone());
         let call = self.mirror.step_context(now);
-        let why = match &arrived.origin {
+        let reason = match &arrived.origin {
             ArchiveOrigin::FromTree => {
                 if self.proven.get(package).is_some_and(|proven| proven != digest) {
-                    let why = "another file in the tree is verified for this package, with other bytes";
-                    return Ok(ArchiveVerdict::Refused(why.to_owned()));
+                    let reason = "another file in the tree is verified for this package, with other bytes";
+                    return Ok(ArchiveVerdict::Refused(reason.to_owned()));
                 }
                 let said = self.mirror.find_evidence(package, *digest, &self.sidecars, self.unsigned, &call);
                 match self.runtime.block_on(said)? {
-                    ArchiveEvidence::Against(why) => return Ok(ArchiveVerdict::Refused(why)),
-                    ArchiveEvidence::Proven { proven_by: by, stored_set: kept, set, notes: said } => {
-                        notes.extend(said);
-                        return self.proven(arrived, by, kept, set, notes);
+                    ArchiveEvidence::Against(reason) => return Ok(ArchiveVerdict::Refused(reason)),
+                    ArchiveEvidence::Proven { proven_by, stored_set, set, notes: more_notes } => {
+                        notes.extend(more_notes);
+                        return self.proven(arrived, proven_by, stored_set, set, notes);
                     }
                     ArchiveEvidence::AlreadyStored => return Ok(ArchiveVerdict::AlreadyStored),
-                    ArchiveEvidence::NoProof(why) => why,
+                    ArchiveEvidence::NoProof(reason) => reason,
                 }
             }
             ArchiveOrigin::Repacked { h1 } => {
                 match self.runtime.block_on(self.mirror.find_unpacked_evidence(package, h1, &call))? {
-                    ArchiveEvidence::Against(why) => return Ok(ArchiveVerdict::Refused(why)),
+                    ArchiveEvidence::Against(reason) => return Ok(ArchiveVerdict::Refused(reason)),
                     ArchiveEvidence::AlreadyStored | ArchiveEvidence::Proven { .. } => {
                         notes.push("its files equal those of the stored archive".to_owned());
                         return Ok(ArchiveVerdict::AlreadyStored);
                     }
-                    ArchiveEvidence::NoProof(why) => why,
+                    ArchiveEvidence::NoProof(reason) => reason,
                 }
             }
         };
-        self.unproven(arrived, &why)
+        self.unproven(arrived, &reason)
     }
 
     fn proven(
@@ -123,15 +123,15 @@ impl TreeImport {
         }
         let hashes = hashes_of(arrived)?;
         notes.extend(
-            self.index_contradiction(arrived, &hashes).map(|why| format!("{why}; it is verified nevertheless")),
+            self.index_contradiction(arrived, &hashes).map(|reason| format!("{reason}; it is verified nevertheless")),
         );
         Ok(ArchiveVerdict::Proven { proven_by: by, stored_set: kept, set, hashes })
     }
 
-    fn unproven(&mut self, arrived: &StagedTreeArchive, why: &str) -> Result<ArchiveVerdict, Error> {
+    fn unproven(&mut self, arrived: &StagedTreeArchive, reason: &str) -> Result<ArchiveVerdict, Error> {
         if self.unsigned == UnsignedPolicy::Refused {
             return Ok(ArchiveVerdict::Refused(format!(
-                "it is not verified: {why}; --unsigned imports it on your word"
+                "it is not verified: {reason}; --unsigned imports it on your word"
             )));
         }
         // Readers of a tree disagree on which of the two files counts.
@@ -139,16 +139,16 @@ impl TreeImport {
             self.disputed.insert(arrived.package.clone());
         }
         if self.disputed.contains(&arrived.package) {
-            let why = "another file in the tree has other bytes for this package, and neither is verified";
-            return Ok(ArchiveVerdict::Refused(why.to_owned()));
+            let reason = "another file in the tree has other bytes for this package, and neither is verified";
+            return Ok(ArchiveVerdict::Refused(reason.to_owned()));
         }
         let hashes = hashes_of(arrived)?;
-        if let Some(why) = self.index_contradiction(arrived, &hashes) {
-            return Ok(ArchiveVerdict::Refused(why));
+        if let Some(reason) = self.index_contradiction(arrived, &hashes) {
+            return Ok(ArchiveVerdict::Refused(reason));
         }
         Ok(match hashes {
-            PackageHashState::Impossible { why } => {
-                ArchiveVerdict::Refused(format!("no client could install it: {why}"))
+            PackageHashState::Impossible { why: reason } => {
+                ArchiveVerdict::Refused(format!("no client could install it: {reason}"))
             }
             hashes => ArchiveVerdict::VouchedFor(hashes),
         })
@@ -160,7 +160,7 @@ impl TreeImport {
         let name = format!("{version}.json");
         let index = match self.sidecars.version_index(version)? {
             Ok(index) => index,
-            Err(why) => return Some(format!("{name} beside it cannot be read: {why}")),
+            Err(reason) => return Some(format!("{name} beside it cannot be read: {reason}")),
         };
         let takes = match (&arrived.origin, hashes) {
             (ArchiveOrigin::Repacked { h1 }, _) => index.accepts_h1(platform, h1),
@@ -184,16 +184,16 @@ impl TreeImport {
     ) -> Result<FileVerdict, Error> {
         let package = arrived.package.clone();
         match verdict {
-            ArchiveVerdict::Refused(why) => {
+            ArchiveVerdict::Refused(reason) => {
                 arrived.discard();
-                Ok(FileVerdict::Refused { why })
+                Ok(FileVerdict::Refused { why: reason })
             }
             ArchiveVerdict::AlreadyStored => {
                 self.correct_record(&arrived)?;
                 arrived.discard();
                 Ok(FileVerdict::Held)
             }
-            ArchiveVerdict::Proven { proven_by: by, stored_set: kept, set, hashes } => {
+            ArchiveVerdict::Proven { proven_by, stored_set, set, hashes } => {
                 let room = match self.reserve_space(arrived.staged.written()) {
                     Ok(room) => room,
                     Err(error) => {
@@ -201,10 +201,10 @@ impl TreeImport {
                         return Err(error);
                     }
                 };
-                tracing::info!(%package, ?by, "an archive of a tree is verified and stored");
+                tracing::info!(%package, ?proven_by, "an archive of a tree is verified and stored");
                 self.proven.insert(package, arrived.digest);
-                self.commit_archive(&kept, &set, arrived, hashes, room, now)?;
-                Ok(FileVerdict::Proven { by })
+                self.commit_archive(&stored_set, &set, arrived, hashes, room, now)?;
+                Ok(FileVerdict::Proven { by: proven_by })
             }
             ArchiveVerdict::VouchedFor(hashes) => self.store_vouched(arrived, hashes, now, notes),
         }
@@ -240,8 +240,8 @@ impl TreeImport {
         let before = held.map(|held| held.stored_set.current.document.shasum);
         if let Some(before) = before.filter(|before| *before != digest) {
             arrived.discard();
-            let why = format!("its SHA-256 is {digest}, but {before} was imported before; purge that first");
-            return Ok(FileVerdict::Refused { why });
+            let reason = format!("its SHA-256 is {digest}, but {before} was imported before; purge that first");
+            return Ok(FileVerdict::Refused { why: reason });
         }
         if before == Some(digest) {
             match self.stored_state(&arrived)? {
@@ -263,13 +263,14 @@ impl TreeImport {
         };
         let upstream = Arc::clone(self.call.upstream(&package.provider.host)?);
         let set = unsigned_set(&package, digest, sums_of([(&package, digest)]), &upstream, now);
-        let set = set.map_err(|why| Error::Interrupted(format!("the proof set of {package}: {why}")))?;
+        let set = set.map_err(|reason| Error::Interrupted(format!("the proof set of {package}: {reason}")))?;
         let kept = self.runtime.block_on(self.mirror.keep_unsigned(&package, set, &call))?;
         let set = Arc::clone(&kept.current);
         if set.document.shasum != digest {
             arrived.discard();
-            let why = format!("its SHA-256 is {digest}, but a proof set stored meanwhile says {}", set.document.shasum);
-            return Ok(FileVerdict::Refused { why });
+            let reason =
+                format!("its SHA-256 is {digest}, but a proof set stored meanwhile says {}", set.document.shasum);
+            return Ok(FileVerdict::Refused { why: reason });
         }
         tracing::warn!(%package, %digest, "imported without signatures: the operator vouches for it");
         let is_unsigned = set.proof().how == ProofBasis::Imported;

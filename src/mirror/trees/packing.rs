@@ -37,8 +37,8 @@ impl PackageRepack {
         Ok(Self { package, folder: place, tree: Tree::new(scratch.file()?, limits), flaw: None, scratch })
     }
 
-    pub(super) fn refuse(&mut self, why: String) {
-        self.flaw.get_or_insert(why);
+    pub(super) fn refuse(&mut self, reason: String) {
+        self.flaw.get_or_insert(reason);
     }
 
     /// Adds a file. `path` is relative to the tree, `file` to the package.
@@ -62,7 +62,9 @@ impl PackageRepack {
         };
         match taken {
             Ok(_) => Ok(()),
-            Err(TreeError::Unreadable(why)) => Err(ImportAbort::Tar(io::Error::new(io::ErrorKind::UnexpectedEof, why))),
+            Err(TreeError::Unreadable(reason)) => {
+                Err(ImportAbort::Tar(io::Error::new(io::ErrorKind::UnexpectedEof, reason)))
+            }
             Err(TreeError::Spool(error)) => Err(ImportAbort::store_failed_at(path)(self.spool_failed(&error))),
             Err(bad @ (TreeError::Refused { .. } | TreeError::TooLarge(_))) => {
                 self.refuse(bad.to_string());
@@ -148,8 +150,8 @@ impl TreeImport {
         let (package, place) = (packing.package.clone(), packing.folder.clone());
         let bytes = packing.tree.bytes();
         let known = self.call.upstream(&package.provider.host).map(drop);
-        if let Some(why) = known.err().map(|error| error.to_string()).or_else(|| packing.flaw()) {
-            return self.refused(place, Some(&package), bytes, why);
+        if let Some(reason) = known.err().map(|error| error.to_string()).or_else(|| packing.flaw()) {
+            return self.refused(place, Some(&package), bytes, reason);
         }
         let mut staged = self.stage(&place, packing.max_zip_bytes())?;
         let hashed = packing.zip_into(&mut staged).and_then(|()| {
@@ -160,9 +162,9 @@ impl TreeImport {
             Ok(hashes) => {
                 self.enqueue(staged_archive(&place, &package, staged, ArchiveOrigin::Repacked { h1: hashes.directory }))
             }
-            Err(RepackError::Refused(why)) => {
+            Err(RepackError::Refused(reason)) => {
                 staged_archive(&place, &package, staged, ArchiveOrigin::FromTree).discard();
-                self.refused(place, Some(&package), bytes, why)
+                self.refused(place, Some(&package), bytes, reason)
             }
             Err(RepackError::Store(error)) => {
                 staged_archive(&place, &package, staged, ArchiveOrigin::FromTree).discard();

@@ -130,8 +130,8 @@ impl Mirror {
         let name = MirrorPath::archive(package).file_name();
         let set = match beside.find_proof(package, upstream, call.now) {
             SidecarProof::Proven(set) => set,
-            SidecarProof::Bad(why) => {
-                return Ok(ArchiveEvidence::Against(format!("the proof files next to it do not verify: {why}")));
+            SidecarProof::Bad(reason) => {
+                return Ok(ArchiveEvidence::Against(format!("the proof files next to it do not verify: {reason}")));
             }
             SidecarProof::None => {
                 let owned_package = package.clone();

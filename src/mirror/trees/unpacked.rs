@@ -35,15 +35,15 @@ impl Mirror {
         }
         let warm = format!("run `larder warm {}@{}`", package.provider, package.version);
         if self.usable_set(package, call).await?.is_some_and(|held| is_proven(&held.stored_set.current)) {
-            let why = "a stored proof set covers its published archive, not unpacked files";
-            return Ok(ArchiveEvidence::Against(format!("{why}; import that archive, or {warm}")));
+            let reason = "a stored proof set covers its published archive, not unpacked files";
+            return Ok(ArchiveEvidence::Against(format!("{reason}; import that archive, or {warm}")));
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
         if self.connectivity() == Connectivity::Online {
             match self.fetch_upstream_set(package, call).await {
                 Ok(Some(_)) => {
-                    let why = "upstream's proof set covers the published archive, not unpacked files";
-                    return Ok(ArchiveEvidence::Against(format!("{why}; {warm}")));
+                    let reason = "upstream's proof set covers the published archive, not unpacked files";
+                    return Ok(ArchiveEvidence::Against(format!("{reason}; {warm}")));
                 }
                 Ok(None) => nothing = format!("{} does not know it", package.provider.host),
                 Err(Error::Store(error)) => return Err(error.into()),
@@ -56,8 +56,9 @@ impl Mirror {
             return Ok(ArchiveEvidence::Against(record_lost(package)));
         }
         if let Some(proven) = proven.or_default().first() {
-            let why = format!("its archive was verified here before, with SHA-256 {proven}, but is no longer stored");
-            return Ok(ArchiveEvidence::Against(format!("{why}; import that archive, or {warm}")));
+            let reason =
+                format!("its archive was verified here before, with SHA-256 {proven}, but is no longer stored");
+            return Ok(ArchiveEvidence::Against(format!("{reason}; import that archive, or {warm}")));
         }
         Ok(ArchiveEvidence::NoProof(format!("{nothing}, and no signature covers unpacked files")))
     }

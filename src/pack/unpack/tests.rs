@@ -21,11 +21,11 @@ fn unpacked(format: ArchiveFormat, archive: &[u8]) -> Result<Tree, TreeError> {
 }
 
 fn read(tree: &Tree, name: &str) -> String {
-    let Some(TreeEntry::File { offset: at, size_bytes, .. }) = tree.get(&path(name)) else {
+    let Some(TreeEntry::File { offset, size_bytes, .. }) = tree.get(&path(name)) else {
         panic!("{name}: {:?}", tree.get(&path(name)))
     };
     let mut text = String::new();
-    tree.contents(*at, *size_bytes).read_to_string(&mut text).unwrap();
+    tree.contents(*offset, *size_bytes).read_to_string(&mut text).unwrap();
     text
 }
 
@@ -292,7 +292,7 @@ fn long_names_are_read_in_both_ways() {
 #[test]
 fn hostile_tars_are_refused_by_the_name_of_their_entry() {
     let wide = "y".repeat(300);
-    for (made, name, why) in [
+    for (made, name, reason) in [
         (TarBuilder::default().file("../escape", "x"), "../escape", "contains .."),
         (TarBuilder::default().file("a/../../escape", "x"), "a/../../escape", "contains .."),
         (TarBuilder::default().file("/etc/cron.d/x", "x"), "/etc/cron.d/x", "absolute"),
@@ -334,8 +334,8 @@ fn hostile_tars_are_refused_by_the_name_of_their_entry() {
         (TarBuilder::default().file("d/", "content"), "d/", "is a folder, but has content"),
     ] {
         let refused = unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
-        let TreeError::Refused { entry, reason: said } = &refused else { panic!("{name}: {refused:?}") };
-        assert!(entry.starts_with(name) && said.contains(why), "{name}: {refused}");
+        let TreeError::Refused { entry, reason } = &refused else { panic!("{name}: {refused:?}") };
+        assert!(entry.starts_with(name) && reason.contains(reason), "{name}: {refused}");
     }
 }
 
@@ -473,7 +473,7 @@ fn hostile_zips_are_refused_by_the_name_of_their_entry() {
     let mut encrypted = zip(&[("secret", b"content")]);
     let directory = encrypted.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
     encrypted[directory + 8] |= 1;
-    for (bytes, name, why) in [
+    for (bytes, name, reason) in [
         (zip(&[("../escape", b"x")]), "../escape", "contains .."),
         (zip(&[("/absolute", b"x")]), "/absolute", "absolute"),
         (zip(&[("a/b", b"1"), ("a//b", b"2")]), "a/b", "same name"),
@@ -483,8 +483,8 @@ fn hostile_zips_are_refused_by_the_name_of_their_entry() {
         (encrypted, "secret", "cannot be unpacked"),
     ] {
         let refused = unpacked(ArchiveFormat::Zip, &bytes).unwrap_err();
-        let TreeError::Refused { entry, reason: said } = &refused else { panic!("{name}: {refused:?}") };
-        assert!(entry == name && said.contains(why), "{name}: {refused}");
+        let TreeError::Refused { entry, reason } = &refused else { panic!("{name}: {refused:?}") };
+        assert!(entry == name && reason.contains(reason), "{name}: {refused}");
     }
 }
 

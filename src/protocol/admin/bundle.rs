@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_body_that_asks_for_no_bundle_is_refused_with_the_reason() {
-        for (body, why) in [
+        for (body, reason) in [
             ("[]", "the body is not"),
             ("{}", "missing field `job`"),
             (r#"{"job":"x"}"#, "no name of a job"),
@@ -110,7 +110,7 @@ mod tests {
             (r#"{"job":"0011223344556677","since":{"larder_inventory":2,"made":1}}"#, "has format 2"),
         ] {
             let said = BundleRequest::read(body.as_bytes()).unwrap_err();
-            assert!(said.contains(why), "{body}: {said}");
+            assert!(said.contains(reason), "{body}: {said}");
         }
         assert!(BundleRequest::read(br#"{"job":"0011223344556677","since":null,"partial":true}"#).is_ok());
     }

@@ -159,7 +159,7 @@ impl OrderRequest {
             Ok(files) if files.is_empty() && self.roots.is_empty() && self.files.is_empty() => {}
             Ok(files) => match Configurations::new(files, self.roots.clone(), self.client) {
                 Ok(configurations) => given.push(OrderEntry::Configurations(configurations)),
-                Err(why) => problems.push(why),
+                Err(reason) => problems.push(reason),
             },
             Err(bad) => problems.push(bad.to_string()),
         }

@@ -94,16 +94,16 @@ mod tests {
     #[test]
     fn a_query_sets_platforms_roots_pin_and_client() {
         let query = "root=prod&root=./stage/&root=.&platform=linux_amd64&platform=darwin_arm64&client=opentofu&pin";
-        let OrderQuery { options: told, problems } = OrderQuery::of_tar(Some(query));
+        let OrderQuery { options, problems } = OrderQuery::of_tar(Some(query));
         assert_eq!(problems, [""; 0]);
         assert_eq!(
-            (told.roots, told.platforms),
+            (options.roots, options.platforms),
             (
                 vec!["prod".to_owned(), "stage".to_owned(), String::new()],
                 vec!["linux_amd64".to_owned(), "darwin_arm64".to_owned()]
             )
         );
-        assert_eq!((told.client, told.pin), (Some(ClientKind::Opentofu), true));
+        assert_eq!((options.client, options.pin), (Some(ClientKind::Opentofu), true));
         assert_eq!(OrderQuery::of_lock_file(None), OrderQuery::default());
     }
 

@@ -100,10 +100,13 @@ fn a_missing_slash_and_a_name_that_is_no_upstream_are_recognised() {
             "a slash behind \"download\"",
         ),
     ] {
-        let Err(RouteError::Misdirected { api: of, explanation: why }) = parse(path) else {
+        let Err(RouteError::Misdirected { api: found_api, explanation }) = parse(path) else {
             panic!("{path}: {:?}", parse(path))
         };
-        assert!(of == api && why.cause.contains(cause) && why.remedy.is_some(), "{path}: {of:?} {why}");
+        assert!(
+            found_api == api && explanation.cause.contains(cause) && explanation.remedy.is_some(),
+            "{path}: {found_api:?} {explanation}"
+        );
     }
 }
 
@@ -159,22 +162,22 @@ fn a_taken_over_name_is_its_upstream_whatever_the_port() {
     let expected = "/registry/registry.example:8443/v1/providers/a/b/versions";
     assert_eq!(taken_over.map(|route| route.path()).as_deref(), Ok(expected));
     for host in ["registry.example.", "Registry.Example.:443", "mirror.corp."] {
-        let Err(RouteError::Misdirected { api: Api::Registry, explanation: why }) =
+        let Err(RouteError::Misdirected { api: Api::Registry, explanation }) =
             Route::parse("/v1/providers/a/b/versions", None, Some(host), &own)
         else {
             panic!("{host}");
         };
-        assert!(why.cause.contains("has a dot at its end"), "{why}");
+        assert!(explanation.cause.contains("has a dot at its end"), "{explanation}");
     }
     for (host, door, says) in [
         ("registry.example", door(), "v1 of registry.example"),
         ("mirror.corp", own, "v1 of registry.example"),
         ("mirror.corp", door(), "/v2/providers/x"),
     ] {
-        let Err(RouteError::Unknown(why)) = Route::parse("/v2/providers/x", None, Some(host), &door) else {
+        let Err(RouteError::Unknown(reason)) = Route::parse("/v2/providers/x", None, Some(host), &door) else {
             panic!("{host}")
         };
-        assert!(why.contains(says), "{why}");
+        assert!(reason.contains(says), "{reason}");
     }
 }
 

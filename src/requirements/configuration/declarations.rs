@@ -191,10 +191,10 @@ impl Declarations {
             Kind::Override => {
                 for block_type in NEVER_OVERRIDING {
                     for block in body.blocks(block_type, 0) {
-                        let why = "clients refuse it in an override file".to_owned();
+                        let reason = "clients refuse it in an override file".to_owned();
                         self.problem(Problem {
                             subject: block_type.to_owned(),
-                            reason: why,
+                            reason,
                             location: location(block.line),
                         });
                     }
@@ -212,7 +212,7 @@ impl Declarations {
 
     /// Something is declared. Once is right; an override file does it again, and only that.
     fn declares(&mut self, subject: String, kind: Kind, location: SourceLine) {
-        let why = match (kind, self.once.get(&subject)) {
+        let reason = match (kind, self.once.get(&subject)) {
             (Kind::Override, Some(_)) => return,
             (Kind::Override, None) => "an override file cannot add it, only change what others declare".to_owned(),
             (_, Some(first)) => format!("clients accept one of it in a folder, and there is one at {first}"),
@@ -221,7 +221,7 @@ impl Declarations {
                 return;
             }
         };
-        self.problem(Problem { subject, reason: why, location });
+        self.problem(Problem { subject, reason, location });
     }
 
     fn add_required(&mut self, block: &Block<'_>, kind: Kind, file: &str) {
@@ -238,10 +238,10 @@ impl Declarations {
                         found.map(|(_, attribute)| attribute.value.plain_text())
                     };
                     if let Some((other, _)) = members.iter().find(|(name, _)| !MEMBERS.contains(&name.as_str())) {
-                        let why = format!("clients refuse {other:?} in it: {} can be", MEMBERS.join(", "));
+                        let reason = format!("clients refuse {other:?} in it: {} can be", MEMBERS.join(", "));
                         self.problem(Problem {
                             subject: format!("provider {name:?}"),
-                            reason: why,
+                            reason,
                             location: location.clone(),
                         });
                     }

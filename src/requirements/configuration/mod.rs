@@ -114,23 +114,19 @@ pub(super) fn read(
     for file in read {
         let shown = format!("{within}{}", file.path);
         if declared.is_too_much() {
-            let why = "too much is declared in the files before it: larder does not read it".to_owned();
-            declared.problem(Problem {
-                subject: shown.clone(),
-                reason: why,
-                location: SourceLine { file: shown, line: 1 },
-            });
+            let reason = "too much is declared in the files before it: larder does not read it".to_owned();
+            declared.problem(Problem { subject: shown.clone(), reason, location: SourceLine { file: shown, line: 1 } });
             continue;
         }
         let parsed = file
             .text
-            .map_err(|why| (why.to_string(), 1))
+            .map_err(|reason| (reason.to_string(), 1))
             .and_then(|text| block::Parsed::read(&file.path, text).map_err(|bad| (bad.to_string(), bad.line())));
         match parsed {
             Ok(parsed) => declared.add(&parsed.body(), file.kind, &shown),
-            Err((why, line)) => declared.problem(Problem {
+            Err((reason, line)) => declared.problem(Problem {
                 subject: shown.clone(),
-                reason: format!("{why}: larder does not read it"),
+                reason: format!("{reason}: larder does not read it"),
                 location: SourceLine { file: shown, line },
             }),
         }

@@ -28,8 +28,8 @@ pub(super) fn of(mut declared: Declarations, standing: FolderRole, client: Clien
             Some((version, location)) => (Some(version), location),
             None => (None, &configured.location),
         };
-        if let Err(why) = provider::checked_local_name(name) {
-            reading.wrong(&format!("provider {name:?}"), why, location);
+        if let Err(reason) = provider::checked_local_name(name) {
+            reading.wrong(&format!("provider {name:?}"), reason, location);
             continue;
         }
         reading.needed(name, version, location);
@@ -108,14 +108,14 @@ struct ModuleReader {
 }
 
 impl ModuleReader {
-    fn wrong(&mut self, subject: &str, why: String, location: &SourceLine) {
-        self.module.problems.push(Problem { subject: subject.to_owned(), reason: why, location: location.clone() });
+    fn wrong(&mut self, subject: &str, reason: String, location: &SourceLine) {
+        self.module.problems.push(Problem { subject: subject.to_owned(), reason, location: location.clone() });
     }
 
-    fn required(&mut self, name: &str, RequiredProvider { source, version, location: at }: &RequiredProvider) {
+    fn required(&mut self, name: &str, RequiredProvider { source, version, location }: &RequiredProvider) {
         let subject = format!("provider {name:?}");
-        if let Err(why) = provider::checked_local_name(name) {
-            return self.wrong(&subject, why, at);
+        if let Err(reason) = provider::checked_local_name(name) {
+            return self.wrong(&subject, reason, location);
         }
         let named = match source {
             None => provider::of_local_name(name, self.client),
@@ -125,9 +125,9 @@ impl ModuleReader {
         match named {
             Ok(named) => {
                 self.names.insert(name.to_owned(), named.clone());
-                self.need(&subject, &named, version.as_ref(), at);
+                self.need(&subject, &named, version.as_ref(), location);
             }
-            Err(why) => self.wrong(&subject, why, at),
+            Err(reason) => self.wrong(&subject, reason, location),
         }
     }
 
@@ -135,7 +135,7 @@ impl ModuleReader {
     fn named(&mut self, name: &str, location: &SourceLine) {
         match provider::checked_local_name(name) {
             Ok(()) => self.needed(name, None, location),
-            Err(why) => self.wrong(&format!("provider {name:?}"), why, location),
+            Err(reason) => self.wrong(&format!("provider {name:?}"), reason, location),
         }
     }
 
@@ -147,7 +147,7 @@ impl ModuleReader {
         };
         match named {
             Ok(named) => self.need(&subject, &named, version, location),
-            Err(why) => self.wrong(&subject, why, location),
+            Err(reason) => self.wrong(&subject, reason, location),
         }
     }
 
@@ -159,8 +159,8 @@ impl ModuleReader {
                 Err(bad) => return self.wrong(subject, bad.to_string(), location),
             },
             Some(Constant::List(_) | Constant::Object(_) | Constant::Unknown(_)) => {
-                let why = "its version is not a plain string, and clients take nothing else";
-                return self.wrong(subject, why.to_owned(), location);
+                let reason = "its version is not a plain string, and clients take nothing else";
+                return self.wrong(subject, reason.to_owned(), location);
             }
         };
         match (named, versions) {
@@ -181,8 +181,8 @@ impl ModuleReader {
         }
     }
 
-    fn imported(&mut self, ImportBlock { target: to, provider, location: at }: &ImportBlock) {
-        let mut to = to.as_slice();
+    fn imported(&mut self, ImportBlock { target, provider, location }: &ImportBlock) {
+        let mut to = target.as_slice();
         while let [module, _, rest @ ..] = to
             && module == "module"
         {
@@ -197,7 +197,7 @@ impl ModuleReader {
             (None, Some(type_)) => provider::implied_by(type_),
             (None, None) => return,
         };
-        self.needed(name, None, at);
+        self.needed(name, None, location);
     }
 
     fn call(&mut self, name: &str, calling: &ModuleCallBlock, scope: &Scope<'_>) {
@@ -228,7 +228,7 @@ impl ModuleReader {
                 let versions = versions.unwrap_or_default();
                 self.module.calls.push(ModuleCall { source, versions, inputs, location: location.clone() });
             }
-            Err(why) => self.wrong(&source::shown(&given), why, location),
+            Err(reason) => self.wrong(&source::shown(&given), reason, location),
         }
     }
 }

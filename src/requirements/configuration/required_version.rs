@@ -35,11 +35,11 @@ pub(super) fn problems(said: &[LocatedValue], client: ClientKind) -> Vec<Problem
         };
         match constraint {
             Ok(constraint) if constraint.names_a_pre_release() => {
-                let why = "clients refuse pre-releases in it".to_owned();
-                problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: location.clone() });
+                let reason = "clients refuse pre-releases in it".to_owned();
+                problems.push(Problem { subject: WHAT.to_owned(), reason, location: location.clone() });
             }
             Ok(constraint) => constraints.push((constraint, location)),
-            Err(why) => problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: location.clone() }),
+            Err(reason) => problems.push(Problem { subject: WHAT.to_owned(), reason, location: location.clone() }),
         }
     }
     let (name, oldest) = oldest(client);
@@ -47,8 +47,9 @@ pub(super) fn problems(said: &[LocatedValue], client: ClientKind) -> Vec<Problem
     let can_be_met = Version::parse(oldest).is_ok_and(|oldest| ModuleConstraint::could_all_be_met_from(&oldest, &all));
     if let (false, Some((_, location))) = (can_be_met, constraints.first()) {
         let said = all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let why = format!("no {name} from {oldest} on is {said}: choose another version of what says so, or change it");
-        problems.push(Problem { subject: WHAT.to_owned(), reason: why, location: (*location).clone() });
+        let reason =
+            format!("no {name} from {oldest} on is {said}: choose another version of what says so, or change it");
+        problems.push(Problem { subject: WHAT.to_owned(), reason, location: (*location).clone() });
     }
     problems
 }

@@ -48,7 +48,7 @@ impl ModuleSource {
             (Err(_), true) if shown(given) != given => {
                 Err(format!("with a version, it has to be the address of a registry: {}", elsewhere(given)))
             }
-            (Err(why), true) => Err(format!("with a version, it has to be the address of a registry: {why}")),
+            (Err(reason), true) => Err(format!("with a version, it has to be the address of a registry: {reason}")),
             (Err(_), false) => Err(elsewhere(given)),
         }
     }

@@ -42,7 +42,7 @@ fn problems(module: &Module) -> Vec<String> {
     module
         .problems
         .iter()
-        .map(|Problem { subject, reason: why, location }| format!("{location}: {subject}: {why}"))
+        .map(|Problem { subject, reason, location }| format!("{location}: {subject}: {reason}"))
         .collect()
 }
 
@@ -381,14 +381,14 @@ fn a_folder_that_declares_without_end_is_not_read_to_its_end() {
 #[test]
 fn what_no_client_may_read_is_wrong() {
     let asks = |version: &str| format!("terraform {{\n  required_version = {version}\n}}\n");
-    for (version, why) in [
+    for (version, reason) in [
         ("\"~> 0.11.0\"", "no Terraform from 0.13.0 on is ~> 0.11.0"),
         ("\">= 1.2, < 1.2\"", "no Terraform from 0.13.0 on"),
         ("\">= 1.0.0-beta1\"", "refuse pre-releases"),
         ("\"=> 1\"", "between commas"),
         ("var.x", "not a plain string"),
     ] {
-        wrong(&terraform(&[("a.tf", &asks(version))]), &[&format!("a.tf:2: required_version: … {why}")]);
+        wrong(&terraform(&[("a.tf", &asks(version))]), &[&format!("a.tf:2: required_version: … {reason}")]);
     }
     for version in ["\"~> 0.12\"", "\">= 99\"", "\"1.11.4\"", "null", "1"] {
         assert_eq!(problems(&terraform(&[("a.tf", &asks(version))])), [""; 0], "{version}");
@@ -649,7 +649,7 @@ fn a_path_of_one_machine_is_none_of_what_was_handed_over() {
 /// Terraform 1.11.4 refuses each.
 #[test]
 fn what_clients_refuse_of_required_providers_is_wrong() {
-    for (entry, why) in [
+    for (entry, reason) in [
         ("a = { source = \"x/a\", version = 1.2 }", "version is not a plain string"),
         ("a = { source = \"x/a\", version = null }", "version is not a plain string"),
         ("a = { source = null }", "source is not a plain string"),
@@ -662,7 +662,7 @@ fn what_clients_refuse_of_required_providers_is_wrong() {
         ("a = { source = \"x/a\", version = \">=  1.0\" }", "one space"),
     ] {
         let text = format!("terraform {{\n  required_providers {{\n    {entry}\n  }}\n}}\n");
-        wrong(&terraform(&[("main.tf", &text)]), &[&format!("main.tf:3: … {why}")]);
+        wrong(&terraform(&[("main.tf", &text)]), &[&format!("main.tf:3: … {reason}")]);
     }
     let json = r#"{"terraform": {"required_providers": {"a": {"source": "x/a", "version": 1.2}}}}"#;
     wrong(&terraform(&[("main.tf.json", json)]), &["version is not a plain string"]);

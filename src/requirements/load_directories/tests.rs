@@ -187,9 +187,10 @@ fn values_of_the_command_line_win_and_lead_to_local_modules() {
     values.add("v=d").unwrap();
     values.add("list=[\"y\", \"z\"]").unwrap();
     assert!(joined(&values).contains("d/y"), "{}", joined(&values));
-    for (bad, why) in [("v", "is not NAME=VALUE"), ("=x", "is no name"), ("a b=c", "is no name"), ("v=[", "v: line 1")]
+    for (bad, reason) in
+        [("v", "is not NAME=VALUE"), ("=x", "is no name"), ("a b=c", "is no name"), ("v=[", "v: line 1")]
     {
-        assert!(values.clone().add(bad).unwrap_err().contains(why), "{bad}: {:?}", values.clone().add(bad));
+        assert!(values.clone().add(bad).unwrap_err().contains(reason), "{bad}: {:?}", values.clone().add(bad));
     }
     assert!(values.add_file("x.tfvars", "v = {").unwrap_err().contains("line 1"));
 }

@@ -35,7 +35,7 @@ fn what_clients_refuse_is_refused() {
     let says = |says: &str| provider("r.example/acme/null", says);
     let constraints = |given: &str| says(&format!("version = \"1.2.0\"\nconstraints = \"{given}\""));
     let version = "version = \"1.2.0\"";
-    for (file, why) in [
+    for (file, reason) in [
         (format!("edition = 2\n{}", says(version)), "no argument \"edition\""),
         (format!("more \"x\" {{\n}}\n{}", says(version)), "no block \"more\""),
         (says(&format!("{version}\noracle = 1")), "no argument \"oracle\""),
@@ -52,7 +52,7 @@ fn what_clients_refuse_is_refused() {
         (provider("terraform.io/builtin/terraform", version), "part of the client"),
     ] {
         let said = problems(&file);
-        assert!(said.len() == 1 && said[0].contains(why), "{file}{said:?}");
+        assert!(said.len() == 1 && said[0].contains(reason), "{file}{said:?}");
     }
     // No client reads module entries yet.
     let fine =
@@ -121,8 +121,8 @@ fn no_more_is_read_than_anybody_would_write() {
     assert!(said[MAX_PROBLEMS].starts_with("the lock file: line 33: there may be more"), "{said:?}");
     let unfinished = |number: usize| format!("{ONE}{}", "provider \"r.example/a/b\" {\n}\n".repeat(number));
     assert!(problems(&unfinished(300)).len() <= MAX_PROBLEMS + 2);
-    let why = &problems(&"#".repeat(LARGEST + 1))[0];
-    assert!(why.contains("at most 256 KiB is read"), "{why}");
+    let reason = &problems(&"#".repeat(LARGEST + 1))[0];
+    assert!(reason.contains("at most 256 KiB is read"), "{reason}");
 }
 
 proptest! {

@@ -34,8 +34,8 @@ pub(super) async fn of_address(
             })
         }
     };
-    if let Err(why) = chosen {
-        found.cannot(&by, why, [by.clone()]);
+    if let Err(reason) = chosen {
+        found.cannot(&by, reason, [by.clone()]);
     }
 }
 
@@ -56,7 +56,7 @@ pub(super) async fn of_lock_file(
     for (LockedProvider { provider, hashes, .. }, meant, chosen) in join_all(each.collect::<Vec<_>>()).await {
         match chosen {
             Ok(chosen) => want_provider(found, provider, &chosen, platforms, hashes, [name.to_owned()]),
-            Err(why) => found.cannot(meant.to_string(), why, [name.to_owned()]),
+            Err(reason) => found.cannot(meant.to_string(), reason, [name.to_owned()]),
         }
     }
 }

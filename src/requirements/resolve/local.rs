@@ -70,9 +70,9 @@ impl LocalFolders {
             let read = move || configuration::read(&configurations.files, &key.0, key.1, key.2, "", &key.3);
             tokio::task::spawn_blocking(read).await.map(Arc::new).map_err(|_| READ_PANICKED.to_owned())
         };
-        cell.get_or_init(read).await.clone().unwrap_or_else(|why| {
+        cell.get_or_init(read).await.clone().unwrap_or_else(|reason| {
             let location = SourceLine { file: folder.to_owned(), line: 1 };
-            let problem = Problem { subject: folder.to_owned(), reason: why, location };
+            let problem = Problem { subject: folder.to_owned(), reason, location };
             Arc::new(Module { problems: vec![problem], ..Module::default() })
         })
     }

@@ -45,8 +45,8 @@ pub(super) async fn follow(
     call: &ModuleCall,
     client: ClientKind,
 ) -> CallTarget {
-    let CallTarget { target: to, through } = resolve_call(asking, local.files(), from, call, client).await;
-    match to {
+    let CallTarget { target, through } = resolve_call(asking, local.files(), from, call, client).await;
+    match target {
         Ok(to) => CallTarget { target: Ok(with_inputs(asking, local, to, call, client).await), through },
         refused => CallTarget { target: refused, through },
     }
@@ -88,8 +88,8 @@ async fn resolve_call(
             Ok(package) => {
                 CallTarget { target: within(asking, &package, subdir, client).await, through: Some(package) }
             }
-            Err(why) => CallTarget {
-                target: Err(UnavailableCall { subject: called(module, &call.versions), reason: why }),
+            Err(reason) => CallTarget {
+                target: Err(UnavailableCall { subject: called(module, &call.versions), reason }),
                 through: None,
             },
         },
@@ -102,7 +102,7 @@ async fn within_the_same(
     from: &CalledFolder,
     to: &str,
 ) -> Result<CalledFolder, UnavailableCall> {
-    let refused = |why: String| UnavailableCall { subject: configuration::shown(to), reason: why };
+    let refused = |reason: String| UnavailableCall { subject: configuration::shown(to), reason };
     let Some(folder) = path::join(&from.folder, to) else {
         return Err(refused(match &from.package {
             Some(package) => {
@@ -116,8 +116,8 @@ async fn within_the_same(
         Some(package) => asking.module_files(package).await.is_ok_and(|files| files.files.has_folder(&folder)),
         None => files.has_folder(&folder),
     };
-    if let (None, Some((path, why))) = (&from.package, files.in_the_way_of(&folder)) {
-        return Err(refused(format!("{path}: {why}")));
+    if let (None, Some((path, reason))) = (&from.package, files.in_the_way_of(&folder)) {
+        return Err(refused(format!("{path}: {reason}")));
     }
     if !has_folder {
         return Err(refused(match &from.package {
@@ -158,14 +158,19 @@ async fn within(
     subdir: &str,
     client: ClientKind,
 ) -> Result<CalledFolder, UnavailableCall> {
-    let refused = |why| UnavailableCall { subject: package.to_string(), reason: why };
-    let unread = |why| format!("what it calls and needs is not known, because its files could not be read: {why}");
-    let files = asking.module_files(package).await.map_err(|why| refused(unread(why)))?;
+    let refused = |reason| UnavailableCall { subject: package.to_string(), reason };
+    let unread =
+        |reason| format!("what it calls and needs is not known, because its files could not be read: {reason}");
+    let files = asking.module_files(package).await.map_err(|reason| refused(unread(reason)))?;
     let folder = path::join(&files.subdir, subdir);
     let folder = folder.filter(|folder| files.files.has_folder(folder));
     let folder = folder.ok_or_else(|| refused(format!("it has no file that a client reads in {subdir:?}")))?;
     let spot = CalledFolder { package: Some(package.clone()), folder, inputs: Arc::default() };
-    asking.module(package, &spot.folder, client, &spot.inputs).await.map(|_| spot).map_err(|why| refused(unread(why)))
+    asking
+        .module(package, &spot.folder, client, &spot.inputs)
+        .await
+        .map(|_| spot)
+        .map_err(|reason| refused(unread(reason)))
 }
 
 /// A module, and which of its versions are asked for.

@@ -38,9 +38,10 @@ pub(super) async fn choose(
     }
     let locked = locked(files, root, found);
     if by_provider.len() > MAX_PROVIDERS {
-        let why = format!("{} providers are required, and at most {MAX_PROVIDERS} can be resolved", by_provider.len());
+        let reason =
+            format!("{} providers are required, and at most {MAX_PROVIDERS} can be resolved", by_provider.len());
         let name = if root.folder.is_empty() { "the configuration" } else { &root.folder };
-        found.cannot(name, why, []);
+        found.cannot(name, reason, []);
     }
     let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MAX_PROVIDERS).collect();
     let lists = by_provider.keys().map(|provider| asking.provider_versions(provider));
@@ -63,7 +64,7 @@ pub(super) async fn choose(
                 let hashes = locked.map(|locked| locked.hashes.as_slice()).unwrap_or_default();
                 want_provider(found, provider, &chosen, platforms, hashes, by);
             }
-            Err(why) => found.cannot(provider.to_string(), why, by),
+            Err(reason) => found.cannot(provider.to_string(), reason, by),
         }
     }
 }
@@ -115,8 +116,8 @@ fn locked(files: &Files, root: &Root, found: &mut ResolutionResult) -> BTreeMap<
     let text = match files.get(&path) {
         None => return BTreeMap::new(),
         Some(Ok(text)) => text,
-        Some(Err(why)) => {
-            found.cannot(&path, format!("{why}: larder does not read it"), [path.clone()]);
+        Some(Err(reason)) => {
+            found.cannot(&path, format!("{reason}: larder does not read it"), [path.clone()]);
             return BTreeMap::new();
         }
     };

@@ -71,7 +71,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     pub(super) async fn provider_versions(&self, address: &ProviderAddress) -> Answer<Vec<Version>> {
         let ask = async || {
             self.one_more_list()?;
-            self.registries.provider_versions(address).await.map_err(|why| why.to_string())
+            self.registries.provider_versions(address).await.map_err(|reason| reason.to_string())
         };
         self.once(&self.provider_versions, address, ask).await
     }
@@ -80,7 +80,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     pub(super) async fn module_versions(&self, address: &ModuleAddress) -> Answer<Vec<Version>> {
         let ask = async || {
             self.one_more_list()?;
-            self.registries.module_versions(address).await.map_err(|why| why.to_string())
+            self.registries.module_versions(address).await.map_err(|reason| reason.to_string())
         };
         self.once(&self.module_versions, address, ask).await
     }
@@ -90,13 +90,13 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     pub(super) async fn provider_beyond(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, String> {
         // It is never closed.
         let _turn = self.turns.acquire().await;
-        self.registries.provider_beyond(address).await.map_err(|why| why.to_string())
+        self.registries.provider_beyond(address).await.map_err(|reason| reason.to_string())
     }
 
     /// Versions of a module that clients do not see.
     pub(super) async fn module_beyond(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, String> {
         let _turn = self.turns.acquire().await;
-        self.registries.module_beyond(address).await.map_err(|why| why.to_string())
+        self.registries.module_beyond(address).await.map_err(|reason| reason.to_string())
     }
 
     /// The files of a module.
@@ -105,7 +105,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
             if self.number.fetch_add(1, Ordering::Relaxed) >= MAX_MODULES {
                 return Err(format!("more than {MAX_MODULES} modules are called in all: name fewer folders"));
             }
-            let files = self.registries.module_files(package).await.map_err(|why| why.to_string())?;
+            let files = self.registries.module_files(package).await.map_err(|reason| reason.to_string())?;
             let bytes = files.files.size_bytes();
             if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_BYTES {
                 return Err(format!(

@@ -44,10 +44,10 @@ impl ResolutionResult {
     pub(super) fn cannot(
         &mut self,
         subject: impl Into<String>,
-        why: impl Into<String>,
+        reason: impl Into<String>,
         by: impl IntoIterator<Item = String>,
     ) {
-        let item = (shortened(subject.into()), shortened(why.into()));
+        let item = (shortened(subject.into()), shortened(reason.into()));
         if self.cannot.len() < MAX_CANNOT || self.cannot.contains_key(&item) {
             self.cannot.entry(item).or_default().extend(by);
         }
@@ -60,7 +60,7 @@ impl ResolutionResult {
             own.hashes.extend(terms.hashes);
             own.required_by.extend(terms.required_by);
         }
-        other.cannot.into_iter().for_each(|((subject, why), by)| self.cannot(subject, why, by));
+        other.cannot.into_iter().for_each(|((subject, reason), by)| self.cannot(subject, reason, by));
         self
     }
 
@@ -76,9 +76,9 @@ impl ResolutionResult {
             reason: format!("{MAX_CANNOT} items are unavailable (stopped there); fix these first"),
             required_by: Vec::new(),
         });
-        let cannot = self.cannot.into_iter().map(|((subject, why), by)| UnavailableItem {
+        let cannot = self.cannot.into_iter().map(|((subject, reason), by)| UnavailableItem {
             subject,
-            reason: why,
+            reason,
             required_by: named(by),
         });
         ResolvedRequirements { archives: wanted.collect(), cannot: cannot.chain(there_may_be_more).collect() }

@@ -110,8 +110,8 @@ fn wanted(requirements: &ResolvedRequirements) -> Vec<String> {
 }
 
 fn cannot(requirements: &ResolvedRequirements) -> Vec<String> {
-    let said = |UnavailableItem { subject, reason: why, required_by: by }: &UnavailableItem| {
-        format!("{subject}: {why} [{}]", by.join(", "))
+    let said = |UnavailableItem { subject, reason, required_by }: &UnavailableItem| {
+        format!("{subject}: {reason} [{}]", required_by.join(", "))
     };
     requirements.cannot.iter().map(said).collect()
 }

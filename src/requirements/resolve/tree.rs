@@ -59,9 +59,9 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             level = self.next_level(level, &top).await;
         }
         if !level.is_empty() {
-            let why =
+            let reason =
                 format!("modules call each other more than {DEEPEST} deep, or are more than {MAX_FOLDERS} folders");
-            self.result.cannot(self.name(), why, []);
+            self.result.cannot(self.name(), reason, []);
         }
         self.refuse_cycles(&top);
     }
@@ -86,12 +86,12 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             calls.extend(module.calls.iter().map(|call| (*spot, call)));
         }
         if calls.len() > MAX_CALLS {
-            let why = format!("there are more than {MAX_CALLS} module calls in it: the others were not resolved");
-            self.result.cannot(self.name(), why, []);
+            let reason = format!("there are more than {MAX_CALLS} module calls in it: the others were not resolved");
+            self.result.cannot(self.name(), reason, []);
             calls.truncate(MAX_CALLS);
         }
-        if let Err(why) = asking.may_follow(calls.len()) {
-            self.result.cannot(self.name(), why, []);
+        if let Err(reason) = asking.may_follow(calls.len()) {
+            self.result.cannot(self.name(), reason, []);
             calls.clear();
         }
         // Cached answers complete without waiting; let other tasks run.
@@ -119,21 +119,21 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         &mut self,
         from: &CalledFolder,
         call: &ModuleCall,
-        CallTarget { target: to, through }: CallTarget,
+        CallTarget { target, through }: CallTarget,
         next: &mut BTreeSet<CalledFolder>,
     ) {
         let by = call.location.to_string();
         if let Some(package) = through {
             self.result.want(Artifact::Module(package), &[], [by.clone()]);
         }
-        match to {
+        match target {
             Ok(to) => {
                 if !self.visited.contains_key(&to) {
                     next.insert(to.clone());
                 }
                 self.visited.entry(from.clone()).or_default().entry(to).or_insert(by);
             }
-            Err(UnavailableCall { subject: what, reason: why }) => self.result.cannot(what, why, [by]),
+            Err(UnavailableCall { subject, reason }) => self.result.cannot(subject, reason, [by]),
         }
     }
 
@@ -158,8 +158,8 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             }
         }
         for by in round {
-            let why = "it leads back to a folder that it is called by: no client comes to an end with it";
-            self.result.cannot(format!("the module called at {by}"), why, [by]);
+            let reason = "it leads back to a folder that it is called by: no client comes to an end with it";
+            self.result.cannot(format!("the module called at {by}"), reason, [by]);
         }
     }
 

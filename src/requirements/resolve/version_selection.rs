@@ -23,7 +23,7 @@ pub(super) async fn of_provider(
     let listed = asking.provider_versions(provider).await?;
     match choose(&listed) {
         Ok(version) => Ok(ChosenVersion { version, besides: Vec::new() }),
-        Err(why) => beyond(asking.provider_beyond(provider).await?, why, choose),
+        Err(reason) => beyond(asking.provider_beyond(provider).await?, reason, choose),
     }
 }
 
@@ -39,19 +39,19 @@ pub(super) async fn of_module(
     let listed = asking.module_versions(module).await?;
     match choose(&listed) {
         Ok(version) => Ok(version),
-        Err(why) => beyond(asking.module_beyond(module).await?, why, choose).map(|chosen| chosen.version),
+        Err(reason) => beyond(asking.module_beyond(module).await?, reason, choose).map(|chosen| chosen.version),
     }
 }
 
 fn beyond(
     beyond: Option<UnlistedVersions>,
-    why: String,
+    reason: String,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
 ) -> Result<ChosenVersion, String> {
     match beyond {
         Some(UnlistedVersions { versions, platforms }) => {
             choose(&versions).map(|version| ChosenVersion { version, besides: platforms })
         }
-        None => Err(why),
+        None => Err(reason),
     }
 }

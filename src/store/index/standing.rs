@@ -32,7 +32,7 @@ impl Index {
         match &*self.state.borrow() {
             IndexState::Whole => Ok(()),
             IndexState::Behind => Err(StoreError::Index("it is still being made from the files".to_owned())),
-            IndexState::Failed(why) => Err(why.clone()),
+            IndexState::Failed(reason) => Err(reason.clone()),
         }
     }
 
@@ -51,7 +51,7 @@ impl Index {
     pub fn completed(&self, ended: Result<(), StoreError>) {
         self.state.send_replace(match ended {
             Ok(()) => IndexState::Whole,
-            Err(why) => IndexState::Failed(why),
+            Err(reason) => IndexState::Failed(reason),
         });
     }
 
@@ -60,8 +60,8 @@ impl Index {
     pub fn begin_completion(&self) -> bool {
         let read = catch_unwind(AssertUnwindSafe(|| self.read_all()));
         let damaged = read.unwrap_or_else(|_| Err(StoreError::Index("it panicked".to_owned()))).err();
-        if let Some(why) = damaged {
-            self.start_over(&why);
+        if let Some(reason) = damaged {
+            self.start_over(&reason);
         }
         let was_whole = self.is_complete();
         if !was_whole {
@@ -70,8 +70,8 @@ impl Index {
         !was_whole
     }
 
-    fn start_over(&self, why: &StoreError) {
-        tracing::error!(%why, "the index is damaged; it is quarantined, and rebuilt from the files");
+    fn start_over(&self, reason: &StoreError) {
+        tracing::error!(%reason, "the index is damaged; it is quarantined, and rebuilt from the files");
         // First: operations that need all names must not act on missing entries.
         self.state.send_replace(IndexState::Behind);
         let mut totals = self.totals.lock();

@@ -78,10 +78,10 @@ impl GitBridge {
     }
 
     pub(super) fn connect(&self, repository: SshRepository) -> io::Result<(WireReader, SshInput)> {
-        let (said, pieces) = mpsc::channel(WAITING_PIECES);
+        let (output, pieces) = mpsc::channel(WAITING_PIECES);
         let (input, to_say) = mpsc::channel(WAITING_PIECES);
         let awaited = Arc::new(AtomicBool::new(false));
-        let order = BridgeRequest::Ssh { repository, output: said, input: to_say, awaited: Arc::clone(&awaited) };
+        let order = BridgeRequest::Ssh { repository, output, input: to_say, awaited: Arc::clone(&awaited) };
         self.orders.blocking_send(order).map_err(|_| broken())?;
         Ok((WireReader::new(pieces, awaited, Arc::clone(&self.pace)), SshInput(input)))
     }

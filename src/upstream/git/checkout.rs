@@ -146,10 +146,11 @@ impl Checkout<'_> {
                 let path = if above.is_empty() { entry.filename.into() } else { joined(&above, entry.filename) };
                 let kind = entry.mode.kind();
                 let mode = (kind == EntryKind::Link).then_some(component::Mode::Symlink);
-                if let Err(why) = gix_worktree::validate::path::component(entry.filename, mode, NAMES) {
-                    return Err(
-                        self.refused(TreeError::refused(shown(&path), format!("git lets nothing be called so: {why}")))
-                    );
+                if let Err(reason) = gix_worktree::validate::path::component(entry.filename, mode, NAMES) {
+                    return Err(self.refused(TreeError::refused(
+                        shown(&path),
+                        format!("git lets nothing be called so: {reason}"),
+                    )));
                 }
                 if let Err(bad) = TreePath::parse(&path) {
                     return Err(self.refused(TreeError::bad_path(&path, &bad)));
@@ -176,15 +177,15 @@ impl Checkout<'_> {
                 header.ok_or_else(|| GitCodeError::unusable(self.origin, "a pack without all of its files"))?;
             let largest = if file.is_read_by_git() { LARGEST_RULES } else { self.largest_object as u64 };
             if header.size > largest {
-                let why = format!("it has more than {largest} bytes");
-                return Err(self.refused(TreeError::refused(shown(&file.path), why)));
+                let reason = format!("it has more than {largest} bytes");
+                return Err(self.refused(TreeError::refused(shown(&file.path), reason)));
             }
             if file.is_rules() {
                 rules += header.size;
             }
             if rules > MOST_RULES {
-                let why = format!("{MOST_RULES} bytes in its .gitattributes");
-                return Err(self.refused(TreeError::TooLarge(why)));
+                let reason = format!("{MOST_RULES} bytes in its .gitattributes");
+                return Err(self.refused(TreeError::TooLarge(reason)));
             }
             sum = sum.saturating_add(header.size);
             if sum > most {
@@ -200,8 +201,8 @@ impl Checkout<'_> {
         for file in files.iter().filter(|file| file.is_rules()) {
             self.check_cancelled()?;
             if let Some(pattern) = costly(self.blob(&file.id, buffer)?) {
-                let why = format!("its pattern {pattern:?} has more stars in it than larder follows");
-                return Err(self.refused(TreeError::refused(shown(&file.path), why)));
+                let reason = format!("its pattern {pattern:?} has more stars in it than larder follows");
+                return Err(self.refused(TreeError::refused(shown(&file.path), reason)));
             }
             rules.push((file.path.clone(), file.id));
         }

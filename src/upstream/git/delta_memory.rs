@@ -159,9 +159,9 @@ impl DeltaChains {
             most.buffered = most.buffered.saturating_add(link.buffered);
         }
         most.buffered = most.buffered.saturating_add(of_names);
-        let PackLimits { chain_memory: held, chain_total: chain, .. } = self.limits;
-        if most.buffered > held {
-            return Err(format!("{held} bytes in objects of which others are made"));
+        let PackLimits { chain_memory, chain_total: chain, .. } = self.limits;
+        if most.buffered > chain_memory {
+            return Err(format!("{chain_memory} bytes in objects of which others are made"));
         }
         if most.sum > chain {
             return Err(format!("{chain} bytes in objects one made out of the other"));

@@ -67,8 +67,8 @@ pub(super) enum GitCodeError {
 }
 
 impl GitCodeError {
-    pub(super) fn unusable(origin: &str, why: impl Into<String>) -> Self {
-        Self::Unusable { origin: origin.to_owned(), reason: why.into() }
+    pub(super) fn unusable(origin: &str, reason: impl Into<String>) -> Self {
+        Self::Unusable { origin: origin.to_owned(), reason: reason.into() }
     }
 
     pub(super) fn tree(origin: &str, error: TreeError) -> Self {
@@ -119,20 +119,20 @@ impl GitCodeError {
         let told = |text: String| ask.credential_scope.text_without_credentials(&text).to_owned();
         match self {
             Self::Broken => ask.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into(),
-            Self::Unusable { origin: at, reason: why } => ask.failed(at, Fault::Unusable(told(why))).into(),
-            Self::Fault { origin: at, fault } => ask.failed(at, fault).into(),
-            Self::NoSuchId { origin: at } => {
-                let why = "an answer that it has no such commit, or does not hand it out".to_owned();
-                ask.failed(at, Fault::Unusable(why)).into()
+            Self::Unusable { origin, reason } => ask.failed(origin, Fault::Unusable(told(reason))).into(),
+            Self::Fault { origin, fault } => ask.failed(origin, fault).into(),
+            Self::NoSuchId { origin } => {
+                let reason = "an answer that it has no such commit, or does not hand it out".to_owned();
+                ask.failed(origin, Fault::Unusable(reason)).into()
             }
-            Self::Tree { origin: at, error: TreeError::Refused { entry, reason: why } } => {
-                let error = TreeError::Refused { entry: told(entry), reason: told(why) };
-                GitError::Tree { subject: ask.subject.to_owned(), origin: at, error }
+            Self::Tree { origin, error: TreeError::Refused { entry, reason } } => {
+                let error = TreeError::Refused { entry: told(entry), reason: told(reason) };
+                GitError::Tree { subject: ask.subject.to_owned(), origin, error }
             }
             Self::Tree { error: TreeError::Spool(error), .. } => {
                 GitError::Disk { subject: ask.subject.to_owned(), error }
             }
-            Self::Tree { origin: at, error } => GitError::Tree { subject: ask.subject.to_owned(), origin: at, error },
+            Self::Tree { origin, error } => GitError::Tree { subject: ask.subject.to_owned(), origin, error },
             Self::Disk(error) => GitError::Disk { subject: ask.subject.to_owned(), error: Arc::new(error) },
         }
     }

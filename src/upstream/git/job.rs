@@ -54,11 +54,11 @@ impl Job {
     fn reference(&self) -> Result<Reference, GitCodeError> {
         let reference = Reference::parse(self.reference.as_deref(), self.has_depth);
         reference.map_err(|bad| {
-            let why = format!(
+            let reason = format!(
                 "a source whose reference {:?} is not fetched: {bad}",
                 self.reference.as_deref().unwrap_or_default()
             );
-            GitCodeError::unusable(&self.repository.origin(), why)
+            GitCodeError::unusable(&self.repository.origin(), reason)
         })
     }
 
@@ -71,13 +71,13 @@ impl Job {
     }
 
     fn not_found_error(&self) -> GitCodeError {
-        let why = match &self.reference {
+        let reason = match &self.reference {
             Some(reference) if !reference.is_empty() => {
                 format!("a repository without a branch, a tag or a commit that is called {reference:?}")
             }
             _ => "a repository without a commit".to_owned(),
         };
-        GitCodeError::unusable(&self.repository.origin(), why)
+        GitCodeError::unusable(&self.repository.origin(), reason)
     }
 
     /// Resolves the reference among the server's refs, without a pack. `None` for an abbreviated id.
@@ -130,8 +130,8 @@ impl Job {
                 let (history, extent) =
                     work.history(&mut conversation, offered)?.ok_or_else(|| self.not_found_error())?;
                 if !is_commit(&history, &id) {
-                    let why = format!("a repository in which no branch and no tag leads to the commit {id}");
-                    return Err(GitCodeError::unusable(&conversation.origin, why));
+                    let reason = format!("a repository in which no branch and no tag leads to the commit {id}");
+                    return Err(GitCodeError::unusable(&conversation.origin, reason));
                 }
                 work.commit_from_history(&self.repository, conversation, history, extent, id)
             }
@@ -142,8 +142,8 @@ impl Job {
                 match (all.pop(), all.is_empty()) {
                     (Some(id), true) => work.commit_from_history(&self.repository, conversation, history, extent, id),
                     (Some(_), false) => {
-                        let why = format!("a repository with several commits whose ids begin with {short}");
-                        Err(GitCodeError::unusable(&conversation.origin, why))
+                        let reason = format!("a repository with several commits whose ids begin with {short}");
+                        Err(GitCodeError::unusable(&conversation.origin, reason))
                     }
                     (None, _) => Err(self.not_found_error()),
                 }

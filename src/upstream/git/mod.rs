@@ -86,8 +86,8 @@ pub struct GitPermit(#[expect(dead_code, reason = "held only for its Drop")] Per
 impl<'a> GitRequest<'a> {
     /// The HTTP request of this job to `url`.
     fn at(self, url: &'a Url) -> UpstreamRequest<'a> {
-        let Self { subject: what, upstream, credential_scope: grant, via, retries, priority: asker, now, .. } = self;
-        UpstreamRequest { label: what, url, upstream, credentials: grant, via, retries, priority: asker, now }
+        let Self { subject, upstream, credential_scope, via, retries, priority, now, .. } = self;
+        UpstreamRequest { label: subject, url, upstream, credentials: credential_scope, via, retries, priority, now }
     }
 
     fn failed(&self, origin: String, fault: Fault) -> UpstreamError {
@@ -159,8 +159,8 @@ impl Outbound {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error),
             Err(_) => {
-                let why = format!("not complete within {} s", limit.as_secs());
-                Some(ask.failed(origin(), Fault::Slow(why)))
+                let reason = format!("not complete within {} s", limit.as_secs());
+                Some(ask.failed(origin(), Fault::Slow(reason)))
             }
         };
         if broken.is_some() {
@@ -180,11 +180,11 @@ impl Outbound {
         match (broken, worked) {
             (Some(error), _) => Err(error.into()),
             (None, Err(_)) => {
-                let why = format!(
+                let reason = format!(
                     "the response was not processed within {} s after it was received",
                     self.git_limits.stop_time.as_secs()
                 );
-                Err(ask.failed(origin(), Fault::Slow(why)).into())
+                Err(ask.failed(origin(), Fault::Slow(reason)).into())
             }
             (None, Ok(Ok(worked))) => worked.map_err(|trouble| trouble.into_git_error(&ask)),
             (None, Ok(Err(_))) => {

@@ -35,7 +35,7 @@ impl Submodules {
     /// # Errors
     /// [`TreeError::Refused`], with the reason.
     pub(super) fn at(&self, path: &BStr, repository: &Repository) -> Result<Submodule, TreeError> {
-        let refused = |why: String| TreeError::refused(path.to_str_lossy(), why);
+        let refused = |reason: String| TreeError::refused(path.to_str_lossy(), reason);
         let Some(file) = &self.0 else { return Ok(Submodule::Empty) };
         let Some(name) = file.name_by_path(path) else { return Ok(Submodule::Empty) };
         match file.update(name) {

@@ -43,8 +43,8 @@ impl Outbound {
         while let Some(order) = orders.recv().await {
             match order {
                 BridgeRequest::Request(request) => self.execute_request(ask, request, &mut received).await?,
-                BridgeRequest::Ssh { repository, output: said, input, awaited } => {
-                    self.execute_ssh(ask, &repository, said, input, &awaited, &mut received).await?;
+                BridgeRequest::Ssh { repository, output, input, awaited } => {
+                    self.execute_ssh(ask, &repository, output, input, &awaited, &mut received).await?;
                 }
             }
         }
@@ -112,8 +112,8 @@ impl Outbound {
         let build = |request: reqwest::RequestBuilder| request.headers(headers.clone()).body(post);
         let (response, watch) = self.hop(AcceptedCoding::Identity, http::Method::POST, ask, url, build, asked).await?;
         if response.status().is_redirection() {
-            let why = "a redirect of a request that is not sent twice".to_owned();
-            return Err(failure(ask, url, Fault::Unusable(why)));
+            let reason = "a redirect of a request that is not sent twice".to_owned();
+            return Err(failure(ask, url, Fault::Unusable(reason)));
         }
         let response = self.successful(response, ask, url, asked).await?;
         Ok(UpstreamResponse { response, url: url.clone(), origins: Vec::new(), watch })

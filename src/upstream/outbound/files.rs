@@ -68,7 +68,7 @@ impl Outbound {
         asked_from: u64,
         permit: Permit,
     ) -> Result<IncomingFile, UpstreamError> {
-        let failed = |why: &str| failure(ask, url, Fault::Unusable(why.to_owned()));
+        let failed = |reason: &str| failure(ask, url, Fault::Unusable(reason.to_owned()));
         let announced = response.headers().get(header::CONTENT_LENGTH).map(|value| {
             value
                 .to_str()

@@ -225,8 +225,8 @@ impl Outbound {
         subject: &str,
     ) -> Result<Permit, UpstreamError> {
         let crowded = || {
-            let why = format!("as many {subject} are being fetched as may be at one time");
-            failure(ask, ask.url, Fault::Crowded(why))
+            let reason = format!("as many {subject} are being fetched as may be at one time");
+            failure(ask, ask.url, Fault::Crowded(reason))
         };
         permits.take(ask.upstream, ask.priority).await.ok_or_else(crowded)
     }

@@ -163,7 +163,7 @@ fn only_sources_without_secrets_reach_a_client() {
 #[test]
 fn an_invalid_or_forbidden_source_is_refused_without_its_secrets() {
     let long = format!("https://h.example/{}", "x".repeat(9000));
-    for (text, why) in [
+    for (text, reason) in [
         ("", "empty"),
         ("https://h.example/m.zip\nX-Evil: 1", "control characters"),
         (long.as_str(), "8 KiB"),
@@ -185,7 +185,7 @@ fn an_invalid_or_forbidden_source_is_refused_without_its_secrets() {
         ("git::ssh:x", "names no host"),
     ] {
         let refused = PackageSource::parse(text, &base()).expect_err(text).to_string();
-        assert!(refused.contains(why) && !refused.contains("s3cret"), "{text}: {refused}");
+        assert!(refused.contains(reason) && !refused.contains("s3cret"), "{text}: {refused}");
     }
     let refused = PackageSource::parse("https://user:s3cret@h.example/m.zip", &base()).unwrap_err();
     assert_eq!(refused.to_string(), "the source address at h.example holds a user or a password");

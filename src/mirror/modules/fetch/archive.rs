@@ -60,7 +60,7 @@ impl SourceFetch<'_> {
             .await?;
         match unpacked {
             Ok(tree) => Ok((tree, turn, validators)),
-            Err(UnpackFailure::Tree(why)) => Err(self.refused(&origin, why).into()),
+            Err(UnpackFailure::Tree(reason)) => Err(self.refused(&origin, reason).into()),
             Err(UnpackFailure::Checksum { expected, actual }) => {
                 let verdict = format!("its bytes have {actual}, but its address says {expected}");
                 Err(FetchTreeError::StaleLocation(Error::Unverified {
@@ -74,8 +74,8 @@ impl SourceFetch<'_> {
     /// Waits for a permit to unpack. The caller holds nothing but its staging file meanwhile.
     async fn unpack_permit(&self) -> Result<TreePermit, Error> {
         let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.priority).await;
-        let why = || "the limit of archives unpacked at one time is reached".to_owned();
-        turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { subject: self.what(), reason: why() })
+        let reason = || "the limit of archives unpacked at one time is reached".to_owned();
+        turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { subject: self.what(), reason: reason() })
     }
 
     /// Fetches a checksum list and finds the archive's checksum in it.

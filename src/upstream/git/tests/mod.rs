@@ -197,9 +197,9 @@ fn listed(tree: &Tree) -> Listing {
     let thing = |entry: &TreeEntry| match entry {
         TreeEntry::Folder => TreeItem::Folder,
         TreeEntry::Link(to) => TreeItem::Link(to.clone()),
-        TreeEntry::File { mode, offset: at, size_bytes } => {
+        TreeEntry::File { mode, offset, size_bytes } => {
             let mut bytes = Vec::new();
-            tree.contents(*at, *size_bytes).read_to_end(&mut bytes).unwrap();
+            tree.contents(*offset, *size_bytes).read_to_end(&mut bytes).unwrap();
             TreeItem::File(*mode, bytes)
         }
     };
