@@ -102,10 +102,10 @@ impl Mirror {
         let _nothing_is_pinned = self.evictor.block_evictions();
         // Everything verified must be recorded before anything is removed.
         let mut spared = BTreeSet::new();
-        for UnrecordedSet { package, error: why } in self.histories.record_stored(provider)? {
+        for UnrecordedSet { package, error } in self.histories.record_stored(provider)? {
             if selection.versions.include(&package.version) {
                 let left = "its proof set is the only record of its digests, and cannot be read";
-                purged.left.push(format!("{package}: {left}: {why}"));
+                purged.left.push(format!("{package}: {left}: {error}"));
                 spared.insert(package);
             }
         }
