@@ -253,8 +253,8 @@ impl App {
     }
 
     /// Renders the CLI configuration to paste. Contacts no upstream.
-    pub async fn client_config(&self, way: ClientRoute) -> Result<String, Error> {
-        client_config::text(&self.running.parts.mirror, &self.base, way).await
+    pub async fn client_config(&self, client_route: ClientRoute) -> Result<String, Error> {
+        client_config::text(&self.running.parts.mirror, &self.base, client_route).await
     }
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.

@@ -18,10 +18,10 @@ pub struct Hostname(String);
 
 impl Hostname {
     /// Parses `registry.example`, `Bücher.example:8443`, `xn--bcher-kva.example`.
-    pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let bad = |reason| BadAddress::new("host name", given, reason);
-        let (name, port) = match given.rsplit_once(':') {
-            None => (given, None),
+    pub fn parse(text: &str) -> Result<Self, BadAddress> {
+        let bad = |reason| BadAddress::new("host name", text, reason);
+        let (name, port) = match text.rsplit_once(':') {
+            None => (text, None),
             Some((name, port)) => {
                 let digits = !port.is_empty() && port.len() <= 5 && port.bytes().all(|b| b.is_ascii_digit());
                 let port = port.parse::<u16>().ok().filter(|port| digits && *port != 0);

@@ -173,8 +173,8 @@ impl PackageSelector {
     /// The registry it is of.
     pub fn host(&self) -> &Hostname {
         match self {
-            Self::Provider(meant) => &meant.of.host,
-            Self::Module(meant) => &meant.of.host,
+            Self::Provider(selection) => &selection.of.host,
+            Self::Module(selection) => &selection.of.host,
         }
     }
 }
@@ -182,8 +182,8 @@ impl PackageSelector {
 impl fmt::Display for PackageSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Provider(meant) => meant.fmt(f),
-            Self::Module(meant) => meant.fmt(f),
+            Self::Provider(selection) => selection.fmt(f),
+            Self::Module(selection) => selection.fmt(f),
         }
     }
 }
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn an_address_names_a_provider_or_a_module_and_its_versions() {
-        for (given, meant) in [
+        for (given, selection) in [
             ("acme/null", "registry.example/acme/null"),
             ("Acme/NULL@1.2", "registry.example/acme/null@1.2.0"),
             ("acme/null@~> 5.0", "registry.example/acme/null@~> 5.0"),
@@ -242,7 +242,7 @@ mod tests {
             ("acme/vpc/aws@v1.0", "registry.example/acme/vpc/aws@v1.0"),
             ("Other.example/acme/vpc/aws@1.0", "other.example/acme/vpc/aws@1.0.0"),
         ] {
-            assert_eq!(parse(given).map(|what| what.to_string()), Ok(meant.to_owned()), "{given}");
+            assert_eq!(parse(given).map(|what| what.to_string()), Ok(selection.to_owned()), "{given}");
         }
     }
 
@@ -276,8 +276,8 @@ mod tests {
         let listed = ["1.0.0", "5.4.0", "6.1.0", "7.0.0-rc.1"].map(|version| Version::parse(version).unwrap());
         let listed: Vec<&Version> = listed.iter().collect();
         let chosen = |given: &str| match parse(given).unwrap() {
-            PackageSelector::Provider(meant) => meant.choose(&listed).map(Version::to_string),
-            PackageSelector::Module(meant) => meant.choose(&listed).map(Version::to_string),
+            PackageSelector::Provider(selection) => selection.choose(&listed).map(Version::to_string),
+            PackageSelector::Module(selection) => selection.choose(&listed).map(Version::to_string),
         };
         assert_eq!(chosen("acme/test@~> 5").unwrap(), "5.4.0");
         for (given, version) in [

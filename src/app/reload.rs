@@ -83,8 +83,8 @@ impl RunningApp {
 /// names of those that changed.
 async fn keep_restart_options(mut config: Config, before: &Config) -> Result<(Config, Vec<&'static str>), NotReloaded> {
     let file = config.clone();
-    let looking = task::spawn_blocking(move || start_problems(&file));
-    let mut problems = looking.await.unwrap_or_else(|error| vec![error.to_string()]);
+    let check = task::spawn_blocking(move || start_problems(&file));
+    let mut problems = check.await.unwrap_or_else(|error| vec![error.to_string()]);
     let mut take_a_restart = Vec::new();
     let mut keep = |option, is_changed| {
         if is_changed {

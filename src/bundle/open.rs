@@ -91,10 +91,10 @@ impl<R: Read> BundleReader<R> {
                 Some(Signature::read(&bytes).ok_or_else(reason)?)
             }
         };
-        let standing = trust.verify_manifest(&manifest, signature.as_ref()).map_err(BadBundle::Untrusted)?;
+        let signature_status = trust.verify_manifest(&manifest, signature.as_ref()).map_err(BadBundle::Untrusted)?;
         let digest = Digest::of(&manifest);
         let manifest = Arc::new(Manifest::read(&manifest)?);
-        Ok(Self { tar, buffer, manifest, digest, signature_status: standing, signature })
+        Ok(Self { tar, buffer, manifest, digest, signature_status, signature })
     }
 
     /// The bytes of the manifest and of the signature.

@@ -162,8 +162,8 @@ impl<R: Read, O: FnMut(&str) -> io::Result<R>> Read for PartsReader<O, R> {
                 }
             };
             let some = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
-            let room = buffer.get_mut(..some).unwrap_or_default();
-            if room.is_empty() && *left > 0 {
+            let space = buffer.get_mut(..some).unwrap_or_default();
+            if space.is_empty() && *left > 0 {
                 return Ok(0);
             }
             if *left == 0 {
@@ -175,11 +175,11 @@ impl<R: Read, O: FnMut(&str) -> io::Result<R>> Read for PartsReader<O, R> {
                 self.now = None;
                 continue;
             }
-            let read = from.read(room)?;
+            let read = from.read(space)?;
             if read == 0 {
                 return Err(io::Error::other(format!("{} ends too early", part.name)));
             }
-            hasher.update(room.get(..read).unwrap_or_default());
+            hasher.update(space.get(..read).unwrap_or_default());
             *left -= read as u64;
             return Ok(read);
         }
@@ -286,14 +286,14 @@ where
         }
         let part_bytes = self.list.part_bytes;
         let part = self.part()?;
-        let room = usize::try_from(part_bytes - part.bytes).unwrap_or(usize::MAX);
-        let some = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+        let space = usize::try_from(part_bytes - part.bytes).unwrap_or(usize::MAX);
+        let some = bytes.get(..space.min(bytes.len())).unwrap_or_default();
         let mut reused = 0;
         if part.agrees {
-            let mut there = Vec::with_capacity(some.len());
-            let read = (&mut part.file).take(some.len() as u64).read_to_end(&mut there);
+            let mut filled = Vec::with_capacity(some.len());
+            let read = (&mut part.file).take(some.len() as u64).read_to_end(&mut filled);
             read.map_err(|e| of_part(&part.name, &e))?;
-            part.agrees = there == some;
+            part.agrees = filled == some;
             if part.agrees {
                 reused = some.len() as u64;
             } else {

@@ -93,8 +93,8 @@ pub struct Receipt {
 
 impl Receipt {
     /// The key that a signature names, and whether it is trusted.
-    pub(crate) fn signer(standing: &SignatureStatus) -> (Option<String>, bool) {
-        match standing {
+    pub(crate) fn signer(signature_status: &SignatureStatus) -> (Option<String>, bool) {
+        match signature_status {
             SignatureStatus::SignedBy(key) => (Some(key.to_string()), true),
             SignatureStatus::UntrustedKey(key) => (Some(key.to_string()), false),
             SignatureStatus::Unsigned => (None, false),
@@ -109,8 +109,8 @@ impl Receipt {
     /// The number of entries by outcome: applied, already stored, refused, not reached.
     pub fn counts(&self) -> [u64; 4] {
         let mut counts = [0; 4];
-        for told in &self.entries {
-            let count = match told.outcome {
+        for entry in &self.entries {
+            let count = match entry.outcome {
                 ApplyOutcome::Applied { .. } => 0,
                 ApplyOutcome::Held => 1,
                 ApplyOutcome::Refused { .. } => 2,

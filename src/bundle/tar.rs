@@ -284,9 +284,9 @@ mod tests {
         for size in [0, 1, 512, MAX_IN_OCTAL - 1, MAX_IN_OCTAL, 1 << 40, u64::MAX] {
             let header = header("sha256/ab", size);
             assert_eq!(size_in(&header), Some(size));
-            let told = ::tar::Header::from_byte_slice(&header);
-            assert_eq!(told.entry_size().unwrap(), size);
-            assert!(told.as_ustar().is_some());
+            let read_back = ::tar::Header::from_byte_slice(&header);
+            assert_eq!(read_back.entry_size().unwrap(), size);
+            assert!(read_back.as_ustar().is_some());
         }
     }
 

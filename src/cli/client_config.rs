@@ -34,7 +34,7 @@ impl ClientConfig {
             self.show(&paste.map_err(anyhow::Error::msg)?);
             return Ok(());
         }
-        let way = if self.mirror { ClientRoute::NetworkMirror } else { ClientRoute::HostOverride };
+        let client_route = if self.mirror { ClientRoute::NetworkMirror } else { ClientRoute::HostOverride };
         let base = app::base_url_of(&config, config.server.listen);
         anyhow::ensure!(
             !self.mirror || base.starts_with("https:"),
@@ -47,11 +47,11 @@ impl ClientConfig {
                 Ok(answer) => Ok(String::from_utf8_lossy(&answer).into_owned()),
                 Err(AdminClientError::NotRunning(_)) if !Store::exists(&config.store.path)? => {
                     let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
-                    Ok(default_text(&hosts, &base, way).await?)
+                    Ok(default_text(&hosts, &base, client_route).await?)
                 }
                 Err(AdminClientError::NotRunning(_)) => {
                     let (mirror, _, _) = app::mirror(&config, &StartSettings::default())?;
-                    let paste = text(&mirror, &base, way).await?;
+                    let paste = text(&mirror, &base, client_route).await?;
                     mirror.close().await?;
                     Ok(paste)
                 }

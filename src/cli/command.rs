@@ -35,22 +35,22 @@ impl Addresses {
     /// Runs the command; returns true if it succeeded for every address.
     pub(super) fn run(self, command: Operation) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = OperationTarget { what: self.addresses };
+        let request = OperationTarget { what: self.addresses };
         let (json, host) = (self.common.json, config.default_host());
         runtime()?.block_on(async {
             match command {
                 Operation::Refresh => {
-                    print_result(refresh(&config, &told).await?, json, |items| refreshed_lines(items, &host))
+                    print_result(refresh(&config, &request).await?, json, |items| refreshed_lines(items, &host))
                 }
                 Operation::Purge => {
-                    print_result(purge(&config, &told).await?, json, |items| purged_lines(items, &host))
+                    print_result(purge(&config, &request).await?, json, |items| purged_lines(items, &host))
                 }
                 Operation::Accept => {
-                    print_result(accept(&config, &told).await?, json, |items| accepted_lines(items, &host))
+                    print_result(accept(&config, &request).await?, json, |items| accepted_lines(items, &host))
                 }
-                Operation::Pin => print_result(pin(&config, &told).await?, json, |items| pinned_lines(items, &host)),
+                Operation::Pin => print_result(pin(&config, &request).await?, json, |items| pinned_lines(items, &host)),
                 Operation::Unpin => {
-                    print_result(unpin(&config, &told).await?, json, |items| pinned_lines(items, &host))
+                    print_result(unpin(&config, &request).await?, json, |items| pinned_lines(items, &host))
                 }
             }
         })
@@ -81,12 +81,12 @@ done_here!(refresh Refresh RefreshResult, purge Purge PurgeResult, accept Accept
 async fn run_remotely<T: DeserializeOwned>(
     config: &Config,
     command: Operation,
-    told: &OperationTarget,
+    request: &OperationTarget,
 ) -> anyhow::Result<Option<OperationReport<T>>> {
-    let body = Bytes::from(serde_json::to_vec(told)?);
+    let body = Bytes::from(serde_json::to_vec(request)?);
     let path = command.path();
-    let asked = ask_running(config, async |address, token| admin_client::post(address, &path, token, body).await);
-    match asked.await {
+    let response = ask_running(config, async |address, token| admin_client::post(address, &path, token, body).await);
+    match response.await {
         Ok(answer) => Ok(Some(serde_json::from_slice(&answer).context("the running larder is of another version")?)),
         Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
@@ -131,14 +131,14 @@ fn refreshed_lines(items: &[RefreshResult], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
     for item in items {
         let (subject, news) = (shown(item), &item.news);
-        let said = match news {
+        let outcome = match news {
             RefreshOutcome::Unchanged => "unchanged",
             RefreshOutcome::New => "new",
             RefreshOutcome::Gone => "gone upstream; the stored copy stays",
             RefreshOutcome::Absent { .. } => "not found",
             RefreshOutcome::Failed { .. } => "failed; the stored copy stays",
         };
-        lines.push(format!("{subject:width$}  {said}"));
+        lines.push(format!("{subject:width$}  {outcome}"));
         if let RefreshOutcome::Absent { error } | RefreshOutcome::Failed { error } = news {
             lines.push(format!("  {error}"));
         }
@@ -174,21 +174,21 @@ fn purged_lines(items: &[PurgeResult], host: &Hostname) -> Vec<String> {
 }
 
 fn pinned_lines(items: &[PinResult], host: &Hostname) -> Vec<String> {
-    let said = |pinned: &PinResult| match pinned.outcome {
+    let outcome = |pinned: &PinResult| match pinned.outcome {
         PinOutcome::Pinned => "pinned: never evicted, and not purged",
         PinOutcome::Unpinned => "no longer pinned",
         PinOutcome::AsBefore => "unchanged",
         PinOutcome::WhenItComes => "will be pinned once its job has fetched it",
         PinOutcome::NotHeld => "not stored, so nothing is pinned; `larder warm --pin` fetches and pins it",
     };
-    items.iter().map(|pinned| format!("{}: {}", pinned.package.without(host), said(pinned))).collect()
+    items.iter().map(|pinned| format!("{}: {}", pinned.package.without(host), outcome(pinned))).collect()
 }
 
 fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
-    for AcceptResult { package, ruling } in items {
+    for AcceptResult { package, ruling: outcome } in items {
         let subject = package.without(host);
-        match ruling {
+        match outcome {
             AcceptOutcome::NothingToAccept => lines.push(format!(
                 "{subject}: nothing to accept: upstream's version is already served; its alarms are resolved"
             )),
@@ -249,8 +249,9 @@ mod tests {
         let now = crate::digest::Digest::of(b"zip");
         let file = "a\u{1b}[2Kb\u{202e}\u{9b}é.zip".to_owned();
         let files = vec![ChangedFile { file, before: vec![], now }];
-        let ruling = AcceptOutcome::Accepted { files, keys_before: vec![], key: None };
-        let lines = accepted_lines(&[AcceptResult { package: PackageRef::requested("acme/null"), ruling }], &host);
+        let outcome = AcceptOutcome::Accepted { files, keys_before: vec![], key: None };
+        let lines =
+            accepted_lines(&[AcceptResult { package: PackageRef::requested("acme/null"), ruling: outcome }], &host);
         assert!(lines.contains(&"  a\\u{1b}[2Kb\\u{202e}\\u{9b}é.zip".to_owned()), "{lines:?}");
         assert!(!lines.concat().contains(|c: char| !is_plain(c)));
     }

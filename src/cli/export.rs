@@ -53,15 +53,15 @@ impl Export {
     /// Exports the tree; returns true if the whole order is in it.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = self.also.to_order(&self.order_args, &config.default_host())?;
+        let order = self.also.to_order(&self.order_args, &config.default_host())?;
         // A bad folder is reported before anything is fetched.
         let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
         let runtime = runtime()?;
         let shown = if self.common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
         let partial = self.partial;
-        let exported = runtime.block_on(warm_and(&config, &told, shown, async |by, job| {
+        let exported = runtime.block_on(warm_and(&config, &order, shown, async |runner, job| {
             let is_all = job.state == JobState::Done;
-            let exported = if is_all || partial { Some(export(by, job, partial, &folder).await?) } else { None };
+            let exported = if is_all || partial { Some(export(runner, job, partial, &folder).await?) } else { None };
             Ok((exported, is_all))
         }));
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
@@ -88,7 +88,7 @@ struct Exported {
     modules: Vec<PackageRef>,
 }
 
-async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFolder>) -> anyhow::Result<Exported> {
+async fn export(runner: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFolder>) -> anyhow::Result<Exported> {
     let packages: Vec<Package> = job.items.iter().filter_map(package).collect();
     let modules =
         job.items.iter().map(|item| &item.package).filter(|package| package.platform.is_none()).cloned().collect();
@@ -109,10 +109,10 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
     let drawing = ProgressTask::begin("exporting", &bytes, all.filter(|_| have.is_empty()));
     let (shared_folder, tar) = (Arc::clone(folder), CountingIo { inner: tar, bytes });
     let receiving = spawn_blocking(move || receive::receive(tar, &shared_folder));
-    let sent = match by {
+    let sent = match runner {
         JobRunner::Running { address, token } => {
-            let told = ExportRequest { job: job.id.clone(), partial, have };
-            let body = Body::from(serde_json::to_vec(&told)?);
+            let request = ExportRequest { job: job.id.clone(), partial, have };
+            let body = Body::from(serde_json::to_vec(&request)?);
             let sent = admin_client::download(*address, EXPORT, token.as_deref(), body, out).await;
             sent.map(drop).map_err(|error| match error {
                 // The receiving side has the cause.
@@ -121,9 +121,9 @@ async fn export(by: &JobRunner, job: &Job, partial: bool, folder: &Arc<MirrorFol
             })
         }
         JobRunner::InProcess { mirror, jobs, .. } => {
-            let held =
+            let stored =
                 JobId::parse(&job.id).and_then(|id| jobs.stored_archives(id)).context("the job no longer exists")?;
-            let packages = held.into_iter().filter_map(|(artifact, digest)| match artifact {
+            let packages = stored.into_iter().filter_map(|(artifact, digest)| match artifact {
                 Artifact::Provider(package) => Some((package, digest)),
                 Artifact::Module(_) => None,
             });

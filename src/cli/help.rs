@@ -117,7 +117,9 @@ pub(super) fn described() -> clap::Command {
 fn with_examples(command: clap::Command, path: &[&str], examples: &[Example]) -> clap::Command {
     match path {
         [] => {
-            let lines = examples.iter().map(|(line, about)| format!("  {line}\n      {about}").trim_end().to_owned());
+            let lines = examples
+                .iter()
+                .map(|(line, description)| format!("  {line}\n      {description}").trim_end().to_owned());
             let title = if examples.len() == 1 { "Example" } else { "Examples" };
             command.after_long_help(format!("{title}:\n{}", lines.collect::<Vec<_>>().join("\n")))
         }
@@ -130,9 +132,9 @@ fn groups(command: &clap::Command) -> String {
     for (group, names) in GROUPS {
         let _ = write!(text, "{}{group}:", if text.is_empty() { "" } else { "\n\n" });
         for name in names {
-            let about = command.find_subcommand(name).and_then(clap::Command::get_about);
-            let about = about.map(ToString::to_string).unwrap_or_default();
-            let _ = write!(text, "\n  {name:<14} {about}");
+            let description = command.find_subcommand(name).and_then(clap::Command::get_about);
+            let description = description.map(ToString::to_string).unwrap_or_default();
+            let _ = write!(text, "\n  {name:<14} {description}");
         }
     }
     text
@@ -148,9 +150,9 @@ mod tests {
     #[test]
     fn every_command_is_in_one_group() {
         let command = Arguments::command();
-        let there: BTreeSet<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+        let paths: BTreeSet<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
         let listed: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
-        assert_eq!((listed.iter().copied().collect::<BTreeSet<_>>(), listed.len()), (there.clone(), there.len()));
+        assert_eq!((listed.iter().copied().collect::<BTreeSet<_>>(), listed.len()), (paths.clone(), paths.len()));
         described().debug_assert();
     }
 
@@ -175,10 +177,10 @@ mod tests {
                 found.insert(path);
             }
         }
-        let mut there = BTreeSet::new();
-        paths(&Arguments::command(), &[], &mut there);
+        let mut all = BTreeSet::new();
+        paths(&Arguments::command(), &[], &mut all);
         let words = |path: &[&str]| path.iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(EXAMPLES_OF.iter().map(|(path, _)| words(path)).collect::<BTreeSet<_>>(), there);
+        assert_eq!(EXAMPLES_OF.iter().map(|(path, _)| words(path)).collect::<BTreeSet<_>>(), all);
         for (path, examples) in EXAMPLES_OF {
             for (line, _) in examples {
                 let line = line.split(" > ").next().unwrap().split(" >> ").next().unwrap();

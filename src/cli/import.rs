@@ -75,8 +75,8 @@ impl ImportCommand {
 }
 
 fn refused_locally(file: &str, reason: &str) -> ImportedFile {
-    let judged = FileVerdict::Refused { why: reason.to_owned() };
-    ImportedFile { file: file.to_owned(), package: None, size_bytes: 0, judged, notes: Vec::new() }
+    let verdict = FileVerdict::Refused { why: reason.to_owned() };
+    ImportedFile { file: file.to_owned(), package: None, size_bytes: 0, judged: verdict, notes: Vec::new() }
 }
 
 async fn import(
@@ -87,12 +87,12 @@ async fn import(
 ) -> anyhow::Result<()> {
     let _too_large = catch_file_size_signal()?;
     let (mut unread, sent) = (None, tree.send()?);
-    let told = |line: &[u8]| match serde_json::from_slice(line) {
+    let read_line = |line: &[u8]| match serde_json::from_slice(line) {
         Ok(step) => report.tell(step),
         Err(error) => unread = Some(error),
     };
     let asking = ask_running(config, async |address, token| {
-        admin_client::upload(address, &import_path(unsigned), token, "application/x-tar", sent, told).await
+        admin_client::upload(address, &import_path(unsigned), token, "application/x-tar", sent, read_line).await
     });
     match asking.await {
         Ok(()) => {}
@@ -202,12 +202,12 @@ fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
     let with_size = format!("{called}, {}", ByteSize(file.size_bytes));
     match &file.judged {
         FileVerdict::Proven { by } => {
-            let by = match by {
+            let proven_by = match by {
                 ProvenBy::HeldSet => "by the stored proof set",
                 ProvenBy::Upstream => "by upstream's documents",
                 ProvenBy::Tree => "by files beside it",
             };
-            page.push_hanging("  verified  ", &format!("{with_size}, {by}"));
+            page.push_hanging("  verified  ", &format!("{with_size}, {proven_by}"));
         }
         FileVerdict::Unsigned => page.push_hanging("  unsigned  ", &with_size),
         FileVerdict::PackedAnew => page.push_hanging("  unsigned  ", &format!("{with_size}, repacked")),
@@ -224,7 +224,7 @@ fn line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> String {
 /// Renders the summary of an import.
 fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
-    let ImportCounts { proven, unsigned, packed_anew, held, refused } = counts;
+    let ImportCounts { proven, unsigned, packed_anew, held: already, refused } = counts;
     if proven > 0 {
         page.group("verified", &plural(proven, "archive"));
         if took_a_key {
@@ -243,8 +243,8 @@ fn summary(counts: ImportCounts, took_a_key: bool, width: Option<usize>) -> Stri
             page.item(NO_SIGNATURES_NOTE, None);
         }
     }
-    if held > 0 {
-        page.group("stored", &format!("{} already", plural(held, "archive")));
+    if already > 0 {
+        page.group("stored", &format!("{} already", plural(already, "archive")));
     }
     if refused > 0 {
         page.group("refused", &plural(refused, "file"));
@@ -271,14 +271,14 @@ mod tests {
 
     #[test]
     fn an_import_summary_fits_the_terminal_and_names_unsigned_archives() {
-        let file = |judged, notes| ImportedFile {
+        let file = |verdict, notes| ImportedFile {
             file: "registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name/1.2.0/linux_amd64".to_owned(),
             package: Some(PackageRef {
                 platform: Some("linux_amd64".to_owned()),
                 ..PackageRef::requested("registry.terraform.io/hashicorp/a-provider-with-quite-a-long-name@1.2.0")
             }),
             size_bytes: 12 << 20,
-            judged,
+            judged: verdict,
             notes,
         };
         let host = Hostname::parse("registry.terraform.io").unwrap();
@@ -289,11 +289,11 @@ mod tests {
             line(&file(FileVerdict::Refused { why: "it is a link \u{1b}[2J".to_owned() }, Vec::new()), &host, Some(80));
         assert!(refused.ends_with("\n            it is a link \\u{1b}[2J"), "{refused}");
         let counts = ImportCounts { proven: 1, unsigned: 0, packed_anew: 2, held: 3, refused: 1 };
-        let said = summary(counts, false, Some(80));
-        for text in [&packed, &refused, &said] {
+        let summary_text = summary(counts, false, Some(80));
+        for text in [&packed, &refused, &summary_text] {
             assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         }
-        let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        let words = summary_text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
             words.contains("repacked 2 unpacked packages: you alone vouch for them larder made the zip"),
             "{words}"

@@ -13,9 +13,9 @@ use crate::protocol::admin::bundle::INVENTORY;
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
     let inventory = runtime()?.block_on(async {
-        let asked =
+        let response =
             ask_running(&config, async |address, token| admin_client::get_large(address, INVENTORY, token).await).await;
-        match asked {
+        match response {
             Ok(answer) => anyhow::Ok(answer.to_vec()),
             Err(AdminClientError::NotRunning(_)) => {
                 require_store(&config)?;

@@ -137,7 +137,7 @@ mod tests {
 
     fn form_with(variables: &[(&str, &str)], is_terminal: bool) -> Result<LogFormat, LogConfigError> {
         let variable = |name: &str| {
-            let found = variables.iter().find(|(there, _)| *there == name);
+            let found = variables.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
         };
         form(variable, is_terminal, |stream| stream == "8:1")

@@ -42,8 +42,8 @@ impl MissingCommand {
 }
 
 async fn fetch_missing(config: &Config) -> anyhow::Result<OrderRequest> {
-    let asked = ask_running(config, async |address, token| admin_client::get(address, MISSING, token).await);
-    match asked.await {
+    let response = ask_running(config, async |address, token| admin_client::get(address, MISSING, token).await);
+    match response.await {
         Ok(answer) => {
             OrderRequest::read(&answer).map_err(anyhow::Error::msg).context("the running larder is of another version")
         }
@@ -59,8 +59,8 @@ async fn fetch_missing(config: &Config) -> anyhow::Result<OrderRequest> {
 }
 
 async fn forget(config: &Config) -> anyhow::Result<OrderRequest> {
-    let asked = ask_running(config, async |address, token| admin_client::delete(address, MISSING, token).await);
-    match asked.await {
+    let response = ask_running(config, async |address, token| admin_client::delete(address, MISSING, token).await);
+    match response.await {
         Ok(_) => Ok(OrderRequest::default()),
         Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
@@ -83,8 +83,8 @@ fn page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> String {
     let number = plural(order.what.len() as u64, "item");
     page.group("missing", &format!("{number} requested while offline and not stored"));
     let mut last = "";
-    for told in &order.what {
-        let (whole, platforms) = match told {
+    for request in &order.what {
+        let (whole, platforms) = match request {
             AddressRequest::Text(address) => (address, &[][..]),
             AddressRequest::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
         };
@@ -98,7 +98,7 @@ fn page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> String {
         page.push_hanging("    ", &format!("{}{platforms}", version.unwrap_or("any version")));
     }
     // A request for a version list names no platform.
-    let names_none = |told: &AddressRequest| match told {
+    let names_none = |request: &AddressRequest| match request {
         AddressRequest::Text(address) => names_a_provider(address),
         AddressRequest::For(AddressFor { address, platforms }) => platforms.is_empty() && names_a_provider(address),
     };
@@ -126,17 +126,17 @@ mod tests {
     }
 
     fn order() -> OrderRequest {
-        let told = |address: &str, platforms: &[&str]| {
+        let request = |address: &str, platforms: &[&str]| {
             let platforms = platforms.iter().map(|name| (*name).to_owned()).collect();
             AddressRequest::For(AddressFor { address: address.to_owned(), platforms })
         };
         let addresses = vec![
-            told("registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name", &[]),
-            told(
+            request("registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name", &[]),
+            request(
                 "registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56",
                 &["darwin_amd64", "darwin_arm64", "linux_amd64", "linux_arm64", "windows_amd64"],
             ),
-            told("registry.terraform.io/acme/vpc/aws@5.1.0", &[]),
+            request("registry.terraform.io/acme/vpc/aws@5.1.0", &[]),
         ];
         OrderRequest { what: addresses, ..OrderRequest::default() }
     }

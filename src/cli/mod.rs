@@ -323,15 +323,15 @@ fn print_error(text: &str) {
 
 /// An error with its causes. A cause that is already part of the text is skipped.
 fn error_chain_text(error: &anyhow::Error) -> String {
-    let mut told = String::new();
+    let mut chain = String::new();
     for cause in error.chain().map(ToString::to_string) {
-        if told.is_empty() {
-            told = cause;
-        } else if !told.contains(&cause) {
-            told = format!("{told}: {cause}");
+        if chain.is_empty() {
+            chain = cause;
+        } else if !chain.contains(&cause) {
+            chain = format!("{chain}: {cause}");
         }
     }
-    told
+    chain
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
@@ -354,15 +354,15 @@ async fn ask_running<T>(
         return Err(AdminClientError::NotRunning(address));
     }
     let token = admin_token(config);
-    let asked = ask(address, token.as_deref()).await;
-    if matches!(asked, Err(AdminClientError::NotRunning(_))) && Store::exists(&config.store.path).unwrap_or(false) {
+    let response = ask(address, token.as_deref()).await;
+    if matches!(response, Err(AdminClientError::NotRunning(_))) && Store::exists(&config.store.path).unwrap_or(false) {
         return Err(AdminClientError::Elsewhere { store: config.store.path.clone(), address });
     }
     match Store::admin_token_is_private(&config.store.path) {
-        Some(reason) if token.is_none() && matches!(asked, Err(AdminClientError::Refused { .. })) => {
+        Some(reason) if token.is_none() && matches!(response, Err(AdminClientError::Refused { .. })) => {
             Err(AdminClientError::TokenIsPrivate { address, reason: reason.to_string() })
         }
-        _ => asked,
+        _ => response,
     }
 }
 

@@ -72,9 +72,9 @@ impl OrderOptions {
 
     /// Builds an order from these arguments.
     pub(super) fn to_order(&self, subjects: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
-        let mut told = OrderRequest {
+        let mut order = OrderRequest {
             platforms: self.platforms.iter().map(ToString::to_string).collect(),
-            client: self.client.map(|whose| match whose {
+            client: self.client.map(|program| match program {
                 ClientChoice::Terraform => ClientKind::Terraform,
                 ClientChoice::Opentofu => ClientKind::Opentofu,
             }),
@@ -85,16 +85,16 @@ impl OrderOptions {
         for given in subjects {
             let path = PathBuf::from(given);
             match LabelKind::of(given, &path, default_host).map_err(anyhow::Error::msg)? {
-                LabelKind::Address => told.what.push(AddressRequest::Text(given.clone())),
+                LabelKind::Address => order.what.push(AddressRequest::Text(given.clone())),
                 LabelKind::LockFile => {
                     let text = file::read_lock_file(&path).map_err(anyhow::Error::msg)?;
-                    told.lock_files.push(NamedText { name: given.clone(), text });
+                    order.lock_files.push(NamedText { name: given.clone(), text });
                 }
                 LabelKind::Told => {
                     let bytes = file::read_up_to(&path, requirements::MAX_BYTES)
                         .with_context(|| format!("{given} cannot be read"))?;
                     let more = OrderRequest::read(&bytes).map_err(|reason| anyhow!("{given}: {reason}"))?;
-                    told.add(more).map_err(|reason| anyhow!("{given}: {reason}"))?;
+                    order.add(more).map_err(|reason| anyhow!("{given}: {reason}"))?;
                 }
                 LabelKind::Folder => folders.push(path),
                 LabelKind::Tar => {
@@ -102,7 +102,7 @@ impl OrderOptions {
                         bail!("{other} and {given} are both tars; name one, with all the folders in it");
                     }
                     let files = file::read_tar(&path).map_err(anyhow::Error::msg)?;
-                    told.add_files(files.into(), Vec::new()).map_err(|reason| anyhow!("{given}: {reason}"))?;
+                    order.add_files(files.into(), Vec::new()).map_err(|reason| anyhow!("{given}: {reason}"))?;
                 }
             }
         }
@@ -114,8 +114,8 @@ impl OrderOptions {
             for passed_over in &collected.passed_over {
                 print_error(&format!("skipped: {passed_over}"));
             }
-            told.add_files(collected.files.into(), collected.roots).map_err(|reason| anyhow!(reason))?;
+            order.add_files(collected.files.into(), collected.roots).map_err(|reason| anyhow!(reason))?;
         }
-        Ok(told)
+        Ok(order)
     }
 }

@@ -35,9 +35,9 @@ impl PlanCommand {
     /// Prints the plan; returns true if everything is stored.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = self.order.to_order(&config.default_host())?;
+        let order = self.order.to_order(&config.default_host())?;
         let runtime = runtime()?;
-        let plan = runtime.block_on(planned(&config, &told))?;
+        let plan = runtime.block_on(planned(&config, &order))?;
         runtime.shutdown_timeout(std::time::Duration::from_secs(1));
         if self.common.json {
             print_line(&serde_json::to_string(&plan)?);
@@ -48,14 +48,14 @@ impl PlanCommand {
     }
 }
 
-async fn planned(config: &Config, told: &OrderRequest) -> anyhow::Result<Plan> {
-    let body = Bytes::from(serde_json::to_vec(told)?);
-    let asked = ask_running(config, async |address, token| admin_client::post(address, PLAN, token, body).await);
-    match asked.await {
+async fn planned(config: &Config, order: &OrderRequest) -> anyhow::Result<Plan> {
+    let body = Bytes::from(serde_json::to_vec(order)?);
+    let response = ask_running(config, async |address, token| admin_client::post(address, PLAN, token, body).await);
+    match response.await {
         Ok(answer) => Ok(serde_json::from_slice(&answer).context("the running larder is of another version")?),
         Err(AdminClientError::NotRunning(_)) => {
             require_store(config)?;
-            let order = told.order(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
+            let order = order.order(&config.default_host()).map_err(|bad| anyhow!(bad.join("; ")))?;
             let settings = StartSettings::default();
             let (mirror, _, _) = app::mirror(config, &settings)?;
             let plan = jobs::plan(&mirror, &settings.clock, &order).await;

@@ -106,20 +106,20 @@ fn line(doing: &str, bytes: u64, all: Option<u64>, since: Duration, width: usize
         seconds if seconds >= 0.5 => format!("  {}/s", ByteSize((bytes as f64 / seconds) as u64)),
         _ => String::new(),
     };
-    let told = match all.filter(|all| *all > 0) {
+    let progress = match all.filter(|all| *all > 0) {
         Some(all) => format!("{} of {}{speed}", ByteSize(bytes.min(all)), ByteSize(all)),
         None => format!("{}{speed}", ByteSize(bytes)),
     };
-    let room = width.saturating_sub(doing.chars().count() + told.chars().count() + 4);
-    let line = match all.filter(|all| *all > 0 && room >= SHORTEST_BAR) {
+    let available = width.saturating_sub(doing.chars().count() + progress.chars().count() + 4);
+    let line = match all.filter(|all| *all > 0 && available >= SHORTEST_BAR) {
         Some(all) => {
-            let inside = room.min(MAX_BAR) - 2;
+            let inside = available.min(MAX_BAR) - 2;
             let full = (u128::from(bytes.min(all)) * inside as u128 / u128::from(all)) as usize;
             let head = if full > 0 && full < inside { ">" } else { "" };
             let done = "=".repeat(full - head.len());
-            format!("{doing}  [{:inside$}]  {told}", format!("{done}{head}"))
+            format!("{doing}  [{:inside$}]  {progress}", format!("{done}{head}"))
         }
-        None => format!("{doing}  {told}"),
+        None => format!("{doing}  {progress}"),
     };
     line.chars().take(width).collect()
 }

@@ -69,7 +69,7 @@ impl ServiceManager {
         let every = self.watchdog.map(|within| within / 2);
         // Allows several attempts before the manager gives up.
         let within = every.map_or(LIVENESS_TIMEOUT, |every| every / 4);
-        let telling = async {
+        let notifications = async {
             wait_until_live(running, within).await;
             self.ready(&running.summary_line().await).await;
             let Some(every) = every else { return };
@@ -81,18 +81,18 @@ impl ServiceManager {
                 self.tell(&[NotifyState::Watchdog]).await;
             }
         };
-        stop.run_until_cancelled(telling).await;
+        stop.run_until_cancelled(notifications).await;
     }
 
     async fn tell(&self, states: &[NotifyState<'_>]) {
         let Some(socket) = &self.socket else { return };
         let message: String = states.iter().map(|state| format!("{state}\n")).collect();
         // A hanging manager must not block the shutdown.
-        let told = match timeout(NOTIFY_TIMEOUT, socket.send(message.as_bytes())).await {
+        let sent = match timeout(NOTIFY_TIMEOUT, socket.send(message.as_bytes())).await {
             Ok(sent) => sent.map(drop),
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         };
-        if let Err(error) = told {
+        if let Err(error) = sent {
             tracing::warn!(%error, message = message.trim_end(), "could not notify the service manager");
         }
     }

@@ -24,9 +24,9 @@ const SHOWN: usize = 20;
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
     let report = runtime()?.block_on(async {
-        let asked =
+        let response =
             ask_running(&config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
-        match asked.await {
+        match response.await {
             Ok(answer) => {
                 serde_json::from_slice::<StatusReport>(&answer).context("the running larder is of another version")
             }
@@ -102,14 +102,14 @@ fn store(page: &mut TextPage, mirror: &Status) {
         page.row("to do", to_do);
     }
     page.row("folder", &mirror.store);
-    let held = |number: u64, bytes: u64| format!("{number} ({})", ByteSize(bytes));
-    page.row("archives", &held(mirror.archives, mirror.archive_bytes));
-    page.row("documents", &held(mirror.documents, mirror.document_bytes));
+    let counted = |number: u64, bytes: u64| format!("{number} ({})", ByteSize(bytes));
+    page.row("archives", &counted(mirror.archives, mirror.archive_bytes));
+    page.row("documents", &counted(mirror.documents, mirror.document_bytes));
     if let Some(LastBundle { created, applied, .. }) = mirror.last_bundle {
         let age = format_seconds(applied.since(created).as_secs());
         page.row("last bundle", &format!("made {}, applied {age} later", format_timestamp(created)));
     }
-    page.row("first-seen", &held(mirror.first_seen_records, mirror.first_seen_bytes));
+    page.row("first-seen", &counted(mirror.first_seen_records, mirror.first_seen_bytes));
     let full = percent(mirror.archive_bytes.saturating_add(mirror.document_bytes), mirror.max_size_bytes);
     let full = full.map(|full| format!(", {full} % of it used")).unwrap_or_default();
     page.row("limit", &format!("{}{full}", ByteSize(mirror.max_size_bytes)));
@@ -225,8 +225,8 @@ fn alarms(page: &mut TextPage, alarms: &[Alarm]) {
     let (refusing, others): (Vec<&Alarm>, Vec<&Alarm>) = alarms.iter().partition(|alarm| alarm.kind.refuses());
     for alarm in refusing.iter().chain(&others).take(SHOWN) {
         let Alarm { kind, address, version, detail, since, resolve } = alarm;
-        let said = format!("{}: {}", meaning(*kind), escape_for_terminal(detail));
-        page.item(&format!("{address} {version}, {}", format_timestamp(*since)), Some(&said));
+        let text = format!("{}: {}", meaning(*kind), escape_for_terminal(detail));
+        page.item(&format!("{address} {version}, {}", format_timestamp(*since)), Some(&text));
         if let Some(command) = resolve {
             page.item("if the publisher released this:", None);
             page.command(command);

@@ -47,17 +47,17 @@ impl TextPage {
     }
 
     /// One entry, with an optional text about it below.
-    pub(super) fn item(&mut self, text: &str, about: Option<&str>) {
+    pub(super) fn item(&mut self, text: &str, note: Option<&str>) {
         self.push_hanging("  ", text);
-        if let Some(about) = about {
-            self.push_hanging("    ", about);
+        if let Some(note) = note {
+            self.push_hanging("    ", note);
         }
     }
 
     /// Adds a text about the entry above.
-    pub(super) fn about(&mut self, about: &str) {
-        if !about.is_empty() {
-            self.push_hanging("    ", about);
+    pub(super) fn about(&mut self, note: &str) {
+        if !note.is_empty() {
+            self.push_hanging("    ", note);
         }
     }
 
@@ -102,8 +102,8 @@ impl TextPage {
     /// A text after a prefix; further lines are indented to the width of the prefix.
     pub(super) fn push_hanging(&mut self, before: &str, text: &str) {
         let margin = before.chars().count();
-        let room = self.width.map_or(usize::MAX, |width| width.saturating_sub(margin));
-        for (index, line) in wrapped(text, room).into_iter().enumerate() {
+        let available = self.width.map_or(usize::MAX, |width| width.saturating_sub(margin));
+        for (index, line) in wrapped(text, available).into_iter().enumerate() {
             let before = if index == 0 { before.to_owned() } else { " ".repeat(margin) };
             self.lines.push(format!("{before}{line}").trim_end().to_owned());
         }
@@ -115,19 +115,19 @@ impl TextPage {
 }
 
 /// Wraps a text between words; a longer word is split.
-fn wrapped(text: &str, room: usize) -> Vec<String> {
-    let room = room.max(1);
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let width = width.max(1);
     let (mut lines, mut line) = (Vec::new(), String::new());
     for word in text.split(' ') {
         let together = line.chars().count() + 1 + word.chars().count();
-        if !line.is_empty() && together > room {
+        if !line.is_empty() && together > width {
             lines.push(std::mem::take(&mut line));
         } else if !line.is_empty() {
             line.push(' ');
         }
         line.push_str(word);
-        while line.chars().count() > room {
-            let cut = line.char_indices().nth(room).map_or(line.len(), |(end, _)| end);
+        while line.chars().count() > width {
+            let cut = line.char_indices().nth(width).map_or(line.len(), |(end, _)| end);
             let rest = line.split_off(cut);
             lines.push(std::mem::replace(&mut line, rest));
         }
@@ -183,8 +183,8 @@ mod tests {
 
     #[test]
     fn times_are_told_in_their_largest_unit_and_moments_as_calendars_do() {
-        let told = [0, 59, 60, 3_599, 3_660, 86_399, 86_400, 259_200].map(format_seconds);
-        assert_eq!(told, ["0 s", "59 s", "1 min", "59 min", "1 h 1 min", "23 h 59 min", "1 day", "3 days"]);
+        let texts = [0, 59, 60, 3_599, 3_660, 86_399, 86_400, 259_200].map(format_seconds);
+        assert_eq!(texts, ["0 s", "59 s", "1 min", "59 min", "1 h 1 min", "23 h 59 min", "1 day", "3 days"]);
         assert_eq!(format_timestamp(Timestamp(1_795_293_761)), "2026-11-21 20:42:41 UTC");
         assert_eq!(format_timestamp(Timestamp(u64::MAX)), "an invalid time");
         assert_eq!((percent(1, 0), percent(1, 3), percent(u64::MAX, u64::MAX)), (None, Some(33), Some(100)));

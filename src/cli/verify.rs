@@ -27,12 +27,12 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
 
 async fn walk(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()> {
     let mut unread = None;
-    let told = |line: &[u8]| match serde_json::from_slice(line) {
+    let read_line = |line: &[u8]| match serde_json::from_slice(line) {
         Ok(step) => report.tell(&step),
         Err(error) => unread = Some(error),
     };
     let reading = ask_running(config, async |address, token| {
-        admin_client::post_lines(address, "/admin/v1/verify", token, told).await
+        admin_client::post_lines(address, "/admin/v1/verify", token, read_line).await
     });
     match reading.await {
         Ok(()) => {}

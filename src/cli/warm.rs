@@ -49,11 +49,11 @@ impl Warm {
     /// Runs the job; returns true if everything is stored now.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let mut told = self.order.to_order(&config.default_host())?;
-        told.pin |= self.pin;
+        let mut order = self.order.to_order(&config.default_host())?;
+        order.pin |= self.pin;
         let runtime = runtime()?;
         let shown = if self.common.json { WarmOutput::Json } else { WarmOutput::Lines };
-        let warmed = runtime.block_on(warm_and(&config, &told, shown, async |_, job| Ok(job.state == JobState::Done)));
+        let warmed = runtime.block_on(warm_and(&config, &order, shown, async |_, job| Ok(job.state == JobState::Done)));
         // A background read or hash may still run; its result is not needed.
         runtime.shutdown_timeout(Duration::from_secs(1));
         warmed
@@ -74,17 +74,17 @@ pub(super) enum WarmOutput {
 /// Warms an order and shows its progress, then runs `then` with the larder that warmed it and the finished job.
 pub(super) async fn warm_and<T>(
     config: &Config,
-    told: &OrderRequest,
+    order: &OrderRequest,
     shown: WarmOutput,
     then: impl AsyncFnOnce(&JobRunner, &Job) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     // Signals are caught from here on, also between two awaits.
     let mut interrupts = StopSignals::catch()?;
     let _too_large = catch_file_size_signal()?;
-    let mut by = JobRunner::running(config);
-    let warmed = match begin(&mut by, config, told, shown, &mut interrupts).await {
+    let mut runner = JobRunner::running(config);
+    let warmed = match begin(&mut runner, config, order, shown, &mut interrupts).await {
         Ok(job) => {
-            WatchedJob { runner: &by, host: config.default_host(), job, began: Instant::now() }
+            WatchedJob { runner: &runner, host: config.default_host(), job, began: Instant::now() }
                 .watch(shown, &mut interrupts)
                 .await
         }
@@ -93,12 +93,12 @@ pub(super) async fn warm_and<T>(
     let done = match warmed {
         // The job is finished, so an interrupt now ends the command at once.
         Ok(job) => tokio::select! {
-            done = then(&by, &job) => done,
+            done = then(&runner, &job) => done,
             () = interrupts.next() => Err(Interrupted::with_text("stopped")),
         },
         Err(error) => Err(error),
     };
-    let closed = by.close().await;
+    let closed = runner.close().await;
     let done = done?;
     closed?;
     Ok(done)
@@ -106,24 +106,24 @@ pub(super) async fn warm_and<T>(
 
 /// Starts the job in the running larder; where none runs, in a mirror within this process.
 async fn begin(
-    by: &mut JobRunner,
+    runner: &mut JobRunner,
     config: &Config,
-    told: &OrderRequest,
+    order: &OrderRequest,
     shown: WarmOutput,
     interrupts: &mut StopSignals,
 ) -> anyhow::Result<Job> {
     let started = tokio::select! {
-        started = by.start(config, told) => started,
-        () = interrupts.next() => return Err(by.stopped()),
+        started = runner.start(config, order) => started,
+        () = interrupts.next() => return Err(runner.stopped()),
     };
     match started {
         Err(error) if matches!(error.downcast_ref(), Some(AdminClientError::NotRunning(_))) => {
-            *by = JobRunner::own(config)?;
+            *runner = JobRunner::own(config)?;
             if shown == WarmOutput::Lines {
                 let store = config.store.path.display();
                 print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
             }
-            by.start(config, told).await
+            runner.start(config, order).await
         }
         started => started,
     }

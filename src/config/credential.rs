@@ -96,12 +96,12 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<
     let upstreams = section.list("upstreams", r#"["registry.corp.example"]"#, values::hostname);
     let http = read_http(section);
     let ssh = section.table("ssh", SSH_EXAMPLE, read_ssh).flatten();
-    let ways = ["token", "basic", "header", "ssh"];
-    if !ways.into_iter().any(|way| section.has(way)) {
+    let kinds = ["token", "basic", "header", "ssh"];
+    if !kinds.into_iter().any(|kind| section.has(kind)) {
         section.problem("", format!("no credential; write for example token = {TOKEN_EXAMPLE}"));
     }
     if section.has("ssh") {
-        section.at_most_one(&ways);
+        section.at_most_one(&kinds);
     }
     let upstreams = upstreams.unwrap_or_default();
     let access = http.map(Access::Http).or(ssh.map(Access::Ssh));

@@ -105,16 +105,16 @@ impl Config {
         if self.server.clients.is_some() || self.server.open {
             return None;
         }
-        let held = self.credential_holders();
+        let holders = self.credential_holders();
         let reachable = self.server.reachable_from_elsewhere();
-        if held.is_empty() || reachable.is_empty() {
+        if holders.is_empty() || reachable.is_empty() {
             return None;
         }
         Some(format!(
             "larder has credentials ({}) and is reachable from other machines ({}), so every client could use those \
              credentials; list the allowed clients in [server], for example clients = [\"10.0.0.0/8\"], or set open = \
              true to allow every client",
-            held.join(", "),
+            holders.join(", "),
             reachable.join(", "),
         ))
     }

@@ -310,7 +310,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
                 let line = self.reading.line(value.span().start);
                 let ValueError { text, instead } = complaint.into();
                 let remedy = match instead {
-                    Some(meant) => format!("write \"{meant}\""),
+                    Some(selection) => format!("write \"{selection}\""),
                     None => format!("write for example {written}"),
                 };
                 self.problem_at(line, key, format!("{text}; {remedy}"));
@@ -328,21 +328,21 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
 
     /// Reports unknown keys; returns the keys that they probably stand for.
     fn report_unknown(&mut self) -> Vec<&'static str> {
-        let mut meant = Vec::new();
+        let mut selection = Vec::new();
         for (key, _) in self.table.into_iter().flat_map(|table| table.iter()) {
             let name = key.get_ref().as_ref();
             if self.known.contains(&name) {
                 continue;
             }
             let near = nearest(name, &self.known);
-            meant.extend(near);
+            selection.extend(near);
             let hint = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
             let text = format!("unknown; {hint}known here: {}", self.known.join(", "));
             let shown = quoted(name);
             let line = self.reading.line(key.span().start);
             self.problem_at(line, shown.trim_matches('"'), text);
         }
-        meant
+        selection
     }
 }
 

@@ -198,8 +198,8 @@ fn debug_output_and_messages_hold_no_secret() {
         "[[upstream]]\nhost = 'a.example'\nheader = { name = 'x-key', value = 'hunter2' }",
         "[[upstream]]\nhost = 'a.example'\nheader = 'x-key: hunter2'",
     ] {
-        let said = bad(text);
-        assert!(!said.contains("hunter2"), "{said}");
+        let message = bad(text);
+        assert!(!message.contains("hunter2"), "{message}");
     }
 }
 

@@ -61,21 +61,22 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp>
 
 /// Parses one entry, with an optional warning. An absent path is only a warning: a folder may be mounted later, and
 /// larder serves clients without it.
-fn what(given: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Option<String>), String> {
-    let is_written_as_path =
-        given.starts_with(['.', '/']) || given.ends_with('/') || FILES.iter().any(|ending| given.ends_with(ending));
-    if given.starts_with('~') {
-        return Err(format!("{} is not expanded: write the home folder in place of ~", values::quoted(given)));
+fn what(message: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Option<String>), String> {
+    let is_written_as_path = message.starts_with(['.', '/'])
+        || message.ends_with('/')
+        || FILES.iter().any(|ending| message.ends_with(ending));
+    if message.starts_with('~') {
+        return Err(format!("{} is not expanded: write the home folder in place of ~", values::quoted(message)));
     }
     let later = "it is checked again at each run";
     // The default registry is not available yet; any host will do to check the syntax.
     let some_host = Hostname::parse(super::upstream::TERRAFORM).map_err(|bad| bad.to_string())?;
     match place {
         PathCheck::Exists(path) => {
-            return match LabelKind::of(given, &path, &some_host)? {
-                LabelKind::Address => Ok((RecurringWarmTarget::Address(given.to_owned()), None)),
+            return match LabelKind::of(message, &path, &some_host)? {
+                LabelKind::Address => Ok((RecurringWarmTarget::Address(message.to_owned()), None)),
                 LabelKind::Told => {
-                    Err(format!("{} is neither a lock file, nor a folder, nor a tar", values::quoted(given)))
+                    Err(format!("{} is neither a lock file, nor a folder, nor a tar", values::quoted(message)))
                 }
                 LabelKind::LockFile | LabelKind::Folder | LabelKind::Tar => Ok((RecurringWarmTarget::Path(path), None)),
             };
@@ -85,19 +86,20 @@ fn what(given: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Option<St
             return Ok((RecurringWarmTarget::Path(path), Some(remark)));
         }
         PathCheck::NoSuchFile(path) if is_written_as_path => {
-            let remark = format!("there is no file and no folder {}; {later}", values::quoted(given));
+            let remark = format!("there is no file and no folder {}; {later}", values::quoted(message));
             return Ok((RecurringWarmTarget::Path(path), Some(remark)));
         }
         PathCheck::NoSuchFile(_) | PathCheck::Invalid => {}
     }
-    PackageSelector::parse(given, &some_host)
-        .map_err(|bad| format!("{}: no file or folder has this name, and it is not an address: {bad}", shown(given)))?;
-    Ok((RecurringWarmTarget::Address(given.to_owned()), None))
+    PackageSelector::parse(message, &some_host).map_err(|bad| {
+        format!("{}: no file or folder has this name, and it is not an address: {bad}", shown(message))
+    })?;
+    Ok((RecurringWarmTarget::Address(message.to_owned()), None))
 }
 
 /// Quotes a text for messages. An address contains an `@` and no password; a URL may contain both.
-fn shown(given: &str) -> String {
-    if given.contains("://") { values::quoted(given) } else { format!("{given:?}") }
+fn shown(message: &str) -> String {
+    if message.contains("://") { values::quoted(message) } else { format!("{message:?}") }
 }
 
 fn client(value: &str) -> Result<ClientKind, String> {

@@ -54,8 +54,8 @@ impl Check {
     }
 
     /// Sets the upstream or client that the check is about.
-    pub(super) fn of(mut self, whom: impl ToString) -> Self {
-        self.of = Some(whom.to_string());
+    pub(super) fn of(mut self, subject: impl ToString) -> Self {
+        self.of = Some(subject.to_string());
         self
     }
 

@@ -21,20 +21,20 @@ pub(super) struct TimeSource {
 }
 
 /// Compares the clock with the nearest of the announced times: a single server may have a wrong clock.
-pub(super) fn judge(now: Timestamp, told: &[TimeSource]) -> Check {
-    let Some(nearest) = told.iter().min_by_key(|told| told.off()) else {
+pub(super) fn judge(now: Timestamp, sources: &[TimeSource]) -> Check {
+    let Some(nearest) = sources.iter().min_by_key(|sources| sources.off()) else {
         return Check::ok(
             "clock",
             format!("no upstream sent a Date header to compare with; here it is {} (UTC)", now.date_time()),
         );
     };
-    let (off, by) = (nearest.off(), &nearest.source);
+    let (off, source) = (nearest.off(), &nearest.source);
     if off <= WORTH_A_WORD {
-        return Check::ok("clock", format!("within {} s of {by}", off.as_secs().max(1)));
+        return Check::ok("clock", format!("within {} s of {source}", off.as_secs().max(1)));
     }
     let direction = if nearest.local_time > nearest.time { "ahead of" } else { "behind" };
     let rounded = Duration::from_secs(off.as_secs() / 60 * 60);
-    let found = format!("this machine is {} {direction} {by}", humantime::format_duration(rounded));
+    let found = format!("this machine is {} {direction} {source}", humantime::format_duration(rounded));
     let to_do = "set the clock (timedatectl set-ntp true); certificates and signatures depend on it";
     let check = if off < WRONG { Check::warn("clock", found) } else { Check::fail("clock", found) };
     check.advise(to_do)
@@ -54,11 +54,11 @@ mod tests {
     #[test]
     fn minutes_are_a_warning_and_a_day_is_wrong_in_either_direction() {
         let here = Timestamp(1_800_000_000);
-        let told = |seconds: i64| {
+        let source = |seconds: i64| {
             let time = Timestamp(here.0.saturating_add_signed(seconds));
             TimeSource { source: "registry.example".to_owned(), time, local_time: here }
         };
-        for (seconds, verdict, said) in [
+        for (seconds, verdict, message) in [
             (0, CheckResult::Ok, "within 1 s"),
             (-290, CheckResult::Ok, "within 290 s"),
             (600, CheckResult::Warn, "10m behind registry.example"),
@@ -66,12 +66,12 @@ mod tests {
             (86_400, CheckResult::Fail, "1day behind registry.example"),
             (-86_400, CheckResult::Fail, "1day ahead of registry.example"),
         ] {
-            let check = judge(here, &[told(seconds)]);
+            let check = judge(here, &[source(seconds)]);
             assert_eq!(check.verdict, verdict, "{seconds}: {check:?}");
-            assert!(check.found.contains(said), "{seconds}: {check:?}");
+            assert!(check.found.contains(message), "{seconds}: {check:?}");
         }
         assert_eq!(
-            judge(here, &[told(-86_400), told(3)]).verdict,
+            judge(here, &[source(-86_400), source(3)]).verdict,
             CheckResult::Ok,
             "one of two upstreams has a wrong clock"
         );

@@ -18,13 +18,13 @@ const NEARLY_FULL_MEANS: &str = "larder evicts the least recently used archives 
 pub(super) async fn look(config: &Config, examined: &StoreFindings, used: Option<u64>) -> Vec<Check> {
     let mut checks = vec![store(config, examined)];
     match &examined.disk_space {
-        Ok(room) => {
+        Ok(space) => {
             let used = match used {
                 Some(used) => Some(used),
                 None => measured(config).await,
             };
-            let limit = config.store.max_size.bytes(used.unwrap_or_default(), room.free_bytes);
-            checks.push(disk(room, limit, used));
+            let limit = config.store.max_size.bytes(used.unwrap_or_default(), space.free_bytes);
+            checks.push(disk(space, limit, used));
         }
         Err(error) => checks.push(Check::fail("disk", error.to_string()).advise(error.remedy())),
     }
@@ -68,9 +68,9 @@ fn store(config: &Config, examined: &StoreFindings) -> Check {
 }
 
 /// Judges the free disk space for a store that may grow to `max_size`.
-fn disk(room: &DiskSpace, max_size: u64, used: Option<u64>) -> Check {
+fn disk(space: &DiskSpace, max_size: u64, used: Option<u64>) -> Check {
     const DISK: &str = "disk";
-    let DiskSpace { free_bytes, total_bytes, free_files, is_read_only: _ } = *room;
+    let DiskSpace { free_bytes, total_bytes, free_files, is_read_only: _ } = *space;
     let size = |bytes: u64| ByteSize(bytes).to_string();
     let found = format!("{} free of {}; the store may grow to {}", size(free_bytes), size(total_bytes), size(max_size));
     if let Some(files) = free_files.filter(|files| *files < FEW_FILES) {
@@ -111,8 +111,8 @@ mod tests {
             (100 * GIB, 50 * GIB, None, Some(10), CheckResult::Fail),
             (100 * GIB, 50 * GIB, None, Some(1_000_000), CheckResult::Ok),
         ] {
-            let room = DiskSpace { free_bytes: free, total_bytes: 200 * GIB, free_files: files, is_read_only: false };
-            let check = disk(&room, max_size, used);
+            let space = DiskSpace { free_bytes: free, total_bytes: 200 * GIB, free_files: files, is_read_only: false };
+            let check = disk(&space, max_size, used);
             assert_eq!(check.verdict, verdict, "{free} {used:?} {files:?}: {check:?}");
             assert_eq!(check.to_do.is_empty(), verdict == CheckResult::Ok);
         }

@@ -48,19 +48,19 @@ pub(super) async fn look(config: &Config, running: &RunningLarder, trust: &Clien
         return Findings::default();
     };
     let host = &upstream.host;
-    let Ok(asked) = base.join(providers_base(host).trim_start_matches('/')) else { return Findings::default() };
+    let Ok(url) = base.join(providers_base(host).trim_start_matches('/')) else { return Findings::default() };
     let shown = base.as_str().trim_end_matches('/').to_owned();
-    match identify_server(&asked, ProbedService::Providers, host, trust).await {
+    match identify_server(&url, ProbedService::Providers, host, trust).await {
         Ok(met) => {
-            let told = met.date.map(|time| clock::TimeSource {
+            let time_source = met.date.map(|time| clock::TimeSource {
                 source: shown.clone(),
                 time,
                 local_time: Clock::system().now(),
             });
             // The Date header of this machine is no independent time source.
-            let told = told.filter(|_| config.server.public_url.is_some());
+            let time_source = time_source.filter(|_| config.server.public_url.is_some());
             let checks = of_met(&met, &base, &shown).into_iter().chain(links(config)).collect();
-            Findings { checks, announced_times: told.into_iter().collect() }
+            Findings { checks, announced_times: time_source.into_iter().collect() }
         }
         Err(error) => of_no_visit(&error, &shown, config).into(),
     }
@@ -77,7 +77,7 @@ fn of_met(met: &Identified, base: &Url, shown: &str) -> Vec<Check> {
             Check::fail(LISTENER, format!("the larder at {shown} has another configuration"))
                 .advise("restart it with this configuration, or point public_url to this larder")
         }
-        ServerKind::LarderRefusing(said) => Check::warn(LISTENER, format!("larder answers at {shown}: {said}"))
+        ServerKind::LarderRefusing(message) => Check::warn(LISTENER, format!("larder answers at {shown}: {message}"))
             .advise("clients on this machine need its address in [server] clients"),
         ServerKind::OtherServer(status) => {
             Check::fail(LISTENER, format!("something else answers at {shown} ({status})"))

@@ -47,39 +47,39 @@ impl From<Vec<Check>> for Findings {
 }
 
 /// Runs all checks. Calls `tell` with each check in order, as soon as it is available.
-pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell: impl FnMut(Check)) {
+pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut report: impl FnMut(Check)) {
     let (config, warnings) = match loaded {
         Ok(loaded) => loaded,
         Err(problems) => {
-            return check::of_problems(problems.remarks()).into_iter().for_each(tell);
+            return check::of_problems(problems.remarks()).into_iter().for_each(report);
         }
     };
     let of_configuration = check::of_configuration(&config, &warnings, app::start_problems(&config));
     let can_start = of_configuration.iter().all(|check| check.verdict != CheckResult::Fail);
-    of_configuration.into_iter().for_each(&mut tell);
+    of_configuration.into_iter().for_each(&mut report);
     let Some(examined) = examine_store(&config).await else {
-        tell(
+        report(
             Check::fail("store", format!("{} does not respond", config.store.path.display()))
                 .advise("check the disk of the store: reads from it hang"),
         );
         return;
     };
     let (running, checks) = running::look(&config, &examined).await;
-    checks.into_iter().for_each(&mut tell);
+    checks.into_iter().for_each(&mut report);
     if running.state != LarderState::NeverSetUp {
-        disk::look(&config, &examined, running.used_bytes).await.into_iter().for_each(&mut tell);
+        disk::look(&config, &examined, running.used_bytes).await.into_iter().for_each(&mut report);
     }
 
     let environment = config::environment();
     let Some(trust) = trust(&environment).await else {
-        tell(
+        report(
             Check::fail("client.trust", "the files of the authorities that clients trust do not respond")
                 .advise("check the disk of SSL_CERT_FILE, SSL_CERT_DIR and /etc/ssl: reads from it hang"),
         );
         return;
     };
     let clock = Clock::system();
-    let mut told = Vec::new();
+    let mut announced_times = Vec::new();
     let groups: FuturesOrdered<BoxFuture<'_, Findings>> = [
         listener::look(&config, &running, &trust).boxed(),
         of_upstreams(&config, &running, can_start, clock.now()).boxed(),
@@ -89,17 +89,17 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut tell:
     .collect();
     let mut groups = groups;
     while let Some(findings) = groups.next().await {
-        findings.checks.into_iter().for_each(&mut tell);
-        told.extend(findings.announced_times);
+        findings.checks.into_iter().for_each(&mut report);
+        announced_times.extend(findings.announced_times);
     }
-    tell(clock::judge(clock.now(), &told));
+    report(clock::judge(clock.now(), &announced_times));
 }
 
 /// Examines the store on disk; `None` where the disk does not respond in time.
 async fn examine_store(config: &Config) -> Option<StoreFindings> {
     let folder = config.store.path.clone();
-    let looking = tokio::task::spawn_blocking(move || Store::examine(&folder));
-    tokio::time::timeout(WITHIN, looking).await.ok()?.ok()
+    let task = tokio::task::spawn_blocking(move || Store::examine(&folder));
+    tokio::time::timeout(WITHIN, task).await.ok()?.ok()
 }
 
 /// Reads the certificate authorities that clients trust; `None` where the disk does not respond in time.
@@ -114,8 +114,8 @@ async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool,
         return vec![Check::ok("upstreams", "not checked: no larder is set up here")].into();
     }
     if config.network.offline {
-        let said = "not checked: offline ([network] offline = true)";
-        return vec![Check::ok("upstreams", said)].into();
+        let message = "not checked: offline ([network] offline = true)";
+        return vec![Check::ok("upstreams", message)].into();
     }
     if !can_start {
         // The outbound connector needs the files that failed to load.
@@ -126,10 +126,10 @@ async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool,
         Err(error) => return vec![Check::fail("upstreams", error.to_string())].into(),
     };
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
-    let looking = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host));
-    let looking = looking.map(|upstream| upstreams::check_upstream(upstream, &outbound, &config.store.path, now));
+    let checks = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host));
+    let checks = checks.map(|upstream| upstreams::check_upstream(upstream, &outbound, &config.store.path, now));
     let mut all = Findings::default();
-    for Findings { checks, announced_times } in futures_util::future::join_all(looking).await {
+    for Findings { checks, announced_times } in futures_util::future::join_all(checks).await {
         all.checks.extend(checks);
         all.announced_times.extend(announced_times);
     }

@@ -69,9 +69,9 @@ pub(super) async fn identify_server(
     host: &Hostname,
     trust: &ClientRoots,
 ) -> Result<Identified, ProbeError> {
-    let mut asked = base.clone();
-    asked.set_path(&format!("{}{}", base.path(), service.probe_path(host)));
-    let visited = probe(&asked, trust, WITHIN).await?;
+    let mut url = base.clone();
+    url.set_path(&format!("{}{}", base.path(), service.probe_path(host)));
+    let visited = probe(&url, trust, WITHIN).await?;
     Ok(Identified { kind: classify(&visited, host), ends_soon: visited.ends_soon, date: date(&visited.headers) })
 }
 
@@ -85,10 +85,12 @@ fn classify(visited: &ProbeAnswer, host: &Hostname) -> ServerKind {
     struct Errors {
         errors: Vec<String>,
     }
-    let said = serde_json::from_slice::<Errors>(&visited.body).map(|body| body.errors).unwrap_or_default();
+    let errors = serde_json::from_slice::<Errors>(&visited.body).map(|body| body.errors).unwrap_or_default();
     match visited.status {
-        _ if said.iter().any(|said| said.contains(NOT_AMONG_CLIENTS)) => ServerKind::LarderRefusing(said.join("; ")),
-        _ if said.contains(&Error::UnknownHost(host.clone()).to_string()) => {
+        _ if errors.iter().any(|errors| errors.contains(NOT_AMONG_CLIENTS)) => {
+            ServerKind::LarderRefusing(errors.join("; "))
+        }
+        _ if errors.contains(&Error::UnknownHost(host.clone()).to_string()) => {
             ServerKind::LarderWithoutHost(host.clone())
         }
         StatusCode::NOT_FOUND => ServerKind::LarderWithoutService,

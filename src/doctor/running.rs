@@ -164,13 +164,13 @@ async fn token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check 
     };
     // Refreshes nothing; only the check of the token matters.
     let path = Operation::Refresh.path();
-    let asked = admin_client::post(
+    let answer = admin_client::post(
         config.admin.listen,
         &path,
         Some(token.expose_secret()),
         Bytes::from_static(b"{\"what\":[]}"),
     );
-    match timeout(WITHIN, asked).await {
+    match timeout(WITHIN, answer).await {
         Ok(Err(AdminClientError::Refused { message, .. })) if message == AdminRefusal::NoToken.to_string() => {
             Check::fail(TOKEN, format!("the running larder rejects the token of {from}"))
                 .advise("it was started with another token; restart larder")

@@ -44,25 +44,27 @@ const PUBLIC: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
 
 /// Runs the checks of one upstream up to the first that fails.
 pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, store: &Path, now: Timestamp) -> Findings {
-    let looking = UpstreamCheck { upstream, outbound, host: &upstream.settings.host, now };
+    let check_of_upstream = UpstreamCheck { upstream, outbound, host: &upstream.settings.host, now };
     let Ok(url) = upstream.settings.url.join(".well-known/terraform.json") else { return Findings::default() };
     let began = Instant::now();
-    let asked = looking.ask("its discovery document", &url, &upstream.credential_scope, discovery::LIMIT).await;
-    let (document, mut checks) = match asked {
-        Ok(document) => (document, looking.passed_steps(&url)),
-        Err(stopped) => return looking.failed_steps(&url, &stopped).into(),
+    let answer =
+        check_of_upstream.ask("its discovery document", &url, &upstream.credential_scope, discovery::LIMIT).await;
+    let (document, mut checks) = match answer {
+        Ok(document) => (document, check_of_upstream.passed_steps(&url)),
+        Err(stopped) => return check_of_upstream.failed_steps(&url, &stopped).into(),
     };
     let local_time = Clock::system().now();
-    let told = document.date.map(|time| clock::TimeSource { source: looking.host.to_string(), time, local_time });
+    let time_source =
+        document.date.map(|time| clock::TimeSource { source: check_of_upstream.host.to_string(), time, local_time });
     let took = began.elapsed().as_millis();
-    match looking.discovered(document, took) {
-        (check, Some((base, grant))) => {
+    match check_of_upstream.discovered(document, took) {
+        (check, Some((base, credential_scope))) => {
             checks.push(check);
-            checks.push(looking.list(&base, &grant, store).await);
+            checks.push(check_of_upstream.list(&base, &credential_scope, store).await);
         }
         (check, None) => checks.push(check),
     }
-    Findings { checks, announced_times: told.into_iter().collect() }
+    Findings { checks, announced_times: time_source.into_iter().collect() }
 }
 
 /// Text of a fault; a refused request gets the configuration line that allows it.
@@ -93,7 +95,7 @@ impl UpstreamCheck<'_> {
         &self,
         subject: &str,
         url: &Url,
-        grant: &CredentialScope,
+        credential_scope: &CredentialScope,
         limit: u64,
     ) -> Result<Document, FetchFailure> {
         let via = CdnLoop::default();
@@ -102,7 +104,7 @@ impl UpstreamCheck<'_> {
             label: subject,
             url,
             upstream,
-            credentials: grant,
+            credentials: credential_scope,
             via: &via,
             retries: 0,
             priority: RequestPriority::Job,
@@ -170,8 +172,9 @@ impl UpstreamCheck<'_> {
             Fault::NoSuchName(reason) => {
                 let reason = reason.rsplit(": ").next().unwrap_or_default();
                 let name = url.host_str().unwrap_or_default();
-                let whose = if name == self.host.as_str() { "its name".to_owned() } else { format!("the name {name}") };
-                let found = format!("{whose} does not resolve: {reason}");
+                let name_text =
+                    if name == self.host.as_str() { "its name".to_owned() } else { format!("the name {name}") };
+                let found = format!("{name_text} does not resolve: {reason}");
                 (0, self.fail(NAME, found).advise(NO_SUCH_NAME))
             }
             Fault::Unreachable(reason) => {
@@ -216,13 +219,16 @@ impl UpstreamCheck<'_> {
         let offered: Vec<&str> = ["providers.v1", "modules.v1"].into_iter().filter(is_offered).collect();
         match discovery.service("providers.v1") {
             Some(base) => {
-                let grant = self.upstream.credential_scope.clone();
-                let grant = if document.is_from_asked_origin() {
-                    grant.with_service(&base)
+                let credential_scope = self.upstream.credential_scope.clone();
+                let credential_scope = if document.is_from_asked_origin() {
+                    credential_scope.with_service(&base)
                 } else {
-                    grant.with_permitted_service(&base)
+                    credential_scope.with_permitted_service(&base)
                 };
-                (self.ok(DISCOVERY, format!("names {}, in {took} ms", offered.join(" and "))), Some((base, grant)))
+                (
+                    self.ok(DISCOVERY, format!("names {}, in {took} ms", offered.join(" and "))),
+                    Some((base, credential_scope)),
+                )
             }
             None if offered.is_empty() => {
                 bad("its discovery document names neither providers.v1 nor modules.v1".to_owned())
@@ -234,17 +240,17 @@ impl UpstreamCheck<'_> {
         }
     }
 
-    async fn list(&self, base: &Url, grant: &CredentialScope, store: &Path) -> Check {
+    async fn list(&self, base: &Url, credential_scope: &CredentialScope, store: &Path) -> Check {
         let (folder, host) = (store.to_owned(), self.host.clone());
-        let looking = tokio::task::spawn_blocking(move || Store::any_cached_provider(&folder, &host));
-        let held = timeout(WITHIN, looking).await.ok().and_then(Result::ok).flatten();
-        let Some(address) = held.or_else(|| well_known(self.host)) else {
+        let task = tokio::task::spawn_blocking(move || Store::any_cached_provider(&folder, &host));
+        let stored = timeout(WITHIN, task).await.ok().and_then(Result::ok).flatten();
+        let Some(address) = stored.or_else(|| well_known(self.host)) else {
             return self.ok(LIST, "no list was requested: no provider of this upstream is stored yet");
         };
         let subject = format!("the version list of {}/{}", address.namespace, address.type_);
         let Ok(url) = versions_url(base, &address) else { return self.fail(LIST, "providers.v1 is not a base URL") };
         let began = Instant::now();
-        match self.ask(&subject, &url, grant, MAX_LIST_BYTES).await {
+        match self.ask(&subject, &url, credential_scope, MAX_LIST_BYTES).await {
             Ok(document) => match VersionList::parse(&document.body) {
                 Ok(list) => {
                     let took = began.elapsed().as_millis();

@@ -158,8 +158,8 @@ impl<'a, R: Read> TarEntries<'a, R> {
                     long = Some(name);
                 }
                 EntryType::XHeader => {
-                    let said = extension(&mut entry)?;
-                    for record in PaxExtensions::new(&said) {
+                    let extension_headers = extension(&mut entry)?;
+                    for record in PaxExtensions::new(&extension_headers) {
                         let record = record?;
                         match record.key_bytes() {
                             b"path" => long = Some(record.value_bytes().to_vec()),

@@ -72,11 +72,11 @@ impl MirrorFolder {
         let folder = self.folder_of(folder)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = File::from(openat(&folder, name, flags, Mode::empty()).map_err(|e| failed(e.into()))?);
-        let told = file.metadata().map_err(failed)?;
-        if !told.is_file() {
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
             return Err(failed(io::Error::other("it is not a regular file")));
         }
-        Ok((file, told.len()))
+        Ok((file, metadata.len()))
     }
 
     /// Reads a whole file of at most `most` bytes. `None` if it does not exist.

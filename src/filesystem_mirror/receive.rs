@@ -150,8 +150,8 @@ impl TreeReceiver<'_> {
 
     /// Checks for other SHA256SUMS of the version in the folder. They cover packages that were there before.
     fn has_other_sums(&self, path: &MirrorPath, bytes: &[u8]) -> io::Result<bool> {
-        let there = self.folder.read_at_most(&path.to_string(), MAX_SMALL).map_err(io::Error::other)?;
-        Ok(there.is_some_and(|there| there != bytes))
+        let existing = self.folder.read_at_most(&path.to_string(), MAX_SMALL).map_err(io::Error::other)?;
+        Ok(existing.is_some_and(|existing| existing != bytes))
     }
 
     fn finish(mut self) -> io::Result<ReceiveSummary> {
@@ -253,11 +253,11 @@ pub fn existing_archive_digests<'a>(
     folder: &MirrorFolder,
     packages: impl IntoIterator<Item = &'a Package>,
 ) -> Result<BTreeSet<Digest>, MirrorFolderError> {
-    let mut there = BTreeSet::new();
+    let mut existing = BTreeSet::new();
     for package in packages {
-        there.extend(folder.digest(&MirrorPath::archive(package).to_string())?);
+        existing.extend(folder.digest(&MirrorPath::archive(package).to_string())?);
     }
-    Ok(there)
+    Ok(existing)
 }
 
 // `VersionIndex::parse` checks the limit of index files, which are read as small files first.

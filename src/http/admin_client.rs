@@ -114,10 +114,10 @@ pub async fn get_large(address: SocketAddr, path: &str, token: Option<&str>) -> 
 
 /// Sends DELETE to `path`.
 pub async fn delete(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
-    let telling = async {
+    let exchange_and_read = async {
         read_body(address, exchange(address, Method::DELETE, path, token, RequestDetails::Nothing).await?).await
     };
-    with_deadline(address, WITHIN, telling).await
+    with_deadline(address, WITHIN, exchange_and_read).await
 }
 
 /// Posts a command to the admin listener at `address`.
@@ -144,10 +144,11 @@ async fn post_json(
     address: SocketAddr,
     path: &str,
     token: Option<&str>,
-    said: RequestDetails,
+    details: RequestDetails,
 ) -> Result<Bytes, AdminClientError> {
-    let telling = async { read_body(address, exchange(address, Method::POST, path, token, said).await?).await };
-    with_deadline(address, COMMAND_WITHIN, telling).await
+    let exchange_and_read =
+        async { read_body(address, exchange(address, Method::POST, path, token, details).await?).await };
+    with_deadline(address, COMMAND_WITHIN, exchange_and_read).await
 }
 
 /// Posts a command that reports its progress; calls `line` with each line.
@@ -157,8 +158,9 @@ pub async fn post_lines(
     token: Option<&str>,
     line: impl FnMut(&[u8]),
 ) -> Result<(), AdminClientError> {
-    let telling = exchange(address, Method::POST, path, token, RequestDetails::Json(Bytes::from_static(b"{}")));
-    lines(address, with_deadline(address, WITHIN, telling).await?.into_body(), line).await
+    let exchange_and_read =
+        exchange(address, Method::POST, path, token, RequestDetails::Json(Bytes::from_static(b"{}")));
+    lines(address, with_deadline(address, WITHIN, exchange_and_read).await?.into_body(), line).await
 }
 
 /// Uploads everything that `source` writes. Calls `line` with each line of the answer, even during the upload.
@@ -190,8 +192,8 @@ pub async fn upload(
         }
         Ok(())
     });
-    let said = RequestDetails::Stream(kind, Body::stream(exit.stream(), None));
-    let answered = match exchange_over(stream, address, Method::POST, path, token, said).await {
+    let details = RequestDetails::Stream(kind, Body::stream(exit.stream(), None));
+    let answered = match exchange_over(stream, address, Method::POST, path, token, details).await {
         Ok(response) => lines(address, response.into_body(), line).await,
         Err(error) => Err(error),
     };
@@ -291,9 +293,9 @@ async fn exchange(
     method: Method,
     path: &str,
     token: Option<&str>,
-    said: RequestDetails,
+    details: RequestDetails,
 ) -> Result<Response<Incoming>, AdminClientError> {
-    exchange_over(connect(address).await?, address, method, path, token, said).await
+    exchange_over(connect(address).await?, address, method, path, token, details).await
 }
 
 async fn connect(address: SocketAddr) -> Result<TcpStream, AdminClientError> {
@@ -309,14 +311,14 @@ async fn exchange_over(
     method: Method,
     path: &str,
     token: Option<&str>,
-    said: RequestDetails,
+    details: RequestDetails,
 ) -> Result<Response<Incoming>, AdminClientError> {
     let failed = |reason: &dyn std::fmt::Display| AdminClientError::Failed { address, reason: reason.to_string() };
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
     tokio::spawn(connection);
     let mut request = Request::builder().method(method).uri(path).header(header::HOST, address.to_string());
-    let (kind, body) = match said {
+    let (kind, body) = match details {
         RequestDetails::Nothing => (None, Body::empty()),
         RequestDetails::Json(body) => (Some("application/json"), Body::full(body)),
         RequestDetails::Text(body) => (Some("text/plain; charset=utf-8"), Body::full(body)),

@@ -129,7 +129,7 @@ mod tests {
             let all = Clients { allowed: None, ..clients.clone() };
             assert!(all.admit(&all.client(peer.parse().unwrap(), &headers)).is_ok());
         }
-        for (peer, standing) in [
+        for (peer, peer_class) in [
             ("10.1.2.3", PeerClass::Client),
             ("::ffff:10.1.2.3", PeerClass::Client),
             ("10.9.0.5", PeerClass::Proxy),
@@ -137,7 +137,7 @@ mod tests {
             ("10.2.0.1", PeerClass::Outsider),
             ("::2", PeerClass::Outsider),
         ] {
-            assert_eq!(clients.peer_class(peer.parse().unwrap()), standing, "{peer}");
+            assert_eq!(clients.peer_class(peer.parse().unwrap()), peer_class, "{peer}");
         }
         assert_eq!(Clients::default().peer_class("192.0.2.1".parse().unwrap()), PeerClass::Client);
     }

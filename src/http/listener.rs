@@ -130,7 +130,7 @@ pub async fn serve<H, F, B>(
     tls: Option<Arc<Tls>>,
     limits: Limits,
     slots: ConnectionSlots,
-    standing: impl Fn(IpAddr) -> PeerClass,
+    classify: impl Fn(IpAddr) -> PeerClass,
     handler: H,
     stop: CancellationToken,
 ) where
@@ -143,7 +143,7 @@ pub async fn serve<H, F, B>(
     let _cut_when_dropped = cut.clone().drop_guard();
     let connections = TaskTracker::new();
     let drain = limits.drain;
-    let mut door = Acceptor::new(listener, slots.clone(), standing);
+    let mut door = Acceptor::new(listener, slots.clone(), classify);
     let memory = ReadMemory::new(limits.memory_bytes);
     let site = Arc::new(ListenerState { tls, limits, slots, memory, handler, stop: stop.clone() });
 
@@ -210,8 +210,8 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
                 Ok((socket, address)) => {
                     self.failures = 0;
                     let ip = address.ip().to_canonical();
-                    let standing = (self.classify)(ip);
-                    let place = match self.slots.assign(any, ip, standing) {
+                    let peer_class = (self.classify)(ip);
+                    let place = match self.slots.assign(any, ip, peer_class) {
                         Ok(place) => place,
                         Err((unused, reason)) => {
                             any = unused;
@@ -225,7 +225,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
                     if let Err(error) = socket.set_nodelay(true) {
                         tracing::debug!(%address, %error, "cannot switch off Nagle's algorithm");
                     }
-                    return AcceptedConnection { socket, address, peer_class: standing, slot: place };
+                    return AcceptedConnection { socket, address, peer_class, slot: place };
                 }
                 Err(error) if is_connection_error(&error) => {
                     tracing::debug!(%error, "a connection ended before it was accepted");
@@ -253,7 +253,7 @@ struct RateLimitedLog(Option<Instant>);
 impl RateLimitedLog {
     fn may_log(&mut self) -> bool {
         let now = Instant::now();
-        let may = self.0.is_none_or(|said| now - said > Duration::from_secs(10));
+        let may = self.0.is_none_or(|peer_class| now - peer_class > Duration::from_secs(10));
         if may {
             self.0 = Some(now);
         }
@@ -277,7 +277,7 @@ struct ListenerState<H> {
 }
 
 impl<H> ListenerState<H> {
-    async fn serve_connection<F, B>(&self, socket: TcpStream, address: SocketAddr, standing: PeerClass)
+    async fn serve_connection<F, B>(&self, socket: TcpStream, address: SocketAddr, peer_class: PeerClass)
     where
         H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
@@ -287,7 +287,7 @@ impl<H> ListenerState<H> {
         let memory = self.memory.share();
         let activity = Activity::new(self.limits.idle, self.limits.header_time, memory.clone());
         let mut handshake_time = self.limits.handshake;
-        if standing == PeerClass::Outsider {
+        if peer_class == PeerClass::Outsider {
             activity.limit_to_one_request(Instant::now() + self.limits.outsider_time);
             handshake_time = handshake_time.min(self.limits.outsider_time);
         }
@@ -306,7 +306,7 @@ impl<H> ListenerState<H> {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
             Some(Err(_)) => {
-                if standing == PeerClass::Outsider {
+                if peer_class == PeerClass::Outsider {
                     self.slots.record_slow_outsider();
                 }
                 return tracing::debug!(%address, "TLS handshake took too long");

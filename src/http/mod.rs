@@ -117,7 +117,7 @@ impl MainListener {
         peer: &Peer,
         client: &RequestClient,
         began: Instant,
-        way: &mut RouteLabel,
+        route_label: &mut RouteLabel,
     ) -> (Response<Body>, RequestOutcome) {
         let host = match host_of(request) {
             Ok(host) => host,
@@ -126,7 +126,7 @@ impl MainListener {
                 return (response::errors(StatusCode::BAD_REQUEST, vec![bad.to_string()]), RequestOutcome::Refused);
             }
         };
-        let mut asked = protocol::Request {
+        let mut parsed_request = protocol::Request {
             path: request.uri().path(),
             query: request.uri().query(),
             host,
@@ -136,7 +136,7 @@ impl MainListener {
             now: self.clock.now(),
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
-        let (route, api) = (self.protocols.route(&asked), self.protocols.api(&asked));
+        let (route, api) = (self.protocols.route(&parsed_request), self.protocols.api(&parsed_request));
         // Checked first, or an outsider could learn which registries are mirrored. Probes are open to all.
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client)
@@ -159,19 +159,22 @@ impl MainListener {
             Err(no_route) => {
                 let failure = RequestFailure::from(no_route);
                 tracing::debug!(request = number, error = %response::log_text(&failure), "no route");
-                let end =
-                    if is_probe(asked.path) { RequestOutcome::NoOutcome } else { self.end_of_failure(&failure, api) };
+                let end = if is_probe(parsed_request.path) {
+                    RequestOutcome::NoOutcome
+                } else {
+                    self.end_of_failure(&failure, api)
+                };
                 return (response::failure(&failure, api), end);
             }
         };
-        *way = Some(route.kind());
+        *route_label = Some(route.kind());
         if route.has_links() {
             let is_trusted_proxy = self.clients.is_trusted_proxy(peer.address.ip());
             let connection = Connection { is_trusted_proxy, tls: peer.tls.as_deref() };
             let is_upstream = |host: &str| self.protocols.is_upstream(host);
-            asked.origin = origin(connection, request.headers(), host, is_upstream);
+            parsed_request.origin = origin(connection, request.headers(), host, is_upstream);
         }
-        match self.protocols.answer(&route, &asked).await {
+        match self.protocols.answer(&route, &parsed_request).await {
             Ok(reply) => {
                 let (outcome, age) = (reply.outcome.map_or(RequestOutcome::NoOutcome, RequestOutcome::from), reply.age);
                 let content = if age.is_some() { Content::Document } else { Content::Archive };

@@ -70,23 +70,26 @@ mod tests {
     /// DESIGN 3: only a trusted proxy that names both scheme and host is believed.
     #[test]
     fn only_a_trusted_proxy_says_where_the_client_is() {
-        let told = [("x-forwarded-host", "mirror.example"), ("x-forwarded-proto", "https")];
+        let forwarded = [("x-forwarded-host", "mirror.example"), ("x-forwarded-proto", "https")];
         for (given, expected) in [
-            (&told[..], Some("https://mirror.example/x")),
-            (&[told[0], told[1], ("x-forwarded-for", "10.0.0.1"), ("via", "1.1 a")], Some("https://mirror.example/x")),
+            (&forwarded[..], Some("https://mirror.example/x")),
+            (
+                &[forwarded[0], forwarded[1], ("x-forwarded-for", "10.0.0.1"), ("via", "1.1 a")],
+                Some("https://mirror.example/x"),
+            ),
             (
                 &[("x-forwarded-host", "m.example:8443, M.example:8443"), ("x-forwarded-proto", "HTTPS, https")],
                 Some("https://m.example:8443/x"),
             ),
             (&[("x-forwarded-host", "m.example:8080"), ("x-forwarded-proto", "http")], Some("http://m.example:8080/x")),
-            (&[("x-forwarded-host", "a.example, b.example"), told[1]], None),
-            (&[told[0], ("x-forwarded-host", "b.example"), told[1]], None),
-            (&[told[0], ("x-forwarded-proto", "https, http")], None),
-            (&[told[0], ("x-forwarded-proto", "ftp")], None),
-            (&[("x-forwarded-host", "user@m.example"), told[1]], None),
-            (&[("x-forwarded-host", "m.example/x"), told[1]], None),
-            (&[told[0]], None),
-            (&[told[1]], None),
+            (&[("x-forwarded-host", "a.example, b.example"), forwarded[1]], None),
+            (&[forwarded[0], ("x-forwarded-host", "b.example"), forwarded[1]], None),
+            (&[forwarded[0], ("x-forwarded-proto", "https, http")], None),
+            (&[forwarded[0], ("x-forwarded-proto", "ftp")], None),
+            (&[("x-forwarded-host", "user@m.example"), forwarded[1]], None),
+            (&[("x-forwarded-host", "m.example/x"), forwarded[1]], None),
+            (&[forwarded[0]], None),
+            (&[forwarded[1]], None),
             (&[("x-forwarded-for", "10.0.0.1")], None),
             (&[("forwarded", "host=m.example;proto=https")], None),
             (&[], None),

@@ -20,10 +20,10 @@ fn text(reason: &Explanation) -> String {
     // `https://` is the usual scheme and carries no information.
     let cause = printable(&reason.cause).replace("https://", "");
     let remedy = reason.remedy.as_deref().map(|remedy| format!("; {}", printable(remedy))).unwrap_or_default();
-    let room = LONGEST - BEGIN.len();
+    let width = LONGEST - BEGIN.len();
     // A remedy that leaves no space for the cause is dropped.
-    let remedy = if remedy.len() <= room / 2 || cause.len() + remedy.len() <= room { remedy } else { String::new() };
-    format!("{BEGIN}{}{remedy}", cut(cause, room - remedy.len()))
+    let remedy = if remedy.len() <= width / 2 || cause.len() + remedy.len() <= width { remedy } else { String::new() };
+    format!("{BEGIN}{}{remedy}", cut(cause, width - remedy.len()))
 }
 
 fn printable(text: &str) -> String {
@@ -38,9 +38,9 @@ fn printable(text: &str) -> String {
     letters.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-fn cut(mut text: String, room: usize) -> String {
-    if text.len() > room {
-        text.truncate(room - CUT.len());
+fn cut(mut text: String, width: usize) -> String {
+    if text.len() > width {
+        text.truncate(width - CUT.len());
         text.push_str(CUT);
     }
     text
@@ -151,8 +151,8 @@ mod tests {
     /// Every error that an answer may contain.
     fn failure() -> impl Strategy<Value = RequestFailure> {
         let host = || Hostname::parse("h.example").unwrap();
-        let upstream = (foreign(), fault()).prop_map(|(asked, fault)| UpstreamError {
-            subject: asked,
+        let upstream = (foreign(), fault()).prop_map(|(subject, fault)| UpstreamError {
+            subject,
             origin: "https://r.example".to_owned(),
             fault,
         });

@@ -64,8 +64,8 @@ impl ConnectionSlots {
     }
 
     /// Returns true if a new connection from this address would wait or be closed.
-    pub fn is_full_for(&self, address: IpAddr, standing: PeerClass) -> bool {
-        self.0.is_full.load(Ordering::Relaxed) || self.0.refusal(&self.0.taken.lock(), address, standing).is_some()
+    pub fn is_full_for(&self, address: IpAddr, peer_class: PeerClass) -> bool {
+        self.0.is_full.load(Ordering::Relaxed) || self.0.refusal(&self.0.taken.lock(), address, peer_class).is_some()
     }
 
     /// Waits for a free slot. Calls `when_full` if there is none at once.
@@ -92,18 +92,18 @@ impl ConnectionSlots {
         &self,
         place: UnassignedSlot,
         address: IpAddr,
-        standing: PeerClass,
+        peer_class: PeerClass,
     ) -> Result<ConnectionSlot, (UnassignedSlot, ConnectionRefusal)> {
         let mut taken = self.0.taken.lock();
-        if let Some(refusal) = self.0.refusal(&taken, address, standing) {
+        if let Some(refusal) = self.0.refusal(&taken, address, peer_class) {
             self.0.requests.record_connection_refusal(refusal);
             return Err((place, refusal));
         }
-        taken.outsiders += usize::from(standing == PeerClass::Outsider);
-        if standing != PeerClass::Proxy {
+        taken.outsiders += usize::from(peer_class == PeerClass::Outsider);
+        if peer_class != PeerClass::Proxy {
             *taken.by_address.entry(address).or_default() += 1;
         }
-        Ok(ConnectionSlot { slots: self.clone(), address, peer_class: standing, _place: place })
+        Ok(ConnectionSlot { slots: self.clone(), address, peer_class, _place: place })
     }
 
     /// Counts an outsider that sent no request in time.
@@ -113,13 +113,13 @@ impl ConnectionSlots {
 }
 
 impl Shared {
-    fn refusal(&self, taken: &TakenSlots, address: IpAddr, standing: PeerClass) -> Option<ConnectionRefusal> {
-        let is_outsider = standing == PeerClass::Outsider;
+    fn refusal(&self, taken: &TakenSlots, address: IpAddr, peer_class: PeerClass) -> Option<ConnectionRefusal> {
+        let is_outsider = peer_class == PeerClass::Outsider;
         if is_outsider && taken.outsiders >= self.outsiders {
             return Some(ConnectionRefusal::Outsiders);
         }
         let of_it = taken.by_address.get(&address).copied().unwrap_or_default();
-        (standing != PeerClass::Proxy && of_it >= self.each_address).then_some(ConnectionRefusal::Address)
+        (peer_class != PeerClass::Proxy && of_it >= self.each_address).then_some(ConnectionRefusal::Address)
     }
 }
 

@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn ranges_are_read_as_the_rfc_says() {
-        for (header, asked) in [
+        for (header, range) in [
             ("bytes=0-4", RequestedRange::Part(0, 5)),
             ("bytes=5-", RequestedRange::Part(5, 10)),
             ("bytes=-3", RequestedRange::Part(7, 10)),
@@ -66,7 +66,7 @@ mod tests {
             ("bytes=0-18446744073709551615", RequestedRange::Part(0, 10)),
             ("bytes=99999999999999999999-", RequestedRange::Whole),
         ] {
-            assert_eq!(requested_range(header, 10), asked, "{header}");
+            assert_eq!(requested_range(header, 10), range, "{header}");
         }
         assert_eq!(requested_range("bytes=0-", 0), RequestedRange::Beyond);
     }
@@ -84,12 +84,12 @@ mod tests {
 
         #[test]
         fn every_part_of_a_file_can_be_asked_for(first in 0..100_u64, last in 0..100_u64, size in 0..100_u64) {
-            let asked = match (first <= last, first < size) {
+            let range = match (first <= last, first < size) {
                 (false, _) => RequestedRange::Whole,
                 (true, false) => RequestedRange::Beyond,
                 (true, true) => RequestedRange::Part(first, size.min(last + 1)),
             };
-            prop_assert_eq!(requested_range(&format!("bytes={first}-{last}"), size), asked);
+            prop_assert_eq!(requested_range(&format!("bytes={first}-{last}"), size), range);
         }
     }
 }

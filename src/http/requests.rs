@@ -195,8 +195,8 @@ impl Refusal {
 pub(super) type RouteLabel = Option<RouteKind>;
 
 /// The name of a route, in logs and labels.
-pub(super) fn route_label(way: RouteLabel) -> &'static str {
-    way.map_or("none", RouteKind::label)
+pub(super) fn route_label(route: RouteLabel) -> &'static str {
+    route.map_or("none", RouteKind::label)
 }
 
 const ROUTE_LABEL_COUNT: usize = RouteKind::ALL.len() + 1;
@@ -263,12 +263,12 @@ impl Default for RequestMetrics {
         let no_place_family = Family::<ConnectionRefusalLabel, Counter>::default();
         let hit_family: Histograms<ContentLabel> = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
         let age_family: Histograms<DocumentAgeLabel> = Family::new_with_constructor(|| Histogram::new(&AGES));
-        let ended = |way: usize, end: usize| {
-            let route = route_label(RouteKind::ALL.get(way).copied());
+        let ended = |route_index: usize, end: usize| {
+            let route = route_label(RouteKind::ALL.get(route_index).copied());
             ended_family.get_or_create_owned(&RequestOutcomeLabel { route, outcome: RequestOutcome::ALL[end] })
         };
         Self(Arc::new(RequestCounters {
-            ended: array::from_fn(|way| array::from_fn(|end| ended(way, end))),
+            ended: array::from_fn(|route_index| array::from_fn(|end| ended(route_index, end))),
             sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&SentBytesLabel { source })),
             refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&RefusalLabel { reason })),
             no_place: ConnectionRefusal::ALL
@@ -306,9 +306,9 @@ impl RequestMetrics {
     }
 
     /// Counts a finished request and its sent body bytes.
-    pub(super) fn record_end(&self, way: RouteLabel, end: RequestOutcome, source: Source, bytes: u64) {
+    pub(super) fn record_end(&self, route: RouteLabel, end: RequestOutcome, source: Source, bytes: u64) {
         let RequestCounters { ended, sent, .. } = &*self.0;
-        ended[way.map_or(ROUTE_LABEL_COUNT - 1, |kind| kind as usize)][end as usize].inc();
+        ended[route.map_or(ROUTE_LABEL_COUNT - 1, |kind| kind as usize)][end as usize].inc();
         sent[source as usize].inc_by(bytes);
     }
 

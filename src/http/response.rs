@@ -37,10 +37,11 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, memory: &Read
     let memory = if is_http2 { memory.in_pieces_of(HTTP2_PIECE_BYTES) } else { memory.clone() };
     // An archive that was not stored at the time of the request has no ranges (promise 3).
     let has_parts = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::PassedThrough));
-    let asked = RequestConditions { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
+    let conditions =
+        RequestConditions { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
-        ReplyContent::Document(rendered) => document(&rendered, asked.headers),
-        ReplyContent::File(archive) => file(archive, route, asked, memory),
+        ReplyContent::Document(rendered) => document(&rendered, conditions.headers),
+        ReplyContent::File(archive) => file(archive, route, conditions, memory),
         ReplyContent::Location(location) => no_content(&location),
         ReplyContent::Redirect(url) => redirect(&url),
         ReplyContent::Word { is_ready: well, text } => {
@@ -110,11 +111,11 @@ fn redirect(url: &str) -> Response<Body> {
     response
 }
 
-fn document(rendered: &RenderedDocument, asked: &HeaderMap) -> Response<Body> {
-    let gzip = rendered.gzip.as_ref().filter(|_| accepts_gzip(asked));
+fn document(rendered: &RenderedDocument, request_headers: &HeaderMap) -> Response<Body> {
+    let gzip = rendered.gzip.as_ref().filter(|_| accepts_gzip(request_headers));
     let either = [&rendered.tag, &rendered.gzip_tag];
     let tag = if gzip.is_some() { &rendered.gzip_tag } else { &rendered.tag };
-    let mut response = match precondition(asked, |given| either.iter().any(|tag| *tag == given), None) {
+    let mut response = match precondition(request_headers, |given| either.iter().any(|tag| *tag == given), None) {
         Precondition::Failed => return precondition_failed(),
         Precondition::NotModified => status(StatusCode::NOT_MODIFIED),
         Precondition::Met => {
@@ -150,16 +151,16 @@ enum Precondition {
 
 /// Evaluates the preconditions of a request in the order of RFC 9110 13.2.2. `is_tag` compares an entity tag, quotes
 /// included, with that of the answer.
-fn precondition(asked: &HeaderMap, is_tag: impl Fn(&str) -> bool, modified: Option<Timestamp>) -> Precondition {
-    let date = |name| Some(Timestamp::of(httpdate::parse_http_date(asked.get(name)?.to_str().ok()?).ok()?));
+fn precondition(headers: &HeaderMap, is_tag: impl Fn(&str) -> bool, modified: Option<Timestamp>) -> Precondition {
+    let date = |name| Some(Timestamp::of(httpdate::parse_http_date(headers.get(name)?.to_str().ok()?).ok()?));
     let not_after = |date: Option<Timestamp>| modified.zip(date).map(|(modified, date)| modified <= date);
     // A weak tag never matches here (RFC 9110 8.8.3.2).
-    let matches = any_tag(asked, header::IF_MATCH, |given| is_tag(given));
+    let matches = any_tag(headers, header::IF_MATCH, |given| is_tag(given));
     let is_met = matches.or_else(|| not_after(date(header::IF_UNMODIFIED_SINCE))).unwrap_or(true);
     if !is_met {
         return Precondition::Failed;
     }
-    let has_it = any_tag(asked, header::IF_NONE_MATCH, |given| is_tag(given.trim_start_matches("W/")));
+    let has_it = any_tag(headers, header::IF_NONE_MATCH, |given| is_tag(given.trim_start_matches("W/")));
     match has_it.or_else(|| not_after(date(header::IF_MODIFIED_SINCE))) {
         Some(true) => Precondition::NotModified,
         Some(false) | None => Precondition::Met,
@@ -167,8 +168,8 @@ fn precondition(asked: &HeaderMap, is_tag: impl Fn(&str) -> bool, modified: Opti
 }
 
 /// Returns true if an entity tag in the header matches, or the header is `*`; `None` without the header.
-fn any_tag(asked: &HeaderMap, name: header::HeaderName, is_it: impl Fn(&str) -> bool) -> Option<bool> {
-    let mut values = asked.get_all(name).into_iter().peekable();
+fn any_tag(headers: &HeaderMap, name: header::HeaderName, is_it: impl Fn(&str) -> bool) -> Option<bool> {
+    let mut values = headers.get_all(name).into_iter().peekable();
     values.peek()?;
     let mut tags = values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).map(str::trim);
     Some(tags.any(|given| given == "*" || is_it(given)))
@@ -187,24 +188,24 @@ struct RequestConditions<'a> {
     is_get: bool,
 }
 
-fn file(archive: Archive, route: &Route, asked: RequestConditions<'_>, memory: ReadShare) -> Response<Body> {
+fn file(archive: Archive, route: &Route, conditions: RequestConditions<'_>, memory: ReadShare) -> Response<Body> {
     let mut response = match archive {
         // Not verified yet: no range and no tag, so that no part can look complete.
-        Archive::Arriving { .. } | Archive::PassedThrough { .. } if expects_other_digest(route, asked.headers) => {
+        Archive::Arriving { .. } | Archive::PassedThrough { .. } if expects_other_digest(route, conditions.headers) => {
             return precondition_failed();
         }
         Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(memory), length)),
         Archive::PassedThrough { passing, length } => Response::new(Body::stream(passing.stream(), length)),
         Archive::InMemory { bytes, digest, stored } => {
             let size_bytes = bytes.len() as u64;
-            stored_archive_response(Validators::of(digest, stored), size_bytes, asked, |start, end| {
+            stored_archive_response(Validators::of(digest, stored), size_bytes, conditions, |start, end| {
                 // The range is inside the bytes, whose length fits a usize.
                 Body::full(bytes.slice(start as usize..end as usize))
             })
         }
         Archive::OnDisk { blob, digest, stored } => {
             let size_bytes = blob.size_bytes();
-            stored_archive_response(Validators::of(digest, Some(stored)), size_bytes, asked, |start, end| {
+            stored_archive_response(Validators::of(digest, Some(stored)), size_bytes, conditions, |start, end| {
                 Body::stream(blob.stream(start..end, memory), Some(end - start))
             })
         }
@@ -219,14 +220,14 @@ fn file(archive: Archive, route: &Route, asked: RequestConditions<'_>, memory: R
 }
 
 /// Returns true if If-Match names another digest than the URL, which holds the first digits of one.
-fn expects_other_digest(route: &Route, asked: &HeaderMap) -> bool {
+fn expects_other_digest(route: &Route, headers: &HeaderMap) -> bool {
     let digest = match route {
         Route::ProviderFile(wanted) => Some(&wanted.digest),
         Route::ModuleArchive(wanted) => wanted.digest.as_ref(),
         _ => None,
     };
     let is_tag = |given: &str| digest.is_some_and(|digest| given.trim_matches('"').starts_with(&digest.to_string()));
-    any_tag(asked, header::IF_MATCH, is_tag) == Some(false)
+    any_tag(headers, header::IF_MATCH, is_tag) == Some(false)
 }
 
 /// Validators of a file (RFC 9110 8.8).
@@ -255,16 +256,17 @@ impl Validators {
 fn stored_archive_response(
     known: Validators,
     size_bytes: u64,
-    asked: RequestConditions<'_>,
+    conditions: RequestConditions<'_>,
     body: impl FnOnce(u64, u64) -> Body,
 ) -> Response<Body> {
-    let mut response = match precondition(asked.headers, |given| given == known.tag, known.modified) {
+    let mut response = match precondition(conditions.headers, |given| given == known.tag, known.modified) {
         Precondition::Failed => return precondition_failed(),
         Precondition::NotModified => status(StatusCode::NOT_MODIFIED),
         Precondition::Met => {
-            let if_range = asked.headers.get(header::IF_RANGE);
-            let may_be = asked.has_parts && asked.is_get && if_range.is_none_or(|given| known.is_if_range(given));
-            let range = asked.headers.get(header::RANGE).filter(|_| may_be).and_then(|range| range.to_str().ok());
+            let if_range = conditions.headers.get(header::IF_RANGE);
+            let may_be =
+                conditions.has_parts && conditions.is_get && if_range.is_none_or(|given| known.is_if_range(given));
+            let range = conditions.headers.get(header::RANGE).filter(|_| may_be).and_then(|range| range.to_str().ok());
             match range.map_or(RequestedRange::Whole, |range| requested_range(range, size_bytes)) {
                 RequestedRange::Whole => Response::new(body(0, size_bytes)),
                 RequestedRange::Part(start, end) => {
@@ -291,14 +293,14 @@ fn stored_archive_response(
     if let Some(modified) = known.last_modified() {
         insert(headers, header::LAST_MODIFIED, &modified);
     }
-    if asked.has_parts {
+    if conditions.has_parts {
         headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     }
     response
 }
 
-fn accepts_gzip(asked: &HeaderMap) -> bool {
-    let values = asked.get_all(header::ACCEPT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
+fn accepts_gzip(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::ACCEPT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|coding| {
         let (name, parameter) = coding.split_once(';').unwrap_or((coding, ""));
         let refused =

@@ -160,7 +160,7 @@ mod tests {
     async fn a_broken_pipe_is_never_read_as_complete() {
         for reason in [None, Some(io::Error::other("the disk failed"))] {
             let (entry, mut exit) = pipe();
-            let said = reason.as_ref().map_or("it broke off".to_owned(), ToString::to_string);
+            let message = reason.as_ref().map_or("it broke off".to_owned(), ToString::to_string);
             assert!(entry.put(Bytes::from_static(b"half")).await);
             match reason {
                 None => drop(entry),
@@ -170,7 +170,7 @@ mod tests {
                 let mut read = Vec::new();
                 (exit.read_to_end(&mut read).unwrap_err().to_string(), read)
             });
-            assert_eq!(reading.await.unwrap(), (said, b"half".to_vec()));
+            assert_eq!(reading.await.unwrap(), (message, b"half".to_vec()));
         }
     }
 

@@ -202,8 +202,8 @@ mod tests {
             let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
             let limits = Limits { header_time: LONG, idle: LONG, ..limits };
             let places = ConnectionSlots::new(&limits, RequestMetrics::default());
-            let standing = |_| PeerClass::Client;
-            tokio::spawn(serve(listener, None, limits, places.clone(), standing, handler, CancellationToken::new()));
+            let classify = |_| PeerClass::Client;
+            tokio::spawn(serve(listener, None, limits, places.clone(), classify, handler, CancellationToken::new()));
             Self { address, slots: places }
         }
 
@@ -232,13 +232,13 @@ mod tests {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = silent.local_addr().map(|address| (silent, address)).unwrap();
         for (of_main, of_admin) in [(silent.1, admin.address), (main.address, silent.1)] {
-            let asked = check_listeners(main.asked_at(of_main), admin.asked_at(of_admin));
-            let asked = timeout(Duration::from_millis(300), asked).await;
-            assert!(!matches!(asked, Ok(Ok(()))), "{asked:?}");
+            let answered = check_listeners(main.asked_at(of_main), admin.asked_at(of_admin));
+            let answered = timeout(Duration::from_millis(300), answered).await;
+            assert!(!matches!(answered, Ok(Ok(()))), "{answered:?}");
         }
         drop(silent.0);
-        let asked = check_listeners(main.asked_at(silent.1), admin.asked());
-        let error = timeout(WITHIN, asked).await.unwrap().unwrap_err();
+        let answered = check_listeners(main.asked_at(silent.1), admin.asked());
+        let error = timeout(WITHIN, answered).await.unwrap().unwrap_err();
         assert!(error.to_string().contains(&format!("the main listener on {}", silent.1)), "{error}");
     }
 
@@ -291,8 +291,8 @@ mod tests {
             };
             for _ in 0..2 {
                 timeout(WITHIN, until(false)).await.expect("nothing holds the threads");
-                let held: Vec<_> = (0..2).map(|_| std::sync::mpsc::channel::<()>()).collect();
-                let (ends, holding): (Vec<_>, Vec<_>) = held.into_iter().unzip();
+                let blocked: Vec<_> = (0..2).map(|_| std::sync::mpsc::channel::<()>()).collect();
+                let (ends, holding): (Vec<_>, Vec<_>) = blocked.into_iter().unzip();
                 let tasks: Vec<_> = holding.into_iter().map(|end| spawn_blocking(move || end.recv())).collect();
                 for _ in 0..10 {
                     a_while().await;
@@ -305,11 +305,11 @@ mod tests {
                 }
             }
             timeout(WITHIN, until(false)).await.expect("it is over");
-            let (end, held) = std::sync::mpsc::channel::<()>();
-            let held = Arc::new(Mutex::new(held));
+            let (end, blocked) = std::sync::mpsc::channel::<()>();
+            let blocked = Arc::new(Mutex::new(blocked));
             let hold = || {
-                let held = Arc::clone(&held);
-                move || held.lock().recv().is_ok()
+                let blocked = Arc::clone(&blocked);
+                move || blocked.lock().recv().is_ok()
             };
             let tasks: Vec<_> = (0..2).map(|_| spawn_blocking(hold())).collect();
             for _ in 0..10 {
@@ -339,8 +339,8 @@ mod tests {
             let handler = |_: Request<Incoming>, _: Peer| async { panic!("it is no request") as Response<Body> };
             let limits = Limits::default();
             let places = ConnectionSlots::new(&limits, RequestMetrics::default());
-            let (standing, stop) = (|_| PeerClass::Client, CancellationToken::new());
-            tokio::spawn(serve(listener, tls, limits, places, standing, handler, stop));
+            let (classify, stop) = (|_| PeerClass::Client, CancellationToken::new());
+            tokio::spawn(serve(listener, tls, limits, places, classify, handler, stop));
             timeout(WITHIN, send_liveness_bytes(address)).await.unwrap().unwrap();
         }
     }

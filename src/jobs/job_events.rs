@@ -76,23 +76,23 @@ impl JobSubscription {
 
     fn gather(&mut self) -> Vec<JobEvent> {
         let before = self.last_reported;
-        let (events, revision, is_over) = self.job.read_state(|told| {
+        let (events, revision, is_over) = self.job.read_state(|tracked| {
             let mut events = Vec::new();
             match before {
-                Some(before) if told.head <= before => {
-                    let items = told.job.items.iter().zip(&told.items).enumerate();
+                Some(before) if tracked.head <= before => {
+                    let items = tracked.job.items.iter().zip(&tracked.items).enumerate();
                     let changed = items.filter(|(_, (_, changed))| **changed > before);
                     events.extend(
                         changed.map(|(number, (item, _))| JobEvent::Item(NumberedItem { number, item: item.clone() })),
                     );
                 }
-                _ => events.push(JobEvent::Job(Box::new(told.job.clone()))),
+                _ => events.push(JobEvent::Job(Box::new(tracked.job.clone()))),
             }
-            let is_over = told.job.state.has_ended();
+            let is_over = tracked.job.state.has_ended();
             if is_over {
-                events.push(JobEvent::End(Box::new(told.listed())));
+                events.push(JobEvent::End(Box::new(tracked.listed())));
             }
-            (events, told.revision, is_over)
+            (events, tracked.revision, is_over)
         });
         self.last_reported = Some(revision);
         self.is_over = is_over;

@@ -66,11 +66,11 @@ impl Default for JobLimits {
 impl ArchiveTurn<'_> {
     /// The archive has turned out to be small: another has this turn, too, unless there are enough of those.
     pub(super) fn is_of_a_small_one(&self) {
-        let mut held = self.permit.lock();
-        if let TurnPermit::Usual(_) = &*held
+        let mut permit = self.permit.lock();
+        if let TurnPermit::Usual(_) = &*permit
             && let Ok(small) = self.turns.small.try_acquire()
         {
-            *held = TurnPermit::Small(small);
+            *permit = TurnPermit::Small(small);
         }
     }
 }

@@ -78,16 +78,17 @@ impl TrackedJob {
 
     /// The items with a stored archive.
     pub(super) fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
-        let held = self.job.items.iter().zip(&self.subjects).enumerate();
-        held.filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))
-            .filter_map(|(number, (_, about))| Some((number, about.of.clone()?, about.digest?)))
+        let archive = self.job.items.iter().zip(&self.subjects).enumerate();
+        archive
+            .filter(|(_, (item, _))| matches!(item.state, ItemState::Held | ItemState::Fetched))
+            .filter_map(|(number, (_, item_subject))| Some((number, item_subject.of.clone()?, item_subject.digest?)))
             .collect()
     }
 
     /// One item more.
-    pub(super) fn add(&mut self, item: JobItem, about: ItemSubject) {
+    pub(super) fn add(&mut self, item: JobItem, item_subject: ItemSubject) {
         self.job.items.push(item);
-        self.subjects.push(about);
+        self.subjects.push(item_subject);
         self.items.push(self.revision);
     }
 

@@ -86,7 +86,7 @@ impl Jobs {
         let jobs = Self::over(mirror, clock, Some(records));
         let places = written.iter().map(|(_, written)| written.beginning.place.saturating_add(1));
         jobs.next_order.store(places.max().unwrap_or(0), Ordering::Relaxed);
-        let kept = written.into_iter().map(|(id, mut written)| {
+        let restored = written.into_iter().map(|(id, mut written)| {
             Arc::new(match (written.job.state, written.warm_up.take()) {
                 (JobState::Running, Some(mut warm_up)) => {
                     warm_up.pin = written.job.pin;
@@ -99,7 +99,7 @@ impl Jobs {
                 _ => RunningJob::ended(id, written, &jobs.home),
             })
         });
-        jobs.jobs.lock().extend(kept);
+        jobs.jobs.lock().extend(restored);
         jobs
     }
 
@@ -122,17 +122,17 @@ impl Jobs {
     /// Resumes the jobs that a restart interrupted. Offline, recurring jobs do not run: their interrupted runs are
     /// dropped and start again when they are due.
     pub fn resume_interrupted(&self) {
-        let mut kept = self.jobs.lock();
+        let mut jobs = self.jobs.lock();
         if self.mirror.connectivity() == Connectivity::Offline {
             let is_no_more = |under: &Arc<RunningJob>| under.beginning.recurs.is_some() && !under.has_ended();
-            let forgotten = kept.iter().filter(|under| is_no_more(under)).map(|under| under.id).collect();
-            kept.retain(|under| !is_no_more(under));
+            let forgotten = jobs.iter().filter(|under| is_no_more(under)).map(|under| under.id).collect();
+            jobs.retain(|under| !is_no_more(under));
             if let Some(records) = self.home.records.clone() {
                 self.running.spawn(async move { records.forget(forgotten).await });
             }
         }
-        let interrupted: Vec<_> = kept.iter().filter_map(|under| Some((Arc::clone(under), under.to_do()?))).collect();
-        drop(kept);
+        let interrupted: Vec<_> = jobs.iter().filter_map(|under| Some((Arc::clone(under), under.to_do()?))).collect();
+        drop(jobs);
         for (under, warm_up) in interrupted {
             tracing::info!(job = %under.id, "a warm-up resumes after a restart");
             self.running.spawn(self.work(under, warm_up));
@@ -172,7 +172,7 @@ impl Jobs {
         let beginning = JobOrigin { started, place, recurs };
         let under = Arc::new(RunningJob::new(id, Arc::clone(&warm_up), beginning, &self.home));
         let (forgotten, runs) = self.put_on_list(&under)?;
-        let (tell, written) = oneshot::channel();
+        let (sender, written) = oneshot::channel();
         let (to_write, records, work) =
             (Arc::clone(&under), self.home.records.clone(), self.work(Arc::clone(&under), warm_up));
         // The client that asked may disconnect meanwhile.
@@ -181,7 +181,7 @@ impl Jobs {
                 records.forget(forgotten).await;
             }
             to_write.write().await;
-            let _ = tell.send(());
+            let _ = sender.send(());
             work.await;
             drop(runs);
         });
@@ -192,25 +192,25 @@ impl Jobs {
 
     /// Puts a job on the list, and has a stop wait for it; says which are off the list.
     fn put_on_list(&self, under: &Arc<RunningJob>) -> Result<(Vec<JobId>, TaskTrackerToken), JobStartError> {
-        let mut kept = self.jobs.lock();
+        let mut jobs = self.jobs.lock();
         if self.home.stops.is_cancelled() {
             return Err(JobStartError::Stopping);
         }
         let recurs = &under.beginning.recurs;
         let most = if recurs.is_some() { MAX_RUNNING_FOR_RECURRING } else { MAX_RUNNING };
-        if running(&kept) >= most {
+        if running(&jobs) >= most {
             return Err(JobStartError::TooMany);
         }
         let mut forgotten = Vec::new();
         let is_run_before = |other: &Arc<RunningJob>| recurs.is_some() && other.beginning.recurs == *recurs;
-        while let Some(before) = kept.iter().position(|other| is_run_before(other) && other.has_ended()) {
-            forgotten.extend(kept.remove(before).map(|under| under.id));
+        while let Some(before) = jobs.iter().position(|other| is_run_before(other) && other.has_ended()) {
+            forgotten.extend(jobs.remove(before).map(|under| under.id));
         }
-        while kept.len() >= MAX_LISTED {
-            let Some(oldest) = kept.iter().position(|under| under.has_ended()) else { break };
-            forgotten.extend(kept.remove(oldest).map(|under| under.id));
+        while jobs.len() >= MAX_LISTED {
+            let Some(oldest) = jobs.iter().position(|under| under.has_ended()) else { break };
+            forgotten.extend(jobs.remove(oldest).map(|under| under.id));
         }
-        kept.push_back(Arc::clone(under));
+        jobs.push_back(Arc::clone(under));
         Ok((forgotten, self.running.token()))
     }
 
@@ -244,8 +244,8 @@ impl Jobs {
 
     /// The stored archives of a job; `None` if there is no such job.
     pub fn stored_archives(&self, id: JobId) -> Option<Vec<(Artifact, Digest)>> {
-        let held = self.find(id)?.stored_items();
-        Some(held.into_iter().map(|(_, artifact, digest)| (artifact, digest)).collect())
+        let stored = self.find(id)?.stored_items();
+        Some(stored.into_iter().map(|(_, artifact, digest)| (artifact, digest)).collect())
     }
 
     /// Subscribes to the changes of one job; `None` if there is no such job.
@@ -281,15 +281,15 @@ impl Jobs {
 
     /// The run of a recurring job that is not over.
     pub(super) fn run_of(&self, recurs: &str) -> Option<Arc<RunningJob>> {
-        let kept = self.jobs.lock();
-        kept.iter().rev().find(|under| under.beginning.recurs.as_deref() == Some(recurs) && !under.has_ended()).cloned()
+        let jobs = self.jobs.lock();
+        jobs.iter().rev().find(|under| under.beginning.recurs.as_deref() == Some(recurs) && !under.has_ended()).cloned()
     }
 
     /// The finished run of a recurring job, while it is in the list.
     pub(super) fn ended_run_of(&self, recurs: &str) -> Option<JobSummary> {
-        let kept = self.jobs.lock();
+        let jobs = self.jobs.lock();
         let ended = |under: &&Arc<RunningJob>| under.beginning.recurs.as_deref() == Some(recurs) && under.has_ended();
-        kept.iter().rev().find(ended).map(|under| under.listed())
+        jobs.iter().rev().find(ended).map(|under| under.listed())
     }
 
     pub(super) fn records(&self) -> Option<&JobRecords> {
@@ -301,6 +301,6 @@ impl Jobs {
     }
 }
 
-fn running(kept: &VecDeque<Arc<RunningJob>>) -> usize {
-    kept.iter().filter(|under| !under.has_ended()).count()
+fn running(jobs: &VecDeque<Arc<RunningJob>>) -> usize {
+    jobs.iter().filter(|under| !under.has_ended()).count()
 }

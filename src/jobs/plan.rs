@@ -157,22 +157,23 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let _place = PLACES.try_acquire().map_err(|_| PlanError::Busy)?;
     let _turn = timeout(WAITS, PLANS.acquire()).await.map_err(|_| PlanError::Busy)?;
     let turns = JobLimits::of(TURNS);
-    let patience = RetryPolicy::of_a_plan(&turns, clock);
-    let asked = MirrorRegistries::new(mirror, clock, &patience);
-    let ResolvedRequirements { archives, cannot } = requirements::resolve(order, &asked).await;
+    let retry_policy = RetryPolicy::of_a_plan(&turns, clock);
+    let registries = MirrorRegistries::new(mirror, clock, &retry_policy);
+    let ResolvedRequirements { archives, cannot } = requirements::resolve(order, &registries).await;
     if archives.len() + cannot.len() > MAX_ITEMS {
         return Err(PlanError::TooMany(archives.len() + cannot.len()));
     }
-    let learned = asked.findings();
-    let planning = Planner { mirror, clock, retry_policy: &patience };
+    let findings = registries.findings();
+    let planning = Planner { mirror, clock, retry_policy: &retry_policy };
     let looked = join_all(archives.iter().map(|wanted| planning.check_archive(wanted)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
-    let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| learned.line_of(cannot)).collect();
+    let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| findings.line_of(cannot)).collect();
     // A module that cannot be read has its reason already, and is not listed again as to be fetched.
-    let told: BTreeSet<&PackageRef> = cannot.iter().map(|line| &line.package).collect();
-    items.retain(|item| item.package.platform.is_some() || !told.contains(&item.package));
+    let reported: BTreeSet<&PackageRef> = cannot.iter().map(|line| &line.package).collect();
+    items.retain(|item| item.package.platform.is_some() || !reported.contains(&item.package));
     items.extend(cannot);
-    let mut unconfirmed: Vec<String> = learned.unconfirmed.iter().cloned().chain(notes.into_iter().flatten()).collect();
+    let mut unconfirmed: Vec<String> =
+        findings.unconfirmed.iter().cloned().chain(notes.into_iter().flatten()).collect();
     unconfirmed.sort();
     unconfirmed.dedup();
     let sums = Sums::of(&items);
@@ -187,11 +188,11 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
 /// Returns true if the order names exact versions, so that a newer version changes nothing.
 fn names_versions(order: &Order) -> bool {
     order.given.iter().all(|given| match given {
-        OrderEntry::Address { what: PackageSelector::Provider(meant), .. } => {
-            matches!(meant.versions, Versions::Exactly(_))
+        OrderEntry::Address { what: PackageSelector::Provider(selection), .. } => {
+            matches!(selection.versions, Versions::Exactly(_))
         }
-        OrderEntry::Address { what: PackageSelector::Module(meant), .. } => {
-            matches!(meant.versions, Versions::Exactly(_))
+        OrderEntry::Address { what: PackageSelector::Module(selection), .. } => {
+            matches!(selection.versions, Versions::Exactly(_))
         }
         OrderEntry::LockFile { .. } => true,
         OrderEntry::Configurations(_) => false,
@@ -275,11 +276,11 @@ impl Planner<'_> {
         if fit == LockFit::None {
             return Err(LockMismatch::locked_to_another(package, &locked.concat(), digest.zh()));
         }
-        let held = match self.mirror.is_installable(package, digest).await? {
+        let archive = match self.mirror.is_installable(package, digest).await? {
             true => self.mirror.stored_archive(package, digest).await?,
             false => None,
         };
-        let Some(held) = self.verified_archive(package.into(), held).await? else {
+        let Some(archive) = self.verified_archive(package.into(), archive).await? else {
             let size = || -> BoxFuture<'_, Result<_, Error>> {
                 Box::pin(async { Ok(self.mirror.announced_size(package, &set, self.clock.now()).await) })
             };
@@ -300,17 +301,17 @@ impl Planner<'_> {
             true => Installs::NetworkMirrorOnly,
             false => Installs::AnyWay,
         };
-        Ok((PlanState::Have { size_bytes: held.size_bytes, installs }, unconfirmed))
+        Ok((PlanState::Have { size_bytes: archive.size_bytes, installs }, unconfirmed))
     }
 
     /// Returns the stored archive of a package if it is the verified one.
     async fn verified_archive(
         &self,
         artifact: Artifact,
-        held: Option<StoredArchive>,
+        archive: Option<StoredArchive>,
     ) -> Result<Option<StoredArchive>, Error> {
-        let Some(held) = held else { return Ok(None) };
-        Ok(self.mirror.is_sound(artifact, &held, self.clock.now()).await?.then_some(held))
+        let Some(archive) = archive else { return Ok(None) };
+        Ok(self.mirror.is_sound(artifact, &archive, self.clock.now()).await?.then_some(archive))
     }
 
     /// Checks a module. A module that was fetched for its calls counts as stored.
@@ -319,12 +320,12 @@ impl Planner<'_> {
             Box::pin(self.mirror.warmed_module(package, self.retry_policy.urgency(), self.clock.now()))
         };
         let WarmedDocument { value, unconfirmed } = self.retry_policy.run_step(look, || {}).await?;
-        let held = match value {
-            Some(held) if self.mirror.is_module_installable(package, held.digest).await? => Some(held),
+        let archive = match value {
+            Some(archive) if self.mirror.is_module_installable(package, archive.digest).await? => Some(archive),
             Some(_) | None => None,
         };
-        let held = self.verified_archive(self.mirror.artifact_of(package), held).await?;
-        let state = match held.map(|held| held.size_bytes) {
+        let archive = self.verified_archive(self.mirror.artifact_of(package), archive).await?;
+        let state = match archive.map(|archive| archive.size_bytes) {
             Some(size_bytes) => PlanState::Have { size_bytes, installs: Installs::AnyWay },
             None => PlanState::Need { size_bytes: None, note: None },
         };

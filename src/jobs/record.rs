@@ -106,8 +106,8 @@ impl JobRecords {
 
     async fn put(&self, id: JobId, written: JobRecord<Arc<WarmUp>>) -> Result<(), String> {
         self.on_disk(move |store| {
-            let JobRecord { job, beginning, about, warm_up } = &written;
-            let written = Writing { job, beginning, about, warm_up: warm_up.as_deref() };
+            let JobRecord { job, beginning, about: subjects, warm_up } = &written;
+            let written = Writing { job, beginning, about: subjects, warm_up: warm_up.as_deref() };
             put(store, &Key::Job(id.number()), &written)
         })
         .await

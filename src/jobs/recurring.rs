@@ -73,8 +73,8 @@ impl Recurring {
     /// The recurring jobs of a configuration whose larder does not run, from the records in its store.
     pub async fn at_rest(store: Arc<Store>, clock: &Clock, config: &Config) -> Vec<RecurringState> {
         let last: LastRuns = JobRecords::of(store).recurring().await;
-        let told = |entry| RecurringState::of(entry, last.get(&last::key(entry)), None, false, clock.now());
-        config.warm.iter().map(told).collect()
+        let state = |entry| RecurringState::of(entry, last.get(&last::key(entry)), None, false, clock.now());
+        config.warm.iter().map(state).collect()
     }
 
     /// Applies another configuration. A running job ends as it began.
@@ -87,12 +87,12 @@ impl Recurring {
         let in_force = self.in_force.borrow().clone();
         in_force.entries.iter().for_each(|entry| self.record_finished_run(&last::key(entry)));
         let last = self.last.lock();
-        let told = in_force.entries.iter().map(|entry| {
+        let state = in_force.entries.iter().map(|entry| {
             let key = last::key(entry);
             let run = self.jobs.run_of(&key).map(|run| run.id.to_string());
             RecurringState::of(entry, last.get(&key), run, !in_force.offline, self.clock.now())
         });
-        told.collect()
+        state.collect()
     }
 
     /// Runs them, each by itself. Ends when it is dropped; nothing runs while larder is offline.

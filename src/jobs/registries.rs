@@ -50,12 +50,12 @@ impl<'a> MirrorRegistries<'a> {
         outlook: fn(&Error) -> ItemAvailability,
         answer: Result<WarmedDocument<T>, Error>,
     ) -> Result<T, Error> {
-        let mut learned = self.findings.lock();
+        let mut findings = self.findings.lock();
         if let Err(error) = &answer {
-            learned.outlooks.insert(address.to_string(), outlook(error));
+            findings.outlooks.insert(address.to_string(), outlook(error));
         }
         let WarmedDocument { value, unconfirmed } = answer?;
-        learned.unconfirmed.extend(unconfirmed);
+        findings.unconfirmed.extend(unconfirmed);
         Ok(value)
     }
 

@@ -25,11 +25,11 @@ type ProviderItems = Vec<(usize, Package, Vec<Vec<String>>)>;
 impl WarmUpRun<'_> {
     /// Finds out what configurations need, and warms it.
     pub(super) async fn configurations(&self, order: &Order) {
-        let asked = MirrorRegistries::new(self.mirror, self.clock, &self.retry_policy);
-        let telling = ItemRegistries { run: self, registries: &asked, modules: Mutex::default() };
-        let resolved = requirements::resolve(order, &telling).await;
-        let modules = telling.modules.into_inner();
-        self.job.is_resolved(asked.findings().unconfirmed.into_iter().collect());
+        let registries = MirrorRegistries::new(self.mirror, self.clock, &self.retry_policy);
+        let item_registries = ItemRegistries { run: self, registries: &registries, modules: Mutex::default() };
+        let resolved = requirements::resolve(order, &item_registries).await;
+        let modules = item_registries.modules.into_inner();
+        self.job.is_resolved(registries.findings().unconfirmed.into_iter().collect());
         let (providers, more_modules) = self.items_of(resolved, &modules);
         let providers =
             providers.into_iter().map(|(provider, packages)| async move { self.packages(&provider, packages).await });
@@ -48,8 +48,8 @@ impl WarmUpRun<'_> {
         known: &BTreeMap<ModulePackage, FetchedModule>,
     ) -> (BTreeMap<ProviderAddress, ProviderItems>, Vec<(usize, ModulePackage)>) {
         let (mut providers, mut modules) = (BTreeMap::<_, ProviderItems>::new(), Vec::new());
-        let room = MAX_ITEMS.saturating_sub(self.job.len());
-        if new_ones(&archives, &cannot, known) > room {
+        let free_items = MAX_ITEMS.saturating_sub(self.job.len());
+        if new_ones(&archives, &cannot, known) > free_items {
             let error =
                 format!("they need more archives than the {MAX_ITEMS} that one job can be about: name fewer folders");
             self.job.add(vec![failed("the configurations".to_owned(), error)]);
@@ -80,8 +80,8 @@ impl WarmUpRun<'_> {
     }
 
     fn add(&self, artifact: &Artifact) -> usize {
-        let about = ItemSubject { of: Some(artifact.clone()), digest: None };
-        self.job.add(vec![(waiting(artifact.into()), about)]).start
+        let item_subject = ItemSubject { of: Some(artifact.clone()), digest: None };
+        self.job.add(vec![(waiting(artifact.into()), item_subject)]).start
     }
 }
 
@@ -156,10 +156,10 @@ fn failed(subject: String, error: String) -> (JobItem, ItemSubject) {
 }
 
 /// Prefixes an error with the places that require the item.
-fn error_with_places(reason: &str, by: &[String]) -> String {
-    let places = by.iter().take(MAX_PLACES).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = by.len().saturating_sub(MAX_PLACES);
-    match (by.len(), more) {
+fn error_with_places(reason: &str, required_by: &[String]) -> String {
+    let places = required_by.iter().take(MAX_PLACES).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = required_by.len().saturating_sub(MAX_PLACES);
+    match (required_by.len(), more) {
         (0, _) => reason.to_owned(),
         (_, 0) => format!("{places}: {reason}"),
         (_, more) => format!("{places} and {more} more: {reason}"),

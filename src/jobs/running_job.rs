@@ -72,15 +72,15 @@ impl RunningJob {
             unconfirmed: Vec::new(),
             items,
         };
-        let about = vec![ItemSubject::default(); job.items.len()];
-        Self::set_item_state(id, beginning, home, job, about, Some(warm_up))
+        let subjects = vec![ItemSubject::default(); job.items.len()];
+        Self::set_item_state(id, beginning, home, job, subjects, Some(warm_up))
     }
 
     /// A job that ended before a restart.
     pub(super) fn ended(id: JobId, written: JobRecord, home: &SharedJobState) -> Self {
-        let JobRecord { job, mut about, beginning, .. } = written;
-        about.resize(job.items.len(), ItemSubject::default());
-        Self::set_item_state(id, beginning, home, job, about, None)
+        let JobRecord { job, about: mut subjects, beginning, .. } = written;
+        subjects.resize(job.items.len(), ItemSubject::default());
+        Self::set_item_state(id, beginning, home, job, subjects, None)
     }
 
     fn set_item_state(
@@ -88,11 +88,11 @@ impl RunningJob {
         beginning: JobOrigin,
         home: &SharedJobState,
         job: Job,
-        about: Vec<ItemSubject>,
+        subjects: Vec<ItemSubject>,
         warm_up: Option<Arc<WarmUp>>,
     ) -> Self {
-        let told = TrackedJob::new(job, about, warm_up);
-        let (tracked, changes, ending) = (Mutex::new(told), watch::Sender::new(0), tokio::sync::Mutex::default());
+        let tracked = TrackedJob::new(job, subjects, warm_up);
+        let (tracked, changes, ending) = (Mutex::new(tracked), watch::Sender::new(0), tokio::sync::Mutex::default());
         let (home, stop) = (home.clone(), home.stops.child_token());
         Self { id, beginning, home, stop, tracked, changes, ending }
     }
@@ -149,21 +149,21 @@ impl RunningJob {
     /// Updates the state, unless the job has ended.
     fn update<T>(&self, change: impl FnOnce(&mut TrackedJob) -> T) -> Option<T> {
         let changed = {
-            let mut told = self.tracked.lock();
-            if told.is_ending {
+            let mut subjects = self.tracked.lock();
+            if subjects.is_ending {
                 return None;
             }
-            told.revision += 1;
-            change(&mut told)
+            subjects.revision += 1;
+            change(&mut subjects)
         };
         self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
         Some(changed)
     }
 
     fn update_item(&self, item: usize, change: impl FnOnce(&mut JobItem, &mut ItemSubject)) {
-        self.update(|told| {
-            if let Some((item, about)) = told.item(item) {
-                change(item, about);
+        self.update(|tracked| {
+            if let Some((item, item_subject)) = tracked.item(item) {
+                change(item, item_subject);
             }
         });
     }
@@ -175,12 +175,12 @@ impl RunningJob {
 
     /// Its packages, to be pinned or unpinned now. The setting also applies to packages still to be fetched.
     pub(super) async fn to_pin(&self, pin: PinChange) -> Vec<ToPin> {
-        self.update(|told| told.head().pin = pin == PinChange::Set);
+        self.update(|tracked| tracked.head().pin = pin == PinChange::Set);
         self.write().await;
-        let told = self.tracked.lock();
-        let items = told.job.items.iter().zip(&told.subjects).map(|(item, about)| ToPin {
+        let tracked = self.tracked.lock();
+        let items = tracked.job.items.iter().zip(&tracked.subjects).map(|(item, item_subject)| ToPin {
             named: item.package.clone(),
-            package: about.of.clone(),
+            package: item_subject.of.clone(),
             is_coming: !item.state.has_ended(),
         });
         items.collect()
@@ -188,10 +188,10 @@ impl RunningJob {
 
     /// Adds items that wait for their turn: their numbers.
     pub(super) fn add(&self, items: Vec<(JobItem, ItemSubject)>) -> Range<usize> {
-        let added = self.update(|told| {
-            let first = told.job.items.len();
-            items.into_iter().for_each(|(item, about)| told.add(item, about));
-            first..told.job.items.len()
+        let added = self.update(|tracked| {
+            let first = tracked.job.items.len();
+            items.into_iter().for_each(|(item, item_subject)| tracked.add(item, item_subject));
+            first..tracked.job.items.len()
         });
         // Of a job that has ended nothing changes any more, and no item has this number.
         added.unwrap_or(usize::MAX..usize::MAX)
@@ -203,8 +203,8 @@ impl RunningJob {
 
     /// Marks the requirements as resolved, with the lists that upstream did not confirm.
     pub(super) fn is_resolved(&self, unconfirmed: Vec<String>) {
-        self.update(|told| {
-            let job = told.head();
+        self.update(|tracked| {
+            let job = tracked.head();
             (job.resolving, job.unconfirmed) = (false, unconfirmed);
         });
     }
@@ -215,10 +215,10 @@ impl RunningJob {
 
     /// The version of an item was chosen; it waits for its turn again.
     pub(super) fn set_subject(&self, item: usize, artifact: &Artifact) {
-        self.update_item(item, |item, about| {
+        self.update_item(item, |item, item_subject| {
             item.package = artifact.into();
             item.state = ItemState::Waiting;
-            about.of = Some(artifact.clone());
+            item_subject.of = Some(artifact.clone());
         });
     }
 
@@ -239,9 +239,9 @@ impl RunningJob {
             WarmedArchive::AlreadyStored => ItemState::Held,
             WarmedArchive::Fetched => ItemState::Fetched,
         };
-        self.update_item(item, |item, about| {
+        self.update_item(item, |item, item_subject| {
             (item.state, item.bytes, item.size_bytes) = (state, size_bytes, Some(size_bytes));
-            about.digest = Some(digest);
+            item_subject.digest = Some(digest);
         });
     }
 
@@ -263,9 +263,9 @@ impl RunningJob {
         let Some(records) = &self.home.records else { return };
         let _nobody_ends_it = self.ending.lock().await;
         let written = {
-            let told = self.tracked.lock();
-            let Some(warm_up) = told.warm_up.clone() else { return };
-            let job = Job { items: Vec::new(), ..told.job.clone() };
+            let tracked = self.tracked.lock();
+            let Some(warm_up) = tracked.warm_up.clone() else { return };
+            let job = Job { items: Vec::new(), ..tracked.job.clone() };
             JobRecord { job, beginning: self.beginning.clone(), about: Vec::new(), warm_up: Some(warm_up) }
         };
         records.write(self.id, written).await;
@@ -275,13 +275,13 @@ impl RunningJob {
     pub(super) async fn end(&self, how: JobEnd) {
         let _nobody_else = self.ending.lock().await;
         let written = {
-            let mut told = self.tracked.lock();
-            if told.job.state.has_ended() {
+            let mut tracked = self.tracked.lock();
+            if tracked.job.state.has_ended() {
                 return;
             }
             // Later updates of running steps are ignored.
-            told.is_ending = true;
-            let ended = told.ended(how, self.home.clock.now());
+            tracked.is_ending = true;
+            let ended = tracked.ended(how, self.home.clock.now());
             JobRecord { job: ended.job, beginning: self.beginning.clone(), about: ended.subjects, warm_up: None }
         };
         let (state, ended) = (written.job.state, written.job.ended);
@@ -289,9 +289,9 @@ impl RunningJob {
             records.write_end(self.id, written).await;
         }
         {
-            let mut told = self.tracked.lock();
-            told.revision += 1;
-            told.end(how, ended.unwrap_or(Timestamp(0)));
+            let mut tracked = self.tracked.lock();
+            tracked.revision += 1;
+            tracked.end(how, ended.unwrap_or(Timestamp(0)));
         }
         self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
         self.home.one_ended.notify_waiters();

@@ -56,9 +56,9 @@ impl WarmUp {
                         match wanted.get_mut(place) {
                             Some(known) => known.locked.push(hashes),
                             None => {
-                                let meant = Selection { of: provider, versions: Versions::Exactly(version) };
+                                let selection = Selection { of: provider, versions: Versions::Exactly(version) };
                                 wanted.push(WarmTarget::of(
-                                    PackageSelector::Provider(meant),
+                                    PackageSelector::Provider(selection),
                                     platforms.clone(),
                                     vec![hashes],
                                 ));

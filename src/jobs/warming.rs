@@ -62,8 +62,8 @@ impl WarmUpRun<'_> {
     /// Chooses the version, and warms it: of a provider, for each platform.
     async fn warm(&self, items: Range<usize>, wanted: &WarmTarget) {
         let warmed = match &wanted.what {
-            PackageSelector::Provider(meant) => self.provider(items.clone(), meant, wanted).await,
-            PackageSelector::Module(meant) => self.module(items.clone(), meant).await,
+            PackageSelector::Provider(selection) => self.provider(items.clone(), selection, wanted).await,
+            PackageSelector::Module(selection) => self.module(items.clone(), selection).await,
         };
         if let Err(error) = warmed {
             items.for_each(|item| self.failed(item, &error));
@@ -73,30 +73,31 @@ impl WarmUpRun<'_> {
     async fn provider(
         &self,
         items: Range<usize>,
-        meant: &Selection<ProviderAddress>,
+        selection: &Selection<ProviderAddress>,
         wanted: &WarmTarget,
     ) -> Result<(), Error> {
         let list =
-            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(&meant.of, Urgency::Job, self.clock.now())) };
+            || -> BoxFuture<'_, _> { Box::pin(self.mirror.warm_list(&selection.of, Urgency::Job, self.clock.now())) };
         let list = self.list(items.clone().collect(), list).await?;
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
-        let version = meant.choose(&listed).map_err(Error::NotFound)?.clone();
+        let version = selection.choose(&listed).map_err(Error::NotFound)?.clone();
         join_all(items.zip(&wanted.platforms).map(|(item, platform)| {
-            let package = Package { provider: meant.of.clone(), version: version.clone(), platform: platform.clone() };
+            let package =
+                Package { provider: selection.of.clone(), version: version.clone(), platform: platform.clone() };
             self.item(item, package, &wanted.locked)
         }))
         .await;
         Ok(())
     }
 
-    async fn module(&self, items: Range<usize>, meant: &Selection<ModuleAddress>) -> Result<(), Error> {
+    async fn module(&self, items: Range<usize>, selection: &Selection<ModuleAddress>) -> Result<(), Error> {
         let list = || -> BoxFuture<'_, _> {
-            Box::pin(self.mirror.warm_module_list(&meant.of, Urgency::Job, self.clock.now()))
+            Box::pin(self.mirror.warm_module_list(&selection.of, Urgency::Job, self.clock.now()))
         };
         let list = self.list(items.clone().collect(), list).await?;
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
-        let version = meant.choose(&listed).map_err(Error::NotFound)?.clone();
-        self.module_item(items.start, &ModulePackage { module: meant.of.clone(), version }).await
+        let version = selection.choose(&listed).map_err(Error::NotFound)?.clone();
+        self.module_item(items.start, &ModulePackage { module: selection.of.clone(), version }).await
     }
 
     /// Warms the required versions of one provider. Its version list is fetched, however the versions were named.
@@ -236,8 +237,8 @@ impl WarmUpRun<'_> {
             }
             self.job.arriving(item, bytes, length);
         };
-        let (came, held) = self.mirror.warm_archive(package, digest, self.clock.now(), arriving).await?;
-        Ok((came, digest, held.size_bytes))
+        let (came, archive) = self.mirror.warm_archive(package, digest, self.clock.now(), arriving).await?;
+        Ok((came, digest, archive.size_bytes))
     }
 
     /// Completes an item after its archive is stored.

@@ -116,8 +116,10 @@ impl Mirror {
         let (mirror, owned_selector, call) = (Arc::clone(self), selector.clone(), self.flight_context(call));
         let work = self.tasks.spawn(async move {
             match &owned_selector {
-                PackageSelector::Provider(meant) => mirror.accept_all(meant, &call).await,
-                PackageSelector::Module(meant) => mirror.accept_module(&meant.of, &meant.versions, &call).await,
+                PackageSelector::Provider(selection) => mirror.accept_all(selection, &call).await,
+                PackageSelector::Module(selection) => {
+                    mirror.accept_module(&selection.of, &selection.versions, &call).await
+                }
             }
         });
         match work.await {
@@ -192,13 +194,13 @@ impl Mirror {
                 .iter()
                 .any(|subject| subject.kind == AlarmKind::DamagedRecord && subject.version == package.version);
             let is_as_before = files.is_empty() && !is_new_key && !has_lost_key;
-            let ruling = if is_as_before && !is_trusted_anew && !is_recorded_anew {
+            let outcome = if is_as_before && !is_trusted_anew && !is_recorded_anew {
                 AcceptOutcome::NothingToAccept
             } else {
                 tracing::warn!(%package, files = files.len(), key, "accepted by the operator");
                 AcceptOutcome::Accepted { files, keys_before: keys_before.clone(), key }
             };
-            accepted.push(AcceptResult { package: subject, ruling });
+            accepted.push(AcceptResult { package: subject, ruling: outcome });
         }
         accepted.sort_by(|one, other| one.package.cmp(&other.package));
         Ok(accepted)
@@ -211,7 +213,7 @@ impl Mirror {
         selection: &Selection<ProviderAddress>,
         call: &RequestContext,
     ) -> Result<AcceptTargets, Error> {
-        let held = self.packages_with_sets_in(selection).await?;
+        let stored = self.packages_with_sets_in(selection).await?;
         // A package with an alarm may not be stored, because it is refused.
         let is_meant =
             |subject: &AlarmSubject| subject.is_resolved_by_accept() && selection.versions.include(&subject.version);
@@ -225,7 +227,7 @@ impl Mirror {
             version: version.clone(),
             platform,
         };
-        let mut packages: BTreeSet<Package> = held.iter().cloned().collect();
+        let mut packages: BTreeSet<Package> = stored.iter().cloned().collect();
         for AlarmSubject { version, part, .. } in &alarmed {
             if let AlarmPart::Platform(platform) = part {
                 packages.insert(package(version, platform.clone()));
@@ -275,11 +277,11 @@ impl Mirror {
         package: &Package,
         call: &RequestContext,
     ) -> Result<ProofSet, SetFetchError> {
-        let asked = sets::describe_set(package);
+        let subject = sets::describe_set(package);
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let work = async {
             let asking = self.fetch_verified_set(
-                &asked,
+                &subject,
                 &upstream,
                 package,
                 DiscoveryTrust::InAny,
@@ -290,10 +292,10 @@ impl Mirror {
             );
             match asking.await {
                 Err(SetFetchError::Failed(error)) => Err(error),
-                asked => Ok(asked),
+                subject => Ok(subject),
             }
         };
-        self.with_deadline(&asked, &package.provider.host, work).await?
+        self.with_deadline(&subject, &package.provider.host, work).await?
     }
 }
 
@@ -321,20 +323,22 @@ fn withdrawn_or_failed(
                 && (subject.part == AlarmPart::Platform(package.platform.clone())
                     || withdrawn.contains(&package.version))
         };
-        let ruling = match no_set {
+        let outcome = match no_set {
             SetFetchError::Absent(error) if resolved.iter().any(is_about) => {
                 AcceptOutcome::Withdrawn { error: error.to_string() }
             }
             no_set => AcceptOutcome::Failed { error: Error::from(no_set).to_string() },
         };
         unlisted.remove(&package.version);
-        accepted.push(AcceptResult { package: (&package).into(), ruling });
+        accepted.push(AcceptResult { package: (&package).into(), ruling: outcome });
     }
     for (version, error) in unlisted {
         if resolved.iter().any(|subject| subject.version == version) {
-            let ruling = AcceptOutcome::Withdrawn { error: error.to_string() };
-            accepted
-                .push(AcceptResult { package: PackageRef::requested(&format!("{}@{version}", selection.of)), ruling });
+            let outcome = AcceptOutcome::Withdrawn { error: error.to_string() };
+            accepted.push(AcceptResult {
+                package: PackageRef::requested(&format!("{}@{version}", selection.of)),
+                ruling: outcome,
+            });
         } else if matches!(selection.versions, Versions::Exactly(_)) {
             return Err(error);
         }

@@ -168,22 +168,23 @@ impl Mirror {
     ) -> Result<Answer<Archive>, Error> {
         let package = &wanted.package;
         let policy = call.upstream(&package.provider.host)?.settings.verification;
-        if let Some(held) = self.stored_archive_of_url(wanted).await?.filter(|held| policy.is_met_by(&held.proof.how))
-            && let OpenOutcome::Checked(archive) = self.open_stored(package, &held, call).await?
+        if let Some(archive) =
+            self.stored_archive_of_url(wanted).await?.filter(|archive| policy.is_met_by(&archive.proof.how))
+            && let OpenOutcome::Checked(archive) = self.open_stored(package, &archive, call).await?
         {
             let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until, checked: call.now });
         }
-        let held = self.usable_set(package, call).await?;
-        if let Some(held) = &held
-            && let Some((set, file)) = held.find(&wanted.digest, call.now)
+        let stored = self.usable_set(package, call).await?;
+        if let Some(stored) = &stored
+            && let Some((set, file)) = stored.find(&wanted.digest, call.now)
         {
-            return self.archive_from_set(wanted, held, &set, file, call).await;
+            return self.archive_from_set(wanted, stored, &set, file, call).await;
         }
         let requested = RequestedFile { package, digest: &wanted.digest, name: wanted.filename.as_str() };
-        let held = self.refetch_set_listing(requested, held.map(|held| held.stored_set.age), call).await?;
-        match held.find(&wanted.digest, call.now) {
-            Some((set, file)) => self.archive_from_set(wanted, &held, &set, file, call).await,
+        let stored = self.refetch_set_listing(requested, stored.map(|stored| stored.stored_set.age), call).await?;
+        match stored.find(&wanted.digest, call.now) {
+            Some((set, file)) => self.archive_from_set(wanted, &stored, &set, file, call).await,
             None => Err(requested.not_found_error()),
         }
     }
@@ -202,8 +203,8 @@ impl Mirror {
         let stored = self.platforms_with_sets(provider, version).await?;
         let package = |platform| Package { provider: provider.clone(), version: version.clone(), platform };
         for platform in &stored {
-            let held = self.usable_set(&package(platform.clone()), call).await?;
-            if let Some(set) = held.and_then(|held| held.with_proof_file(*file, digest, call.now)) {
+            let usable = self.usable_set(&package(platform.clone()), call).await?;
+            if let Some(set) = usable.and_then(|usable| usable.with_proof_file(*file, digest, call.now)) {
                 let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
                 return Ok(Answer {
                     value: set.proof_file(*file),
@@ -213,27 +214,27 @@ impl Mirror {
                 });
             }
         }
-        let mut asked = None;
+        let mut last_error = None;
         for platform in self.likely_platforms(provider, version, stored).await? {
             let package = package(platform);
             let requested = RequestedFile { package: &package, digest, name: file.name() };
-            let seen = self.usable_set(&package, call).await?.map(|held| held.stored_set.age);
+            let seen = self.usable_set(&package, call).await?.map(|usable| usable.stored_set.age);
             match self.refetch_set_listing(requested, seen, call).await {
-                Ok(held) => match held.with_proof_file(*file, digest, call.now) {
+                Ok(usable) => match usable.with_proof_file(*file, digest, call.now) {
                     Some(set) => {
                         let (value, fresh_until) = (set.proof_file(*file), call.now);
                         return Ok(Answer { value, outcome: Outcome::Miss, fresh_until, checked: call.now });
                     }
-                    None => asked = asked.or(Some(requested.not_found_error())),
+                    None => last_error = last_error.or(Some(requested.not_found_error())),
                 },
                 // A file absent for one platform may exist for another. After any other failure its absence is
                 // unproven.
-                Err(Error::NotFound(reason)) => asked = asked.or(Some(Error::NotFound(reason))),
+                Err(Error::NotFound(reason)) => last_error = last_error.or(Some(Error::NotFound(reason))),
                 Err(error) => return Err(error),
             }
         }
         let subject = format!("{} of {provider} {version}", file.name());
-        Err(asked.unwrap_or_else(|| Error::NotFound(format!("{subject}: no platform of that version is known"))))
+        Err(last_error.unwrap_or_else(|| Error::NotFound(format!("{subject}: no platform of that version is known"))))
     }
 
     /// Returns the platforms to ask upstream about when no stored set contains a file: those with a set first, then
@@ -277,19 +278,19 @@ impl Mirror {
         }
         let _place =
             self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the download document of {package}")))?;
-        let asked = tokio::time::timeout_at(call.deadline, self.revalidate_set(package, seen, call)).await;
-        let held = asked.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
-        if held.find(wanted.digest, call.now).is_none() {
+        let refetched = tokio::time::timeout_at(call.deadline, self.revalidate_set(package, seen, call)).await;
+        let stored = refetched.map_err(|_| Error::Slow(format!("the download document of {package}")))??;
+        if stored.find(wanted.digest, call.now).is_none() {
             let rule = call.upstream(&package.provider.host)?.rule(|fresh| fresh.download);
             call.config.refetched_sets.insert(package.clone(), (), call.now.after(rule.not_found_lifetime()), call.now);
         }
-        Ok(held)
+        Ok(stored)
     }
 
     async fn archive_from_set(
         self: &Arc<Self>,
         wanted: &ArchiveRef,
-        held: &UsableProofSet,
+        stored: &UsableProofSet,
         set: &Arc<ProofSet>,
         file: ProofSetFile,
         call: &RequestContext,
@@ -301,7 +302,7 @@ impl Mirror {
         };
         match file {
             ProofSetFile::Archive if set.document.filename == wanted.filename => {
-                self.archive_from_fill(&wanted.package, &held.stored_set, set, call).await
+                self.archive_from_fill(&wanted.package, &stored.stored_set, set, call).await
             }
             // URLs of earlier releases named the platform in these paths too.
             ProofSetFile::Proof(file) if file.name() == name => Ok(proof(file)),
@@ -315,14 +316,14 @@ impl Mirror {
     async fn archive_from_fill(
         self: &Arc<Self>,
         package: &Package,
-        kept: &Arc<StoredProofSet>,
+        stored_set: &Arc<StoredProofSet>,
         set: &Arc<ProofSet>,
         call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let digest = set.document.shasum;
         // A fill may have finished since the first check: do not start another.
-        if let Some(held) = self.stored_archive(package, digest).await?
-            && let OpenOutcome::Checked(archive) = self.open_stored(package, &held, call).await?
+        if let Some(archive) = self.stored_archive(package, digest).await?
+            && let OpenOutcome::Checked(archive) = self.open_stored(package, &archive, call).await?
         {
             return Ok(Answer { value: archive, outcome: Outcome::Hit, fresh_until: call.now, checked: call.now });
         }
@@ -330,7 +331,7 @@ impl Mirror {
             return Err(self.missing_error(package, format!("the archive of {package}"), call).await);
         }
         let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
-        let progress = self.join_fill(package, kept, set, call)?;
+        let progress = self.join_fill(package, stored_set, set, call)?;
         let (value, outcome) = match self.wait_for_fill(package, progress, call).await? {
             FillArrival::Stored(archive) => (archive, Outcome::Miss),
             // A job only wants the archive stored, so a failure to store it is an error.
@@ -355,22 +356,22 @@ impl Mirror {
     pub(super) fn join_fill(
         self: &Arc<Self>,
         package: &Package,
-        kept: &Arc<StoredProofSet>,
+        stored_set: &Arc<StoredProofSet>,
         set: &Arc<ProofSet>,
         call: &RequestContext,
     ) -> Result<watch::Receiver<FillProgress>, Error> {
         let key = FillKey { package: package.clone(), digest: set.document.shasum };
         let may_start = || self.started_fills.may_start(call.client, || format!("the archive of {package}"));
         self.fill_flights.try_join((key, call.proxy_path()), may_start, |landing| {
-            let (tell, progress) = watch::channel(FillProgress::Waiting);
-            let followed = tell.clone();
+            let (sender, progress) = watch::channel(FillProgress::Waiting);
+            let followed = sender.clone();
             let fill = Fill::new(
                 Arc::clone(self),
                 package.clone(),
-                Arc::clone(kept),
+                Arc::clone(stored_set),
                 Arc::clone(set),
                 self.flight_context(call),
-                tell,
+                sender,
             );
             let (mirror, package) = (Arc::clone(self), package.clone());
             let go = || {
@@ -442,7 +443,7 @@ impl Mirror {
         let wanted = wanted.clone();
         self.on_disk(move |mirror| {
             let name = default_if_gone(mirror.catalog.name(&wanted.package))?;
-            Ok(name.find(&wanted.digest).filter(|held| held.filename == wanted.filename).cloned())
+            Ok(name.find(&wanted.digest).filter(|archive| archive.filename == wanted.filename).cloned())
         })
         .await
     }

@@ -41,11 +41,11 @@ impl ArchiveRequest {
     }
 
     /// Requests the bytes from `from` on. Upstream may start at byte 0 all the same.
-    pub(super) async fn ask(&mut self, from: u64, held: &Validators) -> Result<IncomingFile, Error> {
+    pub(super) async fn ask(&mut self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
         loop {
-            let asked = Instant::now();
-            let answered = self.ask_once(from, held).await;
-            if self.attempts.is_too_slow_to_answer(asked.elapsed()) {
+            let started = Instant::now();
+            let answered = self.ask_once(from, validators).await;
+            if self.attempts.is_too_slow_to_answer(started.elapsed()) {
                 return Err(self.too_slow());
             }
             let error = match answered {
@@ -75,10 +75,10 @@ impl ArchiveRequest {
         }
     }
 
-    async fn ask_once(&self, from: u64, held: &Validators) -> Result<IncomingFile, UpstreamError> {
-        let grant = self.grant().await;
+    async fn ask_once(&self, from: u64, validators: &Validators) -> Result<IncomingFile, UpstreamError> {
+        let credential_scope = self.grant().await;
         let limit = self.mirror.limits.stall;
-        match timeout(limit, self.call.config.outbound.file(self.of(&grant), from, held)).await {
+        match timeout(limit, self.call.config.outbound.file(self.of(&credential_scope), from, validators)).await {
             Ok(answered) => answered,
             Err(_) => Err(self.failed(Fault::Slow(format!("no first byte within {} s", limit.as_secs())))),
         }
@@ -86,8 +86,8 @@ impl ArchiveRequest {
 
     /// Returns the length that upstream announces, in bytes, without fetching the body. `None` where it announces none.
     pub(super) async fn announced_length(&self) -> Option<u64> {
-        let grant = self.grant().await;
-        match self.call.config.outbound.announced_length(self.of(&grant)).await {
+        let credential_scope = self.grant().await;
+        match self.call.config.outbound.announced_length(self.of(&credential_scope)).await {
             Ok(length) => length,
             Err(error) => {
                 tracing::debug!(package = %self.package, %error, "upstream does not say how large an archive is");
@@ -104,17 +104,17 @@ impl ArchiveRequest {
         };
         let call = self.mirror.flight_context(&self.call);
         match self.mirror.resolve_service(Service::Providers, upstream, DiscoveryTrust::InAny, &call).await {
-            Ok((_, grant)) => grant,
+            Ok((_, credential_scope)) => credential_scope,
             Err(_) => upstream.credential_scope.clone(),
         }
     }
 
-    fn of<'b>(&'b self, grant: &'b CredentialScope) -> UpstreamRequest<'b> {
+    fn of<'b>(&'b self, credential_scope: &'b CredentialScope) -> UpstreamRequest<'b> {
         UpstreamRequest {
             label: &self.subject,
             url: &self.url,
             upstream: &self.package.provider.host,
-            credentials: grant,
+            credentials: credential_scope,
             via: &self.call.via,
             retries: RETRIES,
             priority: self.call.priority,
@@ -134,11 +134,11 @@ impl ArchiveRequest {
     /// Registries sign the URLs in their documents, and those expire: fetch the document once more.
     async fn refreshed_url(&self, error: &UpstreamError) -> Result<Url, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is fetched again");
-        let kept = self.mirror.refetch_set(&self.package, &self.call).await?;
-        if kept.current.document.shasum != self.set.document.shasum {
+        let refreshed = self.mirror.refetch_set(&self.package, &self.call).await?;
+        if refreshed.current.document.shasum != self.set.document.shasum {
             return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.subject)));
         }
-        Ok(kept.current.document.archive_url.clone())
+        Ok(refreshed.current.document.archive_url.clone())
     }
 
     /// Returns the error for bytes with the wrong digest. The version may have been republished since the set was
@@ -152,8 +152,8 @@ impl ArchiveRequest {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
         }
         let verdict = format!("its bytes have SHA-256 {actual}, and its verified SHA256SUMS say {expected}");
-        let asked = format!("{} from {}", self.subject, origin(&self.set.document.archive_url));
-        Error::Unverified { subject: asked, verdict }
+        let subject = format!("{} from {}", self.subject, origin(&self.set.document.archive_url));
+        Error::Unverified { subject, verdict }
     }
 }
 
@@ -162,8 +162,8 @@ pub(super) fn announced(incoming: &IncomingFile) -> BodyAnnouncement {
 }
 
 /// The error for an upstream that contradicts the length announced to clients.
-pub(super) fn length_mismatch(incoming: &IncomingFile, told: u64, now: u64) -> Error {
-    incoming.failed(Fault::Unusable(format!("it announced {told} bytes, and then {now}"))).into()
+pub(super) fn length_mismatch(incoming: &IncomingFile, announced: u64, now: u64) -> Error {
+    incoming.failed(Fault::Unusable(format!("it announced {announced} bytes, and then {now}"))).into()
 }
 
 /// Turns a 4xx for a file of a verified document into an upstream failure: the client asked for something that exists.

@@ -135,10 +135,10 @@ impl DownloadAttempts {
 
     pub(super) fn compare_length(&self, before: PartialDownload, now: BodyAnnouncement) -> LengthAgreement {
         match (self.announced, now.length) {
-            (AnnouncedLength::Length(told), Some(now)) if told != now => {
-                LengthAgreement::Never { announced: told, now }
+            (AnnouncedLength::Length(announced), Some(now)) if announced != now => {
+                LengthAgreement::Never { announced, now }
             }
-            (AnnouncedLength::Length(told), _) => LengthAgreement::Length(Some(told)),
+            (AnnouncedLength::Length(announced), _) => LengthAgreement::Length(Some(announced)),
             (AnnouncedLength::NoLength, _) => LengthAgreement::Length(None),
             // The partial download of an earlier run is only useful if it fits.
             (AnnouncedLength::Nothing, length) => {

@@ -172,8 +172,8 @@ impl Mirror {
     }
 
     /// A context for one step of this urgency.
-    pub(super) fn step_context_for(&self, haste: Urgency, now: Timestamp) -> RequestContext {
-        let part = match haste {
+    pub(super) fn step_context_for(&self, urgency: Urgency, now: Timestamp) -> RequestContext {
+        let part = match urgency {
             Urgency::Job => CallerKind::JobStep,
             Urgency::Plan => CallerKind::PlanStep,
         };
@@ -191,14 +191,14 @@ impl Mirror {
     ) -> RequestContext {
         let began = Instant::now();
         let deadline = began + self.limits.answer_within;
-        let (asker, part, leave) = (RequestPriority::Client, CallerKind::Request, RevalidationPermit::default());
+        let (priority, part, leave) = (RequestPriority::Client, CallerKind::Request, RevalidationPermit::default());
         RequestContext {
             now,
             via,
             started: began,
             deadline,
             takes_unknown_length,
-            priority: asker,
+            priority,
             client,
             config: terms,
             caller: part,

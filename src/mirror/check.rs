@@ -183,10 +183,10 @@ impl Mirror {
             let mut taken = None;
             self.catalog.change_name(&artifact, |name| {
                 taken = name.get(&digest).cloned();
-                name.archives.retain(|held| held.digest != digest);
+                name.archives.retain(|archive| archive.digest != digest);
             })?;
             self.bump_artifact_revision(&artifact);
-            taken_off.extend(taken.map(|held| (artifact, held)));
+            taken_off.extend(taken.map(|archive| (artifact, archive)));
         }
         Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))
     }
@@ -198,10 +198,10 @@ impl Mirror {
         call: &RequestContext,
     ) -> RepairOutcome {
         let mut healed = RepairOutcome::NobodyNeedsIt;
-        for (artifact, held) in names {
+        for (artifact, archive) in names {
             let brought = match artifact {
                 Artifact::Provider(package) => {
-                    let wanted = ArchiveRef { package, digest: held.digest.prefix(), filename: held.filename };
+                    let wanted = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
                     self.ensure_archive_stored(&wanted, &self.flight_context(call)).await
                 }
                 Artifact::Module(package) => {
@@ -235,7 +235,7 @@ impl Mirror {
             follow.until_stored(&subject).await?;
         }
         match self.stored_archive_of_url(wanted).await? {
-            Some(held) if self.has_archive(held.digest).await? => Ok(()),
+            Some(archive) if self.has_archive(archive.digest).await? => Ok(()),
             Some(_) | None => Err(Error::Interrupted(subject)),
         }
     }

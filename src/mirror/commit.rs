@@ -23,15 +23,15 @@ impl Mirror {
     pub(super) fn commit(
         &self,
         package: &Package,
-        kept: &StoredProofSet,
-        held: StoredArchive,
+        stored_set: &StoredProofSet,
+        archive: StoredArchive,
         verified: Verified<Staged>,
     ) -> Result<StoredArchive, StoreError> {
-        let (digest, size_bytes, now) = (verified.digest(), held.size_bytes, held.kept);
+        let (digest, size_bytes, now) = (verified.digest(), archive.size_bytes, archive.kept);
         let _lock = self.catalog.digest_lock(&digest).lock();
         self.store.blobs.publish(verified)?;
         self.checked_archives.lock().insert(digest);
-        let named = self.store_name(package, kept, held);
+        let named = self.store_name(package, stored_set, archive);
         if named.is_err() {
             // The blob is stored without a name. Eviction only finds it if it is in the index.
             self.store.index.archive_stored(&digest, size_bytes, now);
@@ -43,11 +43,11 @@ impl Mirror {
     pub(super) async fn adopt(
         self: &Arc<Self>,
         package: &Package,
-        kept: &Arc<StoredProofSet>,
+        stored_set: &Arc<StoredProofSet>,
         set: &Arc<ProofSet>,
         now: Timestamp,
     ) -> Result<Option<FillOutcome>, Error> {
-        let (package, kept, set) = (package.clone(), Arc::clone(kept), Arc::clone(set));
+        let (package, stored_set, set) = (package.clone(), Arc::clone(stored_set), Arc::clone(set));
         self.on_disk(move |mirror| {
             let digest = set.document.shasum;
             let _lock = mirror.catalog.digest_lock(&digest).lock();
@@ -58,14 +58,14 @@ impl Mirror {
                 return Ok(None);
             };
             let size_bytes = blob.size_bytes();
-            let mut held = StoredArchive::of_set(&set, fast, size_bytes, now);
-            if held.proof.how == ProofBasis::Imported {
+            let mut archive = StoredArchive::of_set(&set, fast, size_bytes, now);
+            if archive.proof.how == ProofBasis::Imported {
                 // It may have been imported as something else than a zip, so only its `h1:` is certain to be the
                 // publisher's.
-                held.zip = ZipOrigin::PackedAnew;
+                archive.zip = ZipOrigin::PackedAnew;
             }
-            Ok(Some(match mirror.store_name(&package, &kept, held) {
-                Ok(held) => FillOutcome::Stored { bytes: None, archive: Box::new(held) },
+            Ok(Some(match mirror.store_name(&package, &stored_set, archive) {
+                Ok(archive) => FillOutcome::Stored { bytes: None, archive: Box::new(archive) },
                 Err(reason) => FillOutcome::NotStored { bytes: blob.bytes(), size_bytes, error: reason },
             }))
         })
@@ -75,20 +75,20 @@ impl Mirror {
     pub(super) fn store_name(
         &self,
         package: &Package,
-        kept: &StoredProofSet,
-        held: StoredArchive,
+        stored_set: &StoredProofSet,
+        archive: StoredArchive,
     ) -> Result<StoredArchive, StoreError> {
         let key = Key::ProofSet(package.clone());
         if !self.store.records.sync(&key)? {
             // Without evicting: this runs under a digest lock.
-            self.write_document(&key, &kept.write(), held.kept, Durability::Synced)?;
+            self.write_document(&key, &stored_set.write(), archive.kept, Durability::Synced)?;
         }
         self.catalog.change_name(package, |name| {
-            name.put(held.clone());
+            name.put(archive.clone());
         })?;
-        self.store.index.archive_stored(&held.digest, held.size_bytes, held.kept);
+        self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.kept);
         self.bump_revision(&package.provider);
-        Ok(held)
+        Ok(archive)
     }
 
     /// Computes both `h1:` of a stored archive. After a failure, the next start tries again.
@@ -109,7 +109,8 @@ impl Mirror {
     ) -> Result<(), Error> {
         let (mirror, owned_package) = (Arc::clone(self), package.clone());
         let computed = self.hashing_limit.run(&self.tasks, move || {
-            let is_known = |held: &StoredArchive| held.digest == digest && held.hashes != PackageHashState::NotYet;
+            let is_known =
+                |archive: &StoredArchive| archive.digest == digest && archive.hashes != PackageHashState::NotYet;
             if mirror.catalog.name(&owned_package)?.archives.iter().any(is_known) {
                 return Ok(());
             }
@@ -132,8 +133,8 @@ impl Mirror {
             tracing::error!(%package, reason, "a verified archive is no zip that a client could install; it has no h1");
         }
         self.catalog.change_name(package, |name| {
-            if let Some(held) = name.archives.iter_mut().find(|held| held.digest == *digest) {
-                held.hashes = hashes;
+            if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == *digest) {
+                archive.hashes = hashes;
             }
         })?;
         self.bump_revision(&package.provider);

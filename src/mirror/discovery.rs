@@ -33,8 +33,8 @@ pub(super) enum DiscoveryTrust {
 }
 
 impl DiscoveryTrust {
-    pub(super) fn for_what_is_held<T>(held: Option<&T>) -> Self {
-        if held.is_some() { Self::InConfirmed } else { Self::InAny }
+    pub(super) fn for_what_is_held<T>(stored: Option<&T>) -> Self {
+        if stored.is_some() { Self::InConfirmed } else { Self::InAny }
     }
 }
 
@@ -98,13 +98,14 @@ impl Mirror {
     ) -> Result<Answer<Arc<StoredDocument>>, Error> {
         let upstream = Arc::clone(call.upstream(host)?);
         let rule = upstream.rule(|fresh| fresh.discovery);
-        let asked = discovery_url(&upstream)?;
-        let held = self.stored_document(&Key::Discovery(host.clone())).await?;
-        let held =
-            held.filter(|held| self.connectivity() == Connectivity::Offline || held.value.metadata.asked == asked);
-        let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &RequestContext| self.join_discovery_flight(upstream, asked, seen, errand, call);
-        let pulled = self.serve_or_fetch(&what(host), host, call, &rule, held, fly).await;
+        let url = discovery_url(&upstream)?;
+        let stored = self.stored_document(&Key::Discovery(host.clone())).await?;
+        let stored =
+            stored.filter(|stored| self.connectivity() == Connectivity::Offline || stored.value.metadata.asked == url);
+        let seen = stored.as_ref().map(|stored| stored.age);
+        let fly =
+            |fetch_reason, call: &RequestContext| self.join_discovery_flight(upstream, url, seen, fetch_reason, call);
+        let pulled = self.serve_or_fetch(&what(host), host, call, &rule, stored, fly).await;
         pulled.inspect_err(|error| self.record_text_if_offline(error, call))
     }
 
@@ -115,33 +116,33 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(host)?);
-        let asked = discovery_url(&upstream)?;
-        let seen = self.stored_document(&Key::Discovery(host.clone())).await?.map(|held| held.age);
-        self.join_discovery_flight(upstream, asked, seen, FetchReason::Fetch, call).await.map(drop)
+        let url = discovery_url(&upstream)?;
+        let seen = self.stored_document(&Key::Discovery(host.clone())).await?.map(|document| document.age);
+        self.join_discovery_flight(upstream, url, seen, FetchReason::Fetch, call).await.map(drop)
     }
 
     /// Joins or starts the fetch of a discovery document. `seen` is the age of the copy that the caller read.
     fn join_discovery_flight(
         self: &Arc<Self>,
         upstream: Arc<Upstream>,
-        asked: Url,
+        url: Url,
         seen: Option<Age>,
-        errand: FetchReason,
+        fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
         let host = upstream.settings.host.clone();
         let (subject, key) = (what(&host), Key::Discovery(host.clone()));
         let rule = upstream.rule(|fresh| fresh.discovery);
-        let group = (key.clone(), errand, call.flight_group());
+        let group = (key.clone(), fetch_reason, call.flight_group());
         self.document_flights.join_or_spawn(&self.tasks, group, Err(Error::Interrupted(subject.clone())), || {
             let (mirror, call) = (Arc::clone(self), self.flight_context(call));
             async move {
                 // Ignore a document of another `url`: its services would get this upstream's credential.
-                let is_of_this = |kept: &StoredDocument| kept.metadata.asked == asked;
+                let is_of_this = |document: &StoredDocument| document.metadata.asked == url;
                 match mirror.reread_store(&key, seen, &rule, &call).await? {
-                    FlightStart::AlreadyFetched(landed) if is_of_this(&landed.value) => Ok(landed),
+                    FlightStart::AlreadyFetched(fetched) if is_of_this(&fetched.value) => Ok(fetched),
                     FlightStart::BuildOn(Some(before)) if is_of_this(&before) => {
-                        mirror.charge_revalidation(&subject, &host, errand, 1, &call)?;
+                        mirror.charge_revalidation(&subject, &host, fetch_reason, 1, &call)?;
                         mirror.fetch_discovery(&subject, &upstream, Some(before), &call).await
                     }
                     FlightStart::AlreadyFetched(_) | FlightStart::BuildOn(_) => {
@@ -154,7 +155,7 @@ impl Mirror {
 
     /// Reads the stored discovery document of an upstream.
     pub async fn held_discovery(self: &Arc<Self>, host: &Hostname) -> Result<Option<Arc<StoredDocument>>, Error> {
-        Ok(self.stored_document(&Key::Discovery(host.clone())).await?.map(|held| held.value))
+        Ok(self.stored_document(&Key::Discovery(host.clone())).await?.map(|stored| stored.value))
     }
 
     /// The freshness rule for something fetched from a service at `asked`: stale at any age if the stored discovery
@@ -162,7 +163,7 @@ impl Mirror {
     pub(super) async fn rule_for_location(
         self: &Arc<Self>,
         service: Service,
-        asked: &Url,
+        url: &Url,
         upstream: &Upstream,
         rule: FreshnessRule,
     ) -> Result<FreshnessRule, Error> {
@@ -170,10 +171,10 @@ impl Mirror {
         let of_now = discovery.metadata.asked == discovery_url(upstream)?;
         let base = discovery.discovery().ok().and_then(|discovery| discovery.base(service));
         // The list of all is at the base URL itself, without its slash.
-        let path = format!("{}/", asked.path());
+        let path = format!("{}/", url.path());
         let is_below = |base: Url| {
             let base = base.join(".");
-            base.is_ok_and(|base| base.origin() == asked.origin() && path.starts_with(base.path()))
+            base.is_ok_and(|base| base.origin() == url.origin() && path.starts_with(base.path()))
         };
         Ok(if of_now && base.is_none_or(is_below) { rule } else { rule.at_new_location() })
     }
@@ -183,10 +184,10 @@ impl Mirror {
     pub(super) fn keeps_own_discovery(&self, key: &Key, coming: &StoredDocument) -> Result<bool, StoreError> {
         let terms = self.config();
         let Key::Discovery(host) = key else { return Ok(false) };
-        let asked = terms.upstreams.get(host).and_then(|upstream| discovery_url(upstream).ok());
-        let held = self.store.records.get(key)?.and_then(StoredDocument::read);
-        let is_of_it = |kept: &StoredDocument| asked.as_ref() == Some(&kept.metadata.asked);
-        Ok(self.connectivity() == Connectivity::Online && held.as_ref().is_some_and(is_of_it) && !is_of_it(coming))
+        let url = terms.upstreams.get(host).and_then(|upstream| discovery_url(upstream).ok());
+        let stored = self.store.records.get(key)?.and_then(StoredDocument::read);
+        let is_of_it = |document: &StoredDocument| url.as_ref() == Some(&document.metadata.asked);
+        Ok(self.connectivity() == Connectivity::Online && stored.as_ref().is_some_and(is_of_it) && !is_of_it(coming))
     }
 
     /// Returns the base URL of a service of an upstream, and the credential scope for it.
@@ -194,7 +195,7 @@ impl Mirror {
         self: &Arc<Self>,
         service: Service,
         upstream: &Upstream,
-        faith: DiscoveryTrust,
+        trust: DiscoveryTrust,
         call: &RequestContext,
     ) -> Result<(Url, CredentialScope), Error> {
         let host = &upstream.settings.host;
@@ -204,30 +205,31 @@ impl Mirror {
             fault: Fault::Unusable(format!("its discovery document {reason}")),
         };
         let answer = Box::pin(self.discovery(host, call)).await?;
-        if faith == DiscoveryTrust::InConfirmed && answer.outcome == Outcome::Stale {
+        if trust == DiscoveryTrust::InConfirmed && answer.outcome == Outcome::Stale {
             return Err(unusable("could not be confirmed").into());
         }
-        let base_in = |kept: &StoredDocument| kept.discovery().ok().and_then(|discovery| discovery.base(service));
+        let base_in =
+            |document: &StoredDocument| document.discovery().ok().and_then(|discovery| discovery.base(service));
         let mut base = base_in(&answer.value);
         let mut named_by = Arc::clone(&answer.value);
         if base.is_none() && answer.outcome == Outcome::Hit {
             // The lack of a service is not cached, even where the document is stored for its other service: fetch it
             // again.
-            let (asked, seen) = (discovery_url(upstream)?, Some(answer.value.age()));
+            let (url, seen) = (discovery_url(upstream)?, Some(answer.value.age()));
             let again = call.upstream(host).map(Arc::clone)?;
-            let landed = Box::pin(self.join_discovery_flight(again, asked, seen, FetchReason::Fetch, call)).await?;
-            base = base_in(&landed.value);
-            named_by = landed.value;
+            let fetched = Box::pin(self.join_discovery_flight(again, url, seen, FetchReason::Fetch, call)).await?;
+            base = base_in(&fetched.value);
+            named_by = fetched.value;
         }
         let base = base.ok_or_else(|| unusable(&format!("names no usable {}", service.key())))?;
-        let grant = upstream.credential_scope.clone();
-        let grant = match &named_by.metadata {
+        let credential_scope = upstream.credential_scope.clone();
+        let credential_scope = match &named_by.metadata {
             // A bundle named this origin, not the upstream, so it gets no credential.
-            DocumentMetadata { carried: true, .. } => grant,
-            _ if named_by.is_from_asked_origin() => grant.with_service(&base),
-            _ => grant.with_permitted_service(&base),
+            DocumentMetadata { carried: true, .. } => credential_scope,
+            _ if named_by.is_from_asked_origin() => credential_scope.with_service(&base),
+            _ => credential_scope.with_permitted_service(&base),
         };
-        Ok((base, grant))
+        Ok((base, credential_scope))
     }
 
     async fn fetch_discovery(
@@ -243,12 +245,12 @@ impl Mirror {
             origin: origin(&settings.url),
             fault: Fault::Unusable(reason),
         };
-        let asked = discovery_url(upstream)?;
+        let url = discovery_url(upstream)?;
         let fetched = self
-            .ask(subject, &asked, upstream, &upstream.credential_scope, before.as_deref(), discovery::LIMIT, call)
+            .ask(subject, &url, upstream, &upstream.credential_scope, before.as_deref(), discovery::LIMIT, call)
             .await;
         let had_services = before.as_ref().is_some_and(|before| !before.services().is_empty());
-        let kept = match (fetched, before) {
+        let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), before) => {
@@ -263,9 +265,9 @@ impl Mirror {
                     let (host, origin) = (&settings.host, origin(&document.url));
                     tracing::warn!(%host, origin, "a redirect to another origin led to the discovery document of this upstream: the services that it names are asked without the upstream's credential; to show it to them all the same, add their hosts to credentials_for, or set url to where the document is");
                 }
-                let kept = StoredDocument::of(document, asked, call.now);
-                let dropped = before.filter(|_| settings.keep_gone).map(|before| before.dropped_in(&kept));
-                StoredDocument { dropped: dropped.unwrap_or_default(), ..kept }
+                let url = StoredDocument::of(document, url, call.now);
+                let dropped = before.filter(|_| settings.keep_gone).map(|before| before.dropped_in(&url));
+                StoredDocument { dropped: dropped.unwrap_or_default(), ..url }
             }
             // A registry without discovery is no registry. This must never look like a missing provider.
             (Err(UpstreamError { fault: Fault::Absent(status), .. }), _) => {
@@ -273,25 +275,25 @@ impl Mirror {
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let names = kept.services();
+        let names = stored_document.services();
         // A document that names only the other service is valid. One that names neither is not a registry's.
         if names.is_empty() && had_services {
             return Err(unusable("its discovery document names no service any more that larder asks for".into()).into());
         }
         if names.is_empty() {
             // Returned, but fetched again by the next request, like anything that is not stored.
-            let kept = kept.confirmed(Timestamp(0), false);
-            return Ok(Aged { age: kept.age(), value: Arc::new(kept) });
+            let stored_document = stored_document.confirmed(Timestamp(0), false);
+            return Ok(Aged { age: stored_document.age(), value: Arc::new(stored_document) });
         }
-        self.store_document(Key::Discovery(settings.host.clone()), kept).await
+        self.store_document(Key::Discovery(settings.host.clone()), stored_document).await
     }
 }
 
 fn discovery_url(upstream: &Upstream) -> Result<Url, Error> {
     let settings = &upstream.settings;
     settings.url.join(".well-known/terraform.json").map_err(|e| {
-        let (asked, origin) = (what(&settings.host), origin(&settings.url));
-        UpstreamError { subject: asked, origin, fault: Fault::Unusable(e.to_string()) }.into()
+        let (subject, origin) = (what(&settings.host), origin(&settings.url));
+        UpstreamError { subject, origin, fault: Fault::Unusable(e.to_string()) }.into()
     })
 }
 

@@ -91,19 +91,19 @@ impl StoredDocument {
     }
 
     pub(super) fn read(record: Vec<u8>) -> Option<Self> {
-        let (about, parts) = parts::read(record)?;
+        let (metadata, parts) = parts::read(record)?;
         let [body, dropped] = <[Bytes; 2]>::try_from(parts).ok()?;
-        Some(Self { metadata: about, body, dropped, _room: MemoryGrant::default() })
+        Some(Self { metadata, body, dropped, _room: MemoryGrant::default() })
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
         parts::write(&self.metadata, &[&self.body, &self.dropped])
     }
 
-    pub(super) fn of(document: Document, asked: Url, now: Timestamp) -> Self {
+    pub(super) fn of(document: Document, requested_url: Url, now: Timestamp) -> Self {
         let Document { body, validators, url, origins, memory, .. } = document;
         let metadata = DocumentMetadata {
-            asked,
+            asked: requested_url,
             url,
             origins,
             validators,
@@ -116,8 +116,8 @@ impl StoredDocument {
     }
 
     pub(super) fn confirmed(&self, now: Timestamp, gone: bool) -> Self {
-        let about = DocumentMetadata { checked: now, gone, ..self.metadata.clone() };
-        Self { metadata: about, ..self.clone() }
+        let metadata = DocumentMetadata { checked: now, gone, ..self.metadata.clone() };
+        Self { metadata, ..self.clone() }
     }
 
     pub(super) fn has_same_content(&self, other: &Self) -> bool {
@@ -162,11 +162,11 @@ impl StoredDocument {
             return read(self);
         }
         let turn = LARGE_READS.acquire().await;
-        let kept = Arc::clone(self);
+        let document = Arc::clone(self);
         let reading = tokio::task::spawn_blocking(move || {
             // The permit is released when the parsing ends, even if the caller has gone.
             let _turn = turn;
-            read(&kept)
+            read(&document)
         });
         reading.await.unwrap_or_else(|_| Err("reading it ended unexpectedly".to_owned()))
     }
@@ -208,20 +208,20 @@ impl Mirror {
         rule: &FreshnessRule,
         call: &RequestContext,
     ) -> Result<FlightStart, Error> {
-        let held = self.stored_document(key).await?;
-        if held.is_none()
-            && let Some(said) = call.config.not_found.get(key, call.now)
+        let stored = self.stored_document(key).await?;
+        if stored.is_none()
+            && let Some(not_found) = call.config.not_found.get(key, call.now)
         {
-            return Err(Error::NotFound(said));
+            return Err(Error::NotFound(not_found));
         }
-        Ok(match held {
-            Some(held)
-                if seen != Some(held.age)
-                    && decide(Some(held.age), rule, self.connectivity(), call.now) == FreshnessDecision::Serve =>
+        Ok(match stored {
+            Some(stored)
+                if seen != Some(stored.age)
+                    && decide(Some(stored.age), rule, self.connectivity(), call.now) == FreshnessDecision::Serve =>
             {
-                FlightStart::AlreadyFetched(held)
+                FlightStart::AlreadyFetched(stored)
             }
-            held => FlightStart::BuildOn(held.map(|held| held.value)),
+            stored => FlightStart::BuildOn(stored.map(|stored| stored.value)),
         })
     }
 
@@ -232,11 +232,11 @@ impl Mirror {
         let wanted = key.clone();
         self.on_disk(move |mirror| {
             let Some(record) = default_if_gone(mirror.store.records.get(&wanted))? else { return Ok(None) };
-            let Some(kept) = StoredDocument::read(record) else {
+            let Some(document) = StoredDocument::read(record) else {
                 mirror.store.records.quarantine(&wanted)?;
                 return Ok(None);
             };
-            Ok(Some(Aged { age: kept.age(), value: Arc::new(kept) }))
+            Ok(Some(Aged { age: document.age(), value: Arc::new(document) }))
         })
         .await
     }
@@ -247,7 +247,7 @@ impl Mirror {
         subject: &str,
         url: &Url,
         upstream: &Upstream,
-        grant: &CredentialScope,
+        credential_scope: &CredentialScope,
         before: Option<&StoredDocument>,
         limit: u64,
         call: &RequestContext,
@@ -259,33 +259,34 @@ impl Mirror {
             label: subject,
             url,
             upstream,
-            credentials: grant,
+            credentials: credential_scope,
             via,
             retries,
             priority: *priority,
             now: *now,
         };
-        let held = before.filter(|before| before.metadata.asked == *url).map(|before| &before.metadata.validators);
-        call.config.outbound.document(ask, held, limit).await
+        let validators =
+            before.filter(|before| before.metadata.asked == *url).map(|before| &before.metadata.validators);
+        call.config.outbound.document(ask, validators, limit).await
     }
 
     /// Stores a document that was just fetched, and enforces the size limit. A stored copy that was confirmed later
     /// stays; it is also returned, unless it was fetched from another URL. A failed write is logged, and the caller
     /// still gets the document.
-    pub(super) async fn store_document(self: &Arc<Self>, key: Key, kept: StoredDocument) -> DocumentFlight {
-        let coming = kept.clone();
+    pub(super) async fn store_document(self: &Arc<Self>, key: Key, document: StoredDocument) -> DocumentFlight {
+        let coming = document.clone();
         let put = self.on_disk(move |mirror| {
             let now = coming.metadata.checked;
             let placed = mirror.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
             mirror.enforce_size_limit();
             Ok(placed)
         });
-        let kept = match put.await {
+        let document = match put.await {
             Ok(placed) => {
                 self.record_stored(ObjectKind::Document);
                 match placed {
-                    ReplaceOutcome::KeptExisting(held) if held.metadata.asked == kept.metadata.asked => *held,
-                    ReplaceOutcome::Stored | ReplaceOutcome::KeptExisting(_) => kept,
+                    ReplaceOutcome::KeptExisting(stored) if stored.metadata.asked == document.metadata.asked => *stored,
+                    ReplaceOutcome::Stored | ReplaceOutcome::KeptExisting(_) => document,
                 }
             }
             Err(error) => {
@@ -293,10 +294,10 @@ impl Mirror {
                 if let Error::Store(reason) = &error {
                     self.record_not_stored(ObjectKind::Document, reason);
                 }
-                kept
+                document
             }
         };
-        Ok(Aged { age: kept.age(), value: Arc::new(kept) })
+        Ok(Aged { age: document.age(), value: Arc::new(document) })
     }
 
     /// Stores the document that `made` builds from the old and the new one, unless the old one was confirmed later.
@@ -309,11 +310,11 @@ impl Mirror {
         made: impl FnOnce(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
     ) -> Result<ReplaceOutcome, StoreError> {
         let _lock = self.catalog.record_lock(key).lock();
-        let held = default_if_gone(self.store.records.get(key))?.and_then(StoredDocument::read);
-        if let Some(held) = held.as_ref().filter(|held| held.age().is_confirmed_after(coming.age(), now)) {
-            return Ok(ReplaceOutcome::KeptExisting(Box::new(held.clone())));
+        let stored = default_if_gone(self.store.records.get(key))?.and_then(StoredDocument::read);
+        if let Some(stored) = stored.as_ref().filter(|stored| stored.age().is_confirmed_after(coming.age(), now)) {
+            return Ok(ReplaceOutcome::KeptExisting(Box::new(stored.clone())));
         }
-        let made = made(held.as_ref(), coming)?;
+        let made = made(stored.as_ref(), coming)?;
         let size_bytes = self.store.records.put(key, &made.write(), durability)?;
         self.store.index.document_stored(key, size_bytes, made.metadata.checked);
         Ok(ReplaceOutcome::Stored)

@@ -123,10 +123,10 @@ async fn read(
     let mut received = incoming.from;
     while let Some(piece) = next_piece(mirror, incoming, attempts, received).await.map_err(ReadStop::Upstream)? {
         received += piece.len() as u64;
-        if let Some(room) = growing.as_deref_mut() {
+        if let Some(growing_memory) = growing.as_deref_mut() {
             // In steps, or a full store would be scanned for every piece.
             let step = received.next_multiple_of(ROOM_STEP_BYTES).min(mirror.size_limit_bytes()).max(received);
-            mirror.reserve(room, step).await.map_err(ReadStop::GivenUp)?;
+            mirror.reserve(growing_memory, step).await.map_err(ReadStop::GivenUp)?;
         }
         if pieces.send(piece).await.is_err() {
             // The writer stopped and reports the cause.

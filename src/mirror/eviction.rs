@@ -73,8 +73,8 @@ impl Mirror {
     ///
     /// # Errors
     /// [`StoreError::NoRoom`] where it could never fit; then nothing is evicted for it.
-    pub(super) async fn reserve(self: &Arc<Self>, room: &mut Reservation, bytes: u64) -> Result<(), Error> {
-        let more = bytes.saturating_sub(room.bytes());
+    pub(super) async fn reserve(self: &Arc<Self>, reservation: &mut Reservation, bytes: u64) -> Result<(), Error> {
+        let more = bytes.saturating_sub(reservation.bytes());
         if more == 0 {
             return Ok(());
         }
@@ -94,10 +94,10 @@ impl Mirror {
                 return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
             }
         }
-        room.add(more);
+        reservation.add(more);
         if self.is_over(limit) {
-            let room = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.make_room(|| !self.is_over(limit))).await;
-            room.unwrap_or_else(|_| Err(StoreError::Index("nothing was evicted in time".to_owned())))?;
+            let freed = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.make_room(|| !self.is_over(limit))).await;
+            freed.unwrap_or_else(|_| Err(StoreError::Index("nothing was evicted in time".to_owned())))?;
         }
         Ok(())
     }
@@ -111,7 +111,7 @@ impl Mirror {
     /// Runs an eviction pass for each request, until the mirror is dropped.
     pub(super) async fn run_evictor(mirror: Weak<Self>, evictor: Arc<Evictor>) {
         loop {
-            let asked = evictor.next_request().await;
+            let request = evictor.next_request().await;
             let Some(mirror) = mirror.upgrade() else { return };
             let mirror_clone = Arc::clone(&mirror);
             // Before that, an archive without an indexed name would seem unused. If this fails, the pass reports it.
@@ -126,7 +126,7 @@ impl Mirror {
                 Err(_) => Some(StoreError::Index("eviction panicked".to_owned())),
             };
             // Before the panic is resumed: the waiting fills must go on.
-            evictor.finish_pass(asked, failed);
+            evictor.finish_pass(request, failed);
             if let Err(panicked) = passed
                 && let Ok(panic) = panicked.try_into_panic()
             {
@@ -285,8 +285,8 @@ impl Mirror {
     /// anyway.
     pub(super) fn free_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
         let free = self.free_on_disk(bytes, full)?;
-        let (held, stays) = (self.store.index.totals().archive_bytes, self.exempt_bytes()?);
-        let limit = free.saturating_add(held);
+        let (archive_bytes, stays) = (self.store.index.totals().archive_bytes, self.exempt_bytes()?);
+        let limit = free.saturating_add(archive_bytes);
         if bytes.saturating_add(stays) > limit {
             return Err(StoreError::NoRoom { needed: bytes, limit, stays });
         }
@@ -393,7 +393,7 @@ impl Mirror {
             if let Artifact::Module(package) = artifact {
                 record_module_before_removal(self, package)?;
             }
-            self.catalog.change_name(artifact, |name| name.archives.retain(|held| held.digest != *digest))?;
+            self.catalog.change_name(artifact, |name| name.archives.retain(|listed| listed.digest != *digest))?;
             self.bump_artifact_revision(artifact);
             tracing::info!(package = %artifact, %digest, "evicted an archive");
         }
@@ -408,7 +408,7 @@ impl Mirror {
         // If this cannot be read, treat the archive as still upstream: it can be fetched again.
         match artifact {
             Artifact::Provider(package) => {
-                self.read_set(package).ok().flatten().is_some_and(|held| held.stored_set.age.gone)
+                self.read_set(package).ok().flatten().is_some_and(|stored| stored.stored_set.age.gone)
             }
             Artifact::Module(package) => self.location_is_gone(package),
         }

@@ -110,14 +110,14 @@ impl Fill {
         if let Some(adopted) = self.mirror.adopt(package, &self.stored_set, set, call.now).await? {
             return Ok(adopted);
         }
-        let mut room = self.mirror.reservation();
+        let mut reservation = self.mirror.reservation();
         let staged = self.stage().await?;
-        let staged = self.download(staged, &mut room).await?;
-        self.verify_and_commit(staged, room).await
+        let staged = self.download(staged, &mut reservation).await?;
+        self.verify_and_commit(staged, reservation).await
     }
 
     /// Downloads until everything is staged.
-    async fn download(&mut self, mut staged: Staged, room: &mut Reservation) -> Result<Staged, Error> {
+    async fn download(&mut self, mut staged: Staged, reservation: &mut Reservation) -> Result<Staged, Error> {
         let subject = self.request.subject.clone();
         while !is_complete(&staged) {
             let had = staged.written();
@@ -142,11 +142,11 @@ impl Fill {
                     return Err(length_mismatch(&incoming, announced, now));
                 }
             };
-            staged = self.reserve_space(room, staged, &incoming, length).await?;
+            staged = self.reserve_space(reservation, staged, &incoming, length).await?;
             self.publish_progress(&staged, length);
             let (mirror, attempts, progress) = (&self.mirror, &mut self.request.attempts, &self.progress);
             let given_up = ListedFill::until_over_limit(self.listed_fill.as_ref(), &subject);
-            let pump = ConnectionCopy { mirror, attempts, reservation: &mut *room, progress, given_up };
+            let pump = ConnectionCopy { mirror, attempts, reservation: &mut *reservation, progress, given_up };
             let (returned, ended) = pump.run(staged, incoming, length).await;
             staged = returned.ok_or_else(|| Error::Interrupted(self.request.subject.clone()))?;
             match ended {
@@ -184,7 +184,7 @@ impl Fill {
     /// Reserves disk space for the whole length before any client gets a byte, and records the validators for a resume.
     async fn reserve_space(
         &self,
-        room: &mut Reservation,
+        reservation: &mut Reservation,
         staged: Staged,
         incoming: &IncomingFile,
         length: Option<u64>,
@@ -194,7 +194,7 @@ impl Fill {
             return Err(incoming.failed(Fault::TooLarge(limit)).into());
         }
         let bytes = length.or_else(|| self.learned_length()).unwrap_or(0).max(staged.written());
-        let (staged, taken) = self.mirror.reserve_staging_space(room, staged, incoming, length, bytes).await?;
+        let (staged, taken) = self.mirror.reserve_staging_space(reservation, staged, incoming, length, bytes).await?;
         match taken {
             Ok(()) => Ok(staged),
             Err(reason) => {
@@ -242,7 +242,7 @@ impl Fill {
         self.mirror.on_disk(move |_| staged.discard()).await
     }
 
-    async fn verify_and_commit(&self, staged: Staged, room: Reservation) -> Result<FillOutcome, Error> {
+    async fn verify_and_commit(&self, staged: Staged, reservation: Reservation) -> Result<FillOutcome, Error> {
         let expected = self.request.set.document.shasum;
         let (actual, fast) = staged.hashes();
         if actual != expected {
@@ -254,17 +254,17 @@ impl Fill {
         let ArchiveRequest { package, set, call, subject, .. } = &self.request;
         let verified = Verified::by_digest(staged, actual, expected)
             .map_err(|verdict| Error::Unverified { subject: subject.clone(), verdict: verdict.to_string() })?;
-        let (package, kept, set) = (package.clone(), Arc::clone(&self.stored_set), Arc::clone(set));
+        let (package, stored_set, set) = (package.clone(), Arc::clone(&self.stored_set), Arc::clone(set));
         let now = self.mirror.flight_context(call).now;
         self.mirror
             .on_disk(move |mirror| {
-                let held = StoredArchive::of_set(&set, fast, size_bytes, now);
-                let held = mirror.commit(&package, &kept, held, verified);
-                drop(room);
+                let archive = StoredArchive::of_set(&set, fast, size_bytes, now);
+                let archive = mirror.commit(&package, &stored_set, archive, verified);
+                drop(reservation);
                 // Without an announced length, nothing was evicted for it before.
                 mirror.enforce_size_limit();
-                match held {
-                    Ok(held) => Ok(FillOutcome::Stored { bytes: Some(bytes), archive: Box::new(held) }),
+                match archive {
+                    Ok(archive) => Ok(FillOutcome::Stored { bytes: Some(bytes), archive: Box::new(archive) }),
                     // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
                     Err(reason) if bytes.fast_hash()? == fast => {
                         Ok(FillOutcome::NotStored { bytes, size_bytes, error: reason })
@@ -280,13 +280,13 @@ impl Mirror {
     /// Reserves `bytes` in total and records the validators for a resume. The inner result reports a lack of space.
     pub(super) async fn reserve_staging_space(
         self: &Arc<Self>,
-        room: &mut Reservation,
+        reservation: &mut Reservation,
         mut staged: Staged,
         incoming: &IncomingFile,
         length: Option<u64>,
         bytes: u64,
     ) -> Result<(Staged, Result<(), StoreError>), Error> {
-        match self.reserve(room, bytes).await {
+        match self.reserve(reservation, bytes).await {
             Ok(()) => {}
             Err(Error::Store(no_room)) => return Ok((staged, Err(no_room))),
             Err(error) => return Err(error),

@@ -76,7 +76,7 @@ impl TailStream {
     /// Streams the bytes as they arrive, within the read budget `memory`. Ends in an error where the fill fails, so
     /// that the client does not take the body for complete.
     pub fn stream(self, memory: ReadShare) -> impl Stream<Item = io::Result<Bytes>> + Send {
-        let told = self.announced;
+        let announced = self.announced;
         stream::try_unfold((self.progress, 0, memory), move |(mut progress, offset, memory)| async move {
             loop {
                 let state = progress.borrow_and_update().clone();
@@ -88,7 +88,7 @@ impl TailStream {
                     | FillProgress::NoSpace(_)
                     | FillProgress::Failed(_) => None,
                 };
-                if told.is_some_and(|told| size_bytes.is_some_and(|size_bytes| told != size_bytes)) {
+                if announced.is_some_and(|announced| size_bytes.is_some_and(|size_bytes| announced != size_bytes)) {
                     return Err(io::Error::other("upstream sent another length than it announced"));
                 }
                 if size_bytes == Some(offset) {
@@ -97,7 +97,7 @@ impl TailStream {
                 let (bytes, limit) = match state {
                     FillProgress::Waiting => (None, 0),
                     FillProgress::Streaming { bytes, written, .. } => {
-                        let before_the_tail = told.unwrap_or(written).saturating_sub(TAIL_BYTES);
+                        let before_the_tail = announced.unwrap_or(written).saturating_sub(TAIL_BYTES);
                         (Some(bytes), written.min(before_the_tail))
                     }
                     FillProgress::Committed { bytes, archive } => (bytes, archive.size_bytes),

@@ -73,8 +73,13 @@ pub(super) enum FreshnessDecision {
     Refuse,
 }
 
-pub(super) fn decide(held: Option<Age>, rule: &FreshnessRule, link: Connectivity, now: Timestamp) -> FreshnessDecision {
-    let Some(age) = held else {
+pub(super) fn decide(
+    stored: Option<Age>,
+    rule: &FreshnessRule,
+    link: Connectivity,
+    now: Timestamp,
+) -> FreshnessDecision {
+    let Some(age) = stored else {
         return match link {
             Connectivity::Online => FreshnessDecision::Fetch,
             Connectivity::Offline => FreshnessDecision::Refuse,
@@ -101,35 +106,41 @@ mod tests {
 
     #[test]
     fn freshness_decisions_match_the_table() {
-        let held = |checked, gone| Some(Age { checked: Timestamp(checked), gone });
-        for (case, held, link, now, verdict) in [
+        let stored = |checked, gone| Some(Age { checked: Timestamp(checked), gone });
+        for (case, stored, link, now, verdict) in [
             ("nothing held", None, Connectivity::Online, 1000, FreshnessDecision::Fetch),
             ("nothing held, sealed", None, Connectivity::Offline, 1000, FreshnessDecision::Refuse),
-            ("just checked", held(1000, false), Connectivity::Online, 1000, FreshnessDecision::Serve),
-            ("the last fresh second", held(1000, false), Connectivity::Online, 1299, FreshnessDecision::Serve),
-            ("the first stale second", held(1000, false), Connectivity::Online, 1300, FreshnessDecision::Revalidate),
-            ("stale and sealed", held(1000, false), Connectivity::Offline, 1300, FreshnessDecision::ServeStale),
-            ("fresh and sealed", held(1000, false), Connectivity::Offline, 1001, FreshnessDecision::Serve),
-            ("gone is believed for less", held(1000, true), Connectivity::Online, 1029, FreshnessDecision::Serve),
-            ("then asked again", held(1000, true), Connectivity::Online, 1030, FreshnessDecision::Revalidate),
-            ("the clock went back a little", held(1000, false), Connectivity::Online, 990, FreshnessDecision::Serve),
-            ("the clock went back a lot", held(9000, false), Connectivity::Online, 1000, FreshnessDecision::Revalidate),
+            ("just checked", stored(1000, false), Connectivity::Online, 1000, FreshnessDecision::Serve),
+            ("the last fresh second", stored(1000, false), Connectivity::Online, 1299, FreshnessDecision::Serve),
+            ("the first stale second", stored(1000, false), Connectivity::Online, 1300, FreshnessDecision::Revalidate),
+            ("stale and sealed", stored(1000, false), Connectivity::Offline, 1300, FreshnessDecision::ServeStale),
+            ("fresh and sealed", stored(1000, false), Connectivity::Offline, 1001, FreshnessDecision::Serve),
+            ("gone is believed for less", stored(1000, true), Connectivity::Online, 1029, FreshnessDecision::Serve),
+            ("then asked again", stored(1000, true), Connectivity::Online, 1030, FreshnessDecision::Revalidate),
+            ("the clock went back a little", stored(1000, false), Connectivity::Online, 990, FreshnessDecision::Serve),
+            (
+                "the clock went back a lot",
+                stored(9000, false),
+                Connectivity::Online,
+                1000,
+                FreshnessDecision::Revalidate,
+            ),
         ] {
-            assert_eq!(decide(held, &RULE, link, Timestamp(now)), verdict, "{case}");
+            assert_eq!(decide(stored, &RULE, link, Timestamp(now)), verdict, "{case}");
         }
     }
 
     #[test]
     fn a_later_confirmation_wins_unless_it_lies_in_the_future() {
         let age = |checked| Age { checked: Timestamp(checked), gone: false };
-        for (case, held, coming, now, stays) in [
+        for (case, stored, coming, now, stays) in [
             ("older", 900, 1000, 1000, false),
             ("just as old", 1000, 1000, 1000, false),
             ("newer", 1000, 900, 1000, true),
             ("confirmed while the other was on its way", 1010, 1000, 1000, true),
             ("from a time that has not come", 9000, 1000, 1000, false),
         ] {
-            assert_eq!(age(held).is_confirmed_after(age(coming), Timestamp(now)), stays, "{case}");
+            assert_eq!(age(stored).is_confirmed_after(age(coming), Timestamp(now)), stays, "{case}");
         }
     }
 

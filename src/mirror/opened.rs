@@ -19,28 +19,28 @@ impl Mirror {
     pub(super) async fn open_stored(
         self: &Arc<Self>,
         artifact: impl Into<Artifact>,
-        held: &StoredArchive,
+        listed: &StoredArchive,
         call: &RequestContext,
     ) -> Result<OpenOutcome, Error> {
-        let (artifact, digest, stored) = (artifact.into(), held.digest, held.first_stored());
+        let (artifact, digest, stored) = (artifact.into(), listed.digest, listed.first_stored());
         let Some(blob) = self.on_disk(move |mirror| default_if_gone(mirror.store.blobs.get(&digest))).await? else {
             tracing::warn!(package = %artifact, %digest, "the archive a name lists is not there; it is fetched again");
-            self.try_remove_from_name(&artifact, held, DamageFinding::Missing).await;
+            self.try_remove_from_name(&artifact, listed, DamageFinding::Missing).await;
             return Ok(OpenOutcome::Missing);
         };
         let read = match blob.size_bytes() <= SMALL_ARCHIVE_BYTES {
-            true => self.read_once(&blob, held).await?,
+            true => self.read_once(&blob, listed).await?,
             false => SmallArchiveRead::NoRoom,
         };
         let archive = match read {
             SmallArchiveRead::Right(bytes) => Some(Archive::InMemory { bytes, digest, stored: Some(stored) }),
             SmallArchiveRead::Damaged => None,
             SmallArchiveRead::NoRoom => {
-                self.check_once(&blob, held).await?.then_some(Archive::OnDisk { blob, digest, stored })
+                self.check_once(&blob, listed).await?.then_some(Archive::OnDisk { blob, digest, stored })
             }
         };
         let Some(archive) = archive else {
-            self.try_remove_from_name(&artifact, held, DamageFinding::Damaged).await;
+            self.try_remove_from_name(&artifact, listed, DamageFinding::Damaged).await;
             return Ok(OpenOutcome::Damaged);
         };
         self.record_use(digest, call.now);
@@ -49,30 +49,30 @@ impl Mirror {
 
     /// Reads and checks a small archive, unless a checked copy is in memory. Readers share one copy, however slow they
     /// are.
-    async fn read_once(self: &Arc<Self>, blob: &Blob, held: &StoredArchive) -> Result<SmallArchiveRead, Error> {
-        if let Some(bytes) = self.small.shared(&held.digest) {
+    async fn read_once(self: &Arc<Self>, blob: &Blob, archive: &StoredArchive) -> Result<SmallArchiveRead, Error> {
+        if let Some(bytes) = self.small.shared(&archive.digest) {
             return Ok(SmallArchiveRead::Right(bytes));
         }
-        let Some(room) = self.small.reserve(blob.size_bytes()) else { return Ok(SmallArchiveRead::NoRoom) };
+        let Some(reservation) = self.small.reserve(blob.size_bytes()) else { return Ok(SmallArchiveRead::NoRoom) };
         let reading = blob.clone();
         let read = self.on_disk(move |_| unless_damaged(reading.read_all())).await?;
-        let right = read.filter(|bytes| FastHash::of(bytes) == held.fast);
+        let right = read.filter(|bytes| FastHash::of(bytes) == archive.fast);
         Ok(right.map_or(SmallArchiveRead::Damaged, |bytes| {
-            SmallArchiveRead::Right(self.small.share(held.digest, bytes, room))
+            SmallArchiveRead::Right(self.small.share(archive.digest, bytes, reservation))
         }))
     }
 
     /// Checks an archive on disk: a large one before its first answer after a start, a small one each time. Concurrent
     /// requests share one check.
-    async fn check_once(self: &Arc<Self>, blob: &Blob, held: &StoredArchive) -> Result<bool, Error> {
-        if blob.size_bytes() != held.size_bytes {
+    async fn check_once(self: &Arc<Self>, blob: &Blob, archive: &StoredArchive) -> Result<bool, Error> {
+        if blob.size_bytes() != archive.size_bytes {
             return Ok(false);
         }
         let is_small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
-        if !is_small && self.checked_archives.lock().contains(&held.digest) {
+        if !is_small && self.checked_archives.lock().contains(&archive.digest) {
             return Ok(true);
         }
-        let (digest, expected) = (held.digest, held.fast);
+        let (digest, expected) = (archive.digest, archive.fast);
         let lost = Err(Error::Interrupted("the check of an archive".into()));
         let check = self.check_flights.join_or_spawn(&self.tasks, digest, lost, || {
             let (mirror, blob) = (Arc::clone(self), blob.clone());
@@ -88,19 +88,24 @@ impl Mirror {
     }
 
     /// A failure is only logged, because the archive is fetched again or passed through anyway.
-    async fn try_remove_from_name(self: &Arc<Self>, artifact: &Artifact, held: &StoredArchive, because: DamageFinding) {
-        if let Err(error) = self.remove_from_name(artifact, held, because).await {
-            tracing::error!(package = %artifact, digest = %held.digest, %error, "an unusable archive could not be removed from its name record");
+    async fn try_remove_from_name(
+        self: &Arc<Self>,
+        artifact: &Artifact,
+        archive: &StoredArchive,
+        because: DamageFinding,
+    ) {
+        if let Err(error) = self.remove_from_name(artifact, archive, because).await {
+            tracing::error!(package = %artifact, digest = %archive.digest, %error, "an unusable archive could not be removed from its name record");
         }
     }
 
     async fn remove_from_name(
         self: &Arc<Self>,
         artifact: &Artifact,
-        held: &StoredArchive,
+        archive: &StoredArchive,
         because: DamageFinding,
     ) -> Result<(), Error> {
-        let (artifact, digest, fast) = (artifact.clone(), held.digest, held.fast);
+        let (artifact, digest, fast) = (artifact.clone(), archive.digest, archive.fast);
         self.on_disk(move |mirror| {
             let _lock = mirror.catalog.digest_lock(&digest).lock();
             // It may have been repaired since it was opened.
@@ -113,7 +118,7 @@ impl Mirror {
                 (_, None) => {}
             }
             mirror.checked_archives.lock().remove(&digest);
-            mirror.catalog.change_name(&artifact, |name| name.archives.retain(|held| held.digest != digest))?;
+            mirror.catalog.change_name(&artifact, |name| name.archives.retain(|archive| archive.digest != digest))?;
             mirror.store.index.archive_gone(&digest);
             mirror.counters.damaged(because);
             mirror.bump_artifact_revision(&artifact);

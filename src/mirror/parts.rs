@@ -12,8 +12,8 @@ struct RecordHead<M> {
 }
 
 /// Writes the metadata and the parts.
-pub(super) fn write<M: Serialize>(about: &M, parts: &[&[u8]]) -> Vec<u8> {
-    let head = RecordHead { about, parts: parts.iter().map(|part| part.len()).collect() };
+pub(super) fn write<M: Serialize>(metadata: &M, parts: &[&[u8]]) -> Vec<u8> {
+    let head = RecordHead { about: metadata, parts: parts.iter().map(|part| part.len()).collect() };
     let mut record = serde_json::to_vec(&head).expect("our own records are plain data, which always serialises");
     record.push(b'\n');
     for part in parts {

@@ -151,9 +151,9 @@ impl PassThrough {
     async fn next_chunk(&mut self) -> Result<(Bytes, BodyEnd), Error> {
         loop {
             let before_the_tail = self.length.unwrap_or(self.received).saturating_sub(TAIL_BYTES).min(self.received);
-            let given = self.received.saturating_sub(self.withheld.len() as u64);
+            let forwarded = self.received.saturating_sub(self.withheld.len() as u64);
             // The withheld bytes are in memory, so their length fits a usize.
-            let more = (before_the_tail.saturating_sub(given) as usize).min(self.withheld.len());
+            let more = (before_the_tail.saturating_sub(forwarded) as usize).min(self.withheld.len());
             if more > 0 {
                 return Ok((self.withheld.split_to(more).freeze(), BodyEnd::No));
             }

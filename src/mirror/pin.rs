@@ -71,7 +71,7 @@ impl Mirror {
         let owned_selector = selector.clone();
         let mut pinned = self
             .on_disk(move |mirror| {
-                let mut meant: Vec<Artifact> = match &owned_selector {
+                let mut selected: Vec<Artifact> = match &owned_selector {
                     PackageSelector::Provider(selection) => {
                         let mut packages = mirror.store.records.packages_with_names(&selection.of)?;
                         packages.retain(|package| selection.versions.include(&package.version));
@@ -86,8 +86,8 @@ impl Mirror {
                         packages.iter().map(Artifact::from).collect()
                     }
                 };
-                meant.sort();
-                mirror.pin_each(&meant, pin)
+                selected.sort();
+                mirror.pin_each(&selected, pin)
             })
             .await?;
         if pinned.iter().any(PinResult::succeeded) {
@@ -137,8 +137,8 @@ impl Mirror {
     }
 
     fn is_held(&self, package: &Artifact) -> Result<bool, StoreError> {
-        for held in &self.catalog.name(package)?.archives {
-            if self.store.blobs.is_stored(&held.digest)? {
+        for archive in &self.catalog.name(package)?.archives {
+            if self.store.blobs.is_stored(&archive.digest)? {
                 return Ok(true);
             }
         }

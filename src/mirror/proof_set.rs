@@ -58,15 +58,15 @@ pub(super) enum ProofSetFile {
 
 impl ProofSet {
     pub(super) fn new(
-        about: ProofSetMetadata,
+        metadata: ProofSetMetadata,
         body: Bytes,
         sums: Bytes,
         signature: Bytes,
         package: &Package,
     ) -> Result<Self, String> {
-        let document = DownloadDocument::parse(&body, &about.url, &package.platform)?;
+        let document = DownloadDocument::parse(&body, &metadata.url, &package.platform)?;
         let (sums_digest, signature_digest) = (Digest::of(&sums), Digest::of(&signature));
-        Ok(Self { metadata: about, body, sums, signature, document, sums_digest, signature_digest })
+        Ok(Self { metadata, body, sums, signature, document, sums_digest, signature_digest })
     }
 
     /// The SHA-256 of SHA256SUMS.
@@ -163,13 +163,13 @@ impl UsableProofSet {
             return None;
         }
         let fallback = self.fallback.filter(is_met);
-        let kept = match &self.stored_set.predecessor {
+        let document = match &self.stored_set.predecessor {
             Some((predecessor, _)) if !is_met(predecessor) => {
                 Arc::new(StoredProofSet { predecessor: None, ..(*self.stored_set).clone() })
             }
             Some(_) | None => self.stored_set,
         };
-        Some(Self { stored_set: kept, fallback })
+        Some(Self { stored_set: document, fallback })
     }
 
     /// The set to serve while upstream cannot be asked.
@@ -199,18 +199,18 @@ impl UsableProofSet {
 
 impl StoredProofSet {
     pub(super) fn read(record: Vec<u8>, package: &Package) -> Option<Self> {
-        let (about, parts) = parts::read::<ProofSetRecord>(record)?;
+        let (metadata, parts) = parts::read::<ProofSetRecord>(record)?;
         let mut parts = parts.into_iter();
-        let mut set = |about| ProofSet::new(about, parts.next()?, parts.next()?, parts.next()?, package).ok();
-        let current = Arc::new(set(about.current)?);
-        let predecessor = match about.predecessor {
+        let mut set = |metadata| ProofSet::new(metadata, parts.next()?, parts.next()?, parts.next()?, package).ok();
+        let current = Arc::new(set(metadata.current)?);
+        let predecessor = match metadata.predecessor {
             Some((before, replaced)) => Some((Arc::new(set(before)?), replaced)),
             None => None,
         };
         if parts.next().is_some() {
             return None;
         }
-        Some(Self { current, predecessor, age: Age { checked: about.checked, gone: about.gone } })
+        Some(Self { current, predecessor, age: Age { checked: metadata.checked, gone: metadata.gone } })
     }
 
     pub(super) fn write(&self) -> Vec<u8> {

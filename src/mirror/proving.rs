@@ -41,8 +41,9 @@ impl Mirror {
         visit: &ProofSetFetch<'_>,
         before: Option<&StoredProofSet>,
     ) -> Result<ProofSet, Error> {
-        let held = before.map(|kept| &*kept.current).filter(|held| held.metadata.asked == *visit.url);
-        let conditions = held.map(|held| &held.metadata.validators);
+        let before_set =
+            before.map(|before_set| &*before_set.current).filter(|before_set| before_set.metadata.asked == *visit.url);
+        let conditions = before_set.map(|before_set| &before_set.metadata.validators);
         let limit = self.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
         let fetched =
             visit.call.config.outbound.document(visit.ask(visit.subject, visit.url), conditions, limit).await?;
@@ -52,13 +53,13 @@ impl Mirror {
             fault: Fault::Unusable(reason),
         };
         // `_room` reserves memory for the body until this function ends.
-        let (body, url, validators, mut origins, _room) = match (fetched, held) {
+        let (body, url, validators, mut origins, _room) = match (fetched, before_set) {
             (Fetched::New(Document { body, validators, url, origins, memory: room, .. }), _) => {
                 (body, url, validators, origins, room)
             }
-            (Fetched::Unchanged, Some(held)) => {
-                let ProofSetMetadata { url, validators, origins, .. } = held.metadata.clone();
-                (held.body.clone(), url, validators, origins, MemoryGrant::default())
+            (Fetched::Unchanged, Some(before_set)) => {
+                let ProofSetMetadata { url, validators, origins, .. } = before_set.metadata.clone();
+                (before_set.body.clone(), url, validators, origins, MemoryGrant::default())
             }
             (Fetched::Unchanged, None) => {
                 return Err(unusable(visit.url, "304 to an unconditional request".into()).into());
@@ -67,10 +68,12 @@ impl Mirror {
         let document =
             DownloadDocument::parse(&body, &url, &visit.package.platform).map_err(|reason| unusable(&url, reason))?;
         let policy = visit.upstream.settings.verification;
-        let sums_held = held.filter(|held| held.document.sums_url == document.sums_url);
-        let sums_held = sums_held.map(|held| (&held.sums, &held.metadata.sums_validators));
-        let signature_held = held.filter(|held| held.document.signature_url == document.signature_url);
-        let signature_held = signature_held.map(|held| (&held.signature, &held.metadata.signature_validators));
+        let sums_held = before_set.filter(|before_set| before_set.document.sums_url == document.sums_url);
+        let sums_held = sums_held.map(|before_set| (&before_set.sums, &before_set.metadata.sums_validators));
+        let signature_held =
+            before_set.filter(|before_set| before_set.document.signature_url == document.signature_url);
+        let signature_held =
+            signature_held.map(|before_set| (&before_set.signature, &before_set.metadata.signature_validators));
         let (sums, signature) = tokio::try_join!(
             self.companion(visit, "SHA256SUMS", &document.sums_url, sums_held, MAX_SUMS),
             self.signature(visit, policy, &document, signature_held),
@@ -87,7 +90,7 @@ impl Mirror {
         origins.extend([sums.2, signature.2].into_iter().flatten());
         origins.sort();
         origins.dedup();
-        let about = ProofSetMetadata {
+        let metadata = ProofSetMetadata {
             asked: visit.url.clone(),
             url: url.clone(),
             origins,
@@ -97,7 +100,8 @@ impl Mirror {
             fetched: visit.call.now,
             proof,
         };
-        Ok(ProofSet::new(about, body, sums.0, signature.0, visit.package).map_err(|reason| unusable(&url, reason))?)
+        Ok(ProofSet::new(metadata, body, sums.0, signature.0, visit.package)
+            .map_err(|reason| unusable(&url, reason))?)
     }
 
     /// Verifies a set on a blocking thread, because a registry may list many keys. At most two run at a time; one whose
@@ -110,11 +114,13 @@ impl Mirror {
         document: DownloadDocument,
     ) -> Result<Proof, (&'static str, String)> {
         let (sums, signature) = (sums.clone(), signature.clone());
-        let judged = self.verification_limit.run(&self.tasks, move || {
+        let judged_set = self.verification_limit.run(&self.tasks, move || {
             verify_proof_set(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
         });
-        match judged.await {
-            Some(judged) => judged.map(|(proof, _)| proof).map_err(|verdict| (verdict.word(), verdict.to_string())),
+        match judged_set.await {
+            Some(judged_set) => {
+                judged_set.map(|(proof, _)| proof).map_err(|verdict| (verdict.word(), verdict.to_string()))
+            }
             None => Err(("signature", "judging it ended unexpectedly".to_owned())),
         }
     }
@@ -124,11 +130,11 @@ impl Mirror {
         visit: &ProofSetFetch<'_>,
         policy: VerificationPolicy,
         document: &DownloadDocument,
-        held: Option<(&Bytes, &Validators)>,
+        before_file: Option<(&Bytes, &Validators)>,
     ) -> Result<CompanionFile, Error> {
         let none = Ok(CompanionFile::default());
         let Some(url) = &document.signature_url else { return none };
-        match self.companion(visit, "the signature of SHA256SUMS", url, held, MAX_SIGNATURE).await {
+        match self.companion(visit, "the signature of SHA256SUMS", url, before_file, MAX_SIGNATURE).await {
             // A policy of checksums needs no signature, so its absence is no error.
             Err(Error::Upstream(error))
                 if policy == VerificationPolicy::Checksum && matches!(error.fault, Fault::Absent(_)) =>
@@ -145,7 +151,7 @@ impl Mirror {
         visit: &ProofSetFetch<'_>,
         name: &str,
         url: &Url,
-        held: Option<(&Bytes, &Validators)>,
+        before_file: Option<(&Bytes, &Validators)>,
         limit: u64,
     ) -> Result<CompanionFile, Error> {
         let subject = format!("{name} of {}", visit.package);
@@ -153,9 +159,9 @@ impl Mirror {
             .call
             .config
             .outbound
-            .small_file(visit.ask(&subject, url), held.map(|(_, validators)| validators), limit)
+            .small_file(visit.ask(&subject, url), before_file.map(|(_, validators)| validators), limit)
             .await?;
-        match (fetched, held) {
+        match (fetched, before_file) {
             (Fetched::New(Document { body, validators, origins, .. }), _) => Ok((body, validators, origins)),
             (Fetched::Unchanged, Some((bytes, validators))) => Ok((bytes.clone(), validators.clone(), Vec::new())),
             (Fetched::Unchanged, None) => {
@@ -182,9 +188,9 @@ impl Mirror {
         match admitted.await? {
             Ok(admitted) => Ok(admitted),
             Err(reason) => {
-                let asked = format!("the download document of {package} from {}", origin(&set.metadata.url));
+                let subject = format!("the download document of {package} from {}", origin(&set.metadata.url));
                 let command = reason.command(package);
-                Err(Error::Unaccepted { subject: asked, verdict: reason.words, command })
+                Err(Error::Unaccepted { subject, verdict: reason.words, command })
             }
         }
     }
@@ -201,7 +207,7 @@ impl Mirror {
             Some(key) => format!("signed by key {key}"),
             None => "unsigned".to_owned(),
         };
-        let judged = self.histories.judge(seen, |judgement| {
+        let judgement = self.histories.judge(seen, |judgement| {
             let known = judgement.known_keys_without_signer.as_ref().map(|known| list_keys(known));
             let is_refused = matches!(judgement.verdict, HistoryVerdict::Refused(_));
             if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
@@ -236,7 +242,7 @@ impl Mirror {
             }
             self.alarms.ensure_saved(&provider.into())
         })?;
-        let Some(judgement) = judged else { return Ok(Ok(Admission::HistoryUnavailable)) };
+        let Some(judgement) = judgement else { return Ok(Ok(Admission::HistoryUnavailable)) };
         match judgement.verdict {
             HistoryVerdict::Refused(refusal) => {
                 self.counters.count_unproven(&provider.host, AdmissionRefusal::word(&refusal));
@@ -351,8 +357,8 @@ impl ProofSetFetch<'_> {
     }
 }
 
-fn unverified(asked: &str, url: &Url, verdict: String) -> Error {
-    Error::Unverified { subject: format!("{asked} from {}", origin(url)), verdict }
+fn unverified(subject: &str, url: &Url, verdict: String) -> Error {
+    Error::Unverified { subject: format!("{subject} from {}", origin(url)), verdict }
 }
 
 /// Turns a missing companion file into an upstream failure: it must not look like "no such package".

@@ -54,31 +54,31 @@ impl Mirror {
         host: &Hostname,
         call: &RequestContext,
         rule: &FreshnessRule,
-        held: Option<Aged<T>>,
+        stored: Option<Aged<T>>,
         flight: impl FnOnce(FetchReason, &RequestContext) -> SharedResult<FlightResult<T>>,
     ) -> Result<Answer<T>, Error> {
-        let verdict = decide(held.as_ref().map(|held| held.age), rule, self.connectivity(), call.now);
-        let answer = |landed: Aged<T>, outcome| Answer {
-            outcome: if landed.age.gone { Outcome::Gone } else { outcome },
-            fresh_until: rule.fresh_until(landed.age),
-            checked: landed.age.checked,
-            value: landed.value,
+        let verdict = decide(stored.as_ref().map(|stored| stored.age), rule, self.connectivity(), call.now);
+        let answer = |fetched: Aged<T>, outcome| Answer {
+            outcome: if fetched.age.gone { Outcome::Gone } else { outcome },
+            fresh_until: rule.fresh_until(fetched.age),
+            checked: fetched.age.checked,
+            value: fetched.value,
         };
-        let stale = |held: Aged<T>| Answer {
-            outcome: if held.age.gone { Outcome::Gone } else { Outcome::Stale },
+        let stale = |stored: Aged<T>| Answer {
+            outcome: if stored.age.gone { Outcome::Gone } else { Outcome::Stale },
             fresh_until: call.now,
-            checked: held.age.checked,
-            value: held.value,
+            checked: stored.age.checked,
+            value: stored.value,
         };
-        match (verdict, held) {
-            (FreshnessDecision::Serve, Some(held)) => Ok(answer(held, Outcome::Hit)),
+        match (verdict, stored) {
+            (FreshnessDecision::Serve, Some(stored)) => Ok(answer(stored, Outcome::Hit)),
             // Upstream cannot be asked, so for a moment the store need not be read again either.
-            (FreshnessDecision::ServeStale, Some(held)) => {
-                Ok(Answer { fresh_until: call.now.after(STORED_ANSWER_LIFETIME), ..stale(held) })
+            (FreshnessDecision::ServeStale, Some(stored)) => {
+                Ok(Answer { fresh_until: call.now.after(STORED_ANSWER_LIFETIME), ..stale(stored) })
             }
-            (FreshnessDecision::Revalidate, Some(held)) => {
+            (FreshnessDecision::Revalidate, Some(stored)) => {
                 let origins = match rule.target {
-                    RevalidationTarget::SameLocation => held.value.origins(),
+                    RevalidationTarget::SameLocation => stored.value.origins(),
                     // The backoff of the old location does not apply to the new one.
                     RevalidationTarget::NewLocation => vec![Origin::of(&call.upstream(host)?.settings.url)],
                 };
@@ -86,31 +86,31 @@ impl Mirror {
                     call.config.outbound.revalidation_permit(&origins, &call.revalidation_permit, call.now)
                 else {
                     tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
-                    return Ok(stale(held));
+                    return Ok(stale(stored));
                 };
                 let Some(_place) = self.try_wait(call) else {
                     tracing::debug!(subject, "the limit of waiting requests is reached; the stored copy is served");
-                    return Ok(stale(held));
+                    return Ok(stale(stored));
                 };
-                let patience = call.deadline.min(call.started + rule.patience);
+                let patience_end = call.deadline.min(call.started + rule.patience);
                 let call = RequestContext { revalidation_permit: leave, ..call.clone() };
-                match await_flight(&call, patience, flight(FetchReason::Revalidate, &call)).await {
-                    Ok(Ok(landed)) => Ok(answer(landed, Outcome::Revalidated)),
+                match await_flight(&call, patience_end, flight(FetchReason::Revalidate, &call)).await {
+                    Ok(Ok(fetched)) => Ok(answer(fetched, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
                     Ok(Err(error @ Error::Spared(_))) if call.caller == CallerKind::JobStep => Err(error),
                     Ok(Err(error @ Error::Spared(_))) => {
                         tracing::debug!(subject, %error, "the stored copy is served");
-                        Ok(stale(held))
+                        Ok(stale(stored))
                     }
                     Ok(Err(error)) => {
                         tracing::warn!(subject, %error, "could not be revalidated; the stored copy is served");
-                        Ok(stale(held))
+                        Ok(stale(stored))
                     }
                     Err(_) => {
                         tracing::warn!(subject, "upstream is slow to revalidate; the stored copy is served meanwhile");
                         let now = call.now.after(call.started.elapsed());
                         call.config.outbound.out_of_patience(host, &origins, rule.patience, now);
-                        Ok(stale(held))
+                        Ok(stale(stored))
                     }
                 }
             }
@@ -118,7 +118,7 @@ impl Mirror {
             (_, None) | (FreshnessDecision::Fetch, _) => {
                 let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(subject))?;
                 match await_flight(call, call.deadline, flight(FetchReason::Fetch, call)).await {
-                    Ok(landed) => Ok(answer(landed?, Outcome::Miss)),
+                    Ok(fetched) => Ok(answer(fetched?, Outcome::Miss)),
                     Err(_) => Err(Error::Slow(subject.to_owned())),
                 }
             }
@@ -130,11 +130,11 @@ impl Mirror {
         &self,
         subject: &str,
         host: &Hostname,
-        errand: FetchReason,
+        fetch_reason: FetchReason,
         requests: u32,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        match errand {
+        match fetch_reason {
             FetchReason::Fetch => Ok(()),
             FetchReason::Revalidate
                 if call.config.outbound.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>

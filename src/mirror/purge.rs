@@ -67,18 +67,18 @@ impl Mirror {
         self.on_complete_index(move |mirror| {
             let mut purged = PurgeResult { package: (&selector).into(), seen_is_kept: true, ..PurgeResult::default() };
             let ended = match &selector {
-                PackageSelector::Provider(meant) => {
-                    let ended = mirror.purge_from_disk(meant, &mut purged, now).and_then(|()| {
-                        let left = mirror.store.records.packages_with_names(&meant.of)?;
+                PackageSelector::Provider(selection) => {
+                    let ended = mirror.purge_from_disk(selection, &mut purged, now).and_then(|()| {
+                        let left = mirror.store.records.packages_with_names(&selection.of)?;
                         let left = left.into_iter().map(|package| package.version).collect();
-                        mirror.resolve_purged(&meant.of, &meant.versions, &left);
+                        mirror.resolve_purged(&selection.of, &selection.versions, &left);
                         Ok(())
                     });
-                    mirror.forget_not_found(meant);
-                    mirror.bump_revision(&meant.of);
+                    mirror.forget_not_found(selection);
+                    mirror.bump_revision(&selection.of);
                     ended
                 }
-                PackageSelector::Module(meant) => mirror.purge_module(meant, &mut purged, now),
+                PackageSelector::Module(selection) => mirror.purge_module(selection, &mut purged, now),
             };
             let ended = ended.and_then(|()| mirror.purge_pages(&selector, &mut purged));
             let PurgeResult { archives, documents, .. } = purged;
@@ -156,7 +156,7 @@ impl Mirror {
                 pinned.insert(package.clone());
                 continue;
             }
-            digests.extend(name.archives.iter().map(|held| held.digest));
+            digests.extend(name.archives.iter().map(|archive| archive.digest));
             // After a crash, an archive that a set lists may be stored without a name.
             match self.read_set(package) {
                 Ok(Some(UsableProofSet { stored_set, .. })) => {
@@ -188,11 +188,11 @@ impl Mirror {
     /// of the list stays.
     pub(super) fn unlist_dropped(&self, list: &Key, versions: &Versions, now: Timestamp) -> Result<(), StoreError> {
         let _lock = self.catalog.record_lock(list).lock();
-        let Some(kept) = self.store.records.get(list)?.and_then(StoredDocument::read) else { return Ok(()) };
-        if kept.dropped().is_empty() {
+        let Some(document) = self.store.records.get(list)?.and_then(StoredDocument::read) else { return Ok(()) };
+        if document.dropped().is_empty() {
             return Ok(());
         }
-        let record = kept.without_dropped(versions).write();
+        let record = document.without_dropped(versions).write();
         let size_bytes = self.store.records.put(list, &record, Durability::Lazy)?;
         self.store.index.document_stored(list, size_bytes, now);
         Ok(())

@@ -19,7 +19,7 @@ pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         | Key::ModuleVersions(_)
         | Key::ModuleLocation(_)
         | Key::Page(..) => StoredDocument::read(record).map(|kept| kept.write()),
-        Key::ProofSet(package) => StoredProofSet::read(record, package).map(|kept| kept.write()),
+        Key::ProofSet(package) => StoredProofSet::read(record, package).map(|document| document.write()),
         Key::Name(_) => as_json::<NameRecord>(&record),
         Key::Seen(_) => as_json::<ProviderRecordV0>(&record),
         Key::FirstSeen(..) => as_json::<VersionHistory>(&record),
@@ -68,8 +68,8 @@ mod tests {
         ]
     }
 
-    fn record(about: &str, parts: &[&[u8]]) -> Vec<u8> {
-        parts::write(&serde_json::from_str::<serde_json::Value>(about).unwrap(), parts)
+    fn record(metadata: &str, parts: &[&[u8]]) -> Vec<u8> {
+        parts::write(&serde_json::from_str::<serde_json::Value>(metadata).unwrap(), parts)
     }
 
     fn after_the_head(record: &[u8]) -> &[u8] {
@@ -104,8 +104,8 @@ mod tests {
             let document = format!(r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"f.zip","shasums_url":"s"}}"#);
             let set: [&[u8]; 3] = [document.as_bytes(), &sums, &signature];
             let before = if has_predecessor { format!("[{ABOUT},3]") } else { "null".to_owned() };
-            let about = format!(r#"{{"checked":2,"gone":true,"current":{ABOUT},"predecessor":{before}}}"#);
-            let record = record(&about, &if has_predecessor { [set, set].concat() } else { set.to_vec() });
+            let metadata = format!(r#"{{"checked":2,"gone":true,"current":{ABOUT},"predecessor":{before}}}"#);
+            let record = record(&metadata, &if has_predecessor { [set, set].concat() } else { set.to_vec() });
             let key = Key::ProofSet(package());
             let written = rewrite_record(&key, record.clone()).unwrap();
             prop_assert_eq!(after_the_head(&written), after_the_head(&record));
@@ -131,29 +131,30 @@ mod tests {
         let document = format!(
             r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"f.zip","shasums_url":"s"}}"#
         );
-        let about = format!(r#"{{"checked":2,"gone":true,"current":{ABOUT},"predecessor":null}}"#);
+        let metadata = format!(r#"{{"checked":2,"gone":true,"current":{ABOUT},"predecessor":null}}"#);
         let [discovery, ..] = keys();
-        for (key, about, parts) in [
+        for (key, metadata, parts) in [
             (discovery, ABOUT, vec![&b"{}"[..], b""]),
-            (Key::ProofSet(package()), about.as_str(), vec![document.as_bytes(), b"sums", b"signature"]),
+            (Key::ProofSet(package()), metadata.as_str(), vec![document.as_bytes(), b"sums", b"signature"]),
         ] {
-            assert!(rewrite_record(&key, record(about, &parts)).is_some());
+            assert!(rewrite_record(&key, record(metadata, &parts)).is_some());
             let more = [&parts[..], &[b"more"]].concat();
-            assert!(rewrite_record(&key, record(about, &more)).is_none());
+            assert!(rewrite_record(&key, record(metadata, &more)).is_none());
         }
     }
 
     #[test]
     fn name_and_first_seen_records_round_trip_unchanged() {
         let (zip, other) = (Digest::of(b"zip"), Digest::of(b"other"));
-        let held = format!(
+        let name_record = format!(
             r#"{{"digest":"{zip}","fast":"{other}","filename":"f.zip","size_bytes":3,"hashes":{{"known":{{"zip":"h1:a","directory":"h1:b"}}}},"proof":{{"how":{{"signature":{{"fingerprint":"AB"}}}},"warnings":["old"]}},"origin":"https://files.example","kept":7}}"#
         );
         let seen = format!(
             r#"{{"keys":{{"AB":1}},"versions":{{"1.0.0-rc.1+b":{{"first_seen":2,"digests":{{"f.zip":["{zip}","{other}"]}}}}}}}}"#
         );
         let [_, _, seen_key, _, name_key] = keys();
-        for (key, record) in [(name_key, format!(r#"{{"archives":[{held}],"pinned":true}}"#)), (seen_key, seen)] {
+        for (key, record) in [(name_key, format!(r#"{{"archives":[{name_record}],"pinned":true}}"#)), (seen_key, seen)]
+        {
             let written =
                 rewrite_record(&key, record.clone().into_bytes()).map(|written| String::from_utf8(written).unwrap());
             assert_eq!(written, Some(record));

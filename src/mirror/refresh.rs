@@ -54,8 +54,8 @@ impl RefreshOutcome {
     /// The outcome of a flight; `is_as_before` compares its result with the stored copy.
     pub(super) fn of<T>(flight: FlightResult<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
         match flight {
-            Ok(landed) if landed.age.gone => Self::Gone,
-            Ok(landed) if is_as_before(&landed.value) => Self::Unchanged,
+            Ok(fetched) if fetched.age.gone => Self::Gone,
+            Ok(fetched) if is_as_before(&fetched.value) => Self::Unchanged,
             Ok(_) => Self::New,
             Err(Error::NotFound(error)) => Self::Absent { error },
             Err(error) => Self::Failed { error: error.to_string() },
@@ -80,8 +80,8 @@ impl Mirror {
     ) -> Result<Vec<RefreshResult>, Error> {
         self.must_be_online(&format!("asking for {selector} again"))?;
         match selector {
-            PackageSelector::Provider(meant) => self.refresh_provider(meant, call).await,
-            PackageSelector::Module(meant) => self.refresh_module(meant, call).await,
+            PackageSelector::Provider(selection) => self.refresh_provider(selection, call).await,
+            PackageSelector::Module(selection) => self.refresh_module(selection, call).await,
         }
     }
 
@@ -124,7 +124,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<RefreshOutcome, Error> {
         let before = self.stored_document(&Key::ProviderVersions(address.clone())).await?;
-        let seen = before.as_ref().map(|held| held.age);
+        let seen = before.as_ref().map(|stored| stored.age);
         let flight = self.ask_versions_again(address, seen, call).await;
         Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }
@@ -135,8 +135,8 @@ impl Mirror {
         package: Package,
         call: &RequestContext,
     ) -> Result<RefreshOutcome, Error> {
-        let before = self.usable_set(&package, call).await?.map(|held| held.stored_set);
-        let seen = before.as_ref().map(|kept| kept.age);
+        let before = self.usable_set(&package, call).await?.map(|stored| stored.stored_set);
+        let seen = before.as_ref().map(|stored_set| stored_set.age);
         let flight =
             self.join_set_flight(&package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await;
         Ok(RefreshOutcome::of(flight, |now: &Arc<StoredProofSet>| {

@@ -79,40 +79,40 @@ impl Mirror {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let subject = describe_set(package);
         let mut rule = upstream.rule(|fresh| fresh.download);
-        let held = self.usable_set(package, call).await?;
-        if let Some(held) = held.as_ref().filter(|held| !held.stored_set.age.gone) {
+        let stored = self.usable_set(package, call).await?;
+        if let Some(stored) = stored.as_ref().filter(|stored| !stored.stored_set.age.gone) {
             rule = self
-                .rule_for_location(Service::Providers, &held.stored_set.current.metadata.asked, &upstream, rule)
+                .rule_for_location(Service::Providers, &stored.stored_set.current.metadata.asked, &upstream, rule)
                 .await?;
         }
-        let fallback = held.as_ref().and_then(|held| held.fallback.clone());
-        if held.is_none()
-            && let Some(said) = call.config.not_found.get(&Key::ProofSet(package.clone()), call.now)
+        let fallback = stored.as_ref().and_then(|stored| stored.fallback.clone());
+        if stored.is_none()
+            && let Some(not_found) = call.config.not_found.get(&Key::ProofSet(package.clone()), call.now)
         {
-            return Err(Error::NotFound(said));
+            return Err(Error::NotFound(not_found));
         }
         if self.connectivity() == Connectivity::Offline {
-            let has_archive = match &held {
-                Some(held) => self.has_archive(held.offline_set().document.shasum).await?,
+            let has_archive = match &stored {
+                Some(archive) => self.has_archive(archive.offline_set().document.shasum).await?,
                 None => false,
             };
             if !has_archive {
                 return Err(self.offline_package_error(package, subject, call).await);
             }
         }
-        let seen = held.as_ref().map(|held| held.stored_set.age);
-        let landed = held.map(|held| {
-            let mut age = held.stored_set.age;
-            if held.fallback.is_some() {
+        let seen = stored.as_ref().map(|stored| stored.stored_set.age);
+        let fetched = stored.map(|stored| {
+            let mut age = stored.stored_set.age;
+            if stored.fallback.is_some() {
                 // Revalidate now: the predecessor is served only if upstream cannot be reached.
                 age.checked = Timestamp(0);
             }
-            Aged { age, value: held.stored_set }
+            Aged { age, value: stored.stored_set }
         });
-        let fly = |errand, call: &RequestContext| {
-            self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(errand), call)
+        let fly = |fetch_reason, call: &RequestContext| {
+            self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(fetch_reason), call)
         };
-        let answer = self.serve_or_fetch(&subject, &package.provider.host, call, &rule, landed, fly).await;
+        let answer = self.serve_or_fetch(&subject, &package.provider.host, call, &rule, fetched, fly).await;
         let answer = answer.inspect_err(|error| self.record_if_offline(error, call, || package.into()))?;
         Ok(match (answer.outcome, fallback) {
             (Outcome::Stale | Outcome::Gone, Some(predecessor)) => {
@@ -151,8 +151,8 @@ impl Mirror {
             return Ok(true);
         }
         let list = self.stored_document(&Key::ProviderVersions(package.provider.clone())).await?;
-        let Some(held) = list else { return Ok(false) };
-        let list = held.value.versions().await.ok();
+        let Some(stored) = list else { return Ok(false) };
+        let list = stored.value.versions().await.ok();
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
     }
 
@@ -163,13 +163,13 @@ impl Mirror {
         seen: Option<Age>,
         call: &RequestContext,
     ) -> Result<UsableProofSet, Error> {
-        if let Some(said) = call.config.not_found.get(&Key::ProofSet(package.clone()), call.now) {
-            return Err(Error::NotFound(said));
+        if let Some(merged) = call.config.not_found.get(&Key::ProofSet(package.clone()), call.now) {
+            return Err(Error::NotFound(merged));
         }
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        let landed =
+        let fetched =
             self.join_set_flight(package, upstream, seen, ProofSetRefresh::IfChanged(FetchReason::Fetch), call).await?;
-        Ok(UsableProofSet { stored_set: landed.value, fallback: None })
+        Ok(UsableProofSet { stored_set: fetched.value, fallback: None })
     }
 
     /// Fetches the whole set unconditionally, because the URLs in the stored one have expired.
@@ -190,8 +190,8 @@ impl Mirror {
     ) -> Result<Option<UsableProofSet>, Error> {
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         let package = package.clone();
-        let held = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&package))).await?;
-        Ok(held.and_then(|held| held.meeting_policy(policy)))
+        let stored = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&package))).await?;
+        Ok(stored.and_then(|stored| stored.meeting_policy(policy)))
     }
 
     /// The platforms of a version whose sets are stored.
@@ -234,7 +234,7 @@ impl Mirror {
         anew: ProofSetRefresh,
         call: &RequestContext,
     ) -> SetFlight {
-        let before = self.usable_set(package, call).await?.map(|held| held.stored_set);
+        let before = self.usable_set(package, call).await?.map(|stored| stored.stored_set);
         if let Some(before) =
             before.as_ref().filter(|before| anew != ProofSetRefresh::Whole && seen != Some(before.age))
         {
@@ -244,14 +244,14 @@ impl Mirror {
                 return Ok(Aged { age: before.age, value: Arc::clone(before) });
             }
         }
-        if let ProofSetRefresh::IfChanged(errand) = anew {
-            self.charge_revalidation(subject, &package.provider.host, errand, REQUESTS, call)?;
+        if let ProofSetRefresh::IfChanged(fetch_reason) = anew {
+            self.charge_revalidation(subject, &package.provider.host, fetch_reason, REQUESTS, call)?;
         }
-        let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
+        let trust = DiscoveryTrust::for_what_is_held(before.as_ref());
         let build_on = before.as_deref().filter(|_| anew != ProofSetRefresh::Whole);
         let (retries, unlisted) =
             if before.is_some() { (0, UnlistedPolicy::Fetched) } else { (RETRIES, UnlistedPolicy::Refused) };
-        match self.fetch_verified_set(subject, upstream, package, faith, build_on, retries, unlisted, call).await {
+        match self.fetch_verified_set(subject, upstream, package, trust, build_on, retries, unlisted, call).await {
             Ok(set) => {
                 match self.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
                     Admission::Consistent | Admission::Changed(_) => self.store_set(package, set, call.now).await,
@@ -275,13 +275,13 @@ impl Mirror {
         subject: &str,
         upstream: &Upstream,
         package: &Package,
-        faith: DiscoveryTrust,
+        trust: DiscoveryTrust,
         build_on: Option<&StoredProofSet>,
         retries: usize,
         unlisted: UnlistedPolicy,
         call: &RequestContext,
     ) -> Result<ProofSet, SetFetchError> {
-        let (base, grant) = self.resolve_service(Service::Providers, upstream, faith, call).await?;
+        let (base, credential_scope) = self.resolve_service(Service::Providers, upstream, trust, call).await?;
         let listed = match unlisted {
             UnlistedPolicy::Refused => {
                 self.must_be_listed(package, upstream.rule(|fresh| fresh.download).not_found_lifetime(), call).await?
@@ -294,9 +294,10 @@ impl Mirror {
             origin: origin(&base),
             fault: Fault::Unusable(reason),
         };
-        let asked = download_url(&base, &package.provider, &spelled, &package.platform)
+        let url = download_url(&base, &package.provider, &spelled, &package.platform)
             .map_err(|e| Error::from(unusable(e.to_string())))?;
-        let visit = ProofSetFetch { subject, url: &asked, upstream, credential_scope: &grant, package, call, retries };
+        let visit =
+            ProofSetFetch { subject, url: &url, upstream, credential_scope: &credential_scope, package, call, retries };
         let fetched = match self.fetch_and_verify_set(&visit, build_on).await {
             Err(Error::Upstream(error)) if matches!(error.fault, Fault::Absent(_)) && error.subject == subject => {
                 return Err(match listed {
@@ -328,8 +329,10 @@ impl Mirror {
                     tracing::warn!(%package, %error, "upstream has deleted it; the stored copy stays (keep_gone)");
                 }
                 let age = Age { checked: call.now, gone: true };
-                self.change_set(package, move |_, held| Ok(StoredProofSet { age, ..held.unwrap_or((*before).clone()) }))
-                    .await
+                self.change_set(package, move |_, stored| {
+                    Ok(StoredProofSet { age, ..stored.unwrap_or((*before).clone()) })
+                })
+                .await
             }
             before => {
                 let key = Key::ProofSet(package.clone());

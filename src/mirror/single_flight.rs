@@ -97,14 +97,14 @@ where
     F: Future<Output = T> + Send + 'static,
     L: Send + 'static,
 {
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     let spawn = move |landing| {
         tasks.spawn(async move {
             let done = work.await;
             drop(landing);
             // The callers may be gone.
-            let _ = tell.send(done);
+            let _ = sender.send(done);
         });
     };
-    (async move { told.await.unwrap_or(lost) }.boxed().shared(), spawn)
+    (async move { receiver.await.unwrap_or(lost) }.boxed().shared(), spawn)
 }

@@ -49,8 +49,8 @@ impl SmallCopies {
     }
 
     /// Shares a new copy with other readers for as long as it has any.
-    pub(super) fn share(&self, digest: Digest, bytes: Vec<u8>, room: ReadGrant) -> Bytes {
-        let copy = Arc::new(room.fill(bytes));
+    pub(super) fn share(&self, digest: Digest, bytes: Vec<u8>, grant: ReadGrant) -> Bytes {
+        let copy = Arc::new(grant.fill(bytes));
         let mut shared = self.shared.lock();
         if shared.len() >= MAX_LISTED {
             shared.retain(|_, copy| copy.strong_count() > 0);

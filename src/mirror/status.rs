@@ -150,7 +150,7 @@ impl Mirror {
             return StoreState::Gone;
         }
         match self.store.room() {
-            Ok(room) if room.is_read_only => StoreState::ReadOnly,
+            Ok(space) if space.is_read_only => StoreState::ReadOnly,
             _ if self.last_store_failure().is_some() => StoreState::NotKeeping,
             _ => StoreState::Ready,
         }

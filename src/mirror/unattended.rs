@@ -185,8 +185,8 @@ mod tests {
         let mut fills = Vec::new();
         for _ in 0..MAX_UNATTENDED_FILLS {
             assert!(may_start(&started, "192.0.2.1"));
-            let (tell, flight) = watch::channel(FillProgress::Waiting);
-            let work = started.started(Some(client("192.0.2.1")), tell);
+            let (sender, flight) = watch::channel(FillProgress::Waiting);
+            let work = started.started(Some(client("192.0.2.1")), sender);
             fills.push((flight, work));
         }
         assert!(!may_start(&started, "192.0.2.1"));

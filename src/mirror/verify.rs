@@ -99,21 +99,21 @@ impl Mirror {
             reason: "everything stored is being verified already".to_owned(),
         };
         let alone = alone.map_err(busy)?;
-        let (tell, told) = mpsc::channel(EVENT_BUFFER);
+        let (sender, receiver) = mpsc::channel(EVENT_BUFFER);
         let walk =
-            VerifyRun { mirror: Arc::clone(self), call: self.flight_context(call), tell: tell.clone(), wrong: 0 };
+            VerifyRun { mirror: Arc::clone(self), call: self.flight_context(call), tell: sender.clone(), wrong: 0 };
         self.tasks.spawn(async move {
             let ended = tokio::select! {
                 ended = walk.run() => ended,
-                () = tell.closed() => return,
+                () = sender.closed() => return,
             };
             let last = ended.unwrap_or_else(|error| VerifyEvent::Stopped { error: error.to_string() });
             // Release the lock before the last event: a script that reads it may start the next run at once.
             drop(alone);
             // The receiver may be gone.
-            let _ = tell.send(last).await;
+            let _ = sender.send(last).await;
         });
-        Ok(told)
+        Ok(receiver)
     }
 
     /// Re-hashes every archive whose last check is at least `every` ago, and returns the time when the next is due.
@@ -261,8 +261,8 @@ impl VerifyRun {
     /// Rebuilds a damaged name if its proof set and its archive are still stored.
     async fn rebuild_name(&self, package: Package) {
         let call = self.mirror.flight_context(&self.mirror.job_context(self.mirror.flight_context(&self.call).now));
-        let Ok(Some(held)) = self.mirror.usable_set(&package, &call).await else { return };
-        let set = &held.stored_set.current;
+        let Ok(Some(stored)) = self.mirror.usable_set(&package, &call).await else { return };
+        let set = &stored.stored_set.current;
         if !matches!(self.mirror.has_archive(set.document.shasum).await, Ok(true)) {
             return;
         }

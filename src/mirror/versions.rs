@@ -32,10 +32,11 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<Arc<StoredDocument>>, Error> {
         let wanted = version_list_request(address, call)?;
-        let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
-        let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &RequestContext| self.fly_for_versions(&wanted, address, seen, errand, call);
-        let pulled = self.serve_or_fetch(&wanted.subject, &address.host, call, &rule, held, fly).await;
+        let (stored, rule) = self.stored_or_not_found(&wanted, call).await?;
+        let seen = stored.as_ref().map(|stored| stored.age);
+        let fly =
+            |fetch_reason, call: &RequestContext| self.fly_for_versions(&wanted, address, seen, fetch_reason, call);
+        let pulled = self.serve_or_fetch(&wanted.subject, &address.host, call, &rule, stored, fly).await;
         pulled.inspect_err(|error| self.record_if_offline(error, call, || address.into()))
     }
 
@@ -55,11 +56,11 @@ impl Mirror {
         wanted: &DocumentRequest,
         address: &ProviderAddress,
         seen: Option<Age>,
-        errand: FetchReason,
+        fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
         let (provider, address) = (wanted.clone(), address.clone());
-        self.join_document_flight(wanted, seen, errand, call, |mirror, before, call| async move {
+        self.join_document_flight(wanted, seen, fetch_reason, call, |mirror, before, call| async move {
             mirror.fetch_versions(&provider, &address, before, &call).await
         })
     }
@@ -73,13 +74,14 @@ impl Mirror {
     ) -> DocumentFlight {
         let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |reason: String| wanted.unusable(reason);
-        let (base, grant) = self
+        let (base, credential_scope) = self
             .resolve_service(Service::Providers, upstream, DiscoveryTrust::for_what_is_held(before.as_ref()), call)
             .await?;
-        let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
-        let fetched =
-            self.ask(subject, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
-        let kept = match (fetched, before) {
+        let url = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
+        let fetched = self
+            .ask(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .await;
+        let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
                 let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
                 let list = of_upstream.versions().await.map_err(&unusable)?;
@@ -88,12 +90,13 @@ impl Mirror {
             }
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), before) => {
-                let mut kept = StoredDocument::of(document, asked, call.now);
-                let list = Arc::new(kept.clone()).versions().await;
+                let mut stored_document = StoredDocument::of(document, url, call.now);
+                let list = Arc::new(stored_document.clone()).versions().await;
                 let list = list.map_err(|reason| unusable(format!("its version list: {reason}")))?;
-                kept.dropped = self.dropped_but_stored(upstream, address, &list, before.as_ref(), call.now).await?;
+                stored_document.dropped =
+                    self.dropped_but_stored(upstream, address, &list, before.as_ref(), call.now).await?;
                 self.record_new_versions(address, &list, call).await?;
-                kept
+                stored_document
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
                 if !before.as_ref().is_some_and(|before| before.metadata.gone) {
@@ -105,7 +108,7 @@ impl Mirror {
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let landed = self.store_document(wanted.key.clone(), kept).await;
+        let landed = self.store_document(wanted.key.clone(), stored_document).await;
         self.bump_revision(address);
         landed
     }
@@ -127,13 +130,13 @@ impl Mirror {
         let provider = address.clone();
         let named =
             self.on_disk(move |mirror| default_if_gone(mirror.store.records.packages_with_names(&provider))).await?;
-        let mut held: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
+        let mut stored: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
         let mut imported = HashSet::new();
         for package in named.into_iter().filter(|package| list.get(&package.version).is_none()) {
             if self.was_imported(&package).await? {
                 imported.insert(package.version.clone());
             }
-            held.entry(package.version).or_default().push(package.platform);
+            stored.entry(package.version).or_default().push(package.platform);
         }
         let earlier = match before {
             Some(before) => before.versions().await.ok(),
@@ -143,10 +146,10 @@ impl Mirror {
         let said_before = before.filter(|before| !before.metadata.carried);
         let dropped_before = said_before.map(|before| before.dropped_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
-        let dropped: Vec<Version> = held.keys().filter(|version| !imported.contains(version)).cloned().collect();
+        let dropped: Vec<Version> = stored.keys().filter(|version| !imported.contains(version)).cloned().collect();
         self.update_dropped_alarms(address, dropped, now).await?;
         let mut entries = Vec::new();
-        for (version, platforms) in held {
+        for (version, platforms) in stored {
             // A version imported without signatures need never have been listed upstream.
             if !dropped_before.contains(&version) && !imported.contains(&version) {
                 tracing::warn!(provider = %address, %version, "upstream has dropped a stored version; it stays listed (keep_gone)");

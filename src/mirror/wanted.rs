@@ -33,8 +33,8 @@ impl DocumentRequest {
 
     /// The error for an answer that cannot be used.
     pub(super) fn unusable(&self, reason: impl Into<String>) -> UpstreamError {
-        let (asked, origin) = (self.subject.clone(), origin(&self.upstream.settings.url));
-        UpstreamError { subject: asked, origin, fault: Fault::Unusable(reason.into()) }
+        let (subject, origin) = (self.subject.clone(), origin(&self.upstream.settings.url));
+        UpstreamError { subject, origin, fault: Fault::Unusable(reason.into()) }
     }
 }
 
@@ -48,20 +48,20 @@ impl Mirror {
         wanted: &DocumentRequest,
         call: &RequestContext,
     ) -> Result<(Option<Aged<Arc<StoredDocument>>>, FreshnessRule), Error> {
-        let held = self.stored_document(&wanted.key).await?;
-        if held.is_none()
-            && let Some(said) = call.config.not_found.get(&wanted.key, call.now)
+        let stored = self.stored_document(&wanted.key).await?;
+        if stored.is_none()
+            && let Some(not_found) = call.config.not_found.get(&wanted.key, call.now)
         {
-            return Err(Error::NotFound(said));
+            return Err(Error::NotFound(not_found));
         }
-        let rule = match held.as_ref().filter(|held| !held.age.gone) {
-            Some(held) => {
-                let asked = &held.value.metadata.asked;
-                self.rule_for_location(wanted.service, asked, &wanted.upstream, wanted.rule).await?
+        let rule = match stored.as_ref().filter(|stored| !stored.age.gone) {
+            Some(stored) => {
+                let url = &stored.value.metadata.asked;
+                self.rule_for_location(wanted.service, url, &wanted.upstream, wanted.rule).await?
             }
             None => wanted.rule,
         };
-        Ok((held, rule))
+        Ok((stored, rule))
     }
 
     /// Joins or starts the flight for a document. `fetch` gets the copy to build on. `seen` is the age of the copy that
@@ -70,11 +70,11 @@ impl Mirror {
         self: &Arc<Self>,
         wanted: &DocumentRequest,
         seen: Option<Age>,
-        errand: FetchReason,
+        fetch_reason: FetchReason,
         call: &RequestContext,
         fetch: impl FnOnce(Arc<Self>, Option<Arc<StoredDocument>>, RequestContext) -> F + Send + 'static,
     ) -> SharedResult<DocumentFlight> {
-        let flight = (wanted.key.clone(), errand, call.flight_group());
+        let flight = (wanted.key.clone(), fetch_reason, call.flight_group());
         self.document_flights.join_or_spawn(
             &self.tasks,
             flight,
@@ -84,9 +84,9 @@ impl Mirror {
                 async move {
                     let work = async {
                         match mirror.reread_store(&wanted.key, seen, &wanted.rule, &call).await? {
-                            FlightStart::AlreadyFetched(landed) => Ok(landed),
+                            FlightStart::AlreadyFetched(fetched) => Ok(fetched),
                             FlightStart::BuildOn(before) => {
-                                mirror.charge_revalidation(&wanted.subject, wanted.host(), errand, 1, &call)?;
+                                mirror.charge_revalidation(&wanted.subject, wanted.host(), fetch_reason, 1, &call)?;
                                 fetch(Arc::clone(&mirror), before, call).await
                             }
                         }

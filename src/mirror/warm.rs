@@ -54,28 +54,28 @@ impl Mirror {
     pub async fn warm_list(
         self: &Arc<Self>,
         address: &ProviderAddress,
-        haste: Urgency,
+        urgency: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<VersionList>, Error> {
         let (subject, host) = (format!("the version list of {address}"), &address.host);
-        let call = self.step_context_for(haste, now);
+        let call = self.step_context_for(urgency, now);
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
         for key in [Key::Discovery(host.clone()), Key::ProviderVersions(address.clone())] {
             match self.stored_document(&key).await? {
-                Some(held) => origins.extend(held.value.origins()),
+                Some(stored) => origins.extend(stored.value.origins()),
                 None => missing += 1,
             }
         }
         self.charge_job(&subject, host, &origins, missing, &call)?;
-        let asked = async {
+        let lookup = async {
             if self.connectivity() == Connectivity::Online {
                 self.discovery(host, &call).await?;
             }
             self.client_versions(address, &call).await
         };
-        let list = asked.await.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
+        let list = lookup.await.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&subject, host, &origins, &list, &call)?;
         Ok(WarmedDocument { value: list.value, unconfirmed })
     }
@@ -87,17 +87,17 @@ impl Mirror {
     pub async fn warm_set(
         self: &Arc<Self>,
         package: &Package,
-        haste: Urgency,
+        urgency: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<Arc<ProofSet>>, Error> {
         let (subject, host) = (sets::describe_set(package), &package.provider.host);
-        let call = self.step_context_for(haste, now);
+        let call = self.step_context_for(urgency, now);
         let mut origins = Vec::new();
         if let Some(list) = self.stored_document(&Key::ProviderVersions(package.provider.clone())).await? {
             origins.extend(list.value.origins());
         }
-        let held = self.usable_set(package, &call).await?;
-        let missing = if held.is_some() { 0 } else { REQUESTS_FOR_A_SET };
+        let stored = self.usable_set(package, &call).await?;
+        let missing = if stored.is_some() { 0 } else { REQUESTS_FOR_A_SET };
         self.charge_job(&subject, host, &origins, missing, &call)?;
         let set = self.proof_set(package, &call).await;
         let set = set.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
@@ -135,21 +135,21 @@ impl Mirror {
         package: &Package,
         digest: Digest,
         now: Timestamp,
-        tell: impl Fn(u64, Option<u64>) + Send + Sync,
+        report: impl Fn(u64, Option<u64>) + Send + Sync,
     ) -> Result<(WarmedArchive, StoredArchive), Error> {
         let subject = format!("the archive of {package}");
         let call = self.step_context(now);
-        if let Some(held) = self.stored_archive(package, digest).await?
+        if let Some(archive) = self.stored_archive(package, digest).await?
             && let OpenOutcome::Checked(Archive::OnDisk { .. } | Archive::InMemory { .. }) =
-                self.open_stored(package, &held, &call).await?
+                self.open_stored(package, &archive, &call).await?
         {
-            return Ok((WarmedArchive::AlreadyStored, held));
+            return Ok((WarmedArchive::AlreadyStored, archive));
         }
-        let Some(held) = self.usable_set(package, &call).await? else {
+        let Some(stored) = self.usable_set(package, &call).await? else {
             return Err(self.not_stored_error(&sets::describe_set(package)).await);
         };
-        let kept = Arc::clone(&held.stored_set);
-        let (set, _) = held.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(subject.clone()))?;
+        let stored_set = Arc::clone(&stored.stored_set);
+        let (set, _) = stored.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(subject.clone()))?;
         let origin = Origin::of(&set.document.archive_url);
         if !self.has_archive(digest).await? {
             if self.connectivity() == Connectivity::Offline {
@@ -157,13 +157,13 @@ impl Mirror {
             }
             self.charge_job(&subject, &package.provider.host, std::slice::from_ref(&origin), 1, &call)?;
         }
-        let mut progress = self.join_fill(package, &kept, &set, &call)?;
+        let mut progress = self.join_fill(package, &stored_set, &set, &call)?;
         loop {
             // The borrowed state may hold the file open, so do not keep it beyond this line.
             let ended = match &*progress.borrow_and_update() {
                 FillProgress::Waiting => None,
                 FillProgress::Streaming { written, length, .. } => {
-                    tell(*written, *length);
+                    report(*written, *length);
                     None
                 }
                 // Without a download, the bytes were already stored under another name.
@@ -193,12 +193,12 @@ impl Mirror {
     /// # Errors
     /// The disk failed, or the archive is no longer stored.
     pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
-        let mut held = self.stored_archive(package, digest).await?;
-        if held.as_ref().is_some_and(|held| held.hashes == PackageHashState::NotYet) {
+        let mut archive = self.stored_archive(package, digest).await?;
+        if archive.as_ref().is_some_and(|archive| archive.hashes == PackageHashState::NotYet) {
             self.compute_hashes_queued(package, digest).await?;
-            held = self.stored_archive(package, digest).await?;
+            archive = self.stored_archive(package, digest).await?;
         }
-        match held.map(|held| held.hashes) {
+        match archive.map(|archive| archive.hashes) {
             Some(PackageHashState::Known { zip, .. }) => Ok(Some(zip)),
             Some(PackageHashState::Impossible { .. }) => Ok(None),
             Some(PackageHashState::NotYet) | None => {
@@ -233,14 +233,14 @@ impl Mirror {
     pub async fn is_sound(
         self: &Arc<Self>,
         artifact: impl Into<Artifact>,
-        held: &StoredArchive,
+        archive: &StoredArchive,
         now: Timestamp,
     ) -> Result<bool, Error> {
         // Opening a missing archive would take it off its name, which must not happen here.
-        if !self.has_archive(held.digest).await? {
+        if !self.has_archive(archive.digest).await? {
             return Ok(false);
         }
-        Ok(matches!(self.open_stored(artifact, held, &self.job_context(now)).await?, OpenOutcome::Checked(_)))
+        Ok(matches!(self.open_stored(artifact, archive, &self.job_context(now)).await?, OpenOutcome::Checked(_)))
     }
 
     /// Returns true if a package can be installed from the store, with this archive.

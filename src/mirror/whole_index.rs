@@ -39,7 +39,7 @@ impl Mirror {
         }
         let named_by_set = |artifact: &Artifact| match artifact {
             Artifact::Provider(package) => {
-                Ok(self.read_set(package)?.map(|held| held.stored_set.current.document.shasum))
+                Ok(self.read_set(package)?.map(|stored| stored.stored_set.current.document.shasum))
             }
             Artifact::Module(_) => Ok(None),
         };

@@ -14,8 +14,8 @@ pub fn find_folder(tree: &Tree, pattern: &str) -> Result<TreePath, TreeError> {
             && path.names().zip(&patterns).all(|(name, pattern)| matches_pattern(pattern, name))
     };
     let folders = tree.entries().filter(|(_, entry)| matches!(entry, TreeEntry::Folder)).map(|(path, _)| path);
-    let mut meant = folders.filter(|path| is_meant(path));
-    match (meant.next(), meant.next()) {
+    let mut selected = folders.filter(|path| is_meant(path));
+    match (selected.next(), selected.next()) {
         (Some(folder), None) => Ok(folder.clone()),
         (None, _) => Err(TreeError::refused(pattern, "no folder matches it")),
         (Some(one), Some(other)) => {

@@ -32,21 +32,21 @@ struct Pax {
 pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeError> {
     let mut archive = Archive::new(&mut *from);
     let mut has_any = false;
-    let mut said = ExtensionHeaders::default();
+    let mut headers = ExtensionHeaders::default();
     let mut left = tree.limits().entries;
     for entry in archive.entries().map_err(unreadable)?.raw(true) {
         let mut entry = entry.map_err(unreadable)?;
         match entry.header().entry_type() {
             EntryType::XGlobalHeader => {}
-            EntryType::XHeader => said.pax = Pax::parse(&extension(&mut entry)?)?,
-            EntryType::GNULongName => said.gnu_path = until_nul(extension(&mut entry)?),
-            EntryType::GNULongLink => said.gnu_link = until_nul(extension(&mut entry)?),
+            EntryType::XHeader => headers.pax = Pax::parse(&extension(&mut entry)?)?,
+            EntryType::GNULongName => headers.gnu_path = until_nul(extension(&mut entry)?),
+            EntryType::GNULongLink => headers.gnu_link = until_nul(extension(&mut entry)?),
             _ => {
                 // Counted here, because the tree does not count a folder that is repeated.
                 left = left.checked_sub(1).ok_or_else(|| {
                     TreeError::TooLarge(format!("{} files, folders and links", tree.limits().entries))
                 })?;
-                has_any |= add(&mut entry, std::mem::take(&mut said), tree)?;
+                has_any |= add(&mut entry, std::mem::take(&mut headers), tree)?;
             }
         }
     }
@@ -65,8 +65,8 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
 }
 
 /// Adds an entry. Returns false for a folder.
-fn add<R: Read>(entry: &mut Entry<'_, R>, said: ExtensionHeaders, tree: &mut Tree) -> Result<bool, TreeError> {
-    let ExtensionHeaders { pax, gnu_path, gnu_link } = said;
+fn add<R: Read>(entry: &mut Entry<'_, R>, headers: ExtensionHeaders, tree: &mut Tree) -> Result<bool, TreeError> {
+    let ExtensionHeaders { pax, gnu_path, gnu_link } = headers;
     let name = gnu_path.or(pax.path).unwrap_or_else(|| entry.header().path_bytes().into_owned());
     let refuse = |reason: &str| Err(refused(&name, reason));
     if pax.is_sparse {
@@ -115,7 +115,7 @@ impl Pax {
     /// Parses the records of a pax header, each `LENGTH KEY=VALUE\n`. The last record of a key counts. An empty value
     /// unsets the key.
     fn parse(records: &[u8]) -> Result<Self, TreeError> {
-        let mut said = Self::default();
+        let mut headers = Self::default();
         let malformed = || TreeError::Unreadable("one of its pax headers is malformed".to_owned());
         let mut rest = records;
         while !rest.is_empty() {
@@ -131,17 +131,17 @@ impl Pax {
             let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(malformed)?;
             let (key, value) = (record.get(..equals).unwrap_or_default(), record.get(equals + 1..).unwrap_or_default());
             match key {
-                b"path" => said.path = Some(value.to_vec()).filter(|path| !path.is_empty()),
-                b"linkpath" => said.link = Some(value.to_vec()).filter(|link| !link.is_empty()),
-                b"size" if value.is_empty() => said.size = None,
+                b"path" => headers.path = Some(value.to_vec()).filter(|path| !path.is_empty()),
+                b"linkpath" => headers.link = Some(value.to_vec()).filter(|link| !link.is_empty()),
+                b"size" if value.is_empty() => headers.size = None,
                 b"size" => {
                     let size = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
-                    said.size = Some(size.ok_or_else(malformed)?);
+                    headers.size = Some(size.ok_or_else(malformed)?);
                 }
-                key => said.is_sparse |= key.starts_with(b"GNU.sparse."),
+                key => headers.is_sparse |= key.starts_with(b"GNU.sparse."),
             }
         }
-        Ok(said)
+        Ok(headers)
     }
 }
 

@@ -91,8 +91,8 @@ impl<R: BufRead> XzReader<R> {
             State::Block(decoder, block) => {
                 let counted = decoder.into_inner();
                 let (packed, mut from) = (counted.count, counted.inner);
-                let is_as_said = block.declared.packed.is_none_or(|said| said == packed)
-                    && block.declared.unpacked.is_none_or(|said| said == block.size);
+                let is_as_said = block.declared.packed.is_none_or(|declared| declared == packed)
+                    && block.declared.unpacked.is_none_or(|declared| declared == block.size);
                 if !is_as_said {
                     return Err(damaged("a block of its xz does not have its declared size"));
                 }
@@ -128,7 +128,7 @@ impl<R: BufRead> XzReader<R> {
             return Err(odd());
         }
         let mut number_if = |bit: u8| (flags & bit != 0).then(|| number(&mut rest)).transpose();
-        let said = Sizes { packed: number_if(0x40)?, unpacked: number_if(0x80)? };
+        let declared = Sizes { packed: number_if(0x40)?, unpacked: number_if(0x80)? };
         let [LZMA2, 1, dictionary, zeros @ ..] = rest else { return Err(odd()) };
         if *dictionary > 40 || zeros.iter().any(|byte| *byte != 0) {
             return Err(odd());
@@ -137,7 +137,7 @@ impl<R: BufRead> XzReader<R> {
         let check = Check::of(self.flags[1]).ok_or_else(|| damaged("its xz has a checksum of an unknown kind"))?;
         let decoder = Lzma2Reader::new(CountingReader { inner: from, count: 0 }, dictionary, None);
         let header = header.len() as u64;
-        Ok(State::Block(Box::new(decoder), Block { header, check, size: 0, declared: said }))
+        Ok(State::Block(Box::new(decoder), Block { header, check, size: 0, declared }))
     }
 
     /// Decodes a dictionary's size and charges it to the budget. Each byte of output adds four bytes to the budget, so

@@ -80,9 +80,9 @@ fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeEr
         return Err(refused(&name, "it has two names"));
     }
     let path = clean_path(&name)?;
-    let said = unix_mode(&entry);
-    let mode = said.map_or(0o644, |mode| mode & 0o777);
-    match said.map(|mode| mode & KIND) {
+    let stored_mode = unix_mode(&entry);
+    let mode = stored_mode.map_or(0o644, |mode| mode & 0o777);
+    match stored_mode.map(|mode| mode & KIND) {
         _ if name.ends_with(b"/") || path.is_root() => {
             if entry.size() > 0 {
                 return Err(refused(&name, "it is a folder, but has content"));

@@ -24,14 +24,14 @@ pub enum ClientRoute {
 
 /// Returns the text to paste. `base` is the URL at which clients reach larder, without a final slash:
 /// `http://127.0.0.1:8080`.
-pub async fn text(mirror: &Arc<Mirror>, base: &str, way: ClientRoute) -> Result<String, Error> {
+pub async fn text(mirror: &Arc<Mirror>, base: &str, client_route: ClientRoute) -> Result<String, Error> {
     let hosts = mirror.hosts();
-    config_text(hosts.iter().collect(), Some(mirror), base, way).await
+    config_text(hosts.iter().collect(), Some(mirror), base, client_route).await
 }
 
 /// Returns the text to paste when no discovery document is cached.
-pub async fn default_text(hosts: &[&Hostname], base: &str, way: ClientRoute) -> Result<String, Error> {
-    config_text(hosts.to_vec(), None, base, way).await
+pub async fn default_text(hosts: &[&Hostname], base: &str, client_route: ClientRoute) -> Result<String, Error> {
+    config_text(hosts.to_vec(), None, base, client_route).await
 }
 
 /// The source addresses for clients that use larder's own host name, which stands for `registry`. They need no CLI
@@ -78,11 +78,11 @@ async fn config_text(
     mut hosts: Vec<&Hostname>,
     mirror: Option<&Arc<Mirror>>,
     base: &str,
-    way: ClientRoute,
+    client_route: ClientRoute,
 ) -> Result<String, Error> {
     // Listed first, because most readers look for it.
     hosts.sort_by_key(|host| (host.as_str() != "registry.terraform.io", *host));
-    match way {
+    match client_route {
         ClientRoute::HostOverride => overrides(&hosts, mirror, base).await,
         ClientRoute::NetworkMirror => Ok(network_mirror(&hosts, base)),
     }
@@ -91,11 +91,11 @@ async fn config_text(
 async fn overrides(hosts: &[&Hostname], mirror: Option<&Arc<Mirror>>, base: &str) -> Result<String, Error> {
     let mut text = String::new();
     for host in hosts {
-        let held = match mirror {
+        let stored = match mirror {
             Some(mirror) => mirror.held_discovery(host).await?,
             None => None,
         };
-        let discovery = held.and_then(|held| held.discovery_for_clients().ok());
+        let discovery = stored.and_then(|stored| stored.discovery_for_clients().ok());
         let known = discovery.map(|discovery| services(discovery, host, |path| format!("{base}{path}")));
         text.push_str(&host_block(host, known.as_ref(), base));
     }

@@ -139,16 +139,16 @@ mod tests {
             let urls = after.entries.values().filter_map(|value| Url::parse(serde_json::from_str(value.get()).ok()?).ok());
             prop_assert!(urls.into_iter().all(|url| url.username().is_empty() && url.password().is_none()));
             for (name, value) in kept {
-                let (led, leads) = (before.service(name), after.service(name));
+                let (before_url, leads) = (before.service(name), after.service(name));
                 let served = [("providers.v1", "providers"), ("modules.v1", "modules")];
                 let served = served.into_iter().find(|(service, _)| service == name);
-                if let Some((_, folder)) = served.filter(|_| led.is_some()) {
+                if let Some((_, folder)) = served.filter(|_| before_url.is_some()) {
                     let ours = format!("http://127.0.0.1:8080/registry/registry.example/v1/{folder}/");
                     prop_assert_eq!(leads.as_ref().map(Url::as_str), Some(ours.as_str()));
-                } else if led.is_none() || value.starts_with("\"#") || value == "\"\"" {
+                } else if before_url.is_none() || value.starts_with("\"#") || value == "\"\"" {
                     prop_assert!(leads.is_none() || after.entries[name].get() == value);
                 } else {
-                    prop_assert_eq!(leads, led, "{}", name);
+                    prop_assert_eq!(leads, before_url, "{}", name);
                 }
             }
         }

@@ -194,8 +194,8 @@ impl Protocols {
         if value.is_lasting && request.now < fresh_until {
             let answer = FinishedReply::Location(Arc::clone(&location));
             let outcome = outcome.when_reused();
-            let kept = RenderedAnswer { answer, made: request.now, checked, fresh_until, revision, outcome };
-            self.answers.insert(route, links.base, kept);
+            let rendered = RenderedAnswer { answer, made: request.now, checked, fresh_until, revision, outcome };
+            self.answers.insert(route, links.base, rendered);
         }
         let age = Some(request.now.since(checked));
         Ok(Reply { content: ReplyContent::Location(location), outcome: Some(outcome), age })
@@ -296,7 +296,7 @@ impl Protocols {
             && call.now < fresh_until
         {
             let answer = FinishedReply::Archive { bytes: bytes.clone(), digest: *digest, stored: *stored };
-            let kept = RenderedAnswer {
+            let rendered = RenderedAnswer {
                 answer,
                 made: call.now,
                 checked,
@@ -304,7 +304,7 @@ impl Protocols {
                 revision,
                 outcome: outcome.when_reused(),
             };
-            self.answers.insert(route, base, kept);
+            self.answers.insert(route, base, rendered);
         }
         Reply { content: ReplyContent::File(value), outcome: Some(outcome), age: None }
     }
@@ -322,9 +322,9 @@ impl Protocols {
         // Stored with the revision from before rendering: after a change meanwhile, the next request renders again.
         if now < fresh_until {
             let answer = FinishedReply::Document(Arc::clone(&rendered));
-            let kept =
+            let cached =
                 RenderedAnswer { answer, made: now, checked, fresh_until, revision, outcome: outcome.when_reused() };
-            self.answers.insert(route, base, kept);
+            self.answers.insert(route, base, cached);
         }
         Reply { content: ReplyContent::Document(rendered), outcome: Some(outcome), age: Some(now.since(checked)) }
     }

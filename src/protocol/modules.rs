@@ -70,7 +70,7 @@ pub(super) async fn location(
     links: Links<'_>,
 ) -> Result<Answer<LocationHeader>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.module_location(package, call).await?;
-    let told = match value {
+    let location = match value {
         ModuleLocation::External(text) => LocationHeader { text, is_lasting: true },
         ModuleLocation::Local { archive, checksum, subdir } => {
             let mut text = links.to(&Route::ModuleArchive(archive).path());
@@ -84,5 +84,5 @@ pub(super) async fn location(
             LocationHeader { text, is_lasting: checksum.is_some() }
         }
     };
-    Ok(Answer { value: told, outcome, fresh_until, checked })
+    Ok(Answer { value: location, outcome, fresh_until, checked })
 }

@@ -82,12 +82,12 @@ pub(super) async fn version(
     let mut archives = VersionBody::default();
     for (platform, archive) in named {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
-        let held = mirror.stored_archive(&package, archive.digest).await?;
+        let stored = mirror.stored_archive(&package, archive.digest).await?;
         // No other mirror has the `zh:` of an archive that was packed here, so in a lock file it would exclude them
         // all. For an imported archive without a name record the packer is unknown.
-        let is_published = held.as_ref().map_or(!archive.is_imported, |held| held.zip == ZipOrigin::Published);
+        let is_published = stored.as_ref().map_or(!archive.is_imported, |stored| stored.zip == ZipOrigin::Published);
         let zh = is_published.then(|| archive.digest.zh());
-        let h1 = match held.map(|held| held.hashes) {
+        let h1 = match stored.map(|stored| stored.hashes) {
             Some(PackageHashState::Known { zip, .. }) => Some(zip),
             Some(PackageHashState::NotYet | PackageHashState::Impossible { .. }) | None => None,
         };
@@ -124,10 +124,10 @@ async fn stored_archives(
     version: &Version,
     call: &RequestContext,
 ) -> Result<(NamedArchives, CombinedOutcome), Error> {
-    let held = mirror.stored_platforms(address, version, call).await?;
-    let mut answer = CombinedOutcome::of(&held);
+    let stored_platforms = mirror.stored_platforms(address, version, call).await?;
+    let mut answer = CombinedOutcome::of(&stored_platforms);
     let mut archives = NamedArchives::new();
-    for platform in held.value {
+    for platform in stored_platforms.value {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         match mirror.proof_set(&package, call).await {
             Ok(set) => {
@@ -203,8 +203,8 @@ impl<'a> ProofSetsOfVersion<'a> {
     ) -> Result<Self, Error> {
         let package = |platform| Package { provider: address.clone(), version: listed.version.clone(), platform };
         let mut sets = Self { address, listed, own: BTreeMap::new() };
-        let held = mirror.platforms_with_sets(address, &listed.version).await?;
-        let asked: Vec<_> = stream::iter(held)
+        let stored_platforms = mirror.platforms_with_sets(address, &listed.version).await?;
+        let looked_up: Vec<_> = stream::iter(stored_platforms)
             .map(|platform| {
                 let package = package(platform);
                 async move { (package.platform.clone(), mirror.proof_set(&package, call).await) }
@@ -213,7 +213,7 @@ impl<'a> ProofSetsOfVersion<'a> {
             .collect()
             .await;
         let mut failed = None;
-        for (platform, set) in asked {
+        for (platform, set) in looked_up {
             match set {
                 Ok(set) => {
                     answer.merge(&set);
@@ -290,7 +290,7 @@ impl<'a> ProofSetsOfVersion<'a> {
                 unknown.push(platform.clone());
             }
         }
-        let asked: Vec<_> = stream::iter(unknown)
+        let looked_up: Vec<_> = stream::iter(unknown)
             .map(|platform| async move {
                 let version = self.listed.version.clone();
                 let package = Package { provider: self.address.clone(), version, platform: platform.clone() };
@@ -300,7 +300,7 @@ impl<'a> ProofSetsOfVersion<'a> {
             .collect()
             .await;
         let mut failed = None;
-        for (platform, set) in asked {
+        for (platform, set) in looked_up {
             match set {
                 Ok(set) => {
                     answer.merge(&set);

@@ -39,7 +39,7 @@ pub(super) async fn page(
     let Answer { value, outcome, fresh_until, checked } = mirror.page(page, call).await?;
     let unreadable = |reason: String| Error::Interrupted(format!("{} cannot be read: {reason}", page.label()));
     let body = match value {
-        PageSource::Upstream(kept) => {
+        PageSource::Upstream(document) => {
             let (mount, base, host) = (links.mount.clone(), links.base.clone().into_owned(), page.host.clone());
             let service = page.path.service();
             let installable = match mirror.connectivity() {
@@ -53,7 +53,7 @@ pub(super) async fn page(
                 };
                 with_links(&found, service, &host, |path| mount.url(&base, path)).map_err(|e| e.to_string())
             };
-            kept.read_page(page, rewritten).await.map_err(unreadable)?
+            document.read_page(page, rewritten).await.map_err(unreadable)?
         }
         PageSource::Built(found) => match *found {
             PageFromStore::List(list) => list_of(&list, page, links),
@@ -95,14 +95,14 @@ pub fn with_links(
     let text = std::str::from_utf8(&page.body).map_err(serde::de::Error::custom)?;
     let whole: &RawValue = serde_json::from_str(text)?;
     let mut edits = Vec::new();
-    let led = |name: &str, reference: &str| {
-        let led = rewrite_url(name, reference, page, service, host, &link);
-        if led == Some(RewrittenUrl::Null) {
+    let rewrite = |name: &str, reference: &str| {
+        let rewritten = rewrite_url(name, reference, page, service, host, &link);
+        if rewritten == Some(RewrittenUrl::Null) {
             tracing::debug!(registry = %host, member = name, "a page leads to one that cannot be asked for here; it is left out");
         }
-        led
+        rewritten
     };
-    find_links(whole, DEPTH, &led, &mut edits);
+    find_links(whole, DEPTH, &rewrite, &mut edits);
     let mut body = String::with_capacity(text.len() + 64 * edits.len());
     let mut copied = 0;
     for UrlEdit { original, rewritten } in edits {
@@ -138,7 +138,7 @@ enum RewrittenUrl {
 fn find_links<'a>(
     raw: &'a RawValue,
     depth: usize,
-    led: &impl Fn(&str, &str) -> Option<RewrittenUrl>,
+    rewrite: &impl Fn(&str, &str) -> Option<RewrittenUrl>,
     edits: &mut Vec<UrlEdit<'a>>,
 ) {
     let text = raw.get();
@@ -147,15 +147,17 @@ fn find_links<'a>(
     }
     if text.starts_with('[') {
         let entries: Vec<&RawValue> = serde_json::from_str(text).unwrap_or_default();
-        entries.into_iter().for_each(|entry| find_links(entry, depth - 1, led, edits));
+        entries.into_iter().for_each(|entry| find_links(entry, depth - 1, rewrite, edits));
         return;
     }
     let members: IndexMap<Cow<'a, str>, &RawValue> = serde_json::from_str(text).unwrap_or_default();
     let mut of_members = Vec::new();
     for (name, value) in members {
         match name.ends_with("_url").then(|| serde_json::from_str::<String>(value.get()).ok()).flatten() {
-            Some(url) => of_members.extend(led(&name, &url).map(|led| UrlEdit { original: value, rewritten: led })),
-            None => find_links(value, depth - 1, led, &mut of_members),
+            Some(url) => {
+                of_members.extend(rewrite(&name, &url).map(|rewritten| UrlEdit { original: value, rewritten }))
+            }
+            None => find_links(value, depth - 1, rewrite, &mut of_members),
         }
     }
     // Of two members with one name the last counts, but the map has it at the position of the first.

@@ -152,8 +152,8 @@ impl RenderedAnswers {
     /// Creates a memory of at most this many bytes.
     pub fn with_capacity(bytes: u64) -> Self {
         // Keys and bookkeeping count as well, or small answers would be free.
-        let weigh = |_: &RenderedAnswerKey, kept: &RenderedAnswer| {
-            u32::try_from(kept.answer.weight() + 512).unwrap_or(u32::MAX)
+        let weigh = |_: &RenderedAnswerKey, rendered: &RenderedAnswer| {
+            u32::try_from(rendered.answer.weight() + 512).unwrap_or(u32::MAX)
         };
         let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
         let archives = ReadMemory::new(usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -165,22 +165,22 @@ impl RenderedAnswers {
         if !self.is_among_bases(base) {
             return None;
         }
-        let kept = self.cache.get(&KeyRef { route, base })?;
+        let rendered = self.cache.get(&KeyRef { route, base })?;
         // After the clock was set back, the answer would stay fresh for too long.
-        let timely = kept.made <= now && now < kept.fresh_until;
-        (timely && kept.revision == revision).then_some(kept)
+        let timely = rendered.made <= now && now < rendered.fresh_until;
+        (timely && rendered.revision == revision).then_some(rendered)
     }
 
     /// Stores an answer if its base is among the most requested ones. An archive is stored only if the memory has space
     /// for a copy.
-    pub fn insert(&self, route: &Route, base: &Base<'_>, kept: RenderedAnswer) {
+    pub fn insert(&self, route: &Route, base: &Base<'_>, rendered: RenderedAnswer) {
         let key = RenderedAnswerKey { route: route.clone(), base: base.clone().into_owned() };
         if !self.is_among_bases(base) {
             self.bases.insert(key.base.clone(), ());
             // Evicts now, perhaps the new base itself.
             self.bases.run_pending_tasks();
         }
-        let answer = match kept.answer {
+        let answer = match rendered.answer {
             // A copy: the mirror's bytes are shared by concurrent readers, and would count as in use while they are
             // stored here.
             FinishedReply::Archive { bytes, digest, stored } => {
@@ -189,7 +189,7 @@ impl RenderedAnswers {
             }
             answer => answer,
         };
-        self.cache.insert(key, RenderedAnswer { answer, ..kept });
+        self.cache.insert(key, RenderedAnswer { answer, ..rendered });
     }
 
     fn is_among_bases(&self, base: &Base<'_>) -> bool {
@@ -213,7 +213,7 @@ mod tests {
         };
         let now = Timestamp(1_000);
         let answer = FinishedReply::Document(Arc::new(RenderedDocument::plain(b"{}".to_vec())));
-        let kept = RenderedAnswer {
+        let rendered = RenderedAnswer {
             answer,
             made: now,
             checked: now,
@@ -225,13 +225,13 @@ mod tests {
         let is_kept = |base: &Base<'_>| answers.fresh(&route, base, 0, now).is_some();
         let mut misses = 0;
         for number in 1..2_000 {
-            answers.insert(&route, &base(number), kept.clone());
+            answers.insert(&route, &base(number), rendered.clone());
             if number % 10 == 0 && !is_kept(&often) {
                 misses += 1;
-                answers.insert(&route, &often, kept.clone());
+                answers.insert(&route, &often, rendered.clone());
             }
         }
-        answers.insert(&route, &Base::PathAbsolute, kept.clone());
+        answers.insert(&route, &Base::PathAbsolute, rendered.clone());
         let count = (0..2_000).filter(|number| is_kept(&base(*number))).count();
         assert!((1..=MAX_BASES as usize).contains(&count), "{count}");
         assert!(is_kept(&Base::PathAbsolute));

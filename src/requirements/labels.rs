@@ -52,7 +52,7 @@ impl LabelKind {
     /// The kind of an existing path, by its name and type; `None` if it does not exist.
     pub fn of_path(path: &Path) -> Option<Self> {
         match path.metadata().ok()? {
-            there if there.is_dir() => Some(Self::Folder),
+            path if path.is_dir() => Some(Self::Folder),
             _ => Some(Self::by_ending(path).unwrap_or(Self::LockFile)),
         }
     }

@@ -130,19 +130,19 @@ impl DirectoryLoader {
         Ok(found)
     }
 
-    fn next(&mut self, path: PathBuf, real: PathBuf, standing: FolderRole) {
-        self.waiting.push_back((path, real, standing));
+    fn next(&mut self, path: PathBuf, real: PathBuf, role: FolderRole) {
+        self.waiting.push_back((path, real, role));
     }
 
     fn whole(&mut self) -> Result<(), CollectError> {
-        while let Some((path, real, standing)) = self.waiting.pop_front() {
+        while let Some((path, real, role)) = self.waiting.pop_front() {
             if self.read.contains_key(&path) {
                 continue;
             }
             if self.read.len() >= MAX_FOLDERS {
                 return Err(CollectError::TooMany(path));
             }
-            self.folder(path, &real, standing)?;
+            self.folder(path, &real, role)?;
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl DirectoryLoader {
         Ok(read)
     }
 
-    fn folder(&mut self, path: PathBuf, real: &Path, standing: FolderRole) -> Result<(), CollectError> {
+    fn folder(&mut self, path: PathBuf, real: &Path, role: FolderRole) -> Result<(), CollectError> {
         // Without the folder its call cannot be resolved, which is reported there.
         let Ok(real) = real.canonicalize() else {
             self.read.insert(path, BTreeMap::new());
@@ -179,11 +179,11 @@ impl DirectoryLoader {
             return Ok(());
         }
         let mut contents = self.read_all(&real)?;
-        if standing == FolderRole::Root {
+        if role == FolderRole::Root {
             contents.extend(self.values.clone());
         }
         let mut files = in_memory(&real, "", &contents)?;
-        if standing == FolderRole::Root {
+        if role == FolderRole::Root {
             let (path, real) = (path.join(TEST_FOLDER), real.join(TEST_FOLDER));
             if real.is_dir() {
                 let tests = self.read_all(&real)?;
@@ -192,7 +192,7 @@ impl DirectoryLoader {
                 self.read.insert(path, tests);
             }
         }
-        for to in local_calls(&files, standing) {
+        for to in local_calls(&files, role) {
             self.next(from(&path, &to), from(&real, &to), FolderRole::Called);
         }
         self.read.insert(path, contents);
@@ -231,8 +231,8 @@ impl DirectoryLoader {
 }
 
 /// The local modules that a folder calls, to either client.
-fn local_calls(files: &Files, standing: FolderRole) -> BTreeSet<String> {
-    let calls_of = |client| configuration::read(files, "", standing, client, "", &Inputs::new()).calls;
+fn local_calls(files: &Files, role: FolderRole) -> BTreeSet<String> {
+    let calls_of = |client| configuration::read(files, "", role, client, "", &Inputs::new()).calls;
     let calls = calls_of(ClientKind::Terraform).into_iter().chain(calls_of(ClientKind::Opentofu));
     calls
         .filter_map(|call| match call.source {

@@ -145,8 +145,8 @@ mod tests {
         assert_eq!((files.get("prod/pipe"), files.get("prod/main.tf")), (None, Some(Ok(""))));
         assert_eq!(files.in_the_way_of("prod/modules/x"), Some(("prod/modules", Unreadable::Link)));
         assert_eq!(files.in_the_way_of("real/x"), None);
-        let told = serde_json::to_string(&files).unwrap();
-        assert_eq!(serde_json::from_str::<Files>(&told).unwrap(), files);
+        let json = serde_json::to_string(&files).unwrap();
+        assert_eq!(serde_json::from_str::<Files>(&json).unwrap(), files);
     }
 
     #[test]

@@ -122,8 +122,8 @@ impl Blobs {
 
     /// Quarantines an archive if it is still the opened one; returns true if it was.
     pub fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
-        let Some(there) = self.get(digest)? else { return Ok(false) };
-        if there.identity()? != opened.identity()? {
+        let Some(stored) = self.get(digest)? else { return Ok(false) };
+        if stored.identity()? != opened.identity()? {
             return Ok(false);
         }
         self.quarantine(digest)?;
@@ -171,8 +171,8 @@ impl FileBytes {
     ///
     /// Cached pages are read inline; anything else in a blocking task.
     pub async fn read_at(&self, offset: u64, most: usize, memory: &ReadShare) -> io::Result<Bytes> {
-        let room = memory.grant(most).await;
-        let mut buffer = vec![0; room.bytes()];
+        let grant = memory.grant(most).await;
+        let mut buffer = vec![0; grant.bytes()];
         let at_once = {
             let mut slices = [IoSliceMut::new(&mut buffer)];
             rustix::io::preadv2(&*self.file, &mut slices, offset, ReadWriteFlags::NOWAIT)
@@ -192,7 +192,7 @@ impl FileBytes {
             }
         };
         buffer.truncate(read);
-        Ok(room.fill(buffer))
+        Ok(grant.fill(buffer))
     }
 }
 
@@ -309,8 +309,8 @@ impl Seek for ReaderAt {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let place = match to {
             SeekFrom::Start(place) => Some(place),
-            SeekFrom::End(by) => self.size_bytes.checked_add_signed(by),
-            SeekFrom::Current(by) => self.position.checked_add_signed(by),
+            SeekFrom::End(offset) => self.size_bytes.checked_add_signed(offset),
+            SeekFrom::Current(offset) => self.position.checked_add_signed(offset),
         };
         self.position = place.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         Ok(self.position)

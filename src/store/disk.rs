@@ -163,12 +163,12 @@ pub struct DiskSpace {
 
 /// Space of the disk that holds a path.
 pub(super) fn disk_space(path: &Path) -> Result<DiskSpace, StoreError> {
-    let told = statvfs(path).map_err(|e| StoreError::io("ask for the free room at", path, e.into()))?;
+    let stat = statvfs(path).map_err(|e| StoreError::io("ask for the free room at", path, e.into()))?;
     Ok(DiskSpace {
-        free_bytes: told.f_bavail.saturating_mul(told.f_frsize),
-        total_bytes: told.f_blocks.saturating_mul(told.f_frsize),
-        free_files: (told.f_files > 0).then_some(told.f_favail),
-        is_read_only: told.f_flag.contains(StatVfsMountFlags::RDONLY),
+        free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+        total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
+        free_files: (stat.f_files > 0).then_some(stat.f_favail),
+        is_read_only: stat.f_flag.contains(StatVfsMountFlags::RDONLY),
     })
 }
 
@@ -268,8 +268,8 @@ pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64, Timestamp)
 
 /// The size of a file in bytes, and its last change; `None` where there is no file.
 pub(super) fn file(path: &Path) -> Result<Option<(u64, Timestamp)>, StoreError> {
-    let there = metadata_of(path)?.filter(|(is_folder, ..)| !is_folder);
-    Ok(there.map(|(_, size_bytes, changed)| (size_bytes, changed)))
+    let existing = metadata_of(path)?.filter(|(is_folder, ..)| !is_folder);
+    Ok(existing.map(|(_, size_bytes, changed)| (size_bytes, changed)))
 }
 
 fn metadata_of(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError> {

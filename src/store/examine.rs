@@ -68,13 +68,13 @@ impl Store {
     /// Looks at the store in `folder` from outside.
     pub fn examine(folder: &Path) -> StoreFindings {
         let root = folder.join("v1");
-        let there = disk::folder_exists(&root);
-        let is_there = matches!(there, Ok(true));
+        let exists = disk::folder_exists(&root);
+        let is_there = matches!(exists, Ok(true));
         let nearest = nearest(&root);
         let owner = std::fs::metadata(&nearest).ok().map(|meta| meta.uid());
         let own = rustix::process::geteuid().as_raw();
         StoreFindings {
-            lock: match there {
+            lock: match exists {
                 Ok(true) => lock_state(&root.join("lock")),
                 Ok(false) => LockState::Free,
                 Err(_) => LockState::Unseen,
@@ -84,7 +84,7 @@ impl Store {
             foreign_owner: owner.filter(|owner| is_there && *owner != own),
             disk_space: disk::disk_space(&nearest),
             token: token(&Self::admin_token_path(folder)),
-            exists: there,
+            exists,
         }
     }
 

@@ -232,7 +232,7 @@ impl Store {
 
     /// Free disk space, in bytes.
     pub fn free_bytes(&self) -> Result<u64, StoreError> {
-        self.room().map(|room| room.free_bytes)
+        self.room().map(|space| space.free_bytes)
     }
 
     /// The disk, as it is now.

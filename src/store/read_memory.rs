@@ -138,9 +138,9 @@ mod tests {
         let memory = ReadMemory::new(100_000);
         let (hog, other) = (memory.share(), memory.share());
         let piece = async |share: &ReadShare, most: usize| {
-            let room = share.grant(most).await;
-            let bytes = room.bytes();
-            room.fill(vec![0; bytes])
+            let grant = share.grant(most).await;
+            let bytes = grant.bytes();
+            grant.fill(vec![0; bytes])
         };
         let mut hogged = vec![piece(&hog, 60_000).await, piece(&hog.in_pieces_of(40_000), 1 << 20).await];
         assert_eq!(hogged.iter().map(Bytes::len).collect::<Vec<_>>(), [60_000, 40_000]);

@@ -30,19 +30,19 @@ impl StoreLock {
     /// Locks the store at `root`, whose folder is there.
     pub(super) fn acquire(root: &Path) -> Result<Self, StoreError> {
         let path = root.join("lock");
-        let held = disk::open_lock(&path)?;
-        match held.try_lock() {
+        let lock_file = disk::open_lock(&path)?;
+        match lock_file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root.to_owned())),
             Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", root, source)),
         }
-        let identity = disk::identity(&held).map_err(|e| StoreError::io("look at", &path, e))?;
+        let identity = disk::identity(&lock_file).map_err(|e| StoreError::io("look at", &path, e))?;
         Ok(Self(Arc::new(LockedFile {
             root: root.to_owned(),
             path,
             identity,
             is_gone: AtomicBool::new(false),
-            _held: held,
+            _held: lock_file,
         })))
     }
 
@@ -56,7 +56,7 @@ impl StoreLock {
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let LockedFile { root, path, identity, is_gone, .. } = &*self.0;
         let is_ours = match disk::identity_of(path) {
-            Ok(there) => there == *identity,
+            Ok(existing) => existing == *identity,
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => false,
             // A failed check does not mean that the store is gone.
             Err(e) => return Err(StoreError::io("look at", path, e)),

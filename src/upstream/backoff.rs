@@ -116,14 +116,14 @@ impl UpstreamBackoff {
     pub(super) fn revalidation_permit(
         &self,
         origins: &[Origin],
-        by: &RevalidationPermit,
+        permit: &RevalidationPermit,
         now: Timestamp,
     ) -> Option<RevalidationPermit> {
-        let taken = self.0.state.lock().breaker.admit(origins, &by.probes(), now)?;
+        let taken = self.0.state.lock().breaker.admit(origins, &permit.probes(), now)?;
         if taken.is_empty() {
-            return Some(by.clone());
+            return Some(permit.clone());
         }
-        Some(RevalidationPermit(Some(Arc::new(Probes { taken, before: by.clone(), backoff: self.clone() }))))
+        Some(RevalidationPermit(Some(Arc::new(Probes { taken, before: permit.clone(), backoff: self.clone() }))))
     }
 
     /// The end of the longest Retry-After of these origins, or of any other origin that this upstream led to.
@@ -133,7 +133,7 @@ impl UpstreamBackoff {
         origins: &[Origin],
         now: Timestamp,
     ) -> Option<Timestamp> {
-        let is_meant = |origin: &Origin, by: &Hostname| by == upstream || origins.contains(origin);
+        let is_meant = |origin: &Origin, host: &Hostname| host == upstream || origins.contains(origin);
         self.0.state.lock().breaker.retry_after_until(is_meant, now)
     }
 
@@ -153,7 +153,7 @@ impl UpstreamBackoff {
     pub(super) fn open_breakers(&self, now: Timestamp) -> Vec<(Hostname, Origin, Timestamp)> {
         let state = self.0.state.lock();
         let left = state.breaker.open_breakers(now);
-        left.map(|(origin, until, by)| (by.clone(), origin.clone(), until)).collect()
+        left.map(|(origin, until, host)| (host.clone(), origin.clone(), until)).collect()
     }
 
     /// Records that a client's patience ran out. An origin that had at least half of it to answer has failed.
@@ -169,7 +169,7 @@ impl UpstreamBackoff {
     }
 
     /// Starts to observe one request to one origin.
-    pub(super) fn observe(&self, upstream: &Hostname, url: &Url, asked: RequestTime) -> RequestObserver {
+    pub(super) fn observe(&self, upstream: &Hostname, url: &Url, request_time: RequestTime) -> RequestObserver {
         let origin = Origin::of(url);
         let mut state = self.0.state.lock();
         state.number += 1;
@@ -181,7 +181,7 @@ impl UpstreamBackoff {
             backoff,
             upstream: upstream.clone(),
             origin,
-            request_time: asked,
+            request_time,
             started: since,
             number,
             is_over: false,

@@ -91,11 +91,12 @@ impl<T> Default for Breaker<T> {
 impl<T> Breaker<T> {
     /// Checks that all these origins may be revalidated, and takes the probe of each origin whose pause is over. `None`
     /// if one may not. `by` are the caller's own probes.
-    pub(super) fn admit(&mut self, origins: &[Origin], by: &[Probe], now: Timestamp) -> Option<Vec<Probe>> {
+    pub(super) fn admit(&mut self, origins: &[Origin], own_probes: &[Probe], now: Timestamp) -> Option<Vec<Probe>> {
         let mut taken = Vec::new();
         for origin in origins {
             let Some(left) = self.open.get(origin) else { continue };
-            let may_probe = left.probe.is_none_or(|number| by.contains(&Probe { origin: origin.clone(), number }));
+            let may_probe =
+                left.probe.is_none_or(|number| own_probes.contains(&Probe { origin: origin.clone(), number }));
             if left.is_open_at(now) || !may_probe {
                 return None;
             }

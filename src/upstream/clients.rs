@@ -103,8 +103,8 @@ impl Clients {
         Ok(addresses.into_iter().map(|address| address.ip()).collect())
     }
 
-    pub(super) fn of(&self, way: HttpClientKind, coding: AcceptedCoding) -> &Client {
-        let pair = match way {
+    pub(super) fn of(&self, kind: HttpClientKind, coding: AcceptedCoding) -> &Client {
+        let pair = match kind {
             HttpClientKind::Unrestricted => &self.named,
             HttpClientKind::Public => &self.public,
         };

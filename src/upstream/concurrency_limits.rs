@@ -64,14 +64,14 @@ impl ConcurrencyLimits {
 
     /// Takes a permit, waiting if necessary. `None` if the queue is full or the wait is too long.
     pub(crate) async fn take(&self, upstream: &Hostname, priority: RequestPriority) -> Option<Permit> {
-        let told = {
+        let receiver = {
             let mut state = self.0.state.lock();
             if state.has_capacity(upstream, self.0.bound) {
                 // No queued request could use this permit: a released one is passed on at once.
                 return Some(state.grant(upstream, &self.0));
             }
-            let (tell, told) = oneshot::channel();
-            let waiting = QueuedRequest { upstream: upstream.clone(), priority, tell };
+            let (sender, receiver) = oneshot::channel();
+            let waiting = QueuedRequest { upstream: upstream.clone(), priority, tell: sender };
             state.clients.retain(|waiting| !waiting.tell.is_closed());
             state.jobs.retain(|waiting| !waiting.tell.is_closed());
             let queued = state.clients.iter().chain(&state.jobs).filter(|waiting| waiting.upstream == *upstream);
@@ -83,9 +83,9 @@ impl ConcurrencyLimits {
                 RequestPriority::Client => state.clients.push_back(waiting),
                 RequestPriority::Job => state.jobs.push_back(waiting),
             }
-            told
+            receiver
         };
-        timeout(self.0.bound.wait, told).await.ok()?.ok()
+        timeout(self.0.bound.wait, receiver).await.ok()?.ok()
     }
 }
 
@@ -142,9 +142,9 @@ impl Drop for Permit {
                 handed_on.push((state.grant(&waiting.upstream, &self.limits), waiting.tell));
             }
         }
-        for (permit, tell) in handed_on {
+        for (permit, sender) in handed_on {
             // If the receiver gave up meanwhile, the permit is dropped here and passes to the next request.
-            let _ = tell.send(permit);
+            let _ = sender.send(permit);
         }
     }
 }
@@ -166,9 +166,9 @@ mod tests {
         permits.take(&host(name), RequestPriority::Client).await.unwrap()
     }
 
-    fn asking(permits: &ConcurrencyLimits, name: &str, asker: RequestPriority) -> JoinHandle<Option<Permit>> {
+    fn asking(permits: &ConcurrencyLimits, name: &str, priority: RequestPriority) -> JoinHandle<Option<Permit>> {
         let (permits, name) = (permits.clone(), host(name));
-        tokio::spawn(async move { permits.take(&name, asker).await })
+        tokio::spawn(async move { permits.take(&name, priority).await })
     }
 
     /// Lets all spawned tasks reach their wait.
@@ -198,7 +198,7 @@ mod tests {
             wait: Duration::from_secs(60),
             ..BOUND
         });
-        let mut held = Some(taken(&permits, "a.example").await);
+        let mut permit = Some(taken(&permits, "a.example").await);
         let mut waiting = Vec::new();
         for (name, asker) in
             [("a", RequestPriority::Job), ("b", RequestPriority::Client), ("a", RequestPriority::Client)]
@@ -207,12 +207,12 @@ mod tests {
             settle().await;
         }
         for next in [1, 1, 0] {
-            drop(held.take());
+            drop(permit.take());
             settle().await;
             let done: Vec<bool> = waiting.iter().map(JoinHandle::is_finished).collect();
             assert_eq!(done.iter().filter(|done| **done).count(), 1, "{done:?}");
             assert!(done[next], "{next}: {done:?}");
-            held = waiting.remove(next).await.unwrap();
+            permit = waiting.remove(next).await.unwrap();
         }
     }
 
@@ -241,12 +241,12 @@ mod tests {
     #[tokio::test]
     async fn an_abandoned_wait_takes_no_permit() {
         let permits = ConcurrencyLimits::new(ConcurrencyLimit { per_upstream: 1, all: 1, ..BOUND });
-        let held = taken(&permits, "a.example").await;
+        let permit = taken(&permits, "a.example").await;
         let gave_up = asking(&permits, "a.example", RequestPriority::Client);
         settle().await;
         gave_up.abort();
         let _ = gave_up.await;
-        drop(held);
+        drop(permit);
         let again = taken(&permits, "a.example").await;
         assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "waited, and gave up");
         drop(again);

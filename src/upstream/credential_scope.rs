@@ -70,11 +70,11 @@ impl CredentialScope {
 
     /// Adds the origin of a service that the upstream's own discovery names.
     pub fn with_service(self, service: &Url) -> Self {
-        let mut grant = self.with_permitted_service(service);
-        if let Some(own) = &mut grant.own {
+        let mut scope = self.with_permitted_service(service);
+        if let Some(own) = &mut scope.own {
             own.origins.push(service.origin());
         }
-        grant
+        scope
     }
 
     /// Adds a service that another origin named after a redirect: it may be private like the upstream's services, and

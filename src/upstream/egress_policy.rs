@@ -132,7 +132,7 @@ impl EgressPolicy {
     ///
     /// # Errors
     /// [`EgressRefusal`] for a forbidden URL. Resolved addresses are checked later, by [`PublicResolver`].
-    pub(super) fn check(&self, url: &Url, grant: &CredentialScope) -> Result<HttpClientKind, EgressRefusal> {
+    pub(super) fn check(&self, url: &Url, credential_scope: &CredentialScope) -> Result<HttpClientKind, EgressRefusal> {
         let (Some(host), Some(port), "http" | "https") = (url.host(), url.port_or_known_default(), url.scheme()) else {
             return Err(EgressRefusal::Scheme);
         };
@@ -140,7 +140,7 @@ impl EgressPolicy {
             return Err(EgressRefusal::Userinfo);
         }
         let origin = url.origin();
-        if self.named.contains(&origin) || grant.permits(&origin) {
+        if self.named.contains(&origin) || credential_scope.permits(&origin) {
             return Ok(HttpClientKind::Unrestricted);
         }
         if url.scheme() == "http" {
@@ -282,15 +282,15 @@ mod tests {
     #[test]
     fn a_name_is_checked_by_its_current_addresses() {
         let allowed = [PrivateDestination::Network("10.9.0.0/16".parse().unwrap())];
-        let judged = |addresses| allowed_addresses(&allowed, "files.example", sockets(addresses));
-        assert_eq!(judged(&["1.1.1.1"]).unwrap(), sockets(&["1.1.1.1"]));
-        let refused = judged(&["127.0.0.1"]).unwrap_err();
+        let allowed_of = |addresses| allowed_addresses(&allowed, "files.example", sockets(addresses));
+        assert_eq!(allowed_of(&["1.1.1.1"]).unwrap(), sockets(&["1.1.1.1"]));
+        let refused = allowed_of(&["127.0.0.1"]).unwrap_err();
         assert_eq!(refused.metrics_label(), "loopback");
         assert!(refused.to_string().contains("files.example leads to 127.0.0.1, a loopback address"), "{refused}");
-        assert_eq!(judged(&["10.0.0.1", "2606:4700::1111", "fe80::1"]).unwrap(), sockets(&["2606:4700::1111"]));
-        assert_eq!(judged(&["10.9.1.2", "::ffff:10.9.1.2"]).unwrap(), sockets(&["10.9.1.2", "::ffff:10.9.1.2"]));
-        assert_eq!(judged(&["10.8.1.2", "169.254.169.254"]).unwrap_err().metrics_label(), "link-local");
-        assert_eq!(judged(&[]).unwrap(), []);
+        assert_eq!(allowed_of(&["10.0.0.1", "2606:4700::1111", "fe80::1"]).unwrap(), sockets(&["2606:4700::1111"]));
+        assert_eq!(allowed_of(&["10.9.1.2", "::ffff:10.9.1.2"]).unwrap(), sockets(&["10.9.1.2", "::ffff:10.9.1.2"]));
+        assert_eq!(allowed_of(&["10.8.1.2", "169.254.169.254"]).unwrap_err().metrics_label(), "link-local");
+        assert_eq!(allowed_of(&[]).unwrap(), []);
     }
 
     #[tokio::test]

@@ -170,7 +170,7 @@ mod tests {
     /// Promise 8: no userinfo, no query of an upstream URL, and no line break from upstream.
     #[test]
     fn upstream_text_is_shown_in_one_line_without_secrets() {
-        for (said, told) in [
+        for (text, shown) in [
             ("no such search", "no such search"),
             ("a\nFAKE LOG LINE\u{1b}[31m", "a FAKE LOG LINE [31m"),
             ("see https://u:s3cret@x.example/p?token=s3cret", "see (a URL)"),
@@ -181,7 +181,7 @@ mod tests {
             ("/v1/x?token=s3cret", "/v1/x"),
             ("u:s3cret@h/?t=s3cret", "(a URL)"),
         ] {
-            assert_eq!(sanitized(said), told);
+            assert_eq!(sanitized(text), shown);
         }
     }
 

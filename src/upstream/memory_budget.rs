@@ -71,15 +71,15 @@ impl DocumentMemory {
     fn take(&self, upstream: &Hostname, kib: u64) -> Result<(), MemoryLimitReached> {
         let DocumentMemoryLimits { each_kib, all_kib } = self.0.bound;
         let mut taken = self.0.taken.lock();
-        let each = taken.by_host.get(upstream).copied().unwrap_or_default().saturating_add(kib);
+        let total = taken.by_host.get(upstream).copied().unwrap_or_default().saturating_add(kib);
         let all = taken.all.saturating_add(kib);
-        if each > u64::from(each_kib) {
+        if total > u64::from(each_kib) {
             return Err(MemoryLimitReached::OfThisUpstream);
         }
         if all > u64::from(all_kib) {
             return Err(MemoryLimitReached::OfAll);
         }
-        taken.by_host.insert(upstream.clone(), each);
+        taken.by_host.insert(upstream.clone(), total);
         taken.all = all;
         Ok(())
     }
@@ -87,9 +87,9 @@ impl DocumentMemory {
     fn release(&self, upstream: &Hostname, kib: u64) {
         let mut taken = self.0.taken.lock();
         taken.all = taken.all.saturating_sub(kib);
-        if let Some(each) = taken.by_host.get_mut(upstream) {
-            *each = each.saturating_sub(kib);
-            if *each == 0 {
+        if let Some(total) = taken.by_host.get_mut(upstream) {
+            *total = total.saturating_sub(kib);
+            if *total == 0 {
                 taken.by_host.remove(upstream);
             }
         }

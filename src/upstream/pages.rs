@@ -206,15 +206,15 @@ mod tests {
                 "https://registry.example/v1/modules/A/b/aws/v1.0+b",
             ),
         ] {
-            let asked = page.url(&base).unwrap();
-            assert_eq!(asked.as_str(), url);
-            assert_eq!(page.base_of(&asked), Some(base.clone()), "{url}");
+            let actual = page.url(&base).unwrap();
+            assert_eq!(actual.as_str(), url);
+            assert_eq!(page.base_of(&actual), Some(base.clone()), "{url}");
         }
         let root = Url::parse("https://registry.example/").unwrap();
-        let asked = page(PagePath::Modules, "limit=2").url(&root).unwrap();
-        assert_eq!(asked.as_str(), "https://registry.example/?limit=2");
-        assert_eq!(page(PagePath::Modules, "").base_of(&asked), Some(root.clone()));
-        assert_eq!(page(PagePath::Search, "").base_of(&asked), None);
+        let actual = page(PagePath::Modules, "limit=2").url(&root).unwrap();
+        assert_eq!(actual.as_str(), "https://registry.example/?limit=2");
+        assert_eq!(page(PagePath::Modules, "").base_of(&actual), Some(root.clone()));
+        assert_eq!(page(PagePath::Search, "").base_of(&actual), None);
     }
 
     proptest! {

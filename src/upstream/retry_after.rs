@@ -19,12 +19,12 @@ pub fn date(headers: &HeaderMap) -> Option<Timestamp> {
 
 /// The Retry-After of an answer received at `now`: seconds, or a date relative to the server's own Date.
 pub(super) fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
-    let asked = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::trim)?;
-    if !asked.is_empty() && asked.bytes().all(|byte| byte.is_ascii_digit()) {
+    let text = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::trim)?;
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         // A number that overflows still means a long time; callers limit it.
-        return Some(Duration::from_secs(asked.parse().unwrap_or(u64::MAX)));
+        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
-    let until = httpdate::parse_http_date(asked).ok().map(Timestamp::of)?;
+    let until = httpdate::parse_http_date(text).ok().map(Timestamp::of)?;
     Some(until.since(date(headers).unwrap_or(now)))
 }
 
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn seconds_and_dates_are_read_and_nothing_else() {
         let date = "Sun, 06 Nov 1994 08:49:37 GMT";
-        for (value, said, expected) in [
+        for (value, server_date, expected) in [
             ("120", None, Some(120)),
             (" 0 ", None, Some(0)),
             ("99999999999999999999999", None, Some(u64::MAX)),
@@ -62,7 +62,7 @@ mod tests {
             ("soon", None, None),
             ("", None, None),
         ] {
-            assert_eq!(asked(value, said), expected, "{value:?}");
+            assert_eq!(asked(value, server_date), expected, "{value:?}");
         }
         assert_eq!(retry_after(&HeaderMap::new(), NOW), None);
     }

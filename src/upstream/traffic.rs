@@ -97,15 +97,15 @@ impl Traffic {
     /// The counters of one upstream since the start.
     pub fn of(&self, host: &Hostname) -> UpstreamTraffic {
         // `get`, because reading must not create label sets.
-        let asked =
+        let requests =
             |status| self.requests.get(&Answered { host: host.to_string(), status }).map_or(0, |count| count.get());
         let statuses = status_labels();
         let is_failure = |status: &&str| *status == NO_STATUS || *status == "429" || status.starts_with('5');
         let refused =
             |reason| self.refusals.get(&Refused { host: host.to_string(), reason }).map_or(0, |count| count.get());
         UpstreamTraffic {
-            requests: statuses.iter().map(|status| asked(status)).sum(),
-            failed: statuses.iter().copied().filter(is_failure).map(asked).sum(),
+            requests: statuses.iter().map(|status| requests(status)).sum(),
+            failed: statuses.iter().copied().filter(is_failure).map(requests).sum(),
             bytes: self.bytes_of(host),
             refused: EgressRefusal::all_labels().map(refused).sum(),
         }

@@ -286,8 +286,8 @@ mod tests {
         let (sums, keys) = (good_sums(), [key.public(&test_keys::Shape::default())]);
         let signature = key.sign(sums.as_bytes());
         for policy in [VerificationPolicy::Signature, VerificationPolicy::SignatureIfKeys] {
-            let judged = verify_proof_set(policy, sums.as_bytes(), &signature, &keys, NAME, &Digest::of(b"zip"));
-            let (proof, checksums) = judged.unwrap();
+            let verified = verify_proof_set(policy, sums.as_bytes(), &signature, &keys, NAME, &Digest::of(b"zip"));
+            let (proof, checksums) = verified.unwrap();
             assert_eq!(proof.how, ProofBasis::Signature { fingerprint: key.fingerprint() });
             assert_eq!(checksums.iter().count(), 2);
         }

@@ -112,7 +112,7 @@ impl BundleEntry {
                 return Err(format!("its {role} has {} bytes, the limit is {largest}", file.bytes));
             }
         }
-        let (texts, said) = match self {
+        let (texts, fetch_origin) = match self {
             Self::Provider(entry) => (vec![entry.signed_by.as_deref()], &entry.said),
             Self::Module(entry) => {
                 (vec![entry.commit.as_deref(), entry.subdir.as_deref(), Some(&entry.origin)], &entry.said)
@@ -121,14 +121,14 @@ impl BundleEntry {
             | Self::ProviderVersions { document, .. }
             | Self::ModuleVersions { document, .. } => (vec![], &document.said),
         };
-        let texts = texts.into_iter().flatten().chain([said.asked.as_str(), said.url.as_str()]);
+        let texts = texts.into_iter().flatten().chain([fetch_origin.asked.as_str(), fetch_origin.url.as_str()]);
         for text in texts {
             if text.len() > MAX_TEXT || text.contains(char::is_control) {
                 return Err("a text in it is too long, or has invalid characters".to_owned());
             }
         }
         let is_plain = |url: &Url| matches!(url.scheme(), "http" | "https") && url.query().is_none();
-        if !is_plain(&said.asked) || !is_plain(&said.url) {
+        if !is_plain(&fetch_origin.asked) || !is_plain(&fetch_origin.url) {
             return Err("its source must be an http(s) URL without a query".to_owned());
         }
         Ok(())

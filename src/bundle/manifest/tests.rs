@@ -4,8 +4,8 @@ use super::reading::MAX_SUMS;
 use super::*;
 
 fn said() -> FetchOrigin {
-    let asked = Url::parse("https://registry.example/v1/providers/acme/null/1.0.0/download/linux/amd64").unwrap();
-    FetchOrigin { url: asked.clone(), asked, fetched: Timestamp(1), checked: Timestamp(2), gone: false }
+    let url = Url::parse("https://registry.example/v1/providers/acme/null/1.0.0/download/linux/amd64").unwrap();
+    FetchOrigin { url: url.clone(), asked: url, fetched: Timestamp(1), checked: Timestamp(2), gone: false }
 }
 
 fn file(content: &str) -> BundledFile {

@@ -17,11 +17,11 @@ fn write(folder: &Folder, bytes: &[u8], pieces: usize) -> (PartList, u64) {
         *now.borrow_mut() = part.to_owned();
         Ok(Cursor::new(opened.borrow().get(part).cloned().unwrap_or_default()))
     };
-    let kept = Rc::clone(folder);
+    let folder_clone = Rc::clone(folder);
     let keep = move |file: Cursor<Vec<u8>>, bytes: u64| {
         let mut content = file.into_inner();
         content.truncate(bytes as usize);
-        kept.borrow_mut().insert(name.borrow().clone(), content);
+        folder_clone.borrow_mut().insert(name.borrow().clone(), content);
         Ok(())
     };
     let mut writer = PartsWriter::new(PartList::empty(Timestamp(1), MIN_PART_BYTES), open, keep);

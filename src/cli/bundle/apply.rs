@@ -98,12 +98,13 @@ async fn applied(
     report: &mut ApplyReporter,
 ) -> anyhow::Result<()> {
     let (path, from, mut unread) = (format!("{APPLY}{query}"), source.open()?, None);
-    let told = |line: &[u8]| match serde_json::from_slice(line) {
+    let read_line = |line: &[u8]| match serde_json::from_slice(line) {
         Ok(step) => report.tell(step),
         Err(error) => unread = Some(error),
     };
-    let asking =
-        ask_running(config, async |address, token| admin_client::upload(address, &path, token, TAR, from, told).await);
+    let asking = ask_running(config, async |address, token| {
+        admin_client::upload(address, &path, token, TAR, from, read_line).await
+    });
     match asking.await {
         Ok(()) => {}
         Err(AdminClientError::NotRunning(_)) => return applied_here(config, source, taking, report).await,
@@ -153,7 +154,7 @@ impl ApplyReporter {
             }
             ApplyEvent::Begun { .. } => {}
             ApplyEvent::Read { bytes } => self.bytes.set(bytes),
-            ApplyEvent::Entry(told) if !self.json => print_line(&line(&told, &self.host, width_of_stdout())),
+            ApplyEvent::Entry(entry) if !self.json => print_line(&line(&entry, &self.host, width_of_stdout())),
             ApplyEvent::Entry(_) => {}
             ApplyEvent::Done { receipt } => self.receipt = Some(receipt),
         }
@@ -174,10 +175,10 @@ impl ApplyReporter {
 }
 
 /// Renders the outcome of one entry.
-fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
+fn line(entry: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
-    let subject = escape_for_terminal(&told.package.without(host).to_string());
-    match &told.outcome {
+    let subject = escape_for_terminal(&entry.package.without(host).to_string());
+    match &entry.outcome {
         ApplyOutcome::Applied { note } => {
             page.push_hanging("  applied  ", &subject);
             note.iter().for_each(|note| page.push_hanging("           note: ", &escape_for_terminal(note)));
@@ -194,18 +195,18 @@ fn line(told: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
 
 /// Renders the receipt.
 fn summary(receipt: &Receipt, width: Option<usize>) -> String {
-    let [applied, held, refused, not_reached] = receipt.counts();
+    let [applied, already, refused, not_reached] = receipt.counts();
     let mut page = TextPage::of_width(width);
-    let mut told = vec![format!("{applied} applied"), format!("{held} already stored")];
-    told.extend((refused > 0).then(|| format!("{refused} refused")));
-    told.extend((not_reached > 0).then(|| format!("{not_reached} not reached")));
-    page.push_hanging("", &told.join(", "));
-    let by = match (&receipt.signed_by, receipt.trusted) {
+    let mut parts = vec![format!("{applied} applied"), format!("{already} already stored")];
+    parts.extend((refused > 0).then(|| format!("{refused} refused")));
+    parts.extend((not_reached > 0).then(|| format!("{not_reached} not reached")));
+    page.push_hanging("", &parts.join(", "));
+    let signer_text = match (&receipt.signed_by, receipt.trusted) {
         (Some(key), true) => format!("signed by key {key}, which is trusted here"),
         (Some(key), false) => format!("claims to be signed by key {key}, which is not trusted here"),
         (None, _) => "unsigned".to_owned(),
     };
-    page.push_hanging("bundle   ", &format!("{by}; made by larder {}", escape_for_terminal(&receipt.larder)));
+    page.push_hanging("bundle   ", &format!("{signer_text}; made by larder {}", escape_for_terminal(&receipt.larder)));
     page.push_hanging(
         "made     ",
         &format!(
@@ -214,9 +215,9 @@ fn summary(receipt: &Receipt, width: Option<usize>) -> String {
             format_seconds(receipt.age_seconds())
         ),
     );
-    if let Some(kept) = &receipt.kept {
+    if let Some(kept_path) = &receipt.kept {
         page.push_hanging("receipt  ", "in the store:");
-        page.command(kept);
+        page.command(kept_path);
     }
     page.text()
 }
@@ -233,12 +234,12 @@ mod tests {
         let host = Hostname::parse("registry.terraform.io").unwrap();
         let package = PackageRef::requested("registry.example/hashicorp/a-provider-with-quite-a-long-name@1.2.0");
         let reason = "its archive was altered \u{1b}[2J".to_owned();
-        let told = EntryOutcome { package, outcome: ApplyOutcome::Refused { why: reason } };
-        let lines = line(&told, &host, Some(80));
+        let entry = EntryOutcome { package, outcome: ApplyOutcome::Refused { why: reason } };
+        let lines = line(&entry, &host, Some(80));
         assert!(lines.lines().all(|line| line.chars().count() <= 80), "{lines}");
         assert!(lines.starts_with("  REFUSED  registry.example/hashicorp/a-provider-with-quite-a-long-name 1.2.0\n"));
         assert!(lines.ends_with("\n           its archive was altered \\u{1b}[2J"), "{lines}");
-        let kept = format!("/srv/{}/receipts/one.json", "x".repeat(90));
+        let kept_path = format!("/srv/{}/receipts/one.json", "x".repeat(90));
         let receipt = Receipt {
             manifest: Digest::of(b"{}"),
             larder: "0.1.0".to_owned(),
@@ -248,12 +249,12 @@ mod tests {
             applied: Timestamp(2),
             ok: false,
             ended: None,
-            entries: vec![told],
-            kept: Some(kept.clone()),
+            entries: vec![entry],
+            kept: Some(kept_path.clone()),
         };
-        let told = summary(&receipt, Some(80));
-        assert!(told.starts_with("0 applied, 0 already stored, 1 refused\n"), "{told}");
+        let parts = summary(&receipt, Some(80));
+        assert!(parts.starts_with("0 applied, 0 already stored, 1 refused\n"), "{parts}");
         // A path must stay on one line: people paste it.
-        assert!(told.ends_with(&format!("\n    {kept}")), "{told}");
+        assert!(parts.ends_with(&format!("\n    {kept_path}")), "{parts}");
     }
 }

@@ -70,7 +70,7 @@ impl Create {
     /// Writes the bundle; returns true if it holds the whole order.
     pub(super) fn run(self) -> anyhow::Result<bool> {
         let (config, _) = self.common.load()?;
-        let told = self.also.to_order(&self.order_args, &config.default_host())?;
+        let order = self.also.to_order(&self.order_args, &config.default_host())?;
         let since = self.since.as_deref().map(|path| {
             let inventory = Inventory::read(&files::read(path)?);
             inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
@@ -84,7 +84,8 @@ impl Create {
             if !self.unsigned {
                 keys::require_signing_key(&config).await?;
             }
-            warm_and(&config, &told, shown, async |by, job| self.write(&config, by, job, since, out).await).await
+            warm_and(&config, &order, shown, async |runner, job| self.write(&config, runner, job, since, out).await)
+                .await
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
         written
@@ -93,7 +94,7 @@ impl Create {
     async fn write(
         &self,
         config: &Config,
-        by: &JobRunner,
+        runner: &JobRunner,
         job: &Job,
         since: Option<Inventory>,
         out: BundleDestination,
@@ -108,10 +109,10 @@ impl Create {
         // An estimate: the documents of the bundle add a little.
         let all = if is_delta { None } else { Some(sizes.fold(0, u64::saturating_add)) };
         let drawing = ProgressTask::begin("writing", &bytes, all);
-        let told = BundleRequest { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
+        let request = BundleRequest { job: job.id.clone(), since, partial: self.partial, created: Some(created) };
         let (from, inner) = io::pipe()?;
         let receiving = tokio::task::spawn_blocking(move || target.take(from));
-        let sent = write(config, by, told, created, CountingIo { inner, bytes }).await;
+        let sent = write(config, runner, request, created, CountingIo { inner, bytes }).await;
         let received = receiving.await;
         drawing.end().await;
         let written = match (sent, received?) {
@@ -138,13 +139,13 @@ impl Create {
         let BundleSummary { archives, left_out } = BundleSummary::of(manifest);
         let parts = if let BundleSource::Parts(_, list) = source { Some(list.parts.len()) } else { None };
         if self.common.json {
-            let told = serde_json::json!({
+            let output = serde_json::json!({
                 "out": self.out.display().to_string(), "bytes": bytes, "manifest": opened.digest,
                 "entries": manifest.entries.len(), "archives": archives, "archives_left_out": left_out,
                 "since": manifest.since, "signed_by": key, "created": manifest.created, "parts": parts,
                 "bytes_there_already": reused, "written_again": again,
             });
-            print_line(&told.to_string());
+            print_line(&output.to_string());
             return Ok(());
         }
         let (out, size) = (escape_for_terminal(&self.out.display().to_string()), ByteSize(bytes));
@@ -177,23 +178,24 @@ impl Create {
 /// Has the larder that warmed the order write the bundle.
 async fn write(
     config: &Config,
-    by: &JobRunner,
-    told: BundleRequest,
+    runner: &JobRunner,
+    request: BundleRequest,
     created: Timestamp,
     to: CountingIo<io::PipeWriter>,
 ) -> anyhow::Result<()> {
-    match by {
+    match runner {
         JobRunner::Running { address, token } => {
-            let body = Body::from(serde_json::to_vec(&told)?);
+            let body = Body::from(serde_json::to_vec(&request)?);
             let sent = admin_client::download(*address, BUNDLE, token.as_deref(), body, to).await;
             Ok(sent.map(drop)?)
         }
         JobRunner::InProcess { mirror, jobs, .. } => {
-            let held =
-                JobId::parse(&told.job).and_then(|id| jobs.stored_archives(id)).context("its job no longer exists")?;
+            let stored = JobId::parse(&request.job)
+                .and_then(|id| jobs.stored_archives(id))
+                .context("its job no longer exists")?;
             let (mirror, key) = (Arc::clone(mirror), config.bundle.signing.clone());
             let writing = tokio::task::spawn_blocking(move || {
-                let gathered = mirror.gather(held, told.since.as_ref(), told.partial, created)?;
+                let gathered = mirror.gather(stored, request.since.as_ref(), request.partial, created)?;
                 for missing in &gathered.missing {
                     print_error(&format!("left out: {missing}"));
                 }

@@ -36,16 +36,16 @@ impl Keygen {
         let file = self.file.canonicalize().unwrap_or_else(|_| self.file.clone());
         let (public, file) = (key.public(), file.display().to_string());
         if self.common.json {
-            let told = serde_json::json!({ "file": file, "public_key": public.to_string(), "key": public.id() });
-            print_line(&told.to_string());
+            let output = serde_json::json!({ "file": file, "public_key": public.to_string(), "key": public.id() });
+            print_line(&output.to_string());
             return Ok(());
         }
-        let kept = if is_new {
+        let note = if is_new {
             "keep it where bundles are made; larder's user must own it"
         } else {
             "it existed already, and is unchanged"
         };
-        print_line(&format!("private key  {file} ({kept})"));
+        print_line(&format!("private key  {file} ({note})"));
         print_line(&format!("public key   {public}"));
         print_line(&format!("key id       {}", public.id()));
         print_line("");

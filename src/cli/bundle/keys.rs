@@ -12,8 +12,9 @@ const RELOAD: &str = "reload it first (systemctl reload larder, or kill -HUP)";
 
 /// The keys of the running larder, else those of the configuration.
 async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
-    let asked = ask_running(config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
-    match asked.await {
+    let response =
+        ask_running(config, async |address, token| admin_client::get(address, "/admin/v1/status", token).await);
+    match response.await {
         Ok(status) => {
             let report: StatusReport =
                 serde_json::from_slice(&status).context("the running larder is of another version")?;

@@ -79,21 +79,21 @@ impl CheckPage {
     /// Wraps a text that starts at column `at`, and indents its further lines to it. Words are never split, so that
     /// they can be copied; a word too long for a line starts further left.
     fn wrapped(&self, text: &str, indent: usize) -> String {
-        let room = self.width.saturating_sub(indent);
+        let width = self.width.saturating_sub(indent);
         let mut wrapped = String::new();
         let mut taken = 0;
         for word in text.split(' ') {
             let length = word.chars().count();
             if wrapped.is_empty() {
                 taken = length;
-            } else if taken + 1 + length <= room {
+            } else if taken + 1 + length <= width {
                 wrapped.push(' ');
                 taken += 1 + length;
             } else {
-                let begin = if length > room { indent.min(FURTHER_LEFT) } else { indent };
+                let begin = if length > width { indent.min(FURTHER_LEFT) } else { indent };
                 wrapped += &format!("\n{}", " ".repeat(begin));
                 // After such a word, the next one starts a line again.
-                taken = if begin < indent { room } else { length };
+                taken = if begin < indent { width } else { length };
             }
             wrapped.push_str(word);
         }

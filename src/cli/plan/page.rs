@@ -13,13 +13,13 @@ pub(super) fn text(plan: &Plan, host: &Hostname, verbose: bool, width: Option<us
     let mut page = TextPage::of_width(width);
     let matching =
         |is_it: fn(&PlanState) -> bool| plan.items.iter().filter(|item| is_it(&item.state)).collect::<Vec<_>>();
-    let held = matching(|state| matches!(state, PlanState::Have { .. }));
+    let stored = matching(|state| matches!(state, PlanState::Have { .. }));
     let needed = matching(|state| matches!(state, PlanState::Need { .. }));
     let impossible = matching(|state| matches!(state, PlanState::Cannot { .. }));
     let unknown = matching(|state| matches!(state, PlanState::Unknown { .. }));
     let sums = &plan.sums;
     page.group("have", &format!("{}, {}", plural(sums.have, "archive"), ByteSize(sums.have_bytes)));
-    let shown: Vec<&Planned> = held.into_iter().filter(|item| verbose || note(&item.state).is_some()).collect();
+    let shown: Vec<&Planned> = stored.into_iter().filter(|item| verbose || note(&item.state).is_some()).collect();
     rows(&mut page, &shown, host, verbose);
     page.group("need", &format!("{}, {}", plural(sums.need, "archive"), needed_bytes(plan)));
     rows(&mut page, &needed, host, verbose);
@@ -96,12 +96,12 @@ fn item_name(item: &Planned, host: &Hostname) -> String {
 }
 
 /// The places that require an item: the first few, or all.
-fn required_by(by: &[String], all: bool) -> String {
-    let shown = if all { by.len() } else { MAX_PLACES };
+fn required_by(runner: &[String], all: bool) -> String {
+    let shown = if all { runner.len() } else { MAX_PLACES };
     let mut text =
-        by.iter().take(shown).map(|place| escape_for_terminal(place).to_string()).collect::<Vec<_>>().join(", ");
-    if by.len() > shown {
-        text += &format!(" and {} more", by.len() - shown);
+        runner.iter().take(shown).map(|place| escape_for_terminal(place).to_string()).collect::<Vec<_>>().join(", ");
+    if runner.len() > shown {
+        text += &format!(" and {} more", runner.len() - shown);
     }
     if text.is_empty() { text } else { format!("required by {text}") }
 }
@@ -138,9 +138,9 @@ mod tests {
     }
 
     fn item(subject: &str, platform: Option<&str>, state: PlanState) -> Planned {
-        let by = vec!["envs/prod/main.tf:12".to_owned(), "envs/dev/main.tf:3".to_owned()];
+        let runner = vec!["envs/prod/main.tf:12".to_owned(), "envs/dev/main.tf:3".to_owned()];
         let package = PackageRef { platform: platform.map(str::to_owned), ..PackageRef::requested(subject) };
-        Planned { package, state, by }
+        Planned { package, state, by: runner }
     }
 
     fn plan() -> Plan {

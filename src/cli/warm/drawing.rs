@@ -57,10 +57,10 @@ pub(super) fn name_of(item: &JobItem) -> ItemKey {
 pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&ItemKey) -> Option<u64>, width: usize) -> Vec<String> {
     let under_way = |item: &&JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
     let items: Vec<&JobItem> = job.items.iter().filter(under_way).take(MAX_BARS).collect();
-    let room = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 6);
+    let available = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 6);
     // Names get their width first: in full, else without hosts, else without their beginnings. The bar takes the rest.
     let longest = |names: &[String]| names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let for_names = room.saturating_sub(SHORTEST_BAR + 2);
+    let for_names = available.saturating_sub(SHORTEST_BAR + 2);
     let whole: Vec<String> = items.iter().map(|item| whole_name(item, host)).collect();
     let (names, name_width) = match longest(&whole) {
         width if width <= for_names => (whole, width),
@@ -70,7 +70,7 @@ pub(super) fn bars(job: &Job, host: &Hostname, speed: impl Fn(&ItemKey) -> Optio
             (short, width)
         }
     };
-    let bar_width = room.saturating_sub(name_width + 2).min(MAX_BAR);
+    let bar_width = available.saturating_sub(name_width + 2).min(MAX_BAR);
     let line = |item: &JobItem, name: String| {
         let speed = speed(&name_of(item)).map_or_else(String::new, |speed| format!("{}/s", ByteSize(speed)));
         let (part, bytes) = match (&item.state, item.size_bytes) {
@@ -117,13 +117,13 @@ fn name_without_host(whole: String) -> String {
 }
 
 /// Drops the beginning of a long name: its end is more specific.
-fn without_beginning(name: String, room: usize) -> String {
+fn without_beginning(name: String, width: usize) -> String {
     let length = name.chars().count();
-    if length <= room {
+    if length <= width {
         return name;
     }
-    let kept: String = name.chars().skip(length.saturating_sub(room.saturating_sub(1))).collect();
-    fitting(format!("…{kept}"), room)
+    let kept: String = name.chars().skip(length.saturating_sub(width.saturating_sub(1))).collect();
+    fitting(format!("…{kept}"), width)
 }
 
 fn fitting(line: String, width: usize) -> String {
@@ -161,21 +161,21 @@ impl JobProgress {
     /// Renders the last line: bar, counts, speed and time left.
     pub(super) fn line(&self, speed: Option<u64>, width: usize) -> String {
         let Self { ended: (ended, all), bytes: (fetched, size), is_guess, is_growing } = *self;
-        let about = if is_guess { "~" } else { "" };
+        let sign = if is_guess { "~" } else { "" };
         let bytes = size.filter(|size| *size > 0).map_or_else(
             || ByteSize(fetched).to_string(),
-            |size| format!("{} of {about}{}", ByteSize(fetched), ByteSize(size)),
+            |size| format!("{} of {sign}{}", ByteSize(fetched), ByteSize(size)),
         );
         let speed_said = speed.map_or_else(String::new, |speed| format!("  {}/s", ByteSize(speed)));
         let left = size.zip(speed).and_then(|(size, speed)| size.saturating_sub(fetched).checked_div(speed));
         let left = left
             .filter(|_| ended < all && !is_growing)
-            .map_or_else(String::new, |left| format!("  {about}{} left", format_seconds(left)));
+            .map_or_else(String::new, |left| format!("  {sign}{} left", format_seconds(left)));
         let so_far = if is_growing { " so far" } else { "" };
         let words = format!("{ended}/{}{so_far}  {bytes}{speed_said}{left}", plural(all as u64, "archive"));
-        let room = width.saturating_sub(words.chars().count() + 4).min(MAX_BAR);
+        let available = width.saturating_sub(words.chars().count() + 4).min(MAX_BAR);
         let part = size.map_or((ended as u64, all as u64), |size| (fetched, size));
-        let bar = if room < 6 { String::new() } else { format!("{}  ", bar(Some(part), room)) };
+        let bar = if available < 6 { String::new() } else { format!("{}  ", bar(Some(part), available)) };
         fitting(format!("  {bar}{words}"), width)
     }
 }
@@ -189,17 +189,17 @@ fn needs_no_fetch(state: &ItemState) -> bool {
 pub(super) fn newly_finished_lines(
     job: &Job,
     host: &Hostname,
-    told: &mut HashSet<usize>,
+    reported: &mut HashSet<usize>,
     width: Option<usize>,
 ) -> Option<String> {
     let mut page = TextPage::of_width(width);
-    let before = told.len();
+    let before = reported.len();
     for (number, item) in job.items.iter().enumerate().filter(|(_, item)| item.state.has_ended()) {
-        if told.insert(number) {
+        if reported.insert(number) {
             finished_item(&mut page, item, host);
         }
     }
-    (told.len() > before).then(|| page.text())
+    (reported.len() > before).then(|| page.text())
 }
 
 fn finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
@@ -230,17 +230,17 @@ pub(super) fn summary(job: &Job, took: Duration) -> String {
         (count(|state| matches!(state, ItemState::Failed { .. })), "failed"),
         (count(|state| matches!(state, ItemState::Cancelled)), "cancelled"),
     ];
-    let said: Vec<String> = counts
+    let text: Vec<String> = counts
         .into_iter()
         .filter(|(number, _)| *number > 0)
         .map(|(number, label)| format!("{number} {label}"))
         .collect();
     let all = plural(job.items.len() as u64, "archive");
-    let said = if said.is_empty() { all } else { format!("{all}: {}", said.join(", ")) };
+    let text = if text.is_empty() { all } else { format!("{all}: {}", text.join(", ")) };
     let fetched =
         if bytes > 0 { format!("; {} in {}", ByteSize(bytes), format_seconds(took.as_secs())) } else { String::new() };
     let pinned = job.pin && job.state == JobState::Done;
-    format!("{said}{fetched}{}", if pinned { "; pinned" } else { "" })
+    format!("{text}{fetched}{}", if pinned { "; pinned" } else { "" })
 }
 
 /// Renders the unconfirmed statements of a job, such as a stale version list, as notes.
@@ -252,10 +252,10 @@ pub(super) fn notes(job: &Job, width: Option<usize>) -> Option<String> {
 
 /// Renders the message for a cancelled job.
 pub(super) fn stopped_message(job: &Job) -> String {
-    let held = job.items.iter().filter(|item| matches!(item.state, ItemState::Held | ItemState::Fetched)).count();
+    let stored = job.items.iter().filter(|item| matches!(item.state, ItemState::Held | ItemState::Fetched)).count();
     format!(
         "stopped: {}; the same command continues",
-        if held == 1 { "1 archive is stored".to_owned() } else { format!("{held} archives are stored") }
+        if stored == 1 { "1 archive is stored".to_owned() } else { format!("{stored} archives are stored") }
     )
 }
 
@@ -396,22 +396,22 @@ mod tests {
     fn a_finished_archive_is_printed_once_with_its_text_escaped() {
         let mut job = busy();
         job.items[6].state = ItemState::Failed { error: "sent \u{1b}[2J".to_owned() };
-        let mut told = HashSet::new();
+        let mut reported = HashSet::new();
         let expected = [
             "stored    acme/c 1.0.0 (linux_amd64)  1.0 MiB",
             "FAILED    acme/d 1.0.0 (linux_amd64)",
             "          sent \\u{1b}[2J",
             "fetched   acme/e 1.0.0 (linux_amd64)  5.0 MiB",
         ];
-        assert_eq!(newly_finished_lines(&job, &host(), &mut told, None), Some(expected.join("\n")));
-        assert_eq!(newly_finished_lines(&job, &host(), &mut told, None), None);
+        assert_eq!(newly_finished_lines(&job, &host(), &mut reported, None), Some(expected.join("\n")));
+        assert_eq!(newly_finished_lines(&job, &host(), &mut reported, None), None);
         job.items[1].state = ItemState::Cancelled;
-        let shown = newly_finished_lines(&job, &host(), &mut told, Some(80)).unwrap();
+        let shown = newly_finished_lines(&job, &host(), &mut reported, Some(80)).unwrap();
         let lines: Vec<&str> = shown.lines().collect();
         assert!(lines[0].starts_with("cancelled registry.corp") && lines[1].starts_with("          "), "{lines:?}");
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
-        let said = summary(&job, Duration::from_secs(61));
-        assert_eq!(said, "8 archives: 1 already stored, 1 fetched, 1 failed, 1 cancelled; 5.0 MiB in 1 min");
+        let text = summary(&job, Duration::from_secs(61));
+        assert_eq!(text, "8 archives: 1 already stored, 1 fetched, 1 failed, 1 cancelled; 5.0 MiB in 1 min");
         assert!(stopped_message(&job).starts_with("stopped: 2 archives are stored"));
     }
 }

@@ -40,15 +40,15 @@ impl JobRunner {
     }
 
     /// Starts a job. [`AdminClientError::NotRunning`] where no larder runs.
-    pub(super) async fn start(&self, config: &Config, told: &OrderRequest) -> anyhow::Result<Job> {
+    pub(super) async fn start(&self, config: &Config, request: &OrderRequest) -> anyhow::Result<Job> {
         match self {
             Self::Running { address, token } => {
-                let body = Bytes::from(serde_json::to_vec(told)?);
+                let body = Bytes::from(serde_json::to_vec(request)?);
                 let token = token.as_deref();
                 job(&ask_running(config, async |_, _| admin_client::post(*address, WARM, token, body).await).await?)
             }
             Self::InProcess { jobs, default_host, .. } => {
-                let warm_up = told.order(default_host).and_then(|order| WarmUp::of_order(order, told.pin));
+                let warm_up = request.order(default_host).and_then(|order| WarmUp::of_order(order, request.pin));
                 let (_, job) = jobs.start(warm_up.map_err(|problems| anyhow!(problems.join("; ")))?).await?;
                 Ok(job)
             }
@@ -59,8 +59,8 @@ impl JobRunner {
     pub(super) async fn report(&self, id: &str) -> anyhow::Result<Job> {
         match self {
             Self::Running { address, token } => {
-                let asked = admin_client::get(*address, &format!("{JOBS}/{id}"), token.as_deref()).await;
-                job(&asked.map_err(|error| match error {
+                let response = admin_client::get(*address, &format!("{JOBS}/{id}"), token.as_deref()).await;
+                job(&response.map_err(|error| match error {
                     AdminClientError::NotRunning(_) => {
                         anyhow!("larder has stopped; fetched archives stay, and the job continues when larder is back")
                     }

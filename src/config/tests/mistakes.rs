@@ -48,15 +48,15 @@ token = { env = "UNSET1" }
 
 #[test]
 fn several_syntax_errors_are_reported_beside_the_rest() {
-    let said =
+    let message =
         bad("[store]\nmemory = \"much\"\n[server]\nlisten = 127.0.0.1:8080\nopen = maybe\n[network\noffline = 1\n");
     for line in
         ["mirror.toml:4: this is not TOML", "mirror.toml:5: this is not TOML", "mirror.toml:6: this is not TOML"]
     {
-        assert!(said.contains(line), "{said}");
+        assert!(message.contains(line), "{message}");
     }
-    assert!(said.contains("mirror.toml:2: store.memory: \"much\" is not a size"), "{said}");
-    assert!(said.starts_with("4 problems"), "{said}");
+    assert!(message.contains("mirror.toml:2: store.memory: \"much\" is not a size"), "{message}");
+    assert!(message.starts_with("4 problems"), "{message}");
 }
 
 #[test]
@@ -174,11 +174,11 @@ fn every_bad_value_is_reported_with_its_line_key_and_problem() {
         ("[[credential]]\ntoken = { env = 'A' }".into(), "1: credential.host:", "missing"),
     ];
     for (text, place, problem) in cases {
-        let said = bad(&text);
+        let message = bad(&text);
         let place = format!("mirror.toml:{place}");
         assert!(
-            said.lines().any(|line| line.starts_with(&place) && line.contains(problem)),
-            "{text}\n{place} {problem}\n{said}"
+            message.lines().any(|line| line.starts_with(&place) && line.contains(problem)),
+            "{text}\n{place} {problem}\n{message}"
         );
     }
 }
@@ -186,14 +186,14 @@ fn every_bad_value_is_reported_with_its_line_key_and_problem() {
 #[test]
 fn a_file_that_cannot_be_read_is_one_problem_with_its_name() {
     let folder = tempfile::tempdir().unwrap();
-    let said = |path: &Path| Config::load(Some(path)).unwrap_err().to_string();
-    assert!(said(&folder.path().join("absent.toml")).contains("absent.toml: the configuration cannot be read"));
-    assert!(said(folder.path()).contains("a folder"));
+    let message = |path: &Path| Config::load(Some(path)).unwrap_err().to_string();
+    assert!(message(&folder.path().join("absent.toml")).contains("absent.toml: the configuration cannot be read"));
+    assert!(message(folder.path()).contains("a folder"));
     let file = folder.path().join("mirror.toml");
     std::fs::write(&file, "# ".repeat(600_000)).unwrap();
-    assert!(said(&file).contains("larger than 1048576 bytes"));
+    assert!(message(&file).contains("larger than 1048576 bytes"));
     std::fs::write(&file, b"[server]\n# \xff\n").unwrap();
-    assert!(said(&file).contains("not UTF-8 text (line 2)"));
+    assert!(message(&file).contains("not UTF-8 text (line 2)"));
 }
 
 #[test]
@@ -205,25 +205,25 @@ fn a_file_full_of_mistakes_is_read_quickly_and_reported_in_few_lines() {
 
 #[test]
 fn control_characters_in_a_file_do_not_reach_the_terminal() {
-    let said = bad("\"a\\u001b[2J\" = 1\nserver.listen = \"\\u001b[2J\"");
-    assert!(!said.contains('\u{1b}'), "{said:?}");
+    let message = bad("\"a\\u001b[2J\" = 1\nserver.listen = \"\\u001b[2J\"");
+    assert!(!message.contains('\u{1b}'), "{message:?}");
 }
 
 /// A wrong entry is reported once, without a second report about an empty list.
 #[test]
 fn a_wrong_entry_of_a_list_is_one_problem() {
-    let said = bad("[server]\nclients = [\"10.0.0.0/33\"]\n");
-    assert!(said.starts_with("1 problem") && said.contains("neither a network"), "{said}");
+    let message = bad("[server]\nclients = [\"10.0.0.0/33\"]\n");
+    assert!(message.starts_with("1 problem") && message.contains("neither a network"), "{message}");
     assert!(bad("[server]\nclients = []\n").contains("allows no client"));
-    let said = bad("[upstream]\nhost = \"a.example\"\n");
-    assert!(said.starts_with("1 problem") && !said.contains("mirrors nothing"), "{said}");
+    let message = bad("[upstream]\nhost = \"a.example\"\n");
+    assert!(message.starts_with("1 problem") && !message.contains("mirrors nothing"), "{message}");
 }
 
 /// A misspelt required key is not also reported as missing.
 #[test]
 fn a_misspelt_key_is_one_problem() {
-    let said = bad("[[upstream]]\nhots = \"registry.example\"\n");
-    assert!(said.starts_with("1 problem") && said.contains("did you mean host?"), "{said}");
+    let message = bad("[[upstream]]\nhots = \"registry.example\"\n");
+    assert!(message.starts_with("1 problem") && message.contains("did you mean host?"), "{message}");
     assert!(bad("[[upstream]]\npatience = \"1s\"\n").contains("upstream.host: missing"));
 }
 
@@ -233,8 +233,8 @@ fn a_url_in_place_of_a_host_names_the_host_to_write() {
     for (given, name) in
         [("https://registry.example/v1", "registry.example"), ("http://localhost:8080/", "localhost:8080")]
     {
-        let said = bad(&format!("[[upstream]]\nhost = \"{given}\"\n"));
-        assert!(said.contains(&format!("write \"{name}\"")) && !said.contains("for example"), "{said}");
+        let message = bad(&format!("[[upstream]]\nhost = \"{given}\"\n"));
+        assert!(message.contains(&format!("write \"{name}\"")) && !message.contains("for example"), "{message}");
     }
     assert!(!bad("[[upstream]]\nhost = \"https://u:s3cret@registry.example/\"\n").contains("s3cret"));
 }

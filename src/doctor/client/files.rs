@@ -118,8 +118,9 @@ impl ClientFiles {
     pub(super) fn checks(&self) -> Vec<Check> {
         let goes_on = "the client prints an error, continues without it, and asks registries directly; fix the file";
         let problems = self.problems.iter().map(|problem| Check::fail(FILES, problem).advise(goes_on));
-        let complaint =
-            |said: &String| Check::fail(FILES, said).advise("the client prints an error and continues; fix the file");
+        let complaint = |message: &String| {
+            Check::fail(FILES, message).advise("the client prints an error and continues; fix the file")
+        };
         let mut checks: Vec<Check> = problems.chain(self.config.complaints.iter().map(complaint)).collect();
         if checks.is_empty() && !self.files.is_empty() {
             let files: Vec<String> = self.files.iter().map(|file| file.display().to_string()).collect();

@@ -34,14 +34,14 @@ impl ProviderSources {
 impl ClientChecks<'_> {
     /// Tries every installation method that applies to providers of `host`.
     pub(super) async fn ways(&self, reading: &ClientFiles, host: &Hostname) -> ProviderSources {
-        let mut ways = ProviderSources {
+        let mut sources = ProviderSources {
             direct: Coverage::None,
             larder: Coverage::None,
             elsewhere: Vec::new(),
             faults: Vec::new(),
         };
         let Some(methods) = &reading.config.installation else {
-            return ProviderSources { direct: Coverage::All, ..ways };
+            return ProviderSources { direct: Coverage::All, ..sources };
         };
         for method in methods {
             let reach = method.coverage(host, default_host(reading, host));
@@ -49,23 +49,23 @@ impl ClientChecks<'_> {
                 continue;
             }
             match &method.source {
-                InstallationSource::Direct => ways.direct = ways.direct.max(reach),
-                InstallationSource::Elsewhere(kind) => ways.elsewhere.push(kind.clone()),
+                InstallationSource::Direct => sources.direct = sources.direct.max(reach),
+                InstallationSource::Elsewhere(kind) => sources.elsewhere.push(kind.clone()),
                 InstallationSource::NetworkMirror { url } => match self.try_mirror(url, host).await {
-                    UrlProbe::Larder => ways.larder = ways.larder.max(reach),
-                    UrlProbe::OtherServer(_) => ways.elsewhere.push("another network_mirror".to_owned()),
-                    UrlProbe::Unusable(fault) => ways.faults.push(fault),
+                    UrlProbe::Larder => sources.larder = sources.larder.max(reach),
+                    UrlProbe::OtherServer(_) => sources.elsewhere.push("another network_mirror".to_owned()),
+                    UrlProbe::Unusable(fault) => sources.faults.push(fault),
                 },
             }
         }
-        ways
+        sources
     }
 
     /// Checks the methods. No finding where everything is installed directly.
-    pub(super) fn installation(&self, host: &Hostname, has_block: bool, ways: &ProviderSources) -> Vec<Check> {
+    pub(super) fn installation(&self, host: &Hostname, has_block: bool, sources: &ProviderSources) -> Vec<Check> {
         let all = format!("\"{}/*/*\"", host.to_unicode());
-        let check = if has_block { ways.check_with_block(&all) } else { ways.check_without_block(&all) };
-        ways.faults.iter().cloned().chain(check).collect()
+        let check = if has_block { sources.check_with_block(&all) } else { sources.check_without_block(&all) };
+        sources.faults.iter().cloned().chain(check).collect()
     }
 }
 

@@ -108,14 +108,14 @@ impl ClientChecks<'_> {
 
     /// Checks that the client uses larder for the providers and modules of one registry.
     async fn check_host(&self, reading: &ClientFiles, host: &Hostname) -> Vec<Check> {
-        let said = reading.config.hosts.get(host);
-        let ways = self.ways(reading, host).await;
-        let mut checks = match said {
-            Some(services) => self.services(services, host, &ways).await,
+        let services_of_host = reading.config.hosts.get(host);
+        let sources = self.ways(reading, host).await;
+        let mut checks = match services_of_host {
+            Some(services) => self.services(services, host, &sources).await,
             None => Vec::new(),
         };
-        checks.extend(self.installation(host, said.is_some(), &ways));
-        if checks.is_empty() && said.is_none() {
+        checks.extend(self.installation(host, services_of_host.is_some(), &sources));
+        if checks.is_empty() && services_of_host.is_none() {
             checks.push(self.check_unconfigured(host).await);
         }
         checks.into_iter().map(|check| if check.of.is_none() { check.of(host) } else { check }).collect()
@@ -136,9 +136,9 @@ impl ClientChecks<'_> {
     }
 
     async fn lines_to_paste(&self) -> String {
-        let asked = admin_client::get(self.config.admin.listen, "/admin/v1/client-config", None);
+        let answer = admin_client::get(self.config.admin.listen, "/admin/v1/client-config", None);
         if self.running.is_up()
-            && let Ok(Ok(lines)) = timeout(WITHIN, asked).await
+            && let Ok(Ok(lines)) = timeout(WITHIN, answer).await
         {
             return String::from_utf8_lossy(&lines).into_owned();
         }

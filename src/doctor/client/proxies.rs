@@ -106,8 +106,8 @@ mod tests {
             let environment: Environment = [("HTTPS_PROXY", "http://proxy:3128"), ("no_proxy", exempt)]
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))
                 .into();
-            let by = proxied_by(&Url::parse(url).unwrap(), &environment);
-            assert_eq!(by, goes.then_some("HTTPS_PROXY"), "{exempt} {url}");
+            let proxy = proxied_by(&Url::parse(url).unwrap(), &environment);
+            assert_eq!(proxy, goes.then_some("HTTPS_PROXY"), "{exempt} {url}");
         }
     }
 

@@ -35,7 +35,7 @@ impl OfferedServices {
 
 impl ClientChecks<'_> {
     /// Runs all checks of one block.
-    pub(super) async fn services(&self, services: &Services, host: &Hostname, ways: &ProviderSources) -> Vec<Check> {
+    pub(super) async fn services(&self, services: &Services, host: &Hostname, sources: &ProviderSources) -> Vec<Check> {
         let mut checks = Vec::new();
         let (providers, modules) = (url_of(services, "providers.v1", host), url_of(services, "modules.v1", host));
         // A registry may offer only one of the two services.
@@ -82,7 +82,7 @@ impl ClientChecks<'_> {
         match self.try_base(&url, ("providers.v1", ProbedService::Providers), &right, &named).await {
             UrlProbe::Larder => match self.host_in(&url, host) {
                 Some(fault) => checks.push(fault),
-                None if checks.is_empty() && ways.covers_all_providers() => {
+                None if checks.is_empty() && sources.covers_all_providers() => {
                     let modules = modules.filter(|modules| modules.origin() != url.origin());
                     let modules = modules
                         .map(|modules| format!("; modules come from {}", modules.origin().ascii_serialization()));
@@ -101,12 +101,12 @@ impl ClientChecks<'_> {
     /// The services of a registry according to larder; `None` where larder cannot be asked or does not mirror it.
     async fn offers(&self, named: Option<&Url>, host: &Hostname) -> Option<OfferedServices> {
         let base = named.map_or_else(|| self.base(), |url| self.base_for(url));
-        let asked = Url::parse(&format!("{base}{}", Route::Discovery(host.clone()).path())).ok()?;
-        if self.is_off_limits(&asked) {
+        let url = Url::parse(&format!("{base}{}", Route::Discovery(host.clone()).path())).ok()?;
+        if self.is_off_limits(&url) {
             return None;
         }
-        let said = probe(&asked, self.trust, WITHIN).await.ok().filter(|said| said.status == StatusCode::OK)?;
-        let services: RawObject = serde_json::from_slice(&said.body).ok()?;
+        let visited = probe(&url, self.trust, WITHIN).await.ok().filter(|visited| visited.status == StatusCode::OK)?;
+        let services: RawObject = serde_json::from_slice(&visited.body).ok()?;
         let has = |name: &str| services.get(name).is_some_and(|url| serde_json::from_str::<String>(url.get()).is_ok());
         Some(OfferedServices { providers: has("providers.v1"), modules: has("modules.v1") })
     }

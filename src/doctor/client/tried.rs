@@ -67,9 +67,12 @@ impl ClientChecks<'_> {
                     .advise(right)
                     .advise(format!("or add {missing} to that larder as an [[upstream]]")),
             ),
-            Ok(Identified { kind: ServerKind::LarderRefusing(said), .. }) => UrlProbe::Unusable(
-                Check::fail(ADDRESS, format!("{what} leads to larder at {shown}, which refuses this machine: {said}"))
-                    .advise("add the address of this machine to [server] clients"),
+            Ok(Identified { kind: ServerKind::LarderRefusing(message), .. }) => UrlProbe::Unusable(
+                Check::fail(
+                    ADDRESS,
+                    format!("{what} leads to larder at {shown}, which refuses this machine: {message}"),
+                )
+                .advise("add the address of this machine to [server] clients"),
             ),
             Ok(Identified { kind: ServerKind::OtherServer(status), .. }) => {
                 let found = format!("{what} leads to {shown}, where something else answers ({status}), not larder");

@@ -163,8 +163,8 @@ impl MirrorWalk<'_> {
                 let reason = format!("there are more than {MAX_ENTRIES} files and folders in it");
                 self.folder.bad("list", path, io::Error::other(reason))
             })?;
-            let told = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(told) => told,
+            let stat = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => stat,
                 Err(Errno::NOENT) => continue,
                 Err(e) => {
                     return Err(self.folder.bad("inspect", &format!("{path}/{}", name.to_string_lossy()), e.into()));
@@ -172,9 +172,9 @@ impl MirrorWalk<'_> {
             };
             entries.push(DirectoryEntry {
                 name: name.to_str().map(str::to_owned).map_err(|_| name.to_string_lossy().into_owned()),
-                kind: FileType::from_raw_mode(told.st_mode),
-                mode: Mode::of(told.st_mode),
-                size_bytes: u64::try_from(told.st_size).unwrap_or_default(),
+                kind: FileType::from_raw_mode(stat.st_mode),
+                mode: Mode::of(stat.st_mode),
+                size_bytes: u64::try_from(stat.st_size).unwrap_or_default(),
             });
         }
         entries.sort_unstable_by(|one, other| one.name.cmp(&other.name));

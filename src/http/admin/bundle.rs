@@ -37,11 +37,11 @@ impl Admin {
             Ok(body) => body,
             Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.reason]),
         };
-        let (told, id) = match BundleRequest::read(&body) {
-            Ok(told) => told,
+        let (bundle_request, id) = match BundleRequest::read(&body) {
+            Ok(bundle_request) => bundle_request,
             Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
         };
-        match self.gather_bundle(id, told, place).await {
+        match self.gather_bundle(id, bundle_request, place).await {
             Ok((gathered, place)) => self.stream_bundle(gathered, place),
             Err((status, problems)) => response::errors(status, problems),
         }
@@ -50,11 +50,11 @@ impl Admin {
     async fn gather_bundle(
         &self,
         id: JobId,
-        told: BundleRequest,
+        request: BundleRequest,
         place: TransferPermit,
     ) -> Result<(GatheredBundle, TransferPermit), (StatusCode, Vec<String>)> {
         let conflict = |reason: String| (StatusCode::CONFLICT, vec![reason]);
-        let (job, held) = self
+        let (job, stored) = self
             .jobs
             .report(id)
             .zip(self.jobs.stored_archives(id))
@@ -62,16 +62,16 @@ impl Admin {
         match job.state {
             JobState::Done => {}
             JobState::Running => return Err(conflict(format!("job {id} runs still: ask again when it has ended"))),
-            _ if told.partial => {}
+            _ if request.partial => {}
             _ => {
                 let reason = "look at the job, or send \"partial\":true for a bundle of the rest";
                 return Err(conflict(format!("not everything of job {id} is stored: {reason}")));
             }
         }
-        let (mirror, created) = (Arc::clone(&self.mirror), told.created.unwrap_or_else(|| self.clock.now()));
+        let (mirror, created) = (Arc::clone(&self.mirror), request.created.unwrap_or_else(|| self.clock.now()));
         // Holds its transfer slot while it works, even after the client has left.
         let gathering = self.mirror.spawn_blocking(move || {
-            let gathered = mirror.gather(held, told.since.as_ref(), told.partial, created);
+            let gathered = mirror.gather(stored, request.since.as_ref(), request.partial, created);
             gathered.map(|gathered| (gathered, place))
         });
         match gathering.await {
@@ -92,11 +92,11 @@ impl Admin {
         drop(self.mirror.spawn_blocking(move || {
             let _place = place;
             let mut writer = entry.writer();
-            let given = mirror.write_bundle(&gathered, key.as_ref(), &mut writer).map(drop);
-            if let Err(error) = &given {
+            let written = mirror.write_bundle(&gathered, key.as_ref(), &mut writer).map(drop);
+            if let Err(error) = &written {
                 tracing::error!(%error, "a bundle was not written to its end");
             }
-            writer.end(given);
+            writer.end(written);
         }));
         let mut response = Response::new(Body::stream(exit.stream(), Some(length)));
         response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(TAR));

@@ -32,8 +32,8 @@ fn pieces(news: JobSubscription) -> impl Stream<Item = io::Result<Bytes>> + Send
 }
 
 /// The next piece; `None` at the end.
-async fn piece(next: impl Future<Output = Option<Vec<JobEvent>>>, patience: Duration) -> Option<io::Result<Bytes>> {
-    match tokio::time::timeout(patience, next).await {
+async fn piece(next: impl Future<Output = Option<Vec<JobEvent>>>, max_wait: Duration) -> Option<io::Result<Bytes>> {
+    match tokio::time::timeout(max_wait, next).await {
         Ok(events) => Some(written(&events?).map_err(io::Error::from)),
         Err(_) => Some(Ok(Bytes::from_static(b":\n\n"))),
     }

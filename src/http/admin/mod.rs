@@ -140,10 +140,12 @@ impl Admin {
             AdminRoute::Status => {
                 self.on_blocking_thread(|admin| response::json(StatusCode::OK, &admin.status())).await
             }
-            AdminRoute::ClientConfig(way) => match client_config::text(&self.mirror, &self.base, way).await {
-                Ok(text) => response::plain_text(StatusCode::OK, text),
-                Err(error) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec![error.to_string()]),
-            },
+            AdminRoute::ClientConfig(client_route) => {
+                match client_config::text(&self.mirror, &self.base, client_route).await {
+                    Ok(text) => response::plain_text(StatusCode::OK, text),
+                    Err(error) => response::errors(StatusCode::INTERNAL_SERVER_ERROR, vec![error.to_string()]),
+                }
+            }
             AdminRoute::Missing => match self.mirror.missing().await {
                 Ok(missing) => {
                     let order = missing::order_of(&missing, &self.mirror.sealed_platforms());
@@ -251,21 +253,22 @@ impl Admin {
     }
 
     async fn command(&self, command: Operation, body: &[u8]) -> Response<Body> {
-        let told = match command {
+        let request = match command {
             Operation::Refresh | Operation::Purge | Operation::Accept => OperationTarget::read(body),
             Operation::Pin | Operation::Unpin => match PinRequest::read(body) {
                 Ok(PinRequest::Job(id)) => {
                     let pin = if command == Operation::Pin { PinChange::Set } else { PinChange::Lift };
                     return self.pin_job(id, pin).await;
                 }
-                Ok(PinRequest::Addresses(told)) => Ok(told),
+                Ok(PinRequest::Addresses(request)) => Ok(request),
                 Err(reason) => Err(reason),
             },
         };
-        let addresses = match told.map_err(|reason| vec![reason]).and_then(|told| told.addresses(&self.default_host)) {
-            Ok(addresses) => addresses,
-            Err(problems) => return response::errors(StatusCode::BAD_REQUEST, problems),
-        };
+        let addresses =
+            match request.map_err(|reason| vec![reason]).and_then(|request| request.addresses(&self.default_host)) {
+                Ok(addresses) => addresses,
+                Err(problems) => return response::errors(StatusCode::BAD_REQUEST, problems),
+            };
         let call = || self.call();
         match command {
             Operation::Refresh => {
@@ -345,12 +348,12 @@ impl Admin {
 }
 
 fn wrong_method(nature: AdminAccessKind) -> Response<Body> {
-    let (said, allowed) = match nature {
+    let (message, allowed) = match nature {
         AdminAccessKind::Reads => ("only GET and HEAD are answered here", "GET, HEAD"),
         AdminAccessKind::Changes => ("only POST is answered here", "POST"),
         AdminAccessKind::ReadsAndEnds => ("only GET, HEAD and DELETE are answered here", "GET, HEAD, DELETE"),
     };
-    let mut response = response::errors(StatusCode::METHOD_NOT_ALLOWED, vec![said.into()]);
+    let mut response = response::errors(StatusCode::METHOD_NOT_ALLOWED, vec![message.into()]);
     response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(allowed));
     response
 }

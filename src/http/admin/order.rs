@@ -55,30 +55,30 @@ pub(super) async fn read(
 }
 
 fn parse_body(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> Result<ReceivedOrder, Vec<String>> {
-    let (told, mut problems) = match body {
+    let (options, mut problems) = match body {
         OrderBody::Json(_) if query.is_some() => {
             return Err(vec!["the body says it all: there is no query".to_owned()]);
         }
         OrderBody::Json(body) => (OrderRequest::read(&body).map_err(|reason| vec![reason])?, Vec::new()),
         OrderBody::LockFile(body) => {
             let query = OrderQuery::of_lock_file(query);
-            let (told, problems) = (query.options, query.problems);
-            (OrderRequest { lock_files: vec![lock_file(&body)?], ..told }, problems)
+            let (options, problems) = (query.options, query.problems);
+            (OrderRequest { lock_files: vec![lock_file(&body)?], ..options }, problems)
         }
         OrderBody::Tar(body) => {
             let query = OrderQuery::of_tar(query);
-            let (told, problems) = (query.options, query.problems);
+            let (options, problems) = (query.options, query.problems);
             let files = Files::from_users_tar(&body).map_err(|bad| vec![bad.to_string()])?;
             if files.is_empty() {
                 return Err(vec![
                     "the tar holds no file that a client reads: .tf, .tofu, .tf.json, .tofu.json".to_owned(),
                 ]);
             }
-            (OrderRequest { files: files.into(), ..told }, problems)
+            (OrderRequest { files: files.into(), ..options }, problems)
         }
     };
-    match told.order(default_host) {
-        Ok(order) if problems.is_empty() => Ok(ReceivedOrder { order, pin: told.pin }),
+    match options.order(default_host) {
+        Ok(order) if problems.is_empty() => Ok(ReceivedOrder { order, pin: options.pin }),
         order => {
             problems.extend(order.err().unwrap_or_default());
             Err(problems)

@@ -38,11 +38,11 @@ impl Admin {
             Ok(body) => body,
             Err(not_taken) => return response::errors(not_taken.status, vec![not_taken.reason]),
         };
-        let (told, id) = match ExportRequest::read(&body) {
-            Ok(told) => told,
+        let (export_request, id) = match ExportRequest::read(&body) {
+            Ok(export_request) => export_request,
             Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
         };
-        match self.tree_of(id, told.partial, &told.have).await {
+        match self.tree_of(id, export_request.partial, &export_request.have).await {
             Ok(export) => self.send(export, place),
             Err((status, problems)) => response::errors(status, problems),
         }
@@ -56,7 +56,7 @@ impl Admin {
     ) -> Result<Export, (StatusCode, Vec<String>)> {
         let no_job = || (StatusCode::NOT_FOUND, vec![no_job(id)]);
         let conflict = |reason: String| Err((StatusCode::CONFLICT, vec![reason]));
-        let (job, held) = self.jobs.report(id).zip(self.jobs.stored_archives(id)).ok_or_else(no_job)?;
+        let (job, stored) = self.jobs.report(id).zip(self.jobs.stored_archives(id)).ok_or_else(no_job)?;
         match job.state {
             JobState::Done => {}
             JobState::Running => return conflict(format!("job {id} runs still: ask again when it has ended")),
@@ -67,7 +67,7 @@ impl Admin {
                 ));
             }
         }
-        let export = self.mirror.export(providers(held), have, &self.call()).await;
+        let export = self.mirror.export(providers(stored), have, &self.call()).await;
         let export = export.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, vec![error.to_string()]))?;
         if partial || export.missing.is_empty() {
             return Ok(export);
@@ -114,10 +114,10 @@ impl Admin {
 }
 
 /// The provider packages of a job. No client reads modules from a tree.
-fn providers(held: Vec<(Artifact, Digest)>) -> Vec<(Package, Digest)> {
+fn providers(stored: Vec<(Artifact, Digest)>) -> Vec<(Package, Digest)> {
     let package = |(artifact, digest)| match artifact {
         Artifact::Provider(package) => Some((package, digest)),
         Artifact::Module(_) => None,
     };
-    held.into_iter().filter_map(package).collect()
+    stored.into_iter().filter_map(package).collect()
 }

@@ -49,8 +49,8 @@ impl Served {
         let stop = CancellationToken::new();
         let (feed, fed) = mpsc::unbounded_channel();
         let fed = Arc::new(parking_lot::Mutex::new(Some(fed)));
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&asked);
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&requests);
         let handler = move |request: Request<Incoming>, peer: Peer| {
             counted.fetch_add(1, Ordering::SeqCst);
             let fed = Arc::clone(&fed);
@@ -58,7 +58,7 @@ impl Served {
         };
         let places = ConnectionSlots::new(&limits, RequestMetrics::default());
         let running = tokio::spawn(serve(listener, tls, limits, places, |_| PeerClass::Client, handler, stop.clone()));
-        Self { address, stop, running, feed, requests: asked }
+        Self { address, stop, running, feed, requests }
     }
 
     async fn connect(&self) -> TcpStream {
@@ -316,11 +316,11 @@ async fn slow_headers_are_cut_on_a_fresh_and_on_a_kept_connection() {
     let mut fresh = served.connect().await;
     fresh.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
     assert_eq!(rest(&mut fresh).await, "");
-    let mut kept = served.connect().await;
-    h1_ask(&mut kept, "GET /").await;
-    read_until(&mut kept, "secure=false").await;
-    kept.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
-    assert_eq!(rest(&mut kept).await, "");
+    let mut idle_connection = served.connect().await;
+    h1_ask(&mut idle_connection, "GET /").await;
+    read_until(&mut idle_connection, "secure=false").await;
+    idle_connection.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
+    assert_eq!(rest(&mut idle_connection).await, "");
     assert_eq!(served.requests.load(Ordering::SeqCst), 1);
 }
 
@@ -432,12 +432,12 @@ async fn a_head_answer_keeps_the_length_it_was_given_and_gets_no_zero() {
         let mut socket = served.connect().await;
         h1_ask(&mut socket, &format!("HEAD {path}")).await;
         let head = read_until(&mut socket, "\r\n\r\n").await;
-        let said = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-        assert_eq!(said, length, "{path}");
+        let announced = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        assert_eq!(announced, length, "{path}");
         let (mut sender, _) = h2(served.connect().await).await;
         let response = h2_ask(&mut sender, "HEAD", path).await.unwrap();
-        let said = response.headers().get("content-length").map(|value| value.to_str().unwrap());
-        assert_eq!(said, length, "{path}");
+        let announced = response.headers().get("content-length").map(|value| value.to_str().unwrap());
+        assert_eq!(announced, length, "{path}");
     }
 }
 

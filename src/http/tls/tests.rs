@@ -57,11 +57,11 @@ fn what_is_wrong_with_a_file_is_said_with_its_name() {
     for (files, expected) in cases {
         let folder = TempDir::new().unwrap();
         let (certificate, key) = write(&folder, &files);
-        let said = Tls::load(&certificate, &key).unwrap_err().to_string();
-        assert!(said.contains(expected), "{said}");
+        let message = Tls::load(&certificate, &key).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
     }
-    let said = Tls::load(Path::new("/nowhere/cert.pem"), Path::new("/nowhere/key.pem")).unwrap_err().to_string();
-    assert!(said.contains("cannot read /nowhere/cert.pem"), "{said}");
+    let message = Tls::load(Path::new("/nowhere/cert.pem"), Path::new("/nowhere/key.pem")).unwrap_err().to_string();
+    assert!(message.contains("cannot read /nowhere/cert.pem"), "{message}");
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl BundledDocumentUpdate {
         if let Key::ProviderVersions(address) = &key {
             mirror.histories.record_listed(address, &versions, stored.metadata.checked).map_err(store_failed)?;
         }
-        let made = |held: Option<&StoredDocument>, coming| mirror.merge_stored_entries(&key, held, coming);
+        let made = |before: Option<&StoredDocument>, coming| mirror.merge_stored_entries(&key, before, coming);
         let placed = mirror.replace_document(&key, stored, now, Durability::Synced, made).map_err(store_failed)?;
         if matches!(placed, ReplaceOutcome::KeptExisting(_)) {
             return Ok(ApplyOutcome::Held);
@@ -92,17 +92,22 @@ fn document_of(document: &BundledDocument, small: &SmallFiles, now: Timestamp) -
 }
 
 /// Builds the stored form of a document from its manifest entry.
-pub(super) fn document_from_bundle(said: &FetchOrigin, body: Bytes, dropped: Bytes, now: Timestamp) -> StoredDocument {
-    let about = DocumentMetadata {
-        asked: said.asked.clone(),
-        url: said.url.clone(),
+pub(super) fn document_from_bundle(
+    fetch_origin: &FetchOrigin,
+    body: Bytes,
+    dropped: Bytes,
+    now: Timestamp,
+) -> StoredDocument {
+    let metadata = DocumentMetadata {
+        asked: fetch_origin.asked.clone(),
+        url: fetch_origin.url.clone(),
         origins: Vec::new(),
         validators: Validators::default(),
         // A time in the future is clamped, because the other machine's clock may be ahead.
-        fetched: said.fetched.min(now),
-        checked: said.checked.min(now),
-        gone: said.gone,
+        fetched: fetch_origin.fetched.min(now),
+        checked: fetch_origin.checked.min(now),
+        gone: fetch_origin.gone,
         carried: true,
     };
-    StoredDocument { metadata: about, body, dropped, _room: MemoryGrant::default() }
+    StoredDocument { metadata, body, dropped, _room: MemoryGrant::default() }
 }

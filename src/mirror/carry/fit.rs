@@ -58,18 +58,18 @@ impl Mirror {
             Connectivity::Offline => 0,
             Connectivity::Online => self.store.index.totals().archive_bytes.saturating_sub(stays),
         };
-        let room = self.store.free_bytes()?.saturating_add(evictable);
-        if on_disk > room {
+        let space = self.store.free_bytes()?.saturating_add(evictable);
+        if on_disk > space {
             return Err(ApplyError::NoRoom {
                 needed: on_disk,
-                available: room,
+                available: space,
                 reason: "the disk of the store is full",
             });
         }
         // Checked after the disk: the limit may be a share of it, so freeing disk space can satisfy both.
-        let room = self.refresh_size_limit().saturating_sub(stays);
-        if needed > room {
-            return Err(ApplyError::NoRoom { needed, available: room, reason });
+        let space = self.refresh_size_limit().saturating_sub(stays);
+        if needed > space {
+            return Err(ApplyError::NoRoom { needed, available: space, reason });
         }
         Ok(())
     }

@@ -172,8 +172,8 @@ impl Mirror {
                 ))
             };
             let blob = self.store.blobs.get(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
-            let told = |e: io::Error| io::Error::new(e.kind(), format!("the archive of {}: {e}", entry_name()));
-            writer.file(&file, blob.reader().take(blob.size_bytes())).map_err(told)?;
+            let with_archive = |e: io::Error| io::Error::new(e.kind(), format!("the archive of {}: {e}", entry_name()));
+            writer.file(&file, blob.reader().take(blob.size_bytes())).map_err(with_archive)?;
         }
         writer.end()
     }
@@ -187,11 +187,13 @@ impl Mirror {
         for named in self.store.records.all_named()? {
             match &named {
                 Artifact::Provider(package) => {
-                    let Some(held) = self.read_set(package)? else { continue };
-                    let sets = [Some(&held.stored_set.current), held.fallback.as_ref()];
+                    let Some(stored) = self.read_set(package)? else { continue };
+                    let sets = [Some(&stored.stored_set.current), stored.fallback.as_ref()];
                     let name = self.catalog.name(package)?;
-                    let held = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
-                    let Some(set) = held.filter(|set| self.is_blob_stored(&set.document.shasum)) else { continue };
+                    let listed_set = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
+                    let Some(set) = listed_set.filter(|set| self.is_blob_stored(&set.document.shasum)) else {
+                        continue;
+                    };
                     inventory.add(&named, set.document.shasum, proof_of(set));
                 }
                 Artifact::Module(package) => {
@@ -216,9 +218,10 @@ impl Mirror {
         known: &DeltaBase<'_>,
         small: &mut GatheredFiles,
     ) -> Result<Option<BundleEntry>, GatherError> {
-        let held = self.read_set(package)?;
-        let kept = held.as_ref().map(|held| &*held.stored_set);
-        let Some((set, kept)) = kept.and_then(|kept| Some((set_of(kept, digest)?, kept))) else {
+        let stored = self.read_set(package)?;
+        let stored_set = stored.as_ref().map(|stored_set| &*stored_set.stored_set);
+        let Some((set, stored_set)) = stored_set.and_then(|stored_set| Some((set_of(stored_set, digest)?, stored_set)))
+        else {
             return Err(not_held(&sets::describe_set(package)));
         };
         if set.proof().how == ProofBasis::Imported {
@@ -233,18 +236,18 @@ impl Mirror {
         }
         let Package { provider, version, platform } = package.clone();
         let signature = if set.signature.is_empty() { None } else { Some(small.put(&set.signature).map_err(spool)?) };
-        let about = &set.metadata;
+        let metadata = &set.metadata;
         Ok(Some(BundleEntry::Provider(Box::new(ProviderEntry {
             provider,
             version,
             platform,
             signed_by: set.proof().how.fingerprint().map(str::to_owned),
             said: FetchOrigin {
-                asked: without_query(&about.asked),
-                url: without_query(&about.url),
-                fetched: about.fetched,
-                checked: kept.age.checked.max(about.fetched),
-                gone: kept.age.gone,
+                asked: without_query(&metadata.asked),
+                url: without_query(&metadata.url),
+                fetched: metadata.fetched,
+                checked: stored_set.age.checked.max(metadata.fetched),
+                gone: stored_set.age.gone,
             },
             document: small.put(&set.body).map_err(spool)?,
             sums: small.put(&set.sums).map_err(spool)?,
@@ -263,8 +266,8 @@ impl Mirror {
         let not_kept = |subject: &str| not_held(&format!("{subject} of {package}"));
         let carried = self.exportable_module(package, Some(digest))?.ok_or_else(|| not_kept("the archive"))?;
         let record = self.store.records.get(&Key::ModuleLocation(package.clone()))?;
-        let kept = record.and_then(StoredDocument::read).ok_or_else(|| not_kept("the location"))?;
-        if known.has(&Artifact::from(package), digest, Digest::of(&kept.body)) {
+        let document = record.and_then(StoredDocument::read).ok_or_else(|| not_kept("the location"))?;
+        if known.has(&Artifact::from(package), digest, Digest::of(&document.body)) {
             return Ok(None);
         }
         let ModulePackage { module, version } = package.clone();
@@ -278,8 +281,8 @@ impl Mirror {
             source: carried.packed.source,
             origin: carried.archive.origin,
             first_seen: carried.first_seen,
-            said: fetch_origin(&kept),
-            location: small.put(&kept.body).map_err(spool)?,
+            said: fetch_origin(&document),
+            location: small.put(&document.body).map_err(spool)?,
             archive: known.bundled_archive(digest, carried.size_bytes),
         }))))
     }
@@ -291,10 +294,18 @@ impl Mirror {
             Key::ModuleVersions(module) => format!("the version list of {module}"),
             _ => return Ok(None),
         };
-        let kept = self.store.records.get(key)?.and_then(StoredDocument::read).ok_or_else(|| not_held(&subject))?;
-        let dropped = if kept.dropped.is_empty() { None } else { Some(small.put(&kept.dropped).map_err(spool)?) };
-        let document =
-            BundledDocument { said: fetch_origin(&kept), document: small.put(&kept.body).map_err(spool)?, dropped };
+        let stored_document =
+            self.store.records.get(key)?.and_then(StoredDocument::read).ok_or_else(|| not_held(&subject))?;
+        let dropped = if stored_document.dropped.is_empty() {
+            None
+        } else {
+            Some(small.put(&stored_document.dropped).map_err(spool)?)
+        };
+        let document = BundledDocument {
+            said: fetch_origin(&stored_document),
+            document: small.put(&stored_document.body).map_err(spool)?,
+            dropped,
+        };
         Ok(match key.clone() {
             Key::Discovery(host) => Some(BundleEntry::Discovery { host, document }),
             Key::ProviderVersions(provider) => Some(BundleEntry::ProviderVersions { provider, document }),
@@ -309,9 +320,9 @@ fn not_held(subject: &str) -> GatherError {
 }
 
 /// The current or previous set that names this archive.
-fn set_of(kept: &StoredProofSet, digest: Digest) -> Option<&ProofSet> {
-    let predecessor = kept.predecessor.as_ref().map(|(set, _)| &**set);
-    [Some(&*kept.current), predecessor].into_iter().flatten().find(|set| set.document.shasum == digest)
+fn set_of(stored_set: &StoredProofSet, digest: Digest) -> Option<&ProofSet> {
+    let predecessor = stored_set.predecessor.as_ref().map(|(set, _)| &**set);
+    [Some(&*stored_set.current), predecessor].into_iter().flatten().find(|set| set.document.shasum == digest)
 }
 
 /// The identity of a proof set: the SHA-256 over the digests of its three files.
@@ -320,10 +331,10 @@ fn proof_of(set: &ProofSet) -> Digest {
     Digest::of(&digests.map(|digest| *digest.as_bytes()).concat())
 }
 
-fn fetch_origin(kept: &StoredDocument) -> FetchOrigin {
-    let about = &kept.metadata;
-    let (asked, url) = (without_query(&about.asked), without_query(&about.url));
-    FetchOrigin { asked, url, fetched: about.fetched, checked: about.checked, gone: about.gone }
+fn fetch_origin(document: &StoredDocument) -> FetchOrigin {
+    let metadata = &document.metadata;
+    let (requested, url) = (without_query(&metadata.asked), without_query(&metadata.url));
+    FetchOrigin { asked: requested, url, fetched: metadata.fetched, checked: metadata.checked, gone: metadata.gone }
 }
 
 /// Removes the query and fragment of a URL, which may hold secrets.

@@ -18,10 +18,10 @@ impl Mirror {
         age: Age,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let Some(held) = self.read_set(package)? else { return Ok(false) };
-        let current = &held.stored_set.current;
+        let Some(stored) = self.read_set(package)? else { return Ok(false) };
+        let current = &stored.stored_set.current;
         let is_it = current.has_same_files(set) && current.body == set.body;
-        Ok((is_it || held.stored_set.age.is_confirmed_after(age, now))
+        Ok((is_it || stored.stored_set.age.is_confirmed_after(age, now))
             && self.is_stored_under(package, current.document.shasum)?)
     }
 
@@ -37,11 +37,11 @@ impl Mirror {
         coming: &StoredDocument,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let Some(held) = self.store.records.get(key)?.and_then(StoredDocument::read) else { return Ok(false) };
-        if held.age().is_confirmed_after(coming.age(), now) {
+        let Some(stored) = self.store.records.get(key)?.and_then(StoredDocument::read) else { return Ok(false) };
+        if stored.age().is_confirmed_after(coming.age(), now) {
             return Ok(true);
         }
-        let made = self.merge_stored_entries(key, Some(&held), coming.clone())?;
-        Ok(held.has_same_content(&made) && held.age() == made.age())
+        let made = self.merge_stored_entries(key, Some(&stored), coming.clone())?;
+        Ok(stored.has_same_content(&made) && stored.age() == made.age())
     }
 }

@@ -40,11 +40,11 @@ pub(in crate::mirror) struct EntryCriteria<'a> {
 impl EntryCriteria<'_> {
     pub(in crate::mirror) fn is_accepted(&self, mirror: &Mirror, artifact: &Artifact) -> bool {
         self.accept.iter().any(|selector| match (selector, artifact) {
-            (PackageSelector::Provider(meant), Artifact::Provider(package)) => {
-                meant.of == package.provider && meant.versions.include(&package.version)
+            (PackageSelector::Provider(selection), Artifact::Provider(package)) => {
+                selection.of == package.provider && selection.versions.include(&package.version)
             }
-            (PackageSelector::Module(meant), Artifact::Module(key)) => {
-                mirror.config().key_of(&meant.of) == key.module && meant.versions.include(&key.version)
+            (PackageSelector::Module(selection), Artifact::Module(key)) => {
+                mirror.config().key_of(&selection.of) == key.module && selection.versions.include(&key.version)
             }
             _ => false,
         })

@@ -22,7 +22,7 @@ impl Mirror {
     pub(super) fn merge_stored_entries(
         &self,
         key: &Key,
-        held: Option<&StoredDocument>,
+        stored: Option<&StoredDocument>,
         coming: StoredDocument,
     ) -> Result<StoredDocument, StoreError> {
         let keeps_gone = |host| {
@@ -31,15 +31,17 @@ impl Mirror {
         };
         let dropped = match key {
             Key::Discovery(host) if keeps_gone(host) => {
-                return Ok(match held {
-                    Some(held) => coming.with_services_of(held),
+                return Ok(match stored {
+                    Some(stored) => coming.with_services_of(stored),
                     None => coming,
                 });
             }
             Key::ProviderVersions(address) if keeps_gone(&address.host) => {
-                self.provider_entries(address, held, &coming)?
+                self.provider_entries(address, stored, &coming)?
             }
-            Key::ModuleVersions(address) if keeps_gone(&address.host) => self.module_entries(address, held, &coming)?,
+            Key::ModuleVersions(address) if keeps_gone(&address.host) => {
+                self.module_entries(address, stored, &coming)?
+            }
             _ => None,
         };
         Ok(match dropped {
@@ -55,7 +57,7 @@ impl Mirror {
     fn provider_entries(
         &self,
         address: &ProviderAddress,
-        held: Option<&StoredDocument>,
+        stored: Option<&StoredDocument>,
         coming: &StoredDocument,
     ) -> Result<Option<ListEntries>, StoreError> {
         let Ok(list) = coming.as_versions() else { return Ok(None) };
@@ -68,7 +70,7 @@ impl Mirror {
         if unlisted.is_empty() {
             return Ok(None);
         }
-        let before = held.and_then(|held| held.as_versions().ok());
+        let before = stored.and_then(|stored| stored.as_versions().ok());
         let as_written = |version: &Version| Some(before.as_ref()?.get(version)?.raw.clone());
         let entries = unlisted.iter().filter_map(|(version, platforms)| {
             let entry = as_written(version).or_else(|| entry_of(version, platforms.iter()))?;
@@ -81,7 +83,7 @@ impl Mirror {
     fn module_entries(
         &self,
         address: &ModuleAddress,
-        held: Option<&StoredDocument>,
+        stored: Option<&StoredDocument>,
         coming: &StoredDocument,
     ) -> Result<Option<ListEntries>, StoreError> {
         let Ok(list) = coming.as_module_versions() else { return Ok(None) };
@@ -91,7 +93,7 @@ impl Mirror {
         if unlisted.is_empty() {
             return Ok(None);
         }
-        let before = held.and_then(|held| held.as_module_versions().ok());
+        let before = stored.and_then(|stored| stored.as_module_versions().ok());
         let as_written = |version: &Version| Some(before.as_ref()?.get(version)?.raw.clone());
         let entries = unlisted.iter().filter_map(|version| {
             let entry = as_written(version).or_else(|| entry_of_module(version))?;
@@ -119,9 +121,9 @@ impl Mirror {
             .collect();
         for key in lists {
             let _lock = self.catalog.record_lock(&key).lock();
-            let Some(held) = self.store.records.get(&key)?.and_then(StoredDocument::read) else { continue };
-            let listing = self.merge_stored_entries(&key, Some(&held), held.clone())?;
-            if listing.has_same_content(&held) {
+            let Some(stored) = self.store.records.get(&key)?.and_then(StoredDocument::read) else { continue };
+            let listing = self.merge_stored_entries(&key, Some(&stored), stored.clone())?;
+            if listing.has_same_content(&stored) {
                 continue;
             }
             let size_bytes = self.store.records.put(&key, &listing.write(), Durability::Synced)?;

@@ -44,38 +44,41 @@ impl BundledSet {
         small: &SmallFiles,
         judging: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
-        let (package, said, now) = (entry.package(), &entry.said, judging.now);
+        let (package, fetch_origin, now) = (entry.package(), &entry.said, judging.now);
         let terms = mirror.config();
         let policy = terms.upstream(&package.provider.host).map_err(|e| e.to_string())?.settings.verification;
         let [body, sums] = [small.get(FileRole::Document)?, small.get(FileRole::Sums)?];
         let signature = small.get_or_empty(FileRole::Signature);
         let unreadable = |reason: String| format!("its download document cannot be read: {reason}");
-        let document = DownloadDocument::parse(&body, &said.url, &package.platform).map_err(unreadable)?;
+        let document = DownloadDocument::parse(&body, &fetch_origin.url, &package.platform).map_err(unreadable)?;
         if document.shasum != entry.archive.sha256 {
             let (named, carried) = (document.shasum, entry.archive.sha256);
             return Err(format!(
                 "its download document names an archive with SHA-256 {named}, but the bundle has {carried}"
             ));
         }
-        if !is_document_url_of(said, &package) {
-            return Err(format!("its download document came from {}, which is not that of {package}", said.asked));
+        if !is_document_url_of(fetch_origin, &package) {
+            return Err(format!(
+                "its download document came from {}, which is not that of {package}",
+                fetch_origin.asked
+            ));
         }
         let filename = document.filename.as_str();
-        let judged = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
-        let (proof, _) = judged.map_err(|verdict| {
+        let verified = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
+        let (proof, _) = verified.map_err(|verdict| {
             mirror.counters.count_unproven(&package.provider.host, verdict.word());
             format!("verification failed: {}", sanitized(&verdict.to_string()))
         })?;
         let signer = proof.how.fingerprint();
-        if let (Some(told), Some(signer)) = (entry.signed_by.as_deref(), signer)
-            && told != signer
+        if let (Some(claimed), Some(signer)) = (entry.signed_by.as_deref(), signer)
+            && claimed != signer
         {
-            return Err(format!("its manifest names key {told}, but key {signer} signed it"));
+            return Err(format!("its manifest names key {claimed}, but key {signer} signed it"));
         }
-        let fetched = said.fetched.min(now);
-        let about = ProofSetMetadata {
-            asked: said.asked.clone(),
-            url: said.url.clone(),
+        let fetched = fetch_origin.fetched.min(now);
+        let metadata = ProofSetMetadata {
+            asked: fetch_origin.asked.clone(),
+            url: fetch_origin.url.clone(),
             origins: Vec::new(),
             validators: Validators::default(),
             sums_validators: Validators::default(),
@@ -83,8 +86,8 @@ impl BundledSet {
             fetched,
             proof,
         };
-        let set = ProofSet::new(about, body, sums, signature, &package).map_err(unreadable)?;
-        let age = Age { checked: said.checked.min(now), gone: said.gone };
+        let set = ProofSet::new(metadata, body, sums, signature, &package).map_err(unreadable)?;
+        let age = Age { checked: fetch_origin.checked.min(now), gone: fetch_origin.gone };
         if mirror.has_set_or_newer(&package, &set, age, now).map_err(store_failed)? {
             return Ok(None);
         }
@@ -188,12 +191,12 @@ impl Mirror {
         if self.has_set_or_newer(package, set, age, now)? {
             return Ok(None);
         }
-        let held = self.read_set(package)?.map(|held| Arc::unwrap_or_clone(held.stored_set));
-        let predecessor = match held {
+        let stored = self.read_set(package)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
+        let predecessor = match stored {
             None => None,
             // An unsigned set is never kept as the previous one.
-            Some(held) if held.current.proof().how == ProofBasis::Imported => {
-                let before = held.current.document.shasum;
+            Some(stored) if stored.current.proof().how == ProofBasis::Imported => {
+                let before = stored.current.document.shasum;
                 if before != set.document.shasum && !self.is_repacked(package, before)? {
                     tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
                     let detail = imported_differs(before, set.document.shasum);
@@ -201,11 +204,11 @@ impl Mirror {
                 }
                 None
             }
-            Some(held) if set.has_same_files(&held.current) => held.predecessor,
-            Some(held) if default_if_gone(self.store.blobs.is_stored(&held.current.document.shasum))? => {
-                Some((held.current, now))
+            Some(stored) if set.has_same_files(&stored.current) => stored.predecessor,
+            Some(stored) if default_if_gone(self.store.blobs.is_stored(&stored.current.document.shasum))? => {
+                Some((stored.current, now))
             }
-            Some(held) => held.predecessor,
+            Some(stored) => stored.predecessor,
         };
         let kept = StoredProofSet { predecessor, current: Arc::clone(set), age };
         let size_bytes = self.store.records.put(&key, &kept.write(), Durability::Synced)?;
@@ -215,8 +218,8 @@ impl Mirror {
 }
 
 /// True if a URL is a download document URL of the package (PROTOCOL 2.1).
-fn is_document_url_of(said: &FetchOrigin, package: &Package) -> bool {
-    let Some(segments) = said.asked.path_segments() else { return false };
+fn is_document_url_of(fetch_origin: &FetchOrigin, package: &Package) -> bool {
+    let Some(segments) = fetch_origin.asked.path_segments() else { return false };
     let segments: Vec<&str> = segments.collect();
     let Some([namespace, type_, version, "download", os, arch]) = segments.last_chunk::<6>() else { return false };
     let Package { provider, version: stored_version, platform } = package;

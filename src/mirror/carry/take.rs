@@ -94,15 +94,15 @@ impl Mirror {
         how: ApplyOptions,
         clock: Clock,
     ) -> (mpsc::Receiver<ApplyEvent>, JoinHandle<Result<Receipt, ApplyError>>) {
-        let (tell, told) = mpsc::channel(APPLY_STEP_QUEUE);
+        let (sender, receiver) = mpsc::channel(APPLY_STEP_QUEUE);
         let mirror = Arc::clone(self);
         let applying = self.tasks.spawn_blocking(move || {
             mirror.apply(bundle, &how, &clock, &mut |step| {
                 // The bundle is applied even if the receiver is gone.
-                let _ = tell.blocking_send(step);
+                let _ = sender.blocking_send(step);
             })
         });
-        (told, applying)
+        (receiver, applying)
     }
 
     /// Applies a bundle while reading it. Blocks. Everything applied is synced before the receipt is reported. To
@@ -115,7 +115,7 @@ impl Mirror {
         bundle: impl Read,
         how: &ApplyOptions,
         clock: &Clock,
-        tell: &mut dyn FnMut(ApplyEvent),
+        report: &mut dyn FnMut(ApplyEvent),
     ) -> Result<Receipt, ApplyError> {
         let _alone = self.bundle_import_lock.try_lock().map_err(|_| ApplyError::Busy)?;
         self.store.check()?;
@@ -129,9 +129,9 @@ impl Mirror {
         let _stays = self.hold_entries(&manifest);
         self.check_capacity(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
-        tell(ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
-        let (digest, standing) = (opened.digest, opened.signature_status.clone());
-        tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?standing, "a bundle is applied");
+        report(ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
+        let (digest, signature_status) = (opened.digest, opened.signature_status.clone());
+        tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?signature_status, "a bundle is applied");
         let mut taking = BundleApplication {
             mirror: self,
             options: how,
@@ -140,13 +140,13 @@ impl Mirror {
             opened,
             read: ReadProgress::default(),
         };
-        let (entries, mut ended) = taking.apply_entries(&manifest, tell);
+        let (entries, mut ended) = taking.apply_entries(&manifest, report);
         if let Err(error) = self.list_imported_entries(&manifest) {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
         }
-        let is_well = |told: &EntryOutcome| matches!(told.outcome, ApplyOutcome::Applied { .. } | ApplyOutcome::Held);
-        let (signed_by, trusted) = Receipt::signer(&standing);
+        let is_well = |entry: &EntryOutcome| matches!(entry.outcome, ApplyOutcome::Applied { .. } | ApplyOutcome::Held);
+        let (signed_by, trusted) = Receipt::signer(&signature_status);
         let mut receipt = Receipt {
             manifest: digest,
             larder: manifest.larder.clone(),
@@ -159,8 +159,8 @@ impl Mirror {
             entries,
             kept: None,
         };
-        let [applied, held, refused, not_reached] = receipt.counts();
-        tracing::info!(manifest = %digest, applied, held, refused, not_reached, ok = receipt.ok, "a bundle was applied");
+        let [applied, already, refused, not_reached] = receipt.counts();
+        tracing::info!(manifest = %digest, applied, already, refused, not_reached, ok = receipt.ok, "a bundle was applied");
         let written = serde_json::to_vec(&receipt).map_err(|e| StoreError::Index(e.to_string()));
         match written.and_then(|written| self.store.write_receipt(receipt.applied, &digest, &written)) {
             Ok(path) => receipt.kept = Some(path.display().to_string()),
@@ -176,7 +176,7 @@ impl Mirror {
                 tracing::error!(%error, "the h1 hashes of a bundle's archives could not be computed");
             }
         });
-        tell(ApplyEvent::Done { receipt: receipt.clone() });
+        report(ApplyEvent::Done { receipt: receipt.clone() });
         Ok(receipt)
     }
 }
@@ -202,7 +202,7 @@ impl<R: Read> BundleApplication<'_, R> {
     fn apply_entries(
         &mut self,
         manifest: &Manifest,
-        tell: &mut dyn FnMut(ApplyEvent),
+        report: &mut dyn FnMut(ApplyEvent),
     ) -> (Vec<EntryOutcome>, Option<String>) {
         let mut carried = manifest.files().peekable();
         let (mut all, mut ended) = (Vec::new(), None);
@@ -216,7 +216,7 @@ impl<R: Read> BundleApplication<'_, R> {
             while let Some((_, file)) = carried.next_if(|(index, _)| *index == number) {
                 files.insert(file.role);
             }
-            let outcome = match self.apply_entry(entry, &files, tell) {
+            let outcome = match self.apply_entry(entry, &files, report) {
                 Ok(outcome) => outcome,
                 Err(UnreadableRest(reason)) => {
                     ended = Some(format!("{package}: {reason}"));
@@ -226,9 +226,9 @@ impl<R: Read> BundleApplication<'_, R> {
             if let ApplyOutcome::Refused { why: reason } = &outcome {
                 tracing::error!(what = %package, reason, "an entry of a bundle was refused");
             }
-            let told = EntryOutcome { package, outcome };
-            tell(ApplyEvent::Entry(told.clone()));
-            all.push(told);
+            let entry_outcome = EntryOutcome { package, outcome };
+            report(ApplyEvent::Entry(entry_outcome.clone()));
+            all.push(entry_outcome);
         }
         if ended.is_none() {
             ended = self.finish();
@@ -249,7 +249,7 @@ impl<R: Read> BundleApplication<'_, R> {
         &mut self,
         entry: &BundleEntry,
         carried: &HashSet<FileRole>,
-        tell: &mut dyn FnMut(ApplyEvent),
+        report: &mut dyn FnMut(ApplyEvent),
     ) -> Result<ApplyOutcome, UnreadableRest> {
         let mut small = SmallFiles::default();
         let mut flaw: Option<String> = None;
@@ -259,7 +259,7 @@ impl<R: Read> BundleApplication<'_, R> {
                 FileRole::Archive => archive = Some(file),
                 _ if carried.contains(&file.role) => {
                     let mut bytes = Vec::new();
-                    let content = self.read(&file, tell, |piece| bytes.extend_from_slice(piece));
+                    let content = self.read(&file, report, |piece| bytes.extend_from_slice(piece));
                     let content = content.map_err(|broke| broke.after(flaw.as_ref()))?;
                     flaw = flaw.or_else(|| digest_mismatch(&file, content));
                     if content == DigestCheck::Matches {
@@ -274,7 +274,7 @@ impl<R: Read> BundleApplication<'_, R> {
             }
         }
         let now = self.clock.now();
-        let judged = match flaw {
+        let update = match flaw {
             Some(reason) => Err(reason),
             None => {
                 let judging = EntryCriteria {
@@ -286,7 +286,7 @@ impl<R: Read> BundleApplication<'_, R> {
             }
         };
         let Some(archive) = archive else {
-            return Ok(outcome(judged.and_then(|judged| judged.commit_without_archive(self.mirror, now))));
+            return Ok(outcome(update.and_then(|update| update.commit_without_archive(self.mirror, now))));
         };
         if !carried.contains(&FileRole::Archive) {
             let missing = || match archive.left_out {
@@ -297,11 +297,11 @@ impl<R: Read> BundleApplication<'_, R> {
                 ),
                 false => self.shared.refusal(&archive),
             };
-            let taken = judged.and_then(|judged| judged.commit_with_stored_archive(self.mirror, missing, now));
+            let taken = update.and_then(|update| update.commit_with_stored_archive(self.mirror, missing, now));
             return Ok(outcome(taken));
         }
-        let mut incoming = judged.and_then(|judged| judged.into_incoming(self.mirror, &archive.file));
-        let content = self.read(&archive, tell, |piece| {
+        let mut incoming = update.and_then(|update| update.into_incoming(self.mirror, &archive.file));
+        let content = self.read(&archive, report, |piece| {
             // The bytes of a refused or stored archive are read and discarded.
             let Ok(IncomingArchive::Staged(staged)) = &mut incoming else { return };
             if let Err(reason) = staged.append(piece)
@@ -327,7 +327,7 @@ impl<R: Read> BundleApplication<'_, R> {
     fn read(
         &mut self,
         file: &EntryFile,
-        tell: &mut dyn FnMut(ApplyEvent),
+        report: &mut dyn FnMut(ApplyEvent),
         mut take: impl FnMut(&[u8]),
     ) -> Result<DigestCheck, UnreadableRest> {
         let read = &mut self.read;
@@ -336,7 +336,7 @@ impl<R: Read> BundleApplication<'_, R> {
             read.bytes = read.bytes.saturating_add(piece.len() as u64);
             if read.bytes - read.reported >= PROGRESS_BYTES {
                 read.reported = read.bytes;
-                tell(ApplyEvent::Read { bytes: read.bytes });
+                report(ApplyEvent::Read { bytes: read.bytes });
             }
             Ok::<_, BadBundle>(())
         });

@@ -275,12 +275,12 @@ impl Alarms {
             return Vec::new();
         }
         self.change(address, |entry| {
-            let meant: Vec<AlarmSubject> =
+            let resolved: Vec<AlarmSubject> =
                 entry.alarms.keys().filter(|subject| event.resolves(subject)).cloned().collect();
-            for subject in &meant {
+            for subject in &resolved {
                 entry.alarms.remove(subject);
             }
-            (!meant.is_empty(), meant)
+            (!resolved.is_empty(), resolved)
         })
     }
 
@@ -318,14 +318,14 @@ impl Alarms {
     /// Changes the alarms of an address and saves them if `change` returns true.
     fn change<T>(&self, address: &Address, change: impl FnOnce(&mut AlarmsOfAddress) -> (bool, T)) -> T {
         let _changing = self.change_locks[self.hasher.hash_one(address) as usize % self.change_locks.len()].lock();
-        let (record, said) = {
+        let (record, returned) = {
             let mut raised = self.raised.lock();
             let entry = raised.entry(address.clone()).or_default();
-            let (is_to_save, said) = change(entry);
+            let (is_to_save, returned) = change(entry);
             if !is_to_save {
-                return said;
+                return returned;
             }
-            (entry.written(), said)
+            (entry.written(), returned)
         };
         let is_saved = self.save(address, record.as_ref());
         let mut raised = self.raised.lock();
@@ -335,7 +335,7 @@ impl Alarms {
         if record.is_none() && is_saved {
             raised.remove(address);
         }
-        said
+        returned
     }
 
     fn save(&self, address: &Address, record: Option<&AlarmsRecord>) -> bool {

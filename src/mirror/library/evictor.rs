@@ -89,9 +89,9 @@ impl Evictor {
 
     /// Requests a pass, without waiting. Returns the number of the request.
     pub(in crate::mirror) fn request_pass(&self) -> u64 {
-        let asked = self.last_request.fetch_add(1, Ordering::SeqCst) + 1;
+        let request = self.last_request.fetch_add(1, Ordering::SeqCst) + 1;
         self.requested.notify_one();
-        asked
+        request
     }
 
     /// Requests a pass, and waits until there is `enough` space or a pass that began after the request has ended.
@@ -100,14 +100,14 @@ impl Evictor {
     /// The error of that pass.
     pub(in crate::mirror) async fn make_room(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
         let mut passes = self.passes.subscribe();
-        let asked = self.request_pass();
+        let request = self.request_pass();
         loop {
             if enough() {
                 return Ok(());
             }
             {
                 let passes = passes.borrow_and_update();
-                if passes.ended >= asked {
+                if passes.ended >= request {
                     return passes.failed.clone().map_or(Ok(()), Err);
                 }
             }
@@ -118,17 +118,17 @@ impl Evictor {
 
     /// Waits until every pass requested so far has ended.
     pub(in crate::mirror) async fn wait_idle(&self) {
-        let asked = self.last_request.load(Ordering::SeqCst);
+        let request = self.last_request.load(Ordering::SeqCst);
         // The sender lives in `self`, so this cannot fail.
-        let _ = self.passes.subscribe().wait_for(|passes| passes.ended >= asked).await;
+        let _ = self.passes.subscribe().wait_for(|passes| passes.ended >= request).await;
     }
 
     /// Waits for a request, and returns its number. One pass answers all requests up to it.
     pub(in crate::mirror) async fn next_request(&self) -> u64 {
         loop {
-            let asked = self.last_request.load(Ordering::SeqCst);
-            if asked > self.passes.borrow().ended {
-                return asked;
+            let request = self.last_request.load(Ordering::SeqCst);
+            if request > self.passes.borrow().ended {
+                return request;
             }
             self.requested.notified().await;
         }
@@ -140,7 +140,7 @@ impl Evictor {
     }
 
     /// Reports the end of a pass to the requests up to `asked`.
-    pub(in crate::mirror) fn finish_pass(&self, asked: u64, failed: Option<StoreError>) {
-        self.passes.send_replace(EvictionProgress { ended: asked, failed });
+    pub(in crate::mirror) fn finish_pass(&self, request: u64, failed: Option<StoreError>) {
+        self.passes.send_replace(EvictionProgress { ended: request, failed });
     }
 }

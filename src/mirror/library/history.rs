@@ -275,8 +275,8 @@ impl ProviderHistories {
             let now: std::collections::BTreeSet<&Version> = versions.iter().collect();
             listed.versions.retain(|version, _| now.contains(version));
         }
-        let room = MAX_VERSIONS.saturating_sub(listed.versions.len());
-        listed.versions.extend(new.into_iter().take(room).map(|version| (version.clone(), now)));
+        let free_records = MAX_VERSIONS.saturating_sub(listed.versions.len());
+        listed.versions.extend(new.into_iter().take(free_records).map(|version| (version.clone(), now)));
         self.put_with(&key, &listed, Durability::Lazy)
     }
 
@@ -381,14 +381,14 @@ impl ProviderHistories {
         provider: &ProviderAddress,
         version: &Version,
     ) -> Result<VersionHistory, StoreError> {
-        let mut told = Vec::new();
+        let mut sets = Vec::new();
         for platform in self.store.records.platforms_with_sets(provider, version)? {
             let package = Package { provider: provider.clone(), version: version.clone(), platform };
             for set in self.stored_sets(&package)? {
-                told.extend(set.checksums().map(|sums| (package.clone(), set, sums)));
+                sets.extend(set.checksums().map(|sums| (package.clone(), set, sums)));
             }
         }
-        let observations: Vec<_> = told.iter().map(|(package, set, sums)| observation(package, set, sums)).collect();
+        let observations: Vec<_> = sets.iter().map(|(package, set, sums)| observation(package, set, sums)).collect();
         Ok(VersionHistory::from_stored_sets(&observations))
     }
 
@@ -396,8 +396,8 @@ impl ProviderHistories {
     /// left out.
     fn stored_sets(&self, package: &Package) -> Result<Vec<Arc<ProofSet>>, StoreError> {
         let Some(record) = self.store.records.get(&Key::ProofSet(package.clone()))? else { return Ok(Vec::new()) };
-        let Some(kept) = StoredProofSet::read(record, package) else { return Ok(Vec::new()) };
-        let sets = kept.predecessor.map(|(set, _)| set).into_iter().chain([kept.current]);
+        let Some(record_set) = StoredProofSet::read(record, package) else { return Ok(Vec::new()) };
+        let sets = record_set.predecessor.map(|(set, _)| set).into_iter().chain([record_set.current]);
         Ok(sets.filter(|set| set.proof().how != ProofBasis::Imported).collect())
     }
 

@@ -111,35 +111,36 @@ pub(in crate::mirror) struct NameRecord {
 
 impl NameRecord {
     /// Adds an archive as the last one stored. The same bytes are listed once.
-    pub(in crate::mirror) fn put(&mut self, mut held: StoredArchive) {
-        if let Some(before) = self.get(&held.digest).map(StoredArchive::first_stored).filter(|first| *first < held.kept)
+    pub(in crate::mirror) fn put(&mut self, mut archive: StoredArchive) {
+        if let Some(before) =
+            self.get(&archive.digest).map(StoredArchive::first_stored).filter(|first| *first < archive.kept)
         {
-            held.first_kept = Some(before);
+            archive.first_kept = Some(before);
         }
-        self.archives.retain(|before| before.digest != held.digest);
-        self.archives.push(held);
+        self.archives.retain(|before| before.digest != archive.digest);
+        self.archives.push(archive);
     }
 
     pub(in crate::mirror) fn get(&self, digest: &Digest) -> Option<&StoredArchive> {
-        self.archives.iter().find(|held| held.digest == *digest)
+        self.archives.iter().find(|archive| archive.digest == *digest)
     }
 
     /// True if any archive was imported without signatures.
     pub(in crate::mirror) fn is_imported(&self) -> bool {
-        self.archives.iter().any(|held| held.proof.how == ProofBasis::Imported)
+        self.archives.iter().any(|archive| archive.proof.how == ProofBasis::Imported)
     }
 
     /// The index entry of the name.
     pub(super) fn indexed(&self) -> IndexedName {
-        let listed = |held: &StoredArchive| ListedArchive {
-            digest: held.digest,
-            lacks_hashes: held.hashes == PackageHashState::NotYet,
+        let listed = |archive: &StoredArchive| ListedArchive {
+            digest: archive.digest,
+            lacks_hashes: archive.hashes == PackageHashState::NotYet,
         };
         let archives = self.archives.iter().map(listed).collect();
         IndexedName { pinned: self.pinned, imported: self.is_imported(), archives }
     }
 
     pub(in crate::mirror) fn find(&self, prefix: &DigestPrefix) -> Option<&StoredArchive> {
-        self.archives.iter().find(|held| prefix.matches(&held.digest))
+        self.archives.iter().find(|archive| prefix.matches(&archive.digest))
     }
 }

@@ -115,16 +115,16 @@ fn accepted(subject: &AlarmSubject, scope: AcceptScope, found: &BTreeMap<Version
     if here.is_some_and(AcceptedFinding::is_withdrawn) {
         return true;
     }
-    let mut meant = match scope {
+    let mut accepted = match scope {
         AcceptScope::Provider if kind.concerns_provider() => found.values().collect::<Vec<_>>(),
         _ => here.into_iter().collect(),
     }
     .into_iter();
     match part {
         AlarmPart::Platform(platform) => {
-            meant.any(|found| found.accepted.contains_key(platform) || found.gone.contains(platform))
+            accepted.any(|found| found.accepted.contains_key(platform) || found.gone.contains(platform))
         }
-        AlarmPart::Key(key) => meant.any(|found| found.is_signed_by(key)),
-        AlarmPart::Whole => meant.any(|found| !found.accepted.is_empty()),
+        AlarmPart::Key(key) => accepted.any(|found| found.is_signed_by(key)),
+        AlarmPart::Whole => accepted.any(|found| !found.accepted.is_empty()),
     }
 }

@@ -27,8 +27,8 @@ impl Mirror {
         let mut accepted = Vec::new();
         for key in packages {
             let package = ModulePackage { module: module.clone(), version: key.version.clone() };
-            let ruling = match self.accept_package(&package, &key, call).await {
-                Ok(ruling) => ruling,
+            let outcome = match self.accept_package(&package, &key, call).await {
+                Ok(outcome) => outcome,
                 Err(error @ Error::NotFound(_))
                     if self.resolve_alarms_async(super::RESOLVED_BY_ACCEPT, &key.module, &key.version).await? > 0 =>
                 {
@@ -36,7 +36,7 @@ impl Mirror {
                 }
                 Err(error) => AcceptOutcome::Failed { error: error.to_string() },
             };
-            accepted.push(AcceptResult { package: (&key).into(), ruling });
+            accepted.push(AcceptResult { package: (&key).into(), ruling: outcome });
         }
         Ok(accepted)
     }
@@ -71,16 +71,16 @@ impl Mirror {
     ) -> Result<AcceptOutcome, Error> {
         // Refetches the location even if the cached one is fresh.
         let age = self.location(package, call).await?.value.age();
-        let landed = self.fetch_location_now(package, Some(age), call).await?;
-        if landed.age.gone {
+        let fetched = self.fetch_location_now(package, Some(age), call).await?;
+        if fetched.age.gone {
             return Err(Error::NotFound(format!("upstream no longer has {package}")));
         }
-        let said = landed.value.as_location(package)?;
+        let location = fetched.value.as_location(package)?;
         let owned_key = key.clone();
         let recalled = self.on_disk(move |mirror| seen::read_first_seen(mirror, &owned_key)).await?;
         let was_seen = recalled != FirstSeenLookup::Never;
         let before = recalled.seen().map(|seen| seen.pinned);
-        if let PackageSource::Unsupported(source) = &said.located.source
+        if let PackageSource::Unsupported(source) = &location.located.source
             && was_seen
         {
             let (owned_key, kind, now) = (key.clone(), source.kind_name(), call.now);
@@ -95,8 +95,10 @@ impl Mirror {
             tracing::warn!(%package, kind, "accepted by the operator: clients fetch it directly from now on");
             return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: kind.to_owned() });
         }
-        let held = self.fill_module(package, key, TreeExpectation::Accepted, call).await?;
-        let Some(now) = held.proof.how.tree() else { return Err(Error::Interrupted(format!("accepting {package}"))) };
+        let archive = self.fill_module(package, key, TreeExpectation::Accepted, call).await?;
+        let Some(now) = archive.proof.how.tree() else {
+            return Err(Error::Interrupted(format!("accepting {package}")));
+        };
         if before.as_ref().is_some_and(|before| before.matches_archive(now)) {
             return Ok(AcceptOutcome::NothingToAccept);
         }

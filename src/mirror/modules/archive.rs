@@ -59,7 +59,7 @@ impl Mirror {
         digest: Option<&DigestPrefix>,
         call: &RequestContext,
     ) -> Result<Option<Archive>, Error> {
-        let held = match digest {
+        let stored_archive = match digest {
             None => self.stored_module(key).await?,
             Some(prefix) => {
                 let (artifact, prefix) = (Artifact::Module(key.clone()), *prefix);
@@ -67,8 +67,8 @@ impl Mirror {
                     .await?
             }
         };
-        let Some(held) = held else { return Ok(None) };
-        match self.open_stored(key, &held, call).await? {
+        let Some(stored_archive) = stored_archive else { return Ok(None) };
+        match self.open_stored(key, &stored_archive, call).await? {
             OpenOutcome::Checked(archive) => Ok(Some(archive)),
             OpenOutcome::Missing | OpenOutcome::Damaged => Ok(None),
         }

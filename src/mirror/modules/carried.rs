@@ -49,16 +49,16 @@ impl Mirror {
         digest: Option<Digest>,
     ) -> Result<Option<StoredModule>, StoreError> {
         let seen = seen::read_first_seen(self, package)?.seen();
-        for held in self.catalog.name(package)?.archives.into_iter().rev() {
-            let Some(packed) = held.proof.how.tree().cloned() else { continue };
-            let is_it = digest.is_none_or(|digest| digest == held.digest);
+        for archive in self.catalog.name(package)?.archives.into_iter().rev() {
+            let Some(packed) = archive.proof.how.tree().cloned() else { continue };
+            let is_it = digest.is_none_or(|digest| digest == archive.digest);
             let is_pinned = seen.as_ref().is_none_or(|seen| seen.pinned.matches_archive(&packed));
             if !is_it || !is_pinned {
                 continue;
             }
-            if let Some(blob) = self.store.blobs.get(&held.digest)? {
-                let first_seen = seen.as_ref().map_or(held.kept, |seen| seen.first_seen);
-                return Ok(Some(StoredModule { archive: held, packed, size_bytes: blob.size_bytes(), first_seen }));
+            if let Some(blob) = self.store.blobs.get(&archive.digest)? {
+                let first_seen = seen.as_ref().map_or(archive.kept, |seen| seen.first_seen);
+                return Ok(Some(StoredModule { archive, packed, size_bytes: blob.size_bytes(), first_seen }));
             }
         }
         Ok(None)
@@ -78,7 +78,7 @@ impl BundledModule {
     ) -> Result<Option<Self>, String> {
         let (package, now) = (entry.package(), judging.now);
         let key = mirror.config().key_of_package(&package);
-        let said = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
+        let located = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
         if let Some(subdir) = &entry.subdir {
             // Part of a location, which is sent as a header.
             let is_one = subdir.bytes().all(|byte| byte.is_ascii_graphic()) && !subdir.contains(['?', '#']);
@@ -87,7 +87,7 @@ impl BundledModule {
                 .filter(|path| is_one && !path.is_root())
                 .ok_or("its subdir is not a path")?;
         }
-        drop(subdir_in_archive(&package, said.located.subdir.as_ref()).map_err(|e| e.to_string())?);
+        drop(subdir_in_archive(&package, located.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_held = || -> Result<bool, StoreError> {
             let is_there = default_if_gone(mirror.store.blobs.is_stored(&entry.archive.sha256))?
                 && mirror.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
@@ -99,7 +99,7 @@ impl BundledModule {
         if is_held().map_err(store_failed)? {
             return Ok(None);
         }
-        let sighting = PinnedTree {
+        let pinned_tree = PinnedTree {
             tree: entry.tree,
             commit: entry.commit.clone(),
             packer: entry.packer,
@@ -110,7 +110,7 @@ impl BundledModule {
         };
         let (archive, origin) = (entry.archive.sha256, entry.origin.clone());
         let is_accepted = judging.is_accepted(mirror, &Artifact::Module(key.clone()));
-        Ok(Some(Self { package, key, location, archive, origin, pinned_tree: sighting, is_accepted }))
+        Ok(Some(Self { package, key, location, archive, origin, pinned_tree, is_accepted }))
     }
 
     pub(in crate::mirror) fn digest(&self) -> Digest {
@@ -132,16 +132,16 @@ impl BundledModule {
         }
         let StagedBundleArchive { fast, size_bytes, .. } = arrived;
         let Self { package, key, location, archive: digest, origin, pinned_tree: sighting, is_accepted } = self;
-        let judged = if is_accepted {
+        let comparison = if is_accepted {
             seen::accept(mirror, &key, sighting.clone()).map(|_| TreeComparison::Consistent)
         } else {
             seen::compare_and_record(mirror, &key, sighting.clone())
         };
-        let is_right = match judged {
-            Ok(judged) => {
+        let is_right = match comparison {
+            Ok(comparison) => {
                 // Not `larder accept`: that would ask upstream, but the tree is in the bundle.
                 let accepting = format!("`larder bundle apply` with `--accept {key}`");
-                let seen = mirror.require_pinned_tree(&package, &key, &sighting, judged, &accepting);
+                let seen = mirror.require_pinned_tree(&package, &key, &sighting, comparison, &accepting);
                 seen.map_err(|e| e.to_string())
             }
             Err(reason) => Err(store_failed(reason)),
@@ -155,7 +155,7 @@ impl BundledModule {
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(super::fill::ARCHIVE_FILE_NAME).map_err(|e| e.to_string())?;
         let hashes = PackageHashState::NotYet;
-        let held = StoredArchive {
+        let archive = StoredArchive {
             digest,
             fast,
             filename,
@@ -173,7 +173,7 @@ impl BundledModule {
             let location_key = Key::ModuleLocation(key.clone());
             mirror.replace_document(&location_key, location, now, Durability::Synced, |_, coming| Ok(coming))?;
             mirror.catalog.change_name(Artifact::Module(key.clone()), |name| {
-                name.put(held.clone());
+                name.put(archive.clone());
             })
         };
         commit().map_err(store_failed)?;

@@ -37,14 +37,14 @@ impl StageNames {
     /// concurrently.
     fn reserve(&self, name: &str) -> StageName {
         let mut taken = self.0.lock();
-        let mut mine = name.to_owned();
+        let mut reserved = name.to_owned();
         for number in 1_u64.. {
-            if taken.insert(mine.clone()) {
+            if taken.insert(reserved.clone()) {
                 break;
             }
-            mine = format!("{name}~{number}");
+            reserved = format!("{name}~{number}");
         }
-        StageName { name: mine, names: self.clone() }
+        StageName { name: reserved, names: self.clone() }
     }
 }
 
@@ -86,8 +86,8 @@ impl<'a> SourceDownload<'a> {
     /// URL.
     pub(super) async fn run(mut self, subject: &str) -> Result<DownloadedSource, Error> {
         let name = FastHash::of(format!("{subject} {}", self.ask.url).as_bytes()).to_string();
-        let mine = self.mirror.stage_names.reserve(&format!("module~{}", &name[..32]));
-        let name = mine.name.as_str();
+        let reserved = self.mirror.stage_names.reserve(&format!("module~{}", &name[..32]));
+        let name = reserved.name.as_str();
         let mut staged = self.stage(name).await?;
         if !is_resumable(&staged) {
             staged = self.start_over(staged, name).await?;
@@ -148,12 +148,12 @@ impl<'a> SourceDownload<'a> {
             }
         }
         let validators = validators(&staged);
-        Ok(DownloadedSource { staged, validators, name: mine })
+        Ok(DownloadedSource { staged, validators, name: reserved })
     }
 
-    async fn incoming(&self, from: u64, held: &Validators) -> Result<IncomingFile, Error> {
+    async fn incoming(&self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
         let limit = self.mirror.limits.stall;
-        match timeout(limit, self.outbound.file(self.ask, from, held)).await {
+        match timeout(limit, self.outbound.file(self.ask, from, validators)).await {
             Ok(answered) => Ok(answered?),
             Err(_) => {
                 let fault = Fault::Slow(format!("no first byte within {} s", limit.as_secs()));

@@ -98,31 +98,31 @@ impl<'a> SourceFetch<'a> {
         mirror: &'a Arc<Mirror>,
         package: &'a ModulePackage,
         call: &'a RequestContext,
-        room: &'a mut Reservation,
+        reservation: &'a mut Reservation,
     ) -> Result<Self, Error> {
         let upstream = Arc::clone(call.upstream(&package.module.host)?);
         // The service's origin is resolved again: it may have changed since the location was fetched.
-        let grant = match mirror
+        let credential_scope = match mirror
             .resolve_service(Service::Modules, &upstream, DiscoveryTrust::InAny, &mirror.flight_context(call))
             .await
         {
-            Ok((_, grant)) => grant,
+            Ok((_, credential_scope)) => credential_scope,
             Err(_) => upstream.credential_scope.clone(),
         };
-        Ok(Self { mirror, package, upstream, credential_scope: grant, call, reservation: room })
+        Ok(Self { mirror, package, upstream, credential_scope, call, reservation })
     }
 
     /// Fetches the tree that a location leads to.
-    pub(super) async fn tree(mut self, said: &LocationDocument) -> Result<FetchedTree, FetchTreeError> {
-        let LocatedSource { mut source, mut subdir } = said.located.clone();
+    pub(super) async fn tree(mut self, location: &LocationDocument) -> Result<FetchedTree, FetchTreeError> {
+        let LocatedSource { mut source, mut subdir } = location.located.clone();
         for _ in 0..=MAX_PAGES {
             match source {
                 PackageSource::Git(_) | PackageSource::Archive(_) => return self.fetched(&source, subdir).await,
                 PackageSource::Unsupported(unsupported) => {
                     let host = unsupported.host().unwrap_or_else(|| "an unknown host".to_owned());
                     let reason = format!("names {} at {host}, which larder cannot fetch", unsupported.kind_name());
-                    let by = self.package.module.host.to_string();
-                    return Err(self.failed(by, Fault::Unusable(reason)).into());
+                    let registry_host = self.package.module.host.to_string();
+                    return Err(self.failed(registry_host, Fault::Unusable(reason)).into());
                 }
                 PackageSource::Indirect(page) => {
                     let inner = self.page(&page).await?;
@@ -155,8 +155,8 @@ impl<'a> SourceFetch<'a> {
 
     /// Fetches a page and reads the source that it names.
     async fn page(&self, page: &Url) -> Result<LocatedSource, FetchTreeError> {
-        let asked = self.call.config.outbound.document(self.ask(page, &self.what()), None, MAX_PAGE_BYTES).await;
-        let Fetched::New(document) = asked.map_err(location_fault)? else {
+        let fetched = self.call.config.outbound.document(self.ask(page, &self.what()), None, MAX_PAGE_BYTES).await;
+        let Fetched::New(document) = fetched.map_err(location_fault)? else {
             return Err(self.failed(origin(page), Fault::Unusable("304 to an unconditional request".into())).into());
         };
         let unusable = |reason: String| self.failed(origin(page), Fault::Unusable(reason));
@@ -251,8 +251,8 @@ impl<'a> SourceFetch<'a> {
             }
             reason => {
                 self.mirror.counters.count_unproven(&self.package.module.host, REFUSED_TREE);
-                let asked = format!("{} from {origin}", self.what());
-                Error::Unverified { subject: asked, verdict: reason.to_string() }
+                let subject = format!("{} from {origin}", self.what());
+                Error::Unverified { subject, verdict: reason.to_string() }
             }
         }
     }
@@ -267,7 +267,7 @@ pub(super) fn git_ask<'a>(ask: UpstreamRequest<'a>, source: &'a GitSource) -> Gi
 fn ask_for<'a>(
     mirror: &Arc<Mirror>,
     upstream: &'a Upstream,
-    grant: &'a CredentialScope,
+    credential_scope: &'a CredentialScope,
     call: &'a RequestContext,
     url: &'a Url,
     subject: &'a str,
@@ -278,7 +278,7 @@ fn ask_for<'a>(
         label: subject,
         url,
         upstream: &upstream.settings.host,
-        credentials: grant,
+        credentials: credential_scope,
         via,
         retries: RETRIES,
         priority: *priority,

@@ -64,8 +64,8 @@ impl Mirror {
             let (mirror, package, call) = (Arc::clone(self), package.clone(), self.flight_context(call));
             let work = async move {
                 // A fill may have finished just before this one started.
-                if let Some(held) = mirror.stored_module(&key).await? {
-                    return Ok(held);
+                if let Some(archive) = mirror.stored_module(&key).await? {
+                    return Ok(archive);
                 }
                 let filled = mirror.fill_module(&package, &key, TreeExpectation::Pinned, &call).await;
                 if let Err(error) = &filled {
@@ -93,16 +93,16 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
         let _under_way = FillGauge::new(&self.counters.fills);
-        let mut room = FIRST_EVICTION_BYTES;
+        let mut reserved_bytes = FIRST_EVICTION_BYTES;
         let filled = loop {
             match self.try_to_fill_module(package, key, believing, call).await {
-                Err(Error::Store(full)) if full.is_full() && room <= MAX_EVICTION_BYTES => {
+                Err(Error::Store(full)) if full.is_full() && reserved_bytes <= MAX_EVICTION_BYTES => {
                     // The size needed is unknown in advance, so each retry evicts eight times as much.
-                    let bytes = room;
+                    let bytes = reserved_bytes;
                     if let Err(reason) = self.on_disk(move |mirror| mirror.free_more_disk_space(bytes, &full)).await {
                         break Err(reason);
                     }
-                    room = room.saturating_mul(8);
+                    reserved_bytes = reserved_bytes.saturating_mul(8);
                 }
                 filled => break filled,
             }
@@ -135,18 +135,18 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<PackedArchive, Error> {
         // A separate reservation per fill, released when the archive is packed.
-        let mut room = self.reservation();
-        let said = self.location(package, call).await?.value.as_location(package)?;
-        let fetched = match SourceFetch::new(self, package, call, &mut room).await?.tree(&said).await {
+        let mut reservation = self.reservation();
+        let location = self.location(package, call).await?.value.as_location(package)?;
+        let fetched = match SourceFetch::new(self, package, call, &mut reservation).await?.tree(&location).await {
             Err(FetchTreeError::StaleLocation(error)) => {
                 tracing::warn!(%package, %error, "a location's source was refused; the location is fetched again");
-                let said = self.refetch_location(package, said.age, call).await?;
-                let fetched = SourceFetch::new(self, package, call, &mut room).await?.tree(&said).await;
-                (fetched.map_err(FetchTreeError::error)?, said)
+                let location = self.refetch_location(package, location.age, call).await?;
+                let fetched = SourceFetch::new(self, package, call, &mut reservation).await?.tree(&location).await;
+                (fetched.map_err(FetchTreeError::error)?, location)
             }
-            fetched => (fetched.map_err(FetchTreeError::error)?, said),
+            fetched => (fetched.map_err(FetchTreeError::error)?, location),
         };
-        let (fetched, said) = fetched;
+        let (fetched, location) = fetched;
         // The archive may be larger than the tree, because links become copies.
         let (fetched, resolved) = self
             .on_disk(move |_| {
@@ -155,13 +155,13 @@ impl Mirror {
             })
             .await?;
         if let Ok(bytes) = resolved {
-            self.reserve(&mut room, bytes).await?;
+            self.reserve(&mut reservation, bytes).await?;
         }
         // A separate staging file: an `accept` and a client's fill of one version may run concurrently.
         static PACKED: AtomicU64 = AtomicU64::new(0);
         let name = format!("packed~{}", PACKED.fetch_add(1, Ordering::Relaxed));
         let (owned_package, now) = (package.clone(), self.flight_context(call).now);
-        self.on_disk(move |mirror| pack_into_stage(mirror, &owned_package, &name, fetched, &said, now)).await?
+        self.on_disk(move |mirror| pack_into_stage(mirror, &owned_package, &name, fetched, &location, now)).await?
     }
 
     pub(super) async fn refetch_location(
@@ -186,9 +186,9 @@ impl Mirror {
         let PackedArchive { staged, pinned_tree: sighting, origin } = packed;
         match believing {
             TreeExpectation::Pinned => {
-                let judged = seen::compare_and_record(self, key, sighting.clone())?;
+                let comparison = seen::compare_and_record(self, key, sighting.clone())?;
                 let accepting = format!("`larder accept {key}`");
-                if let Err(refused) = self.require_pinned_tree(package, key, &sighting, judged, &accepting) {
+                if let Err(refused) = self.require_pinned_tree(package, key, &sighting, comparison, &accepting) {
                     staged.discard()?;
                     return Ok(Err(refused));
                 }
@@ -208,7 +208,7 @@ impl Mirror {
         let proof = Proof { how, warnings: Vec::new() };
         let filename = FileName::parse(ARCHIVE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?;
         let hashes = PackageHashState::NotYet;
-        let held = StoredArchive {
+        let archive = StoredArchive {
             digest,
             fast,
             filename,
@@ -226,7 +226,7 @@ impl Mirror {
             self.checked_archives.lock().insert(digest);
             let named = self.catalog.change_name(Artifact::Module(key.clone()), |name| {
                 // A replaced archive remains for clients that got its digest; it is no longer current.
-                name.put(held.clone());
+                name.put(archive.clone());
             });
             // Indexed even if naming failed: eviction can only remove archives that are in the index.
             self.store.index.archive_stored(&digest, size_bytes, now);
@@ -234,7 +234,7 @@ impl Mirror {
         }
         self.bump_module_revision(&key.module);
         self.enforce_size_limit();
-        Ok(Ok(held))
+        Ok(Ok(archive))
     }
 
     /// Refuses a tree that differs from the pinned one, or whose record is lost, and raises an alarm (DESIGN 6).
@@ -247,12 +247,12 @@ impl Mirror {
         package: &ModulePackage,
         key: &ModulePackage,
         now: &PinnedTree,
-        judged: TreeComparison,
+        comparison: TreeComparison,
         accepting: &str,
     ) -> Result<(), Error> {
         let PinnedTree { tree, commit, .. } = now;
         let commit = commit.as_deref().unwrap_or("none");
-        let (verdict, kind, detail) = match judged {
+        let (verdict, kind, detail) = match comparison {
             TreeComparison::Consistent => return Ok(()),
             TreeComparison::Moved { pinned } => {
                 tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a module version again, with a tree other than the first-seen one; it is not served until it is accepted");
@@ -287,7 +287,7 @@ fn pack_into_stage(
     package: &ModulePackage,
     name: &str,
     fetched: FetchedTree,
-    said: &LocationDocument,
+    location: &LocationDocument,
     now: Timestamp,
 ) -> Result<Result<PackedArchive, Error>, StoreError> {
     // Leftovers of an earlier run are discarded: packing again takes only a moment.
@@ -312,23 +312,23 @@ fn pack_into_stage(
         Err(reason) => {
             staged.discard()?;
             mirror.counters.count_unproven(&package.module.host, REFUSED_TREE);
-            let asked = format!("the package of {package} from {}", fetched.origin);
-            return Ok(Err(Error::Unverified { subject: asked, verdict: reason.to_string() }));
+            let subject = format!("the package of {package} from {}", fetched.origin);
+            return Ok(Err(Error::Unverified { subject, verdict: reason.to_string() }));
         }
     };
     for note in notes {
         tracing::warn!(%package, note, "a part of a module's repository was left out of its archive");
     }
-    let sighting = PinnedTree {
+    let pinned_tree = PinnedTree {
         tree,
         commit: fetched.commit,
         packer: PACKER,
-        source: said.digest,
+        source: location.digest,
         subdir: fetched.subdir.clone(),
         validators: fetched.validators,
         at: now,
     };
-    Ok(Ok(PackedArchive { staged, pinned_tree: sighting, origin: fetched.origin }))
+    Ok(Ok(PackedArchive { staged, pinned_tree, origin: fetched.origin }))
 }
 
 /// Writes to a staging file and keeps the store error, which [`io::Error`] would hide.

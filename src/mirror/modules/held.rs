@@ -15,7 +15,7 @@ impl Mirror {
     pub(in crate::mirror) fn location_is_gone(&self, package: &ModulePackage) -> bool {
         // An unreadable location counts as not deleted: the archive can be fetched again.
         let record = self.store.records.get(&Key::ModuleLocation(package.clone())).ok().flatten();
-        record.and_then(StoredDocument::read).is_some_and(|kept| kept.metadata.gone)
+        record.and_then(StoredDocument::read).is_some_and(|document| document.metadata.gone)
     }
 
     /// The current archive of a version, if one with the pinned tree is stored.
@@ -38,13 +38,13 @@ impl Mirror {
         }
         // An unreadable record does not hide a stored archive.
         let seen = seen::read_first_seen(self, key).ok().and_then(FirstSeenLookup::seen);
-        for held in name.archives.into_iter().rev() {
-            let is_pinned = match (&seen, held.proof.how.tree()) {
+        for archive in name.archives.into_iter().rev() {
+            let is_pinned = match (&seen, archive.proof.how.tree()) {
                 (Some(seen), Some(packed)) => seen.pinned.matches_archive(packed),
                 (None, _) | (_, None) => true,
             };
-            if is_pinned && default_if_gone(self.store.blobs.is_stored(&held.digest))? {
-                return Ok(Some(held));
+            if is_pinned && default_if_gone(self.store.blobs.is_stored(&archive.digest))? {
+                return Ok(Some(archive));
             }
         }
         Ok(None)

@@ -52,60 +52,61 @@ impl Mirror {
         let key = call.config.key_of_package(package);
         if self.connectivity() == Connectivity::Offline
             && self.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none()
-            && let Some(held) = self.stored_module(&key).await?
+            && let Some(archive) = self.stored_module(&key).await?
         {
             // A bundle or another import stored the archive without its location.
             let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
             return Ok(Answer {
-                value: local_location(package, Some(&held)),
+                value: local_location(package, Some(&archive)),
                 outcome: Outcome::Stale,
                 fresh_until,
-                checked: held.kept,
+                checked: archive.kept,
             });
         }
         let answer = match self.location(package, call).await {
             Ok(answer) => answer,
             Err(error) => return self.location_without_upstream(package, &key, error, call).await,
         };
-        let said = Arc::clone(&answer.value).as_location(package)?;
-        let told =
+        let location = Arc::clone(&answer.value).as_location(package)?;
+        let located =
             |value| Answer { value, outcome: answer.outcome, fresh_until: answer.fresh_until, checked: answer.checked };
-        let held = self.stored_module(&key).await?;
-        if let PackageSource::Unsupported(source) = &said.located.source {
-            return match held {
-                Some(held) => {
+        let archive = self.stored_module(&key).await?;
+        if let PackageSource::Unsupported(source) = &location.located.source {
+            return match archive {
+                Some(archive) => {
                     if let Err(error) = self.check_external_move(package, &key, source, call).await {
                         tracing::error!(%package, %error, "the move of a module could not be recorded; the stored copy is served");
                     }
-                    Ok(told(local_location(package, Some(&held))))
+                    Ok(located(local_location(package, Some(&archive))))
                 }
                 None => match self.check_external_move(package, &key, source, call).await? {
                     Some(moved) => Err(moved),
-                    None => self.external_location(package, source).map(told),
+                    None => self.external_location(package, source).map(located),
                 },
             };
         }
-        if let Some(held) = held {
-            self.recheck_if_due(package, &key, said, call);
-            return Ok(told(local_location(package, Some(&held))));
+        if let Some(archive) = archive {
+            self.recheck_if_due(package, &key, location, call);
+            return Ok(located(local_location(package, Some(&archive))));
         }
         if self.connectivity() == Connectivity::Offline {
             return Err(self.missing_error(&key, format!("the archive of {package}"), call).await);
         }
         let _place = self.try_wait(call).ok_or_else(|| too_many_waiting(&format!("the archive of {package}")))?;
         let (value, outcome) = match timeout_at(call.deadline, self.module_fill(package, call)).await {
-            Ok(filled) => (filled.map(|held| local_location(package, Some(&held)))?, Outcome::Miss),
+            Ok(filled) => (filled.map(|archive| local_location(package, Some(&archive)))?, Outcome::Miss),
             // The folder of the module within the archive is in the page that the location names. Without it, a client
             // would use the root.
-            Err(_) if matches!(said.located.source, PackageSource::Indirect(_)) => {
+            Err(_) if matches!(location.located.source, PackageSource::Indirect(_)) => {
                 match call.config.pending_subdirs.get(&key, call.now) {
                     Some(subdir) => (pending_location(package, subdir), Outcome::Pending),
                     None => return Err(Error::Slow(format!("the archive of {package}"))),
                 }
             }
-            Err(_) => {
-                (pending_location(package, subdir_in_archive(package, said.located.subdir.as_ref())?), Outcome::Pending)
-            }
+            Err(_) => (
+                pending_location(package, subdir_in_archive(package, location.located.subdir.as_ref())?),
+                Outcome::Pending,
+            ),
         };
         Ok(Answer { value, outcome, fresh_until: answer.fresh_until, checked: answer.checked })
     }
@@ -156,11 +157,16 @@ impl Mirror {
             Error::NotFound(_) => Outcome::Gone,
             _ => Outcome::Stale,
         };
-        let Some(held) = self.stored_module(key).await? else { return Err(error) };
+        let Some(archive) = self.stored_module(key).await? else { return Err(error) };
         if self.connectivity() == Connectivity::Online {
             tracing::warn!(%package, %error, "upstream gave no location; the stored copy is served");
         }
-        Ok(Answer { value: local_location(package, Some(&held)), outcome, fresh_until: call.now, checked: held.kept })
+        Ok(Answer {
+            value: local_location(package, Some(&archive)),
+            outcome,
+            fresh_until: call.now,
+            checked: archive.kept,
+        })
     }
 
     /// Passes an unsupported source on to the client, unless larder is offline or the address may hold secrets.
@@ -197,10 +203,11 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<Arc<StoredDocument>>, Error> {
         let wanted = location_request(package, call)?;
-        let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
-        let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &RequestContext| self.join_location_fetch(&wanted, package, seen, errand, call);
-        let pulled = self.serve_or_fetch(&wanted.subject, &package.module.host, call, &rule, held, fly).await;
+        let (stored, rule) = self.stored_or_not_found(&wanted, call).await?;
+        let seen = stored.as_ref().map(|stored| stored.age);
+        let fly =
+            |fetch_reason, call: &RequestContext| self.join_location_fetch(&wanted, package, seen, fetch_reason, call);
+        let pulled = self.serve_or_fetch(&wanted.subject, &package.module.host, call, &rule, stored, fly).await;
         pulled
             .inspect_err(|error| self.record_if_offline(error, call, || (&call.config.key_of_package(package)).into()))
     }
@@ -220,11 +227,11 @@ impl Mirror {
         wanted: &DocumentRequest,
         package: &ModulePackage,
         seen: Option<Age>,
-        errand: FetchReason,
+        fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
         let (request, package) = (wanted.clone(), package.clone());
-        self.join_document_flight(wanted, seen, errand, call, |mirror, before, call| async move {
+        self.join_document_flight(wanted, seen, fetch_reason, call, |mirror, before, call| async move {
             mirror.fetch_location(&request, &package, before, &call).await
         })
     }
@@ -238,17 +245,18 @@ impl Mirror {
     ) -> DocumentFlight {
         let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |reason: String| wanted.unusable(reason);
-        let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
-        let (base, grant) = self.resolve_service(Service::Modules, upstream, faith, call).await?;
+        let trust = DiscoveryTrust::for_what_is_held(before.as_ref());
+        let (base, credential_scope) = self.resolve_service(Service::Modules, upstream, trust, call).await?;
         let listed = match before {
             None => self.module_must_be_listed(package, wanted, call).await?,
             Some(_) => self.module_listed(package, call).await,
         };
         let spelled = listed.spelled(&package.version);
-        let asked = download_url(&base, &package.module, &spelled).map_err(|e| unusable(e.to_string()))?;
-        let fetched =
-            self.ask(subject, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
-        let kept = match (fetched, before) {
+        let url = download_url(&base, &package.module, &spelled).map_err(|e| unusable(e.to_string()))?;
+        let fetched = self
+            .ask(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .await;
+        let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(mut document)), _) => {
@@ -258,32 +266,33 @@ impl Mirror {
                 })?;
                 // The rest of the response means nothing to a client.
                 document.body = Bytes::from(location);
-                let kept = Arc::new(StoredDocument::of(document, asked, call.now));
-                let said = Arc::clone(&kept).as_location(package)?;
-                if matches!(&said.located.source, PackageSource::Unsupported(source) if source.for_client().is_none()) {
+                let stored_document = Arc::new(StoredDocument::of(document, url, call.now));
+                let located = Arc::clone(&stored_document).as_location(package)?;
+                if matches!(&located.located.source, PackageSource::Unsupported(source) if source.for_client().is_none())
+                {
                     // An unusable answer is not cached: the next request asks again.
-                    return Ok(Aged { age: kept.age(), value: kept });
+                    return Ok(Aged { age: stored_document.age(), value: stored_document });
                 }
-                Arc::unwrap_or_clone(kept)
+                Arc::unwrap_or_clone(stored_document)
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => match &listed {
                 // While the version list cannot be read, the version may exist in another spelling, so a 404 proves
                 // nothing.
                 ListingState::Unknown(Some(unread)) => return Err(unread.clone()),
                 _ => {
-                    let kept = self.keep_gone_copy(wanted, before, &error, call).await;
-                    kept.inspect_err(|_| self.bump_module_revision(&package.module))?
+                    let gone_copy = self.keep_gone_copy(wanted, before, &error, call).await;
+                    gone_copy.inspect_err(|_| self.bump_module_revision(&package.module))?
                 }
             },
             (Err(error), _) => return Err(error.into()),
         };
         if matches!(listed, ListingState::Unlisted { .. } | ListingState::Unknown(None)) {
             // A registry may answer for any version. Caching unlisted ones would let anyone fill the store.
-            return Ok(Aged { age: kept.age(), value: Arc::new(kept) });
+            return Ok(Aged { age: stored_document.age(), value: Arc::new(stored_document) });
         }
-        let landed = self.store_document(wanted.key.clone(), kept).await;
+        let stored = self.store_document(wanted.key.clone(), stored_document).await;
         self.bump_module_revision(&package.module);
-        landed
+        stored
     }
 }
 
@@ -306,12 +315,12 @@ impl StoredDocument {
 }
 
 /// The location of a stored archive.
-fn local_location(package: &ModulePackage, held: Option<&StoredArchive>) -> ModuleLocation {
-    let digest = held.map(|held| held.digest);
+fn local_location(package: &ModulePackage, archive: Option<&StoredArchive>) -> ModuleLocation {
+    let digest = archive.map(|archive| archive.digest);
     ModuleLocation::Local {
         archive: ModuleArchiveRef { package: package.clone(), digest: digest.map(|digest| digest.prefix()) },
         checksum: digest,
-        subdir: held.and_then(|held| held.proof.how.tree()).and_then(|packed| packed.subdir.clone()),
+        subdir: archive.and_then(|archive| archive.proof.how.tree()).and_then(|packed| packed.subdir.clone()),
     }
 }
 

@@ -35,12 +35,12 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
-        said: LocationDocument,
+        location: LocationDocument,
         call: &RequestContext,
     ) {
         // Upstream has deleted the version, so its old location proves nothing.
         if self.connectivity() == Connectivity::Offline
-            || said.age.gone
+            || location.age.gone
             || call.config.recently_rechecked.get(key, call.now).is_some()
         {
             return;
@@ -59,7 +59,7 @@ impl Mirror {
             // Clients take precedence.
             let call = RequestContext { priority: RequestPriority::Job, ..self.flight_context(call) };
             async move {
-                if let Err(error) = mirror.recheck(&package, &key, &said, RecheckMode::IfDue, &call).await {
+                if let Err(error) = mirror.recheck(&package, &key, &location, RecheckMode::IfDue, &call).await {
                     tracing::warn!(%package, %error, "a module version could not be rechecked; the stored copy is served");
                 }
             }
@@ -71,8 +71,8 @@ impl Mirror {
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
-        said: &LocationDocument,
-        looking: RecheckMode,
+        location: &LocationDocument,
+        mode: RecheckMode,
         call: &RequestContext,
     ) -> Result<(), Error> {
         let owned_key = key.clone();
@@ -80,23 +80,23 @@ impl Mirror {
             return Ok(());
         };
         // A check time in the future comes from a clock that was ahead, and does not count.
-        if looking == RecheckMode::IfDue
-            && seen.looked >= said.age.checked
+        if mode == RecheckMode::IfDue
+            && seen.looked >= location.age.checked
             && seen.looked <= call.now.after(CLOCK_SLACK)
         {
             return Ok(());
         }
-        let sighting = match self.probe(package, said, &seen, call).await? {
+        let pinned_tree = match self.probe(package, location, &seen, call).await? {
             Some(known) => known,
-            None => self.observe(package, said, call).await?,
+            None => self.observe(package, location, call).await?,
         };
-        let (recheck, looked) = (key.clone(), said.age.checked);
-        let now = sighting.clone();
-        let judged = self.on_disk(move |mirror| seen::compare_probe(mirror, &recheck, now, looked)).await?;
+        let (recheck, looked) = (key.clone(), location.age.checked);
+        let now = pinned_tree.clone();
+        let comparison = self.on_disk(move |mirror| seen::compare_probe(mirror, &recheck, now, looked)).await?;
         let (package, key) = (package.clone(), key.clone());
         self.on_disk(move |mirror| {
             let accepting = format!("`larder accept {key}`");
-            if mirror.require_pinned_tree(&package, &key, &sighting, judged, &accepting).is_ok() {
+            if mirror.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).is_ok() {
                 mirror.resolve_alarms(super::RESOLVED_BY_ACCEPT, &key.module, &key.version);
             }
             Ok(())
@@ -109,24 +109,25 @@ impl Mirror {
     async fn probe(
         self: &Arc<Self>,
         package: &ModulePackage,
-        said: &LocationDocument,
+        location: &LocationDocument,
         seen: &ModuleFirstSeen,
         call: &RequestContext,
     ) -> Result<Option<PinnedTree>, Error> {
-        let mut room = self.reservation();
-        let fetch = SourceFetch::new(self, package, call, &mut room).await?;
+        let mut reservation = self.reservation();
+        let fetch = SourceFetch::new(self, package, call, &mut reservation).await?;
         let subject = fetch.what();
-        let subdir = subdir_in_archive(package, said.located.subdir.as_ref())?;
+        let subdir = subdir_in_archive(package, location.located.subdir.as_ref())?;
         let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
-        match &said.located.source {
+        match &location.located.source {
             PackageSource::Git(git) => {
                 let commit = call.config.outbound.git_commit(git_ask(fetch.ask(&git.url, &subject), git)).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
-                let is_it = |sighting: &&PinnedTree| sighting.commit == commit && sighting.subdir == subdir;
+                let is_it = |pinned_tree: &&PinnedTree| pinned_tree.commit == commit && pinned_tree.subdir == subdir;
                 Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
             }
             PackageSource::Archive(archive) => {
-                let of_this = |sighting: &&PinnedTree| sighting.source == said.digest && sighting.has_validators();
+                let of_this =
+                    |pinned_tree: &&PinnedTree| pinned_tree.source == location.digest && pinned_tree.has_validators();
                 let Some(before) = known().find(of_this) else { return Ok(None) };
                 // A body limit of one byte: only a 304 is useful.
                 match call
@@ -149,19 +150,22 @@ impl Mirror {
     async fn observe(
         self: &Arc<Self>,
         package: &ModulePackage,
-        said: &LocationDocument,
+        location: &LocationDocument,
         call: &RequestContext,
     ) -> Result<PinnedTree, Error> {
-        let mut room = self.reservation();
-        let fetched =
-            SourceFetch::new(self, package, call, &mut room).await?.tree(said).await.map_err(FetchTreeError::error)?;
-        self.reserve(&mut room, fetched.tree.bytes()).await?;
+        let mut reservation = self.reservation();
+        let fetched = SourceFetch::new(self, package, call, &mut reservation)
+            .await?
+            .tree(location)
+            .await
+            .map_err(FetchTreeError::error)?;
+        self.reserve(&mut reservation, fetched.tree.bytes()).await?;
         let (commit, validators, at, origin) =
             (fetched.commit.clone(), fetched.validators.clone(), call.now, fetched.origin.clone());
         let subdir = fetched.subdir.clone();
         let packed = self.on_disk(move |_| Ok(pack(&fetched.tree, &fetched.root, &mut io::sink()))).await?;
-        let asked = || format!("the package of {package} from {origin}");
-        let packed = packed.map_err(|reason| Error::Unverified { subject: asked(), verdict: reason.to_string() })?;
-        Ok(PinnedTree { tree: packed.tree, commit, packer: PACKER, source: said.digest, subdir, validators, at })
+        let subject = || format!("the package of {package} from {origin}");
+        let packed = packed.map_err(|reason| Error::Unverified { subject: subject(), verdict: reason.to_string() })?;
+        Ok(PinnedTree { tree: packed.tree, commit, packer: PACKER, source: location.digest, subdir, validators, at })
     }
 }

@@ -82,7 +82,7 @@ impl Mirror {
                 pinned.insert(package);
                 continue;
             }
-            digests.extend(name.archives.iter().map(|held| held.digest));
+            digests.extend(name.archives.iter().map(|archive| archive.digest));
             self.catalog.change_name(&package, |name| name.archives.clear())?;
         }
         for digest in digests {
@@ -131,13 +131,14 @@ impl Mirror {
         }
         let list = PackageRef::version_list(&selection.of);
         let before = self.stored_document(&Key::ModuleVersions(key.clone())).await?;
-        let seen = before.as_ref().map(|held| held.age);
+        let seen = before.as_ref().map(|stored| stored.age);
         let flight = self.fetch_module_versions_now(&selection.of, seen, call).await;
         let news = RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now)));
         refreshed.push(RefreshResult { package: list, news });
         let (owned_key, versions) = (key.clone(), selection.versions.clone());
-        let held = self.on_disk(move |mirror| mirror.store.records.module_packages_with_locations(&owned_key)).await?;
-        for key in held.into_iter().filter(|package| versions.include(&package.version)) {
+        let stored =
+            self.on_disk(move |mirror| mirror.store.records.module_packages_with_locations(&owned_key)).await?;
+        for key in stored.into_iter().filter(|package| versions.include(&package.version)) {
             let package = ModulePackage { module: selection.of.clone(), version: key.version.clone() };
             let news = self.refresh_location(&package, &key, call).await.unwrap_or_else(failed);
             refreshed.push(RefreshResult { package: (&key).into(), news });
@@ -152,14 +153,14 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<RefreshOutcome, Error> {
         let before = self.stored_document(&Key::ModuleLocation(key.clone())).await?;
-        let seen = before.as_ref().map(|held| held.age);
+        let seen = before.as_ref().map(|stored| stored.age);
         let flight = self.fetch_location_now(package, seen, call).await;
-        if let Ok(landed) = &flight
-            && !landed.age.gone
+        if let Ok(fetched) = &flight
+            && !fetched.age.gone
             && self.stored_module(key).await?.is_some()
         {
-            let said = Arc::clone(&landed.value).as_location(package)?;
-            self.recheck(package, key, &said, RecheckMode::Always, call).await?;
+            let location = Arc::clone(&fetched.value).as_location(package)?;
+            self.recheck(package, key, &location, RecheckMode::Always, call).await?;
         }
         Ok(RefreshOutcome::of(flight, |now| before.is_some_and(|before| before.value.has_same_content(now))))
     }

@@ -186,8 +186,12 @@ fn read_record(mirror: &Mirror, package: &ModulePackage) -> Result<Recorded<Modu
 /// Rebuilds the record from the name of a stored archive.
 fn rebuild_from_name(mirror: &Mirror, package: &ModulePackage) -> Result<Option<ModuleFirstSeen>, StoreError> {
     let name = mirror.catalog.name(package)?;
-    let held = name.archives.iter().rev().find_map(|held| held.proof.how.tree().zip(Some(held.kept)));
-    Ok(held.map(|(packed, kept)| {
+    let packed_module = name
+        .archives
+        .iter()
+        .rev()
+        .find_map(|packed_module| packed_module.proof.how.tree().zip(Some(packed_module.kept)));
+    Ok(packed_module.map(|(packed, kept)| {
         let pinned = PinnedTree {
             tree: packed.tree,
             commit: packed.commit.clone(),
@@ -219,18 +223,18 @@ fn write(mirror: &Mirror, package: &ModulePackage, record: &ModuleFirstSeenRecor
 pub(super) fn compare_and_record(
     mirror: &Mirror,
     package: &ModulePackage,
-    sighting: PinnedTree,
+    pinned_tree: PinnedTree,
 ) -> Result<TreeComparison, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     match read(mirror, package)? {
         FirstSeenLookup::Never => {
-            let time = sighting.at;
-            put(mirror, package, &ModuleFirstSeen::of(time, sighting, time))?;
+            let time = pinned_tree.at;
+            put(mirror, package, &ModuleFirstSeen::of(time, pinned_tree, time))?;
             Ok(TreeComparison::Consistent)
         }
         FirstSeenLookup::Recorded(mut seen) => {
-            seen.looked = sighting.at;
-            change(mirror, package, seen, sighting)
+            seen.looked = pinned_tree.at;
+            change(mirror, package, seen, pinned_tree)
         }
         FirstSeenLookup::Lost => Ok(TreeComparison::Lost),
     }
@@ -241,7 +245,7 @@ pub(super) fn compare_and_record(
 pub(super) fn compare_probe(
     mirror: &Mirror,
     package: &ModulePackage,
-    sighting: PinnedTree,
+    pinned_tree: PinnedTree,
     looked: Timestamp,
 ) -> Result<TreeComparison, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
@@ -249,7 +253,7 @@ pub(super) fn compare_probe(
         FirstSeenLookup::Never => Ok(TreeComparison::Consistent),
         FirstSeenLookup::Recorded(mut seen) => {
             seen.looked = looked;
-            change(mirror, package, seen, sighting)
+            change(mirror, package, seen, pinned_tree)
         }
         FirstSeenLookup::Lost => Ok(TreeComparison::Lost),
     }
@@ -259,34 +263,34 @@ fn change(
     mirror: &Mirror,
     package: &ModulePackage,
     mut seen: ModuleFirstSeen,
-    sighting: PinnedTree,
+    pinned_tree: PinnedTree,
 ) -> Result<TreeComparison, StoreError> {
     seen.elsewhere = None;
-    let judged = if seen.pinned.is_same_module(&sighting) {
-        seen.pinned = sighting;
+    let comparison = if seen.pinned.is_same_module(&pinned_tree) {
+        seen.pinned = pinned_tree;
         seen.moved = None;
         TreeComparison::Consistent
     } else {
         let pinned = seen.pinned.tree;
-        seen.moved = Some(sighting);
+        seen.moved = Some(pinned_tree);
         TreeComparison::Moved { pinned }
     };
     put(mirror, package, &seen)?;
-    Ok(judged)
+    Ok(comparison)
 }
 
 /// Pins a tree because an operator accepts it. Returns the tree pinned before.
 pub(super) fn accept(
     mirror: &Mirror,
     package: &ModulePackage,
-    sighting: PinnedTree,
+    pinned_tree: PinnedTree,
 ) -> Result<Option<PinnedTree>, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
     let before = read(mirror, package)?.seen();
-    let first_seen = before.as_ref().map_or(sighting.at, |seen| seen.first_seen);
-    let looked = sighting.at;
+    let first_seen = before.as_ref().map_or(pinned_tree.at, |seen| seen.first_seen);
+    let looked = pinned_tree.at;
     let folded = before.as_ref().is_some_and(|seen| seen.folded);
-    put(mirror, package, &ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, sighting, looked) })?;
+    put(mirror, package, &ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, pinned_tree, looked) })?;
     Ok(before.map(|seen| seen.pinned))
 }
 

@@ -30,10 +30,12 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<Arc<StoredDocument>>, Error> {
         let wanted = list_request(address, call)?;
-        let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
-        let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &RequestContext| self.join_module_versions_fetch(&wanted, address, seen, errand, call);
-        let pulled = self.serve_or_fetch(&wanted.subject, &address.host, call, &rule, held, fly).await;
+        let (stored, rule) = self.stored_or_not_found(&wanted, call).await?;
+        let seen = stored.as_ref().map(|stored| stored.age);
+        let fly = |fetch_reason, call: &RequestContext| {
+            self.join_module_versions_fetch(&wanted, address, seen, fetch_reason, call)
+        };
+        let pulled = self.serve_or_fetch(&wanted.subject, &address.host, call, &rule, stored, fly).await;
         pulled.inspect_err(|error| self.record_if_offline(error, call, || (&call.config.key_of(address)).into()))
     }
 
@@ -52,11 +54,11 @@ impl Mirror {
         wanted: &DocumentRequest,
         address: &ModuleAddress,
         seen: Option<Age>,
-        errand: FetchReason,
+        fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
         let (request, address) = (wanted.clone(), address.clone());
-        self.join_document_flight(wanted, seen, errand, call, |mirror, before, call| async move {
+        self.join_document_flight(wanted, seen, fetch_reason, call, |mirror, before, call| async move {
             mirror.fetch_module_versions(&request, &address, before, &call).await
         })
     }
@@ -70,13 +72,14 @@ impl Mirror {
     ) -> DocumentFlight {
         let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |reason: String| wanted.unusable(reason);
-        let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
-        let (base, grant) = self.resolve_service(Service::Modules, upstream, faith, call).await?;
-        let asked = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
-        let fetched =
-            self.ask(subject, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
+        let trust = DiscoveryTrust::for_what_is_held(before.as_ref());
+        let (base, credential_scope) = self.resolve_service(Service::Modules, upstream, trust, call).await?;
+        let url = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
+        let fetched = self
+            .ask(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .await;
         let module = call.config.key_of(address);
-        let kept = match (fetched, before) {
+        let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {
                 let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });
                 let list = of_upstream.module_versions().await.map_err(&unusable)?;
@@ -85,15 +88,16 @@ impl Mirror {
             }
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), before) => {
-                let mut kept = StoredDocument::of(document, asked, call.now);
-                let list = Arc::new(kept.clone()).module_versions().await;
+                let mut stored_document = StoredDocument::of(document, url, call.now);
+                let list = Arc::new(stored_document.clone()).module_versions().await;
                 let list = list.map_err(|reason| unusable(format!("its version list: {reason}")))?;
-                kept.dropped = self.dropped_module_entries(upstream, &module, &list, before.as_ref(), call).await?;
+                stored_document.dropped =
+                    self.dropped_module_entries(upstream, &module, &list, before.as_ref(), call).await?;
                 call.config.not_found.remove_if(|key| match key {
                     Key::ModuleLocation(package) => package.module == module && list.get(&package.version).is_some(),
                     _ => false,
                 });
-                kept
+                stored_document
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
                 if !before.as_ref().is_some_and(|before| before.metadata.gone) {
@@ -109,9 +113,9 @@ impl Mirror {
             }
             (Err(error), _) => return Err(error.into()),
         };
-        let landed = self.store_document(wanted.key.clone(), kept).await;
+        let stored = self.store_document(wanted.key.clone(), stored_document).await;
         self.bump_module_revision(&module);
-        landed
+        stored
     }
 
     /// The entries of stored versions that upstream has dropped: as upstream wrote them, or a new entry if that is
@@ -131,7 +135,7 @@ impl Mirror {
         let address = module.clone();
         let named =
             self.on_disk(move |mirror| default_if_gone(mirror.store.records.module_packages_with_names(&address)));
-        let held: BTreeSet<Version> = named.await?.into_iter().map(|package| package.version).collect();
+        let stored: BTreeSet<Version> = named.await?.into_iter().map(|package| package.version).collect();
         let earlier = match before {
             Some(before) => before.module_versions().await.ok(),
             None => None,
@@ -140,10 +144,10 @@ impl Mirror {
         let said_before = before.filter(|before| !before.metadata.carried);
         let dropped_before = said_before.map(|before| before.dropped_module_versions()).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
-        let dropped = held.iter().filter(|version| list.get(version).is_none()).cloned().collect();
+        let dropped = stored.iter().filter(|version| list.get(version).is_none()).cloned().collect();
         self.update_dropped_alarms(module, dropped, call.now).await?;
         let mut entries = Vec::new();
-        for version in held.into_iter().filter(|version| list.get(version).is_none()) {
+        for version in stored.into_iter().filter(|version| list.get(version).is_none()) {
             if !dropped_before.contains(&version) {
                 tracing::warn!(%module, %version, "upstream has dropped a stored version; it stays listed (keep_gone)");
             }

@@ -25,28 +25,28 @@ impl Mirror {
     pub async fn warm_module_list(
         self: &Arc<Self>,
         address: &ModuleAddress,
-        haste: Urgency,
+        urgency: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<ModuleVersionList>, Error> {
         let (subject, host) = (format!("the version list of {address}"), &address.host);
-        let call = self.step_context_for(haste, now);
+        let call = self.step_context_for(urgency, now);
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
         let mut missing = 0;
         for key in [Key::Discovery(host.clone()), Key::ModuleVersions(call.config.key_of(address))] {
             match self.stored_document(&key).await? {
-                Some(held) => origins.extend(held.value.origins()),
+                Some(stored) => origins.extend(stored.value.origins()),
                 None => missing += 1,
             }
         }
         self.charge_job(&subject, host, &origins, missing, &call)?;
-        let asked = async {
+        let lookup = async {
             if self.connectivity() == Connectivity::Online {
                 self.discovery(host, &call).await?;
             }
             self.client_module_versions(address, &call).await
         };
-        let list = asked.await.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
+        let list = lookup.await.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
         let unconfirmed = self.unconfirmed(&subject, host, &origins, &list, &call)?;
         Ok(WarmedDocument { value: list.value, unconfirmed })
     }
@@ -58,21 +58,21 @@ impl Mirror {
     pub async fn warm_module(
         self: &Arc<Self>,
         package: &ModulePackage,
-        haste: Urgency,
+        urgency: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<(WarmedArchive, StoredArchive)>, Error> {
-        let WarmedDocument { value, unconfirmed } = self.warmed_module(package, haste, now).await?;
-        if let Some(held) = value {
-            return Ok(WarmedDocument { value: (WarmedArchive::AlreadyStored, held), unconfirmed });
+        let WarmedDocument { value, unconfirmed } = self.warmed_module(package, urgency, now).await?;
+        if let Some(stored_archive) = value {
+            return Ok(WarmedDocument { value: (WarmedArchive::AlreadyStored, stored_archive), unconfirmed });
         }
         let host = &package.module.host;
-        let call = self.step_context_for(haste, now);
+        let call = self.step_context_for(urgency, now);
         let archive = format!("the archive of {package}");
         let origins = self.origins_of_module(&call.config.key_of_package(package).module).await?;
         self.charge_job(&archive, host, &origins, 1, &call)?;
         let filled = self.module_fill(package, &call).await;
-        let held = filled.map_err(|error| or_retry_later(&archive, host, &origins, error, &call))?;
-        Ok(WarmedDocument { value: (WarmedArchive::Fetched, held), unconfirmed })
+        let stored_archive = filled.map_err(|error| or_retry_later(&archive, host, &origins, error, &call))?;
+        Ok(WarmedDocument { value: (WarmedArchive::Fetched, stored_archive), unconfirmed })
     }
 
     /// The stored archive of a version, after its location is fetched or revalidated. `None` if the archive is to be
@@ -83,34 +83,34 @@ impl Mirror {
     pub async fn warmed_module(
         self: &Arc<Self>,
         package: &ModulePackage,
-        haste: Urgency,
+        urgency: Urgency,
         now: Timestamp,
     ) -> Result<WarmedDocument<Option<StoredArchive>>, Error> {
-        let (asked, host) = (location_label(package), &package.module.host);
-        let call = self.step_context_for(haste, now);
+        let (subject, host) = (location_label(package), &package.module.host);
+        let call = self.step_context_for(urgency, now);
         let key = call.config.key_of_package(package);
         if self.connectivity() == Connectivity::Offline
-            && let Some(held) = self.stored_module(&key).await?
+            && let Some(archive) = self.stored_module(&key).await?
         {
-            return Ok(WarmedDocument { value: Some(held), unconfirmed: None });
+            return Ok(WarmedDocument { value: Some(archive), unconfirmed: None });
         }
         let origins = self.origins_of_module(&key.module).await?;
         let missing = u32::from(self.stored_document(&Key::ModuleLocation(key.clone())).await?.is_none());
-        self.charge_job(&asked, host, &origins, missing, &call)?;
+        self.charge_job(&subject, host, &origins, missing, &call)?;
         let location = self.location(package, &call).await;
-        let location = location.map_err(|error| or_retry_later(&asked, host, &origins, error, &call))?;
-        let unconfirmed = self.unconfirmed(&asked, host, &origins, &location, &call)?;
-        let said = Arc::clone(&location.value).as_location(package)?;
-        if let Some(held) = self.stored_module(&key).await? {
-            return Ok(WarmedDocument { value: Some(held), unconfirmed });
+        let location = location.map_err(|error| or_retry_later(&subject, host, &origins, error, &call))?;
+        let unconfirmed = self.unconfirmed(&subject, host, &origins, &location, &call)?;
+        let located = Arc::clone(&location.value).as_location(package)?;
+        if let Some(archive) = self.stored_module(&key).await? {
+            return Ok(WarmedDocument { value: Some(archive), unconfirmed });
         }
-        if let PackageSource::Unsupported(source) = &said.located.source {
+        if let PackageSource::Unsupported(source) = &located.located.source {
             let (kind, source_host) =
                 (source.kind_name(), source.host().unwrap_or_else(|| "an unknown host".to_owned()));
             let fault = Fault::Unusable(format!(
                 "names {kind} at {source_host}, which larder cannot fetch; clients fetch it directly"
             ));
-            return Err(UpstreamError { subject: asked, origin: host.to_string(), fault }.into());
+            return Err(UpstreamError { subject, origin: host.to_string(), fault }.into());
         }
         if self.connectivity() == Connectivity::Offline {
             return Err(self.missing_error(&key, format!("the archive of {package}"), &call).await);

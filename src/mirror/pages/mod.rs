@@ -53,10 +53,10 @@ impl StoredDocument {
         read: impl FnOnce(UpstreamPage) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
         let page = page.clone();
-        let read = move |kept: &Self| {
-            let urls = [&kept.metadata.asked, &kept.metadata.url];
+        let read = move |document: &Self| {
+            let urls = [&document.metadata.asked, &document.metadata.url];
             let bases = urls.into_iter().filter_map(|url| page.base_of(url)).collect();
-            read(UpstreamPage { body: kept.body.clone(), url: kept.metadata.url.clone(), bases })
+            read(UpstreamPage { body: document.body.clone(), url: document.metadata.url.clone(), bases })
         };
         self.parse_as(read).await
     }
@@ -86,15 +86,15 @@ impl Mirror {
             let fresh_until = call.now.after(STORED_ANSWER_LIFETIME);
             return Ok(Answer { value, outcome: Outcome::Stale, fresh_until, checked });
         }
-        let (held, rule) = self.stored_or_not_found(&wanted, call).await?;
-        let seen = held.as_ref().map(|held| held.age);
-        let fly = |errand, call: &RequestContext| {
+        let (stored, rule) = self.stored_or_not_found(&wanted, call).await?;
+        let seen = stored.as_ref().map(|stored| stored.age);
+        let fly = |fetch_reason, call: &RequestContext| {
             let (request, page) = (wanted.clone(), page.clone());
-            self.join_document_flight(&wanted, seen, errand, call, |mirror, before, call| async move {
+            self.join_document_flight(&wanted, seen, fetch_reason, call, |mirror, before, call| async move {
                 mirror.fetch_page(&request, &page, before, &call).await
             })
         };
-        let pulled = self.serve_or_fetch(&wanted.subject, &page.host, call, &rule, held, fly).await;
+        let pulled = self.serve_or_fetch(&wanted.subject, &page.host, call, &rule, stored, fly).await;
         let Answer { value, outcome, fresh_until, checked } =
             pulled.inspect_err(|error| self.record_text_if_offline(error, call))?;
         if matches!(outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
@@ -117,30 +117,31 @@ impl Mirror {
     ) -> DocumentFlight {
         let (subject, upstream) = (&wanted.subject, &*wanted.upstream);
         let unusable = |reason: String| wanted.unusable(reason);
-        let faith = DiscoveryTrust::for_what_is_held(before.as_ref());
-        let (base, grant) = self.resolve_service(page.path.service(), upstream, faith, call).await?;
-        let asked = page.url(&base).map_err(|e| unusable(e.to_string()))?;
-        let fetched =
-            self.ask(subject, &asked, upstream, &grant, before.as_deref(), self.limits.document_bytes, call).await;
-        let kept = match (fetched, before) {
+        let trust = DiscoveryTrust::for_what_is_held(before.as_ref());
+        let (base, credential_scope) = self.resolve_service(page.path.service(), upstream, trust, call).await?;
+        let url = page.url(&base).map_err(|e| unusable(e.to_string()))?;
+        let fetched = self
+            .ask(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .await;
+        let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),
             (Ok(Fetched::Unchanged), None) => return Err(unusable("304 to an unconditional request".into()).into()),
             (Ok(Fetched::New(document)), _) => {
-                let kept = StoredDocument::of(document, asked, call.now);
-                Arc::new(kept.clone()).parse_as(is_page).await.map_err(&unusable)?;
-                kept
+                let stored_document = StoredDocument::of(document, url, call.now);
+                Arc::new(stored_document.clone()).parse_as(is_page).await.map_err(&unusable)?;
+                stored_document
             }
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
                 self.keep_gone_copy(wanted, before, &error, call).await?
             }
             (Err(error), _) => return Err(error.into()),
         };
-        self.store_document(wanted.key.clone(), kept).await
+        self.store_document(wanted.key.clone(), stored_document).await
     }
 }
 
 /// Checks that a page is a JSON object. Its contents are left to the reader.
-fn is_page(kept: &StoredDocument) -> Result<(), String> {
-    let read = serde_json::from_slice::<RawObject>(&kept.body);
+fn is_page(document: &StoredDocument) -> Result<(), String> {
+    let read = serde_json::from_slice::<RawObject>(&document.body);
     read.map(drop).map_err(|e| format!("its page is no JSON object: {e}"))
 }

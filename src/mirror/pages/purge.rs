@@ -17,8 +17,8 @@ impl Mirror {
     ) -> Result<(), StoreError> {
         for page in self.store.records.pages_of(selector.host())? {
             // A page's key is a digest, so only its URL shows its subject.
-            let kept = self.store.records.get(&page)?.and_then(StoredDocument::read);
-            if kept.is_some_and(|kept| has_details_of(selector, &kept.metadata.asked)) {
+            let document = self.store.records.get(&page)?.and_then(StoredDocument::read);
+            if document.is_some_and(|document| has_details_of(selector, &document.metadata.asked)) {
                 self.purge_document(&page, purged)?;
             }
         }
@@ -29,18 +29,18 @@ impl Mirror {
 
 /// Returns true if the URL has details of the selection, ignoring case. A module whose name differs only in case loses
 /// a page at most.
-fn has_details_of(selector: &PackageSelector, asked: &Url) -> bool {
+fn has_details_of(selector: &PackageSelector, url: &Url) -> bool {
     let (names, versions): (&[&str], &Versions) = match selector {
-        PackageSelector::Module(meant) => {
-            let ModuleAddress { namespace, name, system, .. } = &meant.of;
-            (&[namespace.as_str(), name.as_str(), system.as_str()], &meant.versions)
+        PackageSelector::Module(selection) => {
+            let ModuleAddress { namespace, name, system, .. } = &selection.of;
+            (&[namespace.as_str(), name.as_str(), system.as_str()], &selection.versions)
         }
-        PackageSelector::Provider(meant) => {
-            let ProviderAddress { namespace, type_, .. } = &meant.of;
-            (&[namespace.as_str(), type_.as_str()], &meant.versions)
+        PackageSelector::Provider(selection) => {
+            let ProviderAddress { namespace, type_, .. } = &selection.of;
+            (&[namespace.as_str(), type_.as_str()], &selection.versions)
         }
     };
-    let path: Vec<&str> = asked.path_segments().into_iter().flatten().collect();
+    let path: Vec<&str> = url.path_segments().into_iter().flatten().collect();
     let ends_in_them = |path: &[&str]| {
         let is_it = |(part, name): (&&str, &&str)| part.eq_ignore_ascii_case(name);
         path.len() >= names.len() && path[path.len() - names.len()..].iter().zip(names).all(is_it)
@@ -48,5 +48,5 @@ fn has_details_of(selector: &PackageSelector, asked: &Url) -> bool {
     let of_a_version = |(last, before): (&&str, &[&str])| {
         Version::parse_lenient(last).is_ok_and(|version| versions.include(&version)) && ends_in_them(before)
     };
-    asked.query().is_none() && (ends_in_them(&path) || path.split_last().is_some_and(of_a_version))
+    url.query().is_none() && (ends_in_them(&path) || path.split_last().is_some_and(of_a_version))
 }

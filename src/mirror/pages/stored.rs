@@ -227,8 +227,8 @@ impl Mirror {
             }
             StoredSubject::Provider(provider) => {
                 let Some(upstream) = terms.upstreams.get(&provider.host) else { return Ok(Vec::new()) };
-                let held = self.read_stored_versions(provider, upstream.settings.verification)?;
-                Ok(terms.required_platforms.shown(&held).map(|(version, _)| version.clone()).collect())
+                let stored = self.read_stored_versions(provider, upstream.settings.verification)?;
+                Ok(terms.required_platforms.shown(&stored).map(|(version, _)| version.clone()).collect())
             }
         }
     }

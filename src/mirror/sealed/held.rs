@@ -52,26 +52,26 @@ impl Mirror {
         address: &ProviderAddress,
         policy: VerificationPolicy,
     ) -> Result<StoredVersions, StoreError> {
-        let mut held = StoredVersions::new();
+        let mut stored = StoredVersions::new();
         for package in default_if_gone(self.store.records.packages_with_sets(address))? {
             if skip_unreadable(&package, self.holds_package(&package, policy))? {
-                held.entry(package.version).or_default().insert(package.platform);
+                stored.entry(package.version).or_default().insert(package.platform);
             }
         }
-        Ok(held)
+        Ok(stored)
     }
 
     pub(in crate::mirror) fn read_stored_module_versions(
         &self,
         key: &ModuleAddress,
     ) -> Result<BTreeSet<Version>, StoreError> {
-        let mut held = BTreeSet::new();
+        let mut stored = BTreeSet::new();
         for package in default_if_gone(self.store.records.module_packages_with_names(key))? {
-            if skip_unreadable(&package, self.current_module_archive(&package).map(|held| held.is_some()))? {
-                held.insert(package.version);
+            if skip_unreadable(&package, self.current_module_archive(&package).map(|archive| archive.is_some()))? {
+                stored.insert(package.version);
             }
         }
-        Ok(held)
+        Ok(stored)
     }
 
     /// True if the package can be installed: its set and that set's archive are stored.
@@ -80,8 +80,10 @@ impl Mirror {
         package: &Package,
         policy: VerificationPolicy,
     ) -> Result<bool, StoreError> {
-        let Some(held) = self.read_set(package)?.and_then(|held| held.meeting_policy(policy)) else { return Ok(false) };
-        self.store.blobs.is_stored(&held.offline_set().document.shasum)
+        let Some(stored) = self.read_set(package)?.and_then(|stored| stored.meeting_policy(policy)) else {
+            return Ok(false);
+        };
+        self.store.blobs.is_stored(&stored.offline_set().document.shasum)
     }
 }
 

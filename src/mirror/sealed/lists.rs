@@ -27,23 +27,23 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<VersionList>, Error> {
         if self.connectivity() == Connectivity::Online {
-            let kept = self.provider_versions(address, call).await?;
-            let list = kept.value.versions().await.map_err(|reason| unreadable(address, reason))?;
-            return Ok(kept.map(|_| list));
+            let document = self.provider_versions(address, call).await?;
+            let list = document.value.versions().await.map_err(|reason| unreadable(address, reason))?;
+            return Ok(document.map(|_| list));
         }
-        let held = self.stored_provider_versions(address, call).await?;
-        let shown: BTreeMap<&Version, &BTreeSet<Platform>> = call.config.required_platforms.shown(&held).collect();
+        let stored = self.stored_provider_versions(address, call).await?;
+        let shown: BTreeMap<&Version, &BTreeSet<Platform>> = call.config.required_platforms.shown(&stored).collect();
         if shown.is_empty() {
             return Err(self
                 .missing_error(address, describe_empty_list(address, &call.config.required_platforms), call)
                 .await);
         }
-        let kept = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
+        let document = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
             Some(_) => Some(self.provider_versions(address, call).await?),
             None => None,
         };
-        let list = match &kept {
-            Some(kept) => readable_or_log(address, kept.value.versions().await),
+        let list = match &document {
+            Some(document) => readable_or_log(address, document.value.versions().await),
             None => None,
         };
         let mut list = list.unwrap_or_else(|| VersionList { versions: Vec::new(), rest: Default::default() });
@@ -51,7 +51,7 @@ impl Mirror {
         // Entries already listed stay as upstream wrote them.
         let entry = |(version, for_): (&&Version, &&BTreeSet<Platform>)| entry_of(version, for_.iter());
         list.add(shown.iter().filter_map(entry).collect());
-        Ok(stored_answer(kept, list, call))
+        Ok(stored_answer(document, list, call))
     }
 
     /// The version list of a module for clients. Offline: the versions whose archives are stored.
@@ -64,22 +64,22 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<Answer<ModuleVersionList>, Error> {
         if self.connectivity() == Connectivity::Online {
-            let kept = self.module_versions(address, call).await?;
-            let list = kept.value.module_versions().await.map_err(|reason| unreadable(address, reason))?;
-            return Ok(kept.map(|_| list));
+            let document = self.module_versions(address, call).await?;
+            let list = document.value.module_versions().await.map_err(|reason| unreadable(address, reason))?;
+            return Ok(document.map(|_| list));
         }
         call.upstream(&address.host)?;
         let key = call.config.key_of(address);
-        let held = self.stored_module_versions(&key).await?;
-        if held.is_empty() {
+        let stored = self.stored_module_versions(&key).await?;
+        if stored.is_empty() {
             return Err(self.missing_error(&key, format!("any version of {address}"), call).await);
         }
-        let kept = match self.stored_document(&Key::ModuleVersions(key)).await? {
+        let document = match self.stored_document(&Key::ModuleVersions(key)).await? {
             Some(_) => Some(self.module_versions(address, call).await?),
             None => None,
         };
-        let list = match &kept {
-            Some(kept) => readable_or_log(address, kept.value.module_versions().await),
+        let list = match &document {
+            Some(document) => readable_or_log(address, document.value.module_versions().await),
             None => None,
         };
         let mut list = list.unwrap_or_else(|| ModuleVersionList {
@@ -87,9 +87,9 @@ impl Mirror {
             module: Default::default(),
             rest: Default::default(),
         });
-        list.versions.retain(|listed| held.contains(&listed.version));
-        list.add(held.iter().filter_map(entry_of_module).collect());
-        Ok(stored_answer(kept, list, call))
+        list.versions.retain(|listed| stored.contains(&listed.version));
+        list.add(stored.iter().filter_map(entry_of_module).collect());
+        Ok(stored_answer(document, list, call))
     }
 
     /// The versions in the cached upstream list of a provider, and the platforms that must be stored before clients see
@@ -105,7 +105,7 @@ impl Mirror {
             return Ok(None);
         }
         let list = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
-            Some(held) => readable_or_log(address, held.value.versions().await),
+            Some(list) => readable_or_log(address, list.value.versions().await),
             None => None,
         };
         match list {
@@ -130,7 +130,7 @@ impl Mirror {
         }
         let key = Key::ModuleVersions(self.config().key_of(address));
         let list = match self.stored_document(&key).await? {
-            Some(held) => readable_or_log(address, held.value.module_versions().await),
+            Some(list) => readable_or_log(address, list.value.module_versions().await),
             None => None,
         };
         match list {
@@ -149,30 +149,30 @@ impl Mirror {
         version: &Version,
         call: &RequestContext,
     ) -> Result<Answer<BTreeSet<Platform>>, Error> {
-        let held = self.stored_provider_versions(address, call).await?;
-        let kept = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
+        let stored = self.stored_provider_versions(address, call).await?;
+        let document = match self.stored_document(&Key::ProviderVersions(address.clone())).await? {
             Some(_) => Some(self.provider_versions(address, call).await?),
-            None if held.is_empty() => {
+            None if stored.is_empty() => {
                 return Err(self.missing_error(address, format!("the version list of {address}"), call).await);
             }
             None => None,
         };
-        let platforms = held.get(version).cloned().unwrap_or_default();
+        let platforms = stored.get(version).cloned().unwrap_or_default();
         if platforms.is_empty() {
             self.record_missing((address, version), call);
         }
-        Ok(stored_answer(kept, platforms, call))
+        Ok(stored_answer(document, platforms, call))
     }
 }
 
 /// Wraps a value computed from the store. It stays fresh for a moment, since upstream cannot be asked again while
 /// offline.
-fn stored_answer<T>(kept: Option<Answer<Arc<StoredDocument>>>, value: T, call: &RequestContext) -> Answer<T> {
+fn stored_answer<T>(document: Option<Answer<Arc<StoredDocument>>>, value: T, call: &RequestContext) -> Answer<T> {
     let moment = call.now.after(STORED_ANSWER_LIFETIME);
-    match kept {
-        Some(kept) => {
-            let fresh_until = if kept.outcome == Outcome::Hit { kept.fresh_until.min(moment) } else { moment };
-            Answer { value, outcome: kept.outcome, fresh_until, checked: kept.checked }
+    match document {
+        Some(document) => {
+            let fresh_until = if document.outcome == Outcome::Hit { document.fresh_until.min(moment) } else { moment };
+            Answer { value, outcome: document.outcome, fresh_until, checked: document.checked }
         }
         None => Answer { value, outcome: Outcome::Stale, fresh_until: moment, checked: call.now },
     }

@@ -150,10 +150,10 @@ impl MissingRequests {
 
     /// Serialises the record. Missing non-packages are kept only in memory.
     pub(in crate::mirror) fn write(&self) -> Vec<u8> {
-        let line = |(package, asked): (&MissingPackage, &RequestCount)| MissingLine {
+        let line = |(package, count): (&MissingPackage, &RequestCount)| MissingLine {
             what: package.clone(),
-            times: asked.times,
-            last: asked.last,
+            times: count.times,
+            last: count.last,
         };
         // Names, numbers and texts always serialise.
         serde_json::to_vec(&MissingRecord { things: self.packages.iter().map(line).collect() }).unwrap_or_default()
@@ -162,9 +162,9 @@ impl MissingRequests {
     /// Records a request. At the limit, the package with the fewest requests is dropped; among equals, the one
     /// requested longest ago.
     pub(super) fn note(&mut self, missing: MissingPackage, now: Timestamp) {
-        if let Some(asked) = self.packages.get_mut(&missing) {
+        if let Some(count) = self.packages.get_mut(&missing) {
             // A changed count is not worth a write.
-            *asked = RequestCount { times: asked.times.saturating_add(1), last: now, last_miss: None };
+            *count = RequestCount { times: count.times.saturating_add(1), last: now, last_miss: None };
             return;
         }
         self.is_changed = true;
@@ -190,7 +190,7 @@ impl MissingRequests {
             () => return,
         };
         let candidates = self.packages.iter().filter(|(other, _)| may_go(other));
-        let least = candidates.min_by_key(|(_, asked)| (asked.times, asked.last)).map(|(other, _)| other.clone());
+        let least = candidates.min_by_key(|(_, count)| (count.times, count.last)).map(|(other, _)| other.clone());
         if let Some(least) = least {
             self.packages.remove(&least);
         }
@@ -212,12 +212,12 @@ impl MissingRequests {
         is_held: bool,
         found: LastMiss,
     ) {
-        let Some(asked) = self.packages.get_mut(missing).filter(|asked| **asked == seen) else { return };
+        let Some(count) = self.packages.get_mut(missing).filter(|count| **count == seen) else { return };
         if is_held {
             self.packages.remove(missing);
             self.is_changed = true;
         } else {
-            asked.last_miss = Some(found);
+            count.last_miss = Some(found);
         }
     }
 
@@ -266,11 +266,11 @@ mod tests {
         for number in 1..5000 {
             wants.note(version(&real, number), Timestamp(3));
         }
-        let told = told(&wants);
-        assert_eq!(told.len(), MAX_MISSING_PER_ADDRESS + 1);
+        let lines = told(&wants);
+        assert_eq!(lines.len(), MAX_MISSING_PER_ADDRESS + 1);
         // The package requested twice stays, and so does the other provider.
-        assert!(told.contains(&"registry.example/acme/real 1.0.0".to_owned()), "{told:?}");
-        assert!(told.contains(&"registry.example/acme/other".to_owned()), "{told:?}");
+        assert!(lines.contains(&"registry.example/acme/real 1.0.0".to_owned()), "{lines:?}");
+        assert!(lines.contains(&"registry.example/acme/other".to_owned()), "{lines:?}");
     }
 
     #[test]
@@ -283,11 +283,11 @@ mod tests {
             wants.note((&provider(&format!("p{number}"))).into(), Timestamp(2 + number));
             wants.note_words(&format!("page {number}"));
         }
-        let (told, words) = (told(&wants), wants.words().count());
-        assert_eq!((told.len(), words), (MAX_MISSING, MAX_MISSING_TEXTS));
+        let (lines, words) = (told(&wants), wants.words().count());
+        assert_eq!((lines.len(), words), (MAX_MISSING, MAX_MISSING_TEXTS));
         let last = format!("registry.example/acme/p{}", 3 * MAX_MISSING - 1);
-        assert!(told.contains(&"registry.example/acme/often".to_owned()) && told.contains(&last));
-        assert!(!told.contains(&"registry.example/acme/p0".to_owned()));
+        assert!(lines.contains(&"registry.example/acme/often".to_owned()) && lines.contains(&last));
+        assert!(!lines.contains(&"registry.example/acme/p0".to_owned()));
         assert!(wants.write().len() < 300 * MAX_MISSING);
     }
 

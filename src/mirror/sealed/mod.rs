@@ -47,19 +47,19 @@ impl From<&[Platform]> for RequiredPlatforms {
 
 impl RequiredPlatforms {
     /// True if a version stored for these platforms is listed.
-    pub(super) fn shows(&self, held: &BTreeSet<Platform>) -> bool {
+    pub(super) fn shows(&self, stored: &BTreeSet<Platform>) -> bool {
         match self {
-            Self::AnyPlatform => !held.is_empty(),
-            Self::AllOf(platforms) => platforms.is_subset(held),
+            Self::AnyPlatform => !stored.is_empty(),
+            Self::AllOf(platforms) => platforms.is_subset(stored),
         }
     }
 
     /// The versions of a provider that are listed.
     pub(super) fn shown<'a>(
         &'a self,
-        held: &'a StoredVersions,
+        stored: &'a StoredVersions,
     ) -> impl Iterator<Item = (&'a Version, &'a BTreeSet<Platform>)> {
-        held.iter().filter(|(_, for_)| self.shows(for_))
+        stored.iter().filter(|(_, for_)| self.shows(for_))
     }
 
     /// The required platforms; empty if any will do.
@@ -105,7 +105,7 @@ mod tests {
     fn a_version_is_listed_for_any_platform_or_for_all_required_ones() {
         let platforms =
             |names: &[&str]| -> Vec<Platform> { names.iter().map(|name| Platform::parse(name).unwrap()).collect() };
-        for (named, held, shown) in [
+        for (named, stored, shown) in [
             (&[][..], &["linux_amd64"][..], true),
             (&[], &[], false),
             (&["linux_amd64"], &["darwin_arm64"], false),
@@ -114,7 +114,7 @@ mod tests {
             (&["linux_amd64", "darwin_arm64"], &["linux_amd64", "darwin_arm64", "linux_arm64"], true),
         ] {
             let sealed_for = RequiredPlatforms::from(platforms(named).as_slice());
-            assert_eq!(sealed_for.shows(&platforms(held).into_iter().collect()), shown, "{named:?} of {held:?}");
+            assert_eq!(sealed_for.shows(&platforms(stored).into_iter().collect()), shown, "{named:?} of {stored:?}");
             assert_eq!(sealed_for.platforms().count(), named.len());
         }
     }

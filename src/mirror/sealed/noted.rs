@@ -144,9 +144,9 @@ impl Mirror {
     pub(in crate::mirror) fn missing_now(&self) -> Vec<MissingPackage> {
         let terms = self.config.load_full();
         let noted: Vec<(MissingPackage, RequestCount)> =
-            self.sealed.missing.lock().things().map(|(missing, asked)| (missing.clone(), *asked)).collect();
+            self.sealed.missing.lock().things().map(|(missing, count)| (missing.clone(), *count)).collect();
         let mut missing = Vec::new();
-        for (thing, asked) in noted {
+        for (thing, count) in noted {
             if terms.upstreams.get(thing.host()).is_none() {
                 continue;
             }
@@ -155,13 +155,13 @@ impl Mirror {
                 MissingPackage::Module { of: address, .. } => self.revision_of_module(address),
             };
             let found = (revision, terms.generation);
-            if asked.last_miss == Some(found) {
+            if count.last_miss == Some(found) {
                 missing.push(thing);
                 continue;
             }
             match self.is_stored_now(&thing, &terms) {
                 Ok(is_held) => {
-                    self.sealed.missing.lock().record_lookup(&thing, asked, is_held, found);
+                    self.sealed.missing.lock().record_lookup(&thing, count, is_held, found);
                     if !is_held {
                         missing.push(thing);
                     }
@@ -189,8 +189,8 @@ impl Mirror {
                 let Some(upstream) = terms.upstreams.get(&address.host) else { return Ok(false) };
                 let policy = upstream.settings.verification;
                 let Some(version) = version else {
-                    let held = self.read_stored_versions(address, policy)?;
-                    return Ok(held.values().any(|for_| terms.required_platforms.shows(for_)));
+                    let stored = self.read_stored_versions(address, policy)?;
+                    return Ok(stored.values().any(|for_| terms.required_platforms.shows(for_)));
                 };
                 let platforms = match platform {
                     Some(platform) => vec![platform.clone()],

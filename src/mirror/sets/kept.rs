@@ -20,18 +20,18 @@ impl Mirror {
     pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<UsableProofSet>, StoreError> {
         let key = Key::ProofSet(package.clone());
         let Some(record) = self.store.records.get(&key)? else { return Ok(None) };
-        let Some(kept) = StoredProofSet::read(record, package) else {
+        let Some(stored_set) = StoredProofSet::read(record, package) else {
             self.store.records.quarantine(&key)?;
             return Ok(None);
         };
-        let fallback = self.only_predecessor_is_stored(&kept)?;
-        Ok(Some(UsableProofSet { stored_set: Arc::new(kept), fallback }))
+        let fallback = self.only_predecessor_is_stored(&stored_set)?;
+        Ok(Some(UsableProofSet { stored_set: Arc::new(stored_set), fallback }))
     }
 
-    fn only_predecessor_is_stored(&self, kept: &StoredProofSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
-        let Some((predecessor, _)) = kept.predecessor.as_ref() else { return Ok(None) };
+    fn only_predecessor_is_stored(&self, stored_set: &StoredProofSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
+        let Some((predecessor, _)) = stored_set.predecessor.as_ref() else { return Ok(None) };
         let holds = |set: &ProofSet| self.store.blobs.is_stored(&set.document.shasum);
-        Ok((!holds(&kept.current)? && holds(predecessor)?).then(|| Arc::clone(predecessor)))
+        Ok((!holds(&stored_set.current)? && holds(predecessor)?).then(|| Arc::clone(predecessor)))
     }
 
     /// Replaces a package's set. The old set becomes the predecessor, unless it was imported without signatures.
@@ -54,15 +54,15 @@ impl Mirror {
     ) -> SetFlight {
         self.replace_imported_set(package, &set, now).await?;
         let current = Arc::new(set);
-        self.change_set(package, move |mirror, held| {
-            let predecessor = match held {
+        self.change_set(package, move |mirror, stored| {
+            let predecessor = match stored {
                 None => None,
-                Some(held) if held.current.proof().how == ProofBasis::Imported => None,
-                Some(held) if current.has_same_files(&held.current) => held.predecessor,
+                Some(stored) if stored.current.proof().how == ProofBasis::Imported => None,
+                Some(stored) if current.has_same_files(&stored.current) => stored.predecessor,
                 // While only the older predecessor's archive is stored, that one stays the fallback.
-                Some(held) => match mirror.only_predecessor_is_stored(&held)? {
-                    Some(_) => held.predecessor,
-                    None => Some((held.current, now)),
+                Some(stored) => match mirror.only_predecessor_is_stored(&stored)? {
+                    Some(_) => stored.predecessor,
+                    None => Some((stored.current, now)),
                 },
             };
             Ok(StoredProofSet { predecessor, current, age: Age { checked, gone: false } })
@@ -81,9 +81,9 @@ impl Mirror {
                 return Ok(());
             }
             let age = Age { checked: Timestamp(0), ..stored_set.age };
-            let kept = StoredProofSet { age, ..(*stored_set).clone() };
-            let size_bytes = mirror.store.records.put(&key, &kept.write(), Durability::Lazy)?;
-            mirror.store.index.document_stored(&key, size_bytes, kept.current.fetched());
+            let expired = StoredProofSet { age, ..(*stored_set).clone() };
+            let size_bytes = mirror.store.records.put(&key, &expired.write(), Durability::Lazy)?;
+            mirror.store.index.document_stored(&key, size_bytes, expired.current.fetched());
             Ok(())
         })
         .await?;
@@ -99,24 +99,26 @@ impl Mirror {
         change: impl FnOnce(&Self, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
     ) -> SetFlight {
         let owned_package = package.clone();
-        let kept = self.on_disk(move |mirror| {
+        let changed = self.on_disk(move |mirror| {
             let key = Key::ProofSet(owned_package.clone());
             let lock = mirror.catalog.record_lock(&key).lock();
             let read = mirror.read_set(&owned_package);
             let is_gone = matches!(read, Err(StoreError::Gone));
-            let held = default_if_gone(read)?.map(|held| Arc::unwrap_or_clone(held.stored_set));
-            let before = held.clone();
-            let kept = change(mirror, held)?;
-            if let Some(before) = before.filter(|before| before.age.is_confirmed_after(kept.age, kept.age.checked)) {
+            let stored = default_if_gone(read)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
+            let before = stored.clone();
+            let changed = change(mirror, stored)?;
+            if let Some(before) =
+                before.filter(|before| before.age.is_confirmed_after(changed.age, changed.age.checked))
+            {
                 return Ok(before);
             }
             if is_gone {
                 // Do not overwrite a set that was not read: the store may be back by now.
-                return Ok(kept);
+                return Ok(changed);
             }
-            match mirror.store.records.put(&key, &kept.write(), Durability::Lazy) {
+            match mirror.store.records.put(&key, &changed.write(), Durability::Lazy) {
                 Ok(size_bytes) => {
-                    mirror.store.index.document_stored(&key, size_bytes, kept.age.checked);
+                    mirror.store.index.document_stored(&key, size_bytes, changed.age.checked);
                     mirror.record_stored(ObjectKind::Document);
                 }
                 Err(error) => {
@@ -126,10 +128,10 @@ impl Mirror {
             }
             drop(lock);
             mirror.enforce_size_limit();
-            Ok(kept)
+            Ok(changed)
         });
-        let kept = Arc::new(kept.await?);
+        let changed = Arc::new(changed.await?);
         self.bump_revision(&package.provider);
-        Ok(Aged { age: kept.age, value: kept })
+        Ok(Aged { age: changed.age, value: changed })
     }
 }

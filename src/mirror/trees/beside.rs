@@ -120,10 +120,10 @@ impl SidecarFiles {
             let Some(sums) = self.files.get(&MirrorFileKind::Sums(covers.clone())) else { continue };
             let signature = self.files.get(&MirrorFileKind::Signature(covers)).cloned().unwrap_or_default();
             let (filename, shasum) = (document.filename.as_str(), &document.shasum);
-            let judged =
+            let verified =
                 verify_proof_set(VerificationPolicy::Signature, sums, &signature, &document.keys, filename, shasum);
-            let judged = judged.map_err(|verdict| sanitized(&verdict.to_string()));
-            let set = judged.and_then(|(proof, _)| {
+            let verified = verified.map_err(|verdict| sanitized(&verdict.to_string()));
+            let set = verified.and_then(|(proof, _)| {
                 set_of(package, url.clone(), proof, now, [body.clone(), sums.clone(), signature])
             });
             match set {
@@ -148,7 +148,7 @@ pub(super) fn set_of(
     now: Timestamp,
     [body, sums, signature]: [Bytes; 3],
 ) -> Result<ProofSet, String> {
-    let about = ProofSetMetadata {
+    let metadata = ProofSetMetadata {
         asked: url.clone(),
         url,
         origins: Vec::new(),
@@ -158,13 +158,13 @@ pub(super) fn set_of(
         fetched: now,
         proof,
     };
-    ProofSet::new(about, body, sums, signature, package).map_err(|reason| sanitized(&reason))
+    ProofSet::new(metadata, body, sums, signature, package).map_err(|reason| sanitized(&reason))
 }
 
 /// The URL where upstream would have the document, by convention. The relative URLs in the document are resolved
 /// against it if the archive must be fetched later.
 pub(super) fn conventional_url(package: &Package, upstream: &Upstream) -> Url {
     let base = upstream.settings.url.join("v1/providers/").unwrap_or_else(|_| upstream.settings.url.clone());
-    let asked = download_url(&base, &package.provider, package.version.as_str(), &package.platform);
-    asked.unwrap_or(base)
+    let url = download_url(&base, &package.provider, package.version.as_str(), &package.platform);
+    url.unwrap_or(base)
 }

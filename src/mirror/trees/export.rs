@@ -118,9 +118,9 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
         let no_set = || Error::NotKept(format!("the proof set for the archive of {package}"));
-        let held = self.usable_set(package, call).await?.ok_or_else(no_set)?;
-        let predecessor = held.stored_set.predecessor.as_ref().map(|(set, _)| set);
-        let mut sets = [Some(&held.stored_set.current), held.fallback.as_ref(), predecessor].into_iter().flatten();
+        let stored = self.usable_set(package, call).await?.ok_or_else(no_set)?;
+        let predecessor = stored.stored_set.predecessor.as_ref().map(|(set, _)| set);
+        let mut sets = [Some(&stored.stored_set.current), stored.fallback.as_ref(), predecessor].into_iter().flatten();
         let set = sets.find(|set| set.document.shasum == digest).ok_or_else(no_set)?;
         if self.stored_archive(package, digest).await?.is_none() || !self.has_archive(digest).await? {
             return Err(Error::NotKept(format!("the archive of {package}")));
@@ -204,8 +204,8 @@ async fn open(
     call: &RequestContext,
 ) -> Result<Archive, Error> {
     let gone = || Error::NotKept(format!("the archive of {package}"));
-    let held = mirror.stored_archive(package, digest).await?.ok_or_else(gone)?;
-    match mirror.open_stored(package, &held, call).await? {
+    let stored_archive = mirror.stored_archive(package, digest).await?.ok_or_else(gone)?;
+    match mirror.open_stored(package, &stored_archive, call).await? {
         OpenOutcome::Checked(archive) => Ok(archive),
         OpenOutcome::Missing | OpenOutcome::Damaged => Err(gone()),
     }

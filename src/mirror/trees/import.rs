@@ -43,13 +43,13 @@ impl Mirror {
             |_| Error::Busy { subject: "the import".to_owned(), reason: "another tree is being imported".to_owned() };
         let alone = alone.map_err(busy)?;
         self.store.check()?;
-        let (tell, told) = channel(IMPORT_STEP_QUEUE);
+        let (sender, steps) = channel(IMPORT_STEP_QUEUE);
         let import = TreeImport {
             mirror: Arc::clone(self),
             runtime: Handle::current(),
             call: self.flight_context(call),
             unsigned,
-            steps: tell,
+            steps: sender,
             sidecars: SidecarFiles::default(),
             waiting: WaitingArchives::default(),
             repack: None,
@@ -68,7 +68,7 @@ impl Mirror {
             // The receiver may be gone.
             let _ = last_step.blocking_send(last);
         });
-        Ok(told)
+        Ok(steps)
     }
 }
 
@@ -296,15 +296,15 @@ impl TreeImport {
         file: String,
         package: Option<&Package>,
         size_bytes: u64,
-        judged: FileVerdict,
+        verdict: FileVerdict,
         notes: Vec<String>,
     ) -> Result<(), ImportAbort> {
-        if let FileVerdict::Refused { why: reason } = &judged {
+        if let FileVerdict::Refused { why: reason } = &verdict {
             tracing::warn!(file, reason, "a file of a tree was refused");
         }
-        self.counts.count(&judged);
+        self.counts.count(&verdict);
         let package = package.map(PackageRef::from);
-        let told = ImportStep::File(ImportedFile { file, package, size_bytes, judged, notes });
-        self.steps.blocking_send(told).map_err(|_| ImportAbort::ReceiverGone)
+        let step = ImportStep::File(ImportedFile { file, package, size_bytes, judged: verdict, notes });
+        self.steps.blocking_send(step).map_err(|_| ImportAbort::ReceiverGone)
     }
 }

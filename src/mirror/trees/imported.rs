@@ -77,19 +77,19 @@ impl Mirror {
     ) -> Result<Arc<StoredProofSet>, Error> {
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         let current = Arc::new(set);
-        let landed = self.change_set(package, move |_, held| {
-            let is_proven = |held: &StoredProofSet| {
-                let how = &held.current.proof().how;
+        let stored = self.change_set(package, move |_, stored| {
+            let is_proven = |stored: &StoredProofSet| {
+                let how = &stored.current.proof().how;
                 *how != ProofBasis::Imported && policy.is_met_by(how)
             };
-            Ok(match held.filter(is_proven) {
+            Ok(match stored.filter(is_proven) {
                 Some(proven) => proven,
                 // Stale at once, so that upstream is asked as soon as it can be. Marked as deleted upstream, so that it
                 // is evicted last.
                 None => StoredProofSet { current, predecessor: None, age: Age { checked: Timestamp(0), gone: true } },
             })
         });
-        Ok(landed.await?.value)
+        Ok(stored.await?.value)
     }
 
     /// Prepares to replace an unsigned set by a verified one: raises an alarm if the bytes differ, or marks the stored
@@ -101,8 +101,10 @@ impl Mirror {
         now: Timestamp,
     ) -> Result<(), Error> {
         let owned_package = package.clone();
-        let held = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&owned_package))).await?;
-        let imported = held.map(|held| held.stored_set).filter(|kept| kept.current.proof().how == ProofBasis::Imported);
+        let stored = self.on_disk(move |mirror| default_if_gone(mirror.read_set(&owned_package))).await?;
+        let imported = stored
+            .map(|stored| stored.stored_set)
+            .filter(|stored_set| stored_set.current.proof().how == ProofBasis::Imported);
         let Some(imported) = imported else { return Ok(()) };
         let Package { provider, version, .. } = package;
         let (digest, proof) = (set.document.shasum, set.proof().clone());
@@ -127,8 +129,8 @@ impl Mirror {
         let (owned_package, filename) = (package.clone(), set.document.filename.clone());
         self.on_disk(move |mirror| {
             mirror.catalog.change_name(&owned_package, |name| {
-                if let Some(held) = name.archives.iter_mut().find(|held| held.digest == digest) {
-                    (held.proof, held.filename) = (proof, filename);
+                if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == digest) {
+                    (archive.proof, archive.filename) = (proof, filename);
                 }
             })
         })
@@ -137,7 +139,7 @@ impl Mirror {
 
     /// True if larder packed the archive from an unpacked import. No published archive has its digest.
     pub(in super::super) fn is_repacked(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name(package)?.get(&digest).is_some_and(|held| held.zip == ZipOrigin::PackedAnew))
+        Ok(self.catalog.name(package)?.get(&digest).is_some_and(|archive| archive.zip == ZipOrigin::PackedAnew))
     }
 
     /// Gives every unsigned set of a version the sums of all its platforms.
@@ -151,15 +153,15 @@ impl Mirror {
         let mut unsigned = Vec::new();
         for platform in self.platforms_with_sets(provider, version).await? {
             let package = Package { provider: provider.clone(), version: version.clone(), platform };
-            let Some(held) = self.usable_set(&package, call).await? else { continue };
-            if held.stored_set.current.proof().how == ProofBasis::Imported {
-                unsigned.push((package, held.stored_set));
+            let Some(stored) = self.usable_set(&package, call).await? else { continue };
+            if stored.stored_set.current.proof().how == ProofBasis::Imported {
+                unsigned.push((package, stored.stored_set));
             }
         }
-        let sums = sums_of(unsigned.iter().map(|(package, kept)| (package, kept.current.document.shasum)));
-        for (package, kept) in &unsigned {
-            if kept.current.sums != sums {
-                let digest = kept.current.document.shasum;
+        let sums = sums_of(unsigned.iter().map(|(package, stored_set)| (package, stored_set.current.document.shasum)));
+        for (package, stored_set) in &unsigned {
+            if stored_set.current.sums != sums {
+                let digest = stored_set.current.document.shasum;
                 let set = unsigned_set(package, digest, sums.clone(), &upstream, call.now);
                 let set = set.map_err(|reason| Error::Interrupted(format!("the proof set of {package}: {reason}")))?;
                 self.keep_unsigned(package, set, call).await?;
@@ -181,14 +183,14 @@ impl Mirror {
         let key = Key::ProviderVersions(provider.clone());
         let unreadable = |reason| Error::Interrupted(format!("the cached version list of {provider}: {reason}"));
         let before = match self.stored_document(&key).await? {
-            Some(held) => held.value,
+            Some(stored_list) => stored_list.value,
             None => {
                 let base = upstream.settings.url.join("v1/providers/");
-                let asked = base.and_then(|base| versions_url(&base, provider));
-                let asked = asked.unwrap_or_else(|_| upstream.settings.url.clone());
-                let about = ListAbout {
-                    url: asked.clone(),
-                    asked,
+                let url = base.and_then(|base| versions_url(&base, provider));
+                let url = url.unwrap_or_else(|_| upstream.settings.url.clone());
+                let metadata = ListAbout {
+                    url: url.clone(),
+                    asked: url,
                     origins: Vec::new(),
                     validators: Validators::default(),
                     fetched: call.now,
@@ -197,7 +199,7 @@ impl Mirror {
                     carried: false,
                 };
                 let body = Bytes::from_static(br#"{"versions":[]}"#);
-                Arc::new(StoredDocument { metadata: about, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
+                Arc::new(StoredDocument { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
             }
         };
         let of_upstream = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*before).clone() });

@@ -53,19 +53,19 @@ impl TreeImport {
         let (file, package, size_bytes) = (arrived.file.clone(), arrived.package.clone(), arrived.staged.written());
         let now = self.call.now.after(self.call.started.elapsed());
         let mut notes = Vec::new();
-        let judged = match self.verdict(&arrived, now, &mut notes) {
+        let verdict = match self.verdict(&arrived, now, &mut notes) {
             Ok(verdict) => self.apply_verdict(verdict, arrived, now, &mut notes),
             Err(error) => {
                 arrived.discard();
                 Err(error)
             }
         };
-        let judged = match judged {
-            Ok(judged) => judged,
+        let verdict = match verdict {
+            Ok(verdict) => verdict,
             Err(Error::Store(error)) => return Err(ImportAbort::store_failed_at(&file)(error)),
             Err(error) => FileVerdict::Refused { why: error.to_string() },
         };
-        self.report(file, Some(&package), size_bytes, judged, notes)
+        self.report(file, Some(&package), size_bytes, verdict, notes)
     }
 
     fn verdict(
@@ -83,8 +83,8 @@ impl TreeImport {
                     let reason = "another file in the tree is verified for this package, with other bytes";
                     return Ok(ArchiveVerdict::Refused(reason.to_owned()));
                 }
-                let said = self.mirror.find_evidence(package, *digest, &self.sidecars, self.unsigned, &call);
-                match self.runtime.block_on(said)? {
+                let evidence = self.mirror.find_evidence(package, *digest, &self.sidecars, self.unsigned, &call);
+                match self.runtime.block_on(evidence)? {
                     ArchiveEvidence::Against(reason) => return Ok(ArchiveVerdict::Refused(reason)),
                     ArchiveEvidence::Proven { proven_by, stored_set, set, notes: more_notes } => {
                         notes.extend(more_notes);
@@ -111,8 +111,8 @@ impl TreeImport {
     fn proven(
         &self,
         arrived: &StagedTreeArchive,
-        by: ProvenBy,
-        kept: Arc<StoredProofSet>,
+        proven_by: ProvenBy,
+        stored_set: Arc<StoredProofSet>,
         set: Arc<ProofSet>,
         notes: &mut Vec<String>,
     ) -> Result<ArchiveVerdict, Error> {
@@ -125,7 +125,7 @@ impl TreeImport {
         notes.extend(
             self.index_contradiction(arrived, &hashes).map(|reason| format!("{reason}; it is verified nevertheless")),
         );
-        Ok(ArchiveVerdict::Proven { proven_by: by, stored_set: kept, set, hashes })
+        Ok(ArchiveVerdict::Proven { proven_by, stored_set, set, hashes })
     }
 
     fn unproven(&mut self, arrived: &StagedTreeArchive, reason: &str) -> Result<ArchiveVerdict, Error> {
@@ -194,8 +194,8 @@ impl TreeImport {
                 Ok(FileVerdict::Held)
             }
             ArchiveVerdict::Proven { proven_by, stored_set, set, hashes } => {
-                let room = match self.reserve_space(arrived.staged.written()) {
-                    Ok(room) => room,
+                let reservation = match self.reserve_space(arrived.staged.written()) {
+                    Ok(reservation) => reservation,
                     Err(error) => {
                         arrived.discard();
                         return Err(error);
@@ -203,7 +203,7 @@ impl TreeImport {
                 };
                 tracing::info!(%package, ?proven_by, "an archive of a tree is verified and stored");
                 self.proven.insert(package, arrived.digest);
-                self.commit_archive(&stored_set, &set, arrived, hashes, room, now)?;
+                self.commit_archive(&stored_set, &set, arrived, hashes, reservation, now)?;
                 Ok(FileVerdict::Proven { by: proven_by })
             }
             ArchiveVerdict::VouchedFor(hashes) => self.store_vouched(arrived, hashes, now, notes),
@@ -215,11 +215,11 @@ impl TreeImport {
     fn correct_record(&self, arrived: &StagedTreeArchive) -> Result<(), Error> {
         let zip = arrived.origin.zip();
         self.mirror.catalog.change_name(&arrived.package, |name| {
-            let held = name.archives.iter_mut().find(|held| held.digest == arrived.digest);
-            if let Some(held) =
-                held.filter(|held| held.proof.how == ProofBasis::Imported && zip == ZipOrigin::PackedAnew)
+            let archive = name.archives.iter_mut().find(|archive| archive.digest == arrived.digest);
+            if let Some(archive) =
+                archive.filter(|archive| archive.proof.how == ProofBasis::Imported && zip == ZipOrigin::PackedAnew)
             {
-                (held.zip, held.origin) = (zip, IMPORT_ORIGIN.to_owned());
+                (archive.zip, archive.origin) = (zip, IMPORT_ORIGIN.to_owned());
             }
         })?;
         Ok(())
@@ -236,8 +236,8 @@ impl TreeImport {
         let (package, digest) = (arrived.package.clone(), arrived.digest);
         let version = (package.provider.clone(), package.version.clone());
         let call = self.mirror.step_context(now);
-        let held = self.runtime.block_on(self.mirror.usable_set(&package, &call))?;
-        let before = held.map(|held| held.stored_set.current.document.shasum);
+        let archive = self.runtime.block_on(self.mirror.usable_set(&package, &call))?;
+        let before = archive.map(|stored| stored.stored_set.current.document.shasum);
         if let Some(before) = before.filter(|before| *before != digest) {
             arrived.discard();
             let reason = format!("its SHA-256 is {digest}, but {before} was imported before; purge that first");
@@ -254,8 +254,8 @@ impl TreeImport {
                 StoredState::Nothing => {}
             }
         }
-        let room = match self.reserve_space(arrived.staged.written()) {
-            Ok(room) => room,
+        let reservation = match self.reserve_space(arrived.staged.written()) {
+            Ok(reservation) => reservation,
             Err(error) => {
                 arrived.discard();
                 return Err(error);
@@ -264,8 +264,8 @@ impl TreeImport {
         let upstream = Arc::clone(self.call.upstream(&package.provider.host)?);
         let set = unsigned_set(&package, digest, sums_of([(&package, digest)]), &upstream, now);
         let set = set.map_err(|reason| Error::Interrupted(format!("the proof set of {package}: {reason}")))?;
-        let kept = self.runtime.block_on(self.mirror.keep_unsigned(&package, set, &call))?;
-        let set = Arc::clone(&kept.current);
+        let stored_set = self.runtime.block_on(self.mirror.keep_unsigned(&package, set, &call))?;
+        let set = Arc::clone(&stored_set.current);
         if set.document.shasum != digest {
             arrived.discard();
             let reason =
@@ -274,18 +274,18 @@ impl TreeImport {
         }
         tracing::warn!(%package, %digest, "imported without signatures: the operator vouches for it");
         let is_unsigned = set.proof().how == ProofBasis::Imported;
-        let judged = match &arrived.origin {
+        let verdict = match &arrived.origin {
             _ if !is_unsigned => FileVerdict::Proven { by: ProvenBy::HeldSet },
             ArchiveOrigin::FromTree => FileVerdict::Unsigned,
             ArchiveOrigin::Repacked { .. } => FileVerdict::PackedAnew,
         };
         // Only the existence of the version is recorded. Its digest is only the operator's word.
         self.mirror.histories.record_listed(&package.provider, std::slice::from_ref(&package.version), now)?;
-        self.commit_archive(&kept, &set, arrived, hashes, room, now)?;
+        self.commit_archive(&stored_set, &set, arrived, hashes, reservation, now)?;
         if is_unsigned {
             self.vouched_for.insert(version);
         }
-        Ok(judged)
+        Ok(verdict)
     }
 
     /// The state of the stored archive, re-read from disk: an operator may import an archive because the stored one is
@@ -317,18 +317,18 @@ impl TreeImport {
                 return Err(StoreError::NoRoom { needed: bytes, limit, stays }.into());
             }
         }
-        let mut room = mirror.reservation();
-        self.runtime.block_on(mirror.reserve(&mut room, bytes))?;
-        Ok(room)
+        let mut reservation = mirror.reservation();
+        self.runtime.block_on(mirror.reserve(&mut reservation, bytes))?;
+        Ok(reservation)
     }
 
     fn commit_archive(
         &self,
-        kept: &StoredProofSet,
+        stored_set: &StoredProofSet,
         set: &ProofSet,
         arrived: StagedTreeArchive,
         hashes: PackageHashState,
-        room: Reservation,
+        reservation: Reservation,
         now: Timestamp,
     ) -> Result<(), Error> {
         let StagedTreeArchive { package, staged, digest, fast, origin: made, .. } = arrived;
@@ -337,14 +337,14 @@ impl TreeImport {
             Error::Unverified { subject: format!("the archive of {package}"), verdict: verdict.to_string() }
         })?;
         // Written once. A kill between two writes would leave a `zh:` that was never published.
-        let held = StoredArchive {
+        let archive = StoredArchive {
             hashes,
             zip: made.zip(),
             origin: IMPORT_ORIGIN.to_owned(),
             ..StoredArchive::of_set(set, fast, size_bytes, now)
         };
-        self.mirror.commit(&package, kept, held, verified)?;
-        drop(room);
+        self.mirror.commit(&package, stored_set, archive, verified)?;
+        drop(reservation);
         self.mirror.enforce_size_limit();
         Ok(())
     }

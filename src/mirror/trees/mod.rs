@@ -113,8 +113,8 @@ pub struct ImportCounts {
 
 impl ImportCounts {
     /// Counts one file.
-    pub fn count(&mut self, judged: &FileVerdict) {
-        *match judged {
+    pub fn count(&mut self, verdict: &FileVerdict) {
+        *match verdict {
             FileVerdict::Proven { .. } => &mut self.proven,
             FileVerdict::Unsigned => &mut self.unsigned,
             FileVerdict::PackedAnew => &mut self.packed_anew,

@@ -131,9 +131,9 @@ struct RepackStage<'a> {
 impl Write for RepackStage<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.staged.append(bytes).map_err(|error| {
-            let told = io::Error::other(error.to_string());
+            let io_error = io::Error::other(error.to_string());
             self.failed = Some(error);
-            told
+            io_error
         })?;
         Ok(bytes.len())
     }

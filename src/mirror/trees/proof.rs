@@ -55,16 +55,16 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<ArchiveEvidence, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
-        let held = self.usable_set(package, call).await?.filter(|held| is_proven(&held.stored_set.current));
-        if let Some(proven) = held.as_ref().and_then(|held| evidence_of_set(held, digest, ProvenBy::HeldSet)) {
+        let stored = self.usable_set(package, call).await?.filter(|stored| is_proven(&stored.stored_set.current));
+        if let Some(proven) = stored.as_ref().and_then(|stored| evidence_of_set(stored, digest, ProvenBy::HeldSet)) {
             return Ok(proven);
         }
         let mut nothing = "this mirror is offline, so upstream cannot be asked".to_owned();
         if self.connectivity() == Connectivity::Online {
             match self.fetch_upstream_set(package, call).await {
-                Ok(Some(held)) => {
-                    return Ok(evidence_of_set(&held, digest, ProvenBy::Upstream)
-                        .unwrap_or_else(|| contradicting_set(digest, &held, "upstream's")));
+                Ok(Some(stored)) => {
+                    return Ok(evidence_of_set(&stored, digest, ProvenBy::Upstream)
+                        .unwrap_or_else(|| contradicting_set(digest, &stored, "upstream's")));
                 }
                 Ok(None) => nothing = format!("{} does not know it", package.provider.host),
                 Err(Error::Store(error)) => return Err(error.into()),
@@ -75,17 +75,17 @@ impl Mirror {
                     return Ok(
                         match self.evidence_in_tree(package, digest, beside, &upstream, unsigned, call).await? {
                             ArchiveEvidence::NoProof(_) => ArchiveEvidence::Against(upstream_unavailable(&error)),
-                            said => said,
+                            evidence => evidence,
                         },
                     );
                 }
             }
-        } else if let Some(held) = held {
-            return Ok(contradicting_set(digest, &held, "the stored"));
+        } else if let Some(stored) = stored {
+            return Ok(contradicting_set(digest, &stored, "the stored"));
         }
         Ok(match self.evidence_in_tree(package, digest, beside, &upstream, unsigned, call).await? {
             ArchiveEvidence::NoProof(besides) => ArchiveEvidence::NoProof(format!("{nothing}, and {besides}")),
-            said => said,
+            evidence => evidence,
         })
     }
 
@@ -111,7 +111,7 @@ impl Mirror {
         };
         let call = self.step_context(now);
         match self.proof_set(package, &call).await {
-            Ok(_) => Ok(self.usable_set(package, &call).await?.filter(|held| is_proven(&held.stored_set.current))),
+            Ok(_) => Ok(self.usable_set(package, &call).await?.filter(|stored| is_proven(&stored.stored_set.current))),
             Err(Error::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
@@ -188,9 +188,9 @@ impl Mirror {
             Err(error) => return Err(error),
         }
         // Stale at once, because upstream did not confirm it.
-        let kept = self.store_set_confirmed_at(package, *set, Timestamp(0), call.now).await?.value;
-        let set = Arc::clone(&kept.current);
-        Ok(ArchiveEvidence::Proven { proven_by: ProvenBy::Tree, stored_set: kept, set, notes })
+        let stored_set = self.store_set_confirmed_at(package, *set, Timestamp(0), call.now).await?.value;
+        let set = Arc::clone(&stored_set.current);
+        Ok(ArchiveEvidence::Proven { proven_by: ProvenBy::Tree, stored_set, set, notes })
     }
 }
 
@@ -216,18 +216,18 @@ pub(super) fn upstream_unavailable(error: &Error) -> String {
 }
 
 /// The stored set that names this archive, as evidence.
-fn evidence_of_set(held: &UsableProofSet, digest: Digest, by: ProvenBy) -> Option<ArchiveEvidence> {
-    let sets = [Some(&held.stored_set.current), held.fallback.as_ref()];
+fn evidence_of_set(stored: &UsableProofSet, digest: Digest, proven_by: ProvenBy) -> Option<ArchiveEvidence> {
+    let sets = [Some(&stored.stored_set.current), stored.fallback.as_ref()];
     let set = sets.into_iter().flatten().find(|set| set.document.shasum == digest)?;
     Some(ArchiveEvidence::Proven {
-        proven_by: by,
-        stored_set: Arc::clone(&held.stored_set),
+        proven_by,
+        stored_set: Arc::clone(&stored.stored_set),
         set: Arc::clone(set),
         notes: Vec::new(),
     })
 }
 
-fn contradicting_set(digest: Digest, held: &UsableProofSet, whose: &str) -> ArchiveEvidence {
-    let proven = held.stored_set.current.document.shasum;
-    ArchiveEvidence::Against(format!("its SHA-256 is {digest}, but {whose} proof set says {proven}"))
+fn contradicting_set(digest: Digest, stored: &UsableProofSet, owner: &str) -> ArchiveEvidence {
+    let proven = stored.stored_set.current.document.shasum;
+    ArchiveEvidence::Against(format!("its SHA-256 is {digest}, but {owner} proof set says {proven}"))
 }

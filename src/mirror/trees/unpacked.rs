@@ -24,17 +24,17 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<ArchiveEvidence, Error> {
         let owned_package = package.clone();
-        let held = self.on_disk(move |mirror| mirror.held_package_hashes(&owned_package)).await?;
-        if held.iter().any(|held| held == h1) {
+        let hashes = self.on_disk(move |mirror| mirror.held_package_hashes(&owned_package)).await?;
+        if hashes.iter().any(|stored| stored == h1) {
             return Ok(ArchiveEvidence::AlreadyStored);
         }
-        if let Some(other) = held.first() {
+        if let Some(other) = hashes.first() {
             return Ok(ArchiveEvidence::Against(format!(
                 "its files have {h1}, but those of the stored archive have {other}"
             )));
         }
         let warm = format!("run `larder warm {}@{}`", package.provider, package.version);
-        if self.usable_set(package, call).await?.is_some_and(|held| is_proven(&held.stored_set.current)) {
+        if self.usable_set(package, call).await?.is_some_and(|stored| is_proven(&stored.stored_set.current)) {
             let reason = "a stored proof set covers its published archive, not unpacked files";
             return Ok(ArchiveEvidence::Against(format!("{reason}; import that archive, or {warm}")));
         }
@@ -66,15 +66,15 @@ impl Mirror {
     /// The directory `h1:` of each stored archive of a package that is not damaged.
     fn held_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();
-        for held in self.catalog.name(package)?.archives {
-            let Some(blob) = default_if_gone(self.store.blobs.get(&held.digest))? else { continue };
-            if unless_damaged(blob.fast_hash())? != Some(held.fast) {
+        for archive in self.catalog.name(package)?.archives {
+            let Some(blob) = default_if_gone(self.store.blobs.get(&archive.digest))? else { continue };
+            if unless_damaged(blob.fast_hash())? != Some(archive.fast) {
                 continue;
             }
-            if held.hashes == PackageHashState::NotYet {
-                self.compute_hashes(package, &held.digest)?;
+            if archive.hashes == PackageHashState::NotYet {
+                self.compute_hashes(package, &archive.digest)?;
             }
-            let now = self.catalog.name(package)?.get(&held.digest).map(|held| held.hashes.clone());
+            let now = self.catalog.name(package)?.get(&archive.digest).map(|archive| archive.hashes.clone());
             if let Some(PackageHashState::Known { directory, .. }) = now {
                 known.push(directory);
             }

@@ -47,12 +47,12 @@ impl BundleRequest {
         let shape = r#"{"job":"ID","since":INVENTORY,"partial":false}"#;
         let bad = |e| format!("the body is not {shape}: {e}");
         let object: Map<String, Value> = serde_json::from_slice(body).map_err(bad)?;
-        let told: Self = serde_json::from_value(Value::Object(object)).map_err(bad)?;
-        if let Some(inventory) = &told.since {
+        let request: Self = serde_json::from_value(Value::Object(object)).map_err(bad)?;
+        if let Some(inventory) = &request.since {
             inventory.check().map_err(|bad| format!("\"since\": {bad}"))?;
         }
-        let id = JobId::parse(&told.job).ok_or_else(|| format!("{:?} is no name of a job", told.job))?;
-        Ok((told, id))
+        let id = JobId::parse(&request.job).ok_or_else(|| format!("{:?} is no name of a job", request.job))?;
+        Ok((request, id))
     }
 }
 
@@ -109,8 +109,8 @@ mod tests {
             (r#"{"job":"0011223344556677","all":1}"#, "unknown field"),
             (r#"{"job":"0011223344556677","since":{"larder_inventory":2,"made":1}}"#, "has format 2"),
         ] {
-            let said = BundleRequest::read(body.as_bytes()).unwrap_err();
-            assert!(said.contains(reason), "{body}: {said}");
+            let message = BundleRequest::read(body.as_bytes()).unwrap_err();
+            assert!(message.contains(reason), "{body}: {message}");
         }
         assert!(BundleRequest::read(br#"{"job":"0011223344556677","since":null,"partial":true}"#).is_ok());
     }

@@ -239,8 +239,8 @@ mod tests {
     use super::*;
 
     fn read(body: &str) -> Result<Vec<String>, Vec<String>> {
-        let told = OperationTarget::read(body.as_bytes()).map_err(|reason| vec![reason])?;
-        let addresses = told.addresses(&Hostname::parse("registry.example").unwrap())?;
+        let request = OperationTarget::read(body.as_bytes()).map_err(|reason| vec![reason])?;
+        let addresses = request.addresses(&Hostname::parse("registry.example").unwrap())?;
         Ok(addresses.iter().map(ToString::to_string).collect())
     }
 

@@ -29,10 +29,10 @@ pub fn order_of(missing: &[MissingPackage], sealed: &[Platform]) -> OrderRequest
             }
         }
     }
-    let told = |(address, platforms): (String, BTreeSet<&Platform>)| {
+    let request = |(address, platforms): (String, BTreeSet<&Platform>)| {
         AddressRequest::For(AddressFor { address, platforms: platforms.into_iter().map(ToString::to_string).collect() })
     };
-    OrderRequest { what: things.into_iter().map(told).collect(), ..OrderRequest::default() }
+    OrderRequest { what: things.into_iter().map(request).collect(), ..OrderRequest::default() }
 }
 
 /// The address as an operator writes it.

@@ -134,8 +134,8 @@ impl OrderRequest {
         if self.what.len() > MAX_ADDRESSES {
             problems.push(format!("\"what\" names {} addresses; at most {MAX_ADDRESSES} can be", self.what.len()));
         }
-        for told in self.what.iter().take(MAX_ADDRESSES) {
-            let (address, platforms) = match told {
+        for request in self.what.iter().take(MAX_ADDRESSES) {
+            let (address, platforms) = match request {
                 AddressRequest::Text(address) => (address, &[][..]),
                 AddressRequest::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
             };
@@ -174,9 +174,9 @@ impl OrderRequest {
     }
 }
 
-fn platforms_of(told: &[String], problems: &mut Vec<String>) -> Vec<Platform> {
+fn platforms_of(names: &[String], problems: &mut Vec<String>) -> Vec<Platform> {
     let read =
-        told.iter().filter_map(|given| Platform::parse(given).map_err(|bad| problems.push(bad.to_string())).ok());
+        names.iter().filter_map(|given| Platform::parse(given).map_err(|bad| problems.push(bad.to_string())).ok());
     read.collect()
 }
 
@@ -187,10 +187,10 @@ mod tests {
     #[test]
     fn roots_without_files_are_refused_where_orders_are_joined() {
         let read = |body: &str| OrderRequest::read(body.as_bytes()).unwrap();
-        let mut told = OrderRequest::default();
-        assert!(told.add(read(r#"{"roots": ["prod"]}"#)).unwrap_err().contains("\"roots\""));
-        assert_eq!(told, OrderRequest::default());
-        told.add(read(r#"{"files": {"prod/main.tf": ""}, "roots": ["prod"]}"#)).unwrap();
-        assert_eq!(told.roots, ["prod"]);
+        let mut request = OrderRequest::default();
+        assert!(request.add(read(r#"{"roots": ["prod"]}"#)).unwrap_err().contains("\"roots\""));
+        assert_eq!(request, OrderRequest::default());
+        request.add(read(r#"{"files": {"prod/main.tf": ""}, "roots": ["prod"]}"#)).unwrap();
+        assert_eq!(request.roots, ["prod"]);
     }
 }

@@ -35,9 +35,10 @@ impl ExportRequest {
     /// # Errors
     /// The problem.
     pub fn read(body: &[u8]) -> Result<(Self, JobId), String> {
-        let told: Self = serde_json::from_slice(body).map_err(|e| format!("send {SHAPE}: {e}"))?;
-        let id = JobId::parse(&told.job).ok_or_else(|| format!("{:?} is no name of a job: send {SHAPE}", told.job))?;
-        Ok((told, id))
+        let request: Self = serde_json::from_slice(body).map_err(|e| format!("send {SHAPE}: {e}"))?;
+        let id =
+            JobId::parse(&request.job).ok_or_else(|| format!("{:?} is no name of a job: send {SHAPE}", request.job))?;
+        Ok((request, id))
     }
 }
 
@@ -67,9 +68,10 @@ mod tests {
 
     #[test]
     fn an_export_request_round_trips_and_unknown_members_are_refused() {
-        let told = ExportRequest { job: "0123456789abcdef".into(), partial: true, have: [Digest::of(b"zip")].into() };
-        let (read, id) = ExportRequest::read(&serde_json::to_vec(&told).unwrap()).unwrap();
-        assert_eq!((read, id.to_string()), (told.clone(), told.job));
+        let request =
+            ExportRequest { job: "0123456789abcdef".into(), partial: true, have: [Digest::of(b"zip")].into() };
+        let (read, id) = ExportRequest::read(&serde_json::to_vec(&request).unwrap()).unwrap();
+        assert_eq!((read, id.to_string()), (request.clone(), request.job));
         for body in ["", "{}", r#"{"job":"x"}"#, r#"{"job":"0123456789abcdef","all":true}"#] {
             assert!(ExportRequest::read(body.as_bytes()).unwrap_err().contains("send {"), "{body}");
         }

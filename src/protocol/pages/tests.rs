@@ -20,7 +20,7 @@ fn rewritten_of(body: &str) -> String {
 #[test]
 fn urls_of_other_pages_lead_back_here_and_every_other_stays() {
     let ours = "/registry/registry.example/v1/modules";
-    for (given, led) in [
+    for (given, rewritten) in [
         ("/v1/modules?limit=2&offset=2", Some(format!("{ours}?limit=2&offset=2"))),
         ("/v1/modules/?offset=2&limit=2", Some(format!("{ours}?limit=2&offset=2"))),
         ("?offset=4", Some(format!("{ours}?offset=4"))),
@@ -30,8 +30,8 @@ fn urls_of_other_pages_lead_back_here_and_every_other_stays() {
         ("", None),
     ] {
         let body = format!(r#"{{ "meta" : {{"next_url":"{given}","x":1e400}},"modules":[ 1.50 ]}}"#);
-        let expected = match led {
-            Some(led) => body.replace(&format!("\"{given}\""), &format!("\"{led}\"")),
+        let expected = match rewritten {
+            Some(rewritten) => body.replace(&format!("\"{given}\""), &format!("\"{rewritten}\"")),
             None => body.clone(),
         };
         assert_eq!(rewritten_of(&body), expected, "{given}");
@@ -55,11 +55,12 @@ fn urls_of_other_pages_lead_back_here_and_every_other_stays() {
     let other = r#"{"logo_url":"/images/logo.png","page_url":"https://elsewhere.example/v1/modules?offset=2"}"#;
     assert_eq!(rewritten_of(other), other);
     let in_a_list = r#"{"modules":[{"x": 1e400,"page_url":"/v1/modules/a"},{"source":"/v1/modules/a"}]}"#;
-    let led = in_a_list.replace("\"page_url\":\"/v1/modules/a\"", &format!("\"page_url\":\"{ours}/a\""));
-    assert_eq!(rewritten_of(in_a_list), led);
+    let expected_body = in_a_list.replace("\"page_url\":\"/v1/modules/a\"", &format!("\"page_url\":\"{ours}/a\""));
+    assert_eq!(rewritten_of(in_a_list), expected_body);
     let twice = r#"{"next_url":"/v1/modules/a","x":{"y_url":"/v1/modules/b"},"next_url":"\/v1/modules/c"}"#;
-    let led = twice.replace("/v1/modules/b", &format!("{ours}/b")).replace("\\/v1/modules/c", &format!("{ours}/c"));
-    assert_eq!(rewritten_of(twice), led);
+    let expected_body =
+        twice.replace("/v1/modules/b", &format!("{ours}/b")).replace("\\/v1/modules/c", &format!("{ours}/c"));
+    assert_eq!(rewritten_of(twice), expected_body);
 }
 
 proptest! {
@@ -93,7 +94,7 @@ fn these(body: &str, versions: &[&str]) -> Result<String, String> {
 
 #[test]
 fn of_a_details_page_only_the_versions_change() {
-    let held = ["1.0.0", "1.1.0"];
+    let stored = ["1.0.0", "1.1.0"];
     for (body, left) in [
         (
             r#"{ "a" : 1e400,"versions":[ "1.0","v1.1.0", "2.0.0" ] , "b":"ü"}"#,
@@ -105,9 +106,9 @@ fn of_a_details_page_only_the_versions_change() {
         (r#"{"versions":7,"x":[]}"#, r#"{"versions":7,"x":[]}"#),
         (r#"{"meta":{"versions":["2.0.0"]}}"#, r#"{"meta":{"versions":["2.0.0"]}}"#),
     ] {
-        assert_eq!(these(body, &held), Ok(left.to_owned()));
+        assert_eq!(these(body, &stored), Ok(left.to_owned()));
     }
-    assert!(these("[]", &held).is_err());
+    assert!(these("[]", &stored).is_err());
 }
 
 proptest! {

@@ -12,12 +12,12 @@ fn door() -> RouteContext {
     RouteContext { upstreams, default_upstream: None }
 }
 
-fn parse(asked: &str) -> Result<Route, RouteError> {
-    parse_at(asked, None)
+fn parse(url: &str) -> Result<Route, RouteError> {
+    parse_at(url, None)
 }
 
-fn parse_at(asked: &str, host: Option<&str>) -> Result<Route, RouteError> {
-    let (path, query) = asked.split_once('?').map_or((asked, None), |(path, query)| (path, Some(query)));
+fn parse_at(url: &str, host: Option<&str>) -> Result<Route, RouteError> {
+    let (path, query) = url.split_once('?').map_or((url, None), |(path, query)| (path, Some(query)));
     Route::parse(path, query, host, &door())
 }
 

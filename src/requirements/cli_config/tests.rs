@@ -154,7 +154,7 @@ fn each_client_finds_its_files_where_it_looks_for_them() {
     };
     let home = environment(&[("HOME", "/h")]);
     let xdg = environment(&[("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")]);
-    for (client, set, there, file, folder) in [
+    for (client, set, existing, file, folder) in [
         (ClientProgram::Terraform, &xdg, &["/h/.tofurc"][..], "/h/.terraformrc", "/h/.terraform.d"),
         (ClientProgram::Tofu, &home, &[], "/h/.tofurc", "/h/.terraform.d"),
         (ClientProgram::Tofu, &xdg, &[], "/x/opentofu/tofurc", "/x/opentofu"),
@@ -162,7 +162,7 @@ fn each_client_finds_its_files_where_it_looks_for_them() {
         (ClientProgram::Tofu, &xdg, &["/h/.terraformrc", "/h/.tofurc"], "/h/.tofurc", "/x/opentofu"),
         (ClientProgram::Tofu, &xdg, &["/h/.terraform.d"], "/x/opentofu/tofurc", "/h/.terraform.d"),
     ] {
-        let is_there = |path: &Path| there.iter().any(|there| Path::new(there) == path);
+        let is_there = |path: &Path| existing.iter().any(|existing| Path::new(existing) == path);
         let places = SearchPaths::of(client, set, &is_there);
         assert_eq!(
             (places.file.as_deref(), places.folder.as_deref()),

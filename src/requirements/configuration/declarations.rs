@@ -274,12 +274,12 @@ impl Declarations {
         let Some(name) = block.labels.first() else { return };
         let variable = self.variables.entry(name.clone()).or_default();
         let truth = |name| block.body.attribute(name).map(|attribute| attribute.value.constant());
-        let said = |name| match truth(name) {
+        let truth_of = |name| match truth(name) {
             Some(Constant::Text(truth)) => Some(truth == "true"),
             Some(_) | None => None,
         };
-        let is = |name, before| said(name).unwrap_or(before);
-        variable.is_const = said("const").or(variable.is_const);
+        let is = |name, before| truth_of(name).unwrap_or(before);
+        variable.is_const = truth_of("const").or(variable.is_const);
         variable.is_never_null = !is("nullable", !variable.is_never_null);
         variable.is_secret = is("sensitive", variable.is_secret) || is("ephemeral", variable.is_secret);
         if let Some(default) = block.body.attribute("default") {

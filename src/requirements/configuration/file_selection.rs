@@ -51,12 +51,12 @@ pub(in super::super) fn is_for_opentofu_only(name: &str) -> bool {
 pub(super) fn in_folder<'a>(
     files: &'a Files,
     folder: &str,
-    standing: FolderRole,
+    role: FolderRole,
     client: ClientKind,
 ) -> Vec<SelectedFile<'a>> {
     let mut read = Vec::new();
     add(&mut read, files, folder, &CONFIGURATION, client);
-    if standing == FolderRole::Root {
+    if role == FolderRole::Root {
         add(&mut read, files, folder, &TESTS, client);
         add(&mut read, files, &below(folder, TEST_FOLDER), &TESTS, client);
     }

@@ -104,12 +104,12 @@ pub(super) enum FolderRole {
 pub(super) fn read(
     files: &Files,
     folder: &str,
-    standing: FolderRole,
+    role: FolderRole,
     client: ClientKind,
     within: &str,
     inputs: &Inputs,
 ) -> Module {
-    let read = file_selection::in_folder(files, folder, standing, client);
+    let read = file_selection::in_folder(files, folder, role, client);
     let mut declared = declarations::Declarations::default();
     for file in read {
         let shown = format!("{within}{}", file.path);
@@ -131,8 +131,8 @@ pub(super) fn read(
             }),
         }
     }
-    match standing {
-        FolderRole::Root => module::of(declared, standing, client, &values::of_root(files, folder)),
-        FolderRole::Called => module::of(declared, standing, client, inputs),
+    match role {
+        FolderRole::Root => module::of(declared, role, client, &values::of_root(files, folder)),
+        FolderRole::Called => module::of(declared, role, client, inputs),
     }
 }

@@ -11,7 +11,7 @@ use super::{FolderRole, Module, ModuleCall, Problem, ProviderRequirement, Source
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
 /// Interprets declarations; `inputs` are the values of its variables.
-pub(super) fn of(mut declared: Declarations, standing: FolderRole, client: ClientKind, inputs: &Inputs) -> Module {
+pub(super) fn of(mut declared: Declarations, role: FolderRole, client: ClientKind, inputs: &Inputs) -> Module {
     let mut problems = std::mem::take(&mut declared.problems);
     problems.extend(required_version::problems(&declared.required_versions, client));
     let mut reading = ModuleReader {
@@ -45,7 +45,7 @@ pub(super) fn of(mut declared: Declarations, standing: FolderRole, client: Clien
         }
     }
     for import in &declared.imports {
-        if standing == FolderRole::Called {
+        if role == FolderRole::Called {
             reading.wrong("import", "clients refuse it in a module that is called".to_owned(), &import.location);
             continue;
         }
@@ -57,7 +57,7 @@ pub(super) fn of(mut declared: Declarations, standing: FolderRole, client: Clien
             reading.imported(import);
         }
     }
-    let scope = Scope::new(client, standing, &declared.variables, &declared.locals, inputs);
+    let scope = Scope::new(client, role, &declared.variables, &declared.locals, inputs);
     for (name, calling) in &declared.calls {
         reading.call(&format!("module {name:?}"), calling, &scope);
     }

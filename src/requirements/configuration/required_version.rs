@@ -19,9 +19,9 @@ fn oldest(client: ClientKind) -> (&'static str, &'static str) {
 }
 
 /// Problems of one folder's constraints.
-pub(super) fn problems(said: &[LocatedValue], client: ClientKind) -> Vec<Problem> {
+pub(super) fn problems(written: &[LocatedValue], client: ClientKind) -> Vec<Problem> {
     let (mut problems, mut constraints) = (Vec::new(), Vec::new());
-    for (value, location) in said {
+    for (value, location) in written {
         let constraint = match value {
             Constant::Null => continue,
             Constant::Text(text) => ModuleConstraint::parse(text).map_err(|_| {
@@ -46,9 +46,10 @@ pub(super) fn problems(said: &[LocatedValue], client: ClientKind) -> Vec<Problem
     let all: Vec<ModuleConstraint> = constraints.iter().map(|(constraint, _)| constraint.clone()).collect();
     let can_be_met = Version::parse(oldest).is_ok_and(|oldest| ModuleConstraint::could_all_be_met_from(&oldest, &all));
     if let (false, Some((_, location))) = (can_be_met, constraints.first()) {
-        let said = all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let reason =
-            format!("no {name} from {oldest} on is {said}: choose another version of what says so, or change it");
+        let constraint_list = all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let reason = format!(
+            "no {name} from {oldest} on is {constraint_list}: choose another version of what says so, or change it"
+        );
         problems.push(Problem { subject: WHAT.to_owned(), reason, location: (*location).clone() });
     }
     problems

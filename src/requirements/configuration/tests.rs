@@ -49,10 +49,10 @@ fn problems(module: &Module) -> Vec<String> {
 /// All of them are wrong with `module` in this order, each with these words.
 #[track_caller]
 fn wrong(module: &Module, expected: &[&str]) {
-    let said = problems(module);
-    assert_eq!(said.len(), expected.len(), "{said:#?}");
-    for (said, expected) in said.iter().zip(expected) {
-        assert!(expected.split(" … ").all(|part| said.contains(part)), "{said:?} lacks {expected:?}");
+    let problems = problems(module);
+    assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+    for (problems, expected) in problems.iter().zip(expected) {
+        assert!(expected.split(" … ").all(|part| problems.contains(part)), "{problems:?} lacks {expected:?}");
     }
 }
 

@@ -139,12 +139,12 @@ fn what_is_no_file_or_no_text_is_refused_with_its_name() {
 #[test]
 fn a_file_that_vanishes_while_it_is_read_is_no_failure() {
     let top = folder(&[("prod/main.tf", "")]);
-    let (there, until) = (top.path().join("prod/now.tf"), std::sync::atomic::AtomicBool::new(false));
+    let (path, until) = (top.path().join("prod/now.tf"), std::sync::atomic::AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !until.load(std::sync::atomic::Ordering::Relaxed) {
-                fs::write(&there, "").unwrap();
-                fs::remove_file(&there).unwrap();
+                fs::write(&path, "").unwrap();
+                fs::remove_file(&path).unwrap();
             }
         });
         let all: Vec<_> = (0..2000).map(|_| collect(&[top.path().to_owned()], &GivenValues::default())).collect();

@@ -51,8 +51,8 @@ fn what_clients_refuse_is_refused() {
         (provider("r.example/my_acme/null", version), "is no name of a provider"),
         (provider("terraform.io/builtin/terraform", version), "part of the client"),
     ] {
-        let said = problems(&file);
-        assert!(said.len() == 1 && said[0].contains(reason), "{file}{said:?}");
+        let message = problems(&file);
+        assert!(message.len() == 1 && message[0].contains(reason), "{file}{message:?}");
     }
     // No client reads module entries yet.
     let fine =
@@ -116,9 +116,9 @@ fn there_is_a_bound_to_all_of_it() {
 #[test]
 fn no_more_is_read_than_anybody_would_write() {
     let bad = |number: usize| "provider \"x\" {\n}\n".repeat(number);
-    let said = problems(&bad(1000));
-    assert_eq!(said.len(), MAX_PROBLEMS + 1, "{said:?}");
-    assert!(said[MAX_PROBLEMS].starts_with("the lock file: line 33: there may be more"), "{said:?}");
+    let message = problems(&bad(1000));
+    assert_eq!(message.len(), MAX_PROBLEMS + 1, "{message:?}");
+    assert!(message[MAX_PROBLEMS].starts_with("the lock file: line 33: there may be more"), "{message:?}");
     let unfinished = |number: usize| format!("{ONE}{}", "provider \"r.example/a/b\" {\n}\n".repeat(number));
     assert!(problems(&unfinished(300)).len() <= MAX_PROBLEMS + 2);
     let reason = &problems(&"#".repeat(LARGEST + 1))[0];

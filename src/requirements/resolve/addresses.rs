@@ -18,24 +18,24 @@ pub(super) async fn of_address(
     platforms: &[Platform],
     found: &mut ResolutionResult,
 ) {
-    let by = selector.to_string();
+    let required_by = selector.to_string();
     let chosen = match selector {
-        PackageSelector::Provider(meant) => {
-            let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
-            version_selection::of_provider(asking, &meant.of, choose).await.map(|chosen| {
-                want_provider(found, &meant.of, &chosen, platforms, &[], [by.clone()]);
+        PackageSelector::Provider(selection) => {
+            let choose = |listed: &[Version]| chosen(listed, |listed| selection.choose(listed));
+            version_selection::of_provider(asking, &selection.of, choose).await.map(|chosen| {
+                want_provider(found, &selection.of, &chosen, platforms, &[], [required_by.clone()]);
             })
         }
-        PackageSelector::Module(meant) => {
-            let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
-            version_selection::of_module(asking, &meant.of, choose).await.map(|version| {
-                let package = ModulePackage { module: meant.of.clone(), version };
-                found.want(Artifact::Module(package), &[], [by.clone()]);
+        PackageSelector::Module(selection) => {
+            let choose = |listed: &[Version]| chosen(listed, |listed| selection.choose(listed));
+            version_selection::of_module(asking, &selection.of, choose).await.map(|version| {
+                let package = ModulePackage { module: selection.of.clone(), version };
+                found.want(Artifact::Module(package), &[], [required_by.clone()]);
             })
         }
     };
     if let Err(reason) = chosen {
-        found.cannot(&by, reason, [by.clone()]);
+        found.cannot(&required_by, reason, [required_by.clone()]);
     }
 }
 
@@ -48,15 +48,15 @@ pub(super) async fn of_lock_file(
     found: &mut ResolutionResult,
 ) {
     let each = locked.iter().map(|one| async move {
-        let meant = Selection { of: one.provider.clone(), versions: Versions::Exactly(one.version.clone()) };
-        let choose = |listed: &[Version]| chosen(listed, |listed| meant.choose(listed));
+        let selection = Selection { of: one.provider.clone(), versions: Versions::Exactly(one.version.clone()) };
+        let choose = |listed: &[Version]| chosen(listed, |listed| selection.choose(listed));
         let chosen = version_selection::of_provider(asking, &one.provider, choose).await;
-        (one, meant, chosen)
+        (one, selection, chosen)
     });
-    for (LockedProvider { provider, hashes, .. }, meant, chosen) in join_all(each.collect::<Vec<_>>()).await {
+    for (LockedProvider { provider, hashes, .. }, selection, chosen) in join_all(each.collect::<Vec<_>>()).await {
         match chosen {
             Ok(chosen) => want_provider(found, provider, &chosen, platforms, hashes, [name.to_owned()]),
-            Err(reason) => found.cannot(meant.to_string(), reason, [name.to_owned()]),
+            Err(reason) => found.cannot(selection.to_string(), reason, [name.to_owned()]),
         }
     }
 }
@@ -68,11 +68,11 @@ pub(super) fn want_provider(
     ChosenVersion { version, besides }: &ChosenVersion,
     platforms: &[Platform],
     hashes: &[String],
-    by: impl IntoIterator<Item = String> + Clone,
+    required_by: impl IntoIterator<Item = String> + Clone,
 ) {
     for platform in platforms.iter().chain(besides) {
         let package = Package { provider: provider.clone(), version: version.clone(), platform: platform.clone() };
-        found.want(Artifact::Provider(package), hashes, by.clone());
+        found.want(Artifact::Provider(package), hashes, required_by.clone());
     }
 }
 

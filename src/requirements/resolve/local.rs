@@ -57,11 +57,11 @@ impl LocalFolders {
     pub(super) async fn module(
         &self,
         folder: &str,
-        standing: FolderRole,
+        role: FolderRole,
         client: ClientKind,
         inputs: &Arc<Inputs>,
     ) -> Arc<Module> {
-        let key = (folder.to_owned(), standing, client, Arc::clone(inputs));
+        let key = (folder.to_owned(), role, client, Arc::clone(inputs));
         let cell = cell(&self.modules, &key);
         let read = async || {
             // It is never closed.

@@ -49,7 +49,7 @@ pub(super) async fn choose(
     join_all(lists.collect::<Vec<_>>()).await;
     for (provider, needs) in by_provider {
         let locked = locked.get(provider);
-        let by: BTreeSet<String> = needs.iter().map(|need| need.location.to_string()).collect();
+        let required_by: BTreeSet<String> = needs.iter().map(|need| need.location.to_string()).collect();
         // Each once: most modules of an organization say the same.
         let constraints: HashSet<&Constraint> = needs.iter().filter_map(|need| need.versions.as_ref()).collect();
         let constraint = Constraint::all(constraints);
@@ -62,9 +62,9 @@ pub(super) async fn choose(
         match chosen {
             Ok(chosen) => {
                 let hashes = locked.map(|locked| locked.hashes.as_slice()).unwrap_or_default();
-                want_provider(found, provider, &chosen, platforms, hashes, by);
+                want_provider(found, provider, &chosen, platforms, hashes, required_by);
             }
-            Err(reason) => found.cannot(provider.to_string(), reason, by),
+            Err(reason) => found.cannot(provider.to_string(), reason, required_by),
         }
     }
 }
@@ -79,7 +79,7 @@ fn version_of(
         let newest = listed.iter().filter(|version| constraint.allows(version)).max();
         return newest.cloned().ok_or_else(|| match said(needs).as_str() {
             "" => format!("none of the {} versions that are listed is a release", listed.len()),
-            said => format!("none of the {} versions that are listed is all of: {said}", listed.len()),
+            texts => format!("none of the {} versions that are listed is all of: {texts}", listed.len()),
         });
     };
     if !constraint.allows(version) {
@@ -99,15 +99,15 @@ fn version_of(
 
 /// Each constraint with its place.
 fn said(needs: &[&ProviderRequirement]) -> String {
-    let said =
+    let texts =
         |need: &&ProviderRequirement| need.versions.as_ref().map(|versions| format!("{versions} ({})", need.location));
-    let said: BTreeSet<String> = needs.iter().filter_map(said).collect();
-    let more = said.len().saturating_sub(MAX_PLACES);
-    let mut said: Vec<String> = said.into_iter().take(MAX_PLACES).collect();
+    let texts: BTreeSet<String> = needs.iter().filter_map(texts).collect();
+    let more = texts.len().saturating_sub(MAX_PLACES);
+    let mut texts: Vec<String> = texts.into_iter().take(MAX_PLACES).collect();
     if more > 0 {
-        said.push(format!("and {more} more"));
+        texts.push(format!("and {more} more"));
     }
-    said.join("; ")
+    texts.join("; ")
 }
 
 /// The locked providers of a root.

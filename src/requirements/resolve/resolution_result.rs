@@ -29,7 +29,12 @@ struct RequiredVersions {
 
 impl ResolutionResult {
     /// Something is wanted, by these; with hashes, if a lock file lists any.
-    pub(super) fn want(&mut self, artifact: Artifact, hashes: &[String], by: impl IntoIterator<Item = String>) {
+    pub(super) fn want(
+        &mut self,
+        artifact: Artifact,
+        hashes: &[String],
+        required_by: impl IntoIterator<Item = String>,
+    ) {
         let terms = self.required.entry(artifact).or_default();
         if !hashes.is_empty() {
             let mut hashes = hashes.to_vec();
@@ -37,7 +42,7 @@ impl ResolutionResult {
             hashes.dedup();
             terms.hashes.insert(hashes);
         }
-        terms.required_by.extend(by);
+        terms.required_by.extend(required_by);
     }
 
     /// Adds an unavailable item.
@@ -45,11 +50,11 @@ impl ResolutionResult {
         &mut self,
         subject: impl Into<String>,
         reason: impl Into<String>,
-        by: impl IntoIterator<Item = String>,
+        required_by: impl IntoIterator<Item = String>,
     ) {
         let item = (shortened(subject.into()), shortened(reason.into()));
         if self.cannot.len() < MAX_CANNOT || self.cannot.contains_key(&item) {
-            self.cannot.entry(item).or_default().extend(by);
+            self.cannot.entry(item).or_default().extend(required_by);
         }
     }
 
@@ -60,7 +65,7 @@ impl ResolutionResult {
             own.hashes.extend(terms.hashes);
             own.required_by.extend(terms.required_by);
         }
-        other.cannot.into_iter().for_each(|((subject, reason), by)| self.cannot(subject, reason, by));
+        other.cannot.into_iter().for_each(|((subject, reason), required_by)| self.cannot(subject, reason, required_by));
         self
     }
 
@@ -76,10 +81,10 @@ impl ResolutionResult {
             reason: format!("{MAX_CANNOT} items are unavailable (stopped there); fix these first"),
             required_by: Vec::new(),
         });
-        let cannot = self.cannot.into_iter().map(|((subject, reason), by)| UnavailableItem {
+        let cannot = self.cannot.into_iter().map(|((subject, reason), required_by)| UnavailableItem {
             subject,
             reason,
-            required_by: named(by),
+            required_by: named(required_by),
         });
         ResolvedRequirements { archives: wanted.collect(), cannot: cannot.chain(there_may_be_more).collect() }
     }
@@ -95,9 +100,9 @@ fn shortened(mut text: String) -> String {
 }
 
 /// A few names, and how many more there are.
-pub(super) fn named(by: BTreeSet<String>) -> Vec<String> {
-    let more = by.len().saturating_sub(MAX_BY);
-    let mut named: Vec<String> = by.into_iter().take(MAX_BY).collect();
+pub(super) fn named(required_by: BTreeSet<String>) -> Vec<String> {
+    let more = required_by.len().saturating_sub(MAX_BY);
+    let mut named: Vec<String> = required_by.into_iter().take(MAX_BY).collect();
     if more > 0 {
         named.push(format!("and {more} more"));
     }

@@ -110,19 +110,19 @@ fn wanted(requirements: &ResolvedRequirements) -> Vec<String> {
 }
 
 fn cannot(requirements: &ResolvedRequirements) -> Vec<String> {
-    let said = |UnavailableItem { subject, reason, required_by }: &UnavailableItem| {
+    let problem_text = |UnavailableItem { subject, reason, required_by }: &UnavailableItem| {
         format!("{subject}: {reason} [{}]", required_by.join(", "))
     };
-    requirements.cannot.iter().map(said).collect()
+    requirements.cannot.iter().map(problem_text).collect()
 }
 
 #[track_caller]
 fn is(requirements: &ResolvedRequirements, want: &[&str], refused: &[&str]) {
     assert_eq!(wanted(requirements), want, "{:#?}", cannot(requirements));
-    let said = cannot(requirements);
-    assert_eq!(said.len(), refused.len(), "{said:#?}");
-    for (said, refused) in said.iter().zip(refused) {
-        assert!(refused.split(" … ").all(|part| said.contains(part)), "{said:?} lacks {refused:?}");
+    let problems = cannot(requirements);
+    assert_eq!(problems.len(), refused.len(), "{problems:#?}");
+    for (problems, refused) in problems.iter().zip(refused) {
+        assert!(refused.split(" … ").all(|part| problems.contains(part)), "{problems:?} lacks {refused:?}");
     }
 }
 

@@ -72,8 +72,8 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             match &spot.package {
                 Some(package) => asking.module(package, &spot.folder, client, &spot.inputs).await,
                 None => {
-                    let standing = if spot == top { FolderRole::Root } else { FolderRole::Called };
-                    Ok(local.module(&spot.folder, standing, client, &spot.inputs).await)
+                    let role = if spot == top { FolderRole::Root } else { FolderRole::Called };
+                    Ok(local.module(&spot.folder, role, client, &spot.inputs).await)
                 }
             }
         });
@@ -100,7 +100,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         for (spot, call) in calls {
             follow.push(async move { (spot, call, module_calls::follow(asking, local, spot, call, client).await) });
         }
-        let led = join_all(follow).await;
+        let targets = join_all(follow).await;
         for (spot, module) in &modules {
             self.visited.entry((*spot).clone()).or_default();
             self.needs.extend(module.needs.iter().cloned());
@@ -109,8 +109,8 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             }
         }
         let mut next = BTreeSet::new();
-        for (spot, call, led) in led {
-            self.follow_calls(spot, call, led, &mut next);
+        for (spot, call, targets) in targets {
+            self.follow_calls(spot, call, targets, &mut next);
         }
         next
     }
@@ -122,18 +122,18 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         CallTarget { target, through }: CallTarget,
         next: &mut BTreeSet<CalledFolder>,
     ) {
-        let by = call.location.to_string();
+        let required_by = call.location.to_string();
         if let Some(package) = through {
-            self.result.want(Artifact::Module(package), &[], [by.clone()]);
+            self.result.want(Artifact::Module(package), &[], [required_by.clone()]);
         }
         match target {
             Ok(to) => {
                 if !self.visited.contains_key(&to) {
                     next.insert(to.clone());
                 }
-                self.visited.entry(from.clone()).or_default().entry(to).or_insert(by);
+                self.visited.entry(from.clone()).or_default().entry(to).or_insert(required_by);
             }
-            Err(UnavailableCall { subject, reason }) => self.result.cannot(subject, reason, [by]),
+            Err(UnavailableCall { subject, reason }) => self.result.cannot(subject, reason, [required_by]),
         }
     }
 
@@ -143,23 +143,23 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         let mut path: Vec<(&CalledFolder, Vec<(&CalledFolder, &String)>)> = vec![(top, self.called_by(top))];
         let mut round = Vec::new();
         while let Some((spot, rest)) = path.last_mut() {
-            let Some((to, by)) = rest.pop() else {
+            let Some((to, required_by)) = rest.pop() else {
                 done.insert(*spot);
                 above.remove(*spot);
                 path.pop();
                 continue;
             };
             if above.contains(to) {
-                round.push(by.clone());
+                round.push(required_by.clone());
             } else if !done.contains(to) {
                 let calls = self.called_by(to);
                 above.insert(to);
                 path.push((to, calls));
             }
         }
-        for by in round {
+        for required_by in round {
             let reason = "it leads back to a folder that it is called by: no client comes to an end with it";
-            self.result.cannot(format!("the module called at {by}"), reason, [by]);
+            self.result.cannot(format!("the module called at {required_by}"), reason, [required_by]);
         }
     }
 

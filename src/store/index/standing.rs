@@ -41,9 +41,9 @@ impl Index {
     /// # Errors
     /// The reason why it cannot be completed.
     pub async fn until_complete(&self) -> Result<(), StoreError> {
-        let mut standing = self.state.subscribe();
+        let mut state = self.state.subscribe();
         // Its sender is here.
-        let _ = standing.wait_for(|standing| !matches!(standing, IndexState::Behind)).await;
+        let _ = state.wait_for(|state| !matches!(state, IndexState::Behind)).await;
         self.needs_to_be_whole()
     }
 

@@ -25,10 +25,10 @@ const fn seconds(seconds: u64) -> Duration {
 /// DESIGN 4: a Retry-After delays jobs; our own pauses do not.
 #[test]
 fn only_a_retry_after_delays_jobs() {
-    let (mut breaker, asked, silent) = (Breaker::default(), at("a.example"), at("b.example"));
+    let (mut breaker, retry_after, silent) = (Breaker::default(), at("a.example"), at("b.example"));
     breaker.failed(&silent, None, 0.5, Timestamp(1000), || ());
-    breaker.failed(&asked, Some(seconds(60)), 0.5, Timestamp(1000), || ());
-    let both = [silent, asked];
+    breaker.failed(&retry_after, Some(seconds(60)), 0.5, Timestamp(1000), || ());
+    let both = [silent, retry_after];
     assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1001)), Some(Timestamp(1060)));
     assert_eq!(breaker.retry_after_until(|origin, ()| *origin == both[0], Timestamp(1001)), None);
     assert_eq!(breaker.retry_after_until(|_, ()| true, Timestamp(1060)), None);
@@ -44,8 +44,8 @@ fn play(story: &str, happenings: Vec<(u64, BreakerEvent)>) {
     for (number, (now, happens)) in happenings.into_iter().enumerate() {
         let now = Timestamp(now);
         match happens {
-            Fails(asked, expected) => {
-                let found = breaker.failed(&origin, asked.map(Duration::from_secs), 0.5, now, || ());
+            Fails(retry_after, expected) => {
+                let found = breaker.failed(&origin, retry_after.map(Duration::from_secs), 0.5, now, || ());
                 assert_eq!(found, expected, "{story}, step {number}");
             }
             Answers(back) => assert_eq!(breaker.answered(&origin, now).is_some(), back, "{story}, step {number}"),
@@ -176,11 +176,11 @@ proptest! {
         let origins = std::slice::from_ref(&origin);
         let mut now = 1_000_000;
         let mut probing = false;
-        for (happening, later, asked, jitter) in happenings {
+        for (happening, later, retry_after, jitter) in happenings {
             now += later;
             match happening {
                 0 => {
-                    let found = breaker.failed(&origin, (asked % 2 == 0).then(|| Duration::from_secs(asked)), jitter, Timestamp(now), || ());
+                    let found = breaker.failed(&origin, (retry_after % 2 == 0).then(|| Duration::from_secs(retry_after)), jitter, Timestamp(now), || ());
                     probing &= found == BreakerChange::StillOpen;
                 }
                 1 => { probing &= breaker.answered(&origin, Timestamp(now)).is_none(); }

@@ -84,8 +84,8 @@ impl Attributes {
         };
         let text = TextHandling::of(text, crlf);
         let is_whole = encoding.is_some() || (text == TextHandling::Auto && !is(eol, "lf"));
-        let way = if is_whole { ident_filter::IdentMode::Whole } else { ident_filter::IdentMode::PieceByPiece };
-        Ok(CheckoutConversion { lines: text.lines(eol), ident: (ident == StateRef::Set).then_some(way), encoding })
+        let mode = if is_whole { ident_filter::IdentMode::Whole } else { ident_filter::IdentMode::PieceByPiece };
+        Ok(CheckoutConversion { lines: text.lines(eol), ident: (ident == StateRef::Set).then_some(mode), encoding })
     }
 }
 
@@ -111,7 +111,7 @@ impl TextHandling {
         };
         match read(text) {
             Self::Unsaid => read(crlf),
-            said => said,
+            state => state,
         }
     }
 
@@ -132,7 +132,7 @@ fn is(state: StateRef<'_>, value: &str) -> bool {
 impl CheckoutConversion {
     /// Converts the bytes of the object `id`: keywords, then line ends, then the encoding, as git does.
     pub(super) fn applied(&self, bytes: &[u8], id: &ObjectId) -> ConvertedFile {
-        let mut now: Option<Vec<u8>> = self.ident.and_then(|way| ident_filter::expanded(bytes, id, way));
+        let mut now: Option<Vec<u8>> = self.ident.and_then(|mode| ident_filter::expanded(bytes, id, mode));
         if let Some(lines) = self.lines {
             let mut written = Vec::new();
             let source = now.as_deref().unwrap_or(bytes);

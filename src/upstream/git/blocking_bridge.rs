@@ -69,11 +69,11 @@ impl GitBridge {
 
     /// Sends an HTTP request and waits for the head of its answer.
     pub(super) fn ask(&self, url: Url, headers: HeaderMap, post: Option<Bytes>) -> io::Result<(Head, WireReader)> {
-        let (head, told) = oneshot::channel();
+        let (head, receiver) = oneshot::channel();
         let (body, pieces) = mpsc::channel(WAITING_PIECES);
         let request = Request { url, headers, post, head, body };
         self.orders.blocking_send(BridgeRequest::Request(request)).map_err(|_| broken())?;
-        let head = told.blocking_recv().map_err(|_| broken())?;
+        let head = receiver.blocking_recv().map_err(|_| broken())?;
         Ok((head, WireReader::new(pieces, Arc::default(), Arc::clone(&self.pace))))
     }
 

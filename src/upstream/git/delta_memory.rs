@@ -136,11 +136,11 @@ impl DeltaChains {
                 DeltaBaseRef::Before(base) => {
                     let (base_link, base) =
                         links.get(base as usize).zip(self.entries.get(base as usize)).ok_or("itself")?;
-                    let held = if base.children > 1 { base.size } else { 0 };
+                    let buffered = if base.children > 1 { base.size } else { 0 };
                     ChainLink {
                         depth: base_link.depth + 1,
                         sum: base_link.sum.saturating_add(entry.size),
-                        buffered: base_link.buffered.saturating_add(held),
+                        buffered: base_link.buffered.saturating_add(buffered),
                         root: base_link.root,
                     }
                 }

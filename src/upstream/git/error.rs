@@ -77,20 +77,20 @@ impl GitCodeError {
 
     /// Converts an error of gix, which may come from the bridge, the disk or the received data.
     pub(super) fn of(origin: &str, largest_object: usize, error: &gix_error::Error) -> Self {
-        let mut said: Vec<String> = Vec::new();
+        let mut causes: Vec<String> = Vec::new();
         for cause in error.iter_errors() {
             if let Some(trouble) = cause.downcast_ref::<io::Error>().and_then(|io| Self::of_io(origin, io)) {
                 return trouble;
             }
             let text = cause.to_string();
-            if !said.iter().any(|before| before.contains(&text)) {
-                said.push(text);
+            if !causes.iter().any(|before| before.contains(&text)) {
+                causes.push(text);
             }
         }
         if error.is_resource_exhausted() {
             return Self::tree(origin, TreeError::TooLarge(format!("{largest_object} bytes in one object")));
         }
-        Self::unusable(origin, said.join(": "))
+        Self::unusable(origin, causes.join(": "))
     }
 
     /// Finds our own or the system's error inside a nested I/O error.
@@ -116,17 +116,17 @@ impl GitCodeError {
 
     /// Converts to the public error. A server's text may quote a credential, so it is filtered.
     pub(super) fn into_git_error(self, ask: &GitRequest<'_>) -> GitError {
-        let told = |text: String| ask.credential_scope.text_without_credentials(&text).to_owned();
+        let scrubbed = |text: String| ask.credential_scope.text_without_credentials(&text).to_owned();
         match self {
             Self::Broken => ask.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into(),
-            Self::Unusable { origin, reason } => ask.failed(origin, Fault::Unusable(told(reason))).into(),
+            Self::Unusable { origin, reason } => ask.failed(origin, Fault::Unusable(scrubbed(reason))).into(),
             Self::Fault { origin, fault } => ask.failed(origin, fault).into(),
             Self::NoSuchId { origin } => {
                 let reason = "an answer that it has no such commit, or does not hand it out".to_owned();
                 ask.failed(origin, Fault::Unusable(reason)).into()
             }
             Self::Tree { origin, error: TreeError::Refused { entry, reason } } => {
-                let error = TreeError::Refused { entry: told(entry), reason: told(reason) };
+                let error = TreeError::Refused { entry: scrubbed(entry), reason: scrubbed(reason) };
                 GitError::Tree { subject: ask.subject.to_owned(), origin, error }
             }
             Self::Tree { error: TreeError::Spool(error), .. } => {

@@ -75,10 +75,10 @@ impl Conversation {
                 Box::new(connect_http(HttpTransport::new(wire.clone()), url, Protocol::V2, false))
             }
             Repository::Ssh(ssh) => {
-                let (said, input) = wire.connect(ssh.clone()).map_err(|_| GitCodeError::Broken)?;
+                let (output, input) = wire.connect(ssh.clone()).map_err(|_| GitCodeError::Broken)?;
                 let path = ssh.path.as_str();
                 let none = None::<(&str, _)>;
-                Box::new(Connection::new(said, input, Protocol::V2, path, none, ConnectMode::Process, false))
+                Box::new(Connection::new(output, input, Protocol::V2, path, none, ConnectMode::Process, false))
             }
         };
         let handshake =
@@ -104,10 +104,10 @@ impl Conversation {
         let refs = match &self.handshake.refs {
             Some(refs) => refs.clone(),
             None => {
-                let mut asked = RefPrefixes::new();
-                asked.extend(prefixes.iter().map(|prefix| BString::from(prefix.as_str())));
+                let mut sent = RefPrefixes::new();
+                sent.extend(prefixes.iter().map(|prefix| BString::from(prefix.as_str())));
                 let agent = ("agent", Some(AGENT.into()));
-                let list = LsRefsCommand::new(Some(asked), &self.handshake.capabilities, agent);
+                let list = LsRefsCommand::new(Some(sent), &self.handshake.capabilities, agent);
                 let listed = list.invoke_blocking(&mut self.transport, &mut Discard, false);
                 listed.map_err(|e| self.trouble(&e))?
             }

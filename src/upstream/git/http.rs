@@ -34,9 +34,9 @@ impl Http for HttpTransport {
         base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> gix_error::Result<GetResponse<Headers, ExchangeBody>> {
-        let asked = parsed(url)?;
-        let (head, pieces) = self.wire.ask(asked.clone(), header_map(headers), None).map_err(failed)?;
-        if head.url != asked {
+        let parsed_url = parsed(url)?;
+        let (head, pieces) = self.wire.ask(parsed_url.clone(), header_map(headers), None).map_err(failed)?;
+        if head.url != parsed_url {
             let tail = url.strip_prefix(base_url).unwrap_or_default();
             let base = head.url.as_str().strip_suffix(tail).filter(|_| !tail.is_empty());
             let base = base.ok_or_else(|| failed(io::Error::other("a redirect to a URL that is no git repository")))?;

@@ -14,8 +14,8 @@ pub(super) enum IdentMode {
 }
 
 /// Expands the keywords in `bytes`, the blob `id`. `None` if there are none.
-pub(super) fn expanded(bytes: &[u8], id: &ObjectId, way: IdentMode) -> Option<Vec<u8>> {
-    match way {
+pub(super) fn expanded(bytes: &[u8], id: &ObjectId, mode: IdentMode) -> Option<Vec<u8>> {
+    match mode {
         IdentMode::Whole => expanded_by_search(bytes, id),
         IdentMode::PieceByPiece => expanded_by_streaming(bytes, id),
     }
@@ -123,9 +123,9 @@ mod tests {
             ("$Id: a b $Id$", Some(format!("$Id: a b {now}")), None),
             ("nothing", None, None),
         ] {
-            let told = |way| expanded(before.as_bytes(), &id, way).map(|bytes| String::from_utf8(bytes).unwrap());
-            assert_eq!(told(IdentMode::Whole), whole, "{before}");
-            assert_eq!(told(IdentMode::PieceByPiece), passing, "{before}");
+            let expand = |mode| expanded(before.as_bytes(), &id, mode).map(|bytes| String::from_utf8(bytes).unwrap());
+            assert_eq!(expand(IdentMode::Whole), whole, "{before}");
+            assert_eq!(expand(IdentMode::PieceByPiece), passing, "{before}");
         }
     }
 
@@ -133,13 +133,13 @@ mod tests {
         #[test]
         fn nothing_but_keywords_is_changed(bytes in "[$Id: x\n\0]{0,30}") {
             let id = ObjectId::from_hex(&[b'a'; 40]).unwrap();
-            for way in [IdentMode::Whole, IdentMode::PieceByPiece] {
-                if let Some(now) = expanded(bytes.as_bytes(), &id, way) {
+            for mode in [IdentMode::Whole, IdentMode::PieceByPiece] {
+                if let Some(now) = expanded(bytes.as_bytes(), &id, mode) {
                     let now = String::from_utf8(now).unwrap();
                     let keyword = format!("$Id: {id} $");
                     prop_assert!(now.contains(&keyword));
                     // Expanding the result again changes nothing.
-                    let again = expanded(now.as_bytes(), &id, way).unwrap();
+                    let again = expanded(now.as_bytes(), &id, mode).unwrap();
                     prop_assert_eq!(again, now.into_bytes());
                 }
             }

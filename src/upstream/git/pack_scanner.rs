@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn declared_sizes_in_a_pack_are_limited() {
-        for (entries, said) in [
+        for (entries, message) in [
             (whole(4000), None),
             (whole(10_001), Some("10000 bytes in one object")),
             (vec![entry(3, 10_001, &[], &[0; 10_001])], Some("10000 bytes in one object")),
@@ -354,10 +354,10 @@ mod tests {
             (vec![entry(7, 1, &[1; 20], b"\x81")], Some("cannot be read")),
         ] {
             for at_once in [1, 7, 100_000] {
-                match (examined(&pack(&entries), at_once), said) {
+                match (examined(&pack(&entries), at_once), message) {
                     (Ok(entries), None) => assert!(matches!(entries.part, PackPosition::End)),
-                    (Err(error), Some(said)) => assert!(error.to_string().contains(said), "{error}"),
-                    (_, said) => panic!("{said:?} {at_once}"),
+                    (Err(error), Some(message)) => assert!(error.to_string().contains(message), "{error}"),
+                    (_, message) => panic!("{message:?} {at_once}"),
                 }
             }
         }

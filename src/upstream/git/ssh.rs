@@ -40,7 +40,7 @@ impl Outbound {
         &self,
         ask: GitRequest<'_>,
         repository: &SshRepository,
-        said: mpsc::Sender<WirePiece>,
+        output: mpsc::Sender<WirePiece>,
         mut input: mpsc::Receiver<Bytes>,
         awaited: &AtomicBool,
         received: &mut ReceivedBytes,
@@ -56,7 +56,7 @@ impl Outbound {
             let first = running.next_output(awaited, self.first_byte_within()).await;
             match first {
                 Ok(Some(first)) => {
-                    let carried = self.copy_both_ways(ask, running, first, said, &mut input, awaited, received).await;
+                    let carried = self.copy_both_ways(ask, running, first, output, &mut input, awaited, received).await;
                     return carried.map_err(failed);
                 }
                 Ok(None) => last = running.exit_reason(files).await,
@@ -100,14 +100,14 @@ impl Outbound {
         ask: GitRequest<'_>,
         mut running: SshProcess,
         first: Bytes,
-        said: mpsc::Sender<WirePiece>,
+        output: mpsc::Sender<WirePiece>,
         input: &mut mpsc::Receiver<Bytes>,
         awaited: &AtomicBool,
         received: &mut ReceivedBytes,
     ) -> Result<(), Fault> {
         let brought = self.traffic.bytes_counter(ask.upstream);
         let mut stdin = running.stdin.take();
-        let telling = async {
+        let reading = async {
             while let Some(bytes) = input.recv().await {
                 let Some(open) = &mut stdin else { continue };
                 if open.write_all(&bytes).await.is_err() || open.flush().await.is_err() {
@@ -123,21 +123,21 @@ impl Outbound {
             while let Some(bytes) = piece.take() {
                 brought.inc_by(bytes.len() as u64);
                 received.add(&bytes)?;
-                if said.send(Some(bytes)).await.is_err() {
+                if output.send(Some(bytes)).await.is_err() {
                     return Ok(());
                 }
                 piece = tokio::select! {
                     piece = running.next_output(awaited, self.git_limits.idle) => piece?,
-                    () = said.closed() => return Ok(()),
+                    () = output.closed() => return Ok(()),
                 };
             }
             running.ended().await?;
-            let _ = said.send(None).await;
+            let _ = output.send(None).await;
             Ok(())
         };
         tokio::select! {
             listened = listening => listened,
-            () = telling => Ok(()),
+            () = reading => Ok(()),
         }
     }
 }
@@ -199,17 +199,18 @@ impl SshProcess {
 
     async fn exit_reason(mut self, files: &SshFiles) -> Fault {
         let status = self.status().await;
-        let said = self.stderr_text().await;
+        let stderr = self.stderr_text().await;
         let names_of_files = [(&files.key, "(the key)"), (&files.known_hosts, "(known_hosts)")];
-        let said = names_of_files.iter().fold(said, |said, (path, name)| said.replace(&*path.to_string_lossy(), name));
+        let stderr =
+            names_of_files.iter().fold(stderr, |stderr, (path, name)| stderr.replace(&*path.to_string_lossy(), name));
         if status != Some(SSH_ERROR_EXIT) {
-            return Fault::Unusable(format!("no repository: {said}"));
+            return Fault::Unusable(format!("no repository: {stderr}"));
         }
         let is_about_trust = ["Host key verification failed", "Permission denied", "UNPROTECTED PRIVATE KEY"];
-        if is_about_trust.iter().any(|text| said.contains(text)) {
-            return Fault::Untrusted(format!("ssh said: {said}"));
+        if is_about_trust.iter().any(|text| stderr.contains(text)) {
+            return Fault::Untrusted(format!("ssh said: {stderr}"));
         }
-        Fault::Unreachable(format!("ssh said: {said}"))
+        Fault::Unreachable(format!("ssh said: {stderr}"))
     }
 
     async fn status(&mut self) -> Option<i32> {
@@ -222,7 +223,7 @@ impl SshProcess {
     async fn stderr_text(&mut self) -> String {
         let Some(mut complaint) = self.complaint.take() else { return String::new() };
         match timeout(END_WITHIN, &mut complaint).await {
-            Ok(said) => said.unwrap_or_default(),
+            Ok(stderr) => stderr.unwrap_or_default(),
             Err(_) => {
                 complaint.abort();
                 String::new()
@@ -248,8 +249,8 @@ async fn read_stderr(mut stderr: impl AsyncRead + Unpin) -> String {
     let mut kept = Vec::new();
     let mut buffer = vec![0; MAX_STDERR_BYTES];
     while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
-        let room = MAX_STDERR_BYTES - kept.len();
-        kept.extend_from_slice(&buffer[..read.min(room)]);
+        let space = MAX_STDERR_BYTES - kept.len();
+        kept.extend_from_slice(&buffer[..read.min(space)]);
     }
     sanitized(&String::from_utf8_lossy(&kept))
 }
@@ -337,7 +338,7 @@ mod tests {
             path: "/x y".into(),
         };
         let files = SshFiles { key: "/k%h".into(), known_hosts: "/known hosts".into() };
-        let told = arguments(&repository, "192.0.2.7".parse().unwrap(), &files);
+        let arguments = arguments(&repository, "192.0.2.7".parse().unwrap(), &files);
         for expected in [
             "HostName=192.0.2.7",
             "HostKeyAlias=[git.corp.example]:2222",
@@ -345,7 +346,7 @@ mod tests {
             "/k%%h",
             "git-upload-pack '/x y'",
         ] {
-            assert!(told.iter().any(|told| told == expected), "{expected}: {told:?}");
+            assert!(arguments.iter().any(|told| told == expected), "{expected}: {arguments:?}");
         }
     }
 }

@@ -61,9 +61,9 @@ impl ThroughputGuard {
     /// [`Fault::TooLarge`] for too much data before the pack, [`Fault::Slow`] for a slow transfer.
     pub(super) fn record(&self, bytes: usize, waited: Duration) -> Result<(), Fault> {
         let mut state = self.state.lock();
-        if let TransferStage::Talk(said) = &mut state.stage {
-            *said += bytes as u64;
-            if *said > self.limits.bytes_before_pack {
+        if let TransferStage::Talk(talked) = &mut state.stage {
+            *talked += bytes as u64;
+            if *talked > self.limits.bytes_before_pack {
                 return Err(Fault::TooLarge(self.limits.bytes_before_pack));
             }
             state.waited_for_pack += waited;

@@ -100,22 +100,23 @@ impl Outbound {
         post: Option<Bytes>,
     ) -> Result<UpstreamResponse, UpstreamError> {
         let ask = ask.at(url);
-        let asked = RequestTime::new(ask.now);
+        let request_time = RequestTime::new(ask.now);
         let Some(post) = post else {
             let once = || async {
-                let arrived = self.follow(AcceptedCoding::Identity, ask, headers, asked).await?;
-                let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
+                let arrived = self.follow(AcceptedCoding::Identity, ask, headers, request_time).await?;
+                let response = self.successful(arrived.response, ask, &arrived.url, request_time).await?;
                 Ok(UpstreamResponse { response, ..arrived })
             };
             return self.with_retries(ask, once).await;
         };
         let build = |request: reqwest::RequestBuilder| request.headers(headers.clone()).body(post);
-        let (response, watch) = self.hop(AcceptedCoding::Identity, http::Method::POST, ask, url, build, asked).await?;
+        let (response, watch) =
+            self.hop(AcceptedCoding::Identity, http::Method::POST, ask, url, build, request_time).await?;
         if response.status().is_redirection() {
             let reason = "a redirect of a request that is not sent twice".to_owned();
             return Err(failure(ask, url, Fault::Unusable(reason)));
         }
-        let response = self.successful(response, ask, url, asked).await?;
+        let response = self.successful(response, ask, url, request_time).await?;
         Ok(UpstreamResponse { response, url: url.clone(), origins: Vec::new(), watch })
     }
 }

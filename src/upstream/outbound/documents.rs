@@ -23,43 +23,43 @@ impl Outbound {
     pub async fn document(
         &self,
         ask: UpstreamRequest<'_>,
-        held: Option<&Validators>,
+        validators: Option<&Validators>,
         limit: u64,
     ) -> Result<Fetched, UpstreamError> {
-        self.read_body(AcceptedCoding::Any, ask, held, limit).await
+        self.read_body(AcceptedCoding::Any, ask, validators, limit).await
     }
 
     /// Fetches a small file like a document, but without content coding, because its exact bytes count.
     pub async fn small_file(
         &self,
         ask: UpstreamRequest<'_>,
-        held: Option<&Validators>,
+        validators: Option<&Validators>,
         limit: u64,
     ) -> Result<Fetched, UpstreamError> {
-        self.read_body(AcceptedCoding::Identity, ask, held, limit).await
+        self.read_body(AcceptedCoding::Identity, ask, validators, limit).await
     }
 
     async fn read_body(
         &self,
         coding: AcceptedCoding,
         ask: UpstreamRequest<'_>,
-        held: Option<&Validators>,
+        validators: Option<&Validators>,
         limit: u64,
     ) -> Result<Fetched, UpstreamError> {
         let mut conditions = HeaderMap::new();
-        if let Some(held) = held {
-            insert(&mut conditions, header::IF_NONE_MATCH, held.etag.as_deref());
-            insert(&mut conditions, header::IF_MODIFIED_SINCE, held.last_modified.as_deref());
+        if let Some(stored) = validators {
+            insert(&mut conditions, header::IF_NONE_MATCH, stored.etag.as_deref());
+            insert(&mut conditions, header::IF_MODIFIED_SINCE, stored.last_modified.as_deref());
         }
-        let asked = RequestTime::new(ask.now);
+        let request_time = RequestTime::new(ask.now);
         let once = || async {
             let _permit = self.permit(&self.document_permits, ask, "documents").await?;
             let UpstreamResponse { response, url, origins, watch } =
-                self.follow(coding, ask, &conditions, asked).await?;
+                self.follow(coding, ask, &conditions, request_time).await?;
             if response.status() == http::StatusCode::NOT_MODIFIED && !conditions.is_empty() {
                 return Ok(Fetched::Unchanged);
             }
-            let response = self.successful(response, ask, &url, asked).await?;
+            let response = self.successful(response, ask, &url, request_time).await?;
             let content_type = response.headers().get(header::CONTENT_TYPE);
             let content_type = content_type.and_then(|value| value.to_str().ok()).map(str::to_owned);
             let validators = Validators::of(response.headers());
@@ -74,8 +74,8 @@ impl Outbound {
                 (Some(watch), Err(broken)) => watch.record_failure(&broken.fault.to_string()),
                 (None, _) => {}
             }
-            let (body, room) = body?;
-            Ok(Fetched::New(Document { body, content_type, validators, url, origins, location, date, memory: room }))
+            let (body, memory) = body?;
+            Ok(Fetched::New(Document { body, content_type, validators, url, origins, location, date, memory }))
         };
         self.with_time_limit(ask, self.with_retries(ask, once)).await
     }
@@ -85,13 +85,13 @@ impl Outbound {
         response: reqwest::Response,
         ask: UpstreamRequest<'_>,
         url: &Url,
-        asked: RequestTime,
+        request_time: RequestTime,
     ) -> Result<reqwest::Response, UpstreamError> {
         let status = response.status();
         if status.is_success() {
             return Ok(response);
         }
-        let retry_after = retry_after(response.headers(), asked.now());
+        let retry_after = retry_after(response.headers(), request_time.now());
         // Upstream's error texts are optional. A failure to read them must not replace the status.
         let (body, _room) = self.body(response, ask, url, MAX_ERROR_BODY).await.unwrap_or_default();
         let errors = serde_json::from_slice::<UpstreamErrorBody>(&body).map(|body| body.errors).unwrap_or_default();
@@ -114,18 +114,18 @@ impl Outbound {
             return Err(too_large());
         }
         let mut body = BytesMut::new();
-        let mut room = self.document_memory.start_body(ask.upstream);
-        room.grow_to(response.content_length().unwrap_or_default()).map_err(crowded)?;
+        let mut memory = self.document_memory.start_body(ask.upstream);
+        memory.grow_to(response.content_length().unwrap_or_default()).map_err(crowded)?;
         let brought = self.traffic.bytes_counter(ask.upstream);
         while let Some(piece) = response.chunk().await.map_err(|e| failure(ask, url, fault_of_client_error(&e)))? {
             brought.inc_by(piece.len() as u64);
             if (body.len() + piece.len()) as u64 > limit {
                 return Err(too_large());
             }
-            room.grow_to((body.len() + piece.len()) as u64).map_err(crowded)?;
+            memory.grow_to((body.len() + piece.len()) as u64).map_err(crowded)?;
             body.extend_from_slice(&piece);
         }
-        Ok((body.freeze(), room.into_grant()))
+        Ok((body.freeze(), memory.into_grant()))
     }
 }
 

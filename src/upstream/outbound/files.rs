@@ -20,27 +20,27 @@ impl Outbound {
         &self,
         ask: UpstreamRequest<'_>,
         from: u64,
-        held: &Validators,
+        validators: &Validators,
     ) -> Result<IncomingFile, UpstreamError> {
         let mut conditions = HeaderMap::new();
         if from > 0 {
             insert(&mut conditions, header::RANGE, Some(&format!("bytes={from}-")));
-            insert(&mut conditions, header::IF_RANGE, held.for_range());
+            insert(&mut conditions, header::IF_RANGE, validators.for_range());
         }
-        let asked = RequestTime::new(ask.now);
+        let request_time = RequestTime::new(ask.now);
         let once = || async {
             let midway = from > 0 && ask.priority == RequestPriority::Client;
             let turn = if midway { UpstreamRequest { priority: RequestPriority::ClientMidway, ..ask } } else { ask };
             let permit = self.permit(&self.archive_permits, turn, "archives").await?;
-            let mut arrived = self.follow(AcceptedCoding::Identity, ask, &conditions, asked).await?;
+            let mut arrived = self.follow(AcceptedCoding::Identity, ask, &conditions, request_time).await?;
             let mut from = from;
             if arrived.response.status() == http::StatusCode::RANGE_NOT_SATISFIABLE && from > 0 {
-                arrived = self.follow(AcceptedCoding::Identity, ask, &HeaderMap::new(), asked).await?;
+                arrived = self.follow(AcceptedCoding::Identity, ask, &HeaderMap::new(), request_time).await?;
                 from = 0;
             }
             // The head has arrived. The body has its own time limits, and the caller resumes a broken one.
             arrived.watch.into_iter().for_each(RequestObserver::record_success);
-            let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
+            let response = self.successful(arrived.response, ask, &arrived.url, request_time).await?;
             self.incoming(response, ask, &arrived.url, from, permit)
         };
         self.with_retries(ask, once).await
@@ -48,12 +48,13 @@ impl Outbound {
 
     /// The length of a file by HEAD; `None` if the server does not announce it.
     pub async fn announced_length(&self, ask: UpstreamRequest<'_>) -> Result<Option<u64>, UpstreamError> {
-        let asked = RequestTime::new(ask.now);
+        let request_time = RequestTime::new(ask.now);
         let asking = async {
             let _permit = self.permit(&self.document_permits, ask, "documents").await?;
-            let arrived = self.follow_by(Method::HEAD, AcceptedCoding::Identity, ask, &HeaderMap::new(), asked).await?;
+            let arrived =
+                self.follow_by(Method::HEAD, AcceptedCoding::Identity, ask, &HeaderMap::new(), request_time).await?;
             arrived.watch.into_iter().for_each(RequestObserver::record_success);
-            let response = self.successful(arrived.response, ask, &arrived.url, asked).await?;
+            let response = self.successful(arrived.response, ask, &arrived.url, request_time).await?;
             let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
             Ok(length.and_then(|length| length.parse().ok()))
         };

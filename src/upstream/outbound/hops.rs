@@ -31,9 +31,9 @@ impl Outbound {
         coding: AcceptedCoding,
         ask: UpstreamRequest<'_>,
         conditions: &HeaderMap,
-        asked: RequestTime,
+        request_time: RequestTime,
     ) -> Result<UpstreamResponse, UpstreamError> {
-        self.follow_by(Method::GET, coding, ask, conditions, asked).await
+        self.follow_by(Method::GET, coding, ask, conditions, request_time).await
     }
 
     /// Like [`follow`](Self::follow), with another safe method.
@@ -43,14 +43,14 @@ impl Outbound {
         coding: AcceptedCoding,
         ask: UpstreamRequest<'_>,
         conditions: &HeaderMap,
-        asked: RequestTime,
+        request_time: RequestTime,
     ) -> Result<UpstreamResponse, UpstreamError> {
         let mut url = ask.url.clone();
         let mut origins = Vec::new();
         for _ in 0..=MAX_HOPS {
             origins.push(Origin::of(&url));
             let build = |request: RequestBuilder| request.headers(conditions.clone());
-            let (response, watch) = self.hop(coding, method.clone(), ask, &url, build, asked).await?;
+            let (response, watch) = self.hop(coding, method.clone(), ask, &url, build, request_time).await?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(UpstreamResponse { response, url, origins, watch });
             }
@@ -69,17 +69,17 @@ impl Outbound {
         ask: UpstreamRequest<'_>,
         url: &Url,
         build: impl FnOnce(RequestBuilder) -> RequestBuilder,
-        asked: RequestTime,
+        request_time: RequestTime,
     ) -> Result<(reqwest::Response, Option<RequestObserver>), UpstreamError> {
         let client = match self.checked_client(url, ask) {
-            Ok(way) => self.clients.of(way, coding),
+            Ok(kind) => self.clients.of(kind, coding),
             Err(refusal) => return Err(self.refused(ask, url, refusal)),
         };
         let mut request = build(client.request(method, url.clone())).header(CDN_LOOP, ask.via.with(&self.own));
         if let Some((name, value)) = ask.credentials.header_for(url) {
             request = request.header(name, value);
         }
-        let watch = self.backoff.observe(ask.upstream, url, asked);
+        let watch = self.backoff.observe(ask.upstream, url, request_time);
         let response = match request.send().await.map_err(|e| fault_of_client_error(&e)) {
             Ok(response) => response,
             Err(Fault::Refused(refusal)) => return Err(self.refused(ask, url, refusal)),

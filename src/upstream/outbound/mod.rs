@@ -135,10 +135,10 @@ impl Outbound {
     pub fn revalidation_permit(
         &self,
         origins: &[Origin],
-        by: &RevalidationPermit,
+        permit: &RevalidationPermit,
         now: Timestamp,
     ) -> Option<RevalidationPermit> {
-        self.backoff.revalidation_permit(origins, by, now)
+        self.backoff.revalidation_permit(origins, permit, now)
     }
 
     /// Takes requests from an upstream's rate limit. Takes none and returns false if too few are left.
@@ -276,15 +276,15 @@ mod tests {
     use crate::upstream::CredentialScope;
 
     /// A server that sends `said` to each client and then stays silent.
-    async fn silent_after(said: &'static str) -> Url {
+    async fn silent_after(answer: &'static str) -> Url {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
-            let mut asked = Vec::new();
+            let mut request_time = Vec::new();
             while let Ok((mut stream, _)) = listener.accept().await {
                 assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
-                stream.write_all(said.as_bytes()).await.unwrap();
-                asked.push(stream);
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                request_time.push(stream);
             }
         });
         Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap()
@@ -297,19 +297,19 @@ mod tests {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let host = Hostname::parse("registry.example").unwrap();
         let begun = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx";
-        for (said, is_about_bodies) in [("", false), ("HTTP/1.1 200 OK\r\n", false), (begun, true)] {
-            let url = silent_after(said).await;
+        for (answer, is_about_bodies) in [("", false), ("HTTP/1.1 200 OK\r\n", false), (begun, true)] {
+            let url = silent_after(answer).await;
             let upstreams = [config::Upstream::at(host.clone(), url.clone())];
             let bounds = UpstreamLimits { give_up_after: Duration::from_millis(300), ..UpstreamLimits::default() };
             let (network, own) = (config::Config::default().network, OwnEntry::random().unwrap());
             let outbound = Outbound::new(&network, &upstreams, own, Traffic::default(), bounds).unwrap();
-            let (via, grant) = (CdnLoop::default(), CredentialScope::default());
+            let (via, credential_scope) = (CdnLoop::default(), CredentialScope::default());
             let (priority, now) = (RequestPriority::Client, Timestamp(1_700_000_000));
             let ask = UpstreamRequest {
                 label: "x",
                 url: &url,
                 upstream: &host,
-                credentials: &grant,
+                credentials: &credential_scope,
                 via: &via,
                 retries: 2,
                 priority,
@@ -324,7 +324,7 @@ mod tests {
                 failed.push(outbound.announced_length(ask).await.map(drop));
             }
             for failed in failed {
-                assert!(matches!(&failed, Err(UpstreamError { fault: Fault::Slow(_), .. })), "{said}: {failed:?}");
+                assert!(matches!(&failed, Err(UpstreamError { fault: Fault::Slow(_), .. })), "{answer}: {failed:?}");
             }
         }
     }

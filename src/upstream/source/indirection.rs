@@ -14,18 +14,18 @@ struct Download {
 
 /// The location in a `download` answer: its header, else the `location` of its JSON, as OpenTofu reads it.
 pub fn location_in_download(header: Option<&str>, body: &[u8]) -> Option<String> {
-    let said = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+    let trimmed = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
     let in_body = || serde_json::from_slice::<Download>(body).ok()?.location;
-    header.and_then(said).or_else(|| said(&in_body()?))
+    header.and_then(trimmed).or_else(|| trimmed(&in_body()?))
 }
 
 /// The location in a page that was requested with `terraform-get=1`: its header, else the first
 /// `<meta name="terraform-get" content="…">` in its head.
 pub fn location_in_page(header: Option<&str>, body: &[u8]) -> Option<String> {
-    let said = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
-    header.and_then(said).or_else(|| {
+    let trimmed = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+    header.and_then(trimmed).or_else(|| {
         let page = String::from_utf8_lossy(body.get(..MAX_PAGE).unwrap_or(body));
-        in_head(&page).and_then(|text| said(&text))
+        in_head(&page).and_then(|text| trimmed(&text))
     })
 }
 

@@ -236,20 +236,23 @@ fn what_is_wrong_with_a_signature_or_a_key_is_told_in_one_short_line() {
     let key = TestKey::new();
     let (signature, public) = (key.sign(SUMS), key.public(&good()));
     let packets = pgp::ser::Serialize::to_bytes(&pgp::composed::SignedPublicKey::from(key.secret.clone())).unwrap();
-    let mut told = Vec::new();
+    let mut errors = Vec::new();
     for place in 0..signature.len() {
         let mut changed = signature.clone();
         changed[place] ^= 0x14;
-        told.extend(check(&changed, std::slice::from_ref(&public)).err());
+        errors.extend(check(&changed, std::slice::from_ref(&public)).err());
     }
     for place in 0..packets.len() {
         let mut changed = packets.clone();
         changed[place] ^= 0x14;
-        told.extend(check(&signature, &[armored(&changed)]).err());
+        errors.extend(check(&signature, &[armored(&changed)]).err());
     }
-    for told in told {
-        let told = told.to_string();
-        assert!(told.chars().count() < 300 && !told.contains('\n') && !told.contains("backtrace"), "{told}");
+    for error in errors {
+        let message = error.to_string();
+        assert!(
+            message.chars().count() < 300 && !message.contains('\n') && !message.contains("backtrace"),
+            "{message}"
+        );
     }
 }
 

@@ -52,7 +52,7 @@ impl StoredRecords {
         let signer = set.key.map_or(Signer::Unsigned, |key| Signer::Key(format!("K{key}")));
         let archive = content(set.content);
         let seen = Observation { package: &package, archive, sums: &sums, signer, observed: Timestamp(1) };
-        let readable = |kept: Option<VersionHistory>| kept.map_or(Recoverable::Absent, Recoverable::Whole);
+        let readable = |record: Option<VersionHistory>| record.map_or(Recoverable::Absent, Recoverable::Whole);
         let history = HistoryRecords {
             version: readable(self.versions.get(&set.version).cloned()),
             keys: self.keys.clone().map_or(Recoverable::Absent, Recoverable::Whole),
@@ -63,13 +63,13 @@ impl StoredRecords {
     }
 
     fn judge(&mut self, set: &PublishedSet) -> Judgement {
-        let mut judged = None;
+        let mut last_judgement = None;
         self.apply(set, |history, seen| {
             let (judgement, to_write) = history.judge(seen);
-            judged = Some(judgement);
+            last_judgement = Some(judgement);
             to_write
         });
-        judged.unwrap()
+        last_judgement.unwrap()
     }
 }
 
@@ -94,12 +94,12 @@ proptest! {
     /// version first or was in the provider's log before it.
     #[test]
     fn no_order_of_sets_lets_an_unknown_key_change_bytes(sets in prop::collection::vec(published(), 1..24)) {
-        let mut kept = StoredRecords::default();
+        let mut records = StoredRecords::default();
         let mut known_keys: Vec<u8> = Vec::new();
         let mut first: BTreeMap<u8, (Option<u8>, Vec<u8>)> = BTreeMap::new();
         let mut contents: BTreeMap<(u8, Platform), BTreeSet<u8>> = BTreeMap::new();
         for set in sets {
-            let judgement = kept.judge(&set);
+            let judgement = records.judge(&set);
             prop_assert_eq!(
                 judgement.known_keys_without_signer.is_some(),
                 set.key.is_some_and(|key| !known_keys.is_empty() && !known_keys.contains(&key))
@@ -112,15 +112,15 @@ proptest! {
             let may_vouch = set.key.is_some() && (*signer == set.key || set.key.is_some_and(|key| before.contains(&key)));
             let mut lines: BTreeMap<u8, u8> = set.also_lists.iter().copied().collect();
             lines.insert(set.name, set.content);
-            let told = lines.into_iter().filter_map(|(name, digest)| Some((platform_in_name(file(name))?, digest)));
-            let told: Vec<(Platform, u8)> = [(platform(set.platform), set.content)].into_iter().chain(told).collect();
-            for (platform, digest) in &told {
+            let digests = lines.into_iter().filter_map(|(name, digest)| Some((platform_in_name(file(name))?, digest)));
+            let digests: Vec<(Platform, u8)> = [(platform(set.platform), set.content)].into_iter().chain(digests).collect();
+            for (platform, digest) in &digests {
                 let had = contents.get(&(set.version, platform.clone()));
                 let is_known = had.is_some_and(|had| had.contains(digest));
                 let is_new_and_unsigned = had.is_none() && set.key.or(*signer).is_none();
                 prop_assert!(is_first || is_known || may_vouch || is_new_and_unsigned, "{:?}", set);
             }
-            for (platform, digest) in told {
+            for (platform, digest) in digests {
                 contents.entry((set.version, platform)).or_default().insert(digest);
             }
             if let Some(key) = set.key && !known_keys.contains(&key) {
@@ -135,44 +135,44 @@ proptest! {
     /// An admitted set is never refused later, and adds no record.
     #[test]
     fn an_admitted_set_is_admitted_again(sets in prop::collection::vec(published(), 1..12)) {
-        let mut kept = StoredRecords::default();
+        let mut store = StoredRecords::default();
         for set in sets {
-            if is_refused(&kept.judge(&set)) {
+            if is_refused(&store.judge(&set)) {
                 continue;
             }
-            let records = kept.versions[&set.version].records.len();
-            let again = kept.judge(&set);
+            let records = store.versions[&set.version].records.len();
+            let again = store.judge(&set);
             prop_assert_eq!(again.verdict, HistoryVerdict::Consistent);
-            prop_assert_eq!(kept.versions[&set.version].records.len(), records);
+            prop_assert_eq!(store.versions[&set.version].records.len(), records);
         }
     }
 }
 
 #[test]
 fn a_version_has_at_most_64_records_and_then_only_accept_adds_one() {
-    let mut kept = StoredRecords::default();
+    let mut records = StoredRecords::default();
     for content in 0..64 {
-        assert!(!is_refused(&kept.judge(&set(1, 0, content))), "{content}");
+        assert!(!is_refused(&records.judge(&set(1, 0, content))), "{content}");
     }
-    assert_eq!(kept.judge(&set(1, 0, 64)).verdict, HistoryVerdict::Refused(HistoryRefusal::Full));
-    assert!(!is_refused(&kept.judge(&set(1, 0, 63))), "what is recorded goes on");
+    assert_eq!(records.judge(&set(1, 0, 64)).verdict, HistoryVerdict::Refused(HistoryRefusal::Full));
+    assert!(!is_refused(&records.judge(&set(1, 0, 63))), "what is recorded goes on");
     let added = PublishedSet { platform: 1, name: 1, ..set(1, 0, 0) };
     assert_eq!(
-        kept.judge(&added).verdict,
+        records.judge(&added).verdict,
         HistoryVerdict::Refused(HistoryRefusal::Full),
         "it would be recorded nowhere"
     );
-    kept.apply(&set(1, 0, 64), |history, seen| history.accept(seen, AcceptScope::Version).1);
-    assert!(!is_refused(&kept.judge(&set(1, 0, 64))));
+    records.apply(&set(1, 0, 64), |history, seen| history.accept(seen, AcceptScope::Version).1);
+    assert!(!is_refused(&records.judge(&set(1, 0, 64))));
 }
 
 #[test]
 fn after_a_lost_key_log_a_key_vouches_only_for_versions_it_signed() {
-    let mut kept = StoredRecords::default();
+    let mut records = StoredRecords::default();
     for (version, key) in [(1, 0), (2, 1), (3, 0)] {
-        kept.judge(&set(version, key, version));
+        records.judge(&set(version, key, version));
     }
-    let mut lost = StoredRecords { keys: Some(KeyLog::of_versions(kept.versions.values())), ..kept };
+    let mut lost = StoredRecords { keys: Some(KeyLog::of_versions(records.versions.values())), ..records };
     assert_eq!(
         lost.judge(&set(2, 0, 9)).verdict,
         HistoryVerdict::Refused(HistoryRefusal::ChangedByUntrustedKey(HistoryChange::OtherBytes {
@@ -187,25 +187,25 @@ fn after_a_lost_key_log_a_key_vouches_only_for_versions_it_signed() {
 
 #[test]
 fn a_version_unsigned_before_any_key_may_stay_but_not_change() {
-    let mut kept = StoredRecords::default();
+    let mut records = StoredRecords::default();
     let unsigned = PublishedSet { key: None, ..set(1, 0, 1) };
     for set in [&unsigned, &set(2, 0, 2), &unsigned] {
-        assert_eq!(kept.judge(set).verdict, HistoryVerdict::Consistent, "{set:?}");
+        assert_eq!(records.judge(set).verdict, HistoryVerdict::Consistent, "{set:?}");
     }
     let darwin = PublishedSet { platform: 1, name: 1, content: 3, ..unsigned.clone() };
-    assert_eq!(kept.judge(&darwin).verdict, HistoryVerdict::Refused(HistoryRefusal::SignatureLost));
-    assert!(is_refused(&kept.judge(&PublishedSet { content: 3, ..unsigned })));
+    assert_eq!(records.judge(&darwin).verdict, HistoryVerdict::Refused(HistoryRefusal::SignatureLost));
+    assert!(is_refused(&records.judge(&PublishedSet { content: 3, ..unsigned })));
 }
 
 #[test]
 fn an_unsigned_registry_may_publish_one_sums_file_per_platform() {
-    let mut kept = StoredRecords::default();
+    let mut records = StoredRecords::default();
     let linux = PublishedSet { key: None, ..set(1, 0, 1) };
     let darwin = PublishedSet { platform: 1, name: 1, content: 2, ..linux.clone() };
     for set in [&linux, &darwin, &linux, &darwin] {
-        assert_eq!(kept.judge(set).verdict, HistoryVerdict::Consistent, "{set:?}");
+        assert_eq!(records.judge(set).verdict, HistoryVerdict::Consistent, "{set:?}");
     }
-    assert!(is_refused(&kept.judge(&PublishedSet { content: 3, ..darwin })));
+    assert!(is_refused(&records.judge(&PublishedSet { content: 3, ..darwin })));
 }
 
 #[test]

@@ -81,8 +81,9 @@ impl SourceFetch<'_> {
     /// Fetches a checksum list and finds the archive's checksum in it.
     async fn listed_checksum(&self, list: &Url, archive: &Url) -> Result<Checksum, FetchTreeError> {
         let subject = format!("the list of checksums for {}", self.what());
-        let asked = self.call.config.outbound.small_file(self.ask(list, &subject), None, MAX_CHECKSUM_LIST_BYTES).await;
-        let found = match asked.map_err(location_fault)? {
+        let fetched =
+            self.call.config.outbound.small_file(self.ask(list, &subject), None, MAX_CHECKSUM_LIST_BYTES).await;
+        let found = match fetched.map_err(location_fault)? {
             Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
             Fetched::Unchanged => None,
         };

@@ -21,9 +21,9 @@ async fn a_server_that_falls_silent_is_given_up() {
     let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.git.idle = Duration::from_millis(100);
     for silent in ["GET", "POST"] {
-        forge
-            .server
-            .on(move |asked| if asked.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing });
+        forge.server.on(
+            move |request| if request.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing },
+        );
         assert!(matches!(fault(&setting, &forge.source("r", "main")).await, Fault::Slow(_)));
     }
     let begun = "HTTP/1.1 200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement\r\nContent-Length: 90\r\n\r\n001e#";
@@ -44,9 +44,9 @@ async fn a_server_that_never_begins_to_answer_is_given_up_like_any_other() {
     let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.bounds.give_up_after = Duration::from_secs(1);
     for silent in ["GET", "POST"] {
-        forge
-            .server
-            .on(move |asked| if asked.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing });
+        forge.server.on(
+            move |request| if request.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing },
+        );
         let slow = fault(&setting, &forge.source("r", "main")).await;
         assert_eq!(slow, Fault::Slow("no byte within 1 s".to_owned()), "{silent}");
     }
@@ -74,13 +74,13 @@ async fn a_tree_has_its_limits_before_a_byte_is_written() {
     }
     commit(&r);
     let mut setting = GitTestSetting::at(&forge.url("r"));
-    for (limits, said) in [
+    for (limits, message) in [
         (TreeLimits { entries: 40, bytes: 1 << 30 }, "40 files, folders and links"),
         (TreeLimits { entries: 1000, bytes: 40_000 }, "40000 bytes in its files"),
     ] {
         setting.limits = limits;
         let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
-        assert!(refused.to_string().contains(said), "{refused}");
+        assert!(refused.to_string().contains(message), "{refused}");
     }
     setting.limits = TreeLimits::default();
     setting.bounds.git.received_bytes = 500;
@@ -160,7 +160,7 @@ async fn expensive_or_oversized_attributes_are_refused() {
     let setting = GitTestSetting::at(&forge.url("r"));
     let stars = "**/a/".repeat(40);
     let quoted = format!("\"{}\"", stars.replace('*', "\\052"));
-    for (rules, said) in [
+    for (rules, message) in [
         (format!("{stars} text\n"), "more stars"),
         (format!("# fine\n{quoted} text\n"), "more stars"),
         (format!("{}x text\n", "*a".repeat(40)), "more stars"),
@@ -171,7 +171,7 @@ async fn expensive_or_oversized_attributes_are_refused() {
             commit(&r);
             let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
             assert!(matches!(refused, GitError::Tree { .. }), "{refused}");
-            assert!(refused.to_string().contains(said) && refused.to_string().contains(place), "{refused}");
+            assert!(refused.to_string().contains(message) && refused.to_string().contains(place), "{refused}");
             fs::remove_file(r.join(place)).unwrap();
         }
     }
@@ -201,11 +201,11 @@ async fn the_caller_gets_an_error_if_git_code_does_not_end() {
     setting.bounds.git.stop_time = Duration::from_millis(50);
     let (outbound, upstream, source) = (setting.outbound(), setting.granted(), forge.source("r", "main"));
     let (end, ending) = std::sync::mpsc::channel::<()>();
-    let (told, ended) = std::sync::mpsc::channel();
+    let (started, ended) = std::sync::mpsc::channel();
     let endless = move |wire: crate::upstream::git::blocking_bridge::GitBridge,
                         stop: &std::sync::atomic::AtomicBool| {
         let _ = ending.recv();
-        told.send(stop.load(std::sync::atomic::Ordering::Relaxed)).unwrap();
+        started.send(stop.load(std::sync::atomic::Ordering::Relaxed)).unwrap();
         drop(wire);
         Ok(())
     };
@@ -234,9 +234,9 @@ async fn a_server_that_drips_is_given_up() {
         [("GET", 260, "no byte of a pack", soon), ("POST", 150_000, "1 KiB/s", lasting)]
     {
         setting.bounds.git.preparing = preparing;
-        forge.server.on(move |asked| {
-            let is_fetch = asked.body.windows(4).any(|part| part == b"want");
-            let drips = asked.method == method && (method == "GET" || is_fetch);
+        forge.server.on(move |request| {
+            let is_fetch = request.body.windows(4).any(|part| part == b"want");
+            let drips = request.method == method && (method == "GET" || is_fetch);
             if drips { ServerBehaviour::Drip(first, 20) } else { ServerBehaviour::Nothing }
         });
         let slow = fault(&setting, &forge.source("r", "main")).await;
@@ -258,24 +258,24 @@ async fn one_upstream_never_takes_all_git_jobs() {
     // The silent jobs must not time out during this test.
     let hour = Duration::from_secs(3600);
     (setting.bounds.give_up_after, setting.bounds.git.idle) = (hour, hour);
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     stuck.server.on(move |_| {
-        let _ = tell.send(());
+        let _ = sender.send(());
         ServerBehaviour::Silence
     });
     let (outbound, upstream) = (setting.outbound(), setting.granted());
     let (fine, stuck) = (forge.source("r", "main"), stuck.source("r", "main"));
     let other = Hostname::parse("other.example").unwrap();
-    let fetch = async |by: &Hostname, source: &GitSource| {
+    let fetch = async |host: &Hostname, source: &GitSource| {
         let scratch = tempfile::tempdir().unwrap();
         let tree = Tree::new(tempfile::tempfile().unwrap(), setting.limits);
-        outbound.git(GitRequest { upstream: by, ..ask(source, &upstream) }, scratch.path(), tree).await
+        outbound.git(GitRequest { upstream: host, ..ask(source, &upstream) }, scratch.path(), tree).await
     };
     let own = host();
     let stuck = async { tokio::join!(fetch(&own, &stuck), fetch(&own, &stuck)) };
     let asking = async {
         for _ in 0..2 {
-            told.recv().await.unwrap();
+            receiver.recv().await.unwrap();
         }
         let one_more = fetch(&own, &fine).await.unwrap_err().to_string();
         assert!(one_more.contains("the limit of concurrent git fetches is reached"), "{one_more}");
@@ -296,7 +296,7 @@ async fn a_server_that_sends_progress_but_no_pack_is_given_up() {
     setting.bounds.git.preparing = Duration::from_secs(1);
     // Ends the test if the limit under test does not.
     setting.bounds.git.total = Duration::from_secs(15);
-    forge.server.on(|asked| match asked.body.windows(4).any(|part| part == b"want") {
+    forge.server.on(|request| match request.body.windows(4).any(|part| part == b"want") {
         true => ServerBehaviour::Progress(20),
         false => ServerBehaviour::Nothing,
     });
@@ -354,10 +354,10 @@ async fn resolving_a_name_has_separate_limits_and_a_full_id_needs_no_request() {
     forge.server.on(|_| ServerBehaviour::Silence);
     let failed = setting.look(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&failed, GitError::Upstream(error) if matches!(error.fault, Fault::Slow(_))), "{failed}");
-    let asked = forge.server.asked().len();
+    let request = forge.server.asked().len();
     let id = "0123456789ABCDEF0123456789abcdef01234567";
     assert_eq!(setting.look(&forge.source("r", id)).await.unwrap(), Some(id.to_ascii_lowercase()));
-    assert_eq!(forge.server.asked().len(), asked);
+    assert_eq!(forge.server.asked().len(), request);
     setting.bounds.git_resolves.all = 0;
     setting.bounds.git_resolves.wait = Duration::from_millis(10);
     let failed = setting.look(&forge.source("r", "main")).await.unwrap_err();

@@ -205,7 +205,7 @@ async fn submodules_are_asked_only_over_https_and_ssh_and_without_an_entry_they_
     crafted(&repository, &[("160000", "gone", b"")]);
     let fetched = setting.fetch(&forge.source("r", "crafted")).await.unwrap();
     assert_eq!(listed(&fetched.tree), Listing::from([(b"gone".to_vec(), TreeItem::Folder)]));
-    for (url, said) in [
+    for (url, message) in [
         ("-u./x", "dash"),
         ("ext::sh -c x", "neither https nor ssh"),
         ("file:///etc", "neither https nor ssh"),
@@ -218,6 +218,6 @@ async fn submodules_are_asked_only_over_https_and_ssh_and_without_an_entry_they_
         let modules = format!("[submodule \"s\"]\n\tpath = s\n\turl = {url}\n");
         crafted(&repository, &[("100644", ".gitmodules", modules.as_bytes()), ("160000", "s", b"")]);
         let refused = setting.fetch(&forge.source("r", "crafted")).await.unwrap_err().to_string();
-        assert!(refused.contains(said), "{url}: {refused}");
+        assert!(refused.contains(message), "{url}: {refused}");
     }
 }

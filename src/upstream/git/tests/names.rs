@@ -69,8 +69,8 @@ async fn a_reference_resolves_as_in_a_clone_and_checkout() {
             assert_same(&listed(&fetched.tree), &theirs);
             assert_eq!(fetched.commit, ids[content(&fetched).as_str()], "{reference}");
             let looked = setting.look(&forge.source("r", reference)).await.unwrap();
-            let told = if reference == short { None } else { Some(fetched.commit.clone()) };
-            assert_eq!(looked, told, "{reference}");
+            let shown = if reference == short { None } else { Some(fetched.commit.clone()) };
+            assert_eq!(looked, shown, "{reference}");
         }
         for nothing in ["absent", "v1", "heads/both", "0000", "both~1"] {
             let refused = setting.fetch(&forge.source("r", nothing)).await.unwrap_err();
@@ -102,8 +102,8 @@ async fn a_commit_refused_by_its_id_is_found_by_fetching_everything() {
     git(&outer, &["commit", "-q", "-m", "x"]);
     fs::write(settings(forge.folder.path()), "[uploadpack]\n\tallowFilter = true\n").unwrap();
     let want = format!("want {first}");
-    forge.server.on(move |asked| {
-        let is_refused = asked.body.windows(want.len()).any(|part| part == want.as_bytes());
+    forge.server.on(move |request| {
+        let is_refused = request.body.windows(want.len()).any(|part| part == want.as_bytes());
         let line = format!("ERR upload-pack: not our ref {}", &want[5..]);
         let line = format!("{:04x}{line}", line.len() + 4);
         let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-result\r\n\r\n";
@@ -148,10 +148,10 @@ async fn an_absent_or_empty_repository_is_an_upstream_error() {
     let forge = Forge::new();
     forge.repository("empty");
     let setting = GitTestSetting::at(&forge.url("empty"));
-    for (name, said) in [("absent", "no such repository"), ("empty", "without a commit")] {
+    for (name, message) in [("absent", "no such repository"), ("empty", "without a commit")] {
         let error = setting.fetch(&forge.source(name, "")).await.unwrap_err();
         let GitError::Upstream(error) = error else { panic!("{error}") };
         assert!(matches!(error.fault, crate::upstream::error::Fault::Unusable(_)), "{error}");
-        assert!(error.to_string().contains(said), "{error}");
+        assert!(error.to_string().contains(message), "{error}");
     }
 }

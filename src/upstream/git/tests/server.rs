@@ -77,16 +77,16 @@ impl Server {
 fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<ReceivedRequest>>, faults: &Mutex<Fault>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut writer = stream;
-    let Some(asked) = read(&mut reader) else { return };
-    log.lock().push(asked.clone());
-    let instead = (faults.lock())(&asked);
+    let Some(request) = read(&mut reader) else { return };
+    log.lock().push(request.clone());
+    let instead = (faults.lock())(&request);
     let _ = match instead {
-        ServerBehaviour::Nothing => answer(&mut writer, root, &asked, true),
-        ServerBehaviour::AsOld => answer(&mut writer, root, &asked, false),
-        ServerBehaviour::Say(said) => writer.write_all(said.as_bytes()),
+        ServerBehaviour::Nothing => answer(&mut writer, root, &request, true),
+        ServerBehaviour::AsOld => answer(&mut writer, root, &request, false),
+        ServerBehaviour::Say(text) => writer.write_all(text.as_bytes()),
         ServerBehaviour::Drip(first, apart) => {
             let mut dripping = Dripping { writer, first, apart: std::time::Duration::from_millis(apart) };
-            answer(&mut dripping, root, &asked, true)
+            answer(&mut dripping, root, &request, true)
         }
         ServerBehaviour::Progress(apart) => progress(&mut writer, std::time::Duration::from_millis(apart)),
         ServerBehaviour::Silence => std::io::copy(&mut reader, &mut std::io::sink()).map(drop),
@@ -95,7 +95,7 @@ fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<ReceivedRequest>>, faul
 
 /// Sends progress messages until the client disconnects.
 fn progress(writer: &mut TcpStream, apart: std::time::Duration) -> std::io::Result<()> {
-    let line = |said: &str| format!("{:04x}{said}", said.len() + 4);
+    let line = |text: &str| format!("{:04x}{text}", text.len() + 4);
     let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-result\r\n\r\n";
     write!(writer, "{head}{}", line("packfile\n"))?;
     loop {
@@ -108,7 +108,7 @@ fn read(reader: &mut impl BufRead) -> Option<ReceivedRequest> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
     let mut words = line.split_whitespace();
-    let mut asked = ReceivedRequest {
+    let mut request = ReceivedRequest {
         method: words.next()?.to_owned(),
         target: words.next()?.to_owned(),
         ..ReceivedRequest::default()
@@ -117,13 +117,13 @@ fn read(reader: &mut impl BufRead) -> Option<ReceivedRequest> {
         line.clear();
         reader.read_line(&mut line).ok()?;
         let Some((name, value)) = line.trim_end().split_once(':') else { break };
-        asked.headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+        request.headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
     }
-    let length = asked.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let length = request.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    asked.body = body;
-    Some(asked)
+    request.body = body;
+    Some(request)
 }
 
 /// A slow connection.
@@ -150,24 +150,24 @@ impl Write for Dripping {
     }
 }
 
-fn answer(writer: &mut impl Write, root: &Path, asked: &ReceivedRequest, is_new: bool) -> std::io::Result<()> {
-    let (path, query) = asked.target.split_once('?').unwrap_or((&asked.target, ""));
+fn answer(writer: &mut impl Write, root: &Path, request: &ReceivedRequest, is_new: bool) -> std::io::Result<()> {
+    let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
     let path = percent_decode_str(path).decode_utf8_lossy().into_owned();
     let mut command = Command::new("git");
     command.arg("http-backend").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", root.join("gitconfig"));
     command.env("GIT_PROJECT_ROOT", root).env("GIT_HTTP_EXPORT_ALL", "1").env("PATH_INFO", path);
-    command.env("QUERY_STRING", query).env("REQUEST_METHOD", &asked.method);
-    command.env("CONTENT_TYPE", asked.header("content-type").unwrap_or_default());
-    command.env("CONTENT_LENGTH", asked.body.len().to_string());
-    if let Some(protocol) = asked.header("git-protocol").filter(|_| is_new) {
+    command.env("QUERY_STRING", query).env("REQUEST_METHOD", &request.method);
+    command.env("CONTENT_TYPE", request.header("content-type").unwrap_or_default());
+    command.env("CONTENT_LENGTH", request.body.len().to_string());
+    if let Some(protocol) = request.header("git-protocol").filter(|_| is_new) {
         command.env("GIT_PROTOCOL", protocol);
     }
-    if let Some(coding) = asked.header("content-encoding") {
+    if let Some(coding) = request.header("content-encoding") {
         command.env("HTTP_CONTENT_ENCODING", coding);
     }
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let mut stdin = child.stdin.take().unwrap();
-    let body = asked.body.clone();
+    let body = request.body.clone();
     let feeding = std::thread::spawn(move || stdin.write_all(&body));
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let (mut status, mut headers, mut line) = ("200 OK".to_owned(), String::new(), String::new());

@@ -170,8 +170,12 @@ fn a_key_is_for_the_ports_of_its_host_that_it_names() {
         let host = Hostname::parse(named).unwrap();
         let access = Access::Ssh(files.clone());
         setting.credentials = vec![Credential { host, upstreams: vec![super::host()], access }];
-        let grant = setting.granted().credential_scope.clone();
-        assert_eq!([22, 443, 2222].map(|port| grant.ssh_key_for("git.example", port).is_some()), is_for, "{named}");
-        assert!(grant.ssh_key_for("other.example", 22).is_none());
+        let credential_scope = setting.granted().credential_scope.clone();
+        assert_eq!(
+            [22, 443, 2222].map(|port| credential_scope.ssh_key_for("git.example", port).is_some()),
+            is_for,
+            "{named}"
+        );
+        assert!(credential_scope.ssh_key_for("other.example", 22).is_none());
     }
 }

@@ -27,18 +27,18 @@ async fn a_repository_that_has_moved_is_fetched_at_its_new_place() {
     let forge = Forge::new();
     simple(&forge);
     let port = forge.server.port;
-    forge.server.on(move |asked| match asked.target.strip_prefix("/old/") {
+    forge.server.on(move |request| match request.target.strip_prefix("/old/") {
         Some(rest) => redirect(format!("http://127.0.0.1:{port}/r/{rest}")),
         None => ServerBehaviour::Nothing,
     });
     let setting = GitTestSetting::at(&forge.url("r"));
     let fetched = setting.fetch(&forge.source("old", "main")).await.unwrap();
     assert!(listed(&fetched.tree).contains_key(&b"main.tf"[..]));
-    let asked = forge.server.asked();
+    let request = forge.server.asked();
     let posts: Vec<_> =
-        asked.iter().filter(|asked| asked.method == "POST").map(|asked| asked.target.as_str()).collect();
+        request.iter().filter(|request| request.method == "POST").map(|request| request.target.as_str()).collect();
     assert_eq!(posts, ["/r/.git/git-upload-pack"; 2]);
-    assert!(asked.iter().all(|asked| asked.header("cdn-loop").is_some_and(|list| list.contains("larder;id="))));
+    assert!(request.iter().all(|asked| asked.header("cdn-loop").is_some_and(|list| list.contains("larder;id="))));
 }
 
 /// Promise 7, on every hop.
@@ -50,7 +50,7 @@ async fn a_redirect_against_the_egress_policy_is_refused() {
     let other = Forge::new();
     let places = ["https://127.0.0.1:1/".to_owned(), "https://10.1.2.3/".to_owned(), other.url("r").to_string()];
     for (place, line) in places.into_iter().zip(["\"127.0.0.1\"", "\"10.1.2.3\"", "\"http://127.0.0.1:"]) {
-        forge.server.on(move |asked| redirect(format!("{place}{}", asked.target)));
+        forge.server.on(move |request| redirect(format!("{place}{}", request.target)));
         let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
         let GitError::Upstream(error) = &refused else { panic!("{refused}") };
         assert!(matches!(error.fault, Fault::Refused(_)), "{error}");
@@ -63,8 +63,8 @@ async fn a_redirect_against_the_egress_policy_is_refused() {
 async fn a_redirect_of_a_post_is_not_followed() {
     let forge = Forge::new();
     simple(&forge);
-    forge.server.on(|asked| {
-        if asked.method == "POST" { redirect("/r/.git/git-upload-pack") } else { ServerBehaviour::Nothing }
+    forge.server.on(|request| {
+        if request.method == "POST" { redirect("/r/.git/git-upload-pack") } else { ServerBehaviour::Nothing }
     });
     let refused = GitTestSetting::at(&forge.url("r")).fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("not sent twice"), "{refused}");
@@ -87,11 +87,11 @@ async fn a_credential_is_sent_to_its_host_only() {
     setting.allow_private = vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port }];
     setting.fetch(&private.source("r", "main")).await.unwrap();
     let shown =
-        |forge: &Forge| forge.server.asked().iter().filter(|asked| asked.header("authorization").is_some()).count();
+        |forge: &Forge| forge.server.asked().iter().filter(|request| request.header("authorization").is_some()).count();
     assert_eq!(shown(&private), private.server.asked().len());
     let elsewhere = public.url("r");
-    private.server.on(move |asked| {
-        let tail = asked.target.split_once("/.git").map(|(_, tail)| tail.to_owned()).unwrap();
+    private.server.on(move |request| {
+        let tail = request.target.split_once("/.git").map(|(_, tail)| tail.to_owned()).unwrap();
         redirect(format!("{elsewhere}{tail}"))
     });
     setting.fetch(&private.source("r", "main")).await.unwrap();
@@ -108,7 +108,7 @@ async fn a_credential_is_sent_to_its_host_only() {
 async fn an_http_error_of_a_forge_is_reported_as_such() {
     let forge = Forge::new();
     let setting = GitTestSetting::at(&forge.url("r"));
-    for (answer, said) in [
+    for (answer, message) in [
         ("401 Unauthorized", "refused larder's request"),
         ("500 Oops", "answered 500"),
         ("200 OK", "unusable"),
@@ -121,7 +121,7 @@ async fn an_http_error_of_a_forge_is_reported_as_such() {
             ServerBehaviour::Say(format!("HTTP/1.1 {answer}\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno"))
         });
         let error = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
-        assert!(error.to_string().contains(said), "{answer}: {error}");
+        assert!(error.to_string().contains(message), "{answer}: {error}");
         assert!(matches!(error, GitError::Upstream(_)), "{answer}: {error}");
     }
 }
@@ -150,9 +150,9 @@ async fn a_cancelled_job_ends_and_releases_its_permit() {
     setting.bounds.git_jobs.per_upstream = 1;
     setting.bounds.git_jobs.all = 1;
     let outbound = Arc::new(setting.outbound());
-    let (told, heard) = std::sync::mpsc::channel();
+    let (started, heard) = std::sync::mpsc::channel();
     forge.server.on(move |_| {
-        let _ = told.send(());
+        let _ = started.send(());
         ServerBehaviour::Silence
     });
     let source = forge.source("r", "main");
@@ -177,15 +177,15 @@ async fn a_text_that_quotes_a_credential_is_not_shown() {
     let access = Access::Http(CredentialKind::Bearer(SecretString::from("s3cret")));
     let mut setting = GitTestSetting::at(&forge.url("r"));
     setting.credentials = vec![Credential { host, upstreams: vec![super::host()], access }];
-    for said in ["ERR who is s3cret", "ERR who is there"] {
-        let line = format!("{:04x}{said}", said.len() + 4);
+    for text in ["ERR who is s3cret", "ERR who is there"] {
+        let line = format!("{:04x}{text}", text.len() + 4);
         let head =
             "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-advertisement\r\n\r\n";
         let answer = format!("{head}001e# service=git-upload-pack\n0000{line}");
         forge.server.on(move |_| ServerBehaviour::Say(answer.clone()));
         let error = setting.fetch(&forge.source("r", "main")).await.unwrap_err().to_string();
         assert!(!error.contains("s3cret"), "{error}");
-        assert_eq!(error.contains("not shown"), said.contains("s3cret"), "{error}");
-        assert_eq!(error.contains("who is there"), said.contains("there"), "{error}");
+        assert_eq!(error.contains("not shown"), text.contains("s3cret"), "{error}");
+        assert_eq!(error.contains("who is there"), text.contains("there"), "{error}");
     }
 }
