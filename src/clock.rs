@@ -67,7 +67,7 @@ impl Clock {
     }
 
     /// A clock that moves only when told to. Tests see effects of seconds on it, however busy the machine is.
-    pub fn standing() -> Self {
+    pub fn frozen() -> Self {
         Self { stands_at: Some(Self::system().now()), ..Self::default() }
     }
 
@@ -90,7 +90,7 @@ impl Clock {
     }
 
     /// Waits until this clock says `moment`.
-    pub async fn until(&self, moment: Timestamp) {
+    pub async fn sleep_until(&self, moment: Timestamp) {
         self.until_due(|_| moment).await;
     }
 

@@ -135,7 +135,7 @@ mod tests {
 
     use super::*;
 
-    fn shown(supervisor: &Supervisor) -> String {
+    fn state_text(supervisor: &Supervisor) -> String {
         let (mut registry, mut text) = (Registry::default(), String::new());
         supervisor.register(&mut registry);
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
@@ -158,7 +158,7 @@ mod tests {
             }
         });
         assert_eq!(ended.await, 3);
-        let shown = shown(&supervisor);
+        let shown = state_text(&supervisor);
         assert!(shown.contains("larder_task_panics_total{task=\"scrub\"} 2"), "{shown}");
         assert!(shown.contains("larder_task_panics_total{task=\"housekeeping\"} 0"), "{shown}");
     }

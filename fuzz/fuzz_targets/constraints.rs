@@ -16,7 +16,7 @@ fuzz_target!(|text: &str| {
         Ok(constraint) => {
             let printed = constraint.to_string();
             assert_eq!(Constraint::parse(&printed).as_ref(), Ok(&constraint), "{printed}");
-            if let Some(version) = constraint.exactly() {
+            if let Some(version) = constraint.exact_version() {
                 assert!(constraint.allows(version), "{printed}");
             }
             for version in lines.take(4).filter_map(|line| Version::parse(line).ok()) {

@@ -140,7 +140,7 @@ impl Platform {
     }
 
     /// The platform of this machine.
-    pub fn here() -> Self {
+    pub fn of_this_machine() -> Self {
         let os = match std::env::consts::OS {
             "macos" => "darwin",
             os => os,

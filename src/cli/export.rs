@@ -162,7 +162,7 @@ fn page(exported: &Exported, folder: &MirrorFolder, width: Option<usize>) -> Str
     let Exported { received, modules } = exported;
     let mut page = TextPage::of_width(width);
     let written = format!("{} written, {}", plural(received.written, "archive"), ByteSize(received.written_bytes));
-    let place = escape_for_terminal(&folder.place().display().to_string());
+    let place = escape_for_terminal(&folder.path().display().to_string());
     page.group("exported", &format!("{written}; {} there already; into {place}", received.there));
     if received.unsigned > 0 {
         let archives = plural(received.unsigned, "archive");

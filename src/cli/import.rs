@@ -51,7 +51,7 @@ impl ImportCommand {
             ending: None,
         };
         for (file, reason) in &sorted.refused {
-            report.tell(ImportStep::File(refused_locally(file, reason)));
+            report.show(ImportStep::File(refused_locally(file, reason)));
         }
         if sorted.packages == 0 && sorted.refused.is_empty() {
             anyhow::bail!(
@@ -88,7 +88,7 @@ async fn import(
     let _too_large = catch_file_size_signal()?;
     let (mut unread, sent) = (None, tree.send()?);
     let read_line = |line: &[u8]| match serde_json::from_slice(line) {
-        Ok(step) => report.tell(step),
+        Ok(step) => report.show(step),
         Err(error) => unread = Some(error),
     };
     let asking = ask_running(config, async |address, token| {
@@ -102,7 +102,7 @@ async fn import(
             let (mirror, _, _) = app::mirror(config, &settings)?;
             let mut steps = mirror.import(tree.send()?, unsigned, &mirror.job_context(settings.clock.now()))?;
             while let Some(step) = steps.recv().await {
-                report.tell(step);
+                report.show(step);
             }
             mirror.close().await?;
         }
@@ -145,7 +145,7 @@ struct ImportReporter {
 }
 
 impl ImportReporter {
-    fn tell(&mut self, step: ImportStep) {
+    fn show(&mut self, step: ImportStep) {
         let step = match step {
             // The sender's counts include files refused before sending.
             ImportStep::Done(_) => ImportStep::Done(self.counts),

@@ -28,7 +28,7 @@ impl ByteCounter {
         self.0.store(bytes, Ordering::Relaxed);
     }
 
-    fn now(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -76,7 +76,7 @@ impl ProgressTask {
             loop {
                 // Some terminals wrap in the last column.
                 let width = width_of_stderr().unwrap_or(80).saturating_sub(1);
-                bars.draw(&[line(doing, bytes.now(), all, began.elapsed(), width)]);
+                bars.draw(&[line(doing, bytes.bytes(), all, began.elapsed(), width)]);
                 tokio::time::sleep(REDRAW_INTERVAL).await;
             }
         })))

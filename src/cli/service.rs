@@ -45,20 +45,20 @@ impl ServiceManager {
 
     /// Reports that larder serves, with a status line.
     pub(super) async fn ready(&self, status: &str) {
-        self.tell(&[NotifyState::Ready, NotifyState::Status(&one_line(status))]).await;
+        self.notify(&[NotifyState::Ready, NotifyState::Status(&one_line(status))]).await;
     }
 
     /// Reports the start of a reload; the manager then waits for [`Self::ready`].
     pub(super) async fn reloading(&self) {
         match NotifyState::monotonic_usec_now() {
-            Ok(now) => self.tell(&[NotifyState::Reloading, now]).await,
+            Ok(now) => self.notify(&[NotifyState::Reloading, now]).await,
             Err(error) => tracing::warn!(%error, "could not report the reload to the service manager"),
         }
     }
 
     /// Reports that larder stops.
     pub(super) async fn stopping(&self) {
-        self.tell(&[NotifyState::Stopping, NotifyState::Status("stopping: running downloads may finish")]).await;
+        self.notify(&[NotifyState::Stopping, NotifyState::Status("stopping: running downloads may finish")]).await;
     }
 
     /// Reports ready once both listeners answer, then sends watchdog messages as long as they do.
@@ -78,13 +78,13 @@ impl ServiceManager {
             loop {
                 ticks.tick().await;
                 wait_until_live(running, within).await;
-                self.tell(&[NotifyState::Watchdog]).await;
+                self.notify(&[NotifyState::Watchdog]).await;
             }
         };
         stop.run_until_cancelled(notifications).await;
     }
 
-    async fn tell(&self, states: &[NotifyState<'_>]) {
+    async fn notify(&self, states: &[NotifyState<'_>]) {
         let Some(socket) = &self.socket else { return };
         let message: String = states.iter().map(|state| format!("{state}\n")).collect();
         // A hanging manager must not block the shutdown.

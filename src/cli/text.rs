@@ -55,7 +55,7 @@ impl TextPage {
     }
 
     /// Adds a text about the entry above.
-    pub(super) fn about(&mut self, note: &str) {
+    pub(super) fn note(&mut self, note: &str) {
         if !note.is_empty() {
             self.push_hanging("    ", note);
         }

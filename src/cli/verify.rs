@@ -28,7 +28,7 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
 async fn walk(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()> {
     let mut unread = None;
     let read_line = |line: &[u8]| match serde_json::from_slice(line) {
-        Ok(step) => report.tell(&step),
+        Ok(step) => report.report(&step),
         Err(error) => unread = Some(error),
     };
     let reading = ask_running(config, async |address, token| {
@@ -42,7 +42,7 @@ async fn walk(config: &Config, report: &mut VerifyReporter) -> anyhow::Result<()
             let (mirror, _, _) = app::mirror(config, &settings)?;
             let mut steps = mirror.verify(&mirror.job_context(settings.clock.now()))?;
             while let Some(step) = steps.recv().await {
-                report.tell(&step);
+                report.report(&step);
             }
             mirror.close().await?;
         }
@@ -63,7 +63,7 @@ struct VerifyReporter {
 }
 
 impl VerifyReporter {
-    fn tell(&mut self, step: &VerifyEvent) {
+    fn report(&mut self, step: &VerifyEvent) {
         if self.json {
             match serde_json::to_string(step) {
                 Ok(line) => print_line(&line),
@@ -89,7 +89,7 @@ impl VerifyReporter {
             }
             VerifyEvent::Checked { archives, bytes } => self.progress(*archives, *bytes),
             VerifyEvent::WrongRecord { record } => print_line(&format!("damaged: {record}")),
-            VerifyEvent::WrongArchive(wrong) => print_line(&told(wrong)),
+            VerifyEvent::WrongArchive(wrong) => print_line(&damage_text(wrong)),
             VerifyEvent::Unreadable { what: subject, error } => print_line(&format!("unreadable: {subject}: {error}")),
             VerifyEvent::Imported { archives } => {
                 let archives = plural(*archives, "archive");
@@ -132,7 +132,7 @@ impl VerifyReporter {
     }
 }
 
-fn told(wrong: &DamagedArchive) -> String {
+fn damage_text(wrong: &DamagedArchive) -> String {
     let DamagedArchive { digest, of: packages, found, healed } = wrong;
     let packages = if packages.is_empty() { "no package".to_owned() } else { packages.join(", ") };
     let found = match found {

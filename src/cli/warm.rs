@@ -118,7 +118,7 @@ async fn begin(
     };
     match started {
         Err(error) if matches!(error.downcast_ref(), Some(AdminClientError::NotRunning(_))) => {
-            *runner = JobRunner::own(config)?;
+            *runner = JobRunner::in_process(config)?;
             if shown == WarmOutput::Lines {
                 let store = config.store.path.display();
                 print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));

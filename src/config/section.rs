@@ -42,16 +42,16 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         table: &'t DeTable<'t>,
         read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
     ) -> T {
-        Self::within(reading, String::new(), 0, Some(table), read)
+        Self::in_range(reading, String::new(), 0, Some(table), read)
     }
 
     /// Reads `[key]`, also where it is absent, so that it gets its defaults.
     pub(super) fn part<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T) -> T {
-        let value = self.ask(key);
+        let value = self.value_of(key);
         let table = value.and_then(|value| self.as_table(key, value, &format!("[{key}]")));
         let offset = value.map_or(self.offset, |value| value.span().start);
         let path = self.path_of(key);
-        Section::within(self.reading, path, offset, table, read)
+        Section::in_range(self.reading, path, offset, table, read)
     }
 
     /// Reads an optional table.
@@ -61,10 +61,10 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         example: &str,
         read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
     ) -> Option<T> {
-        let value = self.ask(key)?;
+        let value = self.value_of(key)?;
         let table = self.as_table(key, value, &format!("{key} = {example}"))?;
         let path = self.path_of(key);
-        Some(Section::within(self.reading, path, value.span().start, Some(table), read))
+        Some(Section::in_range(self.reading, path, value.span().start, Some(table), read))
     }
 
     /// Reads every `[[key]]`; `None` where the key is absent.
@@ -73,7 +73,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         key: &'static str,
         mut read: impl FnMut(&mut Section<'_, 'a, 't>) -> T,
     ) -> Option<Vec<T>> {
-        let value = self.ask(key)?;
+        let value = self.value_of(key)?;
         let written = format!("[[{key}]]");
         let DeValue::Array(items) = value.get_ref() else {
             self.mistyped(key, value, "array of tables", &written);
@@ -83,7 +83,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         for item in items.iter() {
             if let Some(table) = self.as_table(key, item, &written) {
                 let path = self.path_of(key);
-                found.push(Section::within(self.reading, path, item.span().start, Some(table), &mut read));
+                found.push(Section::in_range(self.reading, path, item.span().start, Some(table), &mut read));
             }
         }
         Some(found)
@@ -96,7 +96,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         example: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
-        let value = self.ask(key)?;
+        let value = self.value_of(key)?;
         let written = format!("{key} = \"{example}\"");
         self.parsed(key, value, &written, parse)
     }
@@ -119,7 +119,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         example: &str,
         parse: impl Fn(&str) -> Result<T, E>,
     ) -> Option<Vec<T>> {
-        let value = self.ask(key)?;
+        let value = self.value_of(key)?;
         let written = format!("{key} = {example}");
         let DeValue::Array(items) = value.get_ref() else {
             self.mistyped(key, value, "array of strings", &written);
@@ -129,7 +129,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
-        let value = self.ask(key)?;
+        let value = self.value_of(key)?;
         let DeValue::Boolean(flag) = value.get_ref() else {
             self.mistyped(key, value, "boolean", &format!("{key} = true"));
             return None;
@@ -238,7 +238,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         self.problem_at(line, &format!("{part}.{key}"), text);
     }
 
-    fn within<T>(
+    fn in_range<T>(
         reading: &mut ConfigReader<'a>,
         path: String,
         offset: usize,
@@ -252,7 +252,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         read
     }
 
-    fn ask(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
+    fn value_of(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
         if !self.known.contains(&key) {
             self.known.push(key);
             let path = self.path_of(key);

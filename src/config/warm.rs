@@ -41,7 +41,7 @@ pub enum RecurringWarmTarget {
 /// Reads one `[[warm]]`. `None` without any valid entry; the problem is recorded.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp> {
     let example = r#"["hashicorp/aws@~> 5.0", "./configurations/prod"]"#;
-    let targets = section.list_with_paths("what", example, what).unwrap_or_default();
+    let targets = section.list_with_paths("what", example, warm_target).unwrap_or_default();
     let (targets, remarks): (Vec<RecurringWarmTarget>, Vec<Option<String>>) = targets.into_iter().unzip();
     remarks.into_iter().flatten().for_each(|remark| section.warning("what", remark));
     let warm = RecurringWarmUp {
@@ -61,22 +61,21 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp>
 
 /// Parses one entry, with an optional warning. An absent path is only a warning: a folder may be mounted later, and
 /// larder serves clients without it.
-fn what(message: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Option<String>), String> {
-    let is_written_as_path = message.starts_with(['.', '/'])
-        || message.ends_with('/')
-        || FILES.iter().any(|ending| message.ends_with(ending));
-    if message.starts_with('~') {
-        return Err(format!("{} is not expanded: write the home folder in place of ~", values::quoted(message)));
+fn warm_target(text: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Option<String>), String> {
+    let is_written_as_path =
+        text.starts_with(['.', '/']) || text.ends_with('/') || FILES.iter().any(|ending| text.ends_with(ending));
+    if text.starts_with('~') {
+        return Err(format!("{} is not expanded: write the home folder in place of ~", values::quoted(text)));
     }
     let later = "it is checked again at each run";
     // The default registry is not available yet; any host will do to check the syntax.
     let some_host = Hostname::parse(super::upstream::TERRAFORM).map_err(|bad| bad.to_string())?;
     match place {
         PathCheck::Exists(path) => {
-            return match LabelKind::of(message, &path, &some_host)? {
-                LabelKind::Address => Ok((RecurringWarmTarget::Address(message.to_owned()), None)),
+            return match LabelKind::of(text, &path, &some_host)? {
+                LabelKind::Address => Ok((RecurringWarmTarget::Address(text.to_owned()), None)),
                 LabelKind::Told => {
-                    Err(format!("{} is neither a lock file, nor a folder, nor a tar", values::quoted(message)))
+                    Err(format!("{} is neither a lock file, nor a folder, nor a tar", values::quoted(text)))
                 }
                 LabelKind::LockFile | LabelKind::Folder | LabelKind::Tar => Ok((RecurringWarmTarget::Path(path), None)),
             };
@@ -86,20 +85,20 @@ fn what(message: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Option<
             return Ok((RecurringWarmTarget::Path(path), Some(remark)));
         }
         PathCheck::NoSuchFile(path) if is_written_as_path => {
-            let remark = format!("there is no file and no folder {}; {later}", values::quoted(message));
+            let remark = format!("there is no file and no folder {}; {later}", values::quoted(text));
             return Ok((RecurringWarmTarget::Path(path), Some(remark)));
         }
         PathCheck::NoSuchFile(_) | PathCheck::Invalid => {}
     }
-    PackageSelector::parse(message, &some_host).map_err(|bad| {
-        format!("{}: no file or folder has this name, and it is not an address: {bad}", shown(message))
+    PackageSelector::parse(text, &some_host).map_err(|bad| {
+        format!("{}: no file or folder has this name, and it is not an address: {bad}", shortened(text))
     })?;
-    Ok((RecurringWarmTarget::Address(message.to_owned()), None))
+    Ok((RecurringWarmTarget::Address(text.to_owned()), None))
 }
 
 /// Quotes a text for messages. An address contains an `@` and no password; a URL may contain both.
-fn shown(message: &str) -> String {
-    if message.contains("://") { values::quoted(message) } else { format!("{message:?}") }
+fn shortened(text: &str) -> String {
+    if text.contains("://") { values::quoted(text) } else { format!("{text:?}") }
 }
 
 fn client(value: &str) -> Result<ClientKind, String> {

@@ -21,7 +21,7 @@ pub(super) struct TimeSource {
 }
 
 /// Compares the clock with the nearest of the announced times: a single server may have a wrong clock.
-pub(super) fn judge(now: Timestamp, sources: &[TimeSource]) -> Check {
+pub(super) fn check_clock(now: Timestamp, sources: &[TimeSource]) -> Check {
     let Some(nearest) = sources.iter().min_by_key(|sources| sources.off()) else {
         return Check::ok(
             "clock",
@@ -66,15 +66,15 @@ mod tests {
             (86_400, CheckResult::Fail, "1day behind registry.example"),
             (-86_400, CheckResult::Fail, "1day ahead of registry.example"),
         ] {
-            let check = judge(here, &[source(seconds)]);
+            let check = check_clock(here, &[source(seconds)]);
             assert_eq!(check.verdict, verdict, "{seconds}: {check:?}");
             assert!(check.found.contains(message), "{seconds}: {check:?}");
         }
         assert_eq!(
-            judge(here, &[source(-86_400), source(3)]).verdict,
+            check_clock(here, &[source(-86_400), source(3)]).verdict,
             CheckResult::Ok,
             "one of two upstreams has a wrong clock"
         );
-        assert_eq!(judge(here, &[]).verdict, CheckResult::Ok);
+        assert_eq!(check_clock(here, &[]).verdict, CheckResult::Ok);
     }
 }

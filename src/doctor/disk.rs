@@ -15,7 +15,7 @@ const NEARLY_FULL_MEANS: &str = "larder evicts the least recently used archives 
      passed through without being stored";
 
 /// Checks the store and its disk. `used` is the size of archives and documents, if a running larder reported it.
-pub(super) async fn look(config: &Config, examined: &StoreFindings, used: Option<u64>) -> Vec<Check> {
+pub(super) async fn check_disk(config: &Config, examined: &StoreFindings, used: Option<u64>) -> Vec<Check> {
     let mut checks = vec![store(config, examined)];
     match &examined.disk_space {
         Ok(space) => {

@@ -43,7 +43,7 @@ fn reaches(listening: IpAddr) -> bool {
 }
 
 /// Requests the base URL as a client would.
-pub(super) async fn look(config: &Config, running: &RunningLarder, trust: &ClientRoots) -> Findings {
+pub(super) async fn check_listener(config: &Config, running: &RunningLarder, trust: &ClientRoots) -> Findings {
     let (true, Some(base), Some(upstream)) = (running.is_up(), base(config), config.upstreams.first()) else {
         return Findings::default();
     };

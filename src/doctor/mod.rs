@@ -64,10 +64,10 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut repor
         );
         return;
     };
-    let (running, checks) = running::look(&config, &examined).await;
+    let (running, checks) = running::check_running(&config, &examined).await;
     checks.into_iter().for_each(&mut report);
     if running.state != LarderState::NeverSetUp {
-        disk::look(&config, &examined, running.used_bytes).await.into_iter().for_each(&mut report);
+        disk::check_disk(&config, &examined, running.used_bytes).await.into_iter().for_each(&mut report);
     }
 
     let environment = config::environment();
@@ -81,9 +81,9 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut repor
     let clock = Clock::system();
     let mut announced_times = Vec::new();
     let groups: FuturesOrdered<BoxFuture<'_, Findings>> = [
-        listener::look(&config, &running, &trust).boxed(),
+        listener::check_listener(&config, &running, &trust).boxed(),
         of_upstreams(&config, &running, can_start, clock.now()).boxed(),
-        client::look(&config, &running, &environment, &trust).map(Findings::from).boxed(),
+        client::check_client(&config, &running, &environment, &trust).map(Findings::from).boxed(),
     ]
     .into_iter()
     .collect();
@@ -92,7 +92,7 @@ pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut repor
         findings.checks.into_iter().for_each(&mut report);
         announced_times.extend(findings.announced_times);
     }
-    report(clock::judge(clock.now(), &announced_times));
+    report(clock::check_clock(clock.now(), &announced_times));
 }
 
 /// Examines the store on disk; `None` where the disk does not respond in time.

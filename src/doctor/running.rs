@@ -43,7 +43,7 @@ impl RunningLarder {
 }
 
 /// Checks the running larder and the admin token.
-pub(super) async fn look(config: &Config, examined: &StoreFindings) -> (RunningLarder, Vec<Check>) {
+pub(super) async fn check_running(config: &Config, examined: &StoreFindings) -> (RunningLarder, Vec<Check>) {
     if config.source.is_none() && matches!(examined.exists, Ok(false)) {
         return never_set_up(config.admin.listen).await;
     }
@@ -92,11 +92,11 @@ async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Ch
             Check::fail(RUNNING, format!("a larder answers on {address}, but the store in {store} is not in use"))
                 .advise("another larder listens there: give the doctor its --config, or this one another port"),
         ),
-        (Ok(_), LockState::Held | LockState::Unseen) => up(config, examined, address).await,
+        (Ok(_), LockState::Held | LockState::Unseen) => check_answering(config, examined, address).await,
     }
 }
 
-async fn up(config: &Config, examined: &StoreFindings, address: SocketAddr) -> (RunningLarder, Check) {
+async fn check_answering(config: &Config, examined: &StoreFindings, address: SocketAddr) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
     let here = env!("CARGO_PKG_VERSION");
     let mut running = RunningLarder { state: LarderState::Up, used_bytes: None };

@@ -48,7 +48,7 @@ pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, sto
     let Ok(url) = upstream.settings.url.join(".well-known/terraform.json") else { return Findings::default() };
     let began = Instant::now();
     let answer =
-        check_of_upstream.ask("its discovery document", &url, &upstream.credential_scope, discovery::LIMIT).await;
+        check_of_upstream.fetch("its discovery document", &url, &upstream.credential_scope, discovery::LIMIT).await;
     let (document, mut checks) = match answer {
         Ok(document) => (document, check_of_upstream.passed_steps(&url)),
         Err(stopped) => return check_of_upstream.failed_steps(&url, &stopped).into(),
@@ -91,7 +91,7 @@ struct UpstreamCheck<'a> {
 }
 
 impl UpstreamCheck<'_> {
-    async fn ask(
+    async fn fetch(
         &self,
         subject: &str,
         url: &Url,
@@ -250,7 +250,7 @@ impl UpstreamCheck<'_> {
         let subject = format!("the version list of {}/{}", address.namespace, address.type_);
         let Ok(url) = versions_url(base, &address) else { return self.fail(LIST, "providers.v1 is not a base URL") };
         let began = Instant::now();
-        match self.ask(&subject, &url, credential_scope, MAX_LIST_BYTES).await {
+        match self.fetch(&subject, &url, credential_scope, MAX_LIST_BYTES).await {
             Ok(document) => match VersionList::parse(&document.body) {
                 Ok(list) => {
                     let took = began.elapsed().as_millis();

@@ -181,7 +181,7 @@ impl<'a, R: Read> TarEntries<'a, R> {
                         EntryType::Fifo => "it is a pipe",
                         _ => "it is not a regular file",
                     };
-                    return Ok(Some(TarEntry::Refused { path: shown(&path), reason: reason.to_owned() }));
+                    return Ok(Some(TarEntry::Refused { path: printable(&path), reason: reason.to_owned() }));
                 }
             }
         }
@@ -191,7 +191,7 @@ impl<'a, R: Read> TarEntries<'a, R> {
 fn file<R: Read>(path: Vec<u8>, entry: Entry<'_, EndRecorder<R>>) -> TarEntry<'_, R> {
     let Ok(path) = String::from_utf8(path) else {
         return TarEntry::Refused {
-            path: shown(entry.path_bytes().as_ref()),
+            path: printable(entry.path_bytes().as_ref()),
             reason: "its name is not UTF-8".to_owned(),
         };
     };
@@ -201,12 +201,14 @@ fn file<R: Read>(path: Vec<u8>, entry: Entry<'_, EndRecorder<R>>) -> TarEntry<'_
             let size_bytes = entry.size();
             TarEntry::File { path, meaning, contents: TarFileContents { entry, size_bytes, left: size_bytes } }
         }
-        Err(bad @ BadMirrorPath { .. }) => TarEntry::Refused { path: shown(path.as_bytes()), reason: bad.to_string() },
+        Err(bad @ BadMirrorPath { .. }) => {
+            TarEntry::Refused { path: printable(path.as_bytes()), reason: bad.to_string() }
+        }
     }
 }
 
 /// Makes an untrusted path printable. The length suffices to name the package that it is in.
-fn shown(path: &[u8]) -> String {
+fn printable(path: &[u8]) -> String {
     let path = String::from_utf8_lossy(path);
     path.strip_prefix(HERE)
         .unwrap_or(&path)

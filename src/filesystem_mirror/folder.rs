@@ -58,7 +58,7 @@ impl MirrorFolder {
     }
 
     /// The path of the folder.
-    pub fn place(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 

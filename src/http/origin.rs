@@ -43,12 +43,12 @@ fn is_proxied(headers: &HeaderMap) -> bool {
 }
 
 fn forwarded(headers: &HeaderMap) -> Option<Origin<'_>> {
-    Origin::parse(Scheme::parse(only(headers, &X_FORWARDED_PROTO)?)?, only(headers, &X_FORWARDED_HOST)?)
+    Origin::parse(Scheme::parse(single_value(headers, &X_FORWARDED_PROTO)?)?, single_value(headers, &X_FORWARDED_HOST)?)
 }
 
 /// Returns the single value of a header. `None` if a chain of proxies appended different values: it is unknown which
 /// one the client saw.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).into_iter().flat_map(|value| value.to_str().unwrap_or("?").split(','));
     let first = values.next()?.trim();
     values.all(|value| value.trim().eq_ignore_ascii_case(first)).then_some(first)

@@ -196,7 +196,7 @@ mod tests {
 
     impl Listener {
         /// Starts a listener with these limits, which closes no idle connection.
-        async fn within(limits: Limits) -> Self {
+        async fn with_limits(limits: Limits) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let handler = |_: Request<Incoming>, _: Peer| async { healthy() };
@@ -207,7 +207,7 @@ mod tests {
             Self { address, slots: places }
         }
 
-        fn asked(&self) -> ListenerCheck<'_> {
+        fn listener_check(&self) -> ListenerCheck<'_> {
             self.asked_at(self.address)
         }
 
@@ -225,8 +225,9 @@ mod tests {
 
     #[tokio::test]
     async fn two_listeners_that_answer_are_alive_and_one_that_is_silent_is_not() {
-        let [main, admin] = [Listener::within(Limits::default()).await, Listener::within(Limits::default()).await];
-        timeout(WITHIN, check_listeners(main.asked(), admin.asked())).await.unwrap().unwrap();
+        let [main, admin] =
+            [Listener::with_limits(Limits::default()).await, Listener::with_limits(Limits::default()).await];
+        timeout(WITHIN, check_listeners(main.listener_check(), admin.listener_check())).await.unwrap().unwrap();
 
         // The kernel accepts the connection; no program does.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -237,7 +238,7 @@ mod tests {
             assert!(!matches!(answered, Ok(Ok(()))), "{answered:?}");
         }
         drop(silent.0);
-        let answered = check_listeners(main.asked_at(silent.1), admin.asked());
+        let answered = check_listeners(main.asked_at(silent.1), admin.listener_check());
         let error = timeout(WITHIN, answered).await.unwrap().unwrap_err();
         assert!(error.to_string().contains(&format!("the main listener on {}", silent.1)), "{error}");
     }
@@ -248,7 +249,7 @@ mod tests {
         let all_taken = Limits { connections: 1, ..Limits::default() };
         let all_of_this_machine_taken = Limits { each_address: 1, ..Limits::default() };
         for limits in [all_taken, all_of_this_machine_taken] {
-            let [full, other] = [Listener::within(limits).await, Listener::within(Limits::default()).await];
+            let [full, other] = [Listener::with_limits(limits).await, Listener::with_limits(Limits::default()).await];
             let keeps_out = async |so: bool| {
                 while full.slots.is_full_for(full.address.ip(), PeerClass::Client) != so {
                     tokio::task::yield_now().await;
@@ -257,10 +258,10 @@ mod tests {
             for (main, admin) in [(&full, &other), (&other, &full)] {
                 let served = TcpStream::connect(full.address).await.unwrap();
                 timeout(WITHIN, keeps_out(true)).await.unwrap();
-                timeout(WITHIN, check_listeners(main.asked(), admin.asked())).await.unwrap().unwrap();
+                timeout(WITHIN, check_listeners(main.listener_check(), admin.listener_check())).await.unwrap().unwrap();
                 drop(served);
                 timeout(WITHIN, keeps_out(false)).await.unwrap();
-                timeout(WITHIN, check_listeners(main.asked(), admin.asked())).await.unwrap().unwrap();
+                timeout(WITHIN, check_listeners(main.listener_check(), admin.listener_check())).await.unwrap().unwrap();
                 // The probe has disconnected, too.
                 timeout(WITHIN, keeps_out(false)).await.unwrap();
             }
@@ -270,7 +271,7 @@ mod tests {
     /// Documentation addresses belong to no machine.
     #[tokio::test]
     async fn a_listener_whose_address_is_another_machines_is_not_asked() {
-        let listener = Listener::within(Limits::default()).await;
+        let listener = Listener::with_limits(Limits::default()).await;
         for elsewhere in ["203.0.113.1:8080", "[2001:db8::1]:8080"] {
             let gone = listener.asked_at(elsewhere.parse().unwrap());
             timeout(WITHIN, check_listeners(gone, gone)).await.unwrap().unwrap();

@@ -174,7 +174,7 @@ impl<'a> RetryPolicy<'a> {
     async fn wait_until(&self, until: Timestamp) {
         let time = until.since(self.clock.now()).saturating_add(CLOCK_SLACK);
         // The caller checks the time again.
-        let _ = tokio::time::timeout(time, self.clock.until(until)).await;
+        let _ = tokio::time::timeout(time, self.clock.sleep_until(until)).await;
     }
 }
 

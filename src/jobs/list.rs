@@ -135,7 +135,7 @@ impl Jobs {
         drop(jobs);
         for (under, warm_up) in interrupted {
             tracing::info!(job = %under.id, "a warm-up resumes after a restart");
-            self.running.spawn(self.work(under, warm_up));
+            self.running.spawn(self.run_warm_up(under, warm_up));
         }
     }
 
@@ -174,7 +174,7 @@ impl Jobs {
         let (forgotten, runs) = self.put_on_list(&under)?;
         let (sender, written) = oneshot::channel();
         let (to_write, records, work) =
-            (Arc::clone(&under), self.home.records.clone(), self.work(Arc::clone(&under), warm_up));
+            (Arc::clone(&under), self.home.records.clone(), self.run_warm_up(Arc::clone(&under), warm_up));
         // The client that asked may disconnect meanwhile.
         self.running.spawn(async move {
             if let Some(records) = records.filter(|_| !forgotten.is_empty()) {
@@ -215,7 +215,7 @@ impl Jobs {
     }
 
     /// All that one job does.
-    fn work(&self, under: Arc<RunningJob>, warm_up: Arc<WarmUp>) -> impl Future<Output = ()> + Send + 'static {
+    fn run_warm_up(&self, under: Arc<RunningJob>, warm_up: Arc<WarmUp>) -> impl Future<Output = ()> + Send + 'static {
         let (mirror, clock, turns) = (Arc::clone(&self.mirror), self.home.clock.clone(), Arc::clone(&self.turns));
         async move {
             let job = &under;

@@ -59,6 +59,6 @@ pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
             }
         };
         // The clock may be set meanwhile, and then nothing is due when it was.
-        let _ = tokio::time::timeout(MAX_SCRUB_PAUSE, clock.until(next)).await;
+        let _ = tokio::time::timeout(MAX_SCRUB_PAUSE, clock.sleep_until(next)).await;
     }
 }

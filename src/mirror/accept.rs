@@ -292,7 +292,7 @@ impl Mirror {
             );
             match asking.await {
                 Err(SetFetchError::Failed(error)) => Err(error),
-                subject => Ok(subject),
+                other => Ok(other),
             }
         };
         self.with_deadline(&subject, &package.provider.host, work).await?

@@ -41,7 +41,7 @@ impl ArchiveRequest {
     }
 
     /// Requests the bytes from `from` on. Upstream may start at byte 0 all the same.
-    pub(super) async fn ask(&mut self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
+    pub(super) async fn send(&mut self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
         loop {
             let started = Instant::now();
             let answered = self.ask_once(from, validators).await;

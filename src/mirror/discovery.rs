@@ -105,7 +105,7 @@ impl Mirror {
         let seen = stored.as_ref().map(|stored| stored.age);
         let fly =
             |fetch_reason, call: &RequestContext| self.join_discovery_flight(upstream, url, seen, fetch_reason, call);
-        let pulled = self.serve_or_fetch(&what(host), host, call, &rule, stored, fly).await;
+        let pulled = self.serve_or_fetch(&discovery_label(host), host, call, &rule, stored, fly).await;
         pulled.inspect_err(|error| self.record_text_if_offline(error, call))
     }
 
@@ -131,7 +131,7 @@ impl Mirror {
         call: &RequestContext,
     ) -> SharedResult<DocumentFlight> {
         let host = upstream.settings.host.clone();
-        let (subject, key) = (what(&host), Key::Discovery(host.clone()));
+        let (subject, key) = (discovery_label(&host), Key::Discovery(host.clone()));
         let rule = upstream.rule(|fresh| fresh.discovery);
         let group = (key.clone(), fetch_reason, call.flight_group());
         self.document_flights.join_or_spawn(&self.tasks, group, Err(Error::Interrupted(subject.clone())), || {
@@ -247,7 +247,7 @@ impl Mirror {
         };
         let url = discovery_url(upstream)?;
         let fetched = self
-            .ask(subject, &url, upstream, &upstream.credential_scope, before.as_deref(), discovery::LIMIT, call)
+            .fetch_from(subject, &url, upstream, &upstream.credential_scope, before.as_deref(), discovery::LIMIT, call)
             .await;
         let had_services = before.as_ref().is_some_and(|before| !before.services().is_empty());
         let stored_document = match (fetched, before) {
@@ -292,11 +292,11 @@ impl Mirror {
 fn discovery_url(upstream: &Upstream) -> Result<Url, Error> {
     let settings = &upstream.settings;
     settings.url.join(".well-known/terraform.json").map_err(|e| {
-        let (subject, origin) = (what(&settings.host), origin(&settings.url));
+        let (subject, origin) = (discovery_label(&settings.host), origin(&settings.url));
         UpstreamError { subject, origin, fault: Fault::Unusable(e.to_string()) }.into()
     })
 }
 
-fn what(host: &Hostname) -> String {
+fn discovery_label(host: &Hostname) -> String {
     format!("the discovery document of {host}")
 }

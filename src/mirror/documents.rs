@@ -242,7 +242,7 @@ impl Mirror {
     }
 
     #[expect(clippy::too_many_arguments, reason = "an Ask and what it is made of")]
-    pub(super) async fn ask(
+    pub(super) async fn fetch_from(
         &self,
         subject: &str,
         url: &Url,

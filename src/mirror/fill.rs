@@ -123,7 +123,7 @@ impl Fill {
             let had = staged.written();
             let validators = validators(&staged);
             let incoming = tokio::select! {
-                asked = self.request.ask(had, &validators) => asked?,
+                asked = self.request.send(had, &validators) => asked?,
                 why = ListedFill::until_over_limit(self.listed_fill.as_ref(), &subject) => return Err(why),
             };
             let before = PartialDownload { bytes: had, length: staged.note().and_then(|note| note.length) };

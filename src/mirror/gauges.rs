@@ -35,14 +35,14 @@ impl Collector for MirrorGauges {
         let bytes = [(label(ObjectKind::Archive), archive_bytes), (label(ObjectKind::Document), document_bytes)];
         to.family("larder_store", "What is stored, by kind", Some(&Unit::Bytes), bytes)?;
         to.bytes("larder_store_limit", "What may be stored", mirror.refresh_size_limit())?;
-        if let Ok(DiskSpace { free_bytes, .. }) = mirror.store.room() {
+        if let Ok(DiskSpace { free_bytes, .. }) = mirror.store.disk_space() {
             to.bytes("larder_store_free", "Free space on the store's disk", free_bytes)?;
         }
         to.bytes("larder_index", "The index of the store on disk", mirror.store.index.disk_bytes())?;
         let now = mirror.store_state();
         let states = StoreState::ALL.map(|state| ([("state", state.word())], u64::from(state == now)));
         to.family("larder_store_state", "How the store is: 1 for the one state it is in", None, states)?;
-        to.one(
+        to.gauge(
             "larder_offline",
             "Whether nothing may go out",
             u64::from(mirror.connectivity() == Connectivity::Offline),
@@ -53,22 +53,22 @@ impl Collector for MirrorGauges {
         let help = "Origins that are left alone after failures, by the upstream that led there";
         to.family("larder_breaker_open", help, None, left_alone)?;
         let missing = mirror.missing_in_words().len() as u64;
-        to.one("larder_missing", "Requested while offline and not stored, at most 1100", missing)?;
+        to.gauge("larder_missing", "Requested while offline and not stored, at most 1100", missing)?;
         let whole = mirror.store.index.is_complete().into();
-        to.one("larder_index_whole", "Whether the index knows all files; nothing is evicted before that", whole)?;
+        to.gauge("larder_index_whole", "Whether the index knows all files; nothing is evicted before that", whole)?;
         let waiting = mirror.waiting_for_accept() as u64;
-        to.one("larder_waiting_for_accept", "Versions published again that wait for accept", waiting)?;
+        to.gauge("larder_waiting_for_accept", "Versions published again that wait for accept", waiting)?;
         let unattended = mirror.started_fills.unattended() as u64;
         let help = "Archive downloads in flight that clients started and no client waits for";
-        to.one("larder_fills_unattended", help, unattended)?;
-        to.one("larder_waiting_requests", "Requests that wait for an upstream", mirror.waiting_count() as u64)
+        to.gauge("larder_fills_unattended", help, unattended)?;
+        to.gauge("larder_waiting_requests", "Requests that wait for an upstream", mirror.waiting_count() as u64)
     }
 }
 
 struct GaugeWriter<'a, 'b>(&'a mut DescriptorEncoder<'b>);
 
 impl GaugeWriter<'_, '_> {
-    fn one(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         self.encode_gauge(name, help, None, |encoder| ConstGauge::new(value).encode(encoder))
     }
 

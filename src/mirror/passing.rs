@@ -87,7 +87,7 @@ impl std::fmt::Debug for PassThrough {
 
 impl PassThrough {
     async fn begin(mut asking: ArchiveRequest, permit: OwnedSemaphorePermit) -> Result<Self, Error> {
-        let incoming = asking.ask(0, &Validators::default()).await?;
+        let incoming = asking.send(0, &Validators::default()).await?;
         let limit = asking.mirror.limits.archive_bytes;
         if incoming.length.is_some_and(|length| length > limit) {
             return Err(incoming.failed(Fault::TooLarge(limit)).into());
@@ -195,7 +195,7 @@ impl PassThrough {
     async fn resume(&mut self, broken: UpstreamError) -> Result<(), Error> {
         self.request.handle_break(broken, self.received.saturating_sub(self.received_before), self.received).await?;
         loop {
-            let incoming = self.request.ask(self.received, &self.validators).await?;
+            let incoming = self.request.send(self.received, &self.validators).await?;
             let before = PartialDownload { bytes: self.received, length: self.length };
             let agreed = self.request.attempts.compare_length(before, announced(&incoming));
             let length = match agreed {

@@ -46,7 +46,7 @@ impl Mirror {
         let conditions = before_set.map(|before_set| &before_set.metadata.validators);
         let limit = self.limits.document_bytes.min(MAX_DOWNLOAD_DOCUMENT);
         let fetched =
-            visit.call.config.outbound.document(visit.ask(visit.subject, visit.url), conditions, limit).await?;
+            visit.call.config.outbound.document(visit.request(visit.subject, visit.url), conditions, limit).await?;
         let unusable = |url: &Url, reason: String| UpstreamError {
             subject: visit.subject.to_owned(),
             origin: origin(url),
@@ -159,7 +159,7 @@ impl Mirror {
             .call
             .config
             .outbound
-            .small_file(visit.ask(&subject, url), before_file.map(|(_, validators)| validators), limit)
+            .small_file(visit.request(&subject, url), before_file.map(|(_, validators)| validators), limit)
             .await?;
         match (fetched, before_file) {
             (Fetched::New(Document { body, validators, origins, .. }), _) => Ok((body, validators, origins)),
@@ -207,7 +207,7 @@ impl Mirror {
             Some(key) => format!("signed by key {key}"),
             None => "unsigned".to_owned(),
         };
-        let judgement = self.histories.judge(seen, |judgement| {
+        let judgement = self.histories.decide(seen, |judgement| {
             let known = judgement.known_keys_without_signer.as_ref().map(|known| list_keys(known));
             let is_refused = matches!(judgement.verdict, HistoryVerdict::Refused(_));
             if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
@@ -228,7 +228,7 @@ impl Mirror {
                         HistoryRefusal::ChangedByUntrustedKey(change) => {
                             format!("its proof set for {} {}", package.platform, change.describe())
                         }
-                        refusal => AdmissionRefusal::words(refusal),
+                        refusal => AdmissionRefusal::refusal_text(refusal),
                     };
                     tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
                     let known = known.map(|known| format!("; the keys known for this provider are {known}"));
@@ -246,7 +246,7 @@ impl Mirror {
         match judgement.verdict {
             HistoryVerdict::Refused(refusal) => {
                 self.counters.count_unproven(&provider.host, AdmissionRefusal::word(&refusal));
-                let words = AdmissionRefusal::words(&refusal);
+                let words = AdmissionRefusal::refusal_text(&refusal);
                 Ok(Err(AdmissionRefusal { words, is_of_the_provider: refusal == HistoryRefusal::SignatureLost }))
             }
             verdict => {
@@ -303,7 +303,7 @@ impl AdmissionRefusal {
         }
     }
 
-    fn words(refusal: &HistoryRefusal) -> String {
+    fn refusal_text(refusal: &HistoryRefusal) -> String {
         match refusal {
             HistoryRefusal::ChangedByUntrustedKey(change) => {
                 format!(
@@ -341,7 +341,7 @@ pub(super) struct ProofSetFetch<'a> {
 }
 
 impl ProofSetFetch<'_> {
-    fn ask<'b>(&'b self, subject: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
+    fn request<'b>(&'b self, subject: &'b str, url: &'b Url) -> UpstreamRequest<'b> {
         let upstream = &self.upstream.settings.host;
         let RequestContext { via, priority, now, .. } = self.call;
         UpstreamRequest {

@@ -149,7 +149,7 @@ impl Mirror {
         if self.store.check().is_err() {
             return StoreState::Gone;
         }
-        match self.store.room() {
+        match self.store.disk_space() {
             Ok(space) if space.is_read_only => StoreState::ReadOnly,
             _ if self.last_store_failure().is_some() => StoreState::NotKeeping,
             _ => StoreState::Ready,

@@ -79,7 +79,7 @@ impl Mirror {
             .await?;
         let url = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched = self
-            .ask(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .fetch_from(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
             .await;
         let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => {

@@ -215,14 +215,18 @@ impl<'t> LinkResolver<'t> {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = noted(&self.dangling, "has no target", "have no target");
-        notes.extend(noted(&self.endless, "points to a folder that contains it", "point to folders that contain them"));
+        let mut notes = dropped_notes(&self.dangling, "has no target", "have no target");
+        notes.extend(dropped_notes(
+            &self.endless,
+            "points to a folder that contains it",
+            "point to folders that contain them",
+        ));
         notes
     }
 }
 
 /// Notes about links that are left out for one reason.
-fn noted(links: &BTreeSet<&TreePath>, one: &str, many: &str) -> Vec<String> {
+fn dropped_notes(links: &BTreeSet<&TreePath>, one: &str, many: &str) -> Vec<String> {
     let note = |link: &&TreePath| format!("the link {link} {one}, and is left out");
     let mut notes: Vec<String> = links.iter().take(MAX_NOTES).map(note).collect();
     let more = links.len().saturating_sub(MAX_NOTES);

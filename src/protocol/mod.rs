@@ -236,7 +236,7 @@ impl Protocols {
             }
             Route::ModuleLatest(address) => {
                 let Answer { value, outcome, checked, .. } = self.mirror.latest_of_module(address, &call).await?;
-                let url = links.to(&Route::ModuleDownload(value).path());
+                let url = links.url(&Route::ModuleDownload(value).path());
                 let age = Some(request.now.since(checked));
                 return Ok(Reply { content: ReplyContent::Redirect(url), outcome: Some(outcome), age });
             }
@@ -349,7 +349,7 @@ struct Links<'a> {
 }
 
 impl Links<'_> {
-    fn to(&self, path: &str) -> String {
+    fn url(&self, path: &str) -> String {
         self.mount.url(self.base, path)
     }
 }

@@ -73,7 +73,7 @@ pub(super) async fn location(
     let location = match value {
         ModuleLocation::External(text) => LocationHeader { text, is_lasting: true },
         ModuleLocation::Local { archive, checksum, subdir } => {
-            let mut text = links.to(&Route::ModuleArchive(archive).path());
+            let mut text = links.url(&Route::ModuleArchive(archive).path());
             if let Some(subdir) = subdir {
                 text.push_str("//");
                 text.push_str(&subdir);

@@ -94,7 +94,7 @@ pub(super) async fn version(
         let hashes = zh.into_iter().chain(h1).collect();
         let key = package.platform.to_string();
         let reference = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
-        archives.archives.insert(key, ArchiveEntry { url: links.to(&Route::ProviderFile(reference).path()), hashes });
+        archives.archives.insert(key, ArchiveEntry { url: links.url(&Route::ProviderFile(reference).path()), hashes });
     }
     let body = serde_json::to_vec(&archives).map_err(|e| unreadable(address, e.to_string()))?;
     let CombinedOutcome { outcome, fresh_until, checked } = answer;

@@ -272,8 +272,8 @@ fn list_of(list: &StoredList, page: &PageRef, links: Links<'_>) -> serde_json::R
     let next = Some(next).filter(|next| (*next as usize) < *total);
     let previous = Some(offset.saturating_sub(*limit)).filter(|_| *offset > 0);
     let page_at = |offset: u32| {
-        let page = PageRef { query: page.query.at(offset), ..page.clone() };
-        links.to(&Route::Page(page).path())
+        let page = PageRef { query: page.query.with_offset(offset), ..page.clone() };
+        links.url(&Route::Page(page).path())
     };
     let meta = Meta {
         limit: *limit,

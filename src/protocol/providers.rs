@@ -59,7 +59,7 @@ pub(super) async fn download(
     };
     let ProofSetRefs { archive, sums, signature } = set.refs(package);
     let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
-        .map(|route| links.to(&route.path()));
+        .map(|route| links.url(&route.path()));
     let body = set.document.with_urls(urls).map_err(|e| unreadable(e.to_string()))?;
     Ok(Answer { value: body, outcome, fresh_until, checked })
 }

@@ -90,7 +90,7 @@ impl CliConfig {
 
     fn of(root: &Node) -> Self {
         let mut config = Self::default();
-        for (name, block) in root.named("host") {
+        for (name, block) in root.items_named("host") {
             match Hostname::parse(name) {
                 Ok(host) => {
                     config.hosts.entry(host).or_default().extend(services(block));
@@ -98,7 +98,8 @@ impl CliConfig {
                 Err(bad) => config.complaints.push(format!("a host block: {bad}")),
             }
         }
-        config.credentials = root.named("credentials").filter_map(|(name, _)| Hostname::parse(name).ok()).collect();
+        config.credentials =
+            root.items_named("credentials").filter_map(|(name, _)| Hostname::parse(name).ok()).collect();
         config.plugin_cache_dir = root.all("plugin_cache_dir").find_map(Node::text).map(str::to_owned);
         for block in root.all("provider_installation") {
             if config.installation.is_some() {
@@ -121,7 +122,7 @@ fn services(block: &Node) -> Services {
 fn methods(block: &Node, complaints: &mut Vec<String>) -> Vec<Method> {
     let mut methods = Vec::new();
     for (kind, body) in block.members() {
-        for body in body.each() {
+        for body in body.items() {
             let text = |name| body.all(name).find_map(Node::text).filter(|text| !text.is_empty()).map(str::to_owned);
             let source = match kind {
                 "direct" => InstallationSource::Direct,

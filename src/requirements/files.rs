@@ -158,7 +158,7 @@ impl Files {
         let mut files = Self::default();
         let unpacked = UnpackedTar::read(tar)?;
         for path in unpacked.paths() {
-            match unpacked.at(path) {
+            match unpacked.file(path) {
                 Ok(contents) => files.insert(path, contents)?,
                 // A folder may stand behind any link, whatever it is called.
                 Err(unreadable @ Unreadable::Link) if !path.split('/').any(|folder| folder == PRIVATE) => {

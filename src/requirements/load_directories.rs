@@ -80,7 +80,7 @@ pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, C
     }
     let started = roots.iter().chain(&searched);
     started.for_each(|folder| collecting.next(folder.clone(), folder.clone(), FolderRole::Root));
-    collecting.whole()?;
+    collecting.load_all()?;
     collecting.below_one_folder(&roots, &searched)
 }
 
@@ -134,7 +134,7 @@ impl DirectoryLoader {
         self.waiting.push_back((path, real, role));
     }
 
-    fn whole(&mut self) -> Result<(), CollectError> {
+    fn load_all(&mut self) -> Result<(), CollectError> {
         while let Some((path, real, role)) = self.waiting.pop_front() {
             if self.read.contains_key(&path) {
                 continue;

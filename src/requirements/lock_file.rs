@@ -73,20 +73,20 @@ pub fn parse(file: &[u8]) -> Result<Vec<LockedProvider>, BadLockFile> {
     }
     let body = hcl::parse(file)?;
     let mut reading = LockFileReader { lines: LineIndex::of(file), problems: Vec::new() };
-    reading.only(&body, None, &[], &["provider", "module"]);
+    reading.allow_only(&body, None, &[], &["provider", "module"]);
     let mut locked: BTreeMap<ProviderAddress, LockedProvider> = BTreeMap::new();
     for (number, block) in body.blocks().filter(|block| block.has_ident("provider")).enumerate() {
         if number == MAX_PROVIDERS {
-            reading.wrong(block.span(), &format!("there are more than {MAX_PROVIDERS} providers"));
+            reading.add_problem(block.span(), &format!("there are more than {MAX_PROVIDERS} providers"));
             break;
         }
         if reading.problems.len() >= MAX_PROBLEMS {
-            reading.wrong(block.span(), "there may be more that is wrong from here on; it was not read");
+            reading.add_problem(block.span(), "there may be more that is wrong from here on; it was not read");
             break;
         }
         let Some(one) = reading.provider(block) else { continue };
         if locked.contains_key(&one.provider) {
-            reading.wrong(block.span(), &format!("{} stands there twice", one.provider));
+            reading.add_problem(block.span(), &format!("{} stands there twice", one.provider));
         }
         locked.insert(one.provider.clone(), one);
     }
@@ -104,7 +104,7 @@ struct LockFileReader {
 }
 
 impl LockFileReader {
-    fn wrong(&mut self, span: Option<Range<usize>>, problem: &str) {
+    fn add_problem(&mut self, span: Option<Range<usize>>, problem: &str) {
         self.problems.push(match span {
             Some(span) => format!("line {}: {problem}", self.lines.number(span.start)),
             None => problem.to_owned(),
@@ -116,29 +116,32 @@ impl LockFileReader {
         match read {
             Ok(read) => Some(read),
             Err(problem) => {
-                self.wrong(span, &problem);
+                self.add_problem(span, &problem);
                 None
             }
         }
     }
 
     /// Notes what clients do not know of attributes and blocks.
-    fn only(&mut self, body: &Body, span: Option<Range<usize>>, attributes: &[&str], blocks: &[&str]) {
+    fn allow_only(&mut self, body: &Body, span: Option<Range<usize>>, attributes: &[&str], blocks: &[&str]) {
         let other_attribute = body.attributes().find(|attribute| !attributes.contains(&attribute.key.as_str()));
         let other_block = body.blocks().find(|block| !blocks.contains(&block.ident.as_str()));
         if let Some(other) = other_attribute {
-            self.wrong(
+            self.add_problem(
                 other.span().or(span.clone()),
-                &format!("clients know no argument {}", shown(other.key.as_str())),
+                &format!("clients know no argument {}", shortened(other.key.as_str())),
             );
         }
         if let Some(other) = other_block {
-            self.wrong(other.span().or(span), &format!("clients know no block {}", shown(other.ident.as_str())));
+            self.add_problem(
+                other.span().or(span),
+                &format!("clients know no block {}", shortened(other.ident.as_str())),
+            );
         }
     }
 
     fn provider(&mut self, block: &Block) -> Option<LockedProvider> {
-        self.only(&block.body, block.span(), &["version", "constraints", "hashes"], &[]);
+        self.allow_only(&block.body, block.span(), &["version", "constraints", "hashes"], &[]);
         let address = address(block);
         let provider = self.or_record(block.span(), address);
         let version = self.version(block);
@@ -158,13 +161,15 @@ impl LockFileReader {
 
     fn version(&mut self, block: &Block) -> Option<Version> {
         let Some(attribute) = block.body.get_attribute("version") else {
-            self.wrong(block.span(), "a provider has no version");
+            self.add_problem(block.span(), "a provider has no version");
             return None;
         };
         let read = text(&attribute.value, "version");
         let read = read.and_then(|given| match Version::parse(&given) {
             Ok(version) if version.as_str() == given => Ok(version),
-            Ok(version) => Err(format!("clients refuse the version {} unless it is written {version}", shown(&given))),
+            Ok(version) => {
+                Err(format!("clients refuse the version {} unless it is written {version}", shortened(&given)))
+            }
             Err(bad) => Err(bad.to_string()),
         });
         self.or_record(attribute.span(), read)
@@ -172,18 +177,21 @@ impl LockFileReader {
 
     fn hashes(&mut self, attribute: &Attribute) -> Option<Vec<String>> {
         let Some(list) = attribute.value.as_array() else {
-            self.wrong(attribute.span(), "hashes is not a list");
+            self.add_problem(attribute.span(), "hashes is not a list");
             return None;
         };
         if list.len() > MAX_HASHES {
-            self.wrong(attribute.span(), &format!("there are {} hashes; at most {MAX_HASHES} can be", list.len()));
+            self.add_problem(
+                attribute.span(),
+                &format!("there are {} hashes; at most {MAX_HASHES} can be", list.len()),
+            );
             return None;
         }
         let mut hashes = Vec::with_capacity(list.len());
         for value in list.iter() {
             let read = text(value, "a hash").and_then(|hash| match hash.split_once(':') {
                 Some((scheme, rest)) if !scheme.is_empty() && !rest.is_empty() => Ok(hash),
-                _ => Err(format!("{} is no hash: it begins with h1:, zh: or the like", shown(&hash))),
+                _ => Err(format!("{} is no hash: it begins with h1:, zh: or the like", shortened(&hash))),
             });
             hashes.push(self.or_record(value.span().or(attribute.span()), read)?);
         }
@@ -199,10 +207,10 @@ fn address(block: &Block) -> Result<ProviderAddress, String> {
     let given = label.as_str();
     let parts: Vec<&str> = given.split('/').collect();
     let [host, namespace, type_] = parts.as_slice() else {
-        return Err(format!("{} is not a provider's HOST/NAMESPACE/TYPE", shown(given)));
+        return Err(format!("{} is not a provider's HOST/NAMESPACE/TYPE", shortened(given)));
     };
     if (*host, *namespace) == BUILT_IN {
-        return Err(format!("{} is part of the client, and clients refuse a lock file with it", shown(given)));
+        return Err(format!("{} is part of the client, and clients refuse a lock file with it", shortened(given)));
     }
     configuration::checked(namespace)?;
     configuration::checked(type_)?;
@@ -212,7 +220,7 @@ fn address(block: &Block) -> Result<ProviderAddress, String> {
     let form = address.to_string();
     // A host in other letters than those of ASCII is written in its own.
     if given.is_ascii() && form != given && !form.contains("xn--") {
-        return Err(format!("clients refuse {} unless it is written {form}", shown(given)));
+        return Err(format!("clients refuse {} unless it is written {form}", shortened(given)));
     }
     Ok(address)
 }
@@ -225,7 +233,7 @@ fn constraints_of(given: String) -> Result<String, String> {
     let each: Result<Vec<Constraint>, _> = given.split(',').map(Constraint::parse).collect();
     let form = Constraint::all(&each.map_err(|bad| bad.to_string())?).lock_file_text();
     if form != given {
-        return Err(format!("clients refuse the constraints {} unless they are written {form:?}", shown(&given)));
+        return Err(format!("clients refuse the constraints {} unless they are written {form:?}", shortened(&given)));
     }
     Ok(given)
 }
@@ -239,7 +247,7 @@ fn text(value: &Expression, name: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn shown(given: &str) -> String {
+fn shortened(given: &str) -> String {
     format!("{:?}", given.chars().take(SHOWN).collect::<String>())
 }
 

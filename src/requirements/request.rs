@@ -71,7 +71,7 @@ impl Order {
     /// It is about nothing, or for more platforms than one may be.
     pub fn new(given: Vec<OrderEntry>, mut platforms: Vec<Platform>) -> Result<Self, Vec<String>> {
         if platforms.is_empty() {
-            platforms.push(Platform::here());
+            platforms.push(Platform::of_this_machine());
         }
         platforms.sort();
         platforms.dedup();

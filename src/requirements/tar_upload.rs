@@ -71,7 +71,7 @@ impl<'a> UnpackedTar<'a> {
     ///
     /// # Errors
     /// It is none in the tar.
-    pub(super) fn at(&self, path: &str) -> Result<&'a [u8], Unreadable> {
+    pub(super) fn file(&self, path: &str) -> Result<&'a [u8], Unreadable> {
         let mut path = path;
         for links in 0..MAX_LINKS {
             match self.by_path.get(path) {

@@ -232,11 +232,11 @@ impl Store {
 
     /// Free disk space, in bytes.
     pub fn free_bytes(&self) -> Result<u64, StoreError> {
-        self.room().map(|space| space.free_bytes)
+        self.disk_space().map(|space| space.free_bytes)
     }
 
     /// The disk, as it is now.
-    pub fn room(&self) -> Result<DiskSpace, StoreError> {
+    pub fn disk_space(&self) -> Result<DiskSpace, StoreError> {
         disk::disk_space(&self.root)
     }
 

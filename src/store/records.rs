@@ -106,7 +106,7 @@ impl Records {
             }
             Err(failed) => return Err(failed),
         };
-        match whole(&file) {
+        match header_kind(&file) {
             HeaderKind::Whole { start } => Ok(Recorded::Whole(file.split_off(start))),
             HeaderKind::Newer(found) => Err(StoreError::Newer { path, found }),
             HeaderKind::Damaged => {
@@ -363,7 +363,7 @@ enum HeaderKind {
     Damaged,
 }
 
-fn whole(file: &[u8]) -> HeaderKind {
+fn header_kind(file: &[u8]) -> HeaderKind {
     let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return HeaderKind::Damaged };
     let (line, record) = (&file[..end], &file[end + 1..]);
     // A newer frame may have other members, but says its format where this one does.

@@ -162,11 +162,11 @@ mod tests {
         Hostname::parse(name).unwrap()
     }
 
-    async fn taken(permits: &ConcurrencyLimits, name: &str) -> Permit {
+    async fn take_permit(permits: &ConcurrencyLimits, name: &str) -> Permit {
         permits.take(&host(name), RequestPriority::Client).await.unwrap()
     }
 
-    fn asking(permits: &ConcurrencyLimits, name: &str, priority: RequestPriority) -> JoinHandle<Option<Permit>> {
+    fn spawn_request(permits: &ConcurrencyLimits, name: &str, priority: RequestPriority) -> JoinHandle<Option<Permit>> {
         let (permits, name) = (permits.clone(), host(name));
         tokio::spawn(async move { permits.take(&name, priority).await })
     }
@@ -181,12 +181,12 @@ mod tests {
     #[tokio::test]
     async fn one_upstream_does_not_take_all_permits() {
         let permits = ConcurrencyLimits::new(BOUND);
-        let (first, _second) = (taken(&permits, "a.example").await, taken(&permits, "a.example").await);
+        let (first, _second) = (take_permit(&permits, "a.example").await, take_permit(&permits, "a.example").await);
         assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "a third to one");
-        let _third = taken(&permits, "b.example").await;
+        let _third = take_permit(&permits, "b.example").await;
         assert!(permits.take(&host("b.example"), RequestPriority::Client).await.is_none(), "a fourth in all");
         drop(first);
-        let _fourth = taken(&permits, "b.example").await;
+        let _fourth = take_permit(&permits, "b.example").await;
     }
 
     /// Promise 11: clients go before jobs.
@@ -198,12 +198,12 @@ mod tests {
             wait: Duration::from_secs(60),
             ..BOUND
         });
-        let mut permit = Some(taken(&permits, "a.example").await);
+        let mut permit = Some(take_permit(&permits, "a.example").await);
         let mut waiting = Vec::new();
         for (name, asker) in
             [("a", RequestPriority::Job), ("b", RequestPriority::Client), ("a", RequestPriority::Client)]
         {
-            waiting.push(asking(&permits, &format!("{name}.example"), asker));
+            waiting.push(spawn_request(&permits, &format!("{name}.example"), asker));
             settle().await;
         }
         for next in [1, 1, 0] {
@@ -225,10 +225,10 @@ mod tests {
             wait: Duration::from_secs(60),
             queue: 2,
         });
-        let (first, _second) = (taken(&permits, "a.example").await, taken(&permits, "a.example").await);
+        let (first, _second) = (take_permit(&permits, "a.example").await, take_permit(&permits, "a.example").await);
         let mut waiting = Vec::new();
         for name in ["a.example", "a.example", "b.example"] {
-            waiting.push(asking(&permits, name, RequestPriority::Client));
+            waiting.push(spawn_request(&permits, name, RequestPriority::Client));
             settle().await;
         }
         assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "a third in the queue");
@@ -241,16 +241,16 @@ mod tests {
     #[tokio::test]
     async fn an_abandoned_wait_takes_no_permit() {
         let permits = ConcurrencyLimits::new(ConcurrencyLimit { per_upstream: 1, all: 1, ..BOUND });
-        let permit = taken(&permits, "a.example").await;
-        let gave_up = asking(&permits, "a.example", RequestPriority::Client);
+        let permit = take_permit(&permits, "a.example").await;
+        let gave_up = spawn_request(&permits, "a.example", RequestPriority::Client);
         settle().await;
         gave_up.abort();
         let _ = gave_up.await;
         drop(permit);
-        let again = taken(&permits, "a.example").await;
+        let again = take_permit(&permits, "a.example").await;
         assert!(permits.take(&host("a.example"), RequestPriority::Client).await.is_none(), "waited, and gave up");
         drop(again);
-        drop(taken(&permits, "a.example").await);
+        drop(take_permit(&permits, "a.example").await);
         assert_eq!(permits.0.state.lock().all, 0);
     }
 }

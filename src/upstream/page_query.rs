@@ -133,7 +133,7 @@ impl PageQuery {
     }
 
     /// A copy with another offset, for the previous or next page.
-    pub fn at(&self, offset: u32) -> Self {
+    pub fn with_offset(&self, offset: u32) -> Self {
         Self { offset: Some(offset).filter(|offset| *offset > 0), ..self.clone() }
     }
 }

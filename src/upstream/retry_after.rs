@@ -36,7 +36,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp(784_111_777);
 
-    fn asked(value: &str, date: Option<&str>) -> Option<u64> {
+    fn seconds_asked(value: &str, date: Option<&str>) -> Option<u64> {
         let mut headers = HeaderMap::new();
         headers.insert(header::RETRY_AFTER, value.parse().unwrap());
         if let Some(date) = date {
@@ -62,7 +62,7 @@ mod tests {
             ("soon", None, None),
             ("", None, None),
         ] {
-            assert_eq!(asked(value, server_date), expected, "{value:?}");
+            assert_eq!(seconds_asked(value, server_date), expected, "{value:?}");
         }
         assert_eq!(retry_after(&HeaderMap::new(), NOW), None);
     }
@@ -83,7 +83,7 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_in_these_headers_panics(value in "[ -~]{0,40}", date in "[ -~]{0,40}") {
-            let _ = asked(&value, Some(&date));
+            let _ = seconds_asked(&value, Some(&date));
         }
     }
 }

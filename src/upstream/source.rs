@@ -64,7 +64,7 @@ impl BadSource {
         Self { host: None, reason }
     }
 
-    fn at(url: &Url, reason: &'static str) -> Self {
+    fn for_url(url: &Url, reason: &'static str) -> Self {
         Self { host: url.host_str().map(|host| host.chars().take(MAX_HOST).collect()), reason }
     }
 }
@@ -85,7 +85,7 @@ impl PackageSource {
         }
         let is_relative = ["/", "./", "../"].iter().any(|start| given.starts_with(start));
         let absolute = match is_relative {
-            true => base.join(given).map_err(|_| BadSource::at(base, "is relative, and leads nowhere"))?.into(),
+            true => base.join(given).map_err(|_| BadSource::for_url(base, "is relative, and leads nowhere"))?.into(),
             false => given.to_owned(),
         };
 

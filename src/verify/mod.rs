@@ -236,7 +236,7 @@ mod tests {
 
     const NAME: &str = "terraform-provider-x_1.0.0_linux_amd64.zip";
 
-    fn judged(
+    fn verified(
         policy: VerificationPolicy,
         sums: &str,
         keys: &[String],
@@ -252,9 +252,9 @@ mod tests {
     fn the_archive_must_be_listed_with_exactly_its_digest_under_every_policy() {
         for policy in [VerificationPolicy::Signature, VerificationPolicy::SignatureIfKeys, VerificationPolicy::Checksum]
         {
-            let absent = judged(policy, &format!("{}  other.zip\n", Digest::of(b"zip")), &[]);
+            let absent = verified(policy, &format!("{}  other.zip\n", Digest::of(b"zip")), &[]);
             assert!(matches!(absent, Err(VerificationError::NotListed { .. })), "{policy}");
-            let differs = judged(policy, &format!("{}  {NAME}\n", Digest::of(b"zap")), &[]);
+            let differs = verified(policy, &format!("{}  {NAME}\n", Digest::of(b"zap")), &[]);
             assert!(matches!(differs, Err(VerificationError::Contradiction { .. })), "{policy}");
             let unreadable = verify_proof_set(policy, b"\xff", b"", &[], NAME, &Digest::of(b"zip"));
             assert!(matches!(unreadable, Err(VerificationError::Checksums(_))), "{policy}");
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn without_keys_the_policy_decides() {
-        let how = |policy| judged(policy, &good_sums(), &[]).map(|(proof, _)| proof.how);
+        let how = |policy| verified(policy, &good_sums(), &[]).map(|(proof, _)| proof.how);
         assert_eq!(how(VerificationPolicy::Signature), Err(VerificationError::Signature(SignatureError::NoKeys)));
         assert_eq!(how(VerificationPolicy::SignatureIfKeys), Ok(ProofBasis::NoKeys));
         assert_eq!(how(VerificationPolicy::Checksum), Ok(ProofBasis::Checksum));
@@ -273,9 +273,9 @@ mod tests {
     fn listed_keys_make_a_signature_mandatory_unless_only_checksums_count() {
         let keys = ["a broken key is a key".to_owned()];
         for policy in [VerificationPolicy::Signature, VerificationPolicy::SignatureIfKeys] {
-            assert!(matches!(judged(policy, &good_sums(), &keys), Err(VerificationError::Signature(_))), "{policy}");
+            assert!(matches!(verified(policy, &good_sums(), &keys), Err(VerificationError::Signature(_))), "{policy}");
         }
-        let (proof, checksums) = judged(VerificationPolicy::Checksum, &good_sums(), &keys).unwrap();
+        let (proof, checksums) = verified(VerificationPolicy::Checksum, &good_sums(), &keys).unwrap();
         assert_eq!(proof.how, ProofBasis::Checksum);
         assert_eq!(checksums.get("other.zip"), Some(Digest::of(b"other")));
     }

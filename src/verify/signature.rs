@@ -10,7 +10,7 @@ use pgp::packet::{
 };
 use pgp::types::Timestamp;
 
-use super::signing_key::{Component, KeyUnfit, ListedKey, read_keys, told};
+use super::signing_key::{Component, KeyUnfit, ListedKey, pgp_error_text, read_keys};
 
 /// The largest signature file that is read.
 pub const MAX_SIGNATURE_BYTES: usize = 64 << 10;
@@ -194,7 +194,7 @@ impl DocumentSignature {
     fn hash(&self, document: &[u8]) -> Result<&[u8], String> {
         let hash = self.hash.get_or_init(|| {
             let config = self.packet.config().ok_or("is of an unknown version")?;
-            let unhashable = |error: pgp::errors::Error| told(&error);
+            let unhashable = |error: pgp::errors::Error| pgp_error_text(&error);
             let mut hasher = config.hash_alg.new_hasher().map_err(|error| error.to_string())?;
             if let SignatureVersionSpecific::V6 { salt } = &config.version_specific {
                 if config.hash_alg.salt_len() != Some(salt.len()) {
@@ -227,7 +227,7 @@ impl DocumentSignature {
             .map_err(|reason| SignatureError::Mismatch { fingerprint: fingerprint(), reason })
             .map_err(KeyRefusal::Final)?;
         operations.take(key.self_signatures())?;
-        match key.judge(component, self.made_at) {
+        match key.check_flags(component, self.made_at) {
             Ok(warnings) => Ok(Signer { fingerprint: key.fingerprint(), warnings }),
             Err(KeyUnfit::Revoked { fingerprint }) => Err(KeyRefusal::Final(SignatureError::Revoked { fingerprint })),
             Err(KeyUnfit::CannotSign { reason }) => {
@@ -267,7 +267,7 @@ fn read_signatures(bytes: &[u8]) -> Result<Vec<DocumentSignature>, SignatureErro
         let read = match packet {
             Ok(Packet::Signature(signature)) => DocumentSignature::from_packet(signature),
             Ok(_) => Err("holds something else than a signature".to_owned()),
-            Err(error) => Err(format!("is no OpenPGP signature ({})", told(&error))),
+            Err(error) => Err(format!("is no OpenPGP signature ({})", pgp_error_text(&error))),
         };
         match read {
             Ok(signature) => signatures.push(signature),

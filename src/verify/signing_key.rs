@@ -77,7 +77,7 @@ impl ListedKey {
     }
 
     /// Checks that the component may sign, and returns warnings. Expiry is measured at the time of the signature.
-    pub(super) fn judge(&self, component: Component<'_>, made_at: Timestamp) -> Result<Vec<String>, KeyUnfit> {
+    pub(super) fn check_flags(&self, component: Component<'_>, made_at: Timestamp) -> Result<Vec<String>, KeyUnfit> {
         let primary = &self.0.primary_key;
         let about_itself = self.about_itself()?;
         if about_itself.iter().any(|signature| revokes(signature)) {
@@ -109,7 +109,7 @@ impl ListedKey {
             return Err(KeyUnfit::Revoked { fingerprint: fingerprint(&subkey.key) });
         }
         let binding = newest(valid().filter(|signature| has_tolerable_digest(signature)))
-            .ok_or_else(|| cannot("is not validly bound to its primary key"))?;
+            .ok_or_else(|| cannot_sign("is not validly bound to its primary key"))?;
         if !may_sign(binding).unwrap_or(true) {
             return Err(not_for_signing());
         }
@@ -118,7 +118,7 @@ impl ListedKey {
             .embedded_signature()
             .filter(|back| has_tolerable_digest(back))
             .filter(|back| back.verify_primary_key_binding(&subkey.key, primary).is_ok())
-            .ok_or_else(|| cannot("is a signing subkey that does not confirm its primary key"))?;
+            .ok_or_else(|| cannot_sign("is a signing subkey that does not confirm its primary key"))?;
         warnings.look_at(&subkey.key, binding, made_at);
         warnings.look_at_digest(&subkey.key, consent);
         Ok(())
@@ -174,7 +174,7 @@ impl Component<'_> {
             Self::Primary(key) => key.primary_key.verify(config.hash_alg, hash, bytes),
             Self::Subkey(subkey) => subkey.key.verify(config.hash_alg, hash, bytes),
         }
-        .map_err(|error| told(&error))
+        .map_err(|error| pgp_error_text(&error))
     }
 }
 
@@ -248,15 +248,15 @@ fn fingerprint(key: &impl KeyDetails) -> String {
 }
 
 fn unreadable(error: pgp::errors::Error) -> String {
-    format!("is no OpenPGP public key ({})", told(&error))
+    format!("is no OpenPGP public key ({})", pgp_error_text(&error))
 }
 
 /// Shortens an error of the OpenPGP crate to one line. Its texts contain data and stack traces, which must reach
 /// neither clients nor logs.
-pub(super) fn told(error: &pgp::errors::Error) -> String {
+pub(super) fn pgp_error_text(error: &pgp::errors::Error) -> String {
     const LONGEST: usize = 120;
     if let pgp::errors::Error::InvalidPacketContent { source } = error {
-        return told(source);
+        return pgp_error_text(source);
     }
     let text = error.to_string();
     let text = text.split("backtrace").next().unwrap_or_default();
@@ -272,10 +272,10 @@ fn unusable(reason: &str) -> KeyUnfit {
     KeyUnfit::Unusable { reason: reason.to_owned() }
 }
 
-fn cannot(reason: &str) -> KeyUnfit {
+fn cannot_sign(reason: &str) -> KeyUnfit {
     KeyUnfit::CannotSign { reason: reason.to_owned() }
 }
 
 fn not_for_signing() -> KeyUnfit {
-    cannot("is not meant for signing (its key flags say so)")
+    cannot_sign("is not meant for signing (its key flags say so)")
 }

@@ -315,7 +315,7 @@ async fn nothing_but_a_404_is_remembered() {
 async fn an_archive_url_that_nothing_lists_is_asked_about_once() {
     for (version, asked) in [("1.2.0", Target::Document), ("9.9.9", Target::Versions)] {
         let upstream = upstream_with_null().await;
-        let larder = Larder::mirroring(&upstream).clock(&Clock::standing()).start().await;
+        let larder = Larder::mirroring(&upstream).clock(&Clock::frozen()).start().await;
         let file = format!("terraform-provider-null_{version}_linux_amd64.zip");
         let url = format!("/archive/{HOST}/providers/acme/null/{version}/linux_amd64/0123456789abcdef/{file}");
         for _ in 0..3 {

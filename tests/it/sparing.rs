@@ -31,7 +31,7 @@ async fn publishing(names: &[&str]) -> FakeUpstream {
 
 /// One that holds the lists of these providers, all of them stale.
 async fn holding(builder: Builder, upstream: &FakeUpstream, names: &[&str]) -> Larder {
-    let larder = builder.clock(&Clock::standing()).start().await;
+    let larder = builder.clock(&Clock::frozen()).start().await;
     for name in names {
         larder.versions(name).await.expect(200);
     }

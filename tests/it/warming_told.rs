@@ -69,7 +69,7 @@ async fn without_a_platform_this_machines_own_is_warmed() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let desk = Desk::of(&larder);
-    let here = larder::address::Platform::here().to_string();
+    let here = larder::address::Platform::of_this_machine().to_string();
     let job = desk.warm(&json!({ "what": ["acme/null"] })).await;
     assert_eq!((&job["platforms"], &job["items"][0]["platform"]), (&json!([here]), &json!(here)));
     let path = desk.begin_lock_file(ONE, "").await;

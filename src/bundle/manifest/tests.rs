@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::reading::MAX_SUMS;
 use super::*;
 
-fn said() -> FetchOrigin {
+fn fetch_origin() -> FetchOrigin {
     let url = Url::parse("https://registry.example/v1/providers/acme/null/1.0.0/download/linux/amd64").unwrap();
     FetchOrigin { url: url.clone(), asked: url, fetched: Timestamp(1), checked: Timestamp(2), gone: false }
 }
@@ -18,14 +18,14 @@ fn archive(content: &str, left_out: bool) -> BundledArchive {
 }
 
 fn discovery() -> BundleEntry {
-    let document = BundledDocument { said: said(), document: file("{}"), dropped: Some(file("[]")) };
+    let document = BundledDocument { said: fetch_origin(), document: file("{}"), dropped: Some(file("[]")) };
     BundleEntry::Discovery { host: Hostname::parse("registry.example:8443").unwrap(), document }
 }
 
 fn provider(platform: &str, left_out: bool) -> BundleEntry {
     let json = serde_json::json!({
         "provider": "registry.example/acme/null", "version": "1.0.0", "platform": platform, "signed_by": "AB",
-        "said": said(), "document": file(platform), "sums": file("sums"), "signature": file("signature"),
+        "said": fetch_origin(), "document": file(platform), "sums": file("sums"), "signature": file("signature"),
         "archive": archive(&format!("zip of {platform}"), left_out),
     });
     BundleEntry::Provider(Box::new(serde_json::from_value(json).unwrap()))
@@ -35,7 +35,7 @@ fn module() -> BundleEntry {
     let json = serde_json::json!({
         "module": "registry.example/Acme/vpc/aws", "version": "1.2.0", "commit": "c0ffee", "tree": Digest::of(b"tree"),
         "packer": 1, "subdir": "modules/x", "source": Digest::of(b"source"), "origin": "https://git.example",
-        "first_seen": 3, "said": said(), "location": file("git::https://git.example/x"), "archive": archive("tgz", false),
+        "first_seen": 3, "said": fetch_origin(), "location": file("git::https://git.example/x"), "archive": archive("tgz", false),
     });
     BundleEntry::Module(Box::new(serde_json::from_value(json).unwrap()))
 }

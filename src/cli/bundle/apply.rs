@@ -99,7 +99,7 @@ async fn applied(
 ) -> anyhow::Result<()> {
     let (path, from, mut unread) = (format!("{APPLY}{query}"), source.open()?, None);
     let read_line = |line: &[u8]| match serde_json::from_slice(line) {
-        Ok(step) => report.tell(step),
+        Ok(step) => report.show(step),
         Err(error) => unread = Some(error),
     };
     let asking = ask_running(config, async |address, token| {
@@ -124,7 +124,7 @@ async fn applied_here(
     let (mirror, _, _) = app::mirror(config, &settings)?;
     let (mut steps, applied) = mirror.spawn_apply(source.open()?, taking, settings.clock);
     while let Some(step) = steps.recv().await {
-        report.tell(step);
+        report.show(step);
     }
     let applied = applied.await.context("applying the bundle ended unexpectedly")?;
     mirror.close().await.context("the store would not close")?;
@@ -141,7 +141,7 @@ struct ApplyReporter {
 }
 
 impl ApplyReporter {
-    fn tell(&mut self, step: ApplyEvent) {
+    fn show(&mut self, step: ApplyEvent) {
         if self.json {
             match serde_json::to_string(&step) {
                 Ok(line) => print_line(&line),

@@ -122,12 +122,12 @@ impl Create {
             (Err(sent), Ok(_)) => return Err(sent),
             (_, Err(received)) => return Err(received.into()),
         };
-        self.tell(&written)?;
+        self.show(&written)?;
         Ok(job.state == JobState::Done)
     }
 
     /// Reads the manifest back from the destination, and prints the contents.
-    fn tell(&self, written: &WrittenBundle) -> anyhow::Result<()> {
+    fn show(&self, written: &WrittenBundle) -> anyhow::Result<()> {
         let WrittenBundle { source, reused, again } = written;
         let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
         let opened = BundleReader::open(source.open()?, &trust).context("the written bundle cannot be read")?;

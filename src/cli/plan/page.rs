@@ -45,7 +45,7 @@ fn reasons(page: &mut TextPage, items: &[&Planned], host: &Hostname, verbose: bo
             PlanState::Have { .. } | PlanState::Need { .. } => "",
         };
         page.item(&item_name(item, host), Some(&escape_for_terminal(reason)));
-        page.about(&required_by(&item.by, verbose));
+        page.note(&required_by(&item.by, verbose));
     }
 }
 

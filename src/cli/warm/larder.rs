@@ -32,7 +32,7 @@ impl JobRunner {
     }
 
     /// Opens the store; creates it where there is none.
-    pub(super) fn own(config: &Config) -> anyhow::Result<Self> {
+    pub(super) fn in_process(config: &Config) -> anyhow::Result<Self> {
         let settings = StartSettings::default();
         let (mirror, _, _) = app::mirror(config, &settings)?;
         let jobs = Jobs::new(Arc::clone(&mirror), settings.clock);

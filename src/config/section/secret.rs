@@ -14,7 +14,7 @@ const SECRET_LIMIT_BYTES: u64 = 64 * 1024;
 impl Section<'_, '_, '_> {
     /// Reads a secret by its environment variable or file.
     pub(in crate::config) fn secret(&mut self, key: &'static str, example: &str) -> Option<SecretString> {
-        if let DeValue::String(_) = self.ask(key)?.get_ref() {
+        if let DeValue::String(_) = self.value_of(key)?.get_ref() {
             self.problem(
                 key,
                 format!(

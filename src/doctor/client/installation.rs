@@ -33,7 +33,7 @@ impl ProviderSources {
 
 impl ClientChecks<'_> {
     /// Tries every installation method that applies to providers of `host`.
-    pub(super) async fn ways(&self, reading: &ClientFiles, host: &Hostname) -> ProviderSources {
+    pub(super) async fn provider_sources(&self, reading: &ClientFiles, host: &Hostname) -> ProviderSources {
         let mut sources = ProviderSources {
             direct: Coverage::None,
             larder: Coverage::None,

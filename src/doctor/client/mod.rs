@@ -33,7 +33,7 @@ struct ClientChecks<'a> {
 }
 
 /// Checks every client of this machine. Clients with identical files are checked once.
-pub(super) async fn look(
+pub(super) async fn check_client(
     config: &Config,
     running: &RunningLarder,
     environment: &Environment,
@@ -109,7 +109,7 @@ impl ClientChecks<'_> {
     /// Checks that the client uses larder for the providers and modules of one registry.
     async fn check_host(&self, reading: &ClientFiles, host: &Hostname) -> Vec<Check> {
         let services_of_host = reading.config.hosts.get(host);
-        let sources = self.ways(reading, host).await;
+        let sources = self.provider_sources(reading, host).await;
         let mut checks = match services_of_host {
             Some(services) => self.services(services, host, &sources).await,
             None => Vec::new(),

@@ -20,8 +20,13 @@ const NOT_IN_THE_CLEAR: &str = "give larder a certificate ([server] tls) and wri
 impl ClientChecks<'_> {
     /// Checks these settings; reports only notable ones.
     pub(super) fn check_environment(&self, reading: &ClientFiles) -> Vec<Check> {
-        let checks =
-            [self.proxy(reading), self.credentials(reading), self.patience(), self.cache(reading), self.authorities()];
+        let checks = [
+            self.proxy(reading),
+            self.credentials(reading),
+            self.registry_timeout(),
+            self.cache(reading),
+            self.authorities(),
+        ];
         checks.into_iter().flatten().collect()
     }
 
@@ -80,7 +85,7 @@ impl ClientChecks<'_> {
         )
     }
 
-    fn patience(&self) -> Option<Check> {
+    fn registry_timeout(&self) -> Option<Check> {
         const VARIABLE: &str = "TF_REGISTRY_CLIENT_TIMEOUT";
         let seconds: u64 = self.environment.get(VARIABLE)?.parse().ok()?;
         (1..MIN_SECONDS).contains(&seconds).then(|| {

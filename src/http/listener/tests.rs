@@ -70,7 +70,7 @@ impl Served {
     }
 
     async fn ended(self) {
-        within(self.running).await.unwrap();
+        in_time(self.running).await.unwrap();
     }
 }
 
@@ -129,21 +129,21 @@ impl Body for Panicking {
     }
 }
 
-async fn within<F: Future>(future: F) -> F::Output {
+async fn in_time<F: Future>(future: F) -> F::Output {
     timeout(SOON, future).await.expect("it takes too long")
 }
 
 /// Reads until the other side closes.
-async fn rest(socket: &mut TcpStream) -> String {
+async fn read_to_end(socket: &mut TcpStream) -> String {
     let mut read = Vec::new();
-    let _reset_or_end = within(socket.read_to_end(&mut read)).await;
+    let _reset_or_end = in_time(socket.read_to_end(&mut read)).await;
     String::from_utf8_lossy(&read).into_owned()
 }
 
 async fn read_until(socket: &mut TcpStream, end: &str) -> String {
     let mut read = Vec::new();
     while !String::from_utf8_lossy(&read).contains(end) {
-        read.push(within(socket.read_u8()).await.unwrap());
+        read.push(in_time(socket.read_u8()).await.unwrap());
     }
     String::from_utf8(read).unwrap()
 }
@@ -161,11 +161,11 @@ async fn h2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(socket: S) -> (H
 
 async fn h2_ask(sender: &mut H2, method: &str, path: &str) -> hyper::Result<Response<Incoming>> {
     let request = Request::builder().method(method).uri(format!("http://larder{path}")).body(Empty::new()).unwrap();
-    within(sender.send_request(request)).await
+    in_time(sender.send_request(request)).await
 }
 
 async fn text(response: Response<Incoming>) -> String {
-    String::from_utf8(within(response.into_body().collect()).await.unwrap().to_bytes().to_vec()).unwrap()
+    String::from_utf8(in_time(response.into_body().collect()).await.unwrap().to_bytes().to_vec()).unwrap()
 }
 
 struct Pki {
@@ -245,7 +245,7 @@ async fn http1_and_http2_are_answered_over_tls_as_agreed_by_alpn() {
     let (mut sender, connection) = conn::http1::handshake(TokioIo::new(socket)).await.unwrap();
     tokio::spawn(connection);
     let request = Request::builder().uri("/").header("host", "localhost").body(Empty::<Bytes>::new()).unwrap();
-    assert_eq!(text(within(sender.send_request(request)).await.unwrap()).await, "secure=true");
+    assert_eq!(text(in_time(sender.send_request(request)).await.unwrap()).await, "secure=true");
 }
 
 #[tokio::test]
@@ -256,7 +256,7 @@ async fn a_silent_handshake_is_cut_and_holds_up_nobody() {
     let mut silent = served.connect().await;
     let (mut sender, _) = h2(pki.connect(&served, "h2").await).await;
     assert_eq!(text(h2_ask(&mut sender, "GET", "/").await.unwrap()).await, "secure=true");
-    assert_eq!(rest(&mut silent).await, "");
+    assert_eq!(read_to_end(&mut silent).await, "");
 }
 
 #[tokio::test]
@@ -270,15 +270,15 @@ async fn a_drain_lets_a_running_download_finish_and_refuses_new_connections() {
     served.feed(b"first");
     read_until(&mut socket, "first").await;
     served.stop.cancel();
-    assert_eq!(rest(&mut idle).await, "");
+    assert_eq!(read_to_end(&mut idle).await, "");
     let refused = async { while TcpStream::connect(served.address).await.is_ok() {} };
-    within(refused).await;
+    in_time(refused).await;
     assert!(!served.running.is_finished());
     served.feed(b"last");
     let Served { feed, running, .. } = served;
     drop(feed);
-    assert!(rest(&mut socket).await.ends_with("last\r\n0\r\n\r\n"));
-    within(running).await.unwrap();
+    assert!(read_to_end(&mut socket).await.ends_with("last\r\n0\r\n\r\n"));
+    in_time(running).await.unwrap();
 }
 
 #[tokio::test]
@@ -291,8 +291,8 @@ async fn a_drain_lets_an_http2_download_finish() {
     let Served { feed, running, .. } = served;
     drop(feed);
     assert_eq!(text(response).await, "whole");
-    within(running).await.unwrap();
-    within(connection).await.unwrap().unwrap();
+    in_time(running).await.unwrap();
+    in_time(connection).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -305,8 +305,8 @@ async fn a_drain_cuts_what_does_not_end_within_its_limit() {
     let (mut sender, _) = h2(served.connect().await).await;
     let endless = h2_ask(&mut sender, "GET", "/endless").await.unwrap();
     served.stop.cancel();
-    assert!(!rest(&mut socket).await.contains("0\r\n\r\n"));
-    assert!(within(endless.into_body().collect()).await.is_err());
+    assert!(!read_to_end(&mut socket).await.contains("0\r\n\r\n"));
+    assert!(in_time(endless.into_body().collect()).await.is_err());
     served.ended().await;
 }
 
@@ -315,12 +315,12 @@ async fn slow_headers_are_cut_on_a_fresh_and_on_a_kept_connection() {
     let served = Served::start(Limits { header_time: Duration::from_millis(300), ..both() }).await;
     let mut fresh = served.connect().await;
     fresh.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
-    assert_eq!(rest(&mut fresh).await, "");
+    assert_eq!(read_to_end(&mut fresh).await, "");
     let mut idle_connection = served.connect().await;
     h1_ask(&mut idle_connection, "GET /").await;
     read_until(&mut idle_connection, "secure=false").await;
     idle_connection.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
-    assert_eq!(rest(&mut idle_connection).await, "");
+    assert_eq!(read_to_end(&mut idle_connection).await, "");
     assert_eq!(served.requests.load(Ordering::SeqCst), 1);
 }
 
@@ -350,8 +350,8 @@ async fn an_idle_connection_is_closed_and_a_waiting_download_is_not() {
     let mut idle = served.connect().await;
     h1_ask(&mut idle, "GET /").await;
     read_until(&mut idle, "secure=false").await;
-    assert_eq!(rest(&mut idle).await, "");
-    within(idle_h2).await.unwrap().unwrap();
+    assert_eq!(read_to_end(&mut idle).await, "");
+    in_time(idle_h2).await.unwrap().unwrap();
     tokio::time::sleep(Duration::from_millis(600)).await;
     served.feed(b"late");
     let Served { feed, .. } = served;
@@ -367,9 +367,9 @@ async fn a_client_that_takes_nothing_is_dropped() {
     let (mut sender, http2) = h2(served.connect().await).await;
     let _unread = h2_ask(&mut sender, "GET", "/endless").await.unwrap();
     // The HTTP/2 client reads its socket but opens no window; the HTTP/1 one does not even read.
-    let _error_or_end = within(http2).await.unwrap();
+    let _error_or_end = in_time(http2).await.unwrap();
     served.stop.cancel();
-    within(served.running).await.unwrap();
+    in_time(served.running).await.unwrap();
     drop(http1);
 }
 
@@ -379,10 +379,10 @@ async fn a_head_that_is_too_large_is_431() {
     let mut socket = served.connect().await;
     let large = format!("GET / HTTP/1.1\r\nhost: larder\r\nx: {}\r\n", "x".repeat(8192));
     socket.write_all(&large.as_bytes()[..8192]).await.unwrap();
-    assert!(rest(&mut socket).await.starts_with("HTTP/1.1 431 "));
+    assert!(read_to_end(&mut socket).await.starts_with("HTTP/1.1 431 "));
     let (mut sender, _) = h2(served.connect().await).await;
     let request = Request::builder().uri("http://larder/").header("x", "x".repeat(9000)).body(Empty::new()).unwrap();
-    assert_eq!(within(sender.send_request(request)).await.unwrap().status(), 431);
+    assert_eq!(in_time(sender.send_request(request)).await.unwrap().status(), 431);
     assert_eq!(served.requests.load(Ordering::SeqCst), 0);
 }
 
@@ -392,13 +392,13 @@ async fn a_panic_ends_its_request_and_nothing_else() {
     for path in ["/panic", "/panic-in-body"] {
         let mut socket = served.connect().await;
         h1_ask(&mut socket, &format!("GET {path}")).await;
-        assert!(!rest(&mut socket).await.contains("0\r\n\r\n"));
+        assert!(!read_to_end(&mut socket).await.contains("0\r\n\r\n"));
     }
     let (mut sender, _) = h2(served.connect().await).await;
     assert!(h2_ask(&mut sender, "GET", "/panic").await.is_err());
     // The reset may overtake the head.
     if let Ok(response) = h2_ask(&mut sender, "GET", "/panic-in-body").await {
-        assert!(within(response.into_body().collect()).await.is_err());
+        assert!(in_time(response.into_body().collect()).await.is_err());
     }
     assert_eq!(text(h2_ask(&mut sender, "GET", "/").await.unwrap()).await, "secure=false");
 }
@@ -411,16 +411,16 @@ async fn a_body_that_fails_or_falls_short_is_never_complete_for_the_client() {
         tokio::spawn(connection);
         let request = Request::builder().uri(path).header("host", "larder").body(Empty::<Bytes>::new()).unwrap();
         // Hyper may close before it has flushed the head.
-        if let Ok(response) = within(sender.send_request(request)).await {
-            assert!(within(response.into_body().collect()).await.is_err(), "{path}");
+        if let Ok(response) = in_time(sender.send_request(request)).await {
+            assert!(in_time(response.into_body().collect()).await.is_err(), "{path}");
         }
         let mut socket = served.connect().await;
         h1_ask(&mut socket, &format!("GET {path}")).await;
-        assert!(!rest(&mut socket).await.ends_with("0\r\n\r\n"), "{path}");
+        assert!(!read_to_end(&mut socket).await.ends_with("0\r\n\r\n"), "{path}");
         let (mut sender, _) = h2(served.connect().await).await;
         // The reset may overtake the head.
         if let Ok(response) = h2_ask(&mut sender, "GET", path).await {
-            assert!(within(response.into_body().collect()).await.is_err(), "{path}");
+            assert!(in_time(response.into_body().collect()).await.is_err(), "{path}");
         }
     }
 }

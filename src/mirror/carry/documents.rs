@@ -24,7 +24,7 @@ impl BundledDocumentUpdate {
     ///
     /// # Errors
     /// The reason that it is refused.
-    pub(super) fn judge(
+    pub(super) fn check_entry(
         mirror: &Mirror,
         entry: &BundleEntry,
         document: &BundledDocument,

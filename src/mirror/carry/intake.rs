@@ -72,7 +72,7 @@ impl EntryVerdict {
     ///
     /// # Errors
     /// The reason that it is refused.
-    pub(super) fn judge(
+    pub(super) fn check_entry(
         mirror: &Arc<Mirror>,
         entry: &BundleEntry,
         small: &SmallFiles,
@@ -82,17 +82,17 @@ impl EntryVerdict {
             BundleEntry::Discovery { document, .. }
             | BundleEntry::ProviderVersions { document, .. }
             | BundleEntry::ModuleVersions { document, .. } => {
-                let carried = BundledDocumentUpdate::judge(mirror, entry, document, small, judging.now)?;
+                let carried = BundledDocumentUpdate::check_entry(mirror, entry, document, small, judging.now)?;
                 Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Document(Box::new(carried))))
             }
             BundleEntry::Provider(entry) => {
-                let carried = BundledSet::judge(mirror, entry, small, judging)?;
+                let carried = BundledSet::check_entry(mirror, entry, small, judging)?;
                 Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Provider(Box::new(carried))))
             }
             BundleEntry::Module(entry) => {
                 let location =
                     document_from_bundle(&entry.said, small.get(FileRole::Location)?, Bytes::new(), judging.now);
-                let carried = BundledModule::judge(mirror, entry, location, judging)?;
+                let carried = BundledModule::check_entry(mirror, entry, location, judging)?;
                 Ok(carried.map_or(Self::AlreadyStored, |carried| Self::Module(Box::new(carried))))
             }
         }

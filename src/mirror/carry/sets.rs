@@ -38,7 +38,7 @@ impl BundledSet {
     ///
     /// # Errors
     /// The reason that it is refused.
-    pub(super) fn judge(
+    pub(super) fn check_entry(
         mirror: &Mirror,
         entry: &ProviderEntry,
         small: &SmallFiles,

@@ -282,7 +282,7 @@ impl<R: Read> BundleApplication<'_, R> {
                     signature_status: &self.opened.signature_status,
                     now,
                 };
-                EntryVerdict::judge(self.mirror, entry, &small, &judging)
+                EntryVerdict::check_entry(self.mirror, entry, &small, &judging)
             }
         };
         let Some(archive) = archive else {

@@ -450,7 +450,7 @@ pub(in crate::mirror) struct HistoryUpdate {
 
 impl HistoryRecords {
     /// Judges a verified set. Returns the verdict and the records to write; none if the set is refused.
-    pub(in crate::mirror) fn judge(self, seen: &Observation<'_>) -> (Judgement, HistoryUpdate) {
+    pub(in crate::mirror) fn decide(self, seen: &Observation<'_>) -> (Judgement, HistoryUpdate) {
         let refused = |refusal, stranger_to| {
             (
                 Judgement { verdict: HistoryVerdict::Refused(refusal), known_keys_without_signer: stranger_to },

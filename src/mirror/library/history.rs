@@ -89,7 +89,7 @@ impl ProviderHistories {
     ///
     /// # Errors
     /// The store failed. The set must not be trusted then.
-    pub(in crate::mirror) fn judge(
+    pub(in crate::mirror) fn decide(
         &self,
         seen: &Observation<'_>,
         before_recording: impl FnOnce(&Judgement) -> Result<(), AlarmNotSaved>,
@@ -104,7 +104,7 @@ impl ProviderHistories {
             read => read?,
         };
         let is_first = matches!(history.version, Recoverable::Absent);
-        let (mut judgement, mut to_write) = history.judge(seen);
+        let (mut judgement, mut to_write) = history.decide(seen);
         if is_first && to_write.version.is_some() && self.is_full(provider)? {
             judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
             to_write = HistoryUpdate::default();

@@ -79,7 +79,7 @@ impl Mirror {
         let owned_key = key.clone();
         let recalled = self.on_disk(move |mirror| seen::read_first_seen(mirror, &owned_key)).await?;
         let was_seen = recalled != FirstSeenLookup::Never;
-        let before = recalled.seen().map(|seen| seen.pinned);
+        let before = recalled.first_seen().map(|seen| seen.pinned);
         if let PackageSource::Unsupported(source) = &location.located.source
             && was_seen
         {

@@ -48,7 +48,7 @@ impl Mirror {
         package: &ModulePackage,
         digest: Option<Digest>,
     ) -> Result<Option<StoredModule>, StoreError> {
-        let seen = seen::read_first_seen(self, package)?.seen();
+        let seen = seen::read_first_seen(self, package)?.first_seen();
         for archive in self.catalog.name(package)?.archives.into_iter().rev() {
             let Some(packed) = archive.proof.how.tree().cloned() else { continue };
             let is_it = digest.is_none_or(|digest| digest == archive.digest);
@@ -70,7 +70,7 @@ impl BundledModule {
     ///
     /// # Errors
     /// The reason that it is refused.
-    pub(in crate::mirror) fn judge(
+    pub(in crate::mirror) fn check_entry(
         mirror: &Mirror,
         entry: &ModuleEntry,
         location: StoredDocument,
@@ -93,7 +93,7 @@ impl BundledModule {
                 && mirror.catalog.name(&key)?.get(&entry.archive.sha256).is_some();
             let is_located = mirror.has_document_or_newer(&Key::ModuleLocation(key.clone()), &location, now)?;
             let is_pinned =
-                seen::read_first_seen(mirror, &key)?.seen().is_some_and(|seen| seen.pinned.tree == entry.tree);
+                seen::read_first_seen(mirror, &key)?.first_seen().is_some_and(|seen| seen.pinned.tree == entry.tree);
             Ok(is_there && is_located && is_pinned)
         };
         if is_held().map_err(store_failed)? {

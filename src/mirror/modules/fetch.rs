@@ -155,7 +155,8 @@ impl<'a> SourceFetch<'a> {
 
     /// Fetches a page and reads the source that it names.
     async fn page(&self, page: &Url) -> Result<LocatedSource, FetchTreeError> {
-        let fetched = self.call.config.outbound.document(self.ask(page, &self.what()), None, MAX_PAGE_BYTES).await;
+        let fetched =
+            self.call.config.outbound.document(self.request(page, &self.subject()), None, MAX_PAGE_BYTES).await;
         let Fetched::New(document) = fetched.map_err(location_fault)? else {
             return Err(self.failed(origin(page), Fault::Unusable("304 to an unconditional request".into())).into());
         };
@@ -179,8 +180,8 @@ impl<'a> SourceFetch<'a> {
         let tree = Tree::new(spool, limits);
         let (tree, turn, commit, validators, origin) = match source {
             PackageSource::Git(git) => {
-                let subject = self.what();
-                let ask = git_ask(self.ask(&git.url, &subject), git);
+                let subject = self.subject();
+                let ask = git_ask(self.request(&git.url, &subject), git);
                 let fetched = self.call.config.outbound.git(ask, scratch.path(), tree).await;
                 let fetched = fetched.map_err(|error| self.git_failed(error, &git.url))?;
                 for note in fetched.notes {
@@ -199,7 +200,7 @@ impl<'a> SourceFetch<'a> {
                 (tree, turn, None, validators, origin(&archive.url))
             }
             PackageSource::Indirect(_) | PackageSource::Unsupported(_) => {
-                return Err(Error::Interrupted(self.what()).into());
+                return Err(Error::Interrupted(self.subject()).into());
             }
         };
         let root = match &subdir {
@@ -212,11 +213,11 @@ impl<'a> SourceFetch<'a> {
         Ok(FetchedTree { tree, root, subdir, commit, validators, origin, _permit: turn, _scratch: scratch })
     }
 
-    pub(super) fn ask<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
+    pub(super) fn request<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
         ask_for(self.mirror, &self.upstream, &self.credential_scope, self.call, url, subject)
     }
 
-    pub(super) fn what(&self) -> String {
+    pub(super) fn subject(&self) -> String {
         format!("the package of {}", self.package)
     }
 
@@ -251,7 +252,7 @@ impl<'a> SourceFetch<'a> {
             }
             reason => {
                 self.mirror.counters.count_unproven(&self.package.module.host, REFUSED_TREE);
-                let subject = format!("{} from {origin}", self.what());
+                let subject = format!("{} from {origin}", self.subject());
                 Error::Unverified { subject, verdict: reason.to_string() }
             }
         }

@@ -37,7 +37,7 @@ impl Mirror {
             return Ok(None);
         }
         // An unreadable record does not hide a stored archive.
-        let seen = seen::read_first_seen(self, key).ok().and_then(FirstSeenLookup::seen);
+        let seen = seen::read_first_seen(self, key).ok().and_then(FirstSeenLookup::first_seen);
         for archive in name.archives.into_iter().rev() {
             let is_pinned = match (&seen, archive.proof.how.tree()) {
                 (Some(seen), Some(packed)) => seen.pinned.matches_archive(packed),

@@ -254,7 +254,7 @@ impl Mirror {
         let spelled = listed.spelled(&package.version);
         let url = download_url(&base, &package.module, &spelled).map_err(|e| unusable(e.to_string()))?;
         let fetched = self
-            .ask(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .fetch_from(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
             .await;
         let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),

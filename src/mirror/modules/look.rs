@@ -76,7 +76,8 @@ impl Mirror {
         call: &RequestContext,
     ) -> Result<(), Error> {
         let owned_key = key.clone();
-        let Some(seen) = self.on_disk(move |mirror| seen::read_first_seen(mirror, &owned_key)).await?.seen() else {
+        let Some(seen) = self.on_disk(move |mirror| seen::read_first_seen(mirror, &owned_key)).await?.first_seen()
+        else {
             return Ok(());
         };
         // A check time in the future comes from a clock that was ahead, and does not count.
@@ -115,12 +116,12 @@ impl Mirror {
     ) -> Result<Option<PinnedTree>, Error> {
         let mut reservation = self.reservation();
         let fetch = SourceFetch::new(self, package, call, &mut reservation).await?;
-        let subject = fetch.what();
+        let subject = fetch.subject();
         let subdir = subdir_in_archive(package, location.located.subdir.as_ref())?;
         let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
         match &location.located.source {
             PackageSource::Git(git) => {
-                let commit = call.config.outbound.git_commit(git_ask(fetch.ask(&git.url, &subject), git)).await;
+                let commit = call.config.outbound.git_commit(git_ask(fetch.request(&git.url, &subject), git)).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
                 let is_it = |pinned_tree: &&PinnedTree| pinned_tree.commit == commit && pinned_tree.subdir == subdir;
                 Ok(known().find(is_it).filter(|_| commit.is_some()).cloned())
@@ -133,7 +134,7 @@ impl Mirror {
                 match call
                     .config
                     .outbound
-                    .small_file(fetch.ask(&archive.url, &subject), Some(&before.validators), 1)
+                    .small_file(fetch.request(&archive.url, &subject), Some(&before.validators), 1)
                     .await
                 {
                     Ok(Fetched::Unchanged) => Ok(Some(before.clone())),

@@ -102,7 +102,7 @@ pub(super) enum FirstSeenLookup {
 }
 
 impl FirstSeenLookup {
-    pub(super) fn seen(self) -> Option<ModuleFirstSeen> {
+    pub(super) fn first_seen(self) -> Option<ModuleFirstSeen> {
         if let Self::Recorded(seen) = self { Some(seen) } else { None }
     }
 }
@@ -286,7 +286,7 @@ pub(super) fn accept(
     pinned_tree: PinnedTree,
 ) -> Result<Option<PinnedTree>, StoreError> {
     let _lock = mirror.catalog.record_lock(&Key::SeenModule(package.clone())).lock();
-    let before = read(mirror, package)?.seen();
+    let before = read(mirror, package)?.first_seen();
     let first_seen = before.as_ref().map_or(pinned_tree.at, |seen| seen.first_seen);
     let looked = pinned_tree.at;
     let folded = before.as_ref().is_some_and(|seen| seen.folded);

@@ -76,7 +76,7 @@ impl Mirror {
         let (base, credential_scope) = self.resolve_service(Service::Modules, upstream, trust, call).await?;
         let url = versions_url(&base, address).map_err(|e| unusable(e.to_string()))?;
         let fetched = self
-            .ask(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .fetch_from(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
             .await;
         let module = call.config.key_of(address);
         let stored_document = match (fetched, before) {

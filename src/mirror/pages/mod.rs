@@ -121,7 +121,7 @@ impl Mirror {
         let (base, credential_scope) = self.resolve_service(page.path.service(), upstream, trust, call).await?;
         let url = page.url(&base).map_err(|e| unusable(e.to_string()))?;
         let fetched = self
-            .ask(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
+            .fetch_from(subject, &url, upstream, &credential_scope, before.as_deref(), self.limits.document_bytes, call)
             .await;
         let stored_document = match (fetched, before) {
             (Ok(Fetched::Unchanged), Some(before)) => before.confirmed(call.now, false),

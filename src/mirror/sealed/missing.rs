@@ -252,7 +252,7 @@ mod tests {
         (address, &Version::parse(&format!("1.{number}.0")).unwrap()).into()
     }
 
-    fn told(wants: &MissingRequests) -> Vec<String> {
+    fn lines_of(wants: &MissingRequests) -> Vec<String> {
         wants.things().map(|(missing, _)| PackageRef::from(missing).to_string()).collect()
     }
 
@@ -266,7 +266,7 @@ mod tests {
         for number in 1..5000 {
             wants.note(version(&real, number), Timestamp(3));
         }
-        let lines = told(&wants);
+        let lines = lines_of(&wants);
         assert_eq!(lines.len(), MAX_MISSING_PER_ADDRESS + 1);
         // The package requested twice stays, and so does the other provider.
         assert!(lines.contains(&"registry.example/acme/real 1.0.0".to_owned()), "{lines:?}");
@@ -283,7 +283,7 @@ mod tests {
             wants.note((&provider(&format!("p{number}"))).into(), Timestamp(2 + number));
             wants.note_words(&format!("page {number}"));
         }
-        let (lines, words) = (told(&wants), wants.words().count());
+        let (lines, words) = (lines_of(&wants), wants.words().count());
         assert_eq!((lines.len(), words), (MAX_MISSING, MAX_MISSING_TEXTS));
         let last = format!("registry.example/acme/p{}", 3 * MAX_MISSING - 1);
         assert!(lines.contains(&"registry.example/acme/often".to_owned()) && lines.contains(&last));
@@ -300,13 +300,13 @@ mod tests {
         wants.note(missing.clone(), Timestamp(2));
         let found = (7, ConfigGeneration::default());
         wants.record_lookup(&missing, seen, true, found);
-        assert_eq!(told(&wants).len(), 1);
+        assert_eq!(lines_of(&wants).len(), 1);
         let seen = *wants.things().next().unwrap().1;
         wants.record_lookup(&missing, seen, false, found);
         assert_eq!(wants.things().next().unwrap().1.last_miss, Some(found));
         let seen = *wants.things().next().unwrap().1;
         wants.record_lookup(&missing, seen, true, found);
-        assert!(told(&wants).is_empty());
+        assert!(lines_of(&wants).is_empty());
     }
 
     proptest! {

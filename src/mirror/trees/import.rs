@@ -206,7 +206,7 @@ impl TreeImport {
     /// Judges all waiting archives: at the end of a folder, or if disk space is short.
     pub(super) fn judge_waiting(&mut self) -> Result<(), ImportAbort> {
         while let Some(arrived) = self.waiting.pop_oldest() {
-            self.judge(arrived)?;
+            self.judge_archive(arrived)?;
         }
         Ok(())
     }
@@ -222,7 +222,7 @@ impl TreeImport {
             Err(reason) => return self.refused(path, Some(&package), contents.size_bytes(), reason),
         };
         if self.sidecars.can_prove(&package) && !self.waiting.has(&package) {
-            return self.judge(arrived);
+            return self.judge_archive(arrived);
         }
         self.enqueue(arrived)
     }
@@ -231,7 +231,7 @@ impl TreeImport {
     pub(super) fn enqueue(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
         self.waiting.push(arrived);
         while let Some(arrived) = self.waiting.pop_excess() {
-            self.judge(arrived)?;
+            self.judge_archive(arrived)?;
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ enum StoredState {
 
 impl TreeImport {
     /// Judges a staged archive, then commits or discards it.
-    pub(super) fn judge(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
+    pub(super) fn judge_archive(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
         let (file, package, size_bytes) = (arrived.file.clone(), arrived.package.clone(), arrived.staged.written());
         let now = self.call.now.after(self.call.started.elapsed());
         let mut notes = Vec::new();

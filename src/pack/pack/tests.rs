@@ -371,7 +371,7 @@ enum TreeStep {
     Link(Vec<String>, String),
 }
 
-fn made() -> impl Strategy<Value = TreeStep> {
+fn tree_steps() -> impl Strategy<Value = TreeStep> {
     let name = || prop_oneof![4 => "[a-c]{1,2}", 1 => "[a-z]{60,120}", 1 => "\\PC{1,8}".prop_map(|name| name.replace(['/', '.', '\0'], "_"))];
     let names = move || prop::collection::vec(name(), 1..4);
     prop_oneof![
@@ -383,7 +383,7 @@ fn made() -> impl Strategy<Value = TreeStep> {
 
 proptest! {
     #[test]
-    fn a_packed_tree_unpacks_to_the_same_tree(items in prop::collection::vec(made(), 1..12)) {
+    fn a_packed_tree_unpacks_to_the_same_tree(items in prop::collection::vec(tree_steps(), 1..12)) {
         let mut tree = empty();
         let mut has_links = false;
         for item in &items {

@@ -86,7 +86,7 @@ proptest! {
 }
 
 /// The remaining versions of a details page.
-fn these(body: &str, versions: &[&str]) -> Result<String, String> {
+fn only_versions(body: &str, versions: &[&str]) -> Result<String, String> {
     let versions: Vec<Version> = versions.iter().map(|version| Version::parse(version).unwrap()).collect();
     keep_versions(&Bytes::copy_from_slice(body.as_bytes()), &versions)
         .map(|left| String::from_utf8(left.to_vec()).unwrap())
@@ -106,19 +106,19 @@ fn of_a_details_page_only_the_versions_change() {
         (r#"{"versions":7,"x":[]}"#, r#"{"versions":7,"x":[]}"#),
         (r#"{"meta":{"versions":["2.0.0"]}}"#, r#"{"meta":{"versions":["2.0.0"]}}"#),
     ] {
-        assert_eq!(these(body, &stored), Ok(left.to_owned()));
+        assert_eq!(only_versions(body, &stored), Ok(left.to_owned()));
     }
-    assert!(these("[]", &stored).is_err());
+    assert!(only_versions("[]", &stored).is_err());
 }
 
 proptest! {
     #[test]
     fn the_versions_of_any_page_are_those_that_are_meant(text in "\\PC{0,60}|\\{\"versions\":\\[(\"[0-9.v]{0,6}\",?){0,4}\\](,\"x\":\\PC{0,9})?\\}") {
-        if let Ok(left) = these(&text, &["1.0.0"]) {
+        if let Ok(left) = only_versions(&text, &["1.0.0"]) {
             let page: serde_json::Value = serde_json::from_str(&left).unwrap();
             let listed = page["versions"].as_array().into_iter().flatten().filter_map(|entry| entry.as_str());
             prop_assert!(page["versions"].as_array().is_none_or(|all| all.iter().any(|entry| !entry.is_string())) || listed.into_iter().all(|entry| Version::parse_lenient(entry).is_ok_and(|version| version.as_str() == "1.0.0")));
-            prop_assert_eq!(these(&left, &["1.0.0"]), Ok(left.clone()));
+            prop_assert_eq!(only_versions(&left, &["1.0.0"]), Ok(left.clone()));
         }
     }
 }

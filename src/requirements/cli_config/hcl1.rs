@@ -20,7 +20,7 @@ pub(super) fn read(file: &[u8]) -> Result<Node, BadHcl> {
     }
     let text = std::str::from_utf8(file).map_err(|_| BadHcl::NotUtf8)?;
     let mut reader = Reader { text, rest: text.char_indices().peekable(), begun: 0 };
-    reader.body(None, 0).map_err(|reason| reader.here(reason))
+    reader.body(None, 0).map_err(|reason| reader.error_here(reason))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ struct Reader<'a> {
 type ParseResult<T> = Result<T, &'static str>;
 
 impl Reader<'_> {
-    fn here(&self, reason: &'static str) -> BadHcl {
+    fn error_here(&self, reason: &'static str) -> BadHcl {
         let before = self.text.get(..self.begun).unwrap_or_default();
         let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;

@@ -43,7 +43,7 @@ impl Node {
     }
 
     /// The parts of a list; anything else is one.
-    pub(super) fn each(&self) -> impl Iterator<Item = &Self> {
+    pub(super) fn items(&self) -> impl Iterator<Item = &Self> {
         match self {
             Self::List(parts) => parts.as_slice(),
             one => std::slice::from_ref(one),
@@ -53,7 +53,7 @@ impl Node {
 
     /// Every member, of each part of a list.
     pub(super) fn members(&self) -> impl Iterator<Item = (&str, &Self)> {
-        let members = self.each().flat_map(|part| match part {
+        let members = self.items().flat_map(|part| match part {
             Self::Members(members) => members.as_slice(),
             Self::Text(_) | Self::List(_) | Self::Other => &[],
         });
@@ -62,11 +62,11 @@ impl Node {
 
     /// Everything that stands under a name.
     pub(super) fn all<'a>(&'a self, wanted: &'a str) -> impl Iterator<Item = &'a Self> {
-        self.members().filter(move |(name, _)| *name == wanted).flat_map(|(_, value)| value.each())
+        self.members().filter(move |(name, _)| *name == wanted).flat_map(|(_, value)| value.items())
     }
 
     /// Everything that stands under a name and a label, with the label.
-    pub(super) fn named<'a>(&'a self, wanted: &'a str) -> impl Iterator<Item = (&'a str, &'a Self)> {
+    pub(super) fn items_named<'a>(&'a self, wanted: &'a str) -> impl Iterator<Item = (&'a str, &'a Self)> {
         self.all(wanted).flat_map(Self::members)
     }
 

@@ -46,7 +46,7 @@ impl Pattern {
         Self { host, is_whole: rest.iter().all(|part| *part == "*") }
     }
 
-    fn reach(&self, host: &Hostname, default_host: &str) -> Coverage {
+    fn coverage_of_host(&self, host: &Hostname, default_host: &str) -> Coverage {
         let is_meant = match &self.host {
             PatternHost::Any => true,
             PatternHost::Default => host.as_str() == default_host,
@@ -64,7 +64,8 @@ impl Pattern {
 impl Method {
     /// The extent to which this method covers the providers of `host`.
     pub fn coverage(&self, host: &Hostname, default_host: &str) -> Coverage {
-        let most = |patterns: &[Pattern]| patterns.iter().map(|pattern| pattern.reach(host, default_host)).max();
+        let most =
+            |patterns: &[Pattern]| patterns.iter().map(|pattern| pattern.coverage_of_host(host, default_host)).max();
         let included = most(&self.include).unwrap_or(Coverage::All);
         match most(&self.exclude).unwrap_or(Coverage::None) {
             Coverage::All => Coverage::None,

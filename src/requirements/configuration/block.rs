@@ -192,7 +192,7 @@ fn of_json(json: Json<'_>, deeper: usize) -> Formula {
     } else if let Some(text) = json.text() {
         Formula::of_json_text(text)
     } else {
-        Formula::List(json.each().into_iter().map(|part| of_json(part, deeper - 1)).collect())
+        Formula::List(json.items().into_iter().map(|part| of_json(part, deeper - 1)).collect())
     }
 }
 
@@ -211,6 +211,6 @@ fn below_labels(value: Json<'_>, labels: Vec<String>, missing: usize) -> Vec<Blo
         });
         return below.collect();
     }
-    let bodies = value.each().into_iter().filter(Json::is_object);
+    let bodies = value.items().into_iter().filter(Json::is_object);
     bodies.map(|body| Block { labels: labels.clone(), body: BlockBody::Json(body), line: body.line() }).collect()
 }

@@ -114,7 +114,7 @@ impl Declarations {
         self.record_declarations(body, kind, file);
         let terraform = body.blocks("terraform", 0);
         let versions: Vec<LocatedValue> =
-            terraform.iter().filter_map(|block| said(block.body, "required_version", file)).collect();
+            terraform.iter().filter_map(|block| located_attribute(block.body, "required_version", file)).collect();
         if kind == Kind::Override && !versions.is_empty() {
             self.required_versions.clear();
         }
@@ -290,7 +290,7 @@ impl Declarations {
     fn add_configured(&mut self, block: &Block<'_>, file: &str) {
         let Some(name) = block.labels.first() else { return };
         let location = |line| SourceLine { file: file.to_owned(), line };
-        let version = said(block.body, "version", file);
+        let version = located_attribute(block.body, "version", file);
         let key = (name.clone(), alias_of(block.body, file));
         let configured = self
             .configured
@@ -343,7 +343,7 @@ impl ModuleCallBlock {
     }
 }
 
-fn said(body: BlockBody<'_>, name: &str, file: &str) -> Option<LocatedValue> {
+fn located_attribute(body: BlockBody<'_>, name: &str, file: &str) -> Option<LocatedValue> {
     let attribute = body.attribute(name)?;
     Some((attribute.value.constant(), SourceLine { file: file.to_owned(), line: attribute.line }))
 }
@@ -361,7 +361,7 @@ fn called(block_type: &str, labels: &[String]) -> String {
 
 /// The alias of a `provider` block; empty where it has none.
 fn alias_of(body: BlockBody<'_>, file: &str) -> String {
-    match said(body, "alias", file) {
+    match located_attribute(body, "alias", file) {
         Some((Constant::Text(alias), _)) => alias,
         _ => String::new(),
     }

@@ -35,11 +35,11 @@ impl<'a> Json<'a> {
             let members = serde_json::from_str::<Members<'a>>(object.raw.get()).unwrap_or_default().0;
             members.into_iter().map(move |(name, raw)| (name, Self { raw, ..object }))
         };
-        self.each().into_iter().flat_map(of_object).collect()
+        self.items().into_iter().flat_map(of_object).collect()
     }
 
     /// The parts of a list; anything else is one.
-    pub(super) fn each(self) -> Vec<Self> {
+    pub(super) fn items(self) -> Vec<Self> {
         match self.raw.get().starts_with('[') {
             true => {
                 let parts: Vec<&'a RawValue> = serde_json::from_str(self.raw.get()).unwrap_or_default();

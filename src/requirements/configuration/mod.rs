@@ -20,7 +20,7 @@ use std::fmt;
 pub(super) use self::expression::Inputs;
 pub(super) use self::file_selection::{TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test};
 pub(super) use self::provider::checked;
-pub(super) use self::source::{ModuleSource, shown};
+pub(super) use self::source::{ModuleSource, without_secrets};
 pub use self::values::GivenValues;
 pub(super) use self::values::keep_deciding_values as forget_other_values;
 use super::Files;

@@ -29,24 +29,27 @@ pub(super) fn of(mut declared: Declarations, role: FolderRole, client: ClientKin
             None => (None, &configured.location),
         };
         if let Err(reason) = provider::checked_local_name(name) {
-            reading.wrong(&format!("provider {name:?}"), reason, location);
+            reading.add_problem(&format!("provider {name:?}"), reason, location);
             continue;
         }
-        reading.needed(name, version, location);
+        reading.need_with_version(name, version, location);
     }
     if client == ClientKind::Opentofu {
         // To Terraform, what only a test configures is nothing that `init` installs.
-        declared.configured_by_tests.iter().for_each(|(name, location)| reading.needed(name, None, location));
+        declared
+            .configured_by_tests
+            .iter()
+            .for_each(|(name, location)| reading.need_with_version(name, None, location));
     }
     for user in declared.users.values() {
         match &user.provider {
-            Some(name) => reading.named(name, &user.location),
-            None => reading.needed(provider::implied_by(&user.type_), None, &user.location),
+            Some(name) => reading.need_by_local_name(name, &user.location),
+            None => reading.need_with_version(provider::implied_by(&user.type_), None, &user.location),
         }
     }
     for import in &declared.imports {
         if role == FolderRole::Called {
-            reading.wrong("import", "clients refuse it in a module that is called".to_owned(), &import.location);
+            reading.add_problem("import", "clients refuse it in a module that is called".to_owned(), &import.location);
             continue;
         }
         if !import
@@ -108,14 +111,14 @@ struct ModuleReader {
 }
 
 impl ModuleReader {
-    fn wrong(&mut self, subject: &str, reason: String, location: &SourceLine) {
+    fn add_problem(&mut self, subject: &str, reason: String, location: &SourceLine) {
         self.module.problems.push(Problem { subject: subject.to_owned(), reason, location: location.clone() });
     }
 
     fn required(&mut self, name: &str, RequiredProvider { source, version, location }: &RequiredProvider) {
         let subject = format!("provider {name:?}");
         if let Err(reason) = provider::checked_local_name(name) {
-            return self.wrong(&subject, reason, location);
+            return self.add_problem(&subject, reason, location);
         }
         let named = match source {
             None => provider::of_local_name(name, self.client),
@@ -125,42 +128,48 @@ impl ModuleReader {
         match named {
             Ok(named) => {
                 self.names.insert(name.to_owned(), named.clone());
-                self.need(&subject, &named, version.as_ref(), location);
+                self.add_requirement(&subject, &named, version.as_ref(), location);
             }
-            Err(reason) => self.wrong(&subject, reason, location),
+            Err(reason) => self.add_problem(&subject, reason, location),
         }
     }
 
     /// The provider of a local name that something names itself.
-    fn named(&mut self, name: &str, location: &SourceLine) {
+    fn need_by_local_name(&mut self, name: &str, location: &SourceLine) {
         match provider::checked_local_name(name) {
-            Ok(()) => self.needed(name, None, location),
-            Err(reason) => self.wrong(&format!("provider {name:?}"), reason, location),
+            Ok(()) => self.need_with_version(name, None, location),
+            Err(reason) => self.add_problem(&format!("provider {name:?}"), reason, location),
         }
     }
 
-    fn needed(&mut self, name: &str, version: Option<&Constant>, location: &SourceLine) {
+    fn need_with_version(&mut self, name: &str, version: Option<&Constant>, location: &SourceLine) {
         let subject = format!("provider {name:?}");
         let named = match self.names.get(name) {
             Some(named) => Ok(named.clone()),
             None => provider::of_local_name(name, self.client),
         };
         match named {
-            Ok(named) => self.need(&subject, &named, version, location),
-            Err(reason) => self.wrong(&subject, reason, location),
+            Ok(named) => self.add_requirement(&subject, &named, version, location),
+            Err(reason) => self.add_problem(&subject, reason, location),
         }
     }
 
-    fn need(&mut self, subject: &str, named: &ProviderReference, version: Option<&Constant>, location: &SourceLine) {
+    fn add_requirement(
+        &mut self,
+        subject: &str,
+        named: &ProviderReference,
+        version: Option<&Constant>,
+        location: &SourceLine,
+    ) {
         let versions = match version {
             None | Some(Constant::Null) => None,
             Some(Constant::Text(version)) => match Constraint::parse(version.trim()) {
                 Ok(versions) => Some(versions),
-                Err(bad) => return self.wrong(subject, bad.to_string(), location),
+                Err(bad) => return self.add_problem(subject, bad.to_string(), location),
             },
             Some(Constant::List(_) | Constant::Object(_) | Constant::Unknown(_)) => {
                 let reason = "its version is not a plain string, and clients take nothing else";
-                return self.wrong(subject, reason.to_owned(), location);
+                return self.add_problem(subject, reason.to_owned(), location);
             }
         };
         match (named, versions) {
@@ -176,7 +185,11 @@ impl ModuleReader {
             }
             (ProviderReference::BuiltIn, None) => {}
             (ProviderReference::BuiltIn, Some(_)) => {
-                self.wrong(subject, "it is part of the client, which has no choice of versions".to_owned(), location);
+                self.add_problem(
+                    subject,
+                    "it is part of the client, which has no choice of versions".to_owned(),
+                    location,
+                );
             }
         }
     }
@@ -197,16 +210,16 @@ impl ModuleReader {
             (None, Some(type_)) => provider::implied_by(type_),
             (None, None) => return,
         };
-        self.needed(name, None, location);
+        self.need_with_version(name, None, location);
     }
 
     fn call(&mut self, name: &str, calling: &ModuleCallBlock, scope: &Scope<'_>) {
         let Some((source, location)) = &calling.source else {
-            return self.wrong(name, "it has no source".to_owned(), &calling.location);
+            return self.add_problem(name, "it has no source".to_owned(), &calling.location);
         };
         let given = match scope.value(source) {
             Constant::Text(given) => given,
-            other => return self.wrong(name, not_known("source", &other), location),
+            other => return self.add_problem(name, not_known("source", &other), location),
         };
         let versions = match &calling.version {
             None => None,
@@ -214,10 +227,10 @@ impl ModuleReader {
                 Constant::Null => None,
                 Constant::Text(version) => match ModuleConstraint::parse(&version) {
                     Ok(versions) => Some(versions),
-                    Err(bad) => return self.wrong(&source::shown(&given), bad.to_string(), location),
+                    Err(bad) => return self.add_problem(&source::without_secrets(&given), bad.to_string(), location),
                 },
                 other => {
-                    return self.wrong(&source::shown(&given), not_known("version", &other), location);
+                    return self.add_problem(&source::without_secrets(&given), not_known("version", &other), location);
                 }
             },
         };
@@ -228,7 +241,7 @@ impl ModuleReader {
                 let versions = versions.unwrap_or_default();
                 self.module.calls.push(ModuleCall { source, versions, inputs, location: location.clone() });
             }
-            Err(reason) => self.wrong(&source::shown(&given), reason, location),
+            Err(reason) => self.add_problem(&source::without_secrets(&given), reason, location),
         }
     }
 }

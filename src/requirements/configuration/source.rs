@@ -45,7 +45,7 @@ impl ModuleSource {
         match (registry(given, client), has_version) {
             (Ok(source), _) => Ok(source),
             // The detail could show a secret.
-            (Err(_), true) if shown(given) != given => {
+            (Err(_), true) if without_secrets(given) != given => {
                 Err(format!("with a version, it has to be the address of a registry: {}", elsewhere(given)))
             }
             (Err(reason), true) => Err(format!("with a version, it has to be the address of a registry: {reason}")),
@@ -56,7 +56,7 @@ impl ModuleSource {
 
 /// Makes a source safe to show: without userinfo except `git@`, without a fragment, and of the query only `ref`. Where
 /// secrets cannot be recognised, more is dropped.
-pub(in super::super) fn shown(given: &str) -> String {
+pub(in super::super) fn without_secrets(given: &str) -> String {
     let is_word = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "+.-".contains(c));
     let (mut start, mut rest) = (String::new(), given);
     while let Some((getter, after)) = rest.split_once("::").filter(|(getter, _)| is_word(getter)) {
@@ -97,7 +97,7 @@ fn elsewhere(given: &str) -> String {
     if !given.contains([':', '?']) && given.split('/').next().is_none_or(|first| !first.contains('.')) {
         return format!(
             "it is neither a path nor the address of a module in a registry: write \"./{}\" if it is a folder, or NAMESPACE/NAME/SYSTEM",
-            shown(given)
+            without_secrets(given)
         );
     }
     "it bypasses registries: the client fetches it itself, so it is not there without the network. Publish it in a registry, or copy it beside the configuration and call it by its path".to_owned()

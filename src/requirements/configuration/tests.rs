@@ -17,7 +17,7 @@ fn opentofu(given: &[(&str, &str)]) -> Module {
 }
 
 /// `ADDRESS CONSTRAINT` of everything that is needed, once and sorted.
-fn needs(module: &Module) -> Vec<String> {
+fn requirements_of(module: &Module) -> Vec<String> {
     let need = |need: &ProviderRequirement| match &need.versions {
         Some(versions) => format!("{} {versions}", need.provider),
         None => need.provider.to_string(),
@@ -48,11 +48,11 @@ fn problems(module: &Module) -> Vec<String> {
 
 /// All of them are wrong with `module` in this order, each with these words.
 #[track_caller]
-fn wrong(module: &Module, expected: &[&str]) {
+fn assert_problems(module: &Module, expected: &[&str]) {
     let problems = problems(module);
     assert_eq!(problems.len(), expected.len(), "{problems:#?}");
-    for (problems, expected) in problems.iter().zip(expected) {
-        assert!(expected.split(" … ").all(|part| problems.contains(part)), "{problems:?} lacks {expected:?}");
+    for (problem, expected) in problems.iter().zip(expected) {
+        assert!(expected.split(" … ").all(|part| problem.contains(part)), "{problem:?} lacks {expected:?}");
     }
 }
 
@@ -116,7 +116,7 @@ check "c" {
     )]);
     assert_eq!(problems(&module), Vec::<String>::new());
     assert_eq!(
-        needs(&module),
+        requirements_of(&module),
         [
             "other.example/x/d",
             "hashicorp/b ~> 1.2",
@@ -167,7 +167,7 @@ fn json_says_the_same() {
 }"#,
     )]);
     assert_eq!(
-        needs(&module),
+        requirements_of(&module),
         [
             "hashicorp/b ~> 1.2",
             "hashicorp/cj",
@@ -186,7 +186,7 @@ fn json_says_the_same() {
     assert_eq!(problems(&module), Vec::<String>::new());
     // With a version beside it, even with none in it, a source has to be the address of a registry.
     let module = terraform(&[("a.tf.json", r#"{"module": {"m": {"source": "./m", "version": null}}}"#)]);
-    wrong(&module, &["a.tf.json:1: ./m: a path has no version"]);
+    assert_problems(&module, &["a.tf.json:1: ./m: a path has no version"]);
 }
 
 /// Done as the clients do, file by file in the order of their names.
@@ -239,7 +239,7 @@ resource "q_x" "y" { provider = second }
     ]);
     assert_eq!(problems(&module), Vec::<String>::new());
     assert_eq!(
-        needs(&module),
+        requirements_of(&module),
         ["hashicorp/new", "hashicorp/p = 1.2.0", "hashicorp/second", "x/a = 1.0.0", "y/b", "z/c"]
     );
     let host = "registry.terraform.io";
@@ -292,7 +292,7 @@ module "good" { source = "a/b/d" }
         ),
         ("x_override.tf", "module \"unknown\" { source = \"a/b/e\" }\n"),
     ]);
-    wrong(
+    assert_problems(
         &module,
         &[
             "b.tf:2: required_providers … there is one at a.tf:2",
@@ -311,9 +311,9 @@ module "good" { source = "a/b/d" }
         ],
     );
     assert_eq!(calls(&module), ["registry.terraform.io/a/b/d", "registry.terraform.io/a/b/e"]);
-    assert_eq!(needs(&module), ["x/a", "x/b"]);
+    assert_eq!(requirements_of(&module), ["x/a", "x/b"]);
     assert!(!format!("{module:?}").contains("secret"));
-    wrong(
+    assert_problems(
         &opentofu(&[("main.tf", "module \"m\" {\n  source = var.x\n}\n")]),
         &["main.tf:2: module \"m\": its source depends on var.x, which nothing declares: write it as a plain string"],
     );
@@ -334,14 +334,17 @@ fn what_stands_twice_in_a_folder_and_may_stand_once_is_wrong() {
         ("module \"a\" { source = \"./a\" }\n", "module \"a\""),
     ] {
         let module = terraform(&[("a.tf", text), ("b.tf", &format!("\n{text}"))]);
-        wrong(&module, &[&format!("b.tf:2: {problem} … there is one at a.tf:1")]);
+        assert_problems(&module, &[&format!("b.tf:2: {problem} … there is one at a.tf:1")]);
         // An override file says it again, and again.
         assert_eq!(problems(&terraform(&[("a.tf", text), ("override.tf", text), ("x_override.tf", text)])), [""; 0]);
     }
     let checked = "data \"a_x\" \"y\" {}\ncheck \"c\" {\n  data \"a_x\" \"y\" {}\n}\n";
-    wrong(&terraform(&[("a.tf", checked)]), &["a.tf:3: data \"a_x\" \"y\" … a.tf:1"]);
+    assert_problems(&terraform(&[("a.tf", checked)]), &["a.tf:3: data \"a_x\" \"y\" … a.tf:1"]);
     let json = r#"{"locals": {"//": 1}, "resource": [{"a_x": {"y": {}}}, {"a_x": {"y": [{}]}}]}"#;
-    wrong(&terraform(&[("a.tf.json", json), ("b.tf.json", r#"{"locals": {"//": 1}}"#)]), &["resource \"a_x\" \"y\""]);
+    assert_problems(
+        &terraform(&[("a.tf.json", json), ("b.tf.json", r#"{"locals": {"//": 1}}"#)]),
+        &["resource \"a_x\" \"y\""],
+    );
 }
 
 /// Terraform 1.11.4 refuses each.
@@ -358,12 +361,15 @@ fn what_no_override_file_can_add_is_wrong() {
         "moved {}\n",
         "import {}\n",
     ] {
-        wrong(&terraform(&[("a.tf", ""), ("override.tf", text)]), &["override.tf:1: … override file"]);
+        assert_problems(&terraform(&[("a.tf", ""), ("override.tf", text)]), &["override.tf:1: … override file"]);
     }
     let can =
         "provider \"a\" {}\nremoved {}\nterraform {\n  required_providers {\n    b = { source = \"x/b\" }\n  }\n}\n";
     let module = terraform(&[("a.tf", ""), ("override.tf", can)]);
-    assert_eq!((problems(&module), needs(&module)), (vec![], vec!["hashicorp/a".to_owned(), "x/b".to_owned()]));
+    assert_eq!(
+        (problems(&module), requirements_of(&module)),
+        (vec![], vec!["hashicorp/a".to_owned(), "x/b".to_owned()])
+    );
 }
 
 /// Each file is within its limits; the total of a folder is limited, too.
@@ -373,9 +379,9 @@ fn a_folder_that_declares_without_end_is_not_read_to_its_end() {
     let (one, two) = (many(0), many(36_000));
     let last = "resource \"a_x\" \"y\" {}\n";
     let module = terraform(&[("a.tf", &one), ("b.tf", &two), ("c.tf", last)]);
-    wrong(&module, &["c.tf:1: c.tf: too much is declared"]);
-    assert_eq!(needs(&module), [""; 0]);
-    assert_eq!(needs(&terraform(&[("a.tf", &one), ("c.tf", last)])), ["hashicorp/a"]);
+    assert_problems(&module, &["c.tf:1: c.tf: too much is declared"]);
+    assert_eq!(requirements_of(&module), [""; 0]);
+    assert_eq!(requirements_of(&terraform(&[("a.tf", &one), ("c.tf", last)])), ["hashicorp/a"]);
 }
 
 #[test]
@@ -388,20 +394,23 @@ fn what_no_client_may_read_is_wrong() {
         ("\"=> 1\"", "between commas"),
         ("var.x", "not a plain string"),
     ] {
-        wrong(&terraform(&[("a.tf", &asks(version))]), &[&format!("a.tf:2: required_version: … {reason}")]);
+        assert_problems(&terraform(&[("a.tf", &asks(version))]), &[&format!("a.tf:2: required_version: … {reason}")]);
     }
     for version in ["\"~> 0.12\"", "\">= 99\"", "\"1.11.4\"", "null", "1"] {
         assert_eq!(problems(&terraform(&[("a.tf", &asks(version))])), [""; 0], "{version}");
     }
     // Each block by itself could be met.
     let both = [("a.tf", asks("\"< 1.5\"")), ("b.tf", asks("\">= 1.5\""))];
-    wrong(&terraform(&both.each_ref().map(|(name, text)| (*name, text.as_str()))), &["a.tf:2: … < 1.5, >= 1.5"]);
+    assert_problems(
+        &terraform(&both.each_ref().map(|(name, text)| (*name, text.as_str()))),
+        &["a.tf:2: … < 1.5, >= 1.5"],
+    );
     let overridden = [("a.tf", asks("\"< 0.12\"")), ("override.tf", asks("\"> 1\""))];
     let overridden = overridden.each_ref().map(|(name, text)| (*name, text.as_str()));
     assert_eq!(problems(&terraform(&overridden)), [""; 0]);
-    wrong(&opentofu(&[("a.tf", &asks("\"~> 1.5.0\""))]), &["no OpenTofu from 1.6.0 on"]);
+    assert_problems(&opentofu(&[("a.tf", &asks("\"~> 1.5.0\""))]), &["no OpenTofu from 1.6.0 on"]);
     let called = files(&[("main.tf", "import {\n  to = a_x.y\n  id = \"x\"\n}\n")]);
-    wrong(
+    assert_problems(
         &read(&called, "", FolderRole::Called, ClientKind::Terraform, "", &Inputs::new()),
         &["main.tf:1: import … module that is called"],
     );
@@ -456,7 +465,7 @@ locals {
         calls(&module),
         ["./a", "./b", "./c", "./d", &format!("{host}/a/b/c  1.2"), &format!("{host}/a/b/c  1.3.0"), "./g"]
     );
-    assert_eq!(needs(&module), ["x/a >= 1.0.0"]);
+    assert_eq!(requirements_of(&module), ["x/a >= 1.0.0"]);
 }
 
 /// Terraform 1.11 reads all of it.
@@ -508,7 +517,10 @@ resource "b_thing" "x" {
 }
 "##,
     )]);
-    assert_eq!((problems(&module), needs(&module)), (vec![], vec!["hashicorp/a".to_owned(), "hashicorp/b".to_owned()]));
+    assert_eq!(
+        (problems(&module), requirements_of(&module)),
+        (vec![], vec!["hashicorp/a".to_owned(), "hashicorp/b".to_owned()])
+    );
 }
 
 #[test]
@@ -519,10 +531,10 @@ fn a_tofu_file_takes_the_place_of_the_one_beside_it_for_opentofu_only() {
         ("a.tf.json", "{\"resource\": {\"c_x\": {\"y\": {}}}}"),
         ("b.tofu.json", "{\"resource\": {\"d_x\": {\"y\": {}}}}"),
     ];
-    assert_eq!(needs(&terraform(&given)), ["hashicorp/a", "hashicorp/c"]);
+    assert_eq!(requirements_of(&terraform(&given)), ["hashicorp/a", "hashicorp/c"]);
     let namespace = "registry.opentofu.org/hashicorp";
     assert_eq!(
-        needs(&opentofu(&given)),
+        requirements_of(&opentofu(&given)),
         [format!("{namespace}/b"), format!("{namespace}/c"), format!("{namespace}/d")]
     );
 }
@@ -550,8 +562,8 @@ run "q" {
     ];
     let module = terraform(&given);
     assert_eq!(calls(&module), ["./tests/setup", "registry.terraform.io/acme/net/test  1.0.0", "./b"]);
-    assert_eq!(needs(&module), Vec::<String>::new());
-    assert_eq!(needs(&opentofu(&given)), ["registry.opentofu.org/hashicorp/p"]);
+    assert_eq!(requirements_of(&module), Vec::<String>::new());
+    assert_eq!(requirements_of(&opentofu(&given)), ["registry.opentofu.org/hashicorp/p"]);
     let called = read(&files(&given), "", FolderRole::Called, ClientKind::Terraform, "", &Inputs::new());
     assert_eq!(called, Module::default());
 }
@@ -626,7 +638,7 @@ fn what_is_shown_of_a_source_holds_no_secret() {
         ("user:pa/secret@host.example/x", "host.example/x"),
         ("acme/vpc/aws@1.0", "acme/vpc/aws@1.0"),
     ] {
-        assert_eq!(source::shown(given), shown, "{given}");
+        assert_eq!(source::without_secrets(given), shown, "{given}");
     }
     for given in
         ["git::https://u:secret@h.example/../../../x", "secret@h.example/a/b/c", "https://h.example/a?x=secret"]
@@ -662,11 +674,11 @@ fn what_clients_refuse_of_required_providers_is_wrong() {
         ("a = { source = \"x/a\", version = \">=  1.0\" }", "one space"),
     ] {
         let text = format!("terraform {{\n  required_providers {{\n    {entry}\n  }}\n}}\n");
-        wrong(&terraform(&[("main.tf", &text)]), &[&format!("main.tf:3: … {reason}")]);
+        assert_problems(&terraform(&[("main.tf", &text)]), &[&format!("main.tf:3: … {reason}")]);
     }
     let json = r#"{"terraform": {"required_providers": {"a": {"source": "x/a", "version": 1.2}}}}"#;
-    wrong(&terraform(&[("main.tf.json", json)]), &["version is not a plain string"]);
-    wrong(&terraform(&[("main.tf.json", &format!("\u{feff}{json}"))]), &["no JSON"]);
+    assert_problems(&terraform(&[("main.tf.json", json)]), &["version is not a plain string"]);
+    assert_problems(&terraform(&[("main.tf.json", &format!("\u{feff}{json}"))]), &["no JSON"]);
     assert_eq!(problems(&terraform(&[("main.tf", "\u{feff}locals {}\n")])), [""; 0]);
 }
 
@@ -676,8 +688,11 @@ fn a_file_that_cannot_be_read_is_a_problem_of_its_folder_only() {
     all.insert("b/odd.tf", &[0xff]).unwrap();
     all.insert("b/large.tf", &vec![b'#'; (1 << 20) + 1]).unwrap();
     let read_folder = |folder| read(&all, folder, FolderRole::Root, ClientKind::Terraform, "", &Inputs::new());
-    assert_eq!((problems(&read_folder("")), needs(&read_folder(""))), (vec![], vec!["hashicorp/r".to_owned()]));
-    wrong(&read_folder("b"), &["b/large.tf:1: … more than 1 MiB", "b/odd.tf:1: … no UTF-8"]);
+    assert_eq!(
+        (problems(&read_folder("")), requirements_of(&read_folder(""))),
+        (vec![], vec!["hashicorp/r".to_owned()])
+    );
+    assert_problems(&read_folder("b"), &["b/large.tf:1: … more than 1 MiB", "b/odd.tf:1: … no UTF-8"]);
 }
 
 proptest! {
@@ -705,7 +720,7 @@ proptest! {
     #[test]
     fn any_source_is_read_or_refused(given in "\\PC{0,60}|[a-z./:?@=-]{0,40}", has_version: bool) {
         let _ = ModuleSource::parse(&given, has_version, ClientKind::Opentofu);
-        prop_assert!(!source::shown(&given).contains(char::is_control));
+        prop_assert!(!source::without_secrets(&given).contains(char::is_control));
     }
 }
 

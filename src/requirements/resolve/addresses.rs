@@ -30,12 +30,12 @@ pub(super) async fn of_address(
             let choose = |listed: &[Version]| chosen(listed, |listed| selection.choose(listed));
             version_selection::of_module(asking, &selection.of, choose).await.map(|version| {
                 let package = ModulePackage { module: selection.of.clone(), version };
-                found.want(Artifact::Module(package), &[], [required_by.clone()]);
+                found.require(Artifact::Module(package), &[], [required_by.clone()]);
             })
         }
     };
     if let Err(reason) = chosen {
-        found.cannot(&required_by, reason, [required_by.clone()]);
+        found.add_unavailable(&required_by, reason, [required_by.clone()]);
     }
 }
 
@@ -56,7 +56,7 @@ pub(super) async fn of_lock_file(
     for (LockedProvider { provider, hashes, .. }, selection, chosen) in join_all(each.collect::<Vec<_>>()).await {
         match chosen {
             Ok(chosen) => want_provider(found, provider, &chosen, platforms, hashes, [name.to_owned()]),
-            Err(reason) => found.cannot(selection.to_string(), reason, [name.to_owned()]),
+            Err(reason) => found.add_unavailable(selection.to_string(), reason, [name.to_owned()]),
         }
     }
 }
@@ -72,7 +72,7 @@ pub(super) fn want_provider(
 ) {
     for platform in platforms.iter().chain(besides) {
         let package = Package { provider: provider.clone(), version: version.clone(), platform: platform.clone() };
-        found.want(Artifact::Provider(package), hashes, required_by.clone());
+        found.require(Artifact::Provider(package), hashes, required_by.clone());
     }
 }
 

@@ -47,7 +47,7 @@ impl LocalFolders {
                 roots
             }
             Err(_) => {
-                found.cannot("the configuration", READ_PANICKED, []);
+                found.add_unavailable("the configuration", READ_PANICKED, []);
                 Vec::new()
             }
         }

@@ -86,7 +86,7 @@ async fn resolve_call(
         ModuleSource::Local(to) => CallTarget { target: within_the_same(asking, files, from, to).await, through: None },
         ModuleSource::Registry { module, subdir } => match choose(asking, module, &call.versions).await {
             Ok(package) => {
-                CallTarget { target: within(asking, &package, subdir, client).await, through: Some(package) }
+                CallTarget { target: folder_within(asking, &package, subdir, client).await, through: Some(package) }
             }
             Err(reason) => CallTarget {
                 target: Err(UnavailableCall { subject: called(module, &call.versions), reason }),
@@ -102,7 +102,7 @@ async fn within_the_same(
     from: &CalledFolder,
     to: &str,
 ) -> Result<CalledFolder, UnavailableCall> {
-    let refused = |reason: String| UnavailableCall { subject: configuration::shown(to), reason };
+    let refused = |reason: String| UnavailableCall { subject: configuration::without_secrets(to), reason };
     let Some(folder) = path::join(&from.folder, to) else {
         return Err(refused(match &from.package {
             Some(package) => {
@@ -152,7 +152,7 @@ fn no_version(versions: &ModuleConstraint, number: usize) -> String {
     )
 }
 
-async fn within(
+async fn folder_within(
     asking: &RegistryQueries<'_, impl Registries>,
     package: &ModulePackage,
     subdir: &str,

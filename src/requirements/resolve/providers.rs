@@ -41,7 +41,7 @@ pub(super) async fn choose(
         let reason =
             format!("{} providers are required, and at most {MAX_PROVIDERS} can be resolved", by_provider.len());
         let name = if root.folder.is_empty() { "the configuration" } else { &root.folder };
-        found.cannot(name, reason, []);
+        found.add_unavailable(name, reason, []);
     }
     let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MAX_PROVIDERS).collect();
     let lists = by_provider.keys().map(|provider| asking.provider_versions(provider));
@@ -64,7 +64,7 @@ pub(super) async fn choose(
                 let hashes = locked.map(|locked| locked.hashes.as_slice()).unwrap_or_default();
                 want_provider(found, provider, &chosen, platforms, hashes, required_by);
             }
-            Err(reason) => found.cannot(provider.to_string(), reason, required_by),
+            Err(reason) => found.add_unavailable(provider.to_string(), reason, required_by),
         }
     }
 }
@@ -77,7 +77,7 @@ fn version_of(
 ) -> Result<Version, String> {
     let Some(LockedProvider { version, .. }) = locked else {
         let newest = listed.iter().filter(|version| constraint.allows(version)).max();
-        return newest.cloned().ok_or_else(|| match said(needs).as_str() {
+        return newest.cloned().ok_or_else(|| match constraints_text(needs).as_str() {
             "" => format!("none of the {} versions that are listed is a release", listed.len()),
             texts => format!("none of the {} versions that are listed is all of: {texts}", listed.len()),
         });
@@ -85,7 +85,7 @@ fn version_of(
     if !constraint.allows(version) {
         return Err(format!(
             "the lock file has {version}, which is not all of: {}. Run `terraform init -upgrade` (or `tofu init -upgrade`) to lock another",
-            said(needs)
+            constraints_text(needs)
         ));
     }
     if !listed.contains(version) {
@@ -98,7 +98,7 @@ fn version_of(
 }
 
 /// Each constraint with its place.
-fn said(needs: &[&ProviderRequirement]) -> String {
+fn constraints_text(needs: &[&ProviderRequirement]) -> String {
     let texts =
         |need: &&ProviderRequirement| need.versions.as_ref().map(|versions| format!("{versions} ({})", need.location));
     let texts: BTreeSet<String> = needs.iter().filter_map(texts).collect();
@@ -117,14 +117,14 @@ fn locked(files: &Files, root: &Root, found: &mut ResolutionResult) -> BTreeMap<
         None => return BTreeMap::new(),
         Some(Ok(text)) => text,
         Some(Err(reason)) => {
-            found.cannot(&path, format!("{reason}: larder does not read it"), [path.clone()]);
+            found.add_unavailable(&path, format!("{reason}: larder does not read it"), [path.clone()]);
             return BTreeMap::new();
         }
     };
     let locked = match lock_file::parse(text.as_bytes()) {
         Ok(locked) => locked,
         Err(bad) => {
-            bad.problems().into_iter().for_each(|problem| found.cannot(&path, problem, [path.clone()]));
+            bad.problems().into_iter().for_each(|problem| found.add_unavailable(&path, problem, [path.clone()]));
             return BTreeMap::new();
         }
     };

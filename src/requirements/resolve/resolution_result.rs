@@ -29,7 +29,7 @@ struct RequiredVersions {
 
 impl ResolutionResult {
     /// Something is wanted, by these; with hashes, if a lock file lists any.
-    pub(super) fn want(
+    pub(super) fn require(
         &mut self,
         artifact: Artifact,
         hashes: &[String],
@@ -46,7 +46,7 @@ impl ResolutionResult {
     }
 
     /// Adds an unavailable item.
-    pub(super) fn cannot(
+    pub(super) fn add_unavailable(
         &mut self,
         subject: impl Into<String>,
         reason: impl Into<String>,
@@ -65,7 +65,10 @@ impl ResolutionResult {
             own.hashes.extend(terms.hashes);
             own.required_by.extend(terms.required_by);
         }
-        other.cannot.into_iter().for_each(|((subject, reason), required_by)| self.cannot(subject, reason, required_by));
+        other
+            .cannot
+            .into_iter()
+            .for_each(|((subject, reason), required_by)| self.add_unavailable(subject, reason, required_by));
         self
     }
 
@@ -74,7 +77,7 @@ impl ResolutionResult {
         let wanted = self.required.into_iter().map(|(artifact, terms)| RequiredArchive {
             artifact,
             hashes: terms.hashes.into_iter().collect(),
-            required_by: named(terms.required_by),
+            required_by: limited(terms.required_by),
         });
         let there_may_be_more = (self.cannot.len() >= MAX_CANNOT).then(|| UnavailableItem {
             subject: "the rest".to_owned(),
@@ -84,7 +87,7 @@ impl ResolutionResult {
         let cannot = self.cannot.into_iter().map(|((subject, reason), required_by)| UnavailableItem {
             subject,
             reason,
-            required_by: named(required_by),
+            required_by: limited(required_by),
         });
         ResolvedRequirements { archives: wanted.collect(), cannot: cannot.chain(there_may_be_more).collect() }
     }
@@ -100,7 +103,7 @@ fn shortened(mut text: String) -> String {
 }
 
 /// A few names, and how many more there are.
-pub(super) fn named(required_by: BTreeSet<String>) -> Vec<String> {
+pub(super) fn limited(required_by: BTreeSet<String>) -> Vec<String> {
     let more = required_by.len().saturating_sub(MAX_BY);
     let mut named: Vec<String> = required_by.into_iter().take(MAX_BY).collect();
     if more > 0 {

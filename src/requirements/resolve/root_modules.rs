@@ -36,14 +36,14 @@ pub(super) fn of(configurations: &Configurations, found: &mut ResolutionResult) 
     let mut roots: Vec<Root> = folders.into_iter().map(root).collect();
     if roots.is_empty() {
         let reason = "each of the folders is called as a module by another: name those that init is run in";
-        found.cannot("the configuration", reason, []);
+        found.add_unavailable("the configuration", reason, []);
     }
     if roots.len() > MAX_ROOTS {
         let reason = format!(
             "there are {} folders in which init would run, and at most {MAX_ROOTS} can be resolved at once: name fewer",
             roots.len()
         );
-        found.cannot("the configuration", reason, []);
+        found.add_unavailable("the configuration", reason, []);
         roots.truncate(MAX_ROOTS);
     }
     roots

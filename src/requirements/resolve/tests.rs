@@ -36,7 +36,7 @@ impl KnownRegistries {
         self
     }
 
-    async fn ask<T>(&self, subject: String, answer: Option<T>) -> Result<T, String> {
+    async fn answer<T>(&self, subject: String, answer: Option<T>) -> Result<T, String> {
         let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
         self.most_open.fetch_max(open, Ordering::Relaxed);
         tokio::task::yield_now().await;
@@ -51,18 +51,18 @@ impl Registries for KnownRegistries {
 
     async fn provider_versions(&self, address: &ProviderAddress) -> Result<Vec<Version>, String> {
         let versions = self.providers.get(&address.to_string()).map(|versions| parsed(versions.iter()));
-        self.ask(address.to_string(), versions).await
+        self.answer(address.to_string(), versions).await
     }
 
     async fn module_versions(&self, address: &ModuleAddress) -> Result<Vec<Version>, String> {
         let versions = self.modules.get(&address.to_string()).map(|versions| parsed(versions.keys()));
-        self.ask(address.to_string(), versions).await
+        self.answer(address.to_string(), versions).await
     }
 
     async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, String> {
         let files =
             self.modules.get(&package.module.to_string()).and_then(|all| all.get(package.version.as_str()).cloned());
-        self.ask(package.to_string(), files).await
+        self.answer(package.to_string(), files).await
     }
 }
 
@@ -95,7 +95,7 @@ fn run(order: &Order, registries: &KnownRegistries) -> ResolvedRequirements {
 }
 
 /// `ADDRESS@VERSION` of each requirement, without the host of Terraform's registry.
-fn wanted(requirements: &ResolvedRequirements) -> Vec<String> {
+fn archives_of(requirements: &ResolvedRequirements) -> Vec<String> {
     let name = |artifact: &Artifact| match artifact {
         Artifact::Provider(package) => format!("{}@{}", package.provider, package.version),
         Artifact::Module(package) => package.to_string(),
@@ -109,7 +109,7 @@ fn wanted(requirements: &ResolvedRequirements) -> Vec<String> {
     all
 }
 
-fn cannot(requirements: &ResolvedRequirements) -> Vec<String> {
+fn problems_of(requirements: &ResolvedRequirements) -> Vec<String> {
     let problem_text = |UnavailableItem { subject, reason, required_by }: &UnavailableItem| {
         format!("{subject}: {reason} [{}]", required_by.join(", "))
     };
@@ -117,12 +117,12 @@ fn cannot(requirements: &ResolvedRequirements) -> Vec<String> {
 }
 
 #[track_caller]
-fn is(requirements: &ResolvedRequirements, want: &[&str], refused: &[&str]) {
-    assert_eq!(wanted(requirements), want, "{:#?}", cannot(requirements));
-    let problems = cannot(requirements);
+fn assert_resolved(requirements: &ResolvedRequirements, want: &[&str], refused: &[&str]) {
+    assert_eq!(archives_of(requirements), want, "{:#?}", problems_of(requirements));
+    let problems = problems_of(requirements);
     assert_eq!(problems.len(), refused.len(), "{problems:#?}");
-    for (problems, refused) in problems.iter().zip(refused) {
-        assert!(refused.split(" … ").all(|part| problems.contains(part)), "{problems:?} lacks {refused:?}");
+    for (problem, refused) in problems.iter().zip(refused) {
+        assert!(refused.split(" … ").all(|part| problem.contains(part)), "{problem:?} lacks {refused:?}");
     }
 }
 
@@ -163,17 +163,21 @@ fn const_variables_are_handed_on_from_call_to_call() {
     let child = format!("{DECLARED}{}", net("var.v"));
     let files = [("main.tf", main.as_str()), ("child/main.tf", &child)];
     let all = ["acme/net/test@1.0.0", "acme/net/test@1.1.0", "acme/net/test@2.0.0", "acme/wrap/test@1.0.0"];
-    is(&run(&configurations(&files, &[""], Some(ClientKind::Terraform)), &registries), &all, &[]);
+    assert_resolved(&run(&configurations(&files, &[""], Some(ClientKind::Terraform)), &registries), &all, &[]);
 
     let with_values = [&files[..], &[("terraform.tfvars", "v = \"1.1.0\"\n")]].concat();
-    is(&run(&configurations(&with_values, &[""], Some(ClientKind::Terraform)), &registries), &all[1..], &[]);
+    assert_resolved(
+        &run(&configurations(&with_values, &[""], Some(ClientKind::Terraform)), &registries),
+        &all[1..],
+        &[],
+    );
 
     // A value known after `init` is not a version, and hides nothing else.
     let later = main.replace("local.two", "data.x.y.z");
     let files = [("main.tf", later.as_str()), ("child/main.tf", &child)];
     let refused = ["child/main.tf … its version depends on data.x.y.z, which no client knows at init"];
     let found = run(&configurations(&files, &[""], Some(ClientKind::Terraform)), &registries);
-    is(&found, &[all[0], all[1], all[3]], &refused);
+    assert_resolved(&found, &[all[0], all[1], all[3]], &refused);
 }
 
 /// A thousand calls that differ in what decides nothing are one folder.
@@ -190,7 +194,7 @@ fn values_that_decide_nothing_make_no_other_folder_of_it() {
             ClientKind::Opentofu => main.replace("acme/net", "registry.terraform.io/acme/net"),
         };
         let found = run(&configurations(&[("main.tf", &main)], &[""], Some(client)), &registries);
-        assert_eq!(cannot(&found), Vec::<String>::new());
+        assert_eq!(problems_of(&found), Vec::<String>::new());
         assert_eq!(found.archives.len(), 2, "{client:?}");
     }
 }
@@ -215,7 +219,11 @@ fn modules_are_followed_through_packages_and_paths_and_all_that_they_need_is_agr
     let local = "module \"net\" {\n  source  = \"acme/net/test//modules/x\"\n  version = \"~> 1.1\"\n}\n";
     let requirements =
         run(&configurations(&[("main.tf", &main), ("modules/local/main.tf", local)], &[""], None), &registries);
-    is(&requirements, &["hashicorp/deep@0.1.0", "x/a@1.2.0", "acme/deep/test@3.0.0", "acme/net/test@1.1.0"], &[]);
+    assert_resolved(
+        &requirements,
+        &["hashicorp/deep@0.1.0", "x/a@1.2.0", "acme/deep/test@3.0.0", "acme/net/test@1.1.0"],
+        &[],
+    );
     assert_eq!(requirements.archives[3].required_by, ["main.tf:5", "modules/local/main.tf:2"]);
     assert_eq!(
         requirements.archives[1].required_by,
@@ -237,7 +245,7 @@ fn the_folder_of_a_call_is_below_the_one_that_the_registry_names() {
     registries.modules.values_mut().flat_map(BTreeMap::values_mut).for_each(|files| files.subdir = "top".to_owned());
     let main = calls("a", "acme/net/test//sub") + &calls("b", "acme/net/test//other");
     let requirements = run(&configurations(&[("main.tf", &main)], &[], None), &registries);
-    is(
+    assert_resolved(
         &requirements,
         &["hashicorp/r@1.0.0", "acme/net/test@1.0.0"],
         &["acme/net/test@1.0.0: it has no file that a client reads in \"other\" [main.tf:5]"],
@@ -249,12 +257,12 @@ fn each_root_chooses_for_itself() {
     let registries = KnownRegistries::default().provider("x/a", &["1.0.0", "2.0.0"]);
     let files = [("dev/main.tf", &*NEEDS_A.replace("~> 1.0", ">= 1.0")), ("prod/main.tf", NEEDS_A)];
     let requirements = run(&configurations(&files, &["prod", "dev"], None), &registries);
-    is(&requirements, &["x/a@1.0.0", "x/a@2.0.0"], &[]);
+    assert_resolved(&requirements, &["x/a@1.0.0", "x/a@2.0.0"], &[]);
     assert_eq!(
         (&*requirements.archives[0].required_by, &*requirements.archives[1].required_by),
         (&["prod/main.tf:3".to_owned()][..], &["dev/main.tf:3".to_owned()][..])
     );
-    is(&run(&configurations(&files, &["prod"], None), &registries), &["x/a@1.0.0"], &[]);
+    assert_resolved(&run(&configurations(&files, &["prod"], None), &registries), &["x/a@1.0.0"], &[]);
 }
 
 #[test]
@@ -281,7 +289,7 @@ fn where_no_root_is_named_they_are_the_folders_that_no_other_calls() {
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (*path, text.as_str())).collect();
     let requirements = run(&configurations(&files, &[], None), &registries);
     let tofu = "registry.opentofu.org/hashicorp";
-    is(
+    assert_resolved(
         &requirements,
         &[
             &format!("{tofu}/c@1.0.0"),
@@ -295,7 +303,7 @@ fn where_no_root_is_named_they_are_the_folders_that_no_other_calls() {
         &["the module called at itself/main.tf:3: it leads back"],
     );
     let round = [("a/main.tf", &*calls("b", "../b")), ("b/main.tf", &*calls("a", "../a"))];
-    is(
+    assert_resolved(
         &run(&configurations(&round, &[], None), &registries),
         &[],
         &["each of the folders is called as a module by another"],
@@ -308,19 +316,23 @@ fn cycles_and_endless_chains_come_to_an_end() {
         .module("a", "1.0.0", &[("main.tf", &calls("b", "acme/b/test"))])
         .module("b", "1.0.0", &[("main.tf", &calls("a", "acme/a/test"))]);
     let requirements = run(&configurations(&[("main.tf", &calls("a", "acme/a/test"))], &[], None), &registries);
-    is(&requirements, &["acme/a/test@1.0.0", "acme/b/test@1.0.0"], &["acme/b/test@1.0.0//main.tf:2: it leads back"]);
+    assert_resolved(
+        &requirements,
+        &["acme/a/test@1.0.0", "acme/b/test@1.0.0"],
+        &["acme/b/test@1.0.0//main.tf:2: it leads back"],
+    );
     // A folder that two call is no cycle.
     let shared = [
         ("main.tf", &*(calls("a", "./a") + &calls("b", "./b"))),
         ("a/main.tf", &*calls("b", "../b")),
         ("b/main.tf", ""),
     ];
-    is(&run(&configurations(&shared, &[""], None), &registries), &[], &[]);
+    assert_resolved(&run(&configurations(&shared, &[""], None), &registries), &[], &[]);
     let mut chain: Vec<(String, String)> =
         (0..80).map(|n| (format!("m{n}/main.tf"), calls("next", &format!("../m{}", n + 1)))).collect();
     chain.push(("m80/main.tf".to_owned(), String::new()));
     let chain: Vec<(&str, &str)> = chain.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
-    is(
+    assert_resolved(
         &run(&configurations(&chain, &["m0"], None), &registries),
         &[],
         &["m0: modules call each other more than 64 deep"],
@@ -346,7 +358,7 @@ fn what_cannot_be_had_is_named_and_hides_nothing_else() {
         + "provider \"pre\" {}\n";
     let main = main.replace("  }\n}\nprovider", "    pre = { source = \"x/pre\" }\n  }\n}\nprovider");
     let files = [("main.tf", main.as_str()), ("b/main.tf", &*NEEDS_A.replace("~> 1.0", ">= 2")), ("broken.tf", "x {")];
-    is(
+    assert_resolved(
         &run(&configurations(&files, &[""], None), &registries),
         &["hashicorp/fine@1.0.0", "acme/net/test@1.0.0"],
         &[
@@ -371,7 +383,7 @@ fn a_module_that_cannot_be_read_is_wanted_still() {
         versions.insert("2.0.0", ModuleFiles::default());
     });
     let requirements = run(&configurations(&[("main.tf", &calls("net", "acme/net/test//x"))], &[], None), &registries);
-    is(&requirements, &["acme/net/test@2.0.0"], &["it has no file that a client reads in \"x\""]);
+    assert_resolved(&requirements, &["acme/net/test@2.0.0"], &["it has no file that a client reads in \"x\""]);
 }
 
 const LOCKED: &str =
@@ -385,19 +397,19 @@ fn the_lock_file_of_a_root_comes_first() {
         run(&configurations(&[(".terraform.lock.hcl", lock), ("main.tf", needs)], &[], None), &registries)
     };
     let requirements = locked(LOCKED, NEEDS_A);
-    is(&requirements, &["x/a@1.1.0"], &[]);
+    assert_resolved(&requirements, &["x/a@1.1.0"], &[]);
     assert_eq!(requirements.archives[0].hashes, [["h1:two".to_owned(), "zh:one".to_owned()]]);
-    is(
+    assert_resolved(
         &locked(LOCKED, &NEEDS_A.replace("~> 1.0", ">= 2")),
         &[],
         &["x/a: the lock file has 1.1.0, which is not all of: >= 2.0.0 (main.tf:3). Run `terraform init -upgrade`"],
     );
-    is(
+    assert_resolved(
         &locked(&LOCKED.replace("1.1.0", "1.1.9"), NEEDS_A),
         &[],
         &["x/a: the lock file has 1.1.9, which is none of the 4 versions"],
     );
-    is(
+    assert_resolved(
         &locked("provider \"x\" {\n}\n", NEEDS_A),
         &["x/a@1.2.0"],
         &[
@@ -419,7 +431,7 @@ fn an_archive_has_to_fit_every_lock_file_that_names_it() {
         .collect();
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
     let requirements = run(&configurations(&files, &[], None), &registries);
-    is(&requirements, &["x/a@1.1.0"], &[]);
+    assert_resolved(&requirements, &["x/a@1.1.0"], &[]);
     assert_eq!(requirements.archives[0].hashes, [["h1:two", "zh:one"], ["h1:two", "zh:other"]]);
 }
 
@@ -429,9 +441,9 @@ fn opentofu_takes_over_the_versions_that_terraform_locked() {
     let registries = KnownRegistries::default().provider("hashicorp/a", &["1.0.0", "2.0.0"]);
     let files = [(".terraform.lock.hcl", lock), ("main.tf", "resource \"a_x\" \"y\" {}\n")];
     let requirements = run(&configurations(&files, &[], Some(ClientKind::Opentofu)), &registries);
-    is(&requirements, &["registry.opentofu.org/hashicorp/a@1.0.0"], &[]);
+    assert_resolved(&requirements, &["registry.opentofu.org/hashicorp/a@1.0.0"], &[]);
     assert_eq!(requirements.archives[0].hashes, Vec::<Vec<String>>::new());
-    is(&run(&configurations(&files, &[], None), &registries), &["hashicorp/a@1.0.0"], &[]);
+    assert_resolved(&run(&configurations(&files, &[], None), &registries), &["hashicorp/a@1.0.0"], &[]);
 }
 
 #[test]
@@ -446,12 +458,16 @@ fn addresses_and_lock_files_mean_their_own_archives() {
         let platforms = platforms.iter().map(|platform| Platform::parse(platform).unwrap()).collect();
         order(OrderEntry::Address { what: PackageSelector::parse(given, &host).unwrap(), platforms })
     };
-    is(&run(&address("x/a", &[]), &registries), &["x/a@1.1.0"], &[]);
-    is(&run(&address("x/a@2.0.0-rc.1", &[]), &registries), &["x/a@2.0.0-rc.1"], &[]);
-    is(&run(&address("x/a@~> 1.0.0", &[]), &registries), &["x/a@1.0.0"], &[]);
-    is(&run(&address("acme/net/test", &[]), &registries), &["acme/net/test@1.0.0"], &[]);
-    is(&run(&address("x/a@3.0.0", &[]), &registries), &[], &["x/a@3.0.0: … is none of the 3 versions that are listed"]);
-    is(&run(&address("x/b", &[]), &registries), &[], &["x/b: the registry does not have"]);
+    assert_resolved(&run(&address("x/a", &[]), &registries), &["x/a@1.1.0"], &[]);
+    assert_resolved(&run(&address("x/a@2.0.0-rc.1", &[]), &registries), &["x/a@2.0.0-rc.1"], &[]);
+    assert_resolved(&run(&address("x/a@~> 1.0.0", &[]), &registries), &["x/a@1.0.0"], &[]);
+    assert_resolved(&run(&address("acme/net/test", &[]), &registries), &["acme/net/test@1.0.0"], &[]);
+    assert_resolved(
+        &run(&address("x/a@3.0.0", &[]), &registries),
+        &[],
+        &["x/a@3.0.0: … is none of the 3 versions that are listed"],
+    );
+    assert_resolved(&run(&address("x/b", &[]), &registries), &[], &["x/b: the registry does not have"]);
     let requirements = run(&address("x/a", &["darwin_arm64", "windows_amd64"]), &registries);
     let artifacts: Vec<String> = requirements.archives.iter().map(|one| one.artifact.to_string()).collect();
     assert_eq!(
@@ -462,12 +478,12 @@ fn addresses_and_lock_files_mean_their_own_archives() {
         order(OrderEntry::LockFile { name: "l".to_owned(), locked: lock_file::parse(text.as_bytes()).unwrap() })
     };
     let requirements = run(&lock_file(LOCKED), &registries);
-    is(&requirements, &["x/a@1.1.0"], &[]);
+    assert_resolved(&requirements, &["x/a@1.1.0"], &[]);
     assert_eq!(
         (requirements.archives[0].hashes.len(), &*requirements.archives[0].required_by),
         (1, &["l".to_owned()][..])
     );
-    is(
+    assert_resolved(
         &run(&lock_file(&LOCKED.replace("1.1.0", "9.0.0")), &registries),
         &[],
         &["x/a@9.0.0: … is none of the 3 versions"],

@@ -32,7 +32,7 @@ pub(super) async fn of_root(
 ) {
     let mut walk =
         RequirementsWalk { queries: asking, local, root, result: found, visited: BTreeMap::new(), needs: Vec::new() };
-    walk.whole().await;
+    walk.walk().await;
     let needs = std::mem::take(&mut walk.needs);
     providers::choose(asking, local.files(), root, &needs, platforms, found).await;
 }
@@ -49,7 +49,7 @@ struct RequirementsWalk<'a, R> {
 
 impl<R: Registries> RequirementsWalk<'_, R> {
     /// Reads folders level by level, each once.
-    async fn whole(&mut self) {
+    async fn walk(&mut self) {
         let top = CalledFolder { package: None, folder: self.root.folder.clone(), inputs: Arc::default() };
         let mut level = BTreeSet::from([top.clone()]);
         for _ in 0..DEEPEST {
@@ -61,7 +61,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         if !level.is_empty() {
             let reason =
                 format!("modules call each other more than {DEEPEST} deep, or are more than {MAX_FOLDERS} folders");
-            self.result.cannot(self.name(), reason, []);
+            self.result.add_unavailable(self.name(), reason, []);
         }
         self.refuse_cycles(&top);
     }
@@ -87,11 +87,11 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         }
         if calls.len() > MAX_CALLS {
             let reason = format!("there are more than {MAX_CALLS} module calls in it: the others were not resolved");
-            self.result.cannot(self.name(), reason, []);
+            self.result.add_unavailable(self.name(), reason, []);
             calls.truncate(MAX_CALLS);
         }
         if let Err(reason) = asking.may_follow(calls.len()) {
-            self.result.cannot(self.name(), reason, []);
+            self.result.add_unavailable(self.name(), reason, []);
             calls.clear();
         }
         // Cached answers complete without waiting; let other tasks run.
@@ -105,7 +105,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             self.visited.entry((*spot).clone()).or_default();
             self.needs.extend(module.needs.iter().cloned());
             for problem in &module.problems {
-                self.result.cannot(&problem.subject, &problem.reason, [problem.location.to_string()]);
+                self.result.add_unavailable(&problem.subject, &problem.reason, [problem.location.to_string()]);
             }
         }
         let mut next = BTreeSet::new();
@@ -124,7 +124,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
     ) {
         let required_by = call.location.to_string();
         if let Some(package) = through {
-            self.result.want(Artifact::Module(package), &[], [required_by.clone()]);
+            self.result.require(Artifact::Module(package), &[], [required_by.clone()]);
         }
         match target {
             Ok(to) => {
@@ -133,7 +133,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
                 }
                 self.visited.entry(from.clone()).or_default().entry(to).or_insert(required_by);
             }
-            Err(UnavailableCall { subject, reason }) => self.result.cannot(subject, reason, [required_by]),
+            Err(UnavailableCall { subject, reason }) => self.result.add_unavailable(subject, reason, [required_by]),
         }
     }
 
@@ -159,7 +159,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         }
         for required_by in round {
             let reason = "it leads back to a folder that it is called by: no client comes to an end with it";
-            self.result.cannot(format!("the module called at {required_by}"), reason, [required_by]);
+            self.result.add_unavailable(format!("the module called at {required_by}"), reason, [required_by]);
         }
     }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn at(host: &str) -> Origin {
+fn origin(host: &str) -> Origin {
     Origin::of(&Url::parse(&format!("https://{host}/a/path?with=query")).unwrap())
 }
 
@@ -25,7 +25,7 @@ const fn seconds(seconds: u64) -> Duration {
 /// DESIGN 4: a Retry-After delays jobs; our own pauses do not.
 #[test]
 fn only_a_retry_after_delays_jobs() {
-    let (mut breaker, retry_after, silent) = (Breaker::default(), at("a.example"), at("b.example"));
+    let (mut breaker, retry_after, silent) = (Breaker::default(), origin("a.example"), origin("b.example"));
     breaker.failed(&silent, None, 0.5, Timestamp(1000), || ());
     breaker.failed(&retry_after, Some(seconds(60)), 0.5, Timestamp(1000), || ());
     let both = [silent, retry_after];
@@ -39,8 +39,8 @@ fn only_a_retry_after_delays_jobs() {
 }
 
 /// Plays events at one origin, with a jitter of 0.5.
-fn play(story: &str, happenings: Vec<(u64, BreakerEvent)>) {
-    let (mut breaker, origin) = (Breaker::default(), at("a.example"));
+fn run_events(story: &str, happenings: Vec<(u64, BreakerEvent)>) {
+    let (mut breaker, origin) = (Breaker::default(), origin("a.example"));
     for (number, (now, happens)) in happenings.into_iter().enumerate() {
         let now = Timestamp(now);
         match happens {
@@ -60,8 +60,8 @@ fn play(story: &str, happenings: Vec<(u64, BreakerEvent)>) {
 /// Promise 11, DESIGN 4: pauses are short and grow, one probe follows each, and a Retry-After is bounded.
 #[test]
 fn the_breaker_follows_the_table_of_events() {
-    play("one that never failed", vec![(1000, MayAsk(true)), (1000, MayAsk(true)), (1000, Answers(false))]);
-    play(
+    run_events("one that never failed", vec![(1000, MayAsk(true)), (1000, MayAsk(true)), (1000, Answers(false))]);
+    run_events(
         "a failure, the first while, one probe, and back",
         vec![
             (1000, Fails(None, Opened(seconds(5)))),
@@ -82,8 +82,8 @@ fn the_breaker_follows_the_table_of_events() {
         story.extend([(now + time - 1, MayAsk(false))]);
         now += time;
     }
-    play("every probe fails", story);
-    play(
+    run_events("every probe fails", story);
+    run_events(
         "many requests fail in one outage",
         vec![
             (1000, Fails(None, Opened(seconds(5)))),
@@ -95,11 +95,11 @@ fn the_breaker_follows_the_table_of_events() {
             (1016, MayAsk(true)),
         ],
     );
-    play(
+    run_events(
         "a fill answers while it is left alone",
         vec![(1000, Fails(None, Opened(seconds(5)))), (1002, Answers(true)), (1002, MayAsk(true))],
     );
-    play(
+    run_events(
         "upstream asks for a while, and a fill does not end it",
         vec![
             (1000, Fails(Some(600), Opened(seconds(600)))),
@@ -109,9 +109,12 @@ fn the_breaker_follows_the_table_of_events() {
             (1601, Answers(true)),
         ],
     );
-    play("it asks for less than our own", vec![(1000, Fails(Some(1), Opened(seconds(5))))]);
-    play("it asks for a year", vec![(1000, Fails(Some(31_536_000), Opened(seconds(3600)))), (4600, MayAsk(true))]);
-    play(
+    run_events("it asks for less than our own", vec![(1000, Fails(Some(1), Opened(seconds(5))))]);
+    run_events(
+        "it asks for a year",
+        vec![(1000, Fails(Some(31_536_000), Opened(seconds(3600)))), (4600, MayAsk(true))],
+    );
+    run_events(
         "it asks later than it failed",
         vec![
             (1000, Fails(None, Opened(seconds(5)))),
@@ -120,12 +123,12 @@ fn the_breaker_follows_the_table_of_events() {
             (1063, MayAsk(true)),
         ],
     );
-    play("the clock is set back", vec![(90_000, Fails(Some(3600), Opened(seconds(3600)))), (1000, MayAsk(true))]);
-    play(
+    run_events("the clock is set back", vec![(90_000, Fails(Some(3600), Opened(seconds(3600)))), (1000, MayAsk(true))]);
+    run_events(
         "the clock is set back a little",
         vec![(1000, Fails(None, Opened(seconds(5)))), (990, MayAsk(false)), (1005, MayAsk(true))],
     );
-    play(
+    run_events(
         "what happened long ago is forgotten",
         vec![
             (1000, Fails(None, Opened(seconds(5)))),
@@ -138,7 +141,7 @@ fn the_breaker_follows_the_table_of_events() {
 #[test]
 fn a_probe_belongs_to_one_caller_and_can_be_returned() {
     let mut breaker = Breaker::default();
-    let (a, b) = (at("a.example"), at("b.example"));
+    let (a, b) = (origin("a.example"), origin("b.example"));
     for origin in [&a, &b] {
         breaker.failed(origin, None, 0.5, Timestamp(1000), || ());
     }
@@ -160,7 +163,7 @@ fn a_probe_belongs_to_one_caller_and_can_be_returned() {
 fn the_number_of_open_breakers_is_limited() {
     let mut breaker = Breaker::default();
     for number in 0..3 * MAX_ORIGINS as u64 {
-        breaker.failed(&at(&format!("h{number}.example")), None, 0.5, Timestamp(1000), || ());
+        breaker.failed(&origin(&format!("h{number}.example")), None, 0.5, Timestamp(1000), || ());
         assert!(breaker.open.len() <= MAX_ORIGINS);
     }
 }
@@ -172,7 +175,7 @@ proptest! {
     fn every_pause_ends(
         happenings in proptest::collection::vec((0u8..3, 0u64..400, 0u64..100_000, 0.0f64..1.0), 1..60),
     ) {
-        let (mut breaker, origin) = (Breaker::default(), at("a.example"));
+        let (mut breaker, origin) = (Breaker::default(), origin("a.example"));
         let origins = std::slice::from_ref(&origin);
         let mut now = 1_000_000;
         let mut probing = false;

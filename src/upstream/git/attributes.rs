@@ -83,7 +83,7 @@ impl Attributes {
             StateRef::Set | StateRef::Unset | StateRef::Unspecified => None,
         };
         let text = TextHandling::of(text, crlf);
-        let is_whole = encoding.is_some() || (text == TextHandling::Auto && !is(eol, "lf"));
+        let is_whole = encoding.is_some() || (text == TextHandling::Auto && !is_value(eol, "lf"));
         let mode = if is_whole { ident_filter::IdentMode::Whole } else { ident_filter::IdentMode::PieceByPiece };
         Ok(CheckoutConversion { lines: text.lines(eol), ident: (ident == StateRef::Set).then_some(mode), encoding })
     }
@@ -118,14 +118,14 @@ impl TextHandling {
     /// The conversion of line ends. On a platform with line feeds, only `eol=crlf` changes any.
     fn lines(self, eol: StateRef<'_>) -> Option<AttributesDigest> {
         match self {
-            Self::Auto if is(eol, "crlf") => Some(AttributesDigest::TextAutoCrlf),
-            Self::Unsaid | Self::Yes | Self::WithLf if is(eol, "crlf") => Some(AttributesDigest::TextCrlf),
+            Self::Auto if is_value(eol, "crlf") => Some(AttributesDigest::TextAutoCrlf),
+            Self::Unsaid | Self::Yes | Self::WithLf if is_value(eol, "crlf") => Some(AttributesDigest::TextCrlf),
             Self::No | Self::Unsaid | Self::Yes | Self::WithLf | Self::Auto => None,
         }
     }
 }
 
-fn is(state: StateRef<'_>, value: &str) -> bool {
+fn is_value(state: StateRef<'_>, value: &str) -> bool {
     matches!(state, StateRef::Value(found) if found.as_bstr() == value)
 }
 

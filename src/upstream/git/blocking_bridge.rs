@@ -68,7 +68,7 @@ impl GitBridge {
     }
 
     /// Sends an HTTP request and waits for the head of its answer.
-    pub(super) fn ask(&self, url: Url, headers: HeaderMap, post: Option<Bytes>) -> io::Result<(Head, WireReader)> {
+    pub(super) fn exchange(&self, url: Url, headers: HeaderMap, post: Option<Bytes>) -> io::Result<(Head, WireReader)> {
         let (head, receiver) = oneshot::channel();
         let (body, pieces) = mpsc::channel(WAITING_PIECES);
         let request = Request { url, headers, post, head, body };

@@ -148,7 +148,7 @@ impl Checkout<'_> {
                 let mode = (kind == EntryKind::Link).then_some(component::Mode::Symlink);
                 if let Err(reason) = gix_worktree::validate::path::component(entry.filename, mode, NAMES) {
                     return Err(self.refused(TreeError::refused(
-                        shown(&path),
+                        printable(&path),
                         format!("git lets nothing be called so: {reason}"),
                     )));
                 }
@@ -178,7 +178,7 @@ impl Checkout<'_> {
             let largest = if file.is_read_by_git() { LARGEST_RULES } else { self.largest_object as u64 };
             if header.size > largest {
                 let reason = format!("it has more than {largest} bytes");
-                return Err(self.refused(TreeError::refused(shown(&file.path), reason)));
+                return Err(self.refused(TreeError::refused(printable(&file.path), reason)));
             }
             if file.is_rules() {
                 rules += header.size;
@@ -202,7 +202,7 @@ impl Checkout<'_> {
             self.check_cancelled()?;
             if let Some(pattern) = costly(self.blob(&file.id, buffer)?) {
                 let reason = format!("its pattern {pattern:?} has more stars in it than larder follows");
-                return Err(self.refused(TreeError::refused(shown(&file.path), reason)));
+                return Err(self.refused(TreeError::refused(printable(&file.path), reason)));
             }
             rules.push((file.path.clone(), file.id));
         }
@@ -258,7 +258,7 @@ fn joined(above: &[u8], name: &[u8]) -> BString {
     [above, b"/", name].concat().into()
 }
 
-fn shown(path: &[u8]) -> String {
+fn printable(path: &[u8]) -> String {
     let text = String::from_utf8_lossy(path);
     text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).take(256).collect()
 }

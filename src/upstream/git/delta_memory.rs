@@ -84,7 +84,7 @@ impl DeltaChains {
     }
 
     /// The index of the entry at this offset.
-    pub(super) fn at(&self, offset: u64) -> Option<u32> {
+    pub(super) fn index_at(&self, offset: u64) -> Option<u32> {
         let found = self.entries.binary_search_by_key(&offset, |entry| entry.offset).ok()?;
         u32::try_from(found).ok()
     }
@@ -177,7 +177,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const ROOT: DeltaBaseRef = DeltaBaseRef::Nothing { is_blob: true };
 
-    fn judged(most: PackLimits, entries: &[(DeltaBaseRef, u64)]) -> Result<(), String> {
+    fn check_entries(most: PackLimits, entries: &[(DeltaBaseRef, u64)]) -> Result<(), String> {
         let mut chains = DeltaChains::new(most);
         for (number, (base, size)) in entries.iter().enumerate() {
             chains.add(number as u64 * 10, *base, *size, *size)?;
@@ -217,8 +217,8 @@ mod tests {
             ((0..100).map(|n| (DeltaBaseRef::Named([n; 20]), 16 * MIB)).collect(), false, false),
         ] {
             let first = &entries[..entries.len().min(3)];
-            assert_eq!(judged(one, &entries).is_ok(), in_one, "{first:?}");
-            assert_eq!(judged(all, &entries).is_ok(), in_all, "of a history: {first:?}");
+            assert_eq!(check_entries(one, &entries).is_ok(), in_one, "{first:?}");
+            assert_eq!(check_entries(all, &entries).is_ok(), in_all, "of a history: {first:?}");
         }
     }
 }

@@ -35,7 +35,7 @@ impl Http for HttpTransport {
         headers: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> gix_error::Result<GetResponse<Headers, ExchangeBody>> {
         let parsed_url = parsed(url)?;
-        let (head, pieces) = self.wire.ask(parsed_url.clone(), header_map(headers), None).map_err(failed)?;
+        let (head, pieces) = self.wire.exchange(parsed_url.clone(), header_map(headers), None).map_err(failed)?;
         if head.url != parsed_url {
             let tail = url.strip_prefix(base_url).unwrap_or_default();
             let base = head.url.as_str().strip_suffix(tail).filter(|_| !tail.is_empty());
@@ -91,7 +91,7 @@ impl Exchange {
     fn send(&mut self) -> io::Result<Option<Head>> {
         match std::mem::replace(self, Self::Over) {
             Self::Collecting { wire, url, headers, body } => {
-                let (head, pieces) = wire.ask(url, headers, Some(Bytes::from(body)))?;
+                let (head, pieces) = wire.exchange(url, headers, Some(Bytes::from(body)))?;
                 *self = Self::Answered(pieces);
                 Ok(Some(head))
             }

@@ -250,7 +250,7 @@ impl RunningGitJob<'_> {
         for (path, id) in submodules {
             // Each lookup scans all submodules, so many of them take long.
             checkout.check_cancelled()?;
-            let Submodule::From(from) = known.at(path.as_ref(), repository).map_err(refused)? else { continue };
+            let Submodule::From(from) = known.find(path.as_ref(), repository).map_err(refused)? else { continue };
             if depth >= self.limits.submodule_depth {
                 let most = self.limits.submodule_depth;
                 return Err(refused(TreeError::TooLarge(format!("{most} submodules one in the other"))));

@@ -85,7 +85,7 @@ pub struct GitPermit(#[expect(dead_code, reason = "held only for its Drop")] Per
 
 impl<'a> GitRequest<'a> {
     /// The HTTP request of this job to `url`.
-    fn at(self, url: &'a Url) -> UpstreamRequest<'a> {
+    fn to_url(self, url: &'a Url) -> UpstreamRequest<'a> {
         let Self { subject, upstream, credential_scope, via, retries, priority, now, .. } = self;
         UpstreamRequest { label: subject, url, upstream, credentials: credential_scope, via, retries, priority, now }
     }
@@ -164,13 +164,13 @@ impl Outbound {
             }
         };
         if broken.is_some() {
-            stop.now();
+            stop.cancel();
         }
         // The blocking code checks `stop` while it computes, and its reads fail. If it still runs after that, it is a
         // bug: the code keeps its permit and is abandoned.
         let worked = timeout(self.git_limits.stop_time, &mut worker).await;
         if worked.is_err() {
-            stop.now();
+            stop.cancel();
             tracing::error!(
                 asked = ask.subject,
                 at = origin(),
@@ -205,13 +205,13 @@ impl Outbound {
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl CancelOnDrop {
-    fn now(&self) {
+    fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        self.now();
+        self.cancel();
     }
 }

@@ -171,8 +171,11 @@ impl PackScanState {
                 if more {
                     PackPosition::Distance { size, distance, is_first: false }
                 } else {
-                    let base =
-                        self.begins.checked_sub(distance).and_then(|index| self.chains.at(index)).ok_or_else(broken)?;
+                    let base = self
+                        .begins
+                        .checked_sub(distance)
+                        .and_then(|index| self.chains.index_at(index))
+                        .ok_or_else(broken)?;
                     PackPosition::Body(EntryInflater::new(DeltaBaseRef::Before(base), size))
                 }
             }
@@ -319,7 +322,7 @@ mod tests {
     }
 
     /// A blob, a commit, a delta to the blob by offset, and a delta by id.
-    fn whole(of_delta: u64) -> Vec<Vec<u8>> {
+    fn full_packs(of_delta: u64) -> Vec<Vec<u8>> {
         let file = entry(3, 3000, &[], &[b'x'; 3000]);
         let commit = entry(1, 5, &[], b"tree ");
         let delta = [varint(3000), varint(of_delta), vec![0x90, 10]].concat();
@@ -343,8 +346,8 @@ mod tests {
     #[test]
     fn declared_sizes_in_a_pack_are_limited() {
         for (entries, message) in [
-            (whole(4000), None),
-            (whole(10_001), Some("10000 bytes in one object")),
+            (full_packs(4000), None),
+            (full_packs(10_001), Some("10000 bytes in one object")),
             (vec![entry(3, 10_001, &[], &[0; 10_001])], Some("10000 bytes in one object")),
             (vec![entry(2, 5_001, &[], &[0; 5_001])], Some("5000 bytes in one object")),
             (vec![entry(3, 100, &[], &[0; 101])], Some("cannot be read")),
@@ -376,7 +379,7 @@ mod tests {
 
     #[test]
     fn the_scanner_passes_a_pack_on_unchanged_and_reports_its_start() {
-        let bytes = pack(&whole(4000));
+        let bytes = pack(&full_packs(4000));
         let begun = std::cell::Cell::new(0);
         let pieces = io::BufReader::with_capacity(13, &bytes[..]);
         let mut watched = PackScanner::new(pieces, MOST, || begun.set(begun.get() + 1));
@@ -389,7 +392,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_pack_or_refused(offset in 0_usize..200, byte in any::<u8>(), at_once in 1_usize..50, tail in prop::collection::vec(any::<u8>(), 0..200)) {
-            let mut bytes = pack(&whole(4000));
+            let mut bytes = pack(&full_packs(4000));
             let place = offset % bytes.len();
             bytes[place] = byte;
             let _ = examined(&bytes, at_once);

@@ -105,7 +105,7 @@ impl Repository {
     pub(super) fn origin(&self) -> String {
         match self {
             Self::Http(url) => crate::upstream::outbound::origin(url),
-            Self::Ssh(ssh) => format!("ssh://{}", ssh.named()),
+            Self::Ssh(ssh) => format!("ssh://{}", ssh.host_and_port()),
         }
     }
 }
@@ -133,7 +133,7 @@ impl SshRepository {
     }
 
     /// The server's name as in a URL or a `[[credential]]`.
-    pub(super) fn named(&self) -> String {
+    pub(super) fn host_and_port(&self) -> String {
         if self.port == SSH_PORT { self.host.to_string() } else { format!("{}:{}", self.host, self.port) }
     }
 }
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    fn told(base: &str, url: &str) -> Result<String, BadUrl> {
+    fn resolved(base: &str, url: &str) -> Result<String, BadUrl> {
         Repository::parse(base).unwrap().submodule(url).map(|found| match &found {
             Repository::Http(url) => url.to_string(),
             Repository::Ssh(ssh) => format!("{}@{} {}", ssh.user, ssh.known_as(), ssh.path),
@@ -209,7 +209,7 @@ mod tests {
             ("ssh://h.example/b.git", "../c.git", "git@h.example /c.git"),
             ("https://h.example/b.git", "../c.git", "https://h.example/c.git"),
         ] {
-            assert_eq!(told(base, url).as_deref(), Ok(found), "{base} {url}");
+            assert_eq!(resolved(base, url).as_deref(), Ok(found), "{base} {url}");
         }
     }
 
@@ -236,7 +236,7 @@ mod tests {
             if bad.starts_with("ssh://h.example/-") {
                 continue;
             }
-            assert!(told("https://h.example/a/b", bad).is_err(), "{bad}");
+            assert!(resolved("https://h.example/a/b", bad).is_err(), "{bad}");
         }
     }
 

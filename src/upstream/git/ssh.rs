@@ -45,7 +45,7 @@ impl Outbound {
         awaited: &AtomicBool,
         received: &mut ReceivedBytes,
     ) -> Result<(), UpstreamError> {
-        let failed = |fault| ask.failed(format!("ssh://{}", repository.named()), fault);
+        let failed = |fault| ask.failed(format!("ssh://{}", repository.host_and_port()), fault);
         let files = self.ssh_allowed(&ask, repository).map_err(|refusal| {
             self.traffic.refused(ask.upstream, &refusal);
             failed(Fault::Refused(refusal))
@@ -76,9 +76,9 @@ impl Outbound {
         if self.connectivity() == Connectivity::Offline {
             return Err(EgressRefusal::Offline);
         }
-        ask.credential_scope
-            .ssh_key_for(repository.host.as_str(), repository.port)
-            .ok_or_else(|| EgressRefusal::NoSshKey { host: repository.named(), upstream: ask.upstream.to_string() })
+        ask.credential_scope.ssh_key_for(repository.host.as_str(), repository.port).ok_or_else(|| {
+            EgressRefusal::NoSshKey { host: repository.host_and_port(), upstream: ask.upstream.to_string() }
+        })
     }
 
     async fn ssh_addresses(&self, repository: &SshRepository) -> Result<Vec<IpAddr>, Fault> {

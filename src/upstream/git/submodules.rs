@@ -34,7 +34,7 @@ impl Submodules {
     ///
     /// # Errors
     /// [`TreeError::Refused`], with the reason.
-    pub(super) fn at(&self, path: &BStr, repository: &Repository) -> Result<Submodule, TreeError> {
+    pub(super) fn find(&self, path: &BStr, repository: &Repository) -> Result<Submodule, TreeError> {
         let refused = |reason: String| TreeError::refused(path.to_str_lossy(), reason);
         let Some(file) = &self.0 else { return Ok(Submodule::Empty) };
         let Some(name) = file.name_by_path(path) else { return Ok(Submodule::Empty) };
@@ -68,14 +68,14 @@ mod tests {
         let file = b"[submodule \"one\"]\n\tpath = modules/two\n\turl = ../c\n[submodule \"off\"]\n\tpath = off\n\turl = ../d\n\tupdate = none\n\
             [submodule \"run\"]\n\tpath = run\n\turl = ../d\n\tupdate = !id\n[submodule \"opt\"]\n\tpath = opt\n\turl = -u\n[submodule \"no\"]\n\tpath = no\n";
         let submodules = Submodules::parse(Some(file)).unwrap();
-        let find = |path: &str| submodules.at(path.into(), &base());
+        let find = |path: &str| submodules.find(path.into(), &base());
         assert_eq!(find("modules/two").unwrap(), Submodule::From(Repository::parse("https://h.example/a/c").unwrap()));
         assert_eq!(find("off").unwrap(), Submodule::Empty);
         assert_eq!(find("one").unwrap(), Submodule::Empty);
         for refused in ["run", "opt", "no"] {
             assert!(matches!(find(refused), Err(TreeError::Refused { .. })), "{refused}");
         }
-        assert_eq!(Submodules::parse(None).unwrap().at("x".into(), &base()).unwrap(), Submodule::Empty);
+        assert_eq!(Submodules::parse(None).unwrap().find("x".into(), &base()).unwrap(), Submodule::Empty);
     }
 
     proptest! {
@@ -88,7 +88,7 @@ mod tests {
             path in "[a-z./]{1,5}",
         ) {
             if let Ok(submodules) = Submodules::parse(Some(&file)) {
-                let _ = submodules.at(path.as_bytes().as_bstr(), &base());
+                let _ = submodules.find(path.as_bytes().as_bstr(), &base());
             }
         }
     }

@@ -99,7 +99,7 @@ impl Outbound {
         headers: &HeaderMap,
         post: Option<Bytes>,
     ) -> Result<UpstreamResponse, UpstreamError> {
-        let ask = ask.at(url);
+        let ask = ask.to_url(url);
         let request_time = RequestTime::new(ask.now);
         let Some(post) = post else {
             let once = || async {

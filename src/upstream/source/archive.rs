@@ -25,7 +25,7 @@ const FALSE: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
 /// inspected (PROTOCOL 4.4).
 pub(super) fn parse(mut url: Url) -> Result<PackageSource, BadSource> {
     if !url.username().is_empty() || url.password().is_some() {
-        return Err(BadSource::at(&url, "holds a user or a password"));
+        return Err(BadSource::for_url(&url, "holds a user or a password"));
     }
     url.set_fragment(None);
     let taken = query::take(&mut url, &["archive", "checksum"]);
@@ -38,10 +38,10 @@ pub(super) fn parse(mut url: Url) -> Result<PackageSource, BadSource> {
     match (format, checksum) {
         (Some(format), None) => Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: None })),
         (Some(format), Some(checksum)) => {
-            let expected = ExpectedChecksum::parse(&checksum).map_err(|bad| BadSource::at(&url, bad.0))?;
+            let expected = ExpectedChecksum::parse(&checksum).map_err(|bad| BadSource::for_url(&url, bad.0))?;
             Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: Some(expected) }))
         }
-        (None, Some(_)) => Err(BadSource::at(&url, "has a checksum, but is no archive")),
+        (None, Some(_)) => Err(BadSource::for_url(&url, "has a checksum, but is no archive")),
         (None, None) => {
             url.query_pairs_mut().append_pair("terraform-get", "1");
             Ok(PackageSource::Indirect(url))

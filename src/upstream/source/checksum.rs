@@ -185,7 +185,7 @@ impl RunningChecksum {
 mod tests {
     use super::*;
 
-    fn is(text: &str) -> Checksum {
+    fn checksum(text: &str) -> Checksum {
         match ExpectedChecksum::parse(text).unwrap() {
             ExpectedChecksum::Is(checksum) => checksum,
             ExpectedChecksum::Listed(url) => panic!("{url}"),
@@ -203,8 +203,8 @@ mod tests {
                 "sha512:ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f",
             ),
         ] {
-            assert_eq!(Checksum::of(kind, &mut &b"abc"[..]).unwrap(), is(text));
-            assert_ne!(Checksum::of(kind, &mut &b"abd"[..]).unwrap(), is(text));
+            assert_eq!(Checksum::of(kind, &mut &b"abc"[..]).unwrap(), checksum(text));
+            assert_ne!(Checksum::of(kind, &mut &b"abd"[..]).unwrap(), checksum(text));
         }
     }
 
@@ -229,7 +229,7 @@ mod tests {
     fn a_list_is_read_in_either_form_and_for_the_right_file() {
         let list = Url::parse("https://h.example/releases/SUMS").unwrap();
         let archive = Url::parse("https://h.example/releases/1/m.zip").unwrap();
-        let wanted = is("900150983cd24fb0d6963f7d28e17f72");
+        let wanted = checksum("900150983cd24fb0d6963f7d28e17f72");
         for (text, found) in [
             ("d41d8cd98f00b204e9800998ecf8427e  other.zip\n900150983cd24fb0d6963f7d28e17f72 *m.zip\n", true),
             ("900150983cd24fb0d6963f7d28e17f72  ./1/m.zip", true),

@@ -21,11 +21,11 @@ impl GitSource {
     /// configures the key.
     pub(super) fn parse(mut url: Url) -> Result<Self, BadSource> {
         if url.password().is_some() || (url.scheme() != "ssh" && !url.username().is_empty()) {
-            return Err(BadSource::at(&url, "holds a user or a password"));
+            return Err(BadSource::for_url(&url, "holds a user or a password"));
         }
         let taken = query::take(&mut url, &["ref", "depth", "sshkey", "archive", "checksum"]);
         if ["archive", "checksum"].iter().any(|key| taken.first(key).is_some_and(|value| !value.is_empty())) {
-            return Err(BadSource::at(&url, "wants an archive or a checksum of a git repository"));
+            return Err(BadSource::for_url(&url, "wants an archive or a checksum of a git repository"));
         }
         url.set_fragment(None);
         let depth = taken.first("depth").and_then(|depth| depth.parse::<i64>().ok()).filter(|depth| *depth > 0);

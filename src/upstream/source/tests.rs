@@ -18,7 +18,7 @@ fn plain(text: &str) -> Option<Subdir> {
 }
 
 /// A parsed source as one line of text.
-fn told(text: &str) -> String {
+fn described(text: &str) -> String {
     let LocatedSource { source, subdir } = parsed(text);
     let subdir = subdir.map_or_else(String::new, |subdir| format!(" in {subdir}"));
     match source {
@@ -58,7 +58,7 @@ fn git_sources_of_every_form_are_read() {
         (" git::https://git.example/r ", "git https://git.example/r"),
         ("git::https://git.example/r//.//x/./y/", "git https://git.example/r in x/y"),
     ] {
-        assert_eq!(told(text), expected, "{text}");
+        assert_eq!(described(text), expected, "{text}");
     }
 }
 
@@ -88,7 +88,7 @@ fn archives_are_recognised_by_parameter_or_suffix_and_the_rest_are_pages() {
         ("https://h.example/m.tar", "page https://h.example/m.tar?terraform-get=1"),
         ("https://h.example/m.zip#part", "Zip https://h.example/m.zip"),
     ] {
-        assert_eq!(told(text), expected, "{text}");
+        assert_eq!(described(text), expected, "{text}");
     }
     let PackageSource::Archive(archive) =
         parsed("https://h.example/m?archive=xz&checksum=file:https://h.example/SUMS").source

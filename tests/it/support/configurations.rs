@@ -89,7 +89,7 @@ pub(crate) struct Configuration {
 
 /// Publishes everything that the configurations are about.
 pub(crate) fn publish(upstream: &FakeUpstream) {
-    let here = Platform::here().to_string();
+    let here = Platform::of_this_machine().to_string();
     for name in PROVIDERS {
         let (namespace, name) = name.split_once('/').unwrap();
         for version in PROVIDER_VERSIONS {

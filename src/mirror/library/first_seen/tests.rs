@@ -62,10 +62,10 @@ impl StoredRecords {
         self.keys = keys.or(self.keys.take());
     }
 
-    fn judge(&mut self, set: &PublishedSet) -> Judgement {
+    fn decide(&mut self, set: &PublishedSet) -> Judgement {
         let mut last_judgement = None;
         self.apply(set, |history, seen| {
-            let (judgement, to_write) = history.judge(seen);
+            let (judgement, to_write) = history.decide(seen);
             last_judgement = Some(judgement);
             to_write
         });
@@ -99,7 +99,7 @@ proptest! {
         let mut first: BTreeMap<u8, (Option<u8>, Vec<u8>)> = BTreeMap::new();
         let mut contents: BTreeMap<(u8, Platform), BTreeSet<u8>> = BTreeMap::new();
         for set in sets {
-            let judgement = records.judge(&set);
+            let judgement = records.decide(&set);
             prop_assert_eq!(
                 judgement.known_keys_without_signer.is_some(),
                 set.key.is_some_and(|key| !known_keys.is_empty() && !known_keys.contains(&key))
@@ -137,11 +137,11 @@ proptest! {
     fn an_admitted_set_is_admitted_again(sets in prop::collection::vec(published(), 1..12)) {
         let mut store = StoredRecords::default();
         for set in sets {
-            if is_refused(&store.judge(&set)) {
+            if is_refused(&store.decide(&set)) {
                 continue;
             }
             let records = store.versions[&set.version].records.len();
-            let again = store.judge(&set);
+            let again = store.decide(&set);
             prop_assert_eq!(again.verdict, HistoryVerdict::Consistent);
             prop_assert_eq!(store.versions[&set.version].records.len(), records);
         }
@@ -152,37 +152,37 @@ proptest! {
 fn a_version_has_at_most_64_records_and_then_only_accept_adds_one() {
     let mut records = StoredRecords::default();
     for content in 0..64 {
-        assert!(!is_refused(&records.judge(&set(1, 0, content))), "{content}");
+        assert!(!is_refused(&records.decide(&set(1, 0, content))), "{content}");
     }
-    assert_eq!(records.judge(&set(1, 0, 64)).verdict, HistoryVerdict::Refused(HistoryRefusal::Full));
-    assert!(!is_refused(&records.judge(&set(1, 0, 63))), "what is recorded goes on");
+    assert_eq!(records.decide(&set(1, 0, 64)).verdict, HistoryVerdict::Refused(HistoryRefusal::Full));
+    assert!(!is_refused(&records.decide(&set(1, 0, 63))), "what is recorded goes on");
     let added = PublishedSet { platform: 1, name: 1, ..set(1, 0, 0) };
     assert_eq!(
-        records.judge(&added).verdict,
+        records.decide(&added).verdict,
         HistoryVerdict::Refused(HistoryRefusal::Full),
         "it would be recorded nowhere"
     );
     records.apply(&set(1, 0, 64), |history, seen| history.accept(seen, AcceptScope::Version).1);
-    assert!(!is_refused(&records.judge(&set(1, 0, 64))));
+    assert!(!is_refused(&records.decide(&set(1, 0, 64))));
 }
 
 #[test]
 fn after_a_lost_key_log_a_key_vouches_only_for_versions_it_signed() {
     let mut records = StoredRecords::default();
     for (version, key) in [(1, 0), (2, 1), (3, 0)] {
-        records.judge(&set(version, key, version));
+        records.decide(&set(version, key, version));
     }
     let mut lost = StoredRecords { keys: Some(KeyLog::of_versions(records.versions.values())), ..records };
     assert_eq!(
-        lost.judge(&set(2, 0, 9)).verdict,
+        lost.decide(&set(2, 0, 9)).verdict,
         HistoryVerdict::Refused(HistoryRefusal::ChangedByUntrustedKey(HistoryChange::OtherBytes {
             subject: file(0).to_owned(),
             before: vec![content(2)],
             now: content(9),
         }))
     );
-    assert!(matches!(lost.judge(&set(2, 1, 9)).verdict, HistoryVerdict::Republished(_)));
-    assert_eq!(lost.judge(&set(4, 2, 4)).known_keys_without_signer, Some(vec!["K0".to_owned(), "K1".to_owned()]));
+    assert!(matches!(lost.decide(&set(2, 1, 9)).verdict, HistoryVerdict::Republished(_)));
+    assert_eq!(lost.decide(&set(4, 2, 4)).known_keys_without_signer, Some(vec!["K0".to_owned(), "K1".to_owned()]));
 }
 
 #[test]
@@ -190,11 +190,11 @@ fn a_version_unsigned_before_any_key_may_stay_but_not_change() {
     let mut records = StoredRecords::default();
     let unsigned = PublishedSet { key: None, ..set(1, 0, 1) };
     for set in [&unsigned, &set(2, 0, 2), &unsigned] {
-        assert_eq!(records.judge(set).verdict, HistoryVerdict::Consistent, "{set:?}");
+        assert_eq!(records.decide(set).verdict, HistoryVerdict::Consistent, "{set:?}");
     }
     let darwin = PublishedSet { platform: 1, name: 1, content: 3, ..unsigned.clone() };
-    assert_eq!(records.judge(&darwin).verdict, HistoryVerdict::Refused(HistoryRefusal::SignatureLost));
-    assert!(is_refused(&records.judge(&PublishedSet { content: 3, ..unsigned })));
+    assert_eq!(records.decide(&darwin).verdict, HistoryVerdict::Refused(HistoryRefusal::SignatureLost));
+    assert!(is_refused(&records.decide(&PublishedSet { content: 3, ..unsigned })));
 }
 
 #[test]
@@ -203,9 +203,9 @@ fn an_unsigned_registry_may_publish_one_sums_file_per_platform() {
     let linux = PublishedSet { key: None, ..set(1, 0, 1) };
     let darwin = PublishedSet { platform: 1, name: 1, content: 2, ..linux.clone() };
     for set in [&linux, &darwin, &linux, &darwin] {
-        assert_eq!(records.judge(set).verdict, HistoryVerdict::Consistent, "{set:?}");
+        assert_eq!(records.decide(set).verdict, HistoryVerdict::Consistent, "{set:?}");
     }
-    assert!(is_refused(&records.judge(&PublishedSet { content: 3, ..darwin })));
+    assert!(is_refused(&records.decide(&PublishedSet { content: 3, ..darwin })));
 }
 
 #[test]

@@ -23,7 +23,7 @@ impl SourceFetch<'_> {
         source: &ArchiveSource,
         tree: Tree,
     ) -> Result<(Tree, TreePermit, Validators), FetchTreeError> {
-        let subject = self.what();
+        let subject = self.subject();
         let expected = match &source.checksum {
             None => None,
             Some(ExpectedChecksum::Is(checksum)) => Some(checksum.clone()),
@@ -75,14 +75,14 @@ impl SourceFetch<'_> {
     async fn unpack_permit(&self) -> Result<TreePermit, Error> {
         let turn = self.mirror.unpacking.take(&self.upstream.settings.host, self.call.priority).await;
         let reason = || "the limit of archives unpacked at one time is reached".to_owned();
-        turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { subject: self.what(), reason: reason() })
+        turn.map(TreePermit::Unpacking).ok_or_else(|| Error::Busy { subject: self.subject(), reason: reason() })
     }
 
     /// Fetches a checksum list and finds the archive's checksum in it.
     async fn listed_checksum(&self, list: &Url, archive: &Url) -> Result<Checksum, FetchTreeError> {
-        let subject = format!("the list of checksums for {}", self.what());
+        let subject = format!("the list of checksums for {}", self.subject());
         let fetched =
-            self.call.config.outbound.small_file(self.ask(list, &subject), None, MAX_CHECKSUM_LIST_BYTES).await;
+            self.call.config.outbound.small_file(self.request(list, &subject), None, MAX_CHECKSUM_LIST_BYTES).await;
         let found = match fetched.map_err(location_fault)? {
             Fetched::New(document) => Checksum::in_list(&document.body, list, archive),
             Fetched::Unchanged => None,

@@ -18,20 +18,20 @@ async fn a_server_that_falls_silent_is_given_up() {
     let forge = Forge::new();
     let r = forge.repository("r");
     commit(&r);
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.bounds.git.idle = Duration::from_millis(100);
     for silent in ["GET", "POST"] {
-        forge.server.on(
-            move |request| if request.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing },
-        );
+        forge.server.set_behaviour(move |request| {
+            if request.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing }
+        });
         assert!(matches!(fault(&setting, &forge.source("r", "main")).await, Fault::Slow(_)));
     }
     let begun = "HTTP/1.1 200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement\r\nContent-Length: 90\r\n\r\n001e#";
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.bounds.git.total = Duration::from_millis(100);
-    forge.server.on(|_| ServerBehaviour::Silence);
+    forge.server.set_behaviour(|_| ServerBehaviour::Silence);
     assert!(matches!(fault(&setting, &forge.source("r", "main")).await, Fault::Slow(_)));
-    forge.server.on(move |_| ServerBehaviour::Say(begun.to_owned()));
+    forge.server.set_behaviour(move |_| ServerBehaviour::Say(begun.to_owned()));
     let broken = fault(&setting, &forge.source("r", "main")).await;
     assert!(matches!(broken, Fault::Unreachable(_) | Fault::Unusable(_)), "{broken:?}");
 }
@@ -41,12 +41,12 @@ async fn a_server_that_falls_silent_is_given_up() {
 async fn a_server_that_never_begins_to_answer_is_given_up_like_any_other() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.bounds.give_up_after = Duration::from_secs(1);
     for silent in ["GET", "POST"] {
-        forge.server.on(
-            move |request| if request.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing },
-        );
+        forge.server.set_behaviour(move |request| {
+            if request.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing }
+        });
         let slow = fault(&setting, &forge.source("r", "main")).await;
         assert_eq!(slow, Fault::Slow("no byte within 1 s".to_owned()), "{silent}");
     }
@@ -58,7 +58,7 @@ async fn a_bomb_of_zeros_is_refused_before_it_is_unpacked() {
     let r = forge.repository("r");
     write(&r, "bomb", vec![0; 64 << 20]);
     commit(&r);
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.bounds.git.object_bytes = 1 << 20;
     let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
@@ -73,7 +73,7 @@ async fn a_tree_has_its_limits_before_a_byte_is_written() {
         write(&r, &format!("d{}/{number}", number % 5), vec![b'x'; 1000]);
     }
     commit(&r);
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     for (limits, message) in [
         (TreeLimits { entries: 40, bytes: 1 << 30 }, "40 files, folders and links"),
         (TreeLimits { entries: 1000, bytes: 40_000 }, "40000 bytes in its files"),
@@ -103,7 +103,7 @@ async fn a_tree_of_a_few_objects_and_endless_paths_is_refused() {
     }
     let commit = git(&r, &["commit-tree", "-m", "x", &tree]);
     git(&r, &["branch", "endless", &commit]);
-    let refused = GitTestSetting::at(&forge.url("r")).fetch(&forge.source("r", "endless")).await.unwrap_err();
+    let refused = GitTestSetting::of_registry(&forge.url("r")).fetch(&forge.source("r", "endless")).await.unwrap_err();
     assert!(refused.to_string().contains("100000 files, folders and links"), "{refused}");
 }
 
@@ -126,7 +126,7 @@ async fn submodules_are_limited_in_number_and_depth() {
         git(&r, &["commit", "-q", "-m", "x"]);
         last = git(&r, &["rev-parse", "HEAD"]);
     }
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.bounds.git.submodule_depth = 3;
     let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("3 submodules one in the other"), "{refused}");
@@ -143,10 +143,11 @@ async fn submodules_are_limited_in_number_and_depth() {
 async fn a_local_disk_error_is_no_upstream_error() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let setting = GitTestSetting::at(&forge.url("r"));
+    let setting = GitTestSetting::of_registry(&forge.url("r"));
     let tree = Tree::new(tempfile::tempfile().unwrap(), setting.limits);
     let (upstream, source) = (setting.granted(), forge.source("r", "main"));
-    let failed = setting.outbound().git(ask(&source, &upstream), Path::new("/no/such/folder"), tree).await.unwrap_err();
+    let failed =
+        setting.outbound().git(git_request(&source, &upstream), Path::new("/no/such/folder"), tree).await.unwrap_err();
     assert!(matches!(failed, GitError::Disk { .. }), "{failed}");
 }
 
@@ -157,7 +158,7 @@ async fn expensive_or_oversized_attributes_are_refused() {
     let r = forge.repository("r");
     let deep = format!("{}b", "a/".repeat(60));
     write(&r, &deep, "x");
-    let setting = GitTestSetting::at(&forge.url("r"));
+    let setting = GitTestSetting::of_registry(&forge.url("r"));
     let stars = "**/a/".repeat(40);
     let quoted = format!("\"{}\"", stars.replace('*', "\\052"));
     for (rules, message) in [
@@ -196,7 +197,7 @@ async fn expensive_or_oversized_attributes_are_refused() {
 #[tokio::test]
 async fn the_caller_gets_an_error_if_git_code_does_not_end() {
     let forge = Forge::new();
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.bounds.git.total = Duration::from_millis(50);
     setting.bounds.git.stop_time = Duration::from_millis(50);
     let (outbound, upstream, source) = (setting.outbound(), setting.granted(), forge.source("r", "main"));
@@ -209,8 +210,10 @@ async fn the_caller_gets_an_error_if_git_code_does_not_end() {
         drop(wire);
         Ok(())
     };
-    let failed =
-        outbound.run_blocking_job(ask(&source, &upstream), setting.bounds.git.total, endless).await.unwrap_err();
+    let failed = outbound
+        .run_blocking_job(git_request(&source, &upstream), setting.bounds.git.total, endless)
+        .await
+        .unwrap_err();
     assert!(failed.to_string().contains("too slow"), "{failed}");
     assert!(ended.try_recv().is_err(), "it had ended");
     drop(end);
@@ -224,7 +227,7 @@ async fn a_server_that_drips_is_given_up() {
     let random: Vec<u8> = (0..60_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     write(&r, "f", random);
     commit(&r);
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.bounds.git.idle = Duration::from_millis(200);
     let lasting = setting.bounds.git.preparing;
     // Slow before the pack, and slow within it. The fast part of the pack exceeds one whole packet line (up to 64 KiB).
@@ -234,7 +237,7 @@ async fn a_server_that_drips_is_given_up() {
         [("GET", 260, "no byte of a pack", soon), ("POST", 150_000, "1 KiB/s", lasting)]
     {
         setting.bounds.git.preparing = preparing;
-        forge.server.on(move |request| {
+        forge.server.set_behaviour(move |request| {
             let is_fetch = request.body.windows(4).any(|part| part == b"want");
             let drips = request.method == method && (method == "GET" || is_fetch);
             if drips { ServerBehaviour::Drip(first, 20) } else { ServerBehaviour::Nothing }
@@ -243,7 +246,7 @@ async fn a_server_that_drips_is_given_up() {
         assert!(matches!(&slow, Fault::Slow(why) if why.contains(said)), "{method}: {slow:?}");
     }
     setting.fetch(&forge.source("r", "main")).await.unwrap_err();
-    forge.server.on(|_| ServerBehaviour::Nothing);
+    forge.server.set_behaviour(|_| ServerBehaviour::Nothing);
     setting.fetch(&forge.source("r", "main")).await.unwrap();
 }
 
@@ -252,14 +255,14 @@ async fn a_server_that_drips_is_given_up() {
 async fn one_upstream_never_takes_all_git_jobs() {
     let (forge, stuck) = (Forge::new(), Forge::new());
     commit(&forge.repository("r"));
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.allow_private = vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port: stuck.server.port }];
     setting.bounds.git_jobs.wait = Duration::from_millis(100);
     // The silent jobs must not time out during this test.
     let hour = Duration::from_secs(3600);
     (setting.bounds.give_up_after, setting.bounds.git.idle) = (hour, hour);
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
-    stuck.server.on(move |_| {
+    stuck.server.set_behaviour(move |_| {
         let _ = sender.send(());
         ServerBehaviour::Silence
     });
@@ -269,7 +272,7 @@ async fn one_upstream_never_takes_all_git_jobs() {
     let fetch = async |host: &Hostname, source: &GitSource| {
         let scratch = tempfile::tempdir().unwrap();
         let tree = Tree::new(tempfile::tempfile().unwrap(), setting.limits);
-        outbound.git(GitRequest { upstream: host, ..ask(source, &upstream) }, scratch.path(), tree).await
+        outbound.git(GitRequest { upstream: host, ..git_request(source, &upstream) }, scratch.path(), tree).await
     };
     let own = host();
     let stuck = async { tokio::join!(fetch(&own, &stuck), fetch(&own, &stuck)) };
@@ -292,11 +295,11 @@ async fn one_upstream_never_takes_all_git_jobs() {
 async fn a_server_that_sends_progress_but_no_pack_is_given_up() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.bounds.git.preparing = Duration::from_secs(1);
     // Ends the test if the limit under test does not.
     setting.bounds.git.total = Duration::from_secs(15);
-    forge.server.on(|request| match request.body.windows(4).any(|part| part == b"want") {
+    forge.server.set_behaviour(|request| match request.body.windows(4).any(|part| part == b"want") {
         true => ServerBehaviour::Progress(20),
         false => ServerBehaviour::Nothing,
     });
@@ -310,7 +313,7 @@ async fn the_objects_of_a_pack_are_limited() {
     let r = forge.repository("r");
     write(&r, "f", "x");
     commit(&r);
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     // A commit, its tree and a blob.
     setting.bounds.git.objects = 2;
     let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
@@ -330,11 +333,11 @@ async fn refs_and_data_before_a_pack_are_limited() {
     }
     let id = git(&r, &["rev-parse", "HEAD"]);
     for old in [false, true] {
-        forge.server.on(move |_| if old { ServerBehaviour::AsOld } else { ServerBehaviour::Nothing });
-        let mut setting = GitTestSetting::at(&forge.url("r"));
+        forge.server.set_behaviour(move |_| if old { ServerBehaviour::AsOld } else { ServerBehaviour::Nothing });
+        let mut setting = GitTestSetting::of_registry(&forge.url("r"));
         setting.bounds.git.names = 20;
         let source = forge.source("r", &id[..8]);
-        for refused in [setting.look(&source).await.map(drop), setting.fetch(&source).await.map(drop)] {
+        for refused in [setting.resolve(&source).await.map(drop), setting.fetch(&source).await.map(drop)] {
             let refused = refused.unwrap_err();
             assert!(refused.to_string().contains("20 names"), "{refused}");
         }
@@ -348,19 +351,19 @@ async fn refs_and_data_before_a_pack_are_limited() {
 #[tokio::test]
 async fn resolving_a_name_has_separate_limits_and_a_full_id_needs_no_request() {
     let forge = Forge::new();
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.bounds.git.resolve_time = Duration::from_millis(100);
     setting.bounds.documents.all = 0;
-    forge.server.on(|_| ServerBehaviour::Silence);
-    let failed = setting.look(&forge.source("r", "main")).await.unwrap_err();
+    forge.server.set_behaviour(|_| ServerBehaviour::Silence);
+    let failed = setting.resolve(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&failed, GitError::Upstream(error) if matches!(error.fault, Fault::Slow(_))), "{failed}");
-    let request = forge.server.asked().len();
+    let request = forge.server.requests().len();
     let id = "0123456789ABCDEF0123456789abcdef01234567";
-    assert_eq!(setting.look(&forge.source("r", id)).await.unwrap(), Some(id.to_ascii_lowercase()));
-    assert_eq!(forge.server.asked().len(), request);
+    assert_eq!(setting.resolve(&forge.source("r", id)).await.unwrap(), Some(id.to_ascii_lowercase()));
+    assert_eq!(forge.server.requests().len(), request);
     setting.bounds.git_resolves.all = 0;
     setting.bounds.git_resolves.wait = Duration::from_millis(10);
-    let failed = setting.look(&forge.source("r", "main")).await.unwrap_err();
+    let failed = setting.resolve(&forge.source("r", "main")).await.unwrap_err();
     assert!(failed.to_string().contains("the limit of concurrent git ref lookups"), "{failed}");
 }
 
@@ -377,7 +380,7 @@ async fn a_pack_that_exceeds_the_chain_memory_is_refused() {
     }
     commit(&r);
     git(&r, &["repack", "-q", "-a", "-d", "-f", "--depth=40", "--window=10"]);
-    let mut setting = GitTestSetting::at(&forge.url("r"));
+    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
     setting.bounds.git.chain_bytes = 200_000;
     let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");

@@ -35,7 +35,7 @@ async fn the_tree_is_what_a_clone_with_submodules_leaves() {
     git(&outer, &["config", "-f", ".gitmodules", "submodule.modules/middle.branch", "main"]);
     let id = commit(&outer);
 
-    let setting = GitTestSetting::at(&forge.url("outer"));
+    let setting = GitTestSetting::of_registry(&forge.url("outer"));
     let fetched = setting.fetch(&forge.source("outer", "main")).await.unwrap();
     assert_eq!(fetched.commit, id);
     assert_eq!(fetched.notes, ["pointers of Git LFS stay pointers: big.bin"]);
@@ -137,7 +137,7 @@ async fn attributes_are_applied_as_git_applies_them() {
     assert!(git_command(&repository).args(["update-index", "--index-info"]).stdin(entries).status().unwrap().success());
     git(&repository, &["commit", "-q", "-m", "x"]);
 
-    let fetched = GitTestSetting::at(&forge.url("r")).fetch(&forge.source("r", "")).await.unwrap();
+    let fetched = GitTestSetting::of_registry(&forge.url("r")).fetch(&forge.source("r", "")).await.unwrap();
     assert_eq!(fetched.notes.len(), 1, "{:?}", fetched.notes);
     assert!(fetched.notes[0].contains("(no-such)"), "{:?}", fetched.notes);
     assert_same(&listed(&fetched.tree), &cloned(&forge.url("r"), "").unwrap());
@@ -176,7 +176,7 @@ async fn a_name_that_git_forbids_is_refused() {
     let forge = Forge::new();
     let repository = forge.repository("r");
     commit(&repository);
-    let setting = GitTestSetting::at(&forge.url("r"));
+    let setting = GitTestSetting::of_registry(&forge.url("r"));
     let cases: &[(&str, &[Crafted<'_>])] = &[
         (".git", &[("100644", ".git", b"x")]),
         (".GiT", &[("100644", ".GiT", b"x")]),
@@ -201,7 +201,7 @@ async fn submodules_are_asked_only_over_https_and_ssh_and_without_an_entry_they_
     let forge = Forge::new();
     let repository = forge.repository("r");
     commit(&repository);
-    let setting = GitTestSetting::at(&forge.url("r"));
+    let setting = GitTestSetting::of_registry(&forge.url("r"));
     crafted(&repository, &[("160000", "gone", b"")]);
     let fetched = setting.fetch(&forge.source("r", "crafted")).await.unwrap();
     assert_eq!(listed(&fetched.tree), Listing::from([(b"gone".to_vec(), TreeItem::Folder)]));

@@ -115,7 +115,7 @@ struct GitTestSetting {
 }
 
 impl GitTestSetting {
-    fn at(registry: &Url) -> Self {
+    fn of_registry(registry: &Url) -> Self {
         let network = config::Config::default().network;
         let limits = TreeLimits::default();
         Self {
@@ -156,12 +156,12 @@ impl GitTestSetting {
         let scratch = tempfile::tempdir().unwrap();
         let tree = Tree::new(tempfile::tempfile().unwrap(), self.limits);
         let upstream = self.granted();
-        outbound.git(ask(source, &upstream), scratch.path(), tree).await
+        outbound.git(git_request(source, &upstream), scratch.path(), tree).await
     }
 
-    async fn look(&self, source: &GitSource) -> Result<Option<String>, GitError> {
+    async fn resolve(&self, source: &GitSource) -> Result<Option<String>, GitError> {
         let upstream = self.granted();
-        self.outbound().git_commit(ask(source, &upstream)).await
+        self.outbound().git_commit(git_request(source, &upstream)).await
     }
 }
 
@@ -169,7 +169,7 @@ fn host() -> Hostname {
     Hostname::parse("registry.example").unwrap()
 }
 
-fn ask<'a>(source: &'a GitSource, upstream: &'a Upstream) -> GitRequest<'a> {
+fn git_request<'a>(source: &'a GitSource, upstream: &'a Upstream) -> GitRequest<'a> {
     static VIA: std::sync::LazyLock<CdnLoop> = std::sync::LazyLock::new(CdnLoop::default);
     GitRequest {
         subject: "the module",

@@ -44,8 +44,8 @@ async fn a_reference_resolves_as_in_a_clone_and_checkout() {
     // Some servers can omit trees, others cannot, and old ones can do neither that nor serve most ids.
     for (filter, old) in [("true", false), ("false", false), ("false", true)] {
         fs::write(settings(forge.folder.path()), format!("[uploadpack]\n\tallowFilter = {filter}\n")).unwrap();
-        forge.server.on(move |_| if old { ServerBehaviour::AsOld } else { ServerBehaviour::Nothing });
-        let setting = GitTestSetting::at(&forge.url("r"));
+        forge.server.set_behaviour(move |_| if old { ServerBehaviour::AsOld } else { ServerBehaviour::Nothing });
+        let setting = GitTestSetting::of_registry(&forge.url("r"));
         let first = &ids["first"];
         let short = first[..10].to_owned();
         for reference in [
@@ -68,14 +68,14 @@ async fn a_reference_resolves_as_in_a_clone_and_checkout() {
             let fetched = fetched.unwrap_or_else(|e| panic!("{reference} ({filter}, {old}): {e}"));
             assert_same(&listed(&fetched.tree), &theirs);
             assert_eq!(fetched.commit, ids[content(&fetched).as_str()], "{reference}");
-            let looked = setting.look(&forge.source("r", reference)).await.unwrap();
+            let looked = setting.resolve(&forge.source("r", reference)).await.unwrap();
             let shown = if reference == short { None } else { Some(fetched.commit.clone()) };
             assert_eq!(looked, shown, "{reference}");
         }
         for nothing in ["absent", "v1", "heads/both", "0000", "both~1"] {
             let refused = setting.fetch(&forge.source("r", nothing)).await.unwrap_err();
             assert!(refused.to_string().contains(nothing), "{nothing}: {refused}");
-            assert!(setting.look(&forge.source("r", nothing)).await.is_err() || nothing == "0000", "{nothing}");
+            assert!(setting.resolve(&forge.source("r", nothing)).await.is_err() || nothing == "0000", "{nothing}");
         }
         // Forges serve commits that no branch leads to, but a checkout in a clone fails. Larder fails like the
         // checkout.
@@ -102,26 +102,26 @@ async fn a_commit_refused_by_its_id_is_found_by_fetching_everything() {
     git(&outer, &["commit", "-q", "-m", "x"]);
     fs::write(settings(forge.folder.path()), "[uploadpack]\n\tallowFilter = true\n").unwrap();
     let want = format!("want {first}");
-    forge.server.on(move |request| {
+    forge.server.set_behaviour(move |request| {
         let is_refused = request.body.windows(want.len()).any(|part| part == want.as_bytes());
         let line = format!("ERR upload-pack: not our ref {}", &want[5..]);
         let line = format!("{:04x}{line}", line.len() + 4);
         let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-result\r\n\r\n";
         if is_refused { ServerBehaviour::Say(format!("{head}{line}")) } else { ServerBehaviour::Nothing }
     });
-    let setting = GitTestSetting::at(&forge.url("r"));
+    let setting = GitTestSetting::of_registry(&forge.url("r"));
     let fetched = setting.fetch(&forge.source("r", &first)).await.unwrap();
     assert_eq!((content(&fetched).as_str(), &fetched.commit), ("first", &first));
     let fetched = setting.fetch(&forge.source("outer", "")).await.unwrap();
     assert_eq!(listed(&fetched.tree)[&b"s/content"[..]], TreeItem::File(0o644, b"first".to_vec()));
-    assert!(forge.server.asked().len() > 6, "it was refused nothing");
+    assert!(forge.server.requests().len() > 6, "it was refused nothing");
 }
 
 #[tokio::test]
 async fn with_a_depth_a_branch_wins_and_ids_are_nothing() {
     let forge = Forge::new();
     let ids = tangled(&forge);
-    let setting = GitTestSetting::at(&forge.url("r"));
+    let setting = GitTestSetting::of_registry(&forge.url("r"));
     let deep = |reference: &str, depth| GitSource { depth: Some(depth), ..forge.source("r", reference) };
     for (reference, found) in [("both", "both"), ("main", "main"), ("annotated", "tagged"), ("", "main")] {
         let fetched = setting.fetch(&deep(reference, 1)).await.unwrap();
@@ -135,11 +135,11 @@ async fn with_a_depth_a_branch_wins_and_ids_are_nothing() {
 async fn a_tag_that_moved_names_another_commit() {
     let forge = Forge::new();
     let ids = tangled(&forge);
-    let setting = GitTestSetting::at(&forge.url("r"));
+    let setting = GitTestSetting::of_registry(&forge.url("r"));
     let source = forge.source("r", "annotated");
-    assert_eq!(setting.look(&source).await.unwrap().as_ref(), Some(&ids["tagged"]));
+    assert_eq!(setting.resolve(&source).await.unwrap().as_ref(), Some(&ids["tagged"]));
     git(&forge.folder.path().join("r"), &["tag", "-f", "-a", "-m", "y", "annotated", &ids["both"]]);
-    assert_eq!(setting.look(&source).await.unwrap().as_ref(), Some(&ids["both"]));
+    assert_eq!(setting.resolve(&source).await.unwrap().as_ref(), Some(&ids["both"]));
     assert_eq!(setting.fetch(&source).await.unwrap().commit, ids["both"]);
 }
 
@@ -147,7 +147,7 @@ async fn a_tag_that_moved_names_another_commit() {
 async fn an_absent_or_empty_repository_is_an_upstream_error() {
     let forge = Forge::new();
     forge.repository("empty");
-    let setting = GitTestSetting::at(&forge.url("empty"));
+    let setting = GitTestSetting::of_registry(&forge.url("empty"));
     for (name, message) in [("absent", "no such repository"), ("empty", "without a commit")] {
         let error = setting.fetch(&forge.source(name, "")).await.unwrap_err();
         let GitError::Upstream(error) = error else { panic!("{error}") };

@@ -65,11 +65,11 @@ impl Server {
         Self { port, requests, fault }
     }
 
-    pub(super) fn on(&self, fault: impl Fn(&ReceivedRequest) -> ServerBehaviour + Send + 'static) {
+    pub(super) fn set_behaviour(&self, fault: impl Fn(&ReceivedRequest) -> ServerBehaviour + Send + 'static) {
         *self.fault.lock() = Box::new(fault);
     }
 
-    pub(super) fn asked(&self) -> Vec<ReceivedRequest> {
+    pub(super) fn requests(&self) -> Vec<ReceivedRequest> {
         self.requests.lock().clone()
     }
 }

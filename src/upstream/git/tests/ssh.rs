@@ -70,7 +70,7 @@ impl SshServer {
     }
 
     fn setting(&self, key: &str, known_hosts: &str) -> GitTestSetting {
-        let mut setting = GitTestSetting::at(&Url::parse("https://registry.example/").unwrap());
+        let mut setting = GitTestSetting::of_registry(&Url::parse("https://registry.example/").unwrap());
         let root = self.folder.path();
         let files = SshFiles { key: root.join(key), known_hosts: root.join(known_hosts) };
         let host = Hostname::parse(&format!("127.0.0.1:{}", self.port)).unwrap();
@@ -102,7 +102,7 @@ async fn a_repository_is_fetched_over_ssh_with_the_configured_key() {
     assert_same(&listed(&fetched.tree), &theirs);
     let source = server.source(&r.join(".git"), &first);
     assert_eq!(setting.fetch(&source).await.unwrap().commit, first);
-    assert_eq!(setting.look(&server.source(&r.join(".git"), "main")).await.unwrap(), Some(fetched.commit));
+    assert_eq!(setting.resolve(&server.source(&r.join(".git"), "main")).await.unwrap(), Some(fetched.commit));
 }
 
 /// Promise 8, without prompts: an unknown host key and a refused user key are errors.
@@ -147,7 +147,7 @@ async fn a_silent_ssh_server_is_given_up_and_leaves_no_process() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "key", "x");
     write(folder.path(), "known_hosts", "");
-    let mut setting = GitTestSetting::at(&Url::parse("https://registry.example/").unwrap());
+    let mut setting = GitTestSetting::of_registry(&Url::parse("https://registry.example/").unwrap());
     let files = SshFiles { key: folder.path().join("key"), known_hosts: folder.path().join("known_hosts") };
     let host = Hostname::parse(&format!("127.0.0.1:{port}")).unwrap();
     setting.credentials = vec![Credential { host, upstreams: vec![super::host()], access: Access::Ssh(files) }];
@@ -166,7 +166,7 @@ async fn a_silent_ssh_server_is_given_up_and_leaves_no_process() {
 fn a_key_is_for_the_ports_of_its_host_that_it_names() {
     let files = SshFiles { key: "/k".into(), known_hosts: "/h".into() };
     for (named, is_for) in [("git.example", [true, true, false]), ("git.example:2222", [false, false, true])] {
-        let mut setting = GitTestSetting::at(&Url::parse("https://registry.example/").unwrap());
+        let mut setting = GitTestSetting::of_registry(&Url::parse("https://registry.example/").unwrap());
         let host = Hostname::parse(named).unwrap();
         let access = Access::Ssh(files.clone());
         setting.credentials = vec![Credential { host, upstreams: vec![super::host()], access }];
