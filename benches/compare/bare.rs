@@ -55,7 +55,7 @@ pub(crate) struct Bare {
 impl Bare {
     /// Starts it with what larder answers to these paths.
     pub(crate) fn start(larder: SocketAddr, paths: Vec<String>, certificate: &Certificate) -> anyhow::Result<Self> {
-        let told = Told {
+        let text = Told {
             larder,
             paths,
             certificate: certificate.certificate_file.clone(),
@@ -64,7 +64,7 @@ impl Bare {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg(format!("--{ARGUMENT}"))
-            .arg(serde_json::to_string(&told)?)
+            .arg(serde_json::to_string(&text)?)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         let mut running = Running::start(&mut command)?;
@@ -80,23 +80,23 @@ impl Bare {
 }
 
 /// Is the bare server until it is ended. The runtime is as larder's.
-pub(crate) fn be(told: &str) -> anyhow::Result<()> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(serde_json::from_str(told)?))
+pub(crate) fn be(order: &str) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(serde_json::from_str(order)?))
 }
 
 /// By path, plain and gzip.
 type Answers = HashMap<String, [(HeaderMap, Bytes); 2]>;
 
-async fn serve(told: Told) -> anyhow::Result<()> {
+async fn serve(text: Told) -> anyhow::Result<()> {
     let client = peer::client()?;
     let mut answers = Answers::new();
-    for path in told.paths {
-        let plain = fetch(&client, told.larder, &path, "identity").await?;
-        let gzip = fetch(&client, told.larder, &path, "gzip").await?;
+    for path in text.paths {
+        let plain = fetch(&client, text.larder, &path, "identity").await?;
+        let gzip = fetch(&client, text.larder, &path, "gzip").await?;
         answers.insert(path, [plain, gzip]);
     }
     let answers = Arc::new(answers);
-    let acceptor = TlsAcceptor::from(tls::server(&told.certificate, &told.key)?);
+    let acceptor = TlsAcceptor::from(tls::server(&text.certificate, &text.key)?);
     let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let secure = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let ready = Ready { plain: plain.local_addr()?, tls: secure.local_addr()? };

@@ -125,16 +125,16 @@ fn measure(bench: &Bench, row: &Row, peer: &Peer) -> anyhow::Result<Sample> {
 const HEAD: [&str; 9] = ["", "larder", "nginx", "bare", "larder/nginx", "larder/bare", "CPU larder", "nginx", "bare"];
 
 fn add(section: &mut Section, row: &Row, samples: &[(Name, Vec<Sample>)]) {
-    let of = |name: Name| samples.iter().find(|(whose, _)| *whose == name).map(|(_, samples)| samples);
+    let select = |name: Name| samples.iter().find(|(whose, _)| *whose == name).map(|(_, samples)| samples);
     let rate = |name: Name| {
-        let rate = median(of(name)?.iter().map(Sample::rate));
+        let rate = median(select(name)?.iter().map(Sample::rate));
         Some(match row.counted {
             Counted::Answers => format!("{rate:.0}"),
             Counted::Bytes => format!("{:.2}", rate / 1e9),
         })
     };
     let cost = |name: Name| {
-        let cost = median(of(name)?.iter().map(Sample::cost));
+        let cost = median(select(name)?.iter().map(Sample::cost));
         Some(match row.counted {
             Counted::Answers => format!("{:.1}", cost * 1e6),
             Counted::Bytes => format!("{:.2}", cost * 1e9),
@@ -142,7 +142,7 @@ fn add(section: &mut Section, row: &Row, samples: &[(Name, Vec<Sample>)]) {
     };
     // Of each round, because what else the machine does changes from one to the next.
     let ratio = |other: Name| {
-        let rounds = of(Name::Larder)?.iter().zip(of(other)?);
+        let rounds = select(Name::Larder)?.iter().zip(select(other)?);
         Some(median(rounds.map(|(larder, other)| larder.rate() / other.rate())))
     };
     let names = [Name::Larder, Name::Nginx, Name::Bare];

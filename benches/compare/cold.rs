@@ -96,29 +96,29 @@ impl Cold<'_> {
                 Ok(once)
             })
         })?;
-        let of = |wanted: From, value: fn(&Once) -> Duration| {
+        let select = |wanted: From, value: fn(&Once) -> Duration| {
             let (_, came) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
             Some(median(came.iter().map(|once| value(once).as_secs_f64())))
         };
         let medians =
-            |value: fn(&Once) -> Duration| [From::Registry, From::Larder, From::Nginx].map(|from| of(from, value));
+            |value: fn(&Once) -> Duration| [From::Registry, From::Larder, From::Nginx].map(|from| select(from, value));
 
         let [direct, larder, nginx] = medians(|once| once.first);
         let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{:.1} ms", seconds * 1e3)));
         let later = |other: Option<f64>| Some((larder? - other?) * 1e3);
-        let told = |other: Option<f64>| cell(later(other).map(|later| format!("{later:+.1} ms")));
+        let text_of = |other: Option<f64>| cell(later(other).map(|later| format!("{later:+.1} ms")));
         let met = later(direct).is_some_and(|later| later <= FIRST_AT_MOST_MS);
         let target = Target { met, text: format!("+{FIRST_AT_MOST_MS} ms") };
-        let cells = vec![text(direct), text(larder), text(nginx), told(direct), told(nginx)];
+        let cells = vec![text(direct), text(larder), text(nginx), text_of(direct), text_of(nginx)];
         section.add(&format!("{name}: first byte"), cells, vec![target]);
 
         let [direct, larder, nginx] = medians(|once| once.whole);
         let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{seconds:.2} s")));
         let ratio = |other: Option<f64>| Some(larder? / other?);
-        let told = |other: Option<f64>| cell(ratio(other).map(|ratio| format!("{ratio:.2}")));
+        let text_of = |other: Option<f64>| cell(ratio(other).map(|ratio| format!("{ratio:.2}")));
         let met = ratio(direct).is_some_and(|ratio| ratio <= WHOLE_AT_MOST);
         let target = Target { met, text: format!("{WHOLE_AT_MOST} x direct") };
-        let cells = vec![text(direct), text(larder), text(nginx), told(direct), told(nginx)];
+        let cells = vec![text(direct), text(larder), text(nginx), text_of(direct), text_of(nginx)];
         section.add(&format!("{name}: whole"), cells, vec![target]);
         Ok(())
     }
@@ -134,22 +134,22 @@ impl Cold<'_> {
             })?;
             Ok((self.bench.upstream.asked(&self.path) - before, last.as_secs_f64()))
         })?;
-        let of = |wanted: From, value: fn(&(u64, f64)) -> f64| {
+        let select = |wanted: From, value: fn(&(u64, f64)) -> f64| {
             let (_, came) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
             Some(median(came.iter().map(value)))
         };
         let most = from.iter().zip(&all).filter(|(from, _)| **from == From::Larder);
-        let most = most.flat_map(|(_, came)| came).map(|(asked, _)| *asked).max();
-        let asked =
-            [From::Larder, From::Nginx].map(|from| cell(of(from, |came| came.0 as f64).map(|n| format!("{n}"))));
-        let [larder, nginx] = asked;
+        let most = most.flat_map(|(_, came)| came).map(|(request, _)| *request).max();
+        let requests =
+            [From::Larder, From::Nginx].map(|from| cell(select(from, |came| came.0 as f64).map(|n| format!("{n}"))));
+        let [larder, nginx] = requests;
         let target = Target { met: most == Some(1), text: "1".into() };
         section.add(
             &format!("{name}: requests upstream"),
             vec![cell(None), larder, nginx, cell(None), cell(None)],
             vec![target],
         );
-        let [larder, nginx] = [From::Larder, From::Nginx].map(|from| of(from, |came| came.1));
+        let [larder, nginx] = [From::Larder, From::Nginx].map(|from| select(from, |came| came.1));
         let ratio = cell(larder.zip(nginx).map(|(larder, nginx)| format!("{:.2}", larder / nginx)));
         let [larder, nginx] = [larder, nginx].map(|last| cell(last.map(|last| format!("{last:.2} s"))));
         section.add(&format!("{name}: until all have it"), vec![cell(None), larder, nginx, cell(None), ratio], vec![]);

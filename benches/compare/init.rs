@@ -47,19 +47,19 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let nginx = bench.nginx.as_ref();
     let nginx = nginx.map(|program| Nginx::start(program, upstream, certificate, Log::Off)).transpose()?;
     let run = |from: From| {
-        let at = |address: SocketAddr, path: &str| {
+        let address = |address: SocketAddr, path: &str| {
             host_override(HOST, &format!("http://{address}{path}"), "http://127.0.0.1:9/")
         };
         match from {
-            From::Registry => init(bench, &names, &at(upstream.address(), "/v1/providers/")),
+            From::Registry => init(bench, &names, &address(upstream.address(), "/v1/providers/")),
             From::Cold => {
                 let larder = Larder::start(bench, None, Log::Off)?;
-                init(bench, &names, &at(larder.address, &larder::under("/v1/providers/")))
+                init(bench, &names, &address(larder.address, &larder::under("/v1/providers/")))
             }
-            From::Warm => init(bench, &names, &at(warm.address, &larder::under("/v1/providers/"))),
+            From::Warm => init(bench, &names, &address(warm.address, &larder::under("/v1/providers/"))),
             From::Nginx => {
                 let nginx = nginx.as_ref().context("nginx is not installed")?;
-                init(bench, &names, &at(nginx.listening.plain, "/v1/providers/"))
+                init(bench, &names, &address(nginx.listening.plain, "/v1/providers/"))
             }
             From::Folder => {
                 let path = folder.path();

@@ -113,9 +113,9 @@ impl Home {
         let out = running.child().stdout.take().context("its output is piped")?;
         let mut line = String::new();
         BufReader::new(out).read_line(&mut line)?;
-        let told = || fs::read_to_string(self.log_file()).unwrap_or_default();
-        let said: serde_json::Value = serde_json::from_str(&line).with_context(told)?;
-        let [address, admin] = ["listen", "admin"].map(|key| said[key].as_str().unwrap_or_default().parse());
+        let text_of = || fs::read_to_string(self.log_file()).unwrap_or_default();
+        let report: serde_json::Value = serde_json::from_str(&line).with_context(text_of)?;
+        let [address, admin] = ["listen", "admin"].map(|key| report[key].as_str().unwrap_or_default().parse());
         Ok(Larder { home: self, running, address: address?, admin: admin? })
     }
 }

@@ -133,18 +133,18 @@ impl Bench {
     }
 
     /// What was measured; nothing where that failed, and the rest goes on. An error once it is interrupted.
-    fn without<T>(&self, what: &str, measured: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+    fn without<T>(&self, subject: &str, measured: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
         interrupt::check()?;
         if let Err(error) = &measured {
-            self.progress(&format!("{what} could not be measured: {error:#}"));
+            self.progress(&format!("{subject} could not be measured: {error:#}"));
             self.failed.set(self.failed.get() + 1);
         }
         Ok(measured.ok())
     }
 
     #[expect(clippy::print_stderr, reason = "somebody waits")]
-    fn progress(&self, what: &str) {
-        eprintln!("  {what}");
+    fn progress(&self, subject: &str) {
+        eprintln!("  {subject}");
     }
 }
 
@@ -164,8 +164,8 @@ const PARTS: [(&str, Measure); 7] = [
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    if let Some(told) = &options.be_bare {
-        return bare::be(told);
+    if let Some(text) = &options.be_bare {
+        return bare::be(text);
     }
     if !options.bench || options.test {
         return Ok(());
@@ -182,11 +182,11 @@ fn main() -> anyhow::Result<()> {
     }
     let mut sections = Vec::new();
     let this = bench.binary.clone();
-    for (what, measure) in PARTS {
-        sections.extend(bench.without(what, measure(&bench))?.into_iter().flatten());
+    for (subject, measure) in PARTS {
+        sections.extend(bench.without(subject, measure(&bench))?.into_iter().flatten());
         if let Some(other) = bench.options.beside.clone() {
             bench.binary.clone_from(&other);
-            let beside = bench.without(what, measure(&bench))?.into_iter().flatten();
+            let beside = bench.without(subject, measure(&bench))?.into_iter().flatten();
             sections.extend(beside.map(|section| section.of(&other.display().to_string())));
             bench.binary.clone_from(&this);
         }

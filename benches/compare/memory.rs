@@ -83,9 +83,9 @@ fn peak(bench: &Bench, peer: &Peer, wire: Wire, path: &str) -> anyhow::Result<u6
 }
 
 fn add(section: &mut Section, name: &str, bytes: Vec<(Name, u64)>, at_most_mib: f64) {
-    let of =
+    let select =
         |wanted: Name| bytes.iter().find(|(name, _)| *name == wanted).map(|(_, bytes)| *bytes as f64 / 1_048_576.0);
-    let cells = [Name::Larder, Name::Nginx].map(|name| cell(of(name).map(|mib| format!("{mib:.1}"))));
-    let met = of(Name::Larder).is_some_and(|mib| mib <= at_most_mib);
+    let cells = [Name::Larder, Name::Nginx].map(|name| cell(select(name).map(|mib| format!("{mib:.1}"))));
+    let met = select(Name::Larder).is_some_and(|mib| mib <= at_most_mib);
     section.add(name, cells.into(), vec![Target { met, text: format!("{at_most_mib} MiB") }]);
 }

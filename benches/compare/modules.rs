@@ -58,14 +58,14 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         bench.progress(&name);
         let forge = bench.block_on(forge(reference))?;
         let seconds = measure(bench, &forge)?;
-        let of = |from: From| seconds[&from].iter().copied();
+        let select = |from: From| seconds[&from].iter().copied();
         // Of each round by itself, what its `init` without modules took taken away.
         let of_direct = |from: From| {
-            let rounds = of(from).zip(of(From::Git)).zip(of(From::Nowhere));
+            let rounds = select(from).zip(select(From::Git)).zip(select(From::Nowhere));
             median(rounds.map(|((took, direct), nothing)| (took - nothing) / (direct - nothing)))
         };
         let mut cells: Vec<String> = [From::Cold, From::Warm, From::Git, From::Nowhere]
-            .map(|from| cell(Some(format!("{:.2} s", median(of(from))))))
+            .map(|from| cell(Some(format!("{:.2} s", median(select(from))))))
             .into();
         let mut goals = Vec::new();
         for (from, most) in [(From::Cold, COLD_AT_MOST), (From::Warm, WARM_AT_MOST)] {

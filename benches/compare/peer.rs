@@ -134,14 +134,17 @@ pub(crate) fn client() -> anyhow::Result<reqwest::Client> {
 /// a hit.
 pub(crate) async fn warm(client: &reqwest::Client, url: &str) -> anyhow::Result<()> {
     for coding in ["gzip", "identity"] {
-        let mut said = String::new();
+        let mut output = String::new();
         for _ in 0..4 {
             let answer = client.get(url).header(ACCEPT_ENCODING, coding).send().await?.error_for_status()?;
             let word = ["cache-status", "x-cache"].map(|name| answer.headers().get(name).cloned());
-            said = format!("{word:?}");
+            output = format!("{word:?}");
             answer.bytes().await?;
         }
-        ensure!(said.contains("larder; hit") || said.contains("HIT"), "{url} does not come from what is held: {said}");
+        ensure!(
+            output.contains("larder; hit") || output.contains("HIT"),
+            "{url} does not come from what is held: {output}"
+        );
     }
     Ok(())
 }

@@ -52,8 +52,8 @@ impl Section {
     fn lines(&self) -> impl Iterator<Item = Vec<String>> {
         let head = self.head.iter().cloned().chain(["target".to_owned()]).collect();
         let rows = self.rows.iter().map(|(name, cells, targets)| {
-            let told: Vec<String> = targets.iter().map(Target::told).collect();
-            [name.clone()].into_iter().chain(cells.iter().cloned()).chain([told.join(", ")]).collect()
+            let text: Vec<String> = targets.iter().map(Target::told).collect();
+            [name.clone()].into_iter().chain(cells.iter().cloned()).chain([text.join(", ")]).collect()
         });
         [head].into_iter().chain(rows)
     }

@@ -106,9 +106,9 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     add(&whole, &figures.whole, None);
 
     bench.progress(&fill);
-    if let Some([below, at]) = bench.without(&fill, fills(bench, home))? {
-        let ratio = at / below;
-        let figure = format!("{ratio:.2} ({:.2} ms to {:.2} ms)", at * 1e3, below * 1e3);
+    if let Some([below, offset]) = bench.without(&fill, fills(bench, home))? {
+        let ratio = offset / below;
+        let figure = format!("{ratio:.2} ({:.2} ms to {:.2} ms)", offset * 1e3, below * 1e3);
         let target = Target { met: ratio <= FILL_AT_MOST, text: FILL_AT_MOST.to_string() };
         section.add(&fill, vec![cell(Some(figure))], vec![target]);
     }

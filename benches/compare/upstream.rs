@@ -136,9 +136,9 @@ impl Upstream {
     fn answer(&self, request: &Request<Incoming>) -> Response<Body> {
         let path = request.uri().path();
         let page = {
-            let mut site = self.site.lock();
-            *site.asked.entry(path.to_owned()).or_default() += 1;
-            site.pages.get(path).cloned()
+            let mut setup = self.site.lock();
+            *setup.asked.entry(path.to_owned()).or_default() += 1;
+            setup.pages.get(path).cloned()
         };
         let Some(page) = page else {
             let mut nothing = Response::new(whole(Bytes::from_static(b"{\"errors\":[\"Not Found\"]}")));

@@ -60,23 +60,23 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     );
     let mut section = Section::new(&title, &["", "downloader", "larder", "larder's throughput"]);
     let ratio = direct / larder;
-    let told = |seconds: f64| cell(Some(format!("{seconds:.2} s ({:.0}/s)", count as f64 / seconds)));
+    let text_of = |seconds: f64| cell(Some(format!("{seconds:.2} s ({:.0}/s)", count as f64 / seconds)));
     let target = Target { met: ratio >= AT_LEAST, text: format!("{AT_LEAST} x downloader") };
-    section.add(&name, vec![told(direct), told(larder), format!("{ratio:.2}")], vec![target]);
+    section.add(&name, vec![text_of(direct), text_of(larder), format!("{ratio:.2}")], vec![target]);
     Ok(Some(section))
 }
 
 /// How long a larder takes with an empty store, in seconds: from the order to the end of its job.
 fn warm(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
     let larder = Larder::start(bench, None, Log::Off)?;
-    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
-    let order = json!({ "what": what, "platforms": [PLATFORM] }).to_string();
+    let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    let order = json!({ "what": addresses, "platforms": [PLATFORM] }).to_string();
     let admin = format!("http://{}/admin/v1", larder.admin);
     let token = larder.home.token()?;
     let took = bench.block_on(async {
         let began = Instant::now();
-        let told = bench.client.post(format!("{admin}/warm")).bearer_auth(token.trim()).body(order);
-        let job = told.header("content-type", "application/json").send().await?.error_for_status()?.text().await?;
+        let text = bench.client.post(format!("{admin}/warm")).bearer_auth(token.trim()).body(order);
+        let job = text.header("content-type", "application/json").send().await?.error_for_status()?.text().await?;
         let job: Value = serde_json::from_str(&job)?;
         let id = job["id"].as_str().context("a job has a name")?;
         let end = end_of(bench, &format!("{admin}/jobs/{id}/events")).await?;
@@ -114,9 +114,9 @@ async fn download(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
             let fetch = async |path: &str, file: String| {
                 let url = format!("http://{}{path}", bench.upstream.address());
                 let bytes = bench.client.get(url).send().await?.error_for_status()?.bytes().await?;
-                let at = folder.path().join(file);
+                let address = folder.path().join(file);
                 let kept = bytes.clone();
-                tokio::task::spawn_blocking(move || keep(&at, &kept)).await??;
+                tokio::task::spawn_blocking(move || keep(&address, &kept)).await??;
                 anyhow::Ok(bytes)
             };
             fetch(&catalog::list_path(name), format!("{name}.versions")).await?;

@@ -74,11 +74,11 @@ fn document(name: &str, version: &str) -> String {
 }
 
 /// Lets larder look at what upstream has now, and holds its status against what was done; gives how many alarms there are.
-pub(crate) async fn reckon(site: &Arc<Site>, hostile: &Hostile) -> anyhow::Result<usize> {
+pub(crate) async fn reckon(setup: &Arc<Site>, hostile: &Hostile) -> anyhow::Result<usize> {
     let mut expected = hostile.expected().await;
-    expected.extend(site.sources.moved().iter().map(|name| Expected::moved(name)));
+    expected.extend(setup.sources.moved().iter().map(|name| Expected::moved(name)));
     let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60)).build()?;
-    let life = site.lives.up().await;
+    let life = setup.lives.up().await;
     let deadline = Instant::now() + WITHIN;
     let mut missing: Vec<&Expected> = expected.iter().collect();
     let alarms = loop {
@@ -103,13 +103,13 @@ pub(crate) async fn reckon(site: &Arc<Site>, hostile: &Hostile) -> anyhow::Resul
                 let state = answer.headers().get("cache-status").cloned();
                 let (status, text) = (answer.status(), answer.text().await?);
                 let others: Vec<_> = alarms.iter().filter(|alarm| alarm["address"] == *wanted.address).collect();
-                let told = format!(
+                let line = format!(
                     "no alarm: {wanted:?}; it is answered with {status} {state:?} {text}, and told is {others:?}"
                 );
-                site.ledger.broken(Broken::NotTold, told);
+                setup.ledger.broken(Broken::NotTold, line);
             }
             Some(alarm) if alarm["resolve"] != *wanted.resolve => {
-                site.ledger.broken(Broken::NotTold, format!("another remedy than `{}`: {alarm}", wanted.resolve));
+                setup.ledger.broken(Broken::NotTold, format!("another remedy than `{}`: {alarm}", wanted.resolve));
             }
             Some(_) => {}
         }
@@ -117,7 +117,7 @@ pub(crate) async fn reckon(site: &Arc<Site>, hostile: &Hostile) -> anyhow::Resul
     let prey: BTreeSet<String> = PREY.iter().map(|(name, _)| format!("{HOST}/acme/{name}")).collect();
     for alarm in alarms.iter().filter(|alarm| alarm["kind"] == "waits-for-accept") {
         if !prey.contains(alarm["address"].as_str().unwrap_or_default()) {
-            site.ledger.broken(Broken::NotTold, format!("an alarm without an attack: {alarm}"));
+            setup.ledger.broken(Broken::NotTold, format!("an alarm without an attack: {alarm}"));
         }
     }
     Ok(alarms.len())

@@ -76,31 +76,31 @@ impl Client {
     /// Asks, counts how it ended, and judges that; the answer, if there was one.
     pub(crate) async fn ask(&mut self, ask: Ask<'_>) -> Option<Answer> {
         let Ask { kind, path, .. } = ask;
-        let held = self.site.judges_what_is_held && self.site.ledger.is_held(path);
+        let stored = self.site.judges_what_is_held && self.site.ledger.is_held(path);
         let life = self.site.lives.up().await;
         let began = Instant::now();
         let limit = if kind.is_archive() { ARCHIVE_WITHIN } else { DOCUMENT_WITHIN };
-        let asked = async {
+        let requests = async {
             match ask.reading {
                 Reading::Http10 => self.over_http10(&life, ask, began).await,
                 _ => self.over_http(&life, ask, began).await,
             }
         };
-        let answer = timeout(limit, asked).await;
+        let answer = timeout(limit, requests).await;
         let ledger = &self.site.ledger;
-        let told = |what: &str| {
-            format!("{path}: {what} after {:.1?} in life {} [{}]", began.elapsed(), life.number, self.site.weather())
+        let order = |subject: &str| {
+            format!("{path}: {subject} after {:.1?} in life {} [{}]", began.elapsed(), life.number, self.site.weather())
         };
         if !self.site.lives.goes_on(&life) && !matches!(&answer, Ok(Some(answer)) if answer.ended == Ended::Complete) {
             ledger.count(kind, "killed");
             return None;
         }
         let Ok(answer) = answer else {
-            ledger.broken(Broken::NoAnswer, told("no end"));
+            ledger.broken(Broken::NoAnswer, order("no end"));
             return None;
         };
         let Some(answer) = answer else {
-            ledger.broken(Broken::NoAnswer, told("the connection broke before an answer"));
+            ledger.broken(Broken::NoAnswer, order("the connection broke before an answer"));
             return None;
         };
         ledger.received(answer.body.len());
@@ -109,18 +109,18 @@ impl Client {
             (Ended::Left, _) => ledger.count(kind, "left"),
             (Ended::CutOff, _) => {
                 ledger.count(kind, "cut off");
-                if held {
-                    ledger.broken(Broken::HeldCutOff, told("cut off"));
+                if stored {
+                    ledger.broken(Broken::HeldCutOff, order("cut off"));
                 }
             }
             (Ended::Complete, status @ (200 | 204 | 206 | 304)) => ledger.count(kind, &status.to_string()),
             (Ended::Complete, status) => {
                 ledger.count(kind, &status.to_string());
-                if held {
-                    ledger.broken(Broken::HeldRefused, told(&format!("{status} {}", text())));
+                if stored {
+                    ledger.broken(Broken::HeldRefused, order(&format!("{status} {}", text())));
                 // Upstream's 400 and 422 are passed on, where nothing is held.
                 } else if !matches!(status, 400 | 404 | 421 | 422 | 502 | 503 | 504) {
-                    ledger.broken(Broken::UnexpectedStatus, told(&format!("{status} {}", text())));
+                    ledger.broken(Broken::UnexpectedStatus, order(&format!("{status} {}", text())));
                 }
             }
         }

@@ -25,15 +25,15 @@ pub(crate) struct Found {
 }
 
 /// Asks a larder whose upstream is away for archives and documents that were acknowledged, some or all of them.
-pub(crate) async fn what_was_acknowledged(site: &Arc<Site>, at_most: usize) -> anyhow::Result<usize> {
+pub(crate) async fn what_was_acknowledged(setup: &Arc<Site>, at_most: usize) -> anyhow::Result<usize> {
     let client = reqwest::Client::builder().no_proxy().no_gzip();
     let client = client.timeout(Duration::from_secs(60)).build()?;
-    let base = site.lives.up().await.base;
-    let mut rng = StdRng::seed_from_u64(u64::from(site.lives.number()));
-    let mut archives = site.ledger.archives();
+    let base = setup.lives.up().await.base;
+    let mut rng = StdRng::seed_from_u64(u64::from(setup.lives.number()));
+    let mut archives = setup.ledger.archives();
     archives.shuffle(&mut rng);
     for (path, archive) in archives.iter().take(at_most) {
-        let truth = site.truth.zip(&archive.package, &archive.sha256).await;
+        let truth = setup.truth.zip(&archive.package, &archive.sha256).await;
         let answer = async {
             let response = client.get(format!("{base}{path}")).send().await?;
             let status = response.status().as_u16();
@@ -41,15 +41,15 @@ pub(crate) async fn what_was_acknowledged(site: &Arc<Site>, at_most: usize) -> a
         };
         match answer.await {
             Ok((200, body)) if truth.as_ref().is_some_and(|zip| zip.bytes == body) => {}
-            Ok((200, _)) => site.ledger.broken(Broken::WrongBytes, format!("{path}, with upstream away")),
+            Ok((200, _)) => setup.ledger.broken(Broken::WrongBytes, format!("{path}, with upstream away")),
             Ok((status, body)) => {
-                let why = String::from_utf8_lossy(&body).into_owned();
-                site.ledger.broken(Broken::ArchiveLost, format!("{path}: {status} {why}"));
+                let reason = String::from_utf8_lossy(&body).into_owned();
+                setup.ledger.broken(Broken::ArchiveLost, format!("{path}: {status} {reason}"));
             }
-            Err(e) => site.ledger.broken(Broken::ArchiveLost, format!("{path}: {e:?}")),
+            Err(e) => setup.ledger.broken(Broken::ArchiveLost, format!("{path}: {e:?}")),
         }
     }
-    let mut documents = site.ledger.documents();
+    let mut documents = setup.ledger.documents();
     documents.shuffle(&mut rng);
     for path in documents.iter().take(at_most) {
         let status = match client.get(format!("{base}{path}")).send().await {
@@ -57,9 +57,9 @@ pub(crate) async fn what_was_acknowledged(site: &Arc<Site>, at_most: usize) -> a
             Ok(response) => format!("{} {}", response.status(), response.text().await.unwrap_or_default()),
             Err(e) => format!("{e:?}"),
         };
-        site.ledger.broken(Broken::HeldRefused, format!("{path}, with upstream away: {status}"));
+        setup.ledger.broken(Broken::HeldRefused, format!("{path}, with upstream away: {status}"));
     }
-    for (name, sha256) in site.sources.seen() {
+    for (name, sha256) in setup.sources.seen() {
         let path = archive_path(&name, &sha256);
         let broken = match client.get(format!("{base}{path}")).send().await {
             Ok(response) if response.status().as_u16() == 200 => match response.bytes().await {
@@ -69,32 +69,32 @@ pub(crate) async fn what_was_acknowledged(site: &Arc<Site>, at_most: usize) -> a
             },
             _ => Broken::ArchiveLost,
         };
-        site.ledger.broken(broken, format!("{path}, with upstream away"));
+        setup.ledger.broken(broken, format!("{path}, with upstream away"));
     }
-    site.ledger.count(Kind::Archive, "audited");
+    setup.ledger.count(Kind::Archive, "audited");
     Ok(archives.len().min(at_most))
 }
 
 /// Hashes every file of a store that nobody uses.
-pub(crate) async fn the_store(site: &Site, folder: &Folder) -> anyhow::Result<Found> {
-    let mut true_digests = site.truth.digests().await;
-    true_digests.extend(site.sources.seen().into_values());
+pub(crate) async fn the_store(setup: &Site, folder: &Folder) -> anyhow::Result<Found> {
+    let mut true_digests = setup.truth.digests().await;
+    true_digests.extend(setup.sources.seen().into_values());
     let mut found = Found { staged: folder.staged().len(), ..Found::default() };
     for blob in folder.blobs() {
         let bytes = fs::read(&blob)?;
         let name = blob.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if sha256_hex(&bytes) != name || !true_digests.contains(&name) {
-            site.ledger.broken(Broken::WrongBytes, format!("the store's {}", blob.display()));
+            setup.ledger.broken(Broken::WrongBytes, format!("the store's {}", blob.display()));
         }
         found.blobs += 1;
         found.bytes += bytes.len() as u64;
     }
     for file in set_aside(folder.path()) {
-        site.ledger.broken(Broken::SetAside, file.display().to_string());
+        setup.ledger.broken(Broken::SetAside, file.display().to_string());
     }
     let records = folder.files("staging").len() - found.staged;
     if records > 0 {
-        site.ledger.broken(Broken::Leaked, format!("{records} records in staging"));
+        setup.ledger.broken(Broken::Leaked, format!("{records} records in staging"));
     }
     Ok(found)
 }

@@ -61,10 +61,10 @@ pub(crate) struct Chaos {
 }
 
 impl Chaos {
-    pub(crate) fn new(site: &Arc<Site>, upstream: FakeUpstream, hostile: Hostile, rng: StdRng, kills: Kills) -> Self {
-        let (site, done) = (Arc::clone(site), Done::default());
+    pub(crate) fn new(setup: &Arc<Site>, upstream: FakeUpstream, hostile: Hostile, rng: StdRng, kills: Kills) -> Self {
+        let (setup, done) = (Arc::clone(setup), Done::default());
         Self {
-            site,
+            site: setup,
             upstream,
             hostile,
             rng,
@@ -172,8 +172,8 @@ impl Chaos {
                 self.site.truth.publish(&self.upstream, draft).await;
             }
             80..88 if self.single.len() > 8 => {
-                let at = self.rng.gen_range(0..self.single.len() - 4);
-                let (name, version) = self.single.remove(at);
+                let offset = self.rng.gen_range(0..self.single.len() - 4);
+                let (name, version) = self.single.remove(offset);
                 self.upstream.withdraw("acme", &name, &version);
                 self.done.withdrawn += 1;
             }
@@ -217,16 +217,16 @@ impl Chaos {
     /// Nothing that a client has whole is fetched again, except where it was published anew.
     fn look(&mut self) {
         self.site.lives.look();
-        let mut asked = self.upstream.requests();
+        let mut requests = self.upstream.requests();
         self.upstream.forget_requests();
-        asked.extend(self.site.sources.upstream.requests());
+        requests.extend(self.site.sources.upstream.requests());
         self.site.sources.upstream.forget_requests();
-        self.done.asked += asked.len() as u64;
-        self.done.sent += asked.iter().map(|request| request.bytes_sent).sum::<u64>();
+        self.done.asked += requests.len() as u64;
+        self.done.sent += requests.iter().map(|request| request.bytes_sent).sum::<u64>();
         if !self.site.judges_what_is_held {
             return;
         }
-        for request in asked.iter().filter(|request| request.target == Target::Archive) {
+        for request in requests.iter().filter(|request| request.target == Target::Archive) {
             if self.acknowledged.contains(&request.path) {
                 self.site.ledger.broken(Broken::FetchedAgain, request.path.clone());
             }
@@ -256,11 +256,11 @@ fn any_fault(rng: &mut StdRng) -> (Target, Fault) {
         Target::Everything,
     ];
     let target = anywhere.choose(rng).cloned().unwrap_or(Target::Archive);
-    let at = *[0, 100, 70_000, 600_000, 1_100_000, 2_500_000].choose(rng).unwrap_or(&0);
+    let offset = *[0, 100, 70_000, 600_000, 1_100_000, 2_500_000].choose(rng).unwrap_or(&0);
     let redirect = *[301, 302, 303, 307, 308].choose(rng).unwrap_or(&302);
     // What matters most is tried most.
     if rng.gen_bool(0.1) {
-        return (Target::Archive, Fault::Stalls(at));
+        return (Target::Archive, Fault::Stalls(offset));
     }
     if rng.gen_bool(0.2) {
         return (Target::Archive, if rng.gen_bool(0.5) { Fault::WrongBytes } else { Fault::WrongLastByte });
@@ -289,12 +289,12 @@ fn any_fault(rng: &mut StdRng) -> (Target, Fault) {
         22 => Fault::RedirectTo(redirect, "http://127.0.0.1:9/".to_owned()),
         23 => Fault::RangeIgnored,
         24 => Fault::RangeOtherBytes,
-        25 | 26 => Fault::Truncated(at),
-        27 | 28 => Fault::Reset(at),
+        25 | 26 => Fault::Truncated(offset),
+        27 | 28 => Fault::Reset(offset),
         29 => Fault::NoLength,
-        30 => Fault::NoLengthTruncated(at),
+        30 => Fault::NoLengthTruncated(offset),
         31 => Fault::NeverAnswers,
-        32 => Fault::Stalls(at),
+        32 => Fault::Stalls(offset),
         _ => Fault::Drips(64 << 10, Duration::from_millis(30)),
     };
     (target, fault)

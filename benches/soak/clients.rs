@@ -24,12 +24,12 @@ pub(crate) struct Client {
 
 impl Client {
     /// The client of this number. Every fourth speaks HTTP/2.
-    pub(crate) fn new(site: &Arc<Site>, number: u64, seed: u64) -> anyhow::Result<Self> {
+    pub(crate) fn new(setup: &Arc<Site>, number: u64, seed: u64) -> anyhow::Result<Self> {
         let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
         let builder = builder.no_gzip().connect_timeout(Duration::from_secs(30));
         let builder = if number % 4 == 3 { builder.http2_prior_knowledge() } else { builder };
         let rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(number));
-        Ok(Self { site: Arc::clone(site), http: builder.build()?, rng })
+        Ok(Self { site: Arc::clone(setup), http: builder.build()?, rng })
     }
 
     /// Asks and asks, until it is over.
@@ -78,8 +78,8 @@ impl Client {
         let shasum = text("shasum");
         let is_of_it = |edition: &&Arc<Edition>| edition.zips.get(platform).is_some_and(|zip| zip.sha256 == shasum);
         // The same bytes may have been signed more than once.
-        let of: Vec<&Arc<Edition>> = editions.iter().filter(is_of_it).collect();
-        if of.is_empty() {
+        let matching: Vec<&Arc<Edition>> = editions.iter().filter(is_of_it).collect();
+        if matching.is_empty() {
             self.wrong(format!("{path}: no edition that may be served has the shasum {shasum}"));
             return false;
         }
@@ -88,8 +88,8 @@ impl Client {
         let mut came = true;
         if self.rng.gen_bool(0.3) {
             let truths = [
-                (Kind::Sums, &sums, of.iter().map(|edition| &edition.sums).collect::<Vec<_>>()),
-                (Kind::Signature, &signature, of.iter().map(|edition| &edition.signature).collect()),
+                (Kind::Sums, &sums, matching.iter().map(|edition| &edition.sums).collect::<Vec<_>>()),
+                (Kind::Signature, &signature, matching.iter().map(|edition| &edition.signature).collect()),
             ];
             for (kind, path, truths) in truths {
                 match self.ask(Ask::whole(kind, path)).await {

@@ -71,10 +71,10 @@ pub(crate) struct Hostile {
 }
 
 impl Hostile {
-    pub(crate) fn new(site: &Arc<Site>, rng: StdRng) -> Self {
+    pub(crate) fn new(setup: &Arc<Site>, rng: StdRng) -> Self {
         let deputies = PREY.map(|(name, _)| (name.to_owned(), stranger()));
         Self {
-            site: Arc::clone(site),
+            site: Arc::clone(setup),
             rng,
             targets: Vec::new(),
             strangers: Vec::new(),
@@ -148,19 +148,19 @@ impl Hostile {
     /// The place of a version of this provider that clients have and that is as it was at first.
     async fn victim(&mut self, name: &str) -> Option<usize> {
         let mut found = Vec::new();
-        for (at, target) in self.targets.iter().enumerate() {
+        for (offset, target) in self.targets.iter().enumerate() {
             let is_first = target.standing == Standing::Rightful && target.changed_by.is_none();
             if target.now.name == name && is_first && self.site.truth.is_seen(name, &target.now.version).await {
-                found.push(at);
+                found.push(offset);
             }
         }
         found.choose(&mut self.rng).copied()
     }
 
     /// Publishes a version anew with other bytes, as its own or under other file names.
-    async fn change(&mut self, upstream: &FakeUpstream, at: usize, signer: Signer) {
+    async fn change(&mut self, upstream: &FakeUpstream, offset: usize, signer: Signer) {
         let is_renamed = self.rng.gen_bool(0.5);
-        let target = &mut self.targets[at];
+        let target = &mut self.targets[offset];
         target.editions += 1;
         let draft = target.first.clone().edition(target.editions).signed_by(signer.clone()).renamed(is_renamed);
         let Some(standing) = self.site.truth.publish(upstream, draft.clone()).await else { return };
@@ -179,11 +179,11 @@ impl Hostile {
     }
 
     async fn attack_outright(&mut self, upstream: &FakeUpstream, name: &str) {
-        let Some(at) = self.victim(name).await else { return };
+        let Some(offset) = self.victim(name).await else { return };
         match self.rng.gen_range(0..8) {
             // The same bytes, whose signature is gone.
             0 => {
-                let target = &mut self.targets[at];
+                let target = &mut self.targets[offset];
                 let draft = target.first.clone().signed_by(Signer::Nobody);
                 if let Some(standing) = self.site.truth.publish(upstream, draft.clone()).await {
                     (target.now, target.standing) = (draft, standing);
@@ -191,8 +191,8 @@ impl Hostile {
                     self.done.unsigned += 1;
                 }
             }
-            1 | 2 => self.change(upstream, at, Signer::Nobody).await,
-            _ => self.change(upstream, at, stranger()).await,
+            1 | 2 => self.change(upstream, offset, Signer::Nobody).await,
+            _ => self.change(upstream, offset, stranger()).await,
         }
     }
 
@@ -213,12 +213,12 @@ impl Hostile {
     }
 
     async fn sign_the_same_bytes(&mut self, upstream: &FakeUpstream, name: &str) {
-        let Some(at) = self.victim(name).await else { return };
+        let Some(offset) = self.victim(name).await else { return };
         let key = stranger();
-        let draft = self.targets[at].first.clone().signed_by(key.clone());
+        let draft = self.targets[offset].first.clone().signed_by(key.clone());
         let version = draft.version.clone();
         if self.site.truth.publish(upstream, draft.clone()).await.is_some() {
-            self.targets[at].now = draft;
+            self.targets[offset].now = draft;
             let victims = vec![version.clone()];
             // Clients look again after four seconds.
             self.strangers.push(Stranger { key, name: name.to_owned(), version, victims, waits: 4 });
@@ -229,12 +229,12 @@ impl Hostile {
     /// Strangers whom larder knows by now change what was there before them.
     async fn pursue(&mut self, upstream: &FakeUpstream) {
         self.strangers.iter_mut().for_each(|stranger| stranger.waits = stranger.waits.saturating_sub(1));
-        for at in (0..self.strangers.len()).rev() {
-            let Stranger { name, version, waits, .. } = &self.strangers[at];
+        for offset in (0..self.strangers.len()).rev() {
+            let Stranger { name, version, waits, .. } = &self.strangers[offset];
             if *waits > 0 || !self.site.truth.is_seen(name, version).await {
                 continue;
             }
-            let Stranger { key, name, mut victims, .. } = self.strangers.swap_remove(at);
+            let Stranger { key, name, mut victims, .. } = self.strangers.swap_remove(offset);
             victims.shuffle(&mut self.rng);
             for version in victims.into_iter().take(2) {
                 let is_it = |target: &Target| {
@@ -251,9 +251,9 @@ impl Hostile {
 
     /// A second key of the provider's own changes a version that came after it; until there is one, makes way for that.
     async fn change_lawfully(&mut self, upstream: &FakeUpstream, name: &str) {
-        let Some((_, deputy)) = self.deputies.iter().find(|(of, _)| of == name).cloned() else { return };
-        for at in 0..self.targets.len() {
-            let Target { now, first, changed_by, standing, .. } = &self.targets[at];
+        let Some((_, deputy)) = self.deputies.iter().find(|(deputy_of, _)| deputy_of == name).cloned() else { return };
+        for offset in 0..self.targets.len() {
+            let Target { now, first, changed_by, standing, .. } = &self.targets[offset];
             let is_as_at_first = *standing == Standing::Rightful && changed_by.is_none();
             if now.name != name || !is_as_at_first || first.signer == deputy {
                 continue;
@@ -261,7 +261,7 @@ impl Hostile {
             let version = now.version.clone();
             let may = self.site.truth.standing(name, &version, &deputy).await == Some(Standing::Rightful);
             if may && self.site.truth.is_seen(name, &version).await {
-                return self.change(upstream, at, deputy).await;
+                return self.change(upstream, offset, deputy).await;
             }
         }
         let draft = self.new_draft(name);

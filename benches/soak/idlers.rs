@@ -35,11 +35,11 @@ impl Unread {
 }
 
 /// Opens streams, reads nothing for a while, and does it again until it is over.
-pub(crate) async fn idle(site: Arc<Site>, number: u64, seed: u64) {
+pub(crate) async fn idle(setup: Arc<Site>, number: u64, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(500 + number));
-    while !site.is_over() {
-        let life = site.lives.up().await;
-        let Some(path) = a_large_one(&site, &mut rng) else {
+    while !setup.is_over() {
+        let life = setup.lives.up().await;
+        let Some(path) = a_large_one(&setup, &mut rng) else {
             sleep(Duration::from_millis(200)).await;
             continue;
         };
@@ -52,8 +52,8 @@ pub(crate) async fn idle(site: Arc<Site>, number: u64, seed: u64) {
         };
         let until = Instant::now() + Duration::from_millis(rng.gen_range(2000..45_000));
         if let Ok(Ok((_stream, streams))) = timeout(Duration::from_secs(10), opened).await {
-            site.unread.0.fetch_add(streams, Ordering::Relaxed);
-            while Instant::now() < until && !site.is_over() && site.lives.goes_on(&life) {
+            setup.unread.0.fetch_add(streams, Ordering::Relaxed);
+            while Instant::now() < until && !setup.is_over() && setup.lives.goes_on(&life) {
                 sleep(Duration::from_millis(100)).await;
             }
         }
@@ -62,12 +62,12 @@ pub(crate) async fn idle(site: Arc<Site>, number: u64, seed: u64) {
 }
 
 /// An archive of which most has no place in a socket.
-fn a_large_one(site: &Site, rng: &mut StdRng) -> Option<String> {
-    let mut large = site.ledger.archives();
+fn a_large_one(setup: &Site, rng: &mut StdRng) -> Option<String> {
+    let mut large = setup.ledger.archives();
     large.retain(|(_, archive)| ["fifth", "sixth"].contains(&archive.package.name.as_str()));
     large.sort_by(|(one, _), (other, _)| one.cmp(other));
-    let at = rng.gen_range(0..large.len().max(1));
-    large.into_iter().nth(at).map(|(path, _)| path)
+    let offset = rng.gen_range(0..large.len().max(1));
+    large.into_iter().nth(offset).map(|(path, _)| path)
 }
 
 async fn connected(life: &Life) -> std::io::Result<TcpStream> {

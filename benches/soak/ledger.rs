@@ -152,13 +152,13 @@ impl Ledger {
     }
 
     /// Notes a broken promise.
-    pub(crate) fn broken(&self, what: Broken, how: String) {
-        let at = self.began.elapsed().as_secs_f64();
+    pub(crate) fn broken(&self, subject: Broken, how: String) {
+        let offset = self.began.elapsed().as_secs_f64();
         let mut inner = self.inner.lock();
-        let (count, examples) = inner.broken.entry(what).or_default();
+        let (count, examples) = inner.broken.entry(subject).or_default();
         *count += 1;
         if examples.len() < EXAMPLES {
-            examples.push(format!("{at:.1} s: {how}"));
+            examples.push(format!("{offset:.1} s: {how}"));
         }
     }
 

@@ -79,10 +79,10 @@ impl Lives {
             BufReader::new(out).read_line(&mut line).map(|_| line)
         });
         let line = tokio::time::timeout(START_WITHIN, line).await.context("larder does not come to listen")???;
-        let Ok(said) = serde_json::from_str::<serde_json::Value>(&line) else {
+        let Ok(report) = serde_json::from_str::<serde_json::Value>(&line) else {
             bail!("larder did not start: {}", fs::read_to_string(self.log(number)).unwrap_or_default());
         };
-        let text = |key: &str| said[key].as_str().unwrap_or_default().to_owned();
+        let text = |key: &str| report[key].as_str().unwrap_or_default().to_owned();
         let admin = format!("http://{}", text("admin"));
         self.life.send_replace(Life { number, base: text("base"), admin, is_up: true });
         Ok(())

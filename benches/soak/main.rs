@@ -182,7 +182,7 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
         .with("fresh = { versions = \"2s\", discovery = \"5s\", download = \"4s\", api = \"1s\", not_found = \"1s\" }")
         .config_text();
     let ledger = Arc::new(Ledger::new());
-    let site = Arc::new(Site {
+    let setup = Arc::new(Site {
         lives: Lives::new(folder.path(), &config, &ledger)?,
         truth: Truth::default(),
         sources,
@@ -196,53 +196,53 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
         asks_for_signatures: phase.verification == "signature",
     });
     say(&format!("\n{}: {} s with seed {seed}", phase.title, phase.seconds));
-    let hostile = Hostile::new(&site, StdRng::seed_from_u64(seed.wrapping_add(1 << 32)));
+    let hostile = Hostile::new(&setup, StdRng::seed_from_u64(seed.wrapping_add(1 << 32)));
     let kills =
         Kills { every: Duration::from_secs(options.kill_every), until: Duration::from_secs(phase.seconds * 2 / 3) };
-    let mut chaos = Chaos::new(&site, upstream, hostile, StdRng::seed_from_u64(seed), kills);
+    let mut chaos = Chaos::new(&setup, upstream, hostile, StdRng::seed_from_u64(seed), kills);
     chaos.publish_all(&PROVIDERS).await;
-    site.lives.start().await?;
-    let watching = Arc::clone(&site);
+    setup.lives.start().await?;
+    let watching = Arc::clone(&setup);
     let watching = AbortOnDrop(tokio::spawn(async move { watching.lives.watch_memory(MEMORY_BOUND_KIB).await }));
-    meet_every_provider(&site, seed).await?;
+    meet_every_provider(&setup, seed).await?;
     let mut clients = JoinSet::new();
     for number in 0..options.clients {
-        clients.spawn(Client::new(&site, number, seed)?.run());
+        clients.spawn(Client::new(&setup, number, seed)?.run());
     }
     for number in 0..IDLERS {
-        clients.spawn(idlers::idle(Arc::clone(&site), number, seed));
+        clients.spawn(idlers::idle(Arc::clone(&setup), number, seed));
     }
     chaos.run(tokio::time::Instant::now() + Duration::from_secs(phase.seconds)).await?;
-    site.is_over.store(true, Ordering::Relaxed);
-    settle(&site, clients).await;
-    without_faults(&site, &chaos, seed).await?;
-    let alarms = alarms::reckon(&site, &chaos.hostile).await?;
-    let descriptors = site.lives.taken().descriptors;
+    setup.is_over.store(true, Ordering::Relaxed);
+    settle(&setup, clients).await;
+    without_faults(&setup, &chaos, seed).await?;
+    let alarms = alarms::reckon(&setup, &chaos.hostile).await?;
+    let descriptors = setup.lives.taken().descriptors;
     if descriptors > 150 {
-        site.ledger.broken(Broken::Leaked, format!("{descriptors} descriptors, and nobody asks"));
+        setup.ledger.broken(Broken::Leaked, format!("{descriptors} descriptors, and nobody asks"));
     }
 
     // Only the store is left, and it was never closed.
     chaos.upstream.stop().await;
-    site.set_weather("upstream away");
-    site.lives.kill();
-    site.lives.start().await?;
+    setup.set_weather("upstream away");
+    setup.lives.kill();
+    setup.lives.start().await?;
     if phase.judges_what_is_held {
-        audit::what_was_acknowledged(&site, usize::MAX).await?;
+        audit::what_was_acknowledged(&setup, usize::MAX).await?;
     }
-    let code = site.lives.terminate().await;
+    let code = setup.lives.terminate().await;
     if code != Some(0) {
-        site.ledger.broken(Broken::EndedByItself, format!("SIGTERM ended it with {code:?}"));
+        setup.ledger.broken(Broken::EndedByItself, format!("SIGTERM ended it with {code:?}"));
     }
     drop(watching);
-    let found = audit::the_store(&site, &folder).await?;
+    let found = audit::the_store(&setup, &folder).await?;
     let done = Totals { done: chaos.done, hostile: chaos.hostile.done, alarms, found };
-    Ok(summary::print(phase.title, &site, done, began.elapsed()))
+    Ok(summary::print(phase.title, &setup, done, began.elapsed()))
 }
 
 /// A signature of every provider is seen before anything is wrong: what is unsigned later is known to have been signed.
-async fn meet_every_provider(site: &Arc<Site>, seed: u64) -> anyhow::Result<()> {
-    let mut client = Client::new(site, 999, seed)?;
+async fn meet_every_provider(setup: &Arc<Site>, seed: u64) -> anyhow::Result<()> {
+    let mut client = Client::new(setup, 999, seed)?;
     for (name, _) in PROVIDERS.into_iter().chain(PREY) {
         let (version, platform) = (FIRST_VERSIONS[0].into(), PLATFORMS[0].into());
         let package = Package { name: name.into(), version, platform };
@@ -257,18 +257,18 @@ async fn meet_every_provider(site: &Arc<Site>, seed: u64) -> anyhow::Result<()> 
 }
 
 /// Waits until the clients have finished, and then the fills.
-async fn settle(site: &Arc<Site>, mut clients: JoinSet<()>) {
+async fn settle(setup: &Arc<Site>, mut clients: JoinSet<()>) {
     let all = async {
         while let Some(ended) = clients.join_next().await {
             if let Err(e) = ended {
-                site.ledger.broken(Broken::NoAnswer, format!("a client of this bench: {e}"));
+                setup.ledger.broken(Broken::NoAnswer, format!("a client of this bench: {e}"));
             }
         }
     };
     if tokio::time::timeout(SETTLE_WITHIN, all).await.is_err() {
-        site.ledger.broken(Broken::NoAnswer, format!("clients that still wait after {SETTLE_WITHIN:?}"));
+        setup.ledger.broken(Broken::NoAnswer, format!("clients that still wait after {SETTLE_WITHIN:?}"));
     }
-    let admin = site.lives.up().await.admin;
+    let admin = setup.lives.up().await.admin;
     let deadline = Instant::now() + SETTLE_WITHIN;
     while Instant::now() < deadline {
         let metrics = match reqwest::get(format!("{admin}/metrics")).await {
@@ -280,38 +280,38 @@ async fn settle(site: &Arc<Site>, mut clients: JoinSet<()>) {
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    site.ledger.broken(Broken::NoAnswer, format!("fills under way {SETTLE_WITHIN:?} after the last fault"));
+    setup.ledger.broken(Broken::NoAnswer, format!("fills under way {SETTLE_WITHIN:?} after the last fault"));
 }
 
 /// The next request without a fault succeeds: everything that is published can be had.
-async fn without_faults(site: &Arc<Site>, chaos: &Chaos, seed: u64) -> anyhow::Result<()> {
+async fn without_faults(setup: &Arc<Site>, chaos: &Chaos, seed: u64) -> anyhow::Result<()> {
     // What was said not to exist is believed for a second.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let old = PROVIDERS.iter().flat_map(|(name, _)| FIRST_VERSIONS.map(|version| (*name, version)));
     let new = chaos.single.iter().map(|(name, version)| (name.as_str(), version.as_str()));
-    let mut client = Client::new(site, 1000, seed)?;
+    let mut client = Client::new(setup, 1000, seed)?;
     for (name, version) in old.chain(new).chain(chaos.hostile.rightful()) {
         for platform in PLATFORMS {
             let package = Package { name: name.into(), version: version.into(), platform: platform.into() };
             // Once more: a download that a fault spoilt and a kill cut short is found out when it has been resumed.
             if !client.install_package(&package).await && !client.install_package(&package).await {
-                site.ledger.broken(Broken::NotHealed, format!("{package:?} cannot be had"));
+                setup.ledger.broken(Broken::NotHealed, format!("{package:?} cannot be had"));
             }
         }
     }
-    for name in site.sources.sound() {
+    for name in setup.sources.sound() {
         if !client.install_module(name).await && !client.install_module(name).await {
-            site.ledger.broken(Broken::NotHealed, format!("the module {name} cannot be had"));
+            setup.ledger.broken(Broken::NotHealed, format!("the module {name} cannot be had"));
         }
     }
-    let answers = site.ledger.answers();
+    let answers = setup.ledger.answers();
     let installed = answers.get(&(Kind::Archive, "200".to_owned())).copied().unwrap_or_default();
     if installed == 0 {
-        site.ledger.broken(Broken::NotHealed, "no archive was ever installed".into());
+        setup.ledger.broken(Broken::NotHealed, "no archive was ever installed".into());
     }
     drop(client);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    site.lives.look();
+    setup.lives.look();
     Ok(())
 }
 

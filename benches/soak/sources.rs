@@ -85,7 +85,7 @@ impl Sources {
             let path = format!("/files/{name}.tar.gz");
             upstream.serve_file(&path, "application/gzip", packed(&tree(name, 99, 30_000)));
             upstream.fault(Target::Path(path), silence.fault());
-            names.extend(["page", "list", "archive"].map(|what| format!("{name}-{what}")));
+            names.extend(["page", "list", "archive"].map(|subject| format!("{name}-{subject}")));
         }
         Self { upstream, truth, names, state: Mutex::default() }
     }
@@ -93,20 +93,20 @@ impl Sources {
     /// Makes a registry lead to all of it.
     pub(crate) fn publish(&self, registry: &FakeUpstream) {
         let origin = self.upstream.origin();
-        let at = |name: &str, location: String| {
+        let address = |name: &str, location: String| {
             registry.publish_module(Module::new("acme", name, "test").at(&location));
         };
         for name in SOUND.into_iter().chain(MOVING).filter(|name| *name != "sound-page") {
-            at(name, format!("{origin}/files/{name}.tar.gz"));
+            address(name, format!("{origin}/files/{name}.tar.gz"));
         }
-        at("sound-page", format!("{origin}/pages/sound"));
+        address("sound-page", format!("{origin}/pages/sound"));
         for (name, _) in SILENT {
-            at(&format!("{name}-page"), format!("{origin}/pages/{name}"));
-            at(
+            address(&format!("{name}-page"), format!("{origin}/pages/{name}"));
+            address(
                 &format!("{name}-list"),
                 format!("{origin}/files/sound-small.tar.gz?checksum=file:{origin}/sums/{name}"),
             );
-            at(&format!("{name}-archive"), format!("{origin}/files/{name}.tar.gz"));
+            address(&format!("{name}-archive"), format!("{origin}/files/{name}.tar.gz"));
         }
     }
 
@@ -174,11 +174,11 @@ impl Client {
     /// Gives whether all of it came.
     pub(crate) async fn install_module(&mut self, name: &str) -> bool {
         let download = download_path(name);
-        let Some(told) = self.ask(Ask::whole(Kind::Module, &download)).await else { return false };
-        if !told.is_complete(204) {
+        let Some(text) = self.ask(Ask::whole(Kind::Module, &download)).await else { return false };
+        if !text.is_complete(204) {
             return false;
         }
-        let location = told.header("x-terraform-get");
+        let location = text.header("x-terraform-get");
         let (path, query) = location.split_once('?').unwrap_or((&location, ""));
         let sha256 = query.strip_prefix("checksum=sha256:");
         let Some(archive) = self.ask(Ask::whole(Kind::ModuleArchive, path)).await else { return false };

@@ -20,9 +20,9 @@ pub(crate) struct Totals {
 }
 
 /// Prints it; gives how many promises were broken.
-pub(crate) fn print(title: &str, site: &Site, totals: Totals, took: Duration) -> u64 {
+pub(crate) fn print(title: &str, setup: &Site, totals: Totals, took: Duration) -> u64 {
     let Totals { done, hostile, alarms, found } = totals;
-    let ledger = &site.ledger;
+    let ledger = &setup.ledger;
     let answers = ledger.answers();
     println!("\n{title}, {:.0} s", took.as_secs_f64());
     let mut table = Table::new();
@@ -40,13 +40,13 @@ pub(crate) fn print(title: &str, site: &Site, totals: Totals, took: Duration) ->
     right(&mut table);
     println!("{table}");
 
-    let taken = site.lives.taken();
+    let taken = setup.lives.taken();
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
     let requests: u64 = answers.iter().filter(|((_, how), _)| how != "audited").map(|(_, count)| count).sum();
     let slowest = |is: fn(Kind) -> bool| format!("{:.1} s", ledger.slowest(is).as_secs_f64());
-    for (what, figure) in [
+    for (subject, figure) in [
         ("requests of clients", requests.to_string()),
         ("bytes to clients", mib(ledger.bytes())),
         ("requests to upstream", done.asked.to_string()),
@@ -68,7 +68,7 @@ pub(crate) fn print(title: &str, site: &Site, totals: Totals, took: Duration) ->
         ("changes by a key known before", hostile.lawful.to_string()),
         ("modules moved", hostile.moved.to_string()),
         ("times that upstreams fell silent", hostile.silences.to_string()),
-        ("streams that nobody read", site.unread.count().to_string()),
+        ("streams that nobody read", setup.unread.count().to_string()),
         ("alarms that stand", alarms.to_string()),
         ("archives acknowledged", ledger.archives().len().to_string()),
         ("documents acknowledged", ledger.documents().len().to_string()),
@@ -83,7 +83,7 @@ pub(crate) fn print(title: &str, site: &Site, totals: Totals, took: Duration) ->
         ("descriptors at most, at the end", format!("{}, {}", taken.most_descriptors, taken.descriptors)),
         ("errors in the log", taken.log_errors.to_string()),
     ] {
-        table.add_row([what.to_owned(), figure]);
+        table.add_row([subject.to_owned(), figure]);
     }
     right(&mut table);
     println!("{table}");
@@ -91,14 +91,14 @@ pub(crate) fn print(title: &str, site: &Site, totals: Totals, took: Duration) ->
     let broken = ledger.broken_promises();
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
-    for what in Broken::ALL {
-        table.add_row([what.name().to_owned(), broken.get(&what).map_or(0, |(count, _)| *count).to_string()]);
+    for subject in Broken::ALL {
+        table.add_row([subject.name().to_owned(), broken.get(&subject).map_or(0, |(count, _)| *count).to_string()]);
     }
     right(&mut table);
     println!("{table}");
-    for (what, (_, examples)) in &broken {
+    for (subject, (_, examples)) in &broken {
         for example in examples {
-            println!("{}: {example}", what.name());
+            println!("{}: {example}", subject.name());
         }
     }
     broken.values().map(|(count, _)| count).sum()

@@ -199,17 +199,17 @@ impl Truth {
         if let Some(key) = &key {
             known.keys.entry((name.to_owned(), key.clone())).or_insert(Key { signed: now, seen: None });
         }
-        let of = known.versions.entry((name.to_owned(), version.to_owned())).or_default();
-        if of.editions.is_empty() {
-            of.published = now;
+        let history = known.versions.entry((name.to_owned(), version.to_owned())).or_default();
+        if history.editions.is_empty() {
+            history.published = now;
         }
         // Anybody may sign the same bytes; that what was signed is so no more is a change.
         let is_rightful = |before: &Arc<Edition>| before.is_rightful() && before.sums == sums;
-        let standing = match key.is_some() && of.editions.iter().any(is_rightful) {
+        let standing = match key.is_some() && history.editions.iter().any(is_rightful) {
             true => Standing::Rightful,
             false => of_signer,
         };
-        of.editions.push(Arc::new(Edition { zips, sums, signature, key, standing }));
+        history.editions.push(Arc::new(Edition { zips, sums, signature, key, standing }));
         Some(standing)
     }
 
@@ -217,11 +217,11 @@ impl Truth {
     pub(crate) async fn saw(&self, package: &Package, sha256: &str) {
         let mut known = self.0.write().await;
         let now = known.tick();
-        let Some(of) = known.versions.get_mut(&(package.name.clone(), package.version.clone())) else { return };
-        let shown = of.editions.iter().filter(|edition| edition.zips.values().any(|zip| zip.sha256 == sha256));
+        let Some(history) = known.versions.get_mut(&(package.name.clone(), package.version.clone())) else { return };
+        let shown = history.editions.iter().filter(|edition| edition.zips.values().any(|zip| zip.sha256 == sha256));
         let mut keys: Vec<Option<String>> = shown.map(|edition| edition.key.clone()).collect();
         keys.dedup();
-        of.seen.get_or_insert(now);
+        history.seen.get_or_insert(now);
         if let [Some(key)] = keys.as_slice()
             && let Some(key) = known.keys.get_mut(&(package.name.clone(), key.clone()))
         {
@@ -232,7 +232,7 @@ impl Truth {
     /// Whether a client was shown the version.
     pub(crate) async fn is_seen(&self, name: &str, version: &str) -> bool {
         let known = self.0.read().await;
-        known.versions.get(&(name.to_owned(), version.to_owned())).is_some_and(|of| of.seen.is_some())
+        known.versions.get(&(name.to_owned(), version.to_owned())).is_some_and(|history| history.seen.is_some())
     }
 
     /// Whether this signer may give other bytes to a version; none where nobody could tell.
@@ -243,8 +243,13 @@ impl Truth {
     /// Every edition of a version that may be served.
     pub(crate) async fn editions(&self, name: &str, version: &str) -> Vec<Arc<Edition>> {
         let known = self.0.read().await;
-        let of = known.versions.get(&(name.to_owned(), version.to_owned()));
-        of.into_iter().flat_map(|of| &of.editions).filter(|edition| edition.is_rightful()).cloned().collect()
+        let history = known.versions.get(&(name.to_owned(), version.to_owned()));
+        history
+            .into_iter()
+            .flat_map(|history| &history.editions)
+            .filter(|edition| edition.is_rightful())
+            .cloned()
+            .collect()
     }
 
     /// The true archive of a package whose SHA-256 begins so.
@@ -262,7 +267,8 @@ impl Truth {
     /// The SHA-256 of every archive that may be served.
     pub(crate) async fn digests(&self) -> HashSet<String> {
         let known = self.0.read().await;
-        let editions = known.versions.values().flat_map(|of| &of.editions).filter(|edition| edition.is_rightful());
+        let editions =
+            known.versions.values().flat_map(|history| &history.editions).filter(|edition| edition.is_rightful());
         editions.flat_map(|edition| edition.zips.values()).map(|zip| zip.sha256.clone()).collect()
     }
 }

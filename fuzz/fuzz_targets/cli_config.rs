@@ -20,9 +20,9 @@ fuzz_target!(|file: &[u8]| match CliConfig::read(file) {
         assert_eq!(CliConfig::default().merge(config.clone()), config);
         assert_eq!(config.merge(CliConfig::default()).hosts, hosts);
     }
-    Err(BadHcl::Syntax { line, column, why }) => {
-        assert!(line <= file.len() + 1 && column <= file.len() + 1 && !why.is_empty());
+    Err(BadHcl::Syntax { line, column, reason }) => {
+        assert!(line <= file.len() + 1 && column <= file.len() + 1 && !reason.is_empty());
     }
     Err(BadHcl::TooLarge(bytes)) => assert_eq!(bytes, file.len()),
-    Err(BadHcl::NoText) => assert!(std::str::from_utf8(file).is_err()),
+    Err(BadHcl::NotUtf8) => assert!(std::str::from_utf8(file).is_err()),
 });

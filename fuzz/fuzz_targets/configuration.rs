@@ -51,12 +51,12 @@ fuzz_target!(|input: &[u8]| {
     let order = Order::new(vec![OrderEntry::Configurations(configurations)], vec![platform]).expect("it is an order");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let resolved = runtime.block_on(resolve(&order, &Same(files)));
-    assert!(resolved.cannot.iter().all(|cannot| !cannot.why.is_empty() && !cannot.what.contains(char::is_control)));
+    assert!(resolved.cannot.iter().all(|cannot| !cannot.reason.is_empty() && !cannot.subject.contains(char::is_control)));
     let is_well = |of: &str| of.contains("/hashicorp/well ");
-    let is_there = resolved.wanted.iter().any(|wanted| is_well(&wanted.of.to_string()));
+    let is_there = resolved.archives.iter().any(|required| is_well(&required.artifact.to_string()));
     assert!(
         is_there
-            || resolved.cannot.iter().any(|cannot| cannot.what.contains("well"))
+            || resolved.cannot.iter().any(|cannot| cannot.subject.contains("well"))
             || text.windows(4).any(|part| part == b"well")
     );
 });

@@ -21,7 +21,7 @@ fuzz_target!(|zip: &[u8]| {
         (Err(error), Err(_)) => {
             let said = error.to_string();
             assert!(said.len() < 4_000, "{said}");
-            assert!(!matches!(error, BadPackage::TooManyEntries { found, limit } if found <= limit));
+            assert!(!matches!(error, BadPackage::TooManyEntries { actual, limit } if actual <= limit));
         }
         (hashes, again) => panic!("{hashes:?} read at once, {again:?} byte by byte"),
     }

@@ -23,7 +23,7 @@ fuzz_target!(|tar: &[u8]| {
                 contents.read_to_end(&mut bytes)?;
                 assert_eq!(bytes.len() as u64, contents.size_bytes());
             }
-            TarEntry::Refused { why, .. } => assert!(!why.is_empty()),
+            TarEntry::Refused { reason, .. } => assert!(!reason.is_empty()),
         }
         Ok(())
     });

@@ -22,11 +22,11 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
         row(report, "aria2c", &format!("an archive in eight parts, {when}"), aria2c(&archive, &digest).await);
     }
     row(report, "wget", "an archive once, and `-N` does not fetch it again", wget(&archive, &digest).await);
-    for (url, what) in [(&document, "a document"), (&archive, "an archive")] {
-        row(report, "h2load", &format!("{what}, HTTP/2, 500 times"), h2load(url).await);
+    for (url, subject) in [(&document, "a document"), (&archive, "an archive")] {
+        row(report, "h2load", &format!("{subject}, HTTP/2, 500 times"), h2load(url).await);
     }
-    for (url, what) in [(&document, "a document"), (&archive, "an archive")] {
-        row(report, "REDbot", &format!("{what}: no note of a fault"), redbot(tools, url).await);
+    for (url, subject) in [(&document, "a document"), (&archive, "an archive")] {
+        row(report, "REDbot", &format!("{subject}: no note of a fault"), redbot(tools, url).await);
     }
     row(report, "schemathesis", "every path, with anything in it: no 5xx", schemathesis(tools, larder.base()).await);
 }
@@ -34,13 +34,13 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
 /// Fetches it; `None` where the program is missing.
 type Outcome = Option<Result<(), String>>;
 
-fn row(report: &mut Report, client: &str, what: &str, outcome: Outcome) {
+fn row(report: &mut Report, client: &str, subject: &str, outcome: Outcome) {
     let verdict = match outcome {
         None => Verdict::NotRun("it is not installed".to_owned()),
         Some(Ok(())) => Verdict::Same,
-        Some(Err(said)) => Verdict::Wrong(said),
+        Some(Err(output)) => Verdict::Wrong(output),
     };
-    report.row(client, "http", what, verdict);
+    report.row(client, "http", subject, verdict);
 }
 
 fn is_archive(path: &Path, digest: &str) -> Result<(), String> {
@@ -66,8 +66,8 @@ async fn wget(url: &str, digest: &str) -> Outcome {
     if fetched.is_err() {
         return Some(fetched);
     }
-    if let Err(said) = ask().await {
-        return Some(Err(said));
+    if let Err(output) = ask().await {
+        return Some(Err(output));
     }
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
     Some(if log.contains("304 Not Modified") { Ok(()) } else { Err(log) })
@@ -76,16 +76,20 @@ async fn wget(url: &str, digest: &str) -> Outcome {
 async fn h2load(url: &str) -> Outcome {
     let program = find("h2load")?;
     let folder = tempfile::tempdir().unwrap();
-    let said = output_of(&program, &["-n", "500", "-c", "4", "-m", "8", url], folder.path(), &[]).await;
-    Some(said.and_then(|said| if said.contains("500 succeeded, 0 failed, 0 errored") { Ok(()) } else { Err(said) }))
+    let output = output_of(&program, &["-n", "500", "-c", "4", "-m", "8", url], folder.path(), &[]).await;
+    Some(
+        output.and_then(
+            |output| if output.contains("500 succeeded, 0 failed, 0 errored") { Ok(()) } else { Err(output) },
+        ),
+    )
 }
 
 async fn redbot(tools: &Tools, url: &str) -> Outcome {
     let program = tools.program("redbot")?;
     let folder = tempfile::tempdir().unwrap();
-    let said = output_of(&program, &["-o", "har", url], folder.path(), &[]).await;
-    Some(said.and_then(|said| {
-        let har: serde_json::Value = serde_json::from_str(&said).map_err(|error| format!("{error}: {said}"))?;
+    let output = output_of(&program, &["-o", "har", url], folder.path(), &[]).await;
+    Some(output.and_then(|output| {
+        let har: serde_json::Value = serde_json::from_str(&output).map_err(|error| format!("{error}: {output}"))?;
         let entry = &har["log"]["entries"][0];
         let notes = entry["_red_messages"].as_array().cloned().unwrap_or_default();
         let faults = notes.iter().filter(|note| ["BAD", "WARN"].iter().any(|level| note["level"] == *level));

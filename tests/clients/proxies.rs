@@ -52,8 +52,8 @@ impl Server {
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let mut child = command.spawn().unwrap();
         eventually("the proxy listens", async || {
-            let said = || std::fs::read_to_string(folder.path().join("output")).unwrap_or_default();
-            assert!(child.try_wait().unwrap().is_none(), "{program:?} ended: {}", said());
+            let output = || std::fs::read_to_string(folder.path().join("output")).unwrap_or_default();
+            assert!(child.try_wait().unwrap().is_none(), "{program:?} ended: {}", output());
             TcpStream::connect(address).ok()
         })
         .await;
@@ -95,9 +95,9 @@ const VARNISH: &str =
 const SQUID: &str = "http_port @LISTEN@\nacl all_ports port 1-65535\nhttp_access allow all\ncache deny all\ncache_mem 0 MB\naccess_log stdio:@FOLDER@/access.log\ncache_log @FOLDER@/log\npid_filename @FOLDER@/pid\ncoredump_dir @FOLDER@\nshutdown_lifetime 0 seconds\n";
 
 pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
-    let what = "init: files, lock file, modules";
+    let subject = "init: files, lock file, modules";
     let Some(client) = ["1.15", "1.14"].iter().find_map(|name| tools.terraform(name)) else {
-        return report.row("proxies", "-", what, Verdict::NotRun("no terraform is installed".to_owned()));
+        return report.row("proxies", "-", subject, Verdict::NotRun("no terraform is installed".to_owned()));
     };
     let ca = TestCa::new();
     let straight = {
@@ -123,7 +123,7 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
         ),
     ] {
         let Some(program) = find(program) else {
-            report.row(name, "before larder", what, Verdict::NotRun("it is not installed".to_owned()));
+            report.row(name, "before larder", subject, Verdict::NotRun("it is not installed".to_owned()));
             continue;
         };
         let upstream = registry().await;
@@ -133,7 +133,7 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
         for round in ["cold", "stored"] {
             let left =
                 left_by_init(&client, &format!("{base}/v1/providers/"), &format!("{base}/v1/modules/"), &ca, &[]).await;
-            report.row(name, "before larder", &format!("{what}, {round}"), verdict(&straight, left));
+            report.row(name, "before larder", &format!("{subject}, {round}"), verdict(&straight, left));
         }
         if scheme == "https" {
             let request = client_trusting(&ca).get(format!("{base}/v1/providers/acme/null/1.2.0/download/linux/amd64"));
@@ -144,21 +144,21 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
             report.row(name, "before larder", "URLs begin with the proxy's own name", is_absolute);
         }
     }
-    squid(&client, &straight, report, what, &ca).await;
+    squid(&client, &straight, report, subject, &ca).await;
 }
 
 fn verdict(straight: &Result<Left, String>, left: Result<Left, String>) -> Verdict {
     match (straight, left) {
         (Ok(straight), Ok(left)) => compared(straight, &left),
-        (Err(said), _) => Verdict::Wrong(format!("straight: {said}")),
-        (_, Err(said)) => Verdict::Wrong(said),
+        (Err(output), _) => Verdict::Wrong(format!("straight: {output}")),
+        (_, Err(output)) => Verdict::Wrong(output),
     }
 }
 
 /// Between the client and larder, and between larder and the registry.
-async fn squid(client: &Terraform, straight: &Result<Left, String>, report: &mut Report, what: &str, ca: &TestCa) {
+async fn squid(client: &Terraform, straight: &Result<Left, String>, report: &mut Report, subject: &str, ca: &TestCa) {
     let Some(program) = find("squid") else {
-        return report.row("squid", "-", what, Verdict::NotRun("it is not installed".to_owned()));
+        return report.row("squid", "-", subject, Verdict::NotRun("it is not installed".to_owned()));
     };
     let upstream = registry().await;
     let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
@@ -171,11 +171,11 @@ async fn squid(client: &Terraform, straight: &Result<Left, String>, report: &mut
     });
     let larder = match larder {
         Ok(larder) => larder,
-        Err(said) => return report.row("squid", "behind larder", what, Verdict::Wrong(said.err)),
+        Err(output) => return report.row("squid", "behind larder", subject, Verdict::Wrong(output.err)),
     };
     let base = format!("{}/registry/{HOST}", larder.base());
     let left = left_by_init(client, &format!("{base}/v1/providers/"), &format!("{base}/v1/modules/"), ca, &[]).await;
-    report.row("squid", "behind larder", what, verdict(straight, left));
+    report.row("squid", "behind larder", subject, verdict(straight, left));
     let log = std::fs::read_to_string(server._folder.path().join("access.log")).unwrap_or_default();
     let went_through =
         if log.contains("/v1/providers/acme/null/versions") { Verdict::Same } else { Verdict::Wrong(log) };

@@ -17,9 +17,9 @@ impl Verdict {
     fn words(&self) -> String {
         match self {
             Self::Same => "the same".to_owned(),
-            Self::Differs(why) => format!("differs: {why}"),
-            Self::Wrong(what) => format!("**WRONG**: {}", what.replace(['\n', '|'], " ")),
-            Self::NotRun(why) => format!("not run: {why}"),
+            Self::Differs(reason) => format!("differs: {reason}"),
+            Self::Wrong(subject) => format!("**WRONG**: {}", subject.replace(['\n', '|'], " ")),
+            Self::NotRun(reason) => format!("not run: {reason}"),
         }
     }
 }
@@ -41,15 +41,15 @@ pub(crate) struct Report {
 
 impl Report {
     /// One more comparison. It is printed at once, too: the whole takes minutes.
-    pub(crate) fn row(&mut self, client: &str, route: &str, what: &str, verdict: Verdict) {
-        eprintln!("{client}, {route}: {what}: {verdict:?}");
+    pub(crate) fn row(&mut self, client: &str, route: &str, subject: &str, verdict: Verdict) {
+        eprintln!("{client}, {route}: {subject}: {verdict:?}");
         self.compared += 1;
         let is_alike = |row: &&mut Row| row.client == client && row.route == route && row.verdict == verdict;
         match self.rows.last_mut().filter(is_alike) {
-            Some(row) => row.what.push(what.to_owned()),
+            Some(row) => row.what.push(subject.to_owned()),
             None => {
                 let [client, route] = [client, route].map(str::to_owned);
-                self.rows.push(Row { client, route, what: vec![what.to_owned()], verdict });
+                self.rows.push(Row { client, route, what: vec![subject.to_owned()], verdict });
             }
         }
     }
@@ -57,8 +57,8 @@ impl Report {
     /// The table, in Markdown.
     pub(crate) fn print(&self) {
         println!("\n| client | route | compared | through larder |\n| --- | --- | --- | --- |");
-        for Row { client, route, what, verdict } in &self.rows {
-            println!("| {client} | {route} | {} | {} |", what.join("; "), verdict.words());
+        for Row { client, route, what: subject, verdict } in &self.rows {
+            println!("| {client} | {route} | {} | {} |", subject.join("; "), verdict.words());
         }
         let wrong = self.rows.iter().filter(|row| matches!(row.verdict, Verdict::Wrong(_))).count();
         println!("\n{} comparisons, {wrong} rows wrong", self.compared);

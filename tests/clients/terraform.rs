@@ -96,7 +96,7 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
 /// A configuration whose module is chosen by values: `larder warm` of its folder brings what `init` then needs without the
 /// registry.
 async fn with_constants(cli: &Cli, report: &mut Report) {
-    let what = "modules chosen by variables: `larder warm FOLDER`, then `init` without the registry";
+    let subject = "modules chosen by variables: `larder warm FOLDER`, then `init` without the registry";
     let mut upstream = registry().await;
     let folder = Folder::new();
     let builder = Larder::builder().upstream(cli.default_host, &format!("{}/", upstream.origin()), "");
@@ -141,13 +141,13 @@ async fn with_constants(cli: &Cli, report: &mut Report) {
         (true, Some(0), true) => differences(&left_behind(&straight.path(), HOST), &left_behind(&work, HOST)),
         _ => Verdict::Wrong(format!("{} {warmed:?} {}", expected.one_line(), left.one_line())),
     };
-    report.row(&cli.name, "host override, http", what, verdict);
+    report.row(&cli.name, "host override, http", subject, verdict);
 }
 
 async fn of_client(cli: &Cli, report: &mut Report) {
     let straight = run(cli, Route::Straight).await;
-    if let Some((step, Err(said))) = straight.iter().find(|(_, left)| left.is_err()) {
-        return report.row(&cli.name, "straight", step, Verdict::Wrong(said.clone()));
+    if let Some((step, Err(error))) = straight.iter().find(|(_, left)| left.is_err()) {
+        return report.row(&cli.name, "straight", step, Verdict::Wrong(error.clone()));
     }
     for route in Route::THROUGH {
         if route == Route::TrustedMirror && cli.default_host == HOST {
@@ -156,7 +156,7 @@ async fn of_client(cli: &Cli, report: &mut Report) {
         for (step, left) in run(cli, route).await {
             let straight = straight.iter().find(|(name, _)| *name == step).and_then(|(_, left)| left.clone().ok());
             let verdict = match (left, straight) {
-                (Err(said), _) => Verdict::Wrong(said),
+                (Err(output), _) => Verdict::Wrong(output),
                 (Ok(_), None) => Verdict::Wrong("there is nothing to compare it with".to_owned()),
                 (Ok(left), Some(straight)) => judged(route, &straight, &left, cli),
             };
@@ -207,13 +207,13 @@ fn judged(route: Route, straight: &Left, left: &Left, cli: &Cli) -> Verdict {
 
 /// The files that are not the same.
 fn differences(straight: &Left, through: &Left) -> Verdict {
-    let of = |left: &Left, other: &Left| -> Left {
+    let select = |left: &Left, other: &Left| -> Left {
         left.iter()
             .filter(|(path, shown)| other.get(*path) != Some(shown))
             .map(|(a, b)| (a.clone(), b.clone()))
             .collect()
     };
-    compared(&of(straight, through), &of(through, straight))
+    compared(&select(straight, through), &select(through, straight))
 }
 
 /// The lock file among what is left.

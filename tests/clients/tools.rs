@@ -17,13 +17,13 @@ use crate::support::upstream::{FakeUpstream, Listed, Module, Provider, sha256_he
 const PLATFORMS: [&str; 3] = ["linux_amd64", "darwin_arm64", "windows_amd64"];
 
 /// A registry over TLS, and a larder over TLS before it, both by certificates of one authority.
-struct Scene {
+struct TlsFixture {
     upstream: FakeUpstream,
     larder: Larder,
     folder: tempfile::TempDir,
 }
 
-impl Scene {
+impl TlsFixture {
     async fn new() -> Self {
         let ca = TestCa::new();
         let upstream = FakeUpstream::builder().tls_with(&ca).absolute_services().start().await;
@@ -86,7 +86,7 @@ impl Scene {
         for (route, registry) in routes {
             let verdict = match ask(registry).await {
                 Ok(found) => compared(&straight, &found),
-                Err(said) => Verdict::Wrong(said),
+                Err(output) => Verdict::Wrong(output),
             };
             report.row(title, route, what, verdict);
         }
@@ -120,9 +120,10 @@ pub(crate) async fn output_of(
 /// The name of a program with the version that it says it has.
 pub(crate) async fn with_version(name: &str, program: &Path, argument: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
-    let said = output_of(program, &[argument], folder.path(), &[("CHECKPOINT_DISABLE", "1")]).await.unwrap_or_default();
+    let output =
+        output_of(program, &[argument], folder.path(), &[("CHECKPOINT_DISABLE", "1")]).await.unwrap_or_default();
     let is_version = |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    let version = said.split([' ', '\n']).map(|word| word.trim_start_matches('v')).find(is_version);
+    let version = output.split([' ', '\n']).map(|word| word.trim_start_matches('v')).find(is_version);
     version.map_or(name.to_owned(), |version| format!("{name} {version}"))
 }
 
@@ -151,17 +152,18 @@ pub(crate) async fn renovate(tools: &Tools, report: &mut Report) {
     let Some(node) = find("node").filter(|_| installed.join("installed").exists()) else {
         return report.row(title, "-", "-", Verdict::NotRun("it is not installed, or node is not".to_owned()));
     };
-    let scene = Scene::new().await;
+    let fixture = TlsFixture::new().await;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/renovate.js");
-    let (ca, installed) = (scene.ca_file(), installed.display().to_string());
-    let is_whole =
-        |found: &str| found.matches("zh:").count() == scene.hashes() && found.matches("h1:").count() == PLATFORMS.len();
+    let (ca, installed) = (fixture.ca_file(), installed.display().to_string());
+    let is_whole = |found: &str| {
+        found.matches("zh:").count() == fixture.hashes() && found.matches("h1:").count() == PLATFORMS.len()
+    };
     let ask = async |registry: &str, folder: &Path| {
         let environment = [("NODE_EXTRA_CA_CERTS", ca.as_str()), ("LOG_LEVEL", "error")];
         output_of(&node, &[script, registry, &installed], folder, &environment).await
     };
-    let routes = [scene.own_host(), scene.base_of_one()];
-    scene.beside(report, (title, "versions, hashes for a lock file"), &routes, is_whole, ask).await;
+    let routes = [fixture.own_host(), fixture.base_of_one()];
+    fixture.beside(report, (title, "versions, hashes for a lock file"), &routes, is_whole, ask).await;
 }
 
 /// Checkov: what it finds in a module that it downloads.
@@ -170,20 +172,20 @@ pub(crate) async fn checkov(tools: &Tools, report: &mut Report) {
     let Some(program) = tools.program("checkov") else {
         return report.row(title, "-", "-", Verdict::NotRun("it is not installed".to_owned()));
     };
-    let scene = Scene::new().await;
+    let fixture = TlsFixture::new().await;
     // For registries it trusts the authorities of certifi alone, whatever the environment says.
-    let trust = format!("import certifi\ncertifi.where = lambda: {:?}\n", scene.ca_file());
-    std::fs::write(scene.folder.path().join("sitecustomize.py"), trust).unwrap();
-    let python_path = scene.folder.path().display().to_string();
+    let trust = format!("import certifi\ncertifi.where = lambda: {:?}\n", fixture.ca_file());
+    std::fs::write(fixture.folder.path().join("sitecustomize.py"), trust).unwrap();
+    let python_path = fixture.folder.path().display().to_string();
     let ask = async |registry: &str, folder: &Path| {
         let host = calls_the_module(registry, folder);
         let environment = [("TF_HOST_NAME", host.as_str()), ("PYTHONPATH", &python_path), ("LOG_LEVEL", "WARNING")];
-        let asked = ["--download-external-modules", "true", "--framework", "terraform", "--soft-fail", "-o", "json"];
-        let printed = output_of(&program, &[&["-d", "."], &asked[..]].concat(), folder, &environment).await;
+        let requests = ["--download-external-modules", "true", "--framework", "terraform", "--soft-fail", "-o", "json"];
+        let printed = output_of(&program, &[&["-d", "."], &requests[..]].concat(), folder, &environment).await;
         printed.map(|printed| findings(&printed))
     };
     let is_whole = |found: &str| found.contains("aws_s3_bucket.open");
-    scene.beside(report, (title, "findings in a downloaded module"), &[scene.own_host()], is_whole, ask).await;
+    fixture.beside(report, (title, "findings in a downloaded module"), &[fixture.own_host()], is_whole, ask).await;
 }
 
 /// What failed, by resource.
@@ -212,13 +214,13 @@ pub(crate) async fn trivy(report: &mut Report) {
         return report.row(title, "-", "-", Verdict::NotRun("LARDER_TRIVY names no program".to_owned()));
     };
     let title = with_version(title, Path::new(&program), "--version").await;
-    let scene = Scene::new().await;
-    let ca = scene.ca_file();
+    let fixture = TlsFixture::new().await;
+    let ca = fixture.ca_file();
     let ask = async |registry: &str, folder: &Path| {
         calls_the_module(registry, folder);
         let environment = [("SSL_CERT_FILE", ca.as_str())];
-        let asked = ["config", "--quiet", "--skip-check-update", "--format", "json", "."];
-        let printed = output_of(Path::new(&program), &asked, folder, &environment).await?;
+        let requests = ["config", "--quiet", "--skip-check-update", "--format", "json", "."];
+        let printed = output_of(Path::new(&program), &requests, folder, &environment).await?;
         let found: serde_json::Value = serde_json::from_str(&printed).unwrap_or_default();
         let results = found["Results"].as_array().cloned().unwrap_or_default();
         let failed =
@@ -229,7 +231,7 @@ pub(crate) async fn trivy(report: &mut Report) {
         Ok(lines.join("\n"))
     };
     let is_whole = |found: &str| found.contains("module.m");
-    scene.beside(report, (&title, "findings in a downloaded module"), &[scene.own_host()], is_whole, ask).await;
+    fixture.beside(report, (&title, "findings in a downloaded module"), &[fixture.own_host()], is_whole, ask).await;
 }
 
 /// cdktf: the code that it generates of a module, which it has `terraform` fetch.
@@ -238,8 +240,8 @@ pub(crate) async fn cdktf(tools: &Tools, report: &mut Report) {
     let (true, Some(terraform)) = (installed.is_file(), tools.program("terraform-1.14")) else {
         return report.row(title, "-", "-", Verdict::NotRun("it, or a terraform for it, is not installed".to_owned()));
     };
-    let scene = Scene::new().await;
-    let (ca, terraform) = (scene.ca_file(), terraform.display().to_string());
+    let fixture = TlsFixture::new().await;
+    let (ca, terraform) = (fixture.ca_file(), terraform.display().to_string());
     let ask = async |registry: &str, folder: &Path| {
         let host = registry.trim_start_matches("https://");
         let module = serde_json::json!({ "name": "m", "source": format!("{host}/acme/plain/aws"), "version": "1.0.0" });
@@ -261,7 +263,7 @@ pub(crate) async fn cdktf(tools: &Tools, report: &mut Report) {
         std::fs::read_to_string(folder.join(".gen/modules/m.ts")).map_err(|error| error.to_string())
     };
     let is_whole = |found: &str| found.contains("name");
-    scene.beside(report, (title, "the code of a module"), &[scene.own_host()], is_whole, ask).await;
+    fixture.beside(report, (title, "the code of a module"), &[fixture.own_host()], is_whole, ask).await;
 }
 
 /// Terragrunt: a module that it fetches from a registry itself (`tfr:`), and `init` in it.
@@ -274,8 +276,8 @@ pub(crate) async fn terragrunt(tools: &Tools, report: &mut Report) {
         return report.row(title, "-", "-", Verdict::NotRun("no terraform is installed for it".to_owned()));
     };
     let title = with_version(title, Path::new(&program), "--version").await;
-    let scene = Scene::new().await;
-    let (ca, terraform) = (scene.ca_file(), terraform.display().to_string());
+    let fixture = TlsFixture::new().await;
+    let (ca, terraform) = (fixture.ca_file(), terraform.display().to_string());
     let ask = async |registry: &str, folder: &Path| {
         let host = registry.trim_start_matches("https://");
         let source = format!(
@@ -298,7 +300,7 @@ pub(crate) async fn terragrunt(tools: &Tools, report: &mut Report) {
         Ok(names.filter(|name| name.starts_with("main.tf")).collect::<Vec<_>>().join("\n"))
     };
     let is_whole = |found: &str| found.contains("main.tf");
-    scene.beside(report, (&title, "a module by tfr:, and init in it"), &[scene.own_host()], is_whole, ask).await;
+    fixture.beside(report, (&title, "a module by tfr:, and init in it"), &[fixture.own_host()], is_whole, ask).await;
 }
 
 /// tfmodcache: the files of a module; it goes on to /v1/modules/ without discovery.
@@ -307,8 +309,8 @@ pub(crate) async fn tfmodcache(tools: &Tools, report: &mut Report) {
     let Some(program) = tools.program("tfmodcache") else {
         return report.row(title, "-", "-", Verdict::NotRun("it is not installed".to_owned()));
     };
-    let scene = Scene::new().await;
-    let ca = scene.ca_file();
+    let fixture = TlsFixture::new().await;
+    let ca = fixture.ca_file();
     let ask = async |registry: &str, folder: &Path| {
         calls_the_module(registry, folder);
         let cache = folder.join("cache").display().to_string();
@@ -316,7 +318,7 @@ pub(crate) async fn tfmodcache(tools: &Tools, report: &mut Report) {
         Ok(files_below(&folder.join(".terraform/modules")))
     };
     let is_whole = |found: &str| found.contains("main.tf");
-    scene.beside(report, (title, "the files of a module"), &[scene.own_host()], is_whole, ask).await;
+    fixture.beside(report, (title, "the files of a module"), &[fixture.own_host()], is_whole, ask).await;
 }
 
 /// terraform-registry-stub: the archives, checksums and signatures of a provider; it never asks for discovery.
@@ -325,8 +327,8 @@ pub(crate) async fn registry_stub(tools: &Tools, report: &mut Report) {
     let Some(program) = tools.program("terraform-registry-stub") else {
         return report.row(title, "-", "-", Verdict::NotRun("it is not installed".to_owned()));
     };
-    let scene = Scene::new().await;
-    let ca = scene.ca_file();
+    let fixture = TlsFixture::new().await;
+    let ca = fixture.ca_file();
     let ask = async |registry: &str, folder: &Path| {
         let host = registry.trim_start_matches("https://");
         let manifest = format!(
@@ -334,10 +336,10 @@ pub(crate) async fn registry_stub(tools: &Tools, report: &mut Report) {
              platforms: [\"*\"]\ncache_options:\n  download_packages: true\n  verify_signatures: false\n"
         );
         std::fs::write(folder.join("manifest.yaml"), manifest).unwrap();
-        let asked = ["cache", "--manifest", "manifest.yaml", "--output", "cache"];
-        output_of(&program, &asked, folder, &[("SSL_CERT_FILE", &ca)]).await?;
+        let requests = ["cache", "--manifest", "manifest.yaml", "--output", "cache"];
+        output_of(&program, &requests, folder, &[("SSL_CERT_FILE", &ca)]).await?;
         Ok(files_below(&folder.join("cache")))
     };
     let is_whole = |found: &str| found.matches(".zip").count() == 2 * PLATFORMS.len();
-    scene.beside(report, (title, "archives, checksums, signatures"), &[scene.own_host()], is_whole, ask).await;
+    fixture.beside(report, (title, "archives, checksums, signatures"), &[fixture.own_host()], is_whole, ask).await;
 }

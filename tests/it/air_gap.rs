@@ -6,16 +6,16 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::support::estate::{Estate, PLATFORMS, ROOTS};
+use crate::support::estate::{EstateFixture, PLATFORMS, ROOTS};
 use crate::support::http::{client, send};
 use crate::support::larder::{Folder, Larder};
 use crate::support::module_scene::through;
-use crate::support::process::{Process, Said, command, run};
+use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::reports::name;
 use crate::support::terraform::Terraform;
 
 /// Runs `larder COMMAND prod dev` for both platforms, beside the folders.
-async fn larder(command_name: &str, estate: &Estate, folder: &Folder, more: &[&str]) -> Said {
+async fn larder(command_name: &str, estate: &EstateFixture, folder: &Folder, more: &[&str]) -> CommandOutput {
     let config = folder.path().join("beside.toml");
     let config = config.to_string_lossy();
     let platforms = PLATFORMS.map(|platform| format!("--platform={platform}"));
@@ -46,8 +46,8 @@ fn item_name(item: &Value) -> String {
 }
 
 /// True if this record is needed for the plan's item `what`.
-fn is_needed_for(record: &Path, what: &str) -> bool {
-    let (name, platform) = what.rsplit_once(' ').unwrap();
+fn is_needed_for(record: &Path, subject: &str) -> bool {
+    let (name, platform) = subject.rsplit_once(' ').unwrap();
     let (host, name) = name.split('@').next().unwrap().split_once('/').unwrap();
     let record = record.to_string_lossy();
     let mut folders = ["providers", "modules"].iter().map(|kind| format!("/{host}/{kind}/{name}/"));
@@ -55,7 +55,7 @@ fn is_needed_for(record: &Path, what: &str) -> bool {
 }
 
 /// The running larder's plan for a tar of the folders.
-async fn plan_of_tar(estate: &Estate, larder: &Process, token: &str) -> Value {
+async fn plan_of_tar(estate: &EstateFixture, larder: &Process, token: &str) -> Value {
     let mut tar = tar::Builder::new(Vec::new());
     for folder in ["prod", "dev", "common"] {
         tar.append_dir_all(folder, estate.folder().join(folder)).unwrap();
@@ -69,7 +69,7 @@ async fn plan_of_tar(estate: &Estate, larder: &Process, token: &str) -> Value {
 #[tokio::test]
 async fn warmed_folders_install_offline_as_plan_predicted() {
     let Some(client) = Terraform::find() else { return };
-    let mut estate = Estate::new(&client).await;
+    let mut estate = EstateFixture::new(&client).await;
     let folder = Folder::new();
     let running = Process::start(&Larder::mirroring(&estate.upstream).on(&folder), folder.path());
     write_beside(&folder, &running);
@@ -90,7 +90,7 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     let plan: Value = serde_json::from_str(&plan.out).unwrap();
     let wanted: BTreeSet<String> = plan["items"].as_array().unwrap().iter().map(item_name).collect();
     assert_eq!(wanted, before["items"].as_array().unwrap().iter().map(item_name).collect());
-    let modules = wanted.iter().filter(|what| what.contains("/test@")).count();
+    let modules = wanted.iter().filter(|subject| subject.contains("/test@")).count();
     assert_eq!(modules, 10, "{wanted:#?}");
     for root in ROOTS {
         estate.init(root).await.expect_success();
@@ -101,8 +101,11 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     }
     assert!(estate.locked("prod").iter().any(|locked| locked.ends_with("acme/state@1.0.0")));
     assert!(estate.locked("dev").iter().any(|locked| locked.ends_with("acme/state@2.1.0-rc.1")));
-    let providers: BTreeSet<&str> =
-        wanted.iter().filter(|what| !what.contains("/test@")).map(|what| what.split('@').next().unwrap()).collect();
+    let providers: BTreeSet<&str> = wanted
+        .iter()
+        .filter(|subject| !subject.contains("/test@"))
+        .map(|subject| subject.split('@').next().unwrap())
+        .collect();
     assert!(providers.len() >= 8, "{providers:?}");
 
     // Whichever archive is removed, the plan names the items that lack it.

@@ -328,9 +328,9 @@ async fn verify_raises_an_alarm_for_a_first_seen_record_that_cannot_be_rebuilt()
     std::fs::write(&seen, &bytes[..bytes.len() - 3]).unwrap();
     let larder = impatient(&upstream).on(&folder).start().await;
     let url = format!("{}/admin/v1/verify", larder.admin());
-    let told = client().post(&url).bearer_auth(larder.token()).header("content-type", "application/json").body("{}");
-    let told = send(told).await.unwrap().expect(200).text();
-    assert!(told.contains("larder accept registry.terraform.io/acme/null"), "{told}");
+    let text = client().post(&url).bearer_auth(larder.token()).header("content-type", "application/json").body("{}");
+    let text = send(text).await.unwrap().expect(200).text();
+    assert!(text.contains("larder accept registry.terraform.io/acme/null"), "{text}");
     assert_eq!(open_alarms(&larder).await, alarms(&[("damaged-record", "1.2.0")]));
     let done = larder.tell("accept", NULL).await;
     assert_eq!(outcomes(&done), [(PACKAGE, "accepted")], "{done}");

@@ -27,9 +27,9 @@ async fn upstream_with_providers(names: &[&str], size: usize) -> FakeUpstream {
     upstream
 }
 
-fn assert_busy(answer: Answer, why: &str) {
+fn assert_busy(answer: Answer, reason: &str) {
     let answer = answer.expect(503);
-    assert!(answer.text().contains(why), "{}", answer.text());
+    assert!(answer.text().contains(reason), "{}", answer.text());
     assert!(answer.text().contains("ask again in a moment"), "{}", answer.text());
     assert!(answer.headers.get("retry-after").is_none());
 }
@@ -160,16 +160,16 @@ async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
     let larder = larder.bounds(bounds).start().await;
     let gate = slow.hold_after(Target::Versions, 50_000);
     let url = |name| format!("{}/registry/{HOST}/v1/providers/acme/{name}/versions", larder.base());
-    let asked = SLOW.map(|name| tokio::spawn(send(client().get(url(name)))));
+    let requests = SLOW.map(|name| tokio::spawn(send(client().get(url(name)))));
     until("each takes its room or is refused", async || {
-        let under_way = asked.iter().filter(|answer| !answer.is_finished()).count();
+        let under_way = requests.iter().filter(|answer| !answer.is_finished()).count();
         larder.metric("larder_upstream_bytes_total").await >= 50_000.0 * under_way as f64
     })
     .await;
     let of_another = format!("/registry/{OTHER}/v1/providers/acme/null/versions");
     larder.get(&of_another).await.expect(200);
     gate.open();
-    let answers = join_all(asked).await.into_iter().map(|answer| answer.unwrap().unwrap());
+    let answers = join_all(requests).await.into_iter().map(|answer| answer.unwrap().unwrap());
     let (whole, refused): (Vec<_>, Vec<_>) = answers.partition(|answer| answer.status == 200);
     assert_eq!(whole.len(), 1);
     for answer in refused {
@@ -302,8 +302,8 @@ async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
         assert!(answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(&zip), "a slow client got other bytes");
     }
     assert_eq!(upstream.count_of(Target::Archive), 2);
-    let asked: HashSet<String> = upstream.requests().into_iter().map(|request| request.path).collect();
-    assert_eq!(asked.len(), 1 + 2 * 5);
+    let requests: HashSet<String> = upstream.requests().into_iter().map(|request| request.path).collect();
+    assert_eq!(requests.len(), 1 + 2 * 5);
 }
 
 /// Promises 10 and 11: small archives are freed from memory once sent. Unread ones take bounded memory, and a client
@@ -372,13 +372,13 @@ async fn http_2_streams_that_read_nothing_take_a_bounded_memory() {
     assert!(larder.get(&path).await.expect(200).body == zip);
     let before = larder.anonymous_bytes();
 
-    let asked = format!("{path}?{}", "a".repeat(100));
+    let requests = format!("{path}?{}", "a".repeat(100));
     let mut stalled = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut stream = TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap();
         stream.write_all(&preface()).await.unwrap();
         for id in 0..STREAMS {
-            stream.write_all(&get_frame(2 * id + 1, &asked)).await.unwrap();
+            stream.write_all(&get_frame(2 * id + 1, &requests)).await.unwrap();
         }
         stalled.push(stream);
     }
@@ -412,9 +412,9 @@ async fn plans_beyond_the_concurrency_limit_queue() {
     let token = std::fs::read_to_string(folder.path().join("admin-token")).unwrap();
     let gate = upstream.hold(Target::Versions);
     let plans = names.iter().map(|name| {
-        let told = serde_json::json!({ "what": [format!("acme/{name}")], "platforms": ["linux_amd64"] }).to_string();
+        let order = serde_json::json!({ "what": [format!("acme/{name}")], "platforms": ["linux_amd64"] }).to_string();
         let request = client().post(format!("{}/admin/v1/plan", larder.admin())).bearer_auth(&token);
-        tokio::spawn(send(request.header("content-type", "application/json").body(told)))
+        tokio::spawn(send(request.header("content-type", "application/json").body(order)))
     });
     let plans: Vec<_> = plans.collect();
     upstream.wait_for(Target::Versions, 4).await;

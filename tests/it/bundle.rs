@@ -4,12 +4,12 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::support::bundle_commands::{larder_in, write_beside};
-use crate::support::estate::{Estate, PLATFORMS, ROOTS};
+use crate::support::estate::{EstateFixture, PLATFORMS, ROOTS};
 use crate::support::gap::{BundleKey, Sealed, bundle, bundle_of, contents, outcomes, sealed, warmed};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_scene::{Form, ModuleScene, through};
-use crate::support::process::{Process, Said};
+use crate::support::process::{CommandOutput, Process};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Provider, Telling};
 
@@ -19,24 +19,24 @@ fn estate_arguments() -> Vec<String> {
     [vec!["--for=prod".to_owned(), "--for=dev".to_owned()], platforms.to_vec()].concat()
 }
 
-async fn create(estate: &Estate, folder: &Folder, out: &str, more: &[&str]) -> Said {
+async fn create(estate: &EstateFixture, folder: &Folder, out: &str, more: &[&str]) -> CommandOutput {
     let whole = estate_arguments();
     let whole: Vec<&str> = whole.iter().map(String::as_str).collect();
-    let said = larder_in(&estate.folder(), folder, &[&["bundle", "create", out], &whole[..], more].concat()).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    said
+    let output = larder_in(&estate.folder(), folder, &[&["bundle", "create", out], &whole[..], more].concat()).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    output
 }
 
 /// Through running larders: the receiving one serves the imported packages without a restart.
 #[tokio::test]
 async fn a_bundle_applied_to_a_sealed_larder_installs_in_every_folder() {
     let Some(client) = Terraform::find() else { return };
-    let (mut estate, key) = (Estate::new(&client).await, BundleKey::new());
+    let (mut estate, key) = (EstateFixture::new(&client).await, BundleKey::new());
     let (here, there) = (Folder::new(), Folder::new());
     let making = Process::start(&key.signs(Larder::mirroring(&estate.upstream).on(&here)), here.path());
     write_beside(&here, &making);
-    let said = create(&estate, &here, "gap.tar", &[]).await;
-    assert!(said.out.contains(&format!("signed by key {}", key.key.public().id())), "{said:?}");
+    let output = create(&estate, &here, "gap.tar", &[]).await;
+    assert!(output.out.contains(&format!("signed by key {}", key.key.public().id())), "{output:?}");
     drop(making);
     estate.upstream.stop().await;
 
@@ -44,9 +44,9 @@ async fn a_bundle_applied_to_a_sealed_larder_installs_in_every_folder() {
     write_beside(&there, &receiving);
     estate.workspace.cli_config(&through(receiving.base()));
     estate.init("prod").await.expect_failure();
-    let said = larder_in(&estate.folder(), &there, &["bundle", "apply", "gap.tar"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.out.contains("which is trusted here") && !said.out.contains("REFUSED"), "{said:?}");
+    let output = larder_in(&estate.folder(), &there, &["bundle", "apply", "gap.tar"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.out.contains("which is trusted here") && !output.out.contains("REFUSED"), "{output:?}");
     for root in ROOTS {
         estate.init(root).await.expect_success();
         estate.lock(root).await.expect_success();
@@ -67,15 +67,15 @@ async fn a_bundle_applied_to_a_sealed_larder_installs_in_every_folder() {
 #[tokio::test]
 async fn a_bundle_applied_to_an_unserved_store_installs_once_larder_serves_it() {
     let Some(client) = Terraform::find() else { return };
-    let (mut estate, key) = (Estate::new(&client).await, BundleKey::new());
+    let (mut estate, key) = (EstateFixture::new(&client).await, BundleKey::new());
     let (here, there) = (Folder::new(), Folder::new());
     let making = key.signs(Larder::mirroring(&estate.upstream)).on(&here).config_text();
     std::fs::write(here.path().join("mirror.toml"), making).unwrap();
     std::fs::write(there.path().join("mirror.toml"), key.sealed().on(&there).config_text()).unwrap();
     create(&estate, &here, "gap.tar", &["--json"]).await;
     estate.upstream.stop().await;
-    let said = larder_in(&estate.folder(), &there, &["bundle", "apply", "gap.tar"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = larder_in(&estate.folder(), &there, &["bundle", "apply", "gap.tar"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     let receiving = Process::start(&key.sealed().on(&there), there.path());
     estate.workspace.cli_config(&through(receiving.base()));
     for root in ROOTS {
@@ -87,7 +87,7 @@ async fn a_bundle_applied_to_an_unserved_store_installs_once_larder_serves_it() 
 #[tokio::test]
 async fn the_missing_list_of_a_sealed_larder_makes_the_next_bundle() {
     let Some(client) = Terraform::find() else { return };
-    let (estate, key) = (Estate::new(&client).await, BundleKey::new());
+    let (estate, key) = (EstateFixture::new(&client).await, BundleKey::new());
     let (here, there) = (Folder::new(), Folder::new());
     let making = Process::start(&key.signs(Larder::mirroring(&estate.upstream).on(&here)), here.path());
     write_beside(&here, &making);
@@ -101,10 +101,10 @@ async fn the_missing_list_of_a_sealed_larder_makes_the_next_bundle() {
     assert!(missing.code == Some(0) && missing.out.contains("acme/text"), "{missing:?}");
     std::fs::write(work.join("missing.json"), &missing.out).unwrap();
 
-    let said = larder_in(&work, &here, &["bundle", "create", "more.tar", "--for", "missing.json"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    let said = larder_in(&work, &there, &["bundle", "apply", "more.tar"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = larder_in(&work, &here, &["bundle", "create", "more.tar", "--for", "missing.json"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let output = larder_in(&work, &there, &["bundle", "apply", "more.tar"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     workspace.init().await.expect_success();
     assert!(workspace.lock_file().contains("2.0.0"), "{}", workspace.lock_file());
     let missing = larder_in(&work, &there, &["missing", "--json"]).await;
@@ -135,9 +135,9 @@ async fn a_delta_is_as_large_as_what_is_new() {
     assert!((NEW..NEW + 40_000).contains(&delta.len()), "{} bytes", delta.len());
     let receipt = there.apply(delta, &key.trust()).await.unwrap();
     assert!(receipt.ok, "{receipt:#?}");
-    let told: Vec<String> = outcomes(&receipt).into_iter().map(|(what, _)| what).collect();
+    let outcomes: Vec<String> = outcomes(&receipt).into_iter().map(|(subject, _)| subject).collect();
     assert_eq!(
-        told,
+        outcomes,
         [
             format!("the discovery document of {HOST}"),
             format!("the version list of {HOST}/acme/two"),
@@ -177,9 +177,9 @@ async fn a_delta_leaves_out_an_archive_that_is_there_and_brings_its_new_proof() 
     assert!(receipt.ok, "{receipt:#?}");
     // A store without the archives of that inventory refuses the delta's entry.
     let receipt = Sealed::new(key.sealed()).apply(delta, &key.trust()).await.unwrap();
-    let (what, why) = crate::support::gap::refusal(&receipt);
-    assert_eq!(what, format!("{HOST}/acme/null 1.2.0 (linux_amd64)"));
-    assert!(why.contains("a delta for an inventory of another store"), "{why}");
+    let (subject, reason) = crate::support::gap::refusal(&receipt);
+    assert_eq!(subject, format!("{HOST}/acme/null 1.2.0 (linux_amd64)"));
+    assert!(reason.contains("a delta for an inventory of another store"), "{reason}");
 }
 
 /// Equal contents and time give equal bytes, in an ordinary tar.
@@ -207,19 +207,19 @@ async fn a_bundle_made_twice_is_the_same_and_opens_as_any_tar() {
 #[tokio::test]
 async fn a_module_of_a_repository_is_carried_with_its_commit_and_installs() {
     let Some(client) = Terraform::find() else { return };
-    let Some(mut scene) = ModuleScene::start(None).await else { return };
+    let Some(mut fixture) = ModuleScene::start(None).await else { return };
     let key = BundleKey::new();
-    let location = scene.over_https("?ref=v1.0.0");
+    let location = fixture.over_https("?ref=v1.0.0");
     let form =
         Form { name: "net".to_owned(), called: "", location, telling: Telling::NoContent, instead_of_direct: None };
-    scene.publish(&form);
-    let larder = key.signs(scene.larder()).start().await;
+    fixture.publish(&form);
+    let larder = key.signs(fixture.larder()).start().await;
     let job = warmed(&larder, &["acme/net/test@1.0.0"], &[]).await;
     let bundle = bundle_of(&larder, &job, None).await;
     let manifest = String::from_utf8_lossy(&bundle[512..8192]).into_owned();
     assert!(manifest.contains(r#""kind":"module","module":"registry.terraform.io/acme/net/test""#), "{manifest}");
     assert!(manifest.contains(r#""commit":""#) && manifest.contains(r#""tree":""#), "{manifest}");
-    scene.stop().await;
+    fixture.stop().await;
     let there = Sealed::new(key.sealed());
     let receipt = there.apply(bundle, &key.trust()).await.unwrap();
     assert!(receipt.ok, "{receipt:#?}");
@@ -254,13 +254,13 @@ async fn the_admin_listener_reports_why_it_makes_no_bundle() {
         send(request.header("content-type", kind).body(body)).await.unwrap()
     };
     let (bundle, json) = ("/admin/v1/bundle", "application/json");
-    for (body, status, why) in [
+    for (body, status, reason) in [
         ("{}", 400, "missing field"),
         (r#"{"job":"0011223344556677"}"#, 404, "no job"),
         (r#"{"job":"x"}"#, 400, "no name of a job"),
     ] {
         let answer = ask(Method::POST, bundle, json, body.to_owned()).await.expect(status);
-        assert!(answer.text().contains(why), "{body}: {}", answer.text());
+        assert!(answer.text().contains(reason), "{body}: {}", answer.text());
     }
     ask(Method::GET, bundle, json, String::new()).await.expect(405);
     let apply = "/admin/v1/bundle/apply";

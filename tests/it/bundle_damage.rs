@@ -23,8 +23,8 @@ async fn mixed_bundle(key: &BundleKey) -> Vec<u8> {
     upstream.publish(Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64"));
     upstream.publish(Provider::new("acme", "other").size(20_000));
     publish_module(&upstream);
-    let what = ["acme/null", "acme/other", "acme/net/test"];
-    bundle(&upstream, key, &what, &["linux_amd64", "darwin_arm64"].map(|platform| platform)[..1]).await
+    let addresses = ["acme/null", "acme/other", "acme/net/test"];
+    bundle(&upstream, key, &addresses, &["linux_amd64", "darwin_arm64"].map(|platform| platform)[..1]).await
 }
 
 /// A file of a bundle: its name, the offset of its header, and the offset of the next header.
@@ -38,12 +38,12 @@ struct BundleFile {
 
 impl BundleFile {
     /// Tells if this refusal names both the entry and the damaged file.
-    fn matches_refusal(&self, told: &EntryOutcome) -> bool {
-        let ApplyOutcome::Refused { why } = &told.outcome else { return false };
-        let (what, role) = self.entry_and_role.as_ref().unwrap();
-        told.package.to_string() == *what
-            && why.starts_with(&format!("its {role} "))
-            && why.contains(self.name.strip_prefix("sha256/").unwrap())
+    fn matches_refusal(&self, entry: &EntryOutcome) -> bool {
+        let ApplyOutcome::Refused { why: reason } = &entry.outcome else { return false };
+        let (subject, role) = self.entry_and_role.as_ref().unwrap();
+        entry.package.to_string() == *subject
+            && reason.starts_with(&format!("its {role} "))
+            && reason.contains(self.name.strip_prefix("sha256/").unwrap())
     }
 }
 
@@ -68,12 +68,12 @@ fn locate_files(bundle: &[u8]) -> Vec<BundleFile> {
     places
 }
 
-fn file_at(places: &[BundleFile], at: usize) -> Option<&BundleFile> {
-    places.iter().find(|place| (place.from..place.to).contains(&at))
+fn file_at(places: &[BundleFile], offset: usize) -> Option<&BundleFile> {
+    places.iter().find(|place| (place.from..place.to).contains(&offset))
 }
 
 fn first_refused(receipt: &Receipt) -> &EntryOutcome {
-    let is_refused = |told: &&EntryOutcome| matches!(told.outcome, ApplyOutcome::Refused { .. });
+    let is_refused = |entry: &&EntryOutcome| matches!(entry.outcome, ApplyOutcome::Refused { .. });
     receipt.entries.iter().find(is_refused).unwrap_or_else(|| panic!("{receipt:#?}"))
 }
 
@@ -98,27 +98,27 @@ async fn each_of_200_flipped_bytes_is_refused_with_the_name_of_what_it_is_in() {
         let (mut bytes, how) =
             if number % 2 == 0 { (signed.clone(), key.trust()) } else { (unsigned.clone(), lenient.clone()) };
         let places = locate_files(&bytes);
-        let (at, flip) = (random.gen_range(0..bytes.len()), random.gen_range(1..=u8::MAX));
-        bytes[at] ^= flip;
+        let (offset, flip) = (random.gen_range(0..bytes.len()), random.gen_range(1..=u8::MAX));
+        bytes[offset] ^= flip;
         let there = Sealed::new(key.sealed());
         let applied = there.apply(bytes, &how).await;
-        let said = outcome_text(&applied);
-        assert!(!applied.as_ref().is_ok_and(|receipt| receipt.ok), "byte {at}: {said}");
-        match file_at(&places, at) {
+        let text = outcome_text(&applied);
+        assert!(!applied.as_ref().is_ok_and(|receipt| receipt.ok), "byte {offset}: {text}");
+        match file_at(&places, offset) {
             // The manifest covers everything, so nothing is imported if it is damaged.
             Some(BundleFile { name, entry_and_role: None, .. }) => {
-                assert!(applied.is_err(), "byte {at} of {name}: {said}");
+                assert!(applied.is_err(), "byte {offset} of {name}: {text}");
                 assert!(contents(&there.folder).is_empty());
             }
             Some(place) => {
                 assert!(
                     place.matches_refusal(first_refused(&applied.unwrap())),
-                    "byte {at} of {:?}: {said}",
+                    "byte {offset} of {:?}: {text}",
                     place.entry_and_role
                 );
             }
             // Damage after the last file: everything is imported, and the damage is reported.
-            None => assert!(said.contains("does not end after its manifest's files"), "byte {at}: {said}"),
+            None => assert!(text.contains("does not end after its manifest's files"), "byte {offset}: {text}"),
         }
         // No refused entry is visible, and the undamaged bundle completes the import.
         if number % 20 == 0 {
@@ -150,8 +150,8 @@ async fn a_truncated_bundle_stores_its_complete_entries_and_reports_where_it_end
     for cut in cuts {
         let there = Sealed::new(key.sealed());
         let applied = there.apply(whole[..cut].to_vec(), &key.trust()).await;
-        let said = outcome_text(&applied);
-        assert!(said.contains("truncated"), "{cut}: {said}");
+        let text = outcome_text(&applied);
+        assert!(text.contains("truncated"), "{cut}: {text}");
         assert!(there.folder.staged().is_empty(), "{cut}");
         let Ok(receipt) = applied else {
             assert!(contents(&there.folder).is_empty(), "{cut}");
@@ -160,9 +160,9 @@ async fn a_truncated_bundle_stores_its_complete_entries_and_reports_where_it_end
         assert!(!receipt.ok);
         // A cut inside a file is reported with its entry and role.
         if let Some(place) = file_at(&places, cut) {
-            let (what, role) = place.entry_and_role.as_ref().unwrap();
+            let (subject, role) = place.entry_and_role.as_ref().unwrap();
             let ended = receipt.ended.as_deref().unwrap();
-            assert!(ended.starts_with(&format!("{what}: its {role} ")), "{cut}: {ended}");
+            assert!(ended.starts_with(&format!("{subject}: its {role} ")), "{cut}: {ended}");
             assert!(place.matches_refusal(first_refused(&receipt)), "{cut}: {receipt:#?}");
         }
         let words: Vec<String> = outcomes(&receipt).into_iter().map(|(_, word)| word).collect();
@@ -175,8 +175,8 @@ async fn a_truncated_bundle_stores_its_complete_entries_and_reports_where_it_end
         );
         let again = there.apply(whole.clone(), &key.trust()).await.unwrap();
         assert!(again.ok, "{again:#?}");
-        let held = outcomes(&again).into_iter().filter(|(_, word)| word == "held").count();
-        assert_eq!(held, applied, "{cut}: {again:#?}");
+        let stored = outcomes(&again).into_iter().filter(|(_, word)| word == "held").count();
+        assert_eq!(stored, applied, "{cut}: {again:#?}");
     }
 }
 
@@ -216,36 +216,36 @@ async fn damage_in_one_of_several_parts_is_named_as_in_a_whole_bundle() {
     let applied = async |parts: &Parts| Sealed::new(key.sealed()).apply_from(parts.read(), &key.trust()).await;
     assert!(applied(&Parts::of(&whole)).await.unwrap().ok);
     let mut random = rand::rngs::StdRng::seed_from_u64(8);
-    let mut at: Vec<usize> = (0..FLIPS / 5).map(|_| random.gen_range(0..whole.len())).collect();
+    let mut offset: Vec<usize> = (0..FLIPS / 5).map(|_| random.gen_range(0..whole.len())).collect();
     // At least one byte of each file, however small.
-    at.extend(places.iter().map(|place| place.from + 512));
-    for at in at {
+    offset.extend(places.iter().map(|place| place.from + 512));
+    for offset in offset {
         let mut parts = Parts::of(&whole);
-        let part = PartList::part_name(at / PART + 1);
-        parts.parts[at / PART][at % PART] ^= random.gen_range(1..=u8::MAX);
+        let part = PartList::part_name(offset / PART + 1);
+        parts.parts[offset / PART][offset % PART] ^= random.gen_range(1..=u8::MAX);
         let flipped = applied(&parts).await;
-        let said = outcome_text(&flipped);
-        parts.parts[at / PART].truncate(at % PART);
+        let text = outcome_text(&flipped);
+        parts.parts[offset / PART].truncate(offset % PART);
         let truncated = applied(&parts).await;
-        match file_at(&places, at) {
+        match file_at(&places, offset) {
             Some(BundleFile { entry_and_role: None, .. }) => {
-                assert!(flipped.is_err() && truncated.is_err(), "byte {at}: {said}")
+                assert!(flipped.is_err() && truncated.is_err(), "byte {offset}: {text}")
             }
             Some(place) => {
                 let (flipped, truncated) = (flipped.unwrap(), truncated.unwrap());
                 assert!(
                     place.matches_refusal(first_refused(&flipped)),
-                    "byte {at} of {:?}: {said}",
+                    "byte {offset} of {:?}: {text}",
                     place.entry_and_role
                 );
                 let ended = flipped.ended.unwrap();
                 let is_found = ended.contains(&format!("{part} has changed")) || ended.contains("was altered");
-                assert!(is_found, "byte {at}: {ended}");
-                assert!(place.matches_refusal(first_refused(&truncated)), "byte {at}: {truncated:#?}");
+                assert!(is_found, "byte {offset}: {ended}");
+                assert!(place.matches_refusal(first_refused(&truncated)), "byte {offset}: {truncated:#?}");
                 let ended = truncated.ended.unwrap();
-                assert!(ended.contains(&format!("{part} ends too early")), "byte {at}: {ended}");
+                assert!(ended.contains(&format!("{part} ends too early")), "byte {offset}: {ended}");
             }
-            None => assert!(said.contains("does not end after its manifest's files"), "byte {at}: {said}"),
+            None => assert!(text.contains("does not end after its manifest's files"), "byte {offset}: {text}"),
         }
     }
 }
@@ -295,9 +295,9 @@ async fn a_command_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
     for name in &names {
         upstream.publish(Provider::new("acme", name).size(2_000_000));
     }
-    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
-    let what: Vec<&str> = what.iter().map(String::as_str).collect();
-    let whole = bundle(&upstream, &key, &what, &["linux_amd64"]).await;
+    let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let whole = bundle(&upstream, &key, &addresses, &["linux_amd64"]).await;
     let folder = Folder::new();
     let (config, file) = (folder.path().join("mirror.toml"), folder.path().join("gap.tar"));
     std::fs::write(&config, key.sealed().on(&folder).config_text()).unwrap();
@@ -308,9 +308,9 @@ async fn a_command_that_is_killed_in_the_middle_takes_the_rest_the_next_time() {
     child.send(Signal::KILL);
     child.ended().await;
     assert!(folder.blobs().len() < MANY, "it was killed too late to say anything");
-    let said = run(command(folder.path(), &arguments)).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.out.contains("already stored"), "{said:?}");
+    let output = run(command(folder.path(), &arguments)).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.out.contains("already stored"), "{output:?}");
     let clean = Sealed::new(key.sealed());
     clean.apply(whole, &key.trust()).await.unwrap();
     assert!(settled_contents(key.sealed(), &folder).await == contents(&clean.folder));
@@ -322,17 +322,17 @@ async fn the_outcome_of_each_entry_is_reported_as_it_happens() {
     let key = BundleKey::new();
     let whole = mixed_bundle(&key).await;
     let there = Sealed::new(key.sealed());
-    let (tell, told) = std::sync::mpsc::channel();
+    let (tell, receiver) = std::sync::mpsc::channel();
     let receipt =
         there.apply_telling(Cursor::new(whole), &key.trust(), move |step| tell.send(step).unwrap()).await.unwrap();
-    let steps: Vec<ApplyEvent> = told.into_iter().filter(|step| !matches!(step, ApplyEvent::Read { .. })).collect();
+    let steps: Vec<ApplyEvent> = receiver.into_iter().filter(|step| !matches!(step, ApplyEvent::Read { .. })).collect();
     assert!(
         matches!(steps.first(), Some(ApplyEvent::Begun { entries, .. }) if *entries == receipt.entries.len() as u64)
     );
     assert!(matches!(steps.last(), Some(ApplyEvent::Done { receipt: told }) if *told == receipt));
     let entries: Vec<_> = steps
         .into_iter()
-        .filter_map(|step| if let ApplyEvent::Entry(told) = step { Some(told) } else { None })
+        .filter_map(|step| if let ApplyEvent::Entry(entry) = step { Some(entry) } else { None })
         .collect();
     assert_eq!(entries, receipt.entries);
     let kept = std::fs::read(receipt.kept.clone().unwrap()).unwrap();

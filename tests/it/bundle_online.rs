@@ -40,9 +40,12 @@ async fn stored_archives_that_a_bundle_lists_are_not_evicted_for_its_others() {
     }
     let receipt = applied_by(&larder, bytes).await;
     assert!(receipt.ok, "{receipt:#?}");
-    let told = outcomes(&receipt);
-    let of = |name: &str| format!("{HOST}/acme/{name} 1.2.0 (linux_amd64)");
-    assert!(told.contains(&(of("one"), "held".to_owned())) && told.contains(&(of("other"), "applied".to_owned())));
+    let outcomes = outcomes(&receipt);
+    let select = |name: &str| format!("{HOST}/acme/{name} 1.2.0 (linux_amd64)");
+    assert!(
+        outcomes.contains(&(select("one"), "held".to_owned()))
+            && outcomes.contains(&(select("other"), "applied".to_owned()))
+    );
     assert!(larder.get(&one).await.expect(200).is("larder; hit"), "it was evicted");
     let other = larder.archive_path("other", "1.2.0").await;
     assert!(larder.get(&other).await.expect(200).is("larder; hit"));
@@ -64,8 +67,8 @@ async fn a_bundle_that_fits_only_in_place_of_what_it_names_itself_is_refused_at_
     let large = bundle(&upstream, &key, &["acme/large"], &["linux_amd64"]).await;
     let larder = key.is_trusted_by(Larder::mirroring(&upstream)).store("max_size = \"1MiB\"").start().await;
     let one = install(&larder, "one").await;
-    let said = given(&larder, both).await.expect(507).text();
-    assert!(said.contains("stored ones of the bundle"), "{said}");
+    let text = given(&larder, both).await.expect(507).text();
+    assert!(text.contains("stored ones of the bundle"), "{text}");
     assert!(larder.get(&one).await.expect(200).is("larder; hit"));
     // Alone it fits, in place of an archive that it does not list.
     assert!(applied_by(&larder, large).await.ok);
@@ -93,8 +96,8 @@ async fn an_origin_that_only_a_bundle_names_is_shown_no_credential() {
     let larder = key.is_trusted_by(with_token).start().await;
     assert!(applied_by(&larder, bytes).await.ok);
     let shown = || {
-        let asked = services.requests().into_iter().filter(|asked| asked.target == Target::Versions);
-        asked.map(|asked| asked.header("authorization").map(str::to_owned)).collect::<Vec<_>>()
+        let request = services.requests().into_iter().filter(|request| request.target == Target::Versions);
+        request.map(|request| request.header("authorization").map(str::to_owned)).collect::<Vec<_>>()
     };
     services.forget_requests();
     registry.forget_requests();
@@ -111,11 +114,11 @@ async fn an_origin_that_only_a_bundle_names_is_shown_no_credential() {
 }
 
 /// A bundle from a larder whose clock is half a minute ahead, so that its documents are newer.
-async fn newer_bundle(upstream: &FakeUpstream, key: &BundleKey, what: &[&str]) -> Vec<u8> {
+async fn newer_bundle(upstream: &FakeUpstream, key: &BundleKey, subject: &[&str]) -> Vec<u8> {
     let clock = Clock::system();
     clock.advance(Duration::from_secs(30));
     let making = key.signs(Larder::mirroring(upstream)).clock(&clock).start().await;
-    let job = warmed(&making, what, &["linux_amd64"]).await;
+    let job = warmed(&making, subject, &["linux_amd64"]).await;
     bundle_of(&making, &job, None).await
 }
 
@@ -148,11 +151,11 @@ async fn a_list_that_a_bundle_brings_hides_nothing_that_is_stored() {
     let before = entry(larder.versions("null").await.expect(200).text()).await;
     upstream.stop().await;
     larder.clock.advance(Duration::from_secs(60));
-    for told in ["applied", "held"] {
+    for expected in ["applied", "held"] {
         let receipt = applied_by(&larder, bytes.clone()).await;
         assert!(receipt.ok, "{receipt:#?}");
         // The first entry is the discovery document; the stored one is the upstream's own and stays.
-        assert!(outcomes(&receipt)[1..].iter().all(|(_, outcome)| outcome == told), "{receipt:#?}");
+        assert!(outcomes(&receipt)[1..].iter().all(|(_, outcome)| outcome == expected), "{receipt:#?}");
         let listed = larder.versions("null").await.expect(200).text();
         assert!(listed.contains("\"1.2.0\""), "{listed}");
         assert_eq!(entry(listed).await, before);
@@ -210,8 +213,8 @@ async fn a_fetch_in_flight_replaces_no_newer_document_of_a_bundle() {
         assert!(receipt.ok, "{receipt:#?}");
         gate.open();
     };
-    let (asked, ()) = tokio::join!(asking, meanwhile);
-    assert!(asked.contains("\"1.3.0\""), "{asked}");
+    let (request, ()) = tokio::join!(asking, meanwhile);
+    assert!(request.contains("\"1.3.0\""), "{request}");
     let listed = larder.versions("null").await.expect(200).text();
     assert!(listed.contains("\"1.3.0\""), "{listed}");
     assert_eq!(upstream.count_of(Target::Versions), 1);

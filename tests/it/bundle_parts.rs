@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::support::bundle_commands::write_beside;
 use crate::support::gap::{BundleKey, Sealed, settled_contents};
 use crate::support::larder::{Folder, Larder};
-use crate::support::process::{Process, Said, command, run};
+use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::upstream::{FakeUpstream, Provider};
 
 /// A store for some megabytes of providers, and a key that signs bundles.
@@ -29,7 +29,7 @@ impl BundleSite {
         Self { folder, key, upstream }
     }
 
-    async fn create(&self, out: &Path, more: &[&str]) -> Said {
+    async fn create(&self, out: &Path, more: &[&str]) -> CommandOutput {
         let config = self.folder.path().join("mirror.toml");
         let arguments =
             ["bundle", "create", out.to_str().unwrap(), "--for=acme/one", "--for=acme/two", "--for=acme/three"];
@@ -38,97 +38,97 @@ impl BundleSite {
     }
 
     /// Imports this file or folder into a new store; returns the output and the store's contents.
-    async fn apply(&self, from: &Path) -> (Said, std::collections::BTreeMap<String, Vec<u8>>) {
+    async fn apply(&self, from: &Path) -> (CommandOutput, std::collections::BTreeMap<String, Vec<u8>>) {
         let there = Folder::new();
         let config = there.path().join("mirror.toml");
         std::fs::write(&config, self.key.sealed().on(&there).config_text()).unwrap();
         let arguments = ["bundle", "apply", from.to_str().unwrap(), "--config", config.to_str().unwrap()];
-        let said = run(command(there.path(), &arguments)).await;
-        (said, settled_contents(self.key.sealed(), &there).await)
+        let output = run(command(there.path(), &arguments)).await;
+        (output, settled_contents(self.key.sealed(), &there).await)
     }
 }
 
-fn json_output(said: &Said) -> Value {
-    assert_eq!(said.code, Some(0), "{said:?}");
-    serde_json::from_str(said.out.lines().last().unwrap()).unwrap()
+fn json_output(report: &CommandOutput) -> Value {
+    assert_eq!(report.code, Some(0), "{report:?}");
+    serde_json::from_str(report.out.lines().last().unwrap()).unwrap()
 }
 
 #[tokio::test]
 async fn parts_are_applied_as_one_and_a_part_that_is_missing_or_wrong_is_named() {
-    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
+    let (setup, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let (whole, parts) = (work.path().join("gap.tar"), work.path().join("parts"));
-    json_output(&site.create(&whole, &[]).await);
-    let told = json_output(&site.create(&parts, &["--part-size", "2MiB"]).await);
-    assert_eq!(told["parts"], 3, "{told}");
+    json_output(&setup.create(&whole, &[]).await);
+    let report = json_output(&setup.create(&parts, &["--part-size", "2MiB"]).await);
+    assert_eq!(report["parts"], 3, "{report}");
     let sizes: Vec<u64> =
         (1..=3).map(|number| std::fs::metadata(parts.join(format!("part-0000{number}"))).unwrap().len()).collect();
     assert_eq!(sizes[..2], [2 << 20, 2 << 20]);
-    let (said, of_parts) = site.apply(&parts).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(site.apply(&whole).await.1 == of_parts);
+    let (output, of_parts) = setup.apply(&parts).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(setup.apply(&whole).await.1 == of_parts);
 
     let second = parts.join("part-00002");
     let bytes = std::fs::read(&second).unwrap();
     let mut altered = bytes.clone();
     altered[1_000_000] ^= 1;
     std::fs::write(&second, &altered).unwrap();
-    let (said, _) = site.apply(&parts).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains("part-00002 has changed"), "{said:?}");
+    let (output, _) = setup.apply(&parts).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.err.contains("part-00002 has changed"), "{output:?}");
     std::fs::remove_file(&second).unwrap();
-    let (said, kept) = site.apply(&parts).await;
-    assert_eq!(said.code, Some(1));
-    assert!(said.err.contains("part-00002 is missing") && kept.is_empty(), "{said:?}");
-    let (said, _) = site.apply(work.path()).await;
-    assert!(said.err.contains("a folder without larder-bundle.parts.json"), "{said:?}");
+    let (output, kept) = setup.apply(&parts).await;
+    assert_eq!(output.code, Some(1));
+    assert!(output.err.contains("part-00002 is missing") && kept.is_empty(), "{output:?}");
+    let (output, _) = setup.apply(work.path()).await;
+    assert!(output.err.contains("a folder without larder-bundle.parts.json"), "{output:?}");
 }
 
 #[tokio::test]
 async fn parts_of_an_interrupted_run_are_reused_by_the_next() {
-    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
+    let (setup, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let parts = work.path().join("parts");
-    json_output(&site.create(&parts, &["--part-size", "1MiB"]).await);
+    json_output(&setup.create(&parts, &["--part-size", "1MiB"]).await);
     let first = |name: &str| std::fs::read(parts.join(name)).unwrap();
     let before: Vec<Vec<u8>> = (1..=4).map(|number| first(&format!("part-0000{number}"))).collect();
     // An interruption leaves an incomplete list, a half-written part, and no last part.
     let list = parts.join("larder-bundle.parts.json");
-    let mut told: Value = serde_json::from_slice(&std::fs::read(&list).unwrap()).unwrap();
-    (told["complete"], told["parts"]) = (false.into(), serde_json::json!([]));
-    std::fs::write(&list, told.to_string()).unwrap();
+    let mut order: Value = serde_json::from_slice(&std::fs::read(&list).unwrap()).unwrap();
+    (order["complete"], order["parts"]) = (false.into(), serde_json::json!([]));
+    std::fs::write(&list, order.to_string()).unwrap();
     std::fs::write(parts.join("part-00003"), &before[2][..600_000]).unwrap();
     std::fs::remove_file(parts.join("part-00004")).unwrap();
-    let (said, _) = site.apply(&parts).await;
-    assert!(said.err.contains("lists an incomplete bundle"), "{said:?}");
-    let told = json_output(&site.create(&parts, &["--part-size", "1MiB"]).await);
-    assert!(told["bytes_there_already"].as_u64().unwrap() >= (2 << 20) + 600_000, "{told}");
+    let (output, _) = setup.apply(&parts).await;
+    assert!(output.err.contains("lists an incomplete bundle"), "{output:?}");
+    let report = json_output(&setup.create(&parts, &["--part-size", "1MiB"]).await);
+    assert!(report["bytes_there_already"].as_u64().unwrap() >= (2 << 20) + 600_000, "{report}");
     let after: Vec<Vec<u8>> = (1..=4).map(|number| first(&format!("part-0000{number}"))).collect();
     assert!(before == after);
-    assert_eq!(site.apply(&parts).await.0.code, Some(0));
-    let again = site.create(&parts, &["--part-size", "2MiB"]).await;
+    assert_eq!(setup.apply(&parts).await.0.code, Some(0));
+    let again = setup.create(&parts, &["--part-size", "2MiB"]).await;
     assert!(again.code == Some(1) && again.out.contains("already has a bundle in"), "{again:?}");
 }
 
 /// Also long after the bundle was made, when upstream lists other versions.
 #[tokio::test]
 async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
-    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
+    let (setup, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let parts = work.path().join("parts");
     let size = ["--part-size", "1MiB"];
-    json_output(&site.create(&parts, &size).await);
+    json_output(&setup.create(&parts, &size).await);
     let all = ["part-00001", "part-00002", "part-00003", "part-00004", "part-00005"];
     let read = || all.map(|name| std::fs::read(parts.join(name)).unwrap());
     let written = || [all[2], all[4]].map(|name| std::fs::metadata(parts.join(name)).unwrap().modified().unwrap());
     let before = read();
-    let told = json_output(&site.create(&parts, &size).await);
-    assert_eq!(told["written_again"], serde_json::json!([]), "{told}");
+    let report = json_output(&setup.create(&parts, &size).await);
+    assert_eq!(report["written_again"], serde_json::json!([]), "{report}");
 
     for name in ["one", "two", "three"] {
-        site.upstream.publish(Provider::new("acme", name).version("0.9.0"));
+        setup.upstream.publish(Provider::new("acme", name).version("0.9.0"));
     }
-    let config = site.folder.path().join("mirror.toml");
+    let config = setup.folder.path().join("mirror.toml");
     let refresh = ["refresh", "acme/one", "acme/two", "acme/three", "--config", config.to_str().unwrap()];
-    let said = run(command(site.folder.path(), &refresh)).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = run(command(setup.folder.path(), &refresh)).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
 
     std::fs::remove_file(parts.join(all[0])).unwrap();
     let mut altered = before[1].clone();
@@ -136,15 +136,15 @@ async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
     std::fs::write(parts.join(all[1]), altered).unwrap();
     std::fs::write(parts.join(all[3]), &before[3][..9]).unwrap();
     let untouched = written();
-    let told = json_output(&site.create(&parts, &size).await);
-    assert_eq!(told["written_again"], serde_json::json!([all[0], all[1], all[3]]), "{told}");
+    let report = json_output(&setup.create(&parts, &size).await);
+    assert_eq!(report["written_again"], serde_json::json!([all[0], all[1], all[3]]), "{report}");
     assert!(read() == before);
     assert_eq!(written(), untouched);
-    assert_eq!(site.apply(&parts).await.0.code, Some(0));
+    assert_eq!(setup.apply(&parts).await.0.code, Some(0));
 
-    site.upstream.publish(Provider::new("acme", "four"));
+    setup.upstream.publish(Provider::new("acme", "four"));
     std::fs::remove_file(parts.join(all[1])).unwrap();
-    let other = site.create(&parts, &[&size[..], &["--for", "acme/four"]].concat()).await;
+    let other = setup.create(&parts, &[&size[..], &["--for", "acme/four"]].concat()).await;
     assert_eq!(other.code, Some(1), "{other:?}");
     assert!(other.out.contains("there is another bundle") && other.out.contains("acme/four"), "{other:?}");
     assert!(!parts.join(all[1]).exists() && std::fs::read(parts.join(all[0])).unwrap() == before[0]);
@@ -152,7 +152,7 @@ async fn a_part_that_is_lost_or_damaged_is_written_again_alone() {
 
 #[tokio::test]
 async fn an_output_path_that_is_no_plain_file_is_left_alone_and_nothing_is_fetched() {
-    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
+    let (setup, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let [fifo, socket, file] = ["fifo", "socket", "file"].map(|name| work.path().join(name));
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -166,29 +166,29 @@ async fn an_output_path_that_is_no_plain_file_is_left_alone_and_nothing_is_fetch
         (&file, &size, "is not a folder"),
         (Path::new("-"), &[], "standard output"),
     ];
-    for (out, more, why) in streams {
-        let said = site.create(out, more).await;
-        assert!(said.code == Some(1) && said.out.contains(why), "{out:?}: {said:?}");
+    for (out, more, reason) in streams {
+        let output = setup.create(out, more).await;
+        assert!(output.code == Some(1) && output.out.contains(reason), "{out:?}: {output:?}");
     }
     assert_eq!(kinds(), before);
     assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 3);
-    assert!(site.upstream.requests().is_empty() && site.folder.blobs().is_empty());
-    let said = run(command(work.path(), &["bundle", "keygen", "-"])).await;
-    assert!(said.code == Some(1) && said.err.contains("standard output"), "{said:?}");
+    assert!(setup.upstream.requests().is_empty() && setup.folder.blobs().is_empty());
+    let output = run(command(work.path(), &["bundle", "keygen", "-"])).await;
+    assert!(output.code == Some(1) && output.err.contains("standard output"), "{output:?}");
 }
 
 #[tokio::test]
 async fn a_symlinked_file_is_written_through_its_link() {
-    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
+    let (setup, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let elsewhere = work.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     std::fs::write(elsewhere.join("old.tar"), "old").unwrap();
     for name in ["old.tar", "new.tar"] {
         let link = work.path().join(name);
         std::os::unix::fs::symlink(Path::new("elsewhere").join(name), &link).unwrap();
-        json_output(&site.create(&link, &[]).await);
+        json_output(&setup.create(&link, &[]).await);
         assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(site.apply(&elsewhere.join(name)).await.0.code, Some(0));
+        assert_eq!(setup.apply(&elsewhere.join(name)).await.0.code, Some(0));
     }
     assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 2);
 }
@@ -196,19 +196,19 @@ async fn a_symlinked_file_is_written_through_its_link() {
 /// A file size limit acts like a full disk.
 #[tokio::test]
 async fn a_bundle_that_does_not_fit_on_the_disk_is_named_and_leaves_no_file() {
-    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
+    let (setup, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let running =
-        Process::start(&site.key.signs(Larder::mirroring(&site.upstream)).on(&site.folder), site.folder.path());
-    write_beside(&site.folder, &running);
-    let (config, out) = (site.folder.path().join("mirror.toml"), work.path().join("gap.tar"));
+        Process::start(&setup.key.signs(Larder::mirroring(&setup.upstream)).on(&setup.folder), setup.folder.path());
+    write_beside(&setup.folder, &running);
+    let (config, out) = (setup.folder.path().join("mirror.toml"), work.path().join("gap.tar"));
     let arguments = ["bundle", "create", out.to_str().unwrap(), "--for", "acme/one", "--platform", "linux_amd64"];
     let larder = command(work.path(), &[&arguments[..], &["--config", config.to_str().unwrap()]].concat());
     let mut limited = std::process::Command::new("/bin/sh");
     limited.args(["-c", "ulimit -f 100 && exec \"$@\"", "sh"]).arg(larder.get_program()).args(larder.get_args());
     limited.env("HOME", work.path()).stdin(std::process::Stdio::null());
-    let said = run(limited).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains("gap.tar cannot be written: "), "{said:?}");
+    let output = run(limited).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.err.contains("gap.tar cannot be written: "), "{output:?}");
     assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 0);
 }
 
@@ -220,19 +220,19 @@ async fn keygen_makes_a_private_key_once_and_prints_its_public_key() {
         run(command(folder.path(), &["bundle", "keygen", file.to_str().unwrap(), "--json", "--config", "mirror.toml"]))
             .await
     };
-    let told = json_output(&make().await);
+    let report = json_output(&make().await);
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let secret = std::fs::read_to_string(&file).unwrap();
     let key = larder::bundle::SigningKey::parse(&secret).unwrap();
-    assert_eq!(told["public_key"], key.public().to_string());
-    assert!(!told.to_string().contains(secret.trim()));
+    assert_eq!(report["public_key"], key.public().to_string());
+    assert!(!report.to_string().contains(secret.trim()));
     // A lost public key can be printed again; the key stays the same.
     let again = json_output(&make().await);
     assert_eq!(
         (again["public_key"].clone(), std::fs::read_to_string(&file).unwrap()),
-        (told["public_key"].clone(), secret)
+        (report["public_key"].clone(), secret)
     );
-    assert_eq!(told["file"], file.canonicalize().unwrap().to_str().unwrap());
+    assert_eq!(report["file"], file.canonicalize().unwrap().to_str().unwrap());
     std::fs::write(&file, "no key").unwrap();
     let refused = make().await;
     assert!(refused.code == Some(1) && std::fs::read_to_string(&file).unwrap() == "no key", "{refused:?}");
@@ -241,13 +241,13 @@ async fn keygen_makes_a_private_key_once_and_prints_its_public_key() {
 /// Only `--partial` writes an incomplete bundle.
 #[tokio::test]
 async fn a_bundle_that_cannot_be_made_leaves_no_file_of_its_name() {
-    let (site, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
+    let (setup, work) = (BundleSite::new().await, tempfile::tempdir().unwrap());
     let out = work.path().join("gap.tar");
-    let said = site.create(&out, &["--for", "acme/nobody"]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.out.contains("--partial") && !out.exists(), "{said:?}");
-    let said = site.create(&out, &["--partial", "--for", "acme/nobody"]).await;
-    assert!(said.code == Some(1) && out.exists(), "{said:?}");
-    let there = Sealed::new(site.key.sealed());
-    assert!(there.apply(std::fs::read(&out).unwrap(), &site.key.trust()).await.unwrap().ok);
+    let output = setup.create(&out, &["--for", "acme/nobody"]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.out.contains("--partial") && !out.exists(), "{output:?}");
+    let output = setup.create(&out, &["--partial", "--for", "acme/nobody"]).await;
+    assert!(output.code == Some(1) && out.exists(), "{output:?}");
+    let there = Sealed::new(setup.key.sealed());
+    assert!(there.apply(std::fs::read(&out).unwrap(), &setup.key.trust()).await.unwrap().ok);
 }

@@ -63,9 +63,9 @@ async fn an_untrusted_bundle_is_refused_before_anything_changes() {
     let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
     let unsigned = crate::support::gap::bundle_of(&larder, &job, None).await;
     let there = Sealed::new(key.sealed());
-    for (bytes, why) in [(&signed, "not in [bundle] trusted_keys"), (&unsigned, "it is not signed")] {
-        let said = there.apply(bytes.clone(), &key.trust()).await.unwrap_err().to_string();
-        assert!(said.contains(why) && said.contains("--unsigned"), "{said}");
+    for (bytes, reason) in [(&signed, "not in [bundle] trusted_keys"), (&unsigned, "it is not signed")] {
+        let error = there.apply(bytes.clone(), &key.trust()).await.unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains("--unsigned"), "{error}");
         assert!(contents(&there.folder).is_empty() && there.folder.files("receipts").is_empty());
     }
     let mut lenient = key.trust();
@@ -143,19 +143,19 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
             "its subdir is not a path",
         ),
     ];
-    for (lie, change, why) in lies {
+    for (lie, change, reason) in lies {
         let there = Sealed::new(key.sealed());
         let receipt = there.apply(with_changed_entries(&bytes, None, change), &lenient).await.unwrap();
         assert!(!receipt.ok);
-        let (_, said) = refusal(&receipt);
-        assert!(said.contains(why), "{lie}: {said}");
+        let (_, output) = refusal(&receipt);
+        assert!(output.contains(reason), "{lie}: {output}");
         // A refused entry leaves nothing that could be served.
         let kept = contents(&there.folder);
         assert_eq!(kept.keys().filter(|name| name.starts_with("names/")).count(), 1, "{lie}: {:?}", kept.keys());
         // A trusted signature does not make a false entry acceptable.
         let signed = with_changed_entries(&bytes, Some(&key.key), change);
         let receipt = Sealed::new(key.sealed()).apply(signed, &key.trust()).await.unwrap();
-        assert!(refusal(&receipt).1.contains(why), "{lie}");
+        assert!(refusal(&receipt).1.contains(reason), "{lie}");
     }
 }
 
@@ -172,9 +172,9 @@ async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     let bytes = crate::support::gap::bundle_of(&lax, &job, None).await;
     let there = Sealed::new(key.sealed());
     let receipt = there.apply(bytes.clone(), &key.trust()).await.unwrap();
-    let (what, why) = refusal(&receipt);
-    assert_eq!(what, NULL);
-    assert!(why.contains("verification failed"), "{why}");
+    let (subject, reason) = refusal(&receipt);
+    assert_eq!(subject, NULL);
+    assert!(reason.contains("verification failed"), "{reason}");
     assert!(there.folder.blobs().is_empty() && there.folder.staged().is_empty());
     let lax = Sealed::new(key.is_trusted_by(sealed().with("verification = \"checksum\"")));
     assert!(lax.apply(bytes, &key.trust()).await.unwrap().ok);
@@ -191,9 +191,12 @@ async fn a_version_that_a_stranger_republished_is_refused_until_it_is_accepted()
     assert!(there.apply(first, &key.trust()).await.unwrap().ok);
     let before = there.folder.blobs();
     let receipt = there.apply(stranger.clone(), &key.trust()).await.unwrap();
-    let (what, why) = refusal(&receipt);
-    assert_eq!(what, NULL);
-    assert!(why.contains("published again") && why.contains(&format!("--accept {HOST}/acme/null@1.2.0")), "{why}");
+    let (subject, reason) = refusal(&receipt);
+    assert_eq!(subject, NULL);
+    assert!(
+        reason.contains("published again") && reason.contains(&format!("--accept {HOST}/acme/null@1.2.0")),
+        "{reason}"
+    );
     assert_eq!(there.folder.blobs(), before);
     let alarms = there.mirror.alarms();
     assert_eq!(alarms.len(), 1, "{alarms:?}");
@@ -221,9 +224,9 @@ async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     for _ in 0..2 {
         // A refused entry leaves no record, so the second attempt is refused too.
         let receipt = there.apply(null_bundle(&foreign, next()).await, &lenient).await.unwrap();
-        let (what, why) = refusal(&receipt);
-        assert_eq!(what, NULL.replace("1.2.0", "1.3.0"));
-        assert!(why.contains("is not known for this provider"), "{why}");
+        let (subject, reason) = refusal(&receipt);
+        assert_eq!(subject, NULL.replace("1.2.0", "1.3.0"));
+        assert!(reason.contains("is not known for this provider"), "{reason}");
         assert_eq!(there.folder.blobs(), before);
     }
     assert!(there.apply(null_bundle(&key, next()).await, &key.trust()).await.unwrap().ok);
@@ -269,8 +272,8 @@ async fn a_module_of_another_packer_version_is_refused() {
     });
     let there = Sealed::new(key.sealed());
     let receipt = there.apply(other, &key.trust()).await.unwrap();
-    let (_, why) = refusal(&receipt);
-    assert!(why.contains("made by another packer"), "{why}");
+    let (_, reason) = refusal(&receipt);
+    assert!(reason.contains("made by another packer"), "{reason}");
     assert!(there.folder.blobs().is_empty());
     assert!(there.apply(made, &key.trust()).await.unwrap().ok);
 }
@@ -283,9 +286,9 @@ async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
     assert!(there.apply(first, &key.trust()).await.unwrap().ok);
     let receipt = there.apply(second, &key.trust()).await.unwrap();
     assert!(receipt.ok);
-    let told = serde_json::to_value(&receipt.entries).unwrap();
-    let notes: Vec<&str> = told.as_array().unwrap().iter().filter_map(|told| told["note"].as_str()).collect();
-    let [note] = notes[..] else { panic!("{told:#}") };
+    let order = serde_json::to_value(&receipt.entries).unwrap();
+    let notes: Vec<&str> = order.as_array().unwrap().iter().filter_map(|order| order["note"].as_str()).collect();
+    let [note] = notes[..] else { panic!("{order:#}") };
     assert!(note.contains("published again") && note.contains("lock files"), "{note}");
     let alarms = serde_json::to_value(there.mirror.alarms()).unwrap();
     assert_eq!(alarms[0]["kind"], "republished");
@@ -294,25 +297,26 @@ async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
 #[tokio::test]
 async fn a_module_whose_tree_differs_from_the_first_one_is_refused() {
     let key = BundleKey::new();
-    let of = async |text: &str| {
+    let select = async |text: &str| {
         let (upstream, folder) = (FakeUpstream::start().await, tempfile::tempdir().unwrap());
         std::fs::write(folder.path().join("main.tf"), text).unwrap();
         upstream.serve_file("/files/net.tar.gz", "application/gzip", pack(Format::TarGz, folder.path(), ""));
         upstream.publish_module(Module::new("acme", "net", "test").at("/files/net.tar.gz"));
         bundle(&upstream, &key, &["acme/net/test"], &[]).await
     };
-    let (first, moved) = (of("output \"a\" {\n  value = 1\n}\n").await, of("output \"b\" {\n  value = 2\n}\n").await);
+    let (first, moved) =
+        (select("output \"a\" {\n  value = 1\n}\n").await, select("output \"b\" {\n  value = 2\n}\n").await);
     let there = Sealed::new(key.sealed());
     assert!(there.apply(first, &key.trust()).await.unwrap().ok);
     let before = contents(&there.folder);
     let receipt = there.apply(moved.clone(), &key.trust()).await.unwrap();
-    let (what, why) = refusal(&receipt);
-    assert!(what.starts_with(&format!("{HOST}/acme/net/test ")), "{what}");
-    assert!(why.contains("the first-seen one"), "{why}");
+    let (subject, reason) = refusal(&receipt);
+    assert!(subject.starts_with(&format!("{HOST}/acme/net/test ")), "{subject}");
+    assert!(reason.contains("the first-seen one"), "{reason}");
     // `larder accept` asks upstream, which an offline larder cannot.
     assert!(
-        why.contains("--accept registry.terraform.io/acme/net/test@1.0.0") && !why.contains("larder accept"),
-        "{why}"
+        reason.contains("--accept registry.terraform.io/acme/net/test@1.0.0") && !reason.contains("larder accept"),
+        "{reason}"
     );
     assert_eq!(there.mirror.alarms().len(), 1);
     let after = contents(&there.folder);
@@ -336,8 +340,8 @@ async fn a_bundle_that_does_not_fit_is_refused_before_anything_is_stored() {
     let there = Sealed::new(key.is_trusted_by(sealed().store("max_size = \"1MiB\"")));
     assert!(there.apply(small, &key.trust()).await.unwrap().ok);
     let before = contents(&there.folder);
-    let said = there.apply(both.clone(), &key.trust()).await.unwrap_err().to_string();
-    assert!(said.contains("offline nothing is evicted"), "{said}");
+    let error = there.apply(both.clone(), &key.trust()).await.unwrap_err().to_string();
+    assert!(error.contains("offline nothing is evicted"), "{error}");
     assert!(contents(&there.folder) == before && there.folder.staged().is_empty());
     let roomy = Sealed::new(key.is_trusted_by(sealed().store("max_size = \"4MiB\"")));
     assert!(roomy.apply(both, &key.trust()).await.unwrap().ok);
@@ -349,8 +353,8 @@ async fn entries_of_a_registry_that_is_no_upstream_are_refused_by_name() {
     let bytes = null_bundle(&key, null()).await;
     let elsewhere = Larder::builder().upstream("registry.example", "http://127.0.0.1:9/", "").network("offline = true");
     let there = Sealed::new(key.is_trusted_by(elsewhere));
-    let said = there.apply(bytes, &key.trust()).await.unwrap_err().to_string();
-    assert!(said.contains(&format!("the bundle is of {HOST}")) && said.contains("[[upstream]]"), "{said}");
+    let error = there.apply(bytes, &key.trust()).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("the bundle is of {HOST}")) && error.contains("[[upstream]]"), "{error}");
     assert!(contents(&there.folder).is_empty());
 }
 
@@ -366,11 +370,11 @@ async fn the_admin_listener_refuses_before_it_reads_a_body() {
         let request = client().post(format!("{}/admin/v1/bundle/apply", tight.admin())).bearer_auth(&token);
         send(request.header("content-type", "application/x-tar").body(body)).await.unwrap()
     };
-    let said = apply(bytes.clone()).await.expect(507).json();
-    assert!(said["errors"][0].as_str().unwrap().contains("are available"), "{said}");
+    let output = apply(bytes.clone()).await.expect(507).json();
+    assert!(output["errors"][0].as_str().unwrap().contains("are available"), "{output}");
     let unsigned = with_changed_entries(&bytes, None, |_| {});
-    let said = apply(unsigned).await.expect(400).json();
-    assert!(said["errors"][0].as_str().unwrap().contains("not signed"), "{said}");
+    let output = apply(unsigned).await.expect(400).json();
+    assert!(output["errors"][0].as_str().unwrap().contains("not signed"), "{output}");
     assert!(contents(&folder).is_empty());
     let inventory = get(&format!("{}/admin/v1/inventory", tight.admin())).await.expect(200);
     assert!(Inventory::read(&inventory.body).unwrap().is_empty());
@@ -388,19 +392,19 @@ async fn a_command_prints_the_reason_of_a_refused_bundle() {
         let arguments = ["bundle", "apply", file.to_str().unwrap(), "--config", config.to_str().unwrap()];
         run(command(folder.path(), &[&arguments[..], more].concat())).await
     };
-    let said = apply(&[]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains("not in [bundle] trusted_keys"), "{said:?}");
-    let said = apply(&["--unsigned"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.out.contains("which is not trusted here"), "{said:?}");
+    let output = apply(&[]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.err.contains("not in [bundle] trusted_keys"), "{output:?}");
+    let output = apply(&["--unsigned"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.out.contains("which is not trusted here"), "{output:?}");
     let mut altered = bytes.clone();
-    let at = altered.len() - 1024 - 700;
-    altered[at] ^= 1;
+    let offset = altered.len() - 1024 - 700;
+    altered[offset] ^= 1;
     std::fs::write(&file, &altered).unwrap();
-    let said = apply(&["--unsigned", "--json"]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    let last: Value = serde_json::from_str(said.out.lines().last().unwrap()).unwrap();
+    let output = apply(&["--unsigned", "--json"]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    let last: Value = serde_json::from_str(output.out.lines().last().unwrap()).unwrap();
     assert_eq!((last["step"].clone(), last["receipt"]["ok"].clone()), (json!("done"), json!(false)));
 }
 
@@ -421,18 +425,18 @@ async fn the_reason_of_a_refusal_arrives_while_a_large_bundle_is_still_sent() {
         let arguments = ["bundle", "apply", file.to_str().unwrap(), "--config", config.to_str().unwrap()];
         run(command(folder.path(), &[&arguments[..], more].concat())).await
     };
-    let said = apply(&["--accept", "nonsense"]).await;
-    assert!(said.code == Some(1) && said.err.contains("nonsense"), "{said:?}");
+    let output = apply(&["--accept", "nonsense"]).await;
+    assert!(output.code == Some(1) && output.err.contains("nonsense"), "{output:?}");
     text.push_str(&format!("token = {{ file = {token:?} }}\n"));
     std::fs::write(&config, &text).unwrap();
     for _ in 0..8 {
-        let said = apply(&[]).await;
-        assert!(said.code == Some(1) && said.err.contains("says: "), "{said:?}");
-        assert!(said.err.contains("token"), "{said:?}");
+        let output = apply(&[]).await;
+        assert!(output.code == Some(1) && output.err.contains("says: "), "{output:?}");
+        assert!(output.err.contains("token"), "{output:?}");
     }
     assert!(contents(&folder).is_empty());
-    let said = run(command(folder.path(), &["bundle", "apply", "-", "--config", config.to_str().unwrap()])).await;
-    assert!(said.code == Some(1) && said.err.contains("standard input"), "{said:?}");
+    let output = run(command(folder.path(), &["bundle", "apply", "-", "--config", config.to_str().unwrap()])).await;
+    assert!(output.code == Some(1) && output.err.contains("standard input"), "{output:?}");
 }
 
 #[tokio::test]
@@ -444,13 +448,13 @@ async fn a_refused_entry_does_not_block_the_others() {
     }
     let mut bytes = bundle(&upstream, &key, &["acme/one", "acme/two", "acme/three"], &["linux_amd64"]).await;
     let zip = upstream.archive_bytes("acme", "three", "1.2.0", "linux_amd64");
-    let at = bytes.windows(zip.len()).position(|window| window == zip).unwrap();
-    bytes[at + 99] ^= 0x20;
+    let offset = bytes.windows(zip.len()).position(|window| window == zip).unwrap();
+    bytes[offset + 99] ^= 0x20;
     let there = Sealed::new(key.sealed());
     let receipt = there.apply(bytes, &key.trust()).await.unwrap();
-    let (what, why) = refusal(&receipt);
-    assert_eq!(what, format!("{HOST}/acme/three 1.2.0 (linux_amd64)"));
-    assert!(why.contains("its archive was altered"), "{why}");
+    let (subject, reason) = refusal(&receipt);
+    assert_eq!(subject, format!("{HOST}/acme/three 1.2.0 (linux_amd64)"));
+    assert!(reason.contains("its archive was altered"), "{reason}");
     let applied = outcomes(&receipt).into_iter().filter(|(_, word)| word == "applied").count();
     assert_eq!((applied, there.folder.blobs().len()), (receipt.entries.len() - 1, 2));
 }

@@ -25,8 +25,8 @@ async fn bundle_of_three(key: &BundleKey) -> Vec<u8> {
 }
 
 fn refusals(receipt: &Receipt) -> Vec<(&str, &str)> {
-    let refused = receipt.entries.iter().filter_map(|told| match &told.outcome {
-        ApplyOutcome::Refused { why } => Some((&*told.package.to_string().leak(), why.as_str())),
+    let refused = receipt.entries.iter().filter_map(|entry| match &entry.outcome {
+        ApplyOutcome::Refused { why: reason } => Some((&*entry.package.to_string().leak(), reason.as_str())),
         _ => None,
     });
     refused.collect()
@@ -85,11 +85,11 @@ async fn a_disk_that_fills_during_an_import_tears_nothing_and_is_reported() {
     let folder = Folder::new();
     let disk = SmallDisk::start(&key.sealed().on(&folder), &folder, DISK, "true").unwrap();
     let blobs = disk.store().join("blobs/sha256");
-    let held = || std::fs::read_dir(&blobs).map_or(0, Iterator::count);
+    let stored = || std::fs::read_dir(&blobs).map_or(0, Iterator::count);
 
     let giving = Giving::to(&disk.larder, &folder);
     giving.more(&bytes[..SIZE + SIZE / 2]).await;
-    eventually("the first is there", async || (held() == 1).then_some(())).await;
+    eventually("the first is there", async || (stored() == 1).then_some(())).await;
     disk.leave_free(0);
     giving.more(&bytes[SIZE + SIZE / 2..]).await;
     let receipt = receipt_in(&giving.ends().await.expect(200));
@@ -104,13 +104,13 @@ async fn a_disk_that_fills_during_an_import_tears_nothing_and_is_reported() {
     // The rest does not fit, which is reported before any of it is stored.
     let giving = Giving::to(&disk.larder, &folder);
     giving.more(&bytes).await;
-    let said = giving.ends().await.expect(507).text();
-    assert!(said.contains("the disk of the store is full"), "{said}");
+    let text = giving.ends().await.expect(507).text();
+    assert!(text.contains("the disk of the store is full"), "{text}");
 
     disk.make_room();
     let receipt = send_bundle(&disk.larder, &folder, &bytes).await;
     assert!(receipt.ok, "{receipt:#?}");
-    assert_eq!(held(), NAMES.len());
+    assert_eq!(stored(), NAMES.len());
     for name in NAMES {
         let path = disk.larder.archive_path(name).await;
         assert!(disk.larder.get(&path).await.expect(200).body.len() >= SIZE);
@@ -132,13 +132,13 @@ async fn memory_does_not_grow_with_the_archives_of_a_bundle() {
     write_beside(&there, &receiving);
     let mut before = (0, 0);
     for name in ["small", "large"] {
-        let (out, what) = (format!("{name}.tar"), format!("acme/{name}"));
-        let create = ["bundle", "create", &out, "--for", &what, "--platform", "linux_amd64"];
-        let said = larder_in(work.path(), &here, &create).await;
-        assert_eq!(said.code, Some(0), "{said:?}");
-        let said = larder_in(work.path(), &there, &["bundle", "apply", &out, "--json"]).await;
-        assert_eq!(said.code, Some(0), "{said:?}");
-        let last: Value = serde_json::from_str(said.out.lines().last().unwrap()).unwrap();
+        let (out, subject) = (format!("{name}.tar"), format!("acme/{name}"));
+        let create = ["bundle", "create", &out, "--for", &subject, "--platform", "linux_amd64"];
+        let output = larder_in(work.path(), &here, &create).await;
+        assert_eq!(output.code, Some(0), "{output:?}");
+        let output = larder_in(work.path(), &there, &["bundle", "apply", &out, "--json"]).await;
+        assert_eq!(output.code, Some(0), "{output:?}");
+        let last: Value = serde_json::from_str(output.out.lines().last().unwrap()).unwrap();
         assert_eq!(last["receipt"]["ok"], true, "{last:#}");
         if name == "small" {
             before = (making.most_resident_bytes(), receiving.most_resident_bytes());

@@ -26,8 +26,8 @@ fn seconds(seconds: u64) -> Duration {
 }
 
 /// Splits the platform of DOCUMENT, one readable word there, into the two segments of the real URL.
-fn path(of: &str) -> String {
-    of.replace("linux_amd64", "linux/amd64")
+fn path(name: &str) -> String {
+    name.replace("linux_amd64", "linux/amd64")
 }
 
 async fn upstream_with_null() -> FakeUpstream {
@@ -37,8 +37,8 @@ async fn upstream_with_null() -> FakeUpstream {
 }
 
 async fn cache_all_documents(larder: &Larder) {
-    for of in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION_JSON] {
-        larder.get(&path(of)).await.expect(200);
+    for name in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION_JSON] {
+        larder.get(&path(name)).await.expect(200);
     }
 }
 
@@ -46,22 +46,26 @@ async fn cache_all_documents(larder: &Larder) {
 #[tokio::test]
 async fn a_hit_within_the_fresh_time_asks_no_upstream_and_the_first_request_after_it_asks_once() {
     for memory in ["64MiB", "0B"] {
-        for (of, target, fresh) in KINDS {
+        for (name, target, fresh) in KINDS {
             let upstream = upstream_with_null().await;
             let larder = Larder::mirroring(&upstream).store(&format!("memory = \"{memory}\"")).start().await;
-            let first = larder.get(&path(of)).await.expect(200);
-            assert_eq!(first.header("cache-status"), "larder; fwd=miss; stored", "{of}");
+            let first = larder.get(&path(name)).await.expect(200);
+            assert_eq!(first.header("cache-status"), "larder; fwd=miss; stored", "{name}");
 
             upstream.forget_requests();
             larder.clock.advance(seconds(fresh - MARGIN_SECONDS));
-            let hit = larder.get(&path(of)).await.expect(200);
-            assert_eq!((hit.header("cache-status"), &hit.body), ("larder; hit", &first.body), "{of}");
-            assert_eq!(upstream.count_of(Target::Everything), 0, "{of}");
+            let hit = larder.get(&path(name)).await.expect(200);
+            assert_eq!((hit.header("cache-status"), &hit.body), ("larder; hit", &first.body), "{name}");
+            assert_eq!(upstream.count_of(Target::Everything), 0, "{name}");
 
             larder.clock.advance(seconds(MARGIN_SECONDS));
-            let asked = larder.get(&path(of)).await.expect(200);
-            assert_eq!((asked.header("cache-status"), &asked.body), ("larder; fwd=stale; stored", &first.body), "{of}");
-            assert_eq!(upstream.count_of(target), 1, "{of}");
+            let requests = larder.get(&path(name)).await.expect(200);
+            assert_eq!(
+                (requests.header("cache-status"), &requests.body),
+                ("larder; fwd=stale; stored", &first.body),
+                "{name}"
+            );
+            assert_eq!(upstream.count_of(target), 1, "{name}");
         }
     }
 }
@@ -69,42 +73,42 @@ async fn a_hit_within_the_fresh_time_asks_no_upstream_and_the_first_request_afte
 /// Freshness: revalidation is conditional; a 304 renews the age and leaves the bytes.
 #[tokio::test]
 async fn a_304_renews_the_age_and_keeps_the_bytes() {
-    for (of, target, fresh) in KINDS {
+    for (name, target, fresh) in KINDS {
         let upstream = upstream_with_null().await;
         let larder = Larder::mirroring(&upstream).start().await;
-        let first = larder.get(&path(of)).await.expect(200);
+        let first = larder.get(&path(name)).await.expect(200);
         larder.clock.advance(seconds(fresh));
         upstream.forget_requests();
-        assert_eq!(larder.get(&path(of)).await.expect(200).body, first.body);
-        let asked: Vec<_> = upstream.requests().into_iter().filter(|request| request.target == target).collect();
-        assert_eq!(asked.len(), 1, "{of}");
-        assert_eq!(asked[0].status, Some(304), "{of}: {:?}", asked[0].headers);
-        assert!(asked[0].header("if-none-match").is_some() && asked[0].header("if-modified-since").is_some());
+        assert_eq!(larder.get(&path(name)).await.expect(200).body, first.body);
+        let requests: Vec<_> = upstream.requests().into_iter().filter(|request| request.target == target).collect();
+        assert_eq!(requests.len(), 1, "{name}");
+        assert_eq!(requests[0].status, Some(304), "{name}: {:?}", requests[0].headers);
+        assert!(requests[0].header("if-none-match").is_some() && requests[0].header("if-modified-since").is_some());
 
         upstream.forget_requests();
         larder.clock.advance(seconds(fresh - MARGIN_SECONDS));
-        let hit = larder.get(&path(of)).await.expect(200);
-        assert_eq!((hit.header("cache-status"), &hit.body), ("larder; hit", &first.body), "{of}");
-        assert_eq!(upstream.count_of(Target::Everything), 0, "{of}");
+        let hit = larder.get(&path(name)).await.expect(200);
+        assert_eq!((hit.header("cache-status"), &hit.body), ("larder; hit", &first.body), "{name}");
+        assert_eq!(upstream.count_of(Target::Everything), 0, "{name}");
     }
 }
 
 /// Freshness: the configuration decides, not upstream's Cache-Control and Expires.
 #[tokio::test]
 async fn caching_headers_of_upstream_are_ignored() {
-    for said in ["no-store, no-cache, max-age=0", "public, max-age=31536000, immutable"] {
+    for output in ["no-store, no-cache, max-age=0", "public, max-age=31536000, immutable"] {
         let upstream = upstream_with_null().await;
-        let page = Response::builder().header("content-type", "application/json").header("cache-control", said);
+        let page = Response::builder().header("content-type", "application/json").header("cache-control", output);
         let page = page.header("expires", "Thu, 01 Jan 1970 00:00:00 GMT").header("pragma", "no-cache");
         upstream.serve("/v1/providers/acme/null/versions", page.body("{\"versions\":[]}".into()).unwrap());
         let larder = Larder::mirroring(&upstream).start().await;
         assert_eq!(larder.versions("null").await.expect(200).header("cache-control"), "no-cache");
         larder.clock.advance(seconds(300 - MARGIN_SECONDS));
         larder.versions("null").await.expect(200);
-        assert_eq!(upstream.count_of(Target::Versions), 1, "{said}");
+        assert_eq!(upstream.count_of(Target::Versions), 1, "{output}");
         larder.clock.advance(seconds(MARGIN_SECONDS));
         larder.versions("null").await.expect(200);
-        assert_eq!(upstream.count_of(Target::Versions), 2, "{said}");
+        assert_eq!(upstream.count_of(Target::Versions), 2, "{output}");
     }
 }
 
@@ -115,12 +119,12 @@ async fn a_new_version_shows_up_once_the_fresh_time_is_over() {
     let larder = Larder::mirroring(&upstream).start().await;
     cache_all_documents(&larder).await;
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
-    for of in [LIST, INDEX] {
-        assert!(!larder.get(of).await.expect(200).text().contains("1.3.0"), "{of}");
+    for name in [LIST, INDEX] {
+        assert!(!larder.get(name).await.expect(200).text().contains("1.3.0"), "{name}");
     }
     larder.clock.advance(seconds(300));
-    for of in [LIST, INDEX] {
-        assert!(larder.get(of).await.expect(200).text().contains("1.3.0"), "{of}");
+    for name in [LIST, INDEX] {
+        assert!(larder.get(name).await.expect(200).text().contains("1.3.0"), "{name}");
     }
     assert_eq!(upstream.count_of(Target::Versions), 2);
     larder.document("null", "1.3.0").await.expect(200);
@@ -136,9 +140,9 @@ async fn a_silent_upstream_delays_a_request_by_patience_and_its_late_answer_is_u
     upstream.forget_requests();
     let gate = upstream.hold_silent(Target::Versions);
     larder.clock.advance(seconds(300));
-    let asked = Instant::now();
+    let requests = Instant::now();
     let stale = larder.versions("null").await.expect(200);
-    assert!(asked.elapsed() >= Duration::from_millis(100), "it did not wait");
+    assert!(requests.elapsed() >= Duration::from_millis(100), "it did not wait");
     assert_eq!(stale.header("cache-status"), "larder; hit; detail=stale");
     assert!(!stale.text().contains("1.3.0"));
 
@@ -161,8 +165,8 @@ async fn an_answer_made_of_several_documents_waits_for_one_patience() {
     larder.clock.advance(seconds(24 * 3600));
     let _gate = upstream.hold_silent(Target::Everything);
     let taking = async |path: &str| {
-        let asked = Instant::now();
-        (larder.get(path).await.expect(200), asked.elapsed())
+        let requests = Instant::now();
+        (larder.get(path).await.expect(200), requests.elapsed())
     };
     // Compared with a simultaneous request for one document, so that a slow machine slows both.
     let one = format!("/registry/{HOST}/v1/providers/acme/null/versions");
@@ -195,18 +199,18 @@ async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
         let upstream = upstream_with_null().await;
         // The maximum, so that patience never ends the wait.
         let larder = Larder::mirroring(&upstream).with("patience = \"8s\"").start().await;
-        for (of, target, fresh) in KINDS {
-            let first = larder.get(&path(of)).await.expect(200);
+        for (name, target, fresh) in KINDS {
+            let first = larder.get(&path(name)).await.expect(200);
             larder.clock.advance(seconds(fresh));
             upstream.forget_requests();
             upstream.fault(target.clone(), fault.clone());
             // Without validators, because a 304 has no body that the fault could spoil.
             upstream.fault(target.clone(), Fault::NoValidators);
-            let stale = larder.get(&path(of)).await.expect(200);
-            assert_eq!(stale.header("cache-status"), "larder; hit; detail=stale", "{fault:?} {of}");
-            assert_eq!(stale.body, first.body, "{fault:?} {of}");
-            assert_eq!(stale.header("retry-after"), "", "{fault:?} {of}");
-            assert!(upstream.count_of(target) >= 1, "{fault:?} {of}");
+            let stale = larder.get(&path(name)).await.expect(200);
+            assert_eq!(stale.header("cache-status"), "larder; hit; detail=stale", "{fault:?} {name}");
+            assert_eq!(stale.body, first.body, "{fault:?} {name}");
+            assert_eq!(stale.header("retry-after"), "", "{fault:?} {name}");
+            assert!(upstream.count_of(target) >= 1, "{fault:?} {name}");
             upstream.heal();
         }
     }
@@ -227,17 +231,17 @@ async fn every_kind_of_answer_outlives_the_upstream() {
     // The h1 hash is computed after the archive is stored.
     until("the h1 is there", async || larder.get(VERSION_JSON).await.text().contains("h1:")).await;
     let mut before = Vec::new();
-    for of in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION_JSON] {
-        before.push((path(of), larder.get(&path(of)).await.expect(200).body));
+    for target in [LIST, DOCUMENT, DISCOVERY, INDEX, VERSION_JSON] {
+        before.push((path(target), larder.get(&path(target)).await.expect(200).body));
     }
     upstream.stop().await;
-    for (of, body) in before {
-        let stale = larder.get(&of).await.expect(200);
-        assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &body), "{of}");
+    for (target, body) in before {
+        let stale = larder.get(&target).await.expect(200);
+        assert_eq!((stale.header("cache-status"), &stale.body), ("larder; hit; detail=stale", &body), "{target}");
     }
     for (file, body) in files.iter().zip(files_before) {
-        let held = larder.get(file).await.expect(200);
-        assert_eq!((held.header("cache-status"), &held.body), ("larder; hit", &body), "{file}");
+        let stored = larder.get(file).await.expect(200);
+        assert_eq!((stored.header("cache-status"), &stored.body), ("larder; hit", &body), "{file}");
     }
 }
 
@@ -250,20 +254,20 @@ async fn a_404_is_remembered_for_its_time() {
         let larder = Larder::mirroring(&upstream).with("fresh = { not_found = \"60s\" }").start().await;
         let document = "/registry/registry.terraform.io/v1/providers/acme/null/1.2.0/download/plan9/arm";
         let list = LIST.replace("/null/", "/absent/");
-        for (of, target) in [(list.as_str(), Target::Versions), (document, Target::Document)] {
+        for (name, target) in [(list.as_str(), Target::Versions), (document, Target::Document)] {
             let count = |upstream: &FakeUpstream| {
-                let asked = of.replace(&format!("/registry/{HOST}"), "");
-                assert!(upstream.count_of(target.clone()) >= upstream.count(&asked));
-                upstream.count(&asked)
+                let requests = name.replace(&format!("/registry/{HOST}"), "");
+                assert!(upstream.count_of(target.clone()) >= upstream.count(&requests));
+                upstream.count(&requests)
             };
-            larder.get(of).await.expect(404);
+            larder.get(name).await.expect(404);
             larder.clock.advance(seconds(60 - MARGIN_SECONDS));
-            let again = larder.get(of).await.expect(404);
+            let again = larder.get(name).await.expect(404);
             assert!(!again.json()["errors"][0].as_str().unwrap().is_empty());
-            assert_eq!(count(&upstream), 1, "{of}");
+            assert_eq!(count(&upstream), 1, "{name}");
             larder.clock.advance(seconds(MARGIN_SECONDS));
-            larder.get(of).await.expect(404);
-            assert_eq!(count(&upstream), 2, "{of}");
+            larder.get(name).await.expect(404);
+            assert_eq!(count(&upstream), 2, "{name}");
         }
     }
 }
@@ -294,18 +298,18 @@ async fn nothing_but_a_404_is_remembered() {
         (Fault::Html, 502),
         (Fault::InvalidJson, 502),
     ] {
-        for (of, target, _) in KINDS {
+        for (name, target, _) in KINDS {
             let upstream = upstream_with_null().await;
             let larder = Larder::mirroring(&upstream).start().await;
             upstream.fault(target.clone(), fault.clone());
-            for asked in [1, 2] {
-                let failed = larder.get(&path(of)).await;
-                assert!(failed.status == status, "{fault:?} {of}: {} {}", failed.status, failed.text());
+            for requests in [1, 2] {
+                let failed = larder.get(&path(name)).await;
+                assert!(failed.status == status, "{fault:?} {name}: {} {}", failed.status, failed.text());
                 assert_eq!(failed.header("retry-after"), "");
-                assert_eq!(upstream.count_of(target.clone()), asked, "{fault:?} {of}");
+                assert_eq!(upstream.count_of(target.clone()), requests, "{fault:?} {name}");
             }
             upstream.heal();
-            larder.get(&path(of)).await.expect(200);
+            larder.get(&path(name)).await.expect(200);
         }
     }
 }
@@ -313,7 +317,7 @@ async fn nothing_but_a_404_is_remembered() {
 /// Section 4: an archive URL that no document lists costs one upstream request, and none for `not_found` after it.
 #[tokio::test]
 async fn an_archive_url_that_nothing_lists_is_asked_about_once() {
-    for (version, asked) in [("1.2.0", Target::Document), ("9.9.9", Target::Versions)] {
+    for (version, requests) in [("1.2.0", Target::Document), ("9.9.9", Target::Versions)] {
         let upstream = upstream_with_null().await;
         let larder = Larder::mirroring(&upstream).clock(&Clock::frozen()).start().await;
         let file = format!("terraform-provider-null_{version}_linux_amd64.zip");
@@ -321,9 +325,9 @@ async fn an_archive_url_that_nothing_lists_is_asked_about_once() {
         for _ in 0..3 {
             larder.get(&url).await.expect(404);
         }
-        assert_eq!(upstream.count_of(asked.clone()), 1, "{version}");
+        assert_eq!(upstream.count_of(requests.clone()), 1, "{version}");
         larder.clock.advance(seconds(31));
         larder.get(&url).await.expect(404);
-        assert_eq!(upstream.count_of(asked), 2, "{version}");
+        assert_eq!(upstream.count_of(requests), 2, "{version}");
     }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, install, outcomes, upstream_with, zip};
-use crate::support::site::{Site, json};
+use crate::support::site::{CommandSetup, json};
 use crate::support::upstream::{Fault, Provider, SigningKey, Target, sha256_hex};
 
 const NEVER_FRESH: &str =
@@ -44,19 +44,19 @@ async fn refresh_asks_upstream_however_fresh_everything_is() {
 async fn refresh_reports_gone_and_failed_documents_and_keeps_both() {
     let mut upstream = upstream_with(edition(1)).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let (_, _, held) = install(&larder).await;
+    let (_, _, stored) = install(&larder).await;
     upstream.publish(edition(1).version("1.3.0"));
     upstream.withdraw("acme", "null", "1.2.0");
     let done = larder.tell("refresh", NULL).await;
     assert_eq!(outcomes(&done), [(LIST, "new"), (PACKAGE, "gone")]);
-    assert!(install(&larder).await.2 == held);
+    assert!(install(&larder).await.2 == stored);
 
     upstream.stop().await;
     let done = larder.tell("refresh", NULL).await;
     let failed = vec![(DISCOVERY, "failed"), (LIST, "failed"), (PACKAGE, "failed")];
     assert_eq!((outcomes(&done), &done["ok"]), (failed, &Value::Bool(false)));
     assert!(done["items"][0]["error"].as_str().unwrap().contains(&upstream.origin()), "{done}");
-    assert!(install(&larder).await.2 == held);
+    assert!(install(&larder).await.2 == stored);
 }
 
 /// An operator's refresh ignores the backoff of a failing origin.
@@ -123,7 +123,7 @@ async fn purge_forgets_a_version_and_the_next_request_fetches_it_again() {
     upstream.publish(edition(5).version("1.3.0"));
     upstream.publish(Provider::new("acme", "other").edition(7));
     let larder = Larder::mirroring(&upstream).start().await;
-    let (document, path, held) = install(&larder).await;
+    let (document, path, stored) = install(&larder).await;
     let kept = [larder.archive_path("null", "1.3.0").await, larder.archive_path("other", "1.2.0").await];
     for path in &kept {
         larder.get(path).await.expect(200);
@@ -133,13 +133,13 @@ async fn purge_forgets_a_version_and_the_next_request_fetches_it_again() {
 
     let done = larder.tell("purge", NULL_120).await;
     let item = &done["items"][0];
-    assert_eq!((&item["archives"], &item["archive_bytes"]), (&1.into(), &held.len().into()), "{done}");
+    assert_eq!((&item["archives"], &item["archive_bytes"]), (&1.into(), &stored.len().into()), "{done}");
     assert_eq!((&item["documents"], &item["shared"], &done["ok"]), (&1.into(), &0.into(), &true.into()), "{done}");
     assert_eq!((larder.folder.blobs().len(), larder.folder.sets().len()), (2, 2));
     assert_eq!(upstream.requests().len(), 0);
 
     let (again, _, archive) = install(&larder).await;
-    assert!(again.is("fwd=miss") && again.body == document.body && archive == held);
+    assert!(again.is("fwd=miss") && again.body == document.body && archive == stored);
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
     for path in &kept {
         assert!(larder.get(path).await.expect(200).is("larder; hit"));
@@ -179,7 +179,7 @@ async fn purge_leaves_bytes_that_another_package_names() {
     let upstream = upstream_with(edition(1)).await;
     upstream.publish(Provider::new("other", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
-    let (_, path, held) = install(&larder).await;
+    let (_, path, stored) = install(&larder).await;
     let document = larder.get(&format!("/registry/{HOST}/v1/providers/other/null/1.2.0/download/linux/amd64")).await;
     let other = document.expect(200).json()["download_url"].as_str().unwrap().to_owned();
     larder.get(&other).await.expect(200);
@@ -188,8 +188,8 @@ async fn purge_leaves_bytes_that_another_package_names() {
     let done = larder.tell("purge", NULL).await;
     assert_eq!((&done["items"][0]["archives"], &done["items"][0]["shared"]), (&0.into(), &1.into()), "{done}");
     upstream.forget_requests();
-    assert!(larder.get(&other).await.expect(200).body == held);
-    assert!(larder.get(&path).await.expect(200).body == held);
+    assert!(larder.get(&other).await.expect(200).body == stored);
+    assert!(larder.get(&path).await.expect(200).body == stored);
     assert_eq!(upstream.count_of(Target::Archive), 0);
     larder.tell("purge", NULL).await;
     let done = larder.tell("purge", "other/null").await;
@@ -237,8 +237,8 @@ async fn purge_leaves_and_reports_pinned_packages() {
     drop(store);
 
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-    for what in [NULL, NULL_120] {
-        let done = larder.tell("purge", what).await;
+    for subject in [NULL, NULL_120] {
+        let done = larder.tell("purge", subject).await;
         assert_eq!(
             (&done["items"][0]["pinned"], &done["ok"]),
             (&serde_json::json!([PACKAGE]), &false.into()),
@@ -253,14 +253,14 @@ async fn purge_leaves_and_reports_pinned_packages() {
 #[tokio::test]
 async fn the_commands_report_the_same_whether_larder_runs_or_not() {
     let upstream = upstream_with(edition(1)).await;
-    let mut site = Site::new(&upstream);
-    site.text.push_str(NEVER_FRESH);
-    let none_yet = site.run(&["purge", NULL]).await;
+    let mut setup = CommandSetup::new(&upstream);
+    setup.text.push_str(NEVER_FRESH);
+    let none_yet = setup.run(&["purge", NULL]).await;
     assert_eq!(none_yet.code, Some(1), "{none_yet:?}");
     assert!(none_yet.err.contains("no larder runs here, and there is no store"), "{none_yet:?}");
     for running in [true, false] {
         upstream.publish(edition(1));
-        let larder = site.serve();
+        let larder = setup.serve();
         let path = larder.archive_path("null").await;
         larder.get(&path).await.expect(200);
         let larder = if running {
@@ -269,35 +269,35 @@ async fn the_commands_report_the_same_whether_larder_runs_or_not() {
             assert_eq!(larder.terminate().await, Some(0));
             None
         };
-        let said = site.out(&["refresh", NULL]).await;
-        assert_eq!(said, "the version list of acme/null  unchanged\nacme/null 1.2.0 (linux_amd64)  unchanged\n");
+        let output = setup.out(&["refresh", NULL]).await;
+        assert_eq!(output, "the version list of acme/null  unchanged\nacme/null 1.2.0 (linux_amd64)  unchanged\n");
         upstream.publish(edition(2).signed_by(&SigningKey::another()));
-        let refused = site.run(&["refresh", NULL]).await;
+        let refused = setup.run(&["refresh", NULL]).await;
         assert_eq!(refused.code, Some(1), "{refused:?}");
         assert!(
             refused.out.contains("failed; the stored copy stays") && refused.out.contains("larder accept"),
             "{refused:?}"
         );
 
-        let said = site.out(&["accept", NULL_120]).await;
+        let output = setup.out(&["accept", NULL_120]).await;
         for part in [
             "acme/null 1.2.0 (linux_amd64): accepted",
             "signed by ",
             ", new",
             &format!("is  {}", sha256_hex(&zip(&upstream))),
         ] {
-            assert!(said.contains(part), "{part} is not in: {said}");
+            assert!(output.contains(part), "{part} is not in: {output}");
         }
-        assert!(site.out(&["accept", NULL_120]).await.contains("nothing to accept"));
-        let said = json(&site.out(&["purge", NULL, "--json"]).await);
-        assert_eq!((&said["ok"], &said["items"][0]["archives"]), (&true.into(), &1.into()), "{said}");
-        let said = site.out(&["purge", NULL]).await;
-        assert!(said.contains("acme/null: nothing was stored"), "{said}");
-        let refused = site.run(&["purge", "acme/vpc/AWS"]).await;
+        assert!(setup.out(&["accept", NULL_120]).await.contains("nothing to accept"));
+        let output = json(&setup.out(&["purge", NULL, "--json"]).await);
+        assert_eq!((&output["ok"], &output["items"][0]["archives"]), (&true.into(), &1.into()), "{output}");
+        let output = setup.out(&["purge", NULL]).await;
+        assert!(output.contains("acme/null: nothing was stored"), "{output}");
+        let refused = setup.run(&["purge", "acme/vpc/AWS"]).await;
         assert_eq!(refused.code, Some(1), "{refused:?}");
         assert!(refused.err.contains("is not a module system"), "{refused:?}");
         drop(larder);
-        let seen: Vec<_> = Folder::files(&site.home, "seen");
+        let seen: Vec<_> = Folder::files(&setup.home, "seen");
         std::fs::remove_file(&seen[0]).unwrap();
     }
 }

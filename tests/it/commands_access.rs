@@ -3,7 +3,7 @@
 
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::Larder;
-use crate::support::site::Site;
+use crate::support::site::CommandSetup;
 use crate::support::upstream::{FakeUpstream, Provider};
 
 const PATHS: [&str; 6] = [
@@ -32,8 +32,8 @@ impl AdminScene {
         let path = larder.archive_path("null", "1.2.0").await;
         larder.get(&path).await.expect(200);
         larder.versions("null").await.expect(200);
-        let asked = upstream.requests().len();
-        Self { upstream, larder, path, upstream_requests: asked }
+        let requests = upstream.requests().len();
+        Self { upstream, larder, path, upstream_requests: requests }
     }
 
     /// The body of a valid request to this path.
@@ -58,34 +58,34 @@ impl AdminScene {
 /// Section 3: requests that change something always need the bearer token, on loopback too.
 #[tokio::test]
 async fn a_command_without_the_token_is_refused() {
-    let scene = AdminScene::new().await;
-    let token = scene.larder.token();
+    let fixture = AdminScene::new().await;
+    let token = fixture.larder.token();
     for path in PATHS {
-        scene.post(path, &[JSON], AdminScene::body(path)).await.expect(401);
+        fixture.post(path, &[JSON], AdminScene::body(path)).await.expect(401);
         for wrong in ["Bearer", "Bearer x", &format!("Bearer {}", &token[1..]), &format!("Basic {token}"), &token] {
-            scene.post(path, &[JSON, ("authorization", wrong)], AdminScene::body(path)).await.expect(401);
+            fixture.post(path, &[JSON, ("authorization", wrong)], AdminScene::body(path)).await.expect(401);
         }
     }
-    scene.assert_unchanged().await;
+    fixture.assert_unchanged().await;
 }
 
 /// Section 3: requests with an `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
 #[tokio::test]
 async fn a_page_in_a_browser_cannot_command() {
-    let scene = AdminScene::new().await;
-    let bearer = format!("Bearer {}", scene.larder.token());
-    let own = scene.larder.admin();
+    let fixture = AdminScene::new().await;
+    let bearer = format!("Bearer {}", fixture.larder.token());
+    let own = fixture.larder.admin();
     let port = own.rsplit_once(':').unwrap().1;
     let rebound = [format!("evil.example:{port}"), "evil.example".to_owned(), "10.0.0.1".to_owned(), "".to_owned()];
     for path in PATHS {
         let known = [JSON, ("authorization", bearer.as_str())];
         for origin in ["null", "https://evil.example", "http://localhost", &own] {
             let page = [known[0], known[1], ("origin", origin)];
-            let refused = scene.post(path, &page, AdminScene::body(path)).await.expect(403);
+            let refused = fixture.post(path, &page, AdminScene::body(path)).await.expect(403);
             assert!(refused.header("access-control-allow-origin").is_empty());
         }
         for host in &rebound {
-            scene.post(path, &[known[0], known[1], ("host", host)], AdminScene::body(path)).await.expect(403);
+            fixture.post(path, &[known[0], known[1], ("host", host)], AdminScene::body(path)).await.expect(403);
         }
         // A browser's preflight request, before it would send the token.
         let first = client().request(reqwest::Method::OPTIONS, format!("{own}{path}"));
@@ -97,38 +97,38 @@ async fn a_page_in_a_browser_cannot_command() {
             refused.headers
         );
     }
-    scene.assert_unchanged().await;
+    fixture.assert_unchanged().await;
 }
 
 /// Section 3: a page of another site is refused, also where the browser sends no `Origin`, as for embedded resources. A
 /// typed address and larder's own page are not.
 #[tokio::test]
 async fn a_page_of_another_site_reads_nothing() {
-    let scene = AdminScene::new().await;
-    let bearer = format!("Bearer {}", scene.larder.token());
-    let ask = async |path: &str, site: &str| {
-        let request = client().get(format!("{}{path}", scene.larder.admin()));
-        send(request.header("authorization", &bearer).header("sec-fetch-site", site)).await.unwrap()
+    let fixture = AdminScene::new().await;
+    let bearer = format!("Bearer {}", fixture.larder.token());
+    let ask = async |path: &str, setup: &str| {
+        let request = client().get(format!("{}{path}", fixture.larder.admin()));
+        send(request.header("authorization", &bearer).header("sec-fetch-site", setup)).await.unwrap()
     };
     for path in ["/admin/v1/status", "/metrics", "/admin/v1/inventory"] {
-        for site in ["cross-site", "same-site", "unheard-of"] {
-            assert!(ask(path, site).await.expect(403).text().contains("web pages"), "{path} {site}");
+        for setup in ["cross-site", "same-site", "unheard-of"] {
+            assert!(ask(path, setup).await.expect(403).text().contains("web pages"), "{path} {setup}");
         }
-        for site in ["same-origin", "none"] {
-            ask(path, site).await.expect(200);
+        for setup in ["same-origin", "none"] {
+            ask(path, setup).await.expect(200);
         }
     }
     for path in PATHS {
         let page = [JSON, ("authorization", bearer.as_str()), ("sec-fetch-site", "cross-site")];
-        scene.post(path, &page, AdminScene::body(path)).await.expect(403);
+        fixture.post(path, &page, AdminScene::body(path)).await.expect(403);
     }
-    scene.assert_unchanged().await;
+    fixture.assert_unchanged().await;
 }
 
 /// Section 3: browsers must not guess a content type, and no cache may store a response.
 #[tokio::test]
 async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
-    let scene = AdminScene::new().await;
+    let fixture = AdminScene::new().await;
     let is_safe = |answer: &Answer, path: &str| {
         let safe = ["x-content-type-options", "cache-control"].map(|name| answer.header(name).to_owned());
         assert_eq!(safe, ["nosniff", "no-store"], "{path}");
@@ -145,70 +145,70 @@ async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
         "/admin/v1/verify",
         "/nothing",
     ] {
-        is_safe(&get(&format!("{}{path}", scene.larder.admin())).await, path);
+        is_safe(&get(&format!("{}{path}", fixture.larder.admin())).await, path);
     }
-    is_safe(&scene.post("/admin/v1/purge", &[JSON], AdminScene::body("/admin/v1/purge")).await.expect(401), "purge");
+    is_safe(&fixture.post("/admin/v1/purge", &[JSON], AdminScene::body("/admin/v1/purge")).await.expect(401), "purge");
 }
 
 /// A form can send these content types without a preflight request.
 #[tokio::test]
 async fn a_form_is_no_command() {
-    let scene = AdminScene::new().await;
-    let bearer = format!("Bearer {}", scene.larder.token());
+    let fixture = AdminScene::new().await;
+    let bearer = format!("Bearer {}", fixture.larder.token());
     let known = ("authorization", bearer.as_str());
     for path in PATHS {
         for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "json"] {
-            scene.post(path, &[known, ("content-type", kind)], AdminScene::body(path)).await.expect(415);
+            fixture.post(path, &[known, ("content-type", kind)], AdminScene::body(path)).await.expect(415);
         }
-        scene.post(path, &[known], AdminScene::body(path)).await.expect(415);
-        scene.post(path, &[("content-type", "text/plain")], AdminScene::body(path)).await.expect(401);
+        fixture.post(path, &[known], AdminScene::body(path)).await.expect(415);
+        fixture.post(path, &[("content-type", "text/plain")], AdminScene::body(path)).await.expect(401);
     }
-    scene.assert_unchanged().await;
+    fixture.assert_unchanged().await;
 }
 
 #[tokio::test]
 async fn a_command_that_cannot_be_read_is_refused_with_the_reason() {
-    let scene = AdminScene::new().await;
-    let bearer = format!("Bearer {}", scene.larder.token());
+    let fixture = AdminScene::new().await;
+    let bearer = format!("Bearer {}", fixture.larder.token());
     let known = [JSON, ("authorization", bearer.as_str())];
     for path in PATHS {
         for body in ["nothing", "[]", r#"{"what":["acme/null"],"all":true}"#, r#"{"what":"#] {
-            let refused = scene.post(path, &known, body).await.expect(400).json();
+            let refused = fixture.post(path, &known, body).await.expect(400).json();
             assert_eq!(refused["errors"].as_array().unwrap().len(), 1, "{path} {body}");
         }
-        scene.post(path, &known, " ".repeat((64 << 10) + 1)).await.expect(413);
+        fixture.post(path, &known, " ".repeat((64 << 10) + 1)).await.expect(413);
     }
-    for (what, reason) in [
+    for (subject, reason) in [
         (r#"["acme/vpc/AWS"]"#, "is not a module system"),
         (r#"["acme/null@=> 1.0"]"#, "its operators can be"),
         (r#"["acme/null","nonsense"]"#, "is no address"),
         ("[]", "1 to 256"),
     ] {
-        let refused = scene.post("/admin/v1/purge", &known, format!("{{\"what\":{what}}}")).await.expect(400);
-        assert!(refused.text().contains(reason), "{what}: {}", refused.text());
+        let refused = fixture.post("/admin/v1/purge", &known, format!("{{\"what\":{subject}}}")).await.expect(400);
+        assert!(refused.text().contains(reason), "{subject}: {}", refused.text());
     }
-    scene.assert_unchanged().await;
+    fixture.assert_unchanged().await;
 }
 
 #[tokio::test]
 async fn commands_are_posts_on_the_admin_listener_and_nowhere_else() {
-    let scene = AdminScene::new().await;
-    let bearer = format!("Bearer {}", scene.larder.token());
+    let fixture = AdminScene::new().await;
+    let bearer = format!("Bearer {}", fixture.larder.token());
     let known = [JSON, ("authorization", bearer.as_str())];
     for path in PATHS {
-        assert_eq!(get(&format!("{}{path}", scene.larder.admin())).await.expect(405).header("allow"), "POST");
-        let put = client().put(format!("{}{path}", scene.larder.admin())).bearer_auth(scene.larder.token());
+        assert_eq!(get(&format!("{}{path}", fixture.larder.admin())).await.expect(405).header("allow"), "POST");
+        let put = client().put(format!("{}{path}", fixture.larder.admin())).bearer_auth(fixture.larder.token());
         assert_eq!(send(put).await.unwrap().expect(405).header("allow"), "POST");
-        scene.larder.get(path).await.expect(404);
-        let on_main = client().post(format!("{}{path}", scene.larder.base())).bearer_auth(scene.larder.token());
+        fixture.larder.get(path).await.expect(404);
+        let on_main = client().post(format!("{}{path}", fixture.larder.base())).bearer_auth(fixture.larder.token());
         send(on_main.header(JSON.0, JSON.1).body(AdminScene::body(path))).await.unwrap().expect(405);
     }
     for path in ["/admin/v1/status", "/metrics", "/healthz"] {
-        let refused = scene.post(path, &known, "{}").await.expect(405);
+        let refused = fixture.post(path, &known, "{}").await.expect(405);
         assert_eq!(refused.header("allow"), "GET, HEAD", "{path}");
     }
-    scene.post("/admin/v1/everything", &known, "{}").await.expect(404);
-    scene.assert_unchanged().await;
+    fixture.post("/admin/v1/everything", &known, "{}").await.expect(404);
+    fixture.assert_unchanged().await;
 }
 
 /// If nothing has locked the store, no larder is running, so another program on its port gets no token and the commands
@@ -220,8 +220,8 @@ async fn the_token_is_not_sent_to_another_program_on_larders_port() {
     let impostor = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = impostor.local_addr().unwrap().port();
     drop(impostor);
-    let site = Site::on(&upstream, port);
-    let larder = site.serve();
+    let setup = CommandSetup::on(&upstream, port);
+    let larder = setup.serve();
     let path = larder.archive_path("null").await;
     larder.get(&path).await.expect(200);
     assert_eq!(larder.terminate().await, Some(0));
@@ -229,9 +229,9 @@ async fn the_token_is_not_sent_to_another_program_on_larders_port() {
     let impostor = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
     impostor.set_nonblocking(true).unwrap();
     for arguments in [&["status"][..], &["verify"], &["purge", "acme/null"]] {
-        let said = site.run(arguments).await;
-        assert_eq!(said.code, Some(0), "{arguments:?}: {}{}", said.out, said.err);
+        let output = setup.run(arguments).await;
+        assert_eq!(output.code, Some(0), "{arguments:?}: {}{}", output.out, output.err);
         assert!(impostor.accept().is_err(), "{arguments:?} asked the impostor");
     }
-    assert!(site.home.blobs().is_empty());
+    assert!(setup.home.blobs().is_empty());
 }

@@ -20,18 +20,18 @@ async fn with_json_an_error_is_json_too() {
     let config = folder.path().join("mirror.toml");
     std::fs::write(&config, format!("[admin]\nlisten = \"127.0.0.1:{}\"\n", free_port())).unwrap();
     let file = config.to_str().unwrap();
-    let said = run(command(folder.path(), &["status", "--json", "--config", file])).await;
-    let errors = json(&said.out)["errors"].as_array().unwrap().clone();
-    assert_eq!((said.code, errors.len(), said.err.as_str()), (Some(1), 1, ""), "{said:?}");
-    assert!(errors[0].as_str().unwrap().contains("no larder"), "{said:?}");
+    let output = run(command(folder.path(), &["status", "--json", "--config", file])).await;
+    let errors = json(&output.out)["errors"].as_array().unwrap().clone();
+    assert_eq!((output.code, errors.len(), output.err.as_str()), (Some(1), 1, ""), "{output:?}");
+    assert!(errors[0].as_str().unwrap().contains("no larder"), "{output:?}");
 
     std::fs::write(&config, "[server]\nlisten = \"8080\"\nopne = true\n").unwrap();
-    let said = run(command(folder.path(), &["plan", "acme/null", "--json", "--config", file])).await;
-    assert_eq!((said.code, json(&said.out)["errors"].as_array().unwrap().len()), (Some(78), 2), "{said:?}");
+    let output = run(command(folder.path(), &["plan", "acme/null", "--json", "--config", file])).await;
+    assert_eq!((output.code, json(&output.out)["errors"].as_array().unwrap().len()), (Some(78), 2), "{output:?}");
 
-    let said = run(command(folder.path(), &["plan", "--json"])).await;
-    let told = json(&said.out)["errors"][0].as_str().unwrap().to_owned();
-    assert!(said.code == Some(2) && said.err.is_empty() && told.contains("<WHAT>"), "{said:?}");
+    let output = run(command(folder.path(), &["plan", "--json"])).await;
+    let text = json(&output.out)["errors"][0].as_str().unwrap().to_owned();
+    assert!(output.code == Some(2) && output.err.is_empty() && text.contains("<WHAT>"), "{output:?}");
 }
 
 /// Without these options the error says how to find the larder.
@@ -70,13 +70,13 @@ async fn the_environment_names_the_configuration_where_the_command_does_not() {
         command.env("LARDER_CONFIG", variable);
         run(command)
     };
-    let said = check(&["check", "--json"], named.to_str().unwrap()).await;
-    assert_eq!(json(&said.out)["file"], named.to_str().unwrap(), "{said:?}");
-    let said = check(&["check", "--json", "-c", other.to_str().unwrap()], named.to_str().unwrap()).await;
-    assert_eq!(json(&said.out)["file"], other.to_str().unwrap(), "{said:?}");
-    let said = check(&["check", "--json"], "/nowhere/mirror.toml").await;
-    assert_eq!(said.code, Some(78), "what the environment names and is not there: {said:?}");
-    assert!(said.out.contains("/nowhere/mirror.toml"), "{said:?}");
+    let output = check(&["check", "--json"], named.to_str().unwrap()).await;
+    assert_eq!(json(&output.out)["file"], named.to_str().unwrap(), "{output:?}");
+    let output = check(&["check", "--json", "-c", other.to_str().unwrap()], named.to_str().unwrap()).await;
+    assert_eq!(json(&output.out)["file"], other.to_str().unwrap(), "{output:?}");
+    let output = check(&["check", "--json"], "/nowhere/mirror.toml").await;
+    assert_eq!(output.code, Some(78), "what the environment names and is not there: {output:?}");
+    assert!(output.out.contains("/nowhere/mirror.toml"), "{output:?}");
 }
 
 /// A trial run where the default ports are taken needs no configuration file.
@@ -97,11 +97,11 @@ async fn the_version_is_printed_by_either_spelling() {
     let folder = Folder::new();
     let version = env!("CARGO_PKG_VERSION");
     for arguments in [&["version"][..], &["--version"]] {
-        let said = run(command(folder.path(), arguments)).await;
-        assert_eq!((said.code, said.out), (Some(0), format!("larder {version}\n")));
+        let output = run(command(folder.path(), arguments)).await;
+        assert_eq!((output.code, output.out), (Some(0), format!("larder {version}\n")));
     }
-    let said = run(command(folder.path(), &["version", "--json"])).await;
-    assert_eq!(json(&said.out)["version"], version);
+    let output = run(command(folder.path(), &["version", "--json"])).await;
+    assert_eq!(json(&output.out)["version"], version);
 }
 
 /// Promise 15: help groups the commands; the long form adds examples, environment and exit codes.
@@ -134,13 +134,13 @@ async fn the_log_is_json_when_the_environment_asks_for_it() {
 
     let mut wrong = command(folder.path(), &["check"]);
     wrong.env("LARDER_LOG_FORMAT", "xml");
-    let said = run(wrong).await;
-    assert_eq!(said.code, Some(78), "{said:?}");
-    assert!(said.err.contains("LARDER_LOG_FORMAT") && said.err.contains("text or json"), "{said:?}");
+    let output = run(wrong).await;
+    assert_eq!(output.code, Some(78), "{output:?}");
+    assert!(output.err.contains("LARDER_LOG_FORMAT") && output.err.contains("text or json"), "{output:?}");
     let mut loud = command(folder.path(), &["version"]);
     loud.env("LARDER_LOG", "warn,larder::jobs=debug,loud");
-    let said = run(loud).await;
-    assert!(said.code == Some(78) && said.err.contains("LARDER_LOG says \"loud\""), "{said:?}");
+    let output = run(loud).await;
+    assert!(output.code == Some(78) && output.err.contains("LARDER_LOG says \"loud\""), "{output:?}");
 }
 
 /// Promise 15: a user who may not read the token is told that, not that the token is wrong.
@@ -151,9 +151,9 @@ async fn a_command_of_another_user_names_the_token_and_who_may_read_it() {
     let (admin, store) = (larder.said()["admin"].as_str().unwrap(), folder.path().display());
     let config = user.file("mirror.toml", &format!("[admin]\nlisten = \"{admin}\"\n[store]\npath = \"{store}\"\n"));
     AnotherUser::may_not_read(&folder.path().join("admin-token"));
-    let said = run(user.command(&["purge", "acme/null", "--config", config.to_str().unwrap()])).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains("admin-token") && said.err.contains("Permission denied"), "{said:?}");
-    assert!(said.err.contains("sudo -u larder"), "{said:?}");
+    let output = run(user.command(&["purge", "acme/null", "--config", config.to_str().unwrap()])).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.err.contains("admin-token") && output.err.contains("Permission denied"), "{output:?}");
+    assert!(output.err.contains("sudo -u larder"), "{output:?}");
     assert_eq!(larder.terminate().await, Some(0));
 }

@@ -110,9 +110,9 @@ async fn verify_rewrites_a_first_seen_record_at_once() {
     install(&larder).await;
     let seen = first_seen(&larder.folder);
     std::fs::write(&seen, "no record").unwrap();
-    let said = crate::support::verify_steps::verify(&larder).await;
-    assert_eq!(said[1]["record"], "the first-seen record of registry.terraform.io/acme/null 1.2.0", "{said:?}");
-    assert_eq!(said.last().unwrap()["wrong"], 1, "{said:?}");
+    let output = crate::support::verify_steps::verify(&larder).await;
+    assert_eq!(output[1]["record"], "the first-seen record of registry.terraform.io/acme/null 1.2.0", "{output:?}");
+    assert_eq!(output.last().unwrap()["wrong"], 1, "{output:?}");
     assert!(std::fs::read_to_string(&seen).unwrap().contains("terraform-provider-null_1.2.0_linux_amd64.zip"));
     assert_eq!(crate::support::verify_steps::verify(&larder).await.last().unwrap()["wrong"], 0);
 }

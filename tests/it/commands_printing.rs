@@ -14,24 +14,24 @@ async fn a_failed_write_to_standard_output_is_an_error_unless_the_reader_has_gon
     builder().start().await.stop().await;
     let config = folder.path().join("mirror.toml");
     std::fs::write(&config, builder().config_text()).unwrap();
-    for asked in ["inventory", "missing --json", "missing", "status", "status --json", "client-config", "check"] {
+    for requests in ["inventory", "missing --json", "missing", "status", "status --json", "client-config", "check"] {
         let asked_for = || {
-            let mut command = command(folder.path(), &asked.split(' ').collect::<Vec<_>>());
+            let mut command = command(folder.path(), &requests.split(' ').collect::<Vec<_>>());
             command.arg("--config").arg(&config);
             command
         };
         let mut onto_a_full_disk = asked_for();
         onto_a_full_disk.stdout(File::options().write(true).open("/dev/full").unwrap());
-        let said = run(onto_a_full_disk).await;
-        assert_eq!(said.code, Some(1), "{asked}: {said:?}");
-        assert_eq!(said.err.matches("could not print").count(), 1, "{asked}: {said:?}");
+        let output = run(onto_a_full_disk).await;
+        assert_eq!(output.code, Some(1), "{requests}: {output:?}");
+        assert_eq!(output.err.matches("could not print").count(), 1, "{requests}: {output:?}");
 
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut for_nobody = asked_for();
         for_nobody.stdout(writer);
-        let said = run(for_nobody).await;
-        assert_eq!((said.code, said.err.contains("could not print")), (Some(0), false), "{asked}: {said:?}");
+        let output = run(for_nobody).await;
+        assert_eq!((output.code, output.err.contains("could not print")), (Some(0), false), "{requests}: {output:?}");
     }
 }
 
@@ -50,8 +50,8 @@ async fn no_error_contains_terminal_control_sequences() {
     std::fs::write(&config, format!("[store]\npath = {:?}\n", folder.path().join("store"))).unwrap();
     let mut planning = command(folder.path(), &["plan", "--config"]);
     planning.arg(&config).arg(&tar);
-    let said = run(planning).await;
-    assert!(said.code == Some(1) && said.err.contains("hostile.tar"), "{said:?}");
-    assert!(said.err.contains("owned"), "the name is not shown at all: {said:?}");
-    assert!(!said.err.contains(|c: char| c.is_control() && c != '\n'), "{said:?}");
+    let output = run(planning).await;
+    assert!(output.code == Some(1) && output.err.contains("hostile.tar"), "{output:?}");
+    assert!(output.err.contains("owned"), "the name is not shown at all: {output:?}");
+    assert!(!output.err.contains(|c: char| c.is_control() && c != '\n'), "{output:?}");
 }

@@ -133,9 +133,9 @@ async fn an_outsider_without_a_request_is_disconnected_after_a_time() {
     let larder = larder_without_idle_limit(&upstream).server("http2 = true");
     let larder = larder.connections(|limits| limits.outsider_time = SHORT).start().await;
     let settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    let silent = [&b""[..], b"GET /healthz HTT", &settings[..3], settings].map(|said| async {
+    let silent = [&b""[..], b"GET /healthz HTT", &settings[..3], settings].map(|output| async {
         let mut outsider = connect_from("127.0.0.2", larder.address()).await;
-        outsider.write_all(said).await.unwrap();
+        outsider.write_all(output).await.unwrap();
         is_closed(&mut outsider).await
     });
     let mut client = connect_from("127.0.0.9", larder.address()).await;

@@ -22,7 +22,7 @@ async fn a_kill_before_the_first_byte_leaves_nothing_and_the_next_start_fetches(
     upstream.publish(large());
     let folder = Folder::new();
     for silent in [true, false] {
-        let held = if silent { upstream.hold_silent(Target::Archive) } else { upstream.hold(Target::Archive) };
+        let stored = if silent { upstream.hold_silent(Target::Archive) } else { upstream.hold(Target::Archive) };
         upstream.forget_requests();
         let larder = start(&upstream, &folder);
         let path = larder.archive_path("null").await;
@@ -31,7 +31,7 @@ async fn a_kill_before_the_first_byte_leaves_nothing_and_the_next_start_fetches(
         larder.kill();
         assert!(asking.await.unwrap().is_err());
         assert_eq!(folder.blobs(), Vec::<PathBuf>::new());
-        held.open();
+        stored.open();
     }
     let larder = start(&upstream, &folder);
     let path = larder.archive_path("null").await;
@@ -85,15 +85,15 @@ async fn a_kill_while_a_set_is_replaced_leaves_the_old_set_or_the_new_one() {
         upstream.stop().await;
         let larder = start(&upstream, &folder);
         let document = larder.document("null").await.expect(200).json();
-        let of = [&old, &new].into_iter().find(|edition| document["shasum"] == edition.shasum.as_str());
-        let of = of.expect("a document of neither edition").clone();
-        assert!(fetch_named_file(&larder, &document, "shasums_url").await.body == of.sums);
-        assert!(fetch_named_file(&larder, &document, "shasums_signature_url").await.body == of.signature);
+        let name = [&old, &new].into_iter().find(|edition| document["shasum"] == edition.shasum.as_str());
+        let name = name.expect("a document of neither edition").clone();
+        assert!(fetch_named_file(&larder, &document, "shasums_url").await.body == name.sums);
+        assert!(fetch_named_file(&larder, &document, "shasums_signature_url").await.body == name.signature);
         larder.kill();
-        let was_replaced = of.shasum == new.shasum;
+        let was_replaced = name.shasum == new.shasum;
         replaced += u32::from(was_replaced);
         moment = if was_replaced { moment * 3 / 4 } else { moment * 5 / 4 + Duration::from_millis(1) };
-        old = of;
+        old = name;
         upstream.restart().await;
     }
     assert!((1..24).contains(&replaced), "{replaced} of 24 were replaced: the moment of the kill did not vary");
@@ -131,8 +131,8 @@ async fn a_second_larder_on_the_same_store_refuses_to_start_and_harms_nothing() 
     upstream.publish(large());
     let folder = Folder::new();
     let config = mirroring(&upstream, &folder).config_text();
-    let held = upstream.hold_after(Target::Archive, HALF);
-    let first = Process::serve(&config, folder.path()).unwrap_or_else(|said| panic!("{said:?}"));
+    let stored = upstream.hold_after(Target::Archive, HALF);
+    let first = Process::serve(&config, folder.path()).unwrap_or_else(|error| panic!("{error:?}"));
     let path = first.archive_path("null").await;
     let asking = tokio::spawn(send(client().get(format!("{}{path}", first.base()))));
     eventually("a download is under way", async || stage(&folder)).await;
@@ -150,7 +150,7 @@ async fn a_second_larder_on_the_same_store_refuses_to_start_and_harms_nothing() 
 
     assert!(half_a_record.exists(), "the second one swept the first one's staging");
     assert_eq!(set_aside(folder.path()), Vec::<String>::new());
-    held.open();
+    stored.open();
     assert!(asking.await.unwrap().unwrap().body == bytes(&upstream, "null"));
     assert!(first.get(&path).await.expect(200).is("larder; hit"));
     get(&format!("{}/readyz", first.admin())).await.expect(200);
@@ -178,9 +178,9 @@ async fn leftovers_in_staging_are_swept_at_the_start_and_fresh_downloads_are_kep
 /// Starts a larder that must refuse the store, and returns its error.
 fn refusal_of_store(upstream: &FakeUpstream, folder: &Folder) -> String {
     let started = Process::serve(&mirroring(upstream, folder).config_text(), folder.path());
-    let said = started.err().expect("larder goes on with a store of a newer format");
-    assert_eq!(said.code, Some(1), "{said:?}");
-    said.err
+    let error = started.err().expect("larder goes on with a store of a newer format");
+    assert_eq!(error.code, Some(1), "{error:?}");
+    error.err
 }
 
 /// Section 5: an older binary that meets a newer format says so, stops, and changes nothing.
@@ -199,9 +199,9 @@ async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_untouched() {
     let leftover = folder.path().join("v1/staging/record-7");
     std::fs::write(&leftover, "half a record").unwrap();
 
-    let said = refusal_of_store(&upstream, &folder);
-    assert!(said.contains(&format!("{} has format 2", mark.display())), "{said}");
-    assert!(said.contains("this larder reads up to 1: run the newer larder that wrote it"), "{said}");
+    let output = refusal_of_store(&upstream, &folder);
+    assert!(output.contains(&format!("{} has format 2", mark.display())), "{output}");
+    assert!(output.contains("this larder reads up to 1: run the newer larder that wrote it"), "{output}");
     assert_eq!(std::fs::read_to_string(&mark).unwrap(), "2\n", "the mark was changed");
     assert!(leftover.exists(), "a store that is not ours was swept");
     assert_eq!(set_aside(folder.path()), Vec::<String>::new());

@@ -44,10 +44,10 @@ async fn closed_store_with_archive(upstream: &FakeUpstream, name: &str) -> (Fold
 }
 
 /// Flips one bit and keeps the modification time, as a failing disk does.
-fn flip(file: &Path, at: usize) {
+fn flip(file: &Path, offset: usize) {
     let changed = file.metadata().unwrap().modified().unwrap();
     let mut content = std::fs::read(file).unwrap();
-    content[at] ^= 1;
+    content[offset] ^= 1;
     std::fs::write(file, content).unwrap();
     std::fs::File::options().write(true).open(file).unwrap().set_modified(changed).unwrap();
 }
@@ -396,15 +396,15 @@ async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
 
             upstream.stop().await;
             let larder = Process::try_start(&mirroring(&upstream, &folder), folder.path());
-            let larder = larder.unwrap_or_else(|said| panic!("{how}, killed {killed}: {said}"));
+            let larder = larder.unwrap_or_else(|error| panic!("{how}, killed {killed}: {error}"));
             // The rebuild runs in the background.
             until(&format!("{how}, killed {killed}: all is known"), async || totals(&larder).await == before).await;
             for (path, name) in paths.iter().zip(["small", "large"]) {
                 assert_eq!(larder.archive_path(name).await, *path);
                 assert!(larder.get(path).await.expect(200).body == bytes(&upstream, name), "{how} {name}");
             }
-            let said = larder.log().text();
-            assert!(!said.contains("panicked at"), "{how}, killed {killed}: {said}");
+            let log = larder.log().text();
+            assert!(!log.contains("panicked at"), "{how}, killed {killed}: {log}");
             assert_eq!(larder.terminate().await, Some(0), "{how}, killed {killed}");
             upstream.restart().await;
         }
@@ -428,8 +428,8 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
         drop(store);
         let file = folder.path().join("v1/index/db");
         let mut content = std::fs::read(&file).unwrap();
-        let (part, at) = (content.len() / 8, stretch * (content.len() / 8));
-        content[at..at + part].fill(0xa5);
+        let (part, offset) = (content.len() / 8, stretch * (content.len() / 8));
+        content[offset..offset + part].fill(0xa5);
         std::fs::write(&file, content).unwrap();
         // A process that another test started may hold the lock for a moment.
         let store = eventually("it opens", async || Store::open(folder.path(), Timestamp(2)).ok()).await;
@@ -487,14 +487,14 @@ async fn an_index_locked_by_another_process_is_reported_and_left_untouched() {
     let upstream = upstream_with_both().await;
     let (folder, path) = closed_store_with_archive(&upstream, "small").await;
     let index = folder.path().join("v1/index");
-    let held = std::fs::File::options().read(true).write(true).open(index.join("db")).unwrap();
-    held.lock().unwrap();
-    let said = Process::second(&mirroring(&upstream, &folder).config_text(), folder.path()).err;
-    assert!(said.contains(&index.display().to_string()) && said.contains("in use by another larder"), "{said}");
+    let stored = std::fs::File::options().read(true).write(true).open(index.join("db")).unwrap();
+    stored.lock().unwrap();
+    let output = Process::second(&mirroring(&upstream, &folder).config_text(), folder.path()).err;
+    assert!(output.contains(&index.display().to_string()) && output.contains("in use by another larder"), "{output}");
     assert_eq!(crate::support::killed_downloads::set_aside(folder.path()), Vec::<String>::new());
     assert!(index.join("db").exists());
 
-    drop(held);
+    drop(stored);
     let larder = Process::start(&mirroring(&upstream, &folder), folder.path());
     assert!(larder.get(&path).await.expect(200).is("larder; hit"));
 }

@@ -108,8 +108,8 @@ async fn a_host_that_is_no_upstream_is_421_with_the_reason() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let answer = larder.get(&discovery_of("registry.elsewhere.example")).await.expect(421);
-    let said = only_error(&answer);
-    assert!(said.contains("registry.elsewhere.example") && said.contains("[[upstream]]"), "{said}");
+    let error = only_error(&answer);
+    assert!(error.contains("registry.elsewhere.example") && error.contains("[[upstream]]"), "{error}");
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
@@ -183,8 +183,8 @@ async fn services_named_by_another_origin_get_no_credential_of_the_upstream() {
         publish_null(registry);
     }
     let host = elsewhere.host();
-    let absolute = |at: &FakeUpstream| {
-        format!("{{\"providers.v1\":\"{}\",\"modules.v1\":\"{}\"}}", at.providers_url(), at.modules_url())
+    let absolute = |offset: &FakeUpstream| {
+        format!("{{\"providers.v1\":\"{}\",\"modules.v1\":\"{}\"}}", offset.providers_url(), offset.modules_url())
     };
     // One document has relative service URLs; the other is at home, but a foreign origin chose it by a redirect.
     elsewhere.serve_json("/relative.json", r#"{"providers.v1":"/v1/providers/","modules.v1":"/v1/modules/"}"#);
@@ -220,11 +220,11 @@ async fn services_named_by_another_origin_get_no_credential_of_the_upstream() {
         ask_all(&larder).await;
         larder.stop().await;
         for target in [Target::Versions, Target::Document, Target::ModuleVersions] {
-            let asked = elsewhere.count_of(target.clone());
-            let shown = elsewhere.requests().into_iter().filter(|asked| asked.header("authorization").is_some());
-            let shown = shown.filter(|asked| asked.target == target).count();
-            assert!(asked > 0, "{target:?}");
-            assert_eq!(shown, if is_shown { asked } else { 0 }, "{path} {credentials_for:?} {target:?}");
+            let requests = elsewhere.count_of(target.clone());
+            let shown = elsewhere.requests().into_iter().filter(|request| request.header("authorization").is_some());
+            let shown = shown.filter(|request| request.target == target).count();
+            assert!(requests > 0, "{target:?}");
+            assert_eq!(shown, if is_shown { requests } else { 0 }, "{path} {credentials_for:?} {target:?}");
         }
         elsewhere.forget_requests();
         upstream.heal();
@@ -310,9 +310,9 @@ async fn a_document_that_no_client_could_use_is_502_with_the_cause_and_not_remem
         upstream.fault(Target::Discovery, fault.clone());
         let larder = Larder::mirroring(&upstream).start().await;
         for answer in [larder.get(&discovery_of(HOST)).await.expect(502), larder.versions("null").await.expect(502)] {
-            let said = only_error(&answer);
-            assert!(said.contains(cause) && said.contains(HOST), "{fault:?}: {said}");
-            assert!(said.contains(&upstream.origin()), "{fault:?} names no upstream: {said}");
+            let error = only_error(&answer);
+            assert!(error.contains(cause) && error.contains(HOST), "{fault:?}: {error}");
+            assert!(error.contains(&upstream.origin()), "{fault:?} names no upstream: {error}");
         }
         assert_eq!(upstream.count_of(Target::Versions), 0, "{fault:?}");
 
@@ -337,9 +337,9 @@ async fn a_registry_without_providers_is_502_with_the_cause_and_asked_again_next
         publish_null(&upstream);
         upstream.serve_json(WELL_KNOWN, document);
         let larder = Larder::mirroring(&upstream).start().await;
-        let said = only_error(&larder.versions("null").await.expect(502));
-        assert!(said.contains("providers.v1") && said.contains(HOST), "{document}: {said}");
-        assert!(!said.contains("hunter2"), "{said}");
+        let error = only_error(&larder.versions("null").await.expect(502));
+        assert!(error.contains("providers.v1") && error.contains(HOST), "{document}: {error}");
+        assert!(!error.contains("hunter2"), "{error}");
 
         upstream.serve_json(WELL_KNOWN, r#"{"providers.v1":"/v1/providers/"}"#);
         let healed = larder.versions("null").await;
@@ -354,7 +354,7 @@ async fn a_service_dropped_from_discovery_stays_available_and_so_does_the_other(
     let upstream = FakeUpstream::start().await;
     publish_null(&upstream);
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().start().await;
-    let held = larder.versions("null").await.expect(200);
+    let stored = larder.versions("null").await.expect(200);
     for (document, detail) in [
         (r#"{"modules.v1":"/v1/modules/"}"#, "detail=stale"),
         (r#"{"modules.v1":"/v1/modules/","x.v1":"/x/"}"#, "detail=stale"),
@@ -366,7 +366,7 @@ async fn a_service_dropped_from_discovery_stays_available_and_so_does_the_other(
         assert_eq!(services["providers.v1"], providers_of(HOST), "{document}");
         assert_eq!(services["modules.v1"], modules_of(HOST), "{document}");
         let again = larder.versions("null").await.expect(200);
-        assert_eq!(again.body, held.body);
+        assert_eq!(again.body, stored.body);
         assert!(again.is(detail), "{document}: {}", again.header("cache-status"));
     }
     let modules = larder.get(&format!("{}acme/none/aws/versions", modules_of(HOST))).await;
@@ -381,9 +381,9 @@ async fn a_stored_document_is_served_stale_while_the_upstreams_is_unusable() {
     let good = larder.get(&discovery_of(HOST)).await.expect(200);
     for fault in [Fault::Status(404), Fault::Html, Fault::InvalidJson, Fault::Status(500)] {
         upstream.fault(Target::Discovery, fault.clone());
-        let held = larder.get(&discovery_of(HOST)).await.expect(200);
-        assert_eq!(held.body, good.body);
-        assert!(held.is("detail=stale"), "{fault:?}: {}", held.header("cache-status"));
+        let stored = larder.get(&discovery_of(HOST)).await.expect(200);
+        assert_eq!(stored.body, good.body);
+        assert!(stored.is("detail=stale"), "{fault:?}: {}", stored.header("cache-status"));
         upstream.heal();
     }
 }

@@ -12,7 +12,7 @@ use crate::support::doctor_site::{Found, doctor, examine, paste, providers, regi
 use crate::support::larder::HOST;
 use crate::support::ports::free_port;
 use crate::support::process::run;
-use crate::support::site::{Site, json};
+use crate::support::site::{CommandSetup, json};
 use crate::support::small_disk::SmallDisk;
 use crate::support::terraform::host_override;
 use crate::support::tls::TestCa;
@@ -34,15 +34,15 @@ fn files_below(folder: &Path) -> Vec<String> {
 #[tokio::test]
 async fn a_healthy_set_up_is_all_ok_and_stays_as_it_was() {
     let upstream = registry().await;
-    let site = site(&upstream);
-    let larder = site.serve();
-    paste(&site);
+    let setup = site(&upstream);
+    let larder = setup.serve();
+    paste(&setup);
     // The start may fetch discovery too: complete that before counting requests.
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
     upstream.forget_requests();
-    let asked = larder.metric("larder_upstream_requests_total").await;
-    let before = files_below(&site.home.path().join("v1"));
-    let found = examine(&site, &[]).await;
+    let requests = larder.metric("larder_upstream_requests_total").await;
+    let before = files_below(&setup.home.path().join("v1"));
+    let found = examine(&setup, &[]).await;
     found.is_healthy();
     for id in ["config", "running", "token", "store", "disk", "listener", "client.files", "client.override", "clock"] {
         found.found(id);
@@ -53,12 +53,12 @@ async fn a_healthy_set_up_is_all_ok_and_stays_as_it_was() {
     let links = found.found("listener.links");
     assert!(links.contains("Checkov, Trivy, Renovate and others need [server] public_url"), "{links}");
     assert!(found.found("clock").contains(HOST), "{found:#?}");
-    assert_eq!(files_below(&site.home.path().join("v1")), before);
+    assert_eq!(files_below(&setup.home.path().join("v1")), before);
     assert_eq!((upstream.count_of(Target::Discovery), upstream.count_of(Target::Versions)), (1, 1));
     let asked_since = larder.metric("larder_upstream_requests_total").await;
-    assert_eq!(asked_since, asked, "larder was made to ask its upstream");
+    assert_eq!(asked_since, requests, "larder was made to ask its upstream");
     // The doctor's probes are not counted as requests or refusals of clients.
-    let status = json(&site.out(&["status", "--json"]).await);
+    let status = json(&setup.out(&["status", "--json"]).await);
     assert_eq!(status["since_start"]["refused"], serde_json::json!({}), "{status:#}");
     assert_eq!(
         status["since_start"]["requests"].as_object().unwrap().values().filter_map(Value::as_u64).sum::<u64>(),
@@ -70,29 +70,29 @@ async fn a_healthy_set_up_is_all_ok_and_stays_as_it_was() {
 #[tokio::test]
 async fn each_check_is_a_line_and_below_it_what_to_do() {
     let mut upstream = registry().await;
-    let site = site(&upstream);
-    let _larder = site.serve();
-    paste(&site);
-    let said = run(doctor(&site, &[], &[])).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    let (checks, sum) = said.out.trim_end().split_once("\n\n").unwrap();
-    assert!(checks.lines().all(|line| line.starts_with("ok    ")), "{said:?}");
+    let setup = site(&upstream);
+    let _larder = setup.serve();
+    paste(&setup);
+    let output = run(doctor(&setup, &[], &[])).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let (checks, sum) = output.out.trim_end().split_once("\n\n").unwrap();
+    assert!(checks.lines().all(|line| line.starts_with("ok    ")), "{output:?}");
     assert_eq!(sum, "no problems");
     upstream.stop().await;
-    let said = run(doctor(&site, &[], &[])).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    let lines: Vec<&str> = said.out.lines().collect();
+    let output = run(doctor(&setup, &[], &[])).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    let lines: Vec<&str> = output.out.lines().collect();
     let wrong = lines.iter().position(|line| line.starts_with("FAIL  upstream.connection")).unwrap();
-    assert!(lines[wrong + 1].starts_with("      -> "), "{said:?}");
-    assert!(said.out.ends_with("\n1 problem\n"), "{said:?}");
-    assert!(!said.out.contains('\u{1b}'), "{said:?}");
+    assert!(lines[wrong + 1].starts_with("      -> "), "{output:?}");
+    assert!(output.out.ends_with("\n1 problem\n"), "{output:?}");
+    assert!(!output.out.contains('\u{1b}'), "{output:?}");
 }
 
 #[tokio::test]
 async fn a_configuration_that_does_not_load_is_reported_problem_by_problem() {
-    let mut site = Site::new(&registry().await);
-    site.text = "[server]\nlisten = \"8080\"\n[stor]\n".to_owned();
-    let found = examine(&site, &[]).await;
+    let mut setup = CommandSetup::new(&registry().await);
+    setup.text = "[server]\nlisten = \"8080\"\n[stor]\n".to_owned();
+    let found = examine(&setup, &[]).await;
     found.fails(&["config", "config"], "stor");
     assert_eq!(found.checks.len(), 2);
 }
@@ -100,31 +100,31 @@ async fn a_configuration_that_does_not_load_is_reported_problem_by_problem() {
 #[tokio::test]
 async fn without_a_running_larder_the_other_checks_still_run() {
     let upstream = registry().await;
-    let site = site(&upstream);
-    paste(&site);
-    let found = examine(&site, &[]).await;
+    let setup = site(&upstream);
+    paste(&setup);
+    let found = examine(&setup, &[]).await;
     found.fails(&["running"], "no larder runs");
     assert!(found.found("upstream.list").contains("hashicorp/null"), "{found:#?}");
     assert!(found.found("client.override").contains("which does not run"), "{found:#?}");
     assert!(found.found("store").contains("created at the first start"), "{found:#?}");
-    assert!(!site.home.path().join("v1").exists(), "the doctor made a store");
+    assert!(!setup.home.path().join("v1").exists(), "the doctor made a store");
 }
 
 #[tokio::test]
 async fn a_larder_with_another_configuration_is_distinguished_from_none() {
     let upstream = registry().await;
-    let mut site = site(&upstream);
-    let _larder = site.serve();
-    paste(&site);
-    let right = site.text.clone();
+    let mut setup = site(&upstream);
+    let _larder = setup.serve();
+    paste(&setup);
+    let right = setup.text.clone();
     let port = right.split("[admin]\nlisten = \"127.0.0.1:").nth(1).unwrap().split('"').next().unwrap();
-    site.text = right.replace(port, &free_port().to_string());
-    let found = examine(&site, &[]).await;
+    setup.text = right.replace(port, &free_port().to_string());
+    let found = examine(&setup, &[]).await;
     assert_eq!(found.ids("fail"), ["running"]);
     assert!(found.found("running").contains("is in use, but nothing listens on"), "{found:#?}");
     // The reverse: the running larder's admin listener, with the path of a store that is not its own.
-    site.text = right.replace("path = \"", "path = \"/nowhere");
-    let found = examine(&site, &[]).await;
+    setup.text = right.replace("path = \"", "path = \"/nowhere");
+    let found = examine(&setup, &[]).await;
     assert!(found.found("running").contains("is not in use"), "{found:#?}");
 }
 
@@ -132,48 +132,48 @@ async fn a_larder_with_another_configuration_is_distinguished_from_none() {
 #[tokio::test]
 async fn another_program_on_the_port_of_the_admin_listener_is_reported() {
     let upstream = registry().await;
-    let mut site = site(&upstream);
-    let _larder = site.serve();
-    let port = site.text.split("[admin]\nlisten = \"127.0.0.1:").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let mut setup = site(&upstream);
+    let _larder = setup.serve();
+    let port = setup.text.split("[admin]\nlisten = \"127.0.0.1:").nth(1).unwrap().split('"').next().unwrap().to_owned();
     let taken = url::Url::parse(&upstream.origin()).unwrap().port().unwrap();
-    site.text = site.text.replace(&port, &taken.to_string());
-    let found = examine(&site, &[]).await;
+    setup.text = setup.text.replace(&port, &taken.to_string());
+    let found = examine(&setup, &[]).await;
     assert_eq!(found.ids("fail"), ["running"]);
     let says = format!("something else answers on 127.0.0.1:{taken}, and not larder (404");
     assert!(found.found("running").contains(&says), "{found:#?}");
     assert!(found.advice("running").contains("[admin] listen"), "{found:#?}");
-    let said = site.run(&["status"]).await;
-    assert!(said.code == Some(1) && said.err.contains(&says), "{said:?}");
+    let output = setup.run(&["status"]).await;
+    assert!(output.code == Some(1) && output.err.contains(&says), "{output:?}");
 }
 
 #[tokio::test]
 async fn an_upstream_that_is_down_is_reported_as_refusing() {
     let mut upstream = registry().await;
-    let site = site(&upstream);
-    let _larder = site.serve();
-    paste(&site);
+    let setup = site(&upstream);
+    let _larder = setup.serve();
+    paste(&setup);
     upstream.stop().await;
-    examine(&site, &[]).await.fails(&["upstream.connection"], "connection refused");
+    examine(&setup, &[]).await.fails(&["upstream.connection"], "connection refused");
 }
 
 #[tokio::test]
 async fn an_upstream_whose_name_does_not_resolve_fails_its_name_check() {
     let upstream = registry().await;
-    let mut site = site(&upstream);
-    site.text = site.text.replace(&upstream.origin(), "https://no-such-registry.invalid");
-    let _larder = site.serve();
-    paste(&site);
-    let found = examine(&site, &[]).await;
+    let mut setup = site(&upstream);
+    setup.text = setup.text.replace(&upstream.origin(), "https://no-such-registry.invalid");
+    let _larder = setup.serve();
+    paste(&setup);
+    let found = examine(&setup, &[]).await;
     found.fails(&["upstream.name"], "no-such-registry.invalid does not resolve");
 }
 
 #[tokio::test]
 async fn each_kind_of_upstream_failure_has_its_own_error() {
     let upstream = registry().await;
-    let site = site(&upstream);
-    let _larder = site.serve();
-    paste(&site);
-    for (target, fault, id, said) in [
+    let setup = site(&upstream);
+    let _larder = setup.serve();
+    paste(&setup);
+    for (target, fault, id, output) in [
         (Target::Discovery, Fault::Html, "upstream.discovery", "expected application/json, got text/html"),
         (Target::Discovery, Fault::InvalidJson, "upstream.discovery", "is no JSON object"),
         (Target::Discovery, Fault::Status(503), "upstream.discovery", "answered 503"),
@@ -189,28 +189,28 @@ async fn each_kind_of_upstream_failure_has_its_own_error() {
         (Target::Versions, Fault::Status(500), "upstream.list", "answered 500"),
     ] {
         upstream.fault(target, fault);
-        examine(&site, &[]).await.fails(&[id], said);
+        examine(&setup, &[]).await.fails(&[id], output);
         upstream.heal();
     }
     upstream.fault(Target::Versions, Fault::Status(404));
-    examine(&site, &[]).await.warns("upstream.list", "(404)");
+    examine(&setup, &[]).await.warns("upstream.list", "(404)");
 }
 
 #[tokio::test]
 async fn an_upstream_with_an_untrusted_certificate_fails_its_tls_check() {
     let upstream = FakeUpstream::builder().tls().start().await;
     upstream.publish(Provider::new("hashicorp", "null"));
-    let mut site = site(&upstream);
-    let larder = site.serve();
-    paste(&site);
-    let found = examine(&site, &[]).await;
+    let mut setup = site(&upstream);
+    let larder = setup.serve();
+    paste(&setup);
+    let found = examine(&setup, &[]).await;
     found.fails(&["upstream.tls"], "is not trusted");
     assert!(found.found("upstream.connection").contains("connected"), "{found:#?}");
     larder.kill();
-    write(&site, "ca.pem", &upstream.ca().pem());
-    site.text = format!("{}[network]\nca_file = \"ca.pem\"\n", site.text);
-    let _larder = site.serve();
-    let found = examine(&site, &[]).await;
+    write(&setup, "ca.pem", &upstream.ca().pem());
+    setup.text = format!("{}[network]\nca_file = \"ca.pem\"\n", setup.text);
+    let _larder = setup.serve();
+    let found = examine(&setup, &[]).await;
     found.is_healthy();
     assert!(found.found("upstream.tls").contains("trusted"), "{found:#?}");
 }
@@ -219,12 +219,12 @@ async fn an_upstream_with_an_untrusted_certificate_fails_its_tls_check() {
 #[tokio::test]
 async fn an_upstream_that_never_answers_is_not_waited_for() {
     let upstream = registry().await;
-    let site = site(&upstream);
-    paste(&site);
-    let admin = site.text.split("[admin]\nlisten = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let setup = site(&upstream);
+    paste(&setup);
+    let admin = setup.text.split("[admin]\nlisten = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     let _silent = std::net::TcpListener::bind(admin).unwrap();
     upstream.fault(Target::Discovery, Fault::NeverAnswers);
-    let found = examine(&site, &[]).await;
+    let found = examine(&setup, &[]).await;
     found.fails(&["running", "upstream.connection"], "no answer from");
 }
 
@@ -232,11 +232,11 @@ async fn an_upstream_that_never_answers_is_not_waited_for() {
 #[tokio::test]
 async fn offline_no_upstream_is_asked_and_the_report_names_the_reason() {
     let upstream = registry().await;
-    let mut site = site(&upstream);
-    site.text = format!("{}[network]\noffline = true\n", site.text);
-    let _larder = site.serve();
-    paste(&site);
-    let found = examine(&site, &[]).await;
+    let mut setup = site(&upstream);
+    setup.text = format!("{}[network]\noffline = true\n", setup.text);
+    let _larder = setup.serve();
+    paste(&setup);
+    let found = examine(&setup, &[]).await;
     found.is_healthy();
     assert!(found.found("upstreams").contains("offline"), "{found:#?}");
     assert_eq!(upstream.requests().len(), 0);
@@ -246,66 +246,66 @@ async fn offline_no_upstream_is_asked_and_the_report_names_the_reason() {
 #[tokio::test]
 async fn offline_urls_of_the_client_configuration_are_not_probed() {
     let upstream = registry().await;
-    let mut site = site(&upstream);
-    site.text = format!("{}[network]\noffline = true\n", site.text);
-    let _larder = site.serve();
+    let mut setup = site(&upstream);
+    setup.text = format!("{}[network]\noffline = true\n", setup.text);
+    let _larder = setup.serve();
     let (theirs, modules) = (upstream.providers_url(), format!("{}/v1/modules/", upstream.origin()));
-    write(&site, ".terraformrc", &host_override(HOST, &theirs, &modules));
-    examine(&site, &[]).await.warns("client.override", "is not checked: [network] offline");
+    write(&setup, ".terraformrc", &host_override(HOST, &theirs, &modules));
+    examine(&setup, &[]).await.warns("client.override", "is not checked: [network] offline");
     assert_eq!(upstream.requests().len(), 0);
 }
 
 #[tokio::test]
 async fn a_clock_that_is_off_by_a_day_is_wrong_and_one_by_minutes_a_warning() {
     let upstream = registry().await;
-    let site = site(&upstream);
-    let _larder = site.serve();
-    paste(&site);
-    for (seconds, said) in [(86_400, "1day behind"), (-86_400, "1day ahead of")] {
+    let setup = site(&upstream);
+    let _larder = setup.serve();
+    paste(&setup);
+    for (seconds, output) in [(86_400, "1day behind"), (-86_400, "1day ahead of")] {
         upstream.fault(Target::Discovery, Fault::ClockOff(seconds));
-        examine(&site, &[]).await.fails(&["clock"], said);
+        examine(&setup, &[]).await.fails(&["clock"], output);
         upstream.heal();
     }
     upstream.fault(Target::Discovery, Fault::ClockOff(1200));
-    examine(&site, &[]).await.warns("clock", "behind registry.terraform.io");
+    examine(&setup, &[]).await.warns("clock", "behind registry.terraform.io");
 }
 
 #[tokio::test]
 async fn a_missing_token_is_distinguished_from_a_wrong_one() {
     let upstream = registry().await;
-    let site = site(&upstream);
-    let _larder = site.serve();
-    paste(&site);
-    let file = site.home.path().join("admin-token");
+    let setup = site(&upstream);
+    let _larder = setup.serve();
+    paste(&setup);
+    let file = setup.home.path().join("admin-token");
     let right = std::fs::read(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
-    examine(&site, &[]).await.fails(&["token"], "missing");
+    examine(&setup, &[]).await.fails(&["token"], "missing");
     std::fs::write(&file, "0123456789abcdef".repeat(4)).unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
-    examine(&site, &[]).await.fails(&["token"], "rejects the token");
+    examine(&setup, &[]).await.fails(&["token"], "rejects the token");
     std::fs::write(&file, "").unwrap();
-    examine(&site, &[]).await.fails(&["token"], "has no token");
+    examine(&setup, &[]).await.fails(&["token"], "has no token");
     std::fs::write(&file, right).unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
-    examine(&site, &[]).await.fails(&["token"], "mode 0644");
+    examine(&setup, &[]).await.fails(&["token"], "mode 0644");
 }
 
 /// Root ignores permissions, so the store's parent is a file.
 #[tokio::test]
 async fn a_store_that_cannot_be_made_is_wrong() {
     let upstream = registry().await;
-    let mut site = site(&upstream);
-    write(&site, "file", "no folder");
-    let file = site.home.path().join("file").display().to_string();
-    let path = format!("path = \"{}\"", site.home.path().display());
-    site.text = site.text.replace(&path, &format!("path = \"{file}/store\""));
-    paste(&site);
-    examine(&site, &[]).await.fails(&["running", "store"], &file);
+    let mut setup = site(&upstream);
+    write(&setup, "file", "no folder");
+    let file = setup.home.path().join("file").display().to_string();
+    let path = format!("path = \"{}\"", setup.home.path().display());
+    setup.text = setup.text.replace(&path, &format!("path = \"{file}/store\""));
+    paste(&setup);
+    examine(&setup, &[]).await.fails(&["running", "store"], &file);
 }
 
 /// Runs the doctor in a mount namespace that this shell line has prepared.
-async fn examine_in_mount_namespace(preparation: &str, site: &Site) -> Found {
-    let larder = doctor(site, &["--json"], &[]);
+async fn examine_in_mount_namespace(preparation: &str, setup: &CommandSetup) -> Found {
+    let larder = doctor(setup, &["--json"], &[]);
     let mut shell = Command::new("unshare");
     shell.args(["-rm", "/bin/sh", "-c", &format!("{preparation} && exec \"$@\""), "sh"]);
     shell.arg(larder.get_program()).args(larder.get_args());
@@ -326,12 +326,12 @@ async fn a_store_that_cannot_be_written_is_wrong() {
         return;
     }
     let upstream = registry().await;
-    let site = site(&upstream);
-    let _larder = site.serve();
-    paste(&site);
-    let v1 = site.home.path().join("v1").display().to_string();
+    let setup = site(&upstream);
+    let _larder = setup.serve();
+    paste(&setup);
+    let v1 = setup.home.path().join("v1").display().to_string();
     let read_only = format!("mount --bind '{v1}' '{v1}' && mount -o remount,bind,ro '{v1}'");
-    let found = examine_in_mount_namespace(&read_only, &site).await;
+    let found = examine_in_mount_namespace(&read_only, &setup).await;
     found.fails(&["store"], "not writable");
     assert!(found.found("store").contains("Read-only file system"), "{found:#?}");
     assert!(found.found("store").contains(&v1), "{found:#?}");
@@ -343,12 +343,12 @@ async fn a_disk_that_is_nearly_full_is_wrong() {
         return;
     }
     let upstream = registry().await;
-    let site = site(&upstream);
-    paste(&site);
-    let store = site.home.path().join("v1");
+    let setup = site(&upstream);
+    paste(&setup);
+    let store = setup.home.path().join("v1");
     std::fs::create_dir_all(&store).unwrap();
     let small = format!("mount -t tmpfs -o size=40m none '{}'", store.display());
-    examine_in_mount_namespace(&small, &site)
+    examine_in_mount_namespace(&small, &setup)
         .await
         .fails(&["running", "disk"], "nearly full: 40.0 MiB free of 40.0 MiB");
 }
@@ -357,11 +357,11 @@ async fn a_disk_that_is_nearly_full_is_wrong() {
 #[tokio::test]
 async fn a_limit_that_is_larger_than_the_disk_is_a_warning() {
     let upstream = registry().await;
-    let mut site = site(&upstream);
-    site.text = site.text.replace("64MiB", "900PiB");
-    let _larder = site.serve();
-    paste(&site);
-    examine(&site, &[]).await.warns("disk", "beyond its disk");
+    let mut setup = site(&upstream);
+    setup.text = setup.text.replace("64MiB", "900PiB");
+    let _larder = setup.serve();
+    paste(&setup);
+    examine(&setup, &[]).await.warns("disk", "beyond its disk");
 }
 
 /// The doctor connects to the public address as a client would, and checks the certificate against this machine's
@@ -375,20 +375,20 @@ async fn a_listener_whose_certificate_clients_would_not_take_is_wrong() {
         (&["127.0.0.1"], false, Some("not trusted here")),
         (&["mirror.example"], true, Some("is for DnsName(\"mirror.example\"), and not for this name")),
     ] {
-        let mut site = site(&upstream);
+        let mut setup = site(&upstream);
         let (certificate, key) = ca.issue(names);
-        speak_tls(&mut site, &certificate, &key);
-        write(&site, "ca.pem", &ca.pem());
-        let _larder = site.serve();
-        let file = site.home.path().join("ca.pem");
+        speak_tls(&mut setup, &certificate, &key);
+        write(&setup, "ca.pem", &ca.pem());
+        let _larder = setup.serve();
+        let file = setup.home.path().join("ca.pem");
         let set = [("SSL_CERT_FILE", file.to_str().unwrap())];
-        let found = examine(&site, if trusted { &set } else { &[] }).await;
+        let found = examine(&setup, if trusted { &set } else { &[] }).await;
         match fault {
             None => {
                 found.warns("client.files", "no CLI configuration");
                 assert!(found.found("listener.certificate").contains("trusted here"), "{found:#?}");
             }
-            Some(said) => found.fails(&["listener.certificate"], said),
+            Some(output) => found.fails(&["listener.certificate"], output),
         }
     }
 }
@@ -401,23 +401,23 @@ async fn a_certificate_is_reported_before_and_after_it_expires() {
     let ca = TestCa::new();
     let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));
     for end in [now + 3 * day, now + 30 * day, now - 3 * day] {
-        let mut site = site(&upstream);
+        let mut setup = site(&upstream);
         let (certificate, key) = ca.issue_until(&["127.0.0.1"], Some(end));
-        speak_tls(&mut site, &certificate, &key);
-        write(&site, "ca.pem", &ca.pem());
-        let _larder = site.serve();
-        let providers = providers(&site).replace("http:", "https:");
-        write(&site, ".terraformrc", &host_override(HOST, &providers, &format!("https://{HOST}/v1/modules/")));
-        let file = site.home.path().join("ca.pem");
-        let found = examine(&site, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await;
+        speak_tls(&mut setup, &certificate, &key);
+        write(&setup, "ca.pem", &ca.pem());
+        let _larder = setup.serve();
+        let providers = providers(&setup).replace("http:", "https:");
+        write(&setup, ".terraformrc", &host_override(HOST, &providers, &format!("https://{HOST}/v1/modules/")));
+        let file = setup.home.path().join("ca.pem");
+        let found = examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await;
         let date = humantime::format_rfc3339_seconds(end).to_string()[..10].to_owned();
         if end > now + 14 * day {
             found.is_healthy();
         } else if end > now {
             found.warns("listener.certificate", &format!("expires soon ({date})"));
         } else {
-            let said = format!("its certificate has expired ({date})");
-            found.fails(&["listener.certificate", "client.certificate"], &said);
+            let output = format!("its certificate has expired ({date})");
+            found.fails(&["listener.certificate", "client.certificate"], &output);
         }
     }
 }
@@ -426,19 +426,19 @@ async fn a_certificate_is_reported_before_and_after_it_expires() {
 #[tokio::test]
 async fn no_secret_is_printed() {
     let upstream = FakeUpstream::builder().token("s3cret-of-larder").start().await;
-    let mut site = site(&upstream);
-    write(&site, "upstream-token", "s3cret-of-larder");
-    site.text.push_str("token = { file = \"upstream-token\" }\n");
-    let _larder = site.serve();
-    paste(&site);
+    let mut setup = site(&upstream);
+    write(&setup, "upstream-token", "s3cret-of-larder");
+    setup.text.push_str("token = { file = \"upstream-token\" }\n");
+    let _larder = setup.serve();
+    paste(&setup);
     let credentials = "credentials \"registry.terraform.io\" {\n  token = \"s3cret-of-client\"\n}\n";
-    write(&site, ".terraform.d/a.tfrc", credentials);
-    let made = std::fs::read_to_string(site.home.path().join("admin-token")).unwrap();
+    write(&setup, ".terraform.d/a.tfrc", credentials);
+    let made = std::fs::read_to_string(setup.home.path().join("admin-token")).unwrap();
     let set =
         [("TF_TOKEN_app_terraform_io", "s3cret-of-env"), ("HTTPS_PROXY", "http://me:s3cret-of-proxy@127.0.0.1:9")];
     for arguments in [&["--json"][..], &[]] {
-        let said = run(doctor(&site, arguments, &set)).await;
-        let text = format!("{}{}", said.out, said.err);
+        let output = run(doctor(&setup, arguments, &set)).await;
+        let text = format!("{}{}", output.out, output.err);
         assert!(text.contains("client.files"), "{text}");
         assert!(!text.contains("s3cret") && !text.contains(&made), "{text}");
     }

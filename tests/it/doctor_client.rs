@@ -10,7 +10,7 @@ use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
 use crate::support::ports::free_port;
 use crate::support::process::Process;
-use crate::support::site::Site;
+use crate::support::site::CommandSetup;
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider};
@@ -18,47 +18,47 @@ use crate::support::upstream::{FakeUpstream, Provider};
 const MODULES: &str = "https://registry.terraform.io/v1/modules/";
 
 /// A running larder, and a home directory whose client is not configured yet.
-async fn site_with_larder() -> (FakeUpstream, Site, Process) {
+async fn site_with_larder() -> (FakeUpstream, CommandSetup, Process) {
     let upstream = registry().await;
-    let site = site(&upstream);
-    let larder = site.serve();
-    (upstream, site, larder)
+    let setup = site(&upstream);
+    let larder = setup.serve();
+    (upstream, setup, larder)
 }
 
 /// A running larder with TLS, its certificate issued by this authority, which is in `ca.pem` at home.
-async fn site_with_tls_larder(ca: &TestCa) -> (FakeUpstream, Site, Process) {
+async fn site_with_tls_larder(ca: &TestCa) -> (FakeUpstream, CommandSetup, Process) {
     let upstream = registry().await;
-    let mut site = site(&upstream);
+    let mut setup = site(&upstream);
     let (certificate, key) = ca.issue(&["127.0.0.1"]);
-    speak_tls(&mut site, &certificate, &key);
-    write(&site, "ca.pem", &ca.pem());
-    let larder = site.serve();
-    (upstream, site, larder)
+    speak_tls(&mut setup, &certificate, &key);
+    write(&setup, "ca.pem", &ca.pem());
+    let larder = setup.serve();
+    (upstream, setup, larder)
 }
 
 /// Without a client configuration larder itself is not at fault: a warning, with the lines to write.
 #[tokio::test]
 async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
-    let (_upstream, site, _larder) = site_with_larder().await;
-    let found = examine(&site, &[]).await;
+    let (_upstream, setup, _larder) = site_with_larder().await;
+    let found = examine(&setup, &[]).await;
     found.warns("client.files", "clients ask every registry directly");
-    write(&site, ".tofurc", &site.out(&["client-config"]).await);
-    let found = examine(&site, &[]).await;
+    write(&setup, ".tofurc", &setup.out(&["client-config"]).await);
+    let found = examine(&setup, &[]).await;
     assert!(found.ids_of_warnings().contains(&"client.files"), "terraform does not read .tofurc: {found:#?}");
-    write(&site, ".terraformrc", &site.out(&["client-config"]).await);
-    std::fs::remove_file(site.home.path().join(".tofurc")).unwrap();
-    examine(&site, &[]).await.is_healthy();
+    write(&setup, ".terraformrc", &setup.out(&["client-config"]).await);
+    std::fs::remove_file(setup.home.path().join(".tofurc")).unwrap();
+    examine(&setup, &[]).await.is_healthy();
 }
 
 /// A larder whose `[server] clients` leave out this machine refuses every `init` here.
 #[tokio::test]
 async fn a_larder_that_does_not_serve_this_machine_is_reported() {
     let upstream = crate::support::doctor_site::registry().await;
-    let mut site = site(&upstream);
-    site.text = site.text.replace("[server]\n", "[server]\nclients = [\"192.0.2.0/24\"]\n");
-    let _larder = site.serve();
-    paste(&site);
-    let found = examine(&site, &[]).await;
+    let mut setup = site(&upstream);
+    setup.text = setup.text.replace("[server]\n", "[server]\nclients = [\"192.0.2.0/24\"]\n");
+    let _larder = setup.serve();
+    paste(&setup);
+    let found = examine(&setup, &[]).await;
     found.fails(&["client.address"], "which refuses this machine: 127.0.0.1 is not among the clients");
     assert!(found.found("listener").contains("is not among the clients"), "{found:#?}");
     assert!(found.advice("client.address").contains("[server] clients"), "{found:#?}");
@@ -67,36 +67,36 @@ async fn a_larder_that_does_not_serve_this_machine_is_reported() {
 /// Either nothing listens at the address, or another server does.
 #[tokio::test]
 async fn a_wrong_address_in_the_clients_configuration_is_reported() {
-    let (upstream, site, _larder) = site_with_larder().await;
-    let wrong = providers(&site).replace(&site.base(), &format!("http://127.0.0.1:{}", free_port()));
-    write(&site, ".terraformrc", &host_override(HOST, &wrong, MODULES));
-    let found = examine(&site, &[]).await;
+    let (upstream, setup, _larder) = site_with_larder().await;
+    let wrong = providers(&setup).replace(&setup.base(), &format!("http://127.0.0.1:{}", free_port()));
+    write(&setup, ".terraformrc", &host_override(HOST, &wrong, MODULES));
+    let found = examine(&setup, &[]).await;
     found.fails(&["client.address"], "nothing listens there");
-    assert!(found.advice("client.address").contains(&providers(&site)), "{found:#?}");
-    write(&site, ".terraformrc", &host_override(HOST, &upstream.providers_url(), MODULES));
-    examine(&site, &[]).await.fails(&["client.address"], "something else answers (404");
+    assert!(found.advice("client.address").contains(&providers(&setup)), "{found:#?}");
+    write(&setup, ".terraformrc", &host_override(HOST, &upstream.providers_url(), MODULES));
+    examine(&setup, &[]).await.fails(&["client.address"], "something else answers (404");
     let unknown = "http://no-such-larder.invalid/registry/registry.terraform.io/v1/providers/";
-    write(&site, ".terraformrc", &host_override(HOST, unknown, MODULES));
-    examine(&site, &[]).await.fails(&["client.address"], "no-such-larder.invalid leads nowhere");
+    write(&setup, ".terraformrc", &host_override(HOST, unknown, MODULES));
+    examine(&setup, &[]).await.fails(&["client.address"], "no-such-larder.invalid leads nowhere");
 }
 
 /// PROTOCOL 1.1: the client concatenates URLs.
 #[tokio::test]
 async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
-    let (_upstream, site, larder) = site_with_larder().await;
-    let good = host_override(HOST, &providers(&site), MODULES);
-    let bad = host_override(HOST, providers(&site).trim_end_matches('/'), MODULES);
-    write(&site, ".terraformrc", &bad);
-    examine(&site, &[]).await.fails(&["client.slash"], "no final slash");
-    write(&site, ".terraformrc", &good);
-    examine(&site, &[]).await.is_healthy();
+    let (_upstream, setup, larder) = site_with_larder().await;
+    let good = host_override(HOST, &providers(&setup), MODULES);
+    let bad = host_override(HOST, providers(&setup).trim_end_matches('/'), MODULES);
+    write(&setup, ".terraformrc", &bad);
+    examine(&setup, &[]).await.fails(&["client.slash"], "no final slash");
+    write(&setup, ".terraformrc", &good);
+    examine(&setup, &[]).await.is_healthy();
 
     let Some(client) = Terraform::find() else { return };
     let mut workspace = client.workspace();
     workspace.require(&format!("{HOST}/hashicorp/null"), ">= 1.0.0");
     workspace.cli_config(&bad);
-    let said = workspace.init().await.expect_failure().one_line();
-    assert!(said.contains("421 larder: providers.v1") && said.contains("v1/providers/"), "{said}");
+    let error = workspace.init().await.expect_failure().one_line();
+    assert!(error.contains("421 larder: providers.v1") && error.contains("v1/providers/"), "{error}");
     workspace.cli_config(&good);
     workspace.init().await.expect_success();
     drop(larder);
@@ -105,20 +105,20 @@ async fn a_missing_slash_is_reported_and_the_client_fails_because_of_it() {
 /// PROTOCOL 1.2: a `host` block replaces the whole list of services.
 #[tokio::test]
 async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with_it() {
-    let (_upstream, site, _larder) = site_with_larder().await;
+    let (_upstream, setup, _larder) = site_with_larder().await;
     let only =
         |name: &str, url: &str| format!("host \"{HOST}\" {{\n  services = {{\n    \"{name}\" = \"{url}\"\n  }}\n}}\n");
-    write(&site, ".terraformrc", &only("providers.v1", &providers(&site)));
-    examine(&site, &[]).await.fails(&["client.services"], "only providers.v1");
-    write(&site, ".terraformrc", &only("modules.v1", MODULES));
-    examine(&site, &[]).await.fails(&["client.services"], "no providers.v1");
+    write(&setup, ".terraformrc", &only("providers.v1", &providers(&setup)));
+    examine(&setup, &[]).await.fails(&["client.services"], "only providers.v1");
+    write(&setup, ".terraformrc", &only("modules.v1", MODULES));
+    examine(&setup, &[]).await.fails(&["client.services"], "no providers.v1");
 
     let Some(client) = Terraform::find() else { return };
     let mut workspace = client.workspace();
     workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{HOST}/acme/x/aws\"\n}}\n"));
-    workspace.cli_config(&only("providers.v1", &providers(&site)));
-    let said = workspace.init().await.expect_failure().one_line();
-    assert!(said.contains("does not provide a modules service"), "{said}");
+    workspace.cli_config(&only("providers.v1", &providers(&setup)));
+    let error = workspace.init().await.expect_failure().one_line();
+    assert!(error.contains("does not provide a modules service"), "{error}");
 }
 
 /// The output of `client-config` is healthy and readable to the client, also where a registry offers one service and
@@ -126,61 +126,61 @@ async fn an_override_that_names_only_providers_is_reported_and_modules_fail_with
 #[tokio::test]
 async fn a_registry_that_offers_one_service_needs_no_other_in_its_block() {
     for (offers, other) in [("modules.v1", "providers.v1"), ("providers.v1", "modules.v1")] {
-        let (upstream, site, _larder) = site_with_larder().await;
+        let (upstream, setup, _larder) = site_with_larder().await;
         let folder = offers.trim_end_matches(".v1");
         let discovery = format!(
             r#"{{"{offers}":"/v1/{folder}/","{other}":null,"login.v1":{{"client":"c","scopes":null}},"x.v1":"/${{x"}}"#
         );
         upstream.serve_json("/.well-known/terraform.json", &discovery);
-        get(&format!("{}/registry/{HOST}/.well-known/terraform.json", site.base())).await.expect(200);
-        let printed = site.out(&["client-config"]).await;
+        get(&format!("{}/registry/{HOST}/.well-known/terraform.json", setup.base())).await.expect(200);
+        let printed = setup.out(&["client-config"]).await;
         assert!(printed.contains(offers) && !printed.contains(other) && !printed.contains("null"), "{printed}");
-        write(&site, ".terraformrc", &printed);
-        let found = examine(&site, &[]).await;
+        write(&setup, ".terraformrc", &printed);
+        let found = examine(&setup, &[]).await;
         match offers {
             "modules.v1" => found.warns("upstream.discovery", "names modules.v1"),
             _ => found.is_healthy(),
         }
         let left_out: String =
             printed.lines().filter(|line| !line.contains(offers)).map(|line| format!("{line}\n")).collect();
-        write(&site, ".terraformrc", &left_out);
-        examine(&site, &[]).await.fails(&["client.services"], "neither providers.v1 nor modules.v1");
+        write(&setup, ".terraformrc", &left_out);
+        examine(&setup, &[]).await.fails(&["client.services"], "neither providers.v1 nor modules.v1");
 
         let Some(client) = Terraform::find() else { return };
         let mut workspace = client.workspace();
         workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{HOST}/acme/x/aws\"\n}}\n"));
         workspace.cli_config(&printed);
-        let said = workspace.init().await.expect_failure().one_line();
+        let error = workspace.init().await.expect_failure().one_line();
         let says = if offers == "modules.v1" {
             "cannot be found in the module registry"
         } else {
             "does not provide a modules service"
         };
-        assert!(said.contains(says) && !said.contains("onfiguration file"), "{said}");
+        assert!(error.contains(says) && !error.contains("onfiguration file"), "{error}");
     }
 }
 
 #[tokio::test]
 async fn a_certificate_that_the_client_does_not_trust_is_reported() {
     let ca = TestCa::new();
-    let (_upstream, site, _larder) = site_with_tls_larder(&ca).await;
-    let base = site.base().replace("http:", "https:");
+    let (_upstream, setup, _larder) = site_with_tls_larder(&ca).await;
+    let base = setup.base().replace("http:", "https:");
     let config = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
-    write(&site, ".terraformrc", &config);
-    let file = site.home.path().join("ca.pem");
-    let found = examine(&site, &[]).await;
+    write(&setup, ".terraformrc", &config);
+    let file = setup.home.path().join("ca.pem");
+    let found = examine(&setup, &[]).await;
     found.fails(&["listener.certificate", "client.certificate"], "no authority that this machine trusts");
-    examine(&site, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await.is_healthy();
-    let folder = site.home.path().join("authorities");
-    write(&site, "authorities/any-name", &ca.pem());
-    examine(&site, &[("SSL_CERT_DIR", folder.to_str().unwrap())]).await.is_healthy();
+    examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await.is_healthy();
+    let folder = setup.home.path().join("authorities");
+    write(&setup, "authorities/any-name", &ca.pem());
+    examine(&setup, &[("SSL_CERT_DIR", folder.to_str().unwrap())]).await.is_healthy();
 
     let Some(client) = Terraform::find() else { return };
     let mut workspace = client.workspace();
     workspace.require(&format!("{HOST}/hashicorp/null"), ">= 1.0.0");
     workspace.cli_config(&config);
-    let said = workspace.init().await.expect_failure().text;
-    assert!(said.contains("certificate"), "{said}");
+    let output = workspace.init().await.expect_failure().text;
+    assert!(output.contains("certificate"), "{output}");
     workspace.trust(&ca.pem());
     workspace.init().await.expect_success();
 }
@@ -189,16 +189,16 @@ async fn a_certificate_that_the_client_does_not_trust_is_reported() {
 #[tokio::test]
 async fn a_certificate_that_signed_itself_is_taken_as_the_client_takes_it() {
     let upstream = registry().await;
-    let mut site = site(&upstream);
+    let mut setup = site(&upstream);
     let (certificate, key) = TestCa::self_signed(&["127.0.0.1"]);
-    speak_tls(&mut site, &certificate, &key);
-    let _larder = site.serve();
-    let base = site.base().replace("http:", "https:");
+    speak_tls(&mut setup, &certificate, &key);
+    let _larder = setup.serve();
+    let base = setup.base().replace("http:", "https:");
     let config = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
-    write(&site, ".terraformrc", &config);
-    examine(&site, &[]).await.fails(&["listener.certificate", "client.certificate"], "not trusted");
-    let file = site.home.path().join("cert.pem");
-    examine(&site, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await.is_healthy();
+    write(&setup, ".terraformrc", &config);
+    examine(&setup, &[]).await.fails(&["listener.certificate", "client.certificate"], "not trusted");
+    let file = setup.home.path().join("cert.pem");
+    examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await.is_healthy();
 
     let Some(client) = Terraform::find() else { return };
     let mut workspace = client.workspace();
@@ -209,45 +209,45 @@ async fn a_certificate_that_signed_itself_is_taken_as_the_client_takes_it() {
 
 #[tokio::test]
 async fn http_instead_of_https_and_the_reverse_are_reported() {
-    let (_upstream, site, larder) = site_with_larder().await;
-    let https = providers(&site).replace("http:", "https:");
-    write(&site, ".terraformrc", &host_override(HOST, &https, MODULES));
-    examine(&site, &[]).await.fails(&["client.scheme"], "speaks no TLS");
+    let (_upstream, setup, larder) = site_with_larder().await;
+    let https = providers(&setup).replace("http:", "https:");
+    write(&setup, ".terraformrc", &host_override(HOST, &https, MODULES));
+    examine(&setup, &[]).await.fails(&["client.scheme"], "speaks no TLS");
     drop(larder);
     let ca = TestCa::new();
-    let (_upstream, site, _larder) = site_with_tls_larder(&ca).await;
+    let (_upstream, setup, _larder) = site_with_tls_larder(&ca).await;
     let http = format!(
         "http{}/registry/{HOST}/v1/providers/",
-        site.base().trim_start_matches("https").trim_start_matches("http")
+        setup.base().trim_start_matches("https").trim_start_matches("http")
     );
-    write(&site, ".terraformrc", &host_override(HOST, &http, MODULES));
-    let file = site.home.path().join("ca.pem");
-    let found = examine(&site, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await;
+    write(&setup, ".terraformrc", &host_override(HOST, &http, MODULES));
+    let file = setup.home.path().join("ca.pem");
+    let found = examine(&setup, &[("SSL_CERT_FILE", file.to_str().unwrap())]).await;
     found.fails(&["client.scheme"], "speaks no plain HTTP");
 }
 
 #[tokio::test]
 async fn another_registrys_path_and_no_registrys_path_are_reported() {
-    let (upstream, mut site, larder) = site_with_larder().await;
-    let other = format!("{}/registry/registry.opentofu.org/v1/providers/", site.base());
-    write(&site, ".terraformrc", &host_override(HOST, &other, MODULES));
-    examine(&site, &[]).await.fails(&["client.host"], "does not mirror registry.opentofu.org");
-    let nowhere = format!("{}/providers/", site.base());
-    write(&site, ".terraformrc", &host_override(HOST, &nowhere, MODULES));
-    examine(&site, &[]).await.fails(&["client.path"], "but not to a registry");
+    let (upstream, mut setup, larder) = site_with_larder().await;
+    let other = format!("{}/registry/registry.opentofu.org/v1/providers/", setup.base());
+    write(&setup, ".terraformrc", &host_override(HOST, &other, MODULES));
+    examine(&setup, &[]).await.fails(&["client.host"], "does not mirror registry.opentofu.org");
+    let nowhere = format!("{}/providers/", setup.base());
+    write(&setup, ".terraformrc", &host_override(HOST, &nowhere, MODULES));
+    examine(&setup, &[]).await.fails(&["client.path"], "but not to a registry");
     drop(larder);
     let second = format!("[[upstream]]\nhost = \"registry.opentofu.org\"\nurl = \"{}/\"\n", upstream.origin());
-    site.text.push_str(&second);
-    let _larder = site.serve();
+    setup.text.push_str(&second);
+    let _larder = setup.serve();
     let both = host_override(HOST, &other, MODULES) + &host_override("registry.opentofu.org", &other, MODULES);
-    write(&site, ".terraformrc", &both);
-    examine(&site, &[]).await.fails(&["client.host"], "the same version has other bytes there");
+    write(&setup, ".terraformrc", &both);
+    examine(&setup, &[]).await.fails(&["client.host"], "the same version has other bytes there");
 }
 
 /// Only the exact base URL of a registry, below the prefix of `public_url`, is accepted.
 #[tokio::test]
 async fn paths_that_only_look_like_a_registrys_are_reported() {
-    let (_upstream, mut site, larder) = site_with_larder().await;
+    let (_upstream, mut setup, larder) = site_with_larder().await;
     for path in [
         format!("/registry/{HOST}/"),
         format!("/registry/{HOST}/providers/"),
@@ -256,46 +256,46 @@ async fn paths_that_only_look_like_a_registrys_are_reported() {
         format!("/mirror/{HOST}/"),
         format!("/wrong-prefix/registry/{HOST}/v1/providers/"),
     ] {
-        write(&site, ".terraformrc", &host_override(HOST, &format!("{}{path}", site.base()), MODULES));
-        examine(&site, &[]).await.fails(&["client.path"], "but not to a registry");
+        write(&setup, ".terraformrc", &host_override(HOST, &format!("{}{path}", setup.base()), MODULES));
+        examine(&setup, &[]).await.fails(&["client.path"], "but not to a registry");
     }
     drop(larder);
-    let url = format!("{}/registry/", site.base());
-    site.text = site.text.replacen("[server]\n", &format!("[server]\npublic_url = \"{url}\"\n"), 1);
-    let _larder = site.serve();
-    write(&site, ".terraformrc", &host_override(HOST, &providers(&site), MODULES));
-    examine(&site, &[]).await.fails(&["client.path"], "but not to a registry");
+    let url = format!("{}/registry/", setup.base());
+    setup.text = setup.text.replacen("[server]\n", &format!("[server]\npublic_url = \"{url}\"\n"), 1);
+    let _larder = setup.serve();
+    write(&setup, ".terraformrc", &host_override(HOST, &providers(&setup), MODULES));
+    examine(&setup, &[]).await.fails(&["client.path"], "but not to a registry");
     let below = format!("{url}registry/{HOST}/v1/providers/");
-    write(&site, ".terraformrc", &host_override(HOST, &below, MODULES));
-    examine(&site, &[]).await.is_healthy();
+    write(&setup, ".terraformrc", &host_override(HOST, &below, MODULES));
+    examine(&setup, &[]).await.is_healthy();
 }
 
 /// Go follows redirects, so this client reaches larder.
 #[tokio::test]
 async fn a_client_configured_through_a_redirect_reaches_larder() {
-    let (_upstream, site, _larder) = site_with_larder().await;
-    let to = format!("{}/registry/{HOST}/v1/providers/~/~/versions", site.base());
+    let (_upstream, setup, _larder) = site_with_larder().await;
+    let to = format!("{}/registry/{HOST}/v1/providers/~/~/versions", setup.base());
     let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = door.local_addr().unwrap();
+    let offset = door.local_addr().unwrap();
     std::thread::spawn(move || {
         let (mut stream, _) = door.accept().unwrap();
         let _ = stream.read(&mut [0; 4096]);
         let answer = format!("HTTP/1.1 308 Permanent Redirect\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n");
         let _ = stream.write_all(answer.as_bytes());
     });
-    let theirs = format!("http://{at}/registry/{HOST}/v1/providers/");
-    write(&site, ".terraformrc", &host_override(HOST, &theirs, MODULES));
-    examine(&site, &[]).await.is_healthy();
+    let theirs = format!("http://{offset}/registry/{HOST}/v1/providers/");
+    write(&setup, ".terraformrc", &host_override(HOST, &theirs, MODULES));
+    examine(&setup, &[]).await.is_healthy();
 }
 
 /// The doctor cannot check an address that only the client's proxy reaches.
 #[tokio::test]
 async fn a_larder_behind_the_clients_own_proxy_is_a_warning() {
-    let (_upstream, site, _larder) = site_with_larder().await;
+    let (_upstream, setup, _larder) = site_with_larder().await;
     let theirs = format!("http://mirror.invalid/registry/{HOST}/v1/providers/");
-    write(&site, ".terraformrc", &host_override(HOST, &theirs, MODULES));
-    examine(&site, &[]).await.fails(&["client.address"], "mirror.invalid leads nowhere");
-    let found = examine(&site, &[("HTTP_PROXY", "http://127.0.0.1:9")]).await;
+    write(&setup, ".terraformrc", &host_override(HOST, &theirs, MODULES));
+    examine(&setup, &[]).await.fails(&["client.address"], "mirror.invalid leads nowhere");
+    let found = examine(&setup, &[("HTTP_PROXY", "http://127.0.0.1:9")]).await;
     assert_eq!(found.ids_of_warnings(), ["client.address", "client.proxy"], "{found:#?}");
     assert!(found.found("client.address").contains("proxy of HTTP_PROXY may lead elsewhere"), "{found:#?}");
 }
@@ -303,98 +303,98 @@ async fn a_larder_behind_the_clients_own_proxy_is_a_warning() {
 /// The doctor probes the client's modules URL, with and without the final slash.
 #[tokio::test]
 async fn a_wrong_modules_url_is_reported() {
-    let (upstream, mut site, larder) = site_with_larder().await;
-    let at = |site: &Site, path: &str| {
-        write(site, ".terraformrc", &host_override(HOST, &providers(site), &format!("{}{path}", site.base())));
+    let (upstream, mut setup, larder) = site_with_larder().await;
+    let offset = |setup: &CommandSetup, path: &str| {
+        write(setup, ".terraformrc", &host_override(HOST, &providers(setup), &format!("{}{path}", setup.base())));
     };
     let right = format!("/registry/{HOST}/v1/modules/");
     for path in [right.as_str(), right.trim_end_matches('/')] {
-        at(&site, path);
-        examine(&site, &[]).await.is_healthy();
+        offset(&setup, path);
+        examine(&setup, &[]).await.is_healthy();
     }
     for path in ["/", &right.replace("modules", "providers"), &right.replace(HOST, "registry.example")] {
-        at(&site, path);
-        let found = examine(&site, &[]).await;
+        offset(&setup, path);
+        let found = examine(&setup, &[]).await;
         found.fails(&["client.services"], "serves no modules there");
-        assert!(found.advice("client.services").contains(&format!("{}{right}", site.base())), "{found:#?}");
+        assert!(found.advice("client.services").contains(&format!("{}{right}", setup.base())), "{found:#?}");
     }
     let nowhere = format!("http://127.0.0.1:{}/v1/modules/", free_port());
-    write(&site, ".terraformrc", &host_override(HOST, &providers(&site), &nowhere));
-    let found = examine(&site, &[]).await;
+    write(&setup, ".terraformrc", &host_override(HOST, &providers(&setup), &nowhere));
+    let found = examine(&setup, &[]).await;
     found.fails(&["client.services"], "nothing listens there");
-    assert!(found.advice("client.services").contains(&format!("{}{right}", site.base())), "{found:#?}");
+    assert!(found.advice("client.services").contains(&format!("{}{right}", setup.base())), "{found:#?}");
     drop(larder);
-    site.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
-    let _larder = site.serve();
-    at(&site, &right.replace(HOST, "registry.example"));
-    let found = examine(&site, &[]).await;
+    setup.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
+    let _larder = setup.serve();
+    offset(&setup, &right.replace(HOST, "registry.example"));
+    let found = examine(&setup, &[]).await;
     found.fails(&["client.host"], "which has other modules");
-    assert!(found.advice("client.host").contains(&format!("{}{right}", site.base())), "{found:#?}");
+    assert!(found.advice("client.host").contains(&format!("{}{right}", setup.base())), "{found:#?}");
 }
 
 /// On a machine without larder, the client is checked against the larder that its configuration leads to.
 #[tokio::test]
 async fn a_machine_with_clients_only_is_checked_for_its_clients() {
-    let (upstream, mut site, larder) = site_with_larder().await;
+    let (upstream, mut setup, larder) = site_with_larder().await;
     drop(larder);
-    site.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
-    let larder = site.serve();
+    setup.text.push_str(&format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin()));
+    let larder = setup.serve();
     let home = Folder::new();
-    let good = host_override(HOST, &providers(&site), MODULES);
+    let good = host_override(HOST, &providers(&setup), MODULES);
     let block = |url: &str| host_override("registry.example", url, "https://registry.example/v1/modules/");
-    let other = providers(&site).replace(HOST, "registry.example");
-    let told = async |text: String| {
+    let other = providers(&setup).replace(HOST, "registry.example");
+    let report_of = async |text: String| {
         std::fs::write(home.path().join(".terraformrc"), text).unwrap();
         examine_terraform_alone(home.path()).await
     };
-    let found = told(good.clone() + &block(&other)).await;
+    let found = report_of(good.clone() + &block(&other)).await;
     found.warns("running", "no larder is set up on this machine");
     assert!(found.of("client.override", "registry.example").contains("leads to larder"), "{found:#?}");
     assert!(found.found("upstreams").contains("not checked"), "{found:#?}");
-    let found = told(good.clone() + &block(&providers(&site))).await;
+    let found = report_of(good.clone() + &block(&providers(&setup))).await;
     found.fails(&["client.host"], "other bytes");
     assert!(found.advice("client.host").contains(&other), "{found:#?}");
     drop(larder);
-    let found = told(good).await;
+    let found = report_of(good).await;
     found.fails(&["client.address"], "nothing listens there");
-    assert!(found.advice("client.address").contains(&format!("a larder runs at {}", site.base())), "{found:#?}");
+    assert!(found.advice("client.address").contains(&format!("a larder runs at {}", setup.base())), "{found:#?}");
 }
 
 /// PROTOCOL 1.3: the client only prints the errors of a broken configuration and continues.
 #[tokio::test]
 async fn a_file_that_the_client_cannot_read_is_reported() {
-    let (_upstream, site, _larder) = site_with_larder().await;
-    write(&site, ".terraformrc", "host \"registry.terraform.io\" {\n  services = {\n");
-    let found = examine(&site, &[]).await;
+    let (_upstream, setup, _larder) = site_with_larder().await;
+    write(&setup, ".terraformrc", "host \"registry.terraform.io\" {\n  services = {\n");
+    let found = examine(&setup, &[]).await;
     found.fails(&["client.files"], ".terraformrc does not parse: line");
-    paste(&site);
-    examine(&site, &[("TF_CLI_CONFIG_FILE", "/nowhere/ci.tfrc")]).await.fails(&["client.files"], "/nowhere/ci.tfrc");
-    let ci = site.home.path().join("ci.tfrc");
+    paste(&setup);
+    examine(&setup, &[("TF_CLI_CONFIG_FILE", "/nowhere/ci.tfrc")]).await.fails(&["client.files"], "/nowhere/ci.tfrc");
+    let ci = setup.home.path().join("ci.tfrc");
     std::fs::write(&ci, "").unwrap();
-    let found = examine(&site, &[("TF_CLI_CONFIG_FILE", ci.to_str().unwrap())]).await;
+    let found = examine(&setup, &[("TF_CLI_CONFIG_FILE", ci.to_str().unwrap())]).await;
     found.warns("client.override", "no host block");
 }
 
 /// The client reads both the main file and `.terraform.d`; a block in JSON counts too.
 #[tokio::test]
 async fn a_block_in_the_folder_of_the_client_counts() {
-    let (_upstream, site, _larder) = site_with_larder().await;
+    let (_upstream, setup, _larder) = site_with_larder().await;
     let json = format!(
         r#"{{"host": {{"{HOST}": {{"services": {{"providers.v1": "{}", "modules.v1": "{MODULES}"}}}}}}}}"#,
-        providers(&site)
+        providers(&setup)
     );
-    write(&site, ".terraform.d/larder.tfrc.json", &json);
-    write(&site, ".terraformrc", "disable_checkpoint = true\n");
-    examine(&site, &[]).await.is_healthy();
+    write(&setup, ".terraform.d/larder.tfrc.json", &json);
+    write(&setup, ".terraformrc", "disable_checkpoint = true\n");
+    examine(&setup, &[]).await.is_healthy();
 }
 
 #[tokio::test]
 async fn an_installation_that_goes_around_larder_is_reported() {
     let ca = TestCa::new();
-    let (_upstream, site, _larder) = site_with_tls_larder(&ca).await;
-    let base = site.base().replace("http:", "https:");
+    let (_upstream, setup, _larder) = site_with_tls_larder(&ca).await;
+    let base = setup.base().replace("http:", "https:");
     let block = host_override(HOST, &format!("{base}/registry/{HOST}/v1/providers/"), MODULES);
-    let file = site.home.path().join("ca.pem");
+    let file = setup.home.path().join("ca.pem");
     let set = [("SSL_CERT_FILE", file.to_str().unwrap())];
     let around = "provider_installation {\n  filesystem_mirror {\n    path = \"/opt/providers\"\n  }\n}\n";
     let elsewhere = format!("provider_installation {{\n  direct {{\n    exclude = [\"{HOST}/*/*\"]\n  }}\n}}\n");
@@ -403,8 +403,8 @@ async fn an_installation_that_goes_around_larder_is_reported() {
     let plain = network_mirror(&format!("{}/mirror/", base.replace("https:", "http:")));
     let astray = network_mirror(&format!("{base}/registry/{HOST}/"));
     let and_direct = mirror.replace("  }\n}\n", "  }\n  direct {}\n}\n");
-    let as_printed = site.out(&["client-config", "--mirror"]).await;
-    for (text, id, said) in [
+    let as_printed = setup.out(&["client-config", "--mirror"]).await;
+    for (text, id, output) in [
         (format!("{block}{around}"), "client.installation", "from filesystem_mirror only"),
         (format!("{block}{elsewhere}"), "client.installation", "installed from nowhere"),
         (without_a_slash, "client.slash", "no final slash"),
@@ -412,62 +412,66 @@ async fn an_installation_that_goes_around_larder_is_reported() {
         (astray, "client.path", "not to its mirror"),
         (and_direct.clone(), "client.installation", "direct lets the client ask the registry too"),
     ] {
-        write(&site, ".terraformrc", &text);
-        examine(&site, &set).await.fails(&[id], said);
+        write(&setup, ".terraformrc", &text);
+        examine(&setup, &set).await.fails(&[id], output);
     }
     for text in [mirror, as_printed, format!("{block}{and_direct}"), block] {
-        write(&site, ".terraformrc", &text);
-        examine(&site, &set).await.is_healthy();
+        write(&setup, ".terraformrc", &text);
+        examine(&setup, &set).await.is_healthy();
     }
 }
 
 #[tokio::test]
 async fn other_client_settings_that_bypass_larder_are_warnings() {
-    let (_upstream, site, _larder) = site_with_larder().await;
-    paste(&site);
-    examine(&site, &[("TF_REGISTRY_CLIENT_TIMEOUT", "3")]).await.warns("client.timeout", "no longer than 3 s");
-    examine(&site, &[("TF_REGISTRY_CLIENT_TIMEOUT", "30")]).await.is_healthy();
-    let missing = site.home.path().join("cache-that-is-not-there");
+    let (_upstream, setup, _larder) = site_with_larder().await;
+    paste(&setup);
+    examine(&setup, &[("TF_REGISTRY_CLIENT_TIMEOUT", "3")]).await.warns("client.timeout", "no longer than 3 s");
+    examine(&setup, &[("TF_REGISTRY_CLIENT_TIMEOUT", "30")]).await.is_healthy();
+    let missing = setup.home.path().join("cache-that-is-not-there");
     let set = [("TF_PLUGIN_CACHE_DIR", missing.to_str().unwrap())];
-    examine(&site, &set).await.warns("client.cache", "is not a folder");
+    examine(&setup, &set).await.warns("client.cache", "is not a folder");
 }
 
 /// Go bypasses the proxy for loopback addresses only; the client's token passes through the proxy too.
 #[tokio::test]
 async fn a_proxy_in_between_and_a_token_without_tls_are_warnings() {
-    let (_upstream, site, _larder) = site_with_larder().await;
+    let (_upstream, setup, _larder) = site_with_larder().await;
     let proxy = [("HTTP_PROXY", "http://127.0.0.1:9"), ("NO_PROXY", "127.0.0.1")];
     let token = [("TF_TOKEN_registry_terraform_io", "s3cret-of-client")];
-    paste(&site);
-    examine(&site, &proxy).await.is_healthy();
-    examine(&site, &token).await.is_healthy();
+    paste(&setup);
+    examine(&setup, &proxy).await.is_healthy();
+    examine(&setup, &token).await.is_healthy();
     // 0.0.0.0 reaches the listener by an address that is not loopback.
-    let elsewhere = providers(&site).replace("127.0.0.1", "0.0.0.0");
-    write(&site, ".terraformrc", &host_override(HOST, &elsewhere, MODULES));
-    examine(&site, &[]).await.is_healthy();
-    examine(&site, &proxy).await.warns("client.proxy", "through the proxy of HTTP_PROXY");
-    examine(&site, &token).await.warns("client.credentials", "without TLS");
-    write(&site, ".terraform.d/credentials.tfrc.json", r#"{"credentials": {"registry.terraform.io": {"token": "x"}}}"#);
-    examine(&site, &[]).await.warns("client.credentials", "has a token for registry.terraform.io");
+    let elsewhere = providers(&setup).replace("127.0.0.1", "0.0.0.0");
+    write(&setup, ".terraformrc", &host_override(HOST, &elsewhere, MODULES));
+    examine(&setup, &[]).await.is_healthy();
+    examine(&setup, &proxy).await.warns("client.proxy", "through the proxy of HTTP_PROXY");
+    examine(&setup, &token).await.warns("client.credentials", "without TLS");
+    write(
+        &setup,
+        ".terraform.d/credentials.tfrc.json",
+        r#"{"credentials": {"registry.terraform.io": {"token": "x"}}}"#,
+    );
+    examine(&setup, &[]).await.warns("client.credentials", "has a token for registry.terraform.io");
 }
 
 /// The registry is mirrored, and no file of the client mentions it.
 #[tokio::test]
 async fn a_registry_without_a_block_is_a_warning() {
-    let (upstream, mut site, larder) = site_with_larder().await;
+    let (upstream, mut setup, larder) = site_with_larder().await;
     upstream.publish(Provider::new("acme", "null"));
-    paste(&site);
+    paste(&setup);
     drop(larder);
     let second = format!("[[upstream]]\nhost = \"registry.example\"\nurl = \"{}/\"\n", upstream.origin());
-    site.text.push_str(&second);
-    let larder = site.serve();
-    let found = examine(&site, &[]).await;
+    setup.text.push_str(&second);
+    let larder = setup.serve();
+    let found = examine(&setup, &[]).await;
     found.warns("client.override", "asks this registry directly");
     assert!(
         found.of("upstream.list", "registry.example").contains("no provider of this upstream is stored"),
         "{found:#?}"
     );
     larder.get("/registry/registry.example/v1/providers/acme/null/versions").await.expect(200);
-    let found = examine(&site, &[]).await;
+    let found = examine(&setup, &[]).await;
     assert!(found.of("upstream.list", "registry.example").contains("acme/null has 1 version"), "{found:#?}");
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
 use crate::support::ports::free_port;
-use crate::support::process::{Process, Said, command, run};
+use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::shelf::tar_gz;
 use crate::support::upstream::{FakeUpstream, Module, Provider};
 
@@ -124,12 +124,15 @@ fn every_block_has_a_language_and_a_command_that_does_not_run_has_a_reason() {
     let runnable = ["sh", "yaml", "groovy"];
     for (path, page) in pages() {
         for block in blocks(&page) {
-            let at = format!("{path}:{}", block.line);
-            assert!(known.contains(&block.language.as_str()), "{at}: {:?} is no known language", block.language);
+            let offset = format!("{path}:{}", block.line);
+            assert!(known.contains(&block.language.as_str()), "{offset}: {:?} is no known language", block.language);
             if let Some(reason) = block.comment_above.strip_prefix("not run:") {
-                assert!(reason.trim().len() > 10, "{at}: a reason is missing");
+                assert!(reason.trim().len() > 10, "{offset}: a reason is missing");
             } else {
-                assert!(block.language == "sh" || !runnable.contains(&block.language.as_str()), "{at}: it is not run");
+                assert!(
+                    block.language == "sh" || !runnable.contains(&block.language.as_str()),
+                    "{offset}: it is not run"
+                );
             }
         }
     }
@@ -169,11 +172,11 @@ impl DocumentedLarder {
         let config = home.path().join("config/larder");
         std::fs::create_dir_all(&config).unwrap();
         std::fs::write(config.join("mirror.toml"), &text).unwrap();
-        self.running = Some(Process::serve(&text, home.path()).unwrap_or_else(|said| panic!("{said:?}")));
+        self.running = Some(Process::serve(&text, home.path()).unwrap_or_else(|error| panic!("{error:?}")));
     }
 
     /// Runs a block of a page in this folder, with this larder.
-    async fn run(&self, work: &Path, text: &str) -> Said {
+    async fn run(&self, work: &Path, text: &str) -> CommandOutput {
         let token = format!("cat '{}'", self.home.path().join("admin-token").display());
         let text = text
             .replace("127.0.0.1:8080", &format!("127.0.0.1:{}", self.listen))
@@ -234,16 +237,16 @@ async fn run_page_commands(path: &str) {
         if block.comment_above == "on: inside" && inside.running.is_none() {
             inside.serve("http://127.0.0.1:9", "offline = true").await;
         }
-        let site = if block.comment_above == "on: inside" { &inside } else { &outside };
+        let setup = if block.comment_above == "on: inside" { &inside } else { &outside };
         if block.text.contains("larder missing") {
             // A refused request of a client inside, so that a package is missing.
             let providers = format!("http://127.0.0.1:{}/registry/{HOST}/v1/providers", inside.listen);
             get(&format!("{providers}/hashicorp/random/3.6.0/download/linux/amd64")).await.expect(503);
         }
-        let said = site.run(work.path(), &block.text).await;
-        assert_eq!(said.code, Some(0), "{path}:{}:\n{}\n{}\n{}", block.line, block.text, said.out, said.err);
+        let output = setup.run(work.path(), &block.text).await;
+        assert_eq!(output.code, Some(0), "{path}:{}:\n{}\n{}\n{}", block.line, block.text, output.out, output.err);
         if block.text.contains("keygen") {
-            let line = |name: &str| said.out.lines().find(|line| line.trim().starts_with(name)).unwrap();
+            let line = |name: &str| output.out.lines().find(|line| line.trim().starts_with(name)).unwrap();
             outside.extra_config = format!("[bundle]\n{}", line("signing_key"));
             inside.extra_config = format!("[bundle]\n{}", line("trusted_keys"));
             outside.serve(&upstream.origin(), "").await;

@@ -96,11 +96,11 @@ fn impatient(upstream: &FakeUpstream) -> Builder {
 }
 
 /// Checks that the error names the package and one of these places, in the registries' shape, without a Retry-After.
-fn assert_error_names(answer: &Answer, what: &str, places: &[&str]) {
+fn assert_error_names(answer: &Answer, subject: &str, places: &[&str]) {
     let errors = answer.json()["errors"].as_array().unwrap_or_else(|| panic!("{}", answer.text())).clone();
-    let said = errors.iter().map(|error| error.as_str().unwrap()).collect::<Vec<_>>().join("\n");
-    assert!(said.contains(what), "{what} is not named: {said}");
-    assert!(places.iter().any(|place| said.contains(place)), "none of {places:?} is named: {said}");
+    let output = errors.iter().map(|error| error.as_str().unwrap()).collect::<Vec<_>>().join("\n");
+    assert!(output.contains(subject), "{subject} is not named: {output}");
+    assert!(places.iter().any(|place| output.contains(place)), "none of {places:?} is named: {output}");
     assert!(answer.headers.get("retry-after").is_none());
 }
 
@@ -203,14 +203,19 @@ async fn no_discovery_failure_is_cached_or_hides_stored_packages() {
     for (number, (fault, _)) in troubles.iter().enumerate() {
         upstream.fault(Target::Path(format!("/{}/.well-known", name(number))), fault.clone());
     }
-    let (refused, held) = tokio::join!(ask_all(&empty), ask_all(&full));
-    for (at, path) in paths.iter().enumerate() {
-        let (fault, status) = &troubles[at / 3];
+    let (refused, stored) = tokio::join!(ask_all(&empty), ask_all(&full));
+    for (offset, path) in paths.iter().enumerate() {
+        let (fault, status) = &troubles[offset / 3];
         let case = format!("{fault:?} {path}");
-        assert_eq!(refused[at].status, *status, "{case}: {}", refused[at].text());
-        assert_error_names(&refused[at], &host(at / 3), &[&upstream.origin(), &host(at / 3)]);
-        assert_eq!((held[at].status, &held[at].body), (200, &before[at].body), "{case}: {}", held[at].text());
-        assert!(held[at].is("detail=stale"), "{case}: {}", held[at].header("cache-status"));
+        assert_eq!(refused[offset].status, *status, "{case}: {}", refused[offset].text());
+        assert_error_names(&refused[offset], &host(offset / 3), &[&upstream.origin(), &host(offset / 3)]);
+        assert_eq!(
+            (stored[offset].status, &stored[offset].body),
+            (200, &before[offset].body),
+            "{case}: {}",
+            stored[offset].text()
+        );
+        assert!(stored[offset].is("detail=stale"), "{case}: {}", stored[offset].header("cache-status"));
     }
     assert!(empty.folder.files("documents").is_empty(), "{:?}", empty.folder.files("documents"));
 
@@ -244,8 +249,8 @@ async fn an_upstream_that_accepts_and_says_nothing_is_a_504_and_hides_nothing() 
         let refused = empty.document("null", "1.2.0").await.expect(504);
         // The discovery document is the one that never arrives.
         assert_error_names(&refused, HOST, &[&upstream.origin(), "discovery"]);
-        let held = full.document("null", "1.2.0").await.expect(200);
-        assert!(held.is("detail=stale") && held.body == before.body, "{}", held.header("cache-status"));
+        let stored = full.document("null", "1.2.0").await.expect(200);
+        assert!(stored.is("detail=stale") && stored.body == before.body, "{}", stored.header("cache-status"));
         assert!(full.get(&path).await.expect(200).is("larder; hit"));
         assert!(empty.folder.files("documents").is_empty());
 

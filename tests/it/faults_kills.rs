@@ -101,8 +101,8 @@ async fn kill_at_random_moments(
 
         let larder = Process::start(&builder(), folder.path());
         settled(&larder, &acknowledged).await;
-        let said = larder.log().text();
-        assert!(!said.contains("panicked at"), "{said}");
+        let log = larder.log().text();
+        assert!(!log.contains("panicked at"), "{log}");
         larder.kill();
     }
 }
@@ -172,8 +172,8 @@ async fn kills_at_random_moments_of_evictions_leave_a_store_that_keeps_to_its_li
                 status["archives"] == folder.blobs().len()
             })
             .await;
-            let said = larder.log().text();
-            evicted += said.matches("evicted an archive").count();
+            let log = larder.log().text();
+            evicted += log.matches("evicted an archive").count();
         },
     )
     .await;

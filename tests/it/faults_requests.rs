@@ -177,16 +177,16 @@ async fn half_sent_requests_and_slow_heads_are_cut_off() {
     let hour = Duration::from_secs(3600);
     let patient = Larder::mirroring(&upstream).head_within(hour).idle(hour).start().await;
     let mut hanging = Vec::new();
-    for at in (0..whole.len() - 1).step_by(9) {
+    for offset in (0..whole.len() - 1).step_by(9) {
         let mut stream = connected(&patient).await;
-        stream.write_all(&whole[..at]).await.unwrap();
+        stream.write_all(&whole[..offset]).await.unwrap();
         hanging.push(stream);
     }
     others_are_served(&patient).await;
     drop(hanging);
     let larder = larder_with_short_timeouts(&upstream).start().await;
-    let halves = (0..whole.len() - 1).step_by(9).map(|at| {
-        let (larder, half) = (&larder, &whole[..at]);
+    let halves = (0..whole.len() - 1).step_by(9).map(|offset| {
+        let (larder, half) = (&larder, &whole[..offset]);
         async move {
             let mut stream = connected(larder).await;
             stream.write_all(half).await.unwrap();
@@ -252,10 +252,10 @@ async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     others_are_served(&larder).await;
     upstream.forget_requests();
     // One document is stored and one is not: a stalled upstream must not keep streams that were reset.
-    let held = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64?{}", "a".repeat(100));
+    let stored = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64?{}", "a".repeat(100));
     let cold = format!("/registry/{HOST}/v1/providers/acme/absent/versions?{}", "a".repeat(100));
     let gate = upstream.hold_silent(Target::Versions);
-    let storms = join_all([&held, &held, &cold, &cold].map(|path| reset_storm(&larder, path, &upstream)));
+    let storms = join_all([&stored, &stored, &cold, &cold].map(|path| reset_storm(&larder, path, &upstream)));
     let meanwhile = async {
         for _ in 0..20 {
             larder.get("/healthz").await.expect(200);
@@ -328,11 +328,11 @@ async fn a_request_names_exactly_one_host() {
             (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
         };
         for two in ["Host: localhost\r\nHost: localhost\r\n", "Host: a.example\r\nHost: localhost\r\n"] {
-            let said = error_with_status(" 400 ", &ask("HTTP/1.1", two).await);
-            assert!(said.contains("more than one Host"), "{said}");
+            let output = error_with_status(" 400 ", &ask("HTTP/1.1", two).await);
+            assert!(output.contains("more than one Host"), "{output}");
         }
-        let said = error_with_status(" 400 ", &ask("HTTP/1.1", "").await);
-        assert!(said.contains("no Host"), "{said}");
+        let output = error_with_status(" 400 ", &ask("HTTP/1.1", "").await);
+        assert!(output.contains("no Host"), "{output}");
         for (version, hosts) in [("HTTP/1.1", "Host: localhost\r\n"), ("HTTP/1.0", "")] {
             let (status, _) = ask(version, hosts).await;
             assert!(status.contains(" 200 "), "{version} {hosts}: {status}");
@@ -354,8 +354,8 @@ async fn an_http_2_host_that_contradicts_the_authority_is_refused() {
         crate::support::http::send(request).await.unwrap()
     };
     for host in [HOST, "mirror.example", "mirror.example:1", &format!("{HOST}:{port}"), ""] {
-        let said = ask(host).await.expect(400).json();
-        assert!(said["errors"][0].as_str().unwrap().contains("contradicts"), "{host}: {said}");
+        let output = ask(host).await.expect(400).json();
+        assert!(output["errors"][0].as_str().unwrap().contains("contradicts"), "{host}: {output}");
     }
     for host in [format!("mirror.example:{port}"), format!("MIRROR.example:{port}")] {
         ask(&host).await.expect(200);

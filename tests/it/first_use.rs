@@ -5,7 +5,7 @@ use crate::support::doctor_site::{examine, paste, site};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::ports::free_port;
 use crate::support::process::{Process, command, run, serving};
-use crate::support::site::{Site, json};
+use crate::support::site::{CommandSetup, json};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 async fn publishing() -> FakeUpstream {
@@ -18,12 +18,12 @@ async fn publishing() -> FakeUpstream {
 #[tokio::test]
 async fn a_fresh_start_has_a_limit_that_its_disk_can_hold() {
     let upstream = publishing().await;
-    let site = Site::new(&upstream);
-    assert!(!site.text.contains("max_size"), "{}", site.text);
-    let _larder = site.serve();
-    paste(&site);
-    examine(&site, &[]).await.is_healthy();
-    let status = json(&site.out(&["status", "--json"]).await);
+    let setup = CommandSetup::new(&upstream);
+    assert!(!setup.text.contains("max_size"), "{}", setup.text);
+    let _larder = setup.serve();
+    paste(&setup);
+    examine(&setup, &[]).await.is_healthy();
+    let status = json(&setup.out(&["status", "--json"]).await);
     let (limit, free) = (status["max_size_bytes"].as_u64().unwrap(), status["free_bytes"].as_u64().unwrap());
     assert!(limit <= 200 << 30 && limit < free && limit > 0, "{limit} of {free}");
 }
@@ -64,57 +64,57 @@ async fn serve_logs_one_line_for_an_unreachable_upstream() {
 #[tokio::test]
 async fn client_config_supports_larders_own_host_name() {
     let upstream = publishing().await;
-    let mut site = site(&upstream);
-    let said = site.run(&["client-config", "--own-name"]).await;
-    assert!(said.code == Some(1) && said.err.contains("[server] public_url"), "{said:?}");
-    let with = |line: &str| site.text.replace("[server]\n", &format!("[server]\n{line}\n"));
+    let mut setup = site(&upstream);
+    let output = setup.run(&["client-config", "--own-name"]).await;
+    assert!(output.code == Some(1) && output.err.contains("[server] public_url"), "{output:?}");
+    let with = |line: &str| setup.text.replace("[server]\n", &format!("[server]\n{line}\n"));
     let (http, prefixed, good) = (
         with("public_url = \"http://mirror.example/\""),
         with("public_url = \"https://mirror.example/tools/\""),
         with("public_url = \"https://mirror.example:8443/\""),
     );
     for text in [http, prefixed] {
-        site.text = text;
-        let said = site.run(&["client-config", "--own-name"]).await;
-        assert!(said.code == Some(1) && said.err.contains("over https, at its root"), "{said:?}");
+        setup.text = text;
+        let output = setup.run(&["client-config", "--own-name"]).await;
+        assert!(output.code == Some(1) && output.err.contains("over https, at its root"), "{output:?}");
     }
-    site.text = good;
-    let said = site.run(&["client-config", "--own-name"]).await;
-    assert!(said.code == Some(1) && said.err.contains("[server] default_upstream"), "{said:?}");
-    site.text = site.text.replace("[server]\n", &format!("[server]\ndefault_upstream = \"{HOST}\"\n"));
-    let said = site.out(&["client-config", "--own-name"]).await;
+    setup.text = good;
+    let output = setup.run(&["client-config", "--own-name"]).await;
+    assert!(output.code == Some(1) && output.err.contains("[server] default_upstream"), "{output:?}");
+    setup.text = setup.text.replace("[server]\n", &format!("[server]\ndefault_upstream = \"{HOST}\"\n"));
+    let output = setup.out(&["client-config", "--own-name"]).await;
     for part in
         ["source = \"mirror.example:8443/hashicorp/aws\"", "source = \"mirror.example:8443/terraform-aws-modules/"]
     {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(output.contains(part), "{part}: {output}");
     }
 }
 
 #[tokio::test]
 async fn a_refresh_of_what_is_not_there_is_a_failure() {
     let upstream = publishing().await;
-    let site = site(&upstream);
-    let _larder = site.serve();
-    let said = site.run(&["refresh", "hashicorp/none"]).await;
-    assert!(said.code == Some(1) && said.out.contains("not found"), "{said:?}");
-    let said = site.run(&["refresh", "hashicorp/null"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let setup = site(&upstream);
+    let _larder = setup.serve();
+    let output = setup.run(&["refresh", "hashicorp/none"]).await;
+    assert!(output.code == Some(1) && output.out.contains("not found"), "{output:?}");
+    let output = setup.run(&["refresh", "hashicorp/null"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
 }
 
 #[tokio::test]
 async fn the_admin_listener_may_be_named() {
     let upstream = publishing().await;
-    let mut site = site(&upstream);
-    let admin = site.text.split("[admin]\nlisten = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    let mut setup = site(&upstream);
+    let admin = setup.text.split("[admin]\nlisten = \"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     let port = admin.rsplit(':').next().unwrap();
-    site.text = site.text.replace(&admin, &format!("localhost:{port}"));
-    let larder = site.serve();
+    setup.text = setup.text.replace(&admin, &format!("localhost:{port}"));
+    let larder = setup.serve();
     assert_eq!(larder.said()["admin"], format!("127.0.0.1:{port}"));
-    site.out(&["status"]).await;
-    site.text = site.text.replace("localhost", "no-such-name.invalid");
-    let said = site.run(&["status"]).await;
-    assert!(said.code == Some(78) && said.err.contains("\"no-such-name.invalid:"), "{said:?}");
-    assert!(said.err.contains("admin.listen") && said.err.contains("does not resolve"), "{said:?}");
+    setup.out(&["status"]).await;
+    setup.text = setup.text.replace("localhost", "no-such-name.invalid");
+    let output = setup.run(&["status"]).await;
+    assert!(output.code == Some(78) && output.err.contains("\"no-such-name.invalid:"), "{output:?}");
+    assert!(output.err.contains("admin.listen") && output.err.contains("does not resolve"), "{output:?}");
 }
 
 /// Configurations beside an unreadable folder still count.
@@ -136,30 +136,33 @@ async fn a_folder_that_need_not_be_read_is_passed_over_with_a_note() {
     let work = user.path("work");
     let config = ["--config", config.to_str().unwrap()];
     let warm = [&["warm", work.to_str().unwrap(), "--platform", "linux_amd64"], &config[..]].concat();
-    let said = run(user.command(&warm)).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = run(user.command(&warm)).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     assert!(
-        said.err.contains("skipped: ") && said.err.contains("work/locked cannot be read: Permission denied"),
-        "{said:?}"
+        output.err.contains("skipped: ") && output.err.contains("work/locked cannot be read: Permission denied"),
+        "{output:?}"
     );
     assert_eq!(upstream.count_of(Target::Archive), 1);
     let plan = [&["plan", work.to_str().unwrap(), "--platform", "linux_amd64"], &config[..]].concat();
-    let said = run(user.command(&plan)).await;
-    assert!(said.code == Some(0) && said.err.contains("work/locked cannot be read: Permission denied"), "{said:?}");
+    let output = run(user.command(&plan)).await;
+    assert!(
+        output.code == Some(0) && output.err.contains("work/locked cannot be read: Permission denied"),
+        "{output:?}"
+    );
 }
 
 /// Unquoted, the shell takes the `>` of the constraint as a redirection.
 #[tokio::test]
 async fn a_constraint_that_the_shell_cut_off_says_quote_it() {
     let upstream = publishing().await;
-    let site = site(&upstream);
-    let config = site.file();
+    let setup = site(&upstream);
+    let config = setup.file();
     let work = tempfile::tempdir().unwrap();
     let line = format!("{} plan hashicorp/null@~> 1.0 --config {}", env!("CARGO_BIN_EXE_larder"), config.display());
     let mut shell = std::process::Command::new("/bin/sh");
     shell.arg("-c").arg(line).current_dir(work.path()).stdin(std::process::Stdio::null());
     shell.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    let said = run(shell).await;
-    assert!(said.code == Some(1) && said.err.contains("quote the constraint"), "{said:?}");
-    assert!(said.err.contains("'hashicorp/null@~> 5.0'"), "{said:?}");
+    let output = run(shell).await;
+    assert!(output.code == Some(1) && output.err.contains("quote the constraint"), "{output:?}");
+    assert!(output.err.contains("'hashicorp/null@~> 5.0'"), "{output:?}");
 }

@@ -33,9 +33,9 @@ impl FullDisk {
         let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
         let path = larder.archive_path("null").await;
         let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
-        let scene = Self { upstream, folder, larder, path, zip };
-        scene.fill_the_disk();
-        scene
+        let fixture = Self { upstream, folder, larder, path, zip };
+        fixture.fill_the_disk();
+        fixture
     }
 
     fn fill_the_disk(&self) {
@@ -55,7 +55,7 @@ impl FullDisk {
     }
 
     fn archive_requests(&self) -> Vec<RecordedRequest> {
-        self.upstream.requests().into_iter().filter(|asked| asked.target == Target::Archive).collect()
+        self.upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
     }
 
     /// Checks that the archive arrived whole and nothing was stored.
@@ -85,67 +85,67 @@ impl FullDisk {
 #[tokio::test]
 async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
     for size in [SMALL, LARGE] {
-        let scene = FullDisk::with(size).await;
+        let fixture = FullDisk::with(size).await;
         for _ in 0..2 {
-            scene.assert_passed_through(&scene.larder.get(&scene.path).await);
+            fixture.assert_passed_through(&fixture.larder.get(&fixture.path).await);
         }
-        assert_eq!(scene.larder.metric("larder_passed_through_total").await, 2.0);
-        let said = scene.larder.log().line_with("it is passed through").await;
-        assert!(said.contains(scene.folder.path().to_str().unwrap()) && said.contains("LimitFSIZE="), "{said}");
-        scene.assert_recovery().await;
-        assert_eq!(scene.larder.metric("larder_passed_through_total").await, 2.0);
+        assert_eq!(fixture.larder.metric("larder_passed_through_total").await, 2.0);
+        let log = fixture.larder.log().line_with("it is passed through").await;
+        assert!(log.contains(fixture.folder.path().to_str().unwrap()) && log.contains("LimitFSIZE="), "{log}");
+        fixture.assert_recovery().await;
+        assert_eq!(fixture.larder.metric("larder_passed_through_total").await, 2.0);
     }
 }
 
 /// Promises 3 and 9: a small archive is verified in memory, so its length is sent even if upstream sends none.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_passed_through_whole() {
-    let scene = FullDisk::with(SMALL).await;
-    scene.upstream.fault(Target::Archive, Fault::NoLength);
+    let fixture = FullDisk::with(SMALL).await;
+    fixture.upstream.fault(Target::Archive, Fault::NoLength);
     for _ in 0..2 {
-        let answer = scene.larder.get(&scene.path).await;
-        assert_eq!(answer.header("content-length"), scene.zip.len().to_string());
-        scene.assert_passed_through(&answer);
+        let answer = fixture.larder.get(&fixture.path).await;
+        assert_eq!(answer.header("content-length"), fixture.zip.len().to_string());
+        fixture.assert_passed_through(&answer);
     }
-    scene.assert_recovery().await;
+    fixture.assert_recovery().await;
 }
 
 /// Promise 9: without a length no disk space can be reserved. Clients of the failed fill are cut off; the next request
 /// is passed through.
 #[tokio::test]
 async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_request_passes_through() {
-    let scene = FullDisk::with(LARGE).await;
-    scene.upstream.fault(Target::Archive, Fault::NoLength);
-    let cut = scene.receive().await;
+    let fixture = FullDisk::with(LARGE).await;
+    fixture.upstream.fault(Target::Archive, Fault::NoLength);
+    let cut = fixture.receive().await;
     assert_eq!((cut.status, cut.is_whole), (200, false));
-    assert!(scene.zip.starts_with(&cut.body) && cut.body.len() <= scene.zip.len() / 2, "{}", cut.body.len());
-    eventually("what was staged is gone", async || scene.folder.staged().is_empty().then_some(())).await;
+    assert!(fixture.zip.starts_with(&cut.body) && cut.body.len() <= fixture.zip.len() / 2, "{}", cut.body.len());
+    eventually("what was staged is gone", async || fixture.folder.staged().is_empty().then_some(())).await;
     for _ in 0..2 {
-        let answer = scene.larder.get(&scene.path).await;
+        let answer = fixture.larder.get(&fixture.path).await;
         assert_eq!(answer.header("content-length"), "");
-        scene.assert_passed_through(&answer);
+        fixture.assert_passed_through(&answer);
     }
-    scene.assert_recovery().await;
+    fixture.assert_recovery().await;
 }
 
 /// Promise 3: a pass-through withholds its last chunk until the archive is verified, too.
 #[tokio::test]
 async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
-    let scene = FullDisk::with(LARGE).await;
-    let gate = scene.upstream.hold_after(Target::Archive, scene.zip.len() - 1);
-    let mut response = client().get(scene.url()).send().await.unwrap();
-    assert_eq!(response.content_length(), Some(scene.zip.len() as u64));
+    let fixture = FullDisk::with(LARGE).await;
+    let gate = fixture.upstream.hold_after(Target::Archive, fixture.zip.len() - 1);
+    let mut response = client().get(fixture.url()).send().await.unwrap();
+    assert_eq!(response.content_length(), Some(fixture.zip.len() as u64));
     let mut body = Vec::new();
-    while body.len() < scene.zip.len() - TAIL {
+    while body.len() < fixture.zip.len() - TAIL {
         body.extend_from_slice(&response.chunk().await.unwrap().unwrap());
-        assert!(body.len() <= scene.zip.len() - TAIL, "{}", body.len());
+        assert!(body.len() <= fixture.zip.len() - TAIL, "{}", body.len());
     }
     gate.open();
     while let Some(piece) = response.chunk().await.unwrap() {
         body.extend_from_slice(&piece);
     }
-    assert!(body == scene.zip);
-    scene.assert_nothing_stored();
+    assert!(body == fixture.zip);
+    fixture.assert_nothing_stored();
 }
 
 /// Promises 1 and 3: wrong bytes never look complete, and the next request succeeds.
@@ -153,23 +153,23 @@ async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
 async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     for length in [None, Some(Fault::NoLength)] {
         for wrong in [Fault::WrongBytes, Fault::WrongLastByte] {
-            let scene = FullDisk::with(LARGE).await;
+            let fixture = FullDisk::with(LARGE).await;
             // Without a length the first request only starts a fill that is cut off; the second one is passed through.
-            length.iter().for_each(|fault| scene.upstream.fault(Target::Archive, fault.clone()));
-            scene.receive().await;
-            scene.upstream.fault(Target::Archive, wrong.clone());
-            let received = scene.receive().await;
+            length.iter().for_each(|fault| fixture.upstream.fault(Target::Archive, fault.clone()));
+            fixture.receive().await;
+            fixture.upstream.fault(Target::Archive, wrong.clone());
+            let received = fixture.receive().await;
             assert_eq!((received.status, received.is_whole), (200, false), "{wrong:?} {length:?}");
-            assert!(received.body.len() <= scene.zip.len() - TAIL, "{wrong:?}: {}", received.body.len());
-            scene.assert_nothing_stored();
-            scene.assert_recovery().await;
+            assert!(received.body.len() <= fixture.zip.len() - TAIL, "{wrong:?}: {}", received.body.len());
+            fixture.assert_nothing_stored();
+            fixture.assert_recovery().await;
 
-            let scene = FullDisk::with(SMALL).await;
-            length.iter().for_each(|fault| scene.upstream.fault(Target::Archive, fault.clone()));
-            scene.upstream.fault(Target::Archive, wrong.clone());
-            let said = scene.larder.get(&scene.path).await.expect(502).text();
-            assert!(said.contains("its verified SHA256SUMS say"), "{said}");
-            scene.assert_recovery().await;
+            let fixture = FullDisk::with(SMALL).await;
+            length.iter().for_each(|fault| fixture.upstream.fault(Target::Archive, fault.clone()));
+            fixture.upstream.fault(Target::Archive, wrong.clone());
+            let text = fixture.larder.get(&fixture.path).await.expect(502).text();
+            assert!(text.contains("its verified SHA256SUMS say"), "{text}");
+            fixture.assert_recovery().await;
         }
     }
 }
@@ -178,18 +178,18 @@ async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
 #[tokio::test]
 async fn a_broken_download_that_is_passed_through_is_resumed() {
     for size in [SMALL, LARGE] {
-        let scene = FullDisk::with(size).await;
+        let fixture = FullDisk::with(size).await;
         // The fill that fails first reads no body.
-        let half = scene.zip.len() / 2;
-        scene.upstream.fault(Target::Archive, Fault::Truncated(half));
-        scene.assert_passed_through(&scene.larder.get(&scene.path).await);
+        let half = fixture.zip.len() / 2;
+        fixture.upstream.fault(Target::Archive, Fault::Truncated(half));
+        fixture.assert_passed_through(&fixture.larder.get(&fixture.path).await);
         let resumed: Vec<_> =
-            scene.archive_requests().into_iter().filter(|asked| asked.header("range").is_some()).collect();
+            fixture.archive_requests().into_iter().filter(|request| request.header("range").is_some()).collect();
         let range = format!("bytes={half}-");
-        let if_range = format!("\"{}\"", &sha256_hex(&scene.zip)[..20]);
+        let if_range = format!("\"{}\"", &sha256_hex(&fixture.zip)[..20]);
         assert_eq!(resumed[0].header("range"), Some(range.as_str()));
         assert!(resumed.iter().all(|asked| asked.header("if-range") == Some(if_range.as_str())));
-        scene.assert_recovery().await;
+        fixture.assert_recovery().await;
     }
 }
 
@@ -198,99 +198,99 @@ async fn a_broken_download_that_is_passed_through_is_resumed() {
 #[tokio::test]
 async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     for fault in [Fault::RangeIgnored, Fault::RangeOtherBytes] {
-        let scene = FullDisk::with(LARGE).await;
-        scene.upstream.fault(Target::Archive, fault);
-        scene.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
-        let received = scene.receive().await;
+        let fixture = FullDisk::with(LARGE).await;
+        fixture.upstream.fault(Target::Archive, fault);
+        fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
+        let received = fixture.receive().await;
         assert_eq!((received.status, received.is_whole), (200, false));
-        assert!(scene.zip.starts_with(&received.body));
-        scene.assert_recovery().await;
+        assert!(fixture.zip.starts_with(&received.body));
+        fixture.assert_recovery().await;
     }
 
-    let scene = FullDisk::with(SMALL).await;
-    scene.upstream.fault(Target::Archive, Fault::RangeIgnored);
+    let fixture = FullDisk::with(SMALL).await;
+    fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
     // One truncated response is for the fill, which stops for lack of disk space, and one for the pass-through.
-    scene.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL / 2));
-    let gate = scene.upstream.hold_silent(Target::Archive);
-    let asking = tokio::spawn(receive(client().get(scene.url())));
-    scene.upstream.wait_for(Target::Archive, 1).await;
-    scene.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL / 2));
+    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL / 2));
+    let gate = fixture.upstream.hold_silent(Target::Archive);
+    let asking = tokio::spawn(receive(client().get(fixture.url())));
+    fixture.upstream.wait_for(Target::Archive, 1).await;
+    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(SMALL / 2));
     gate.open();
     let received = asking.await.unwrap();
-    assert!(received.is_whole && received.body == scene.zip);
-    assert_eq!(scene.archive_requests().len(), 3);
+    assert!(received.is_whole && received.body == fixture.zip);
+    assert_eq!(fixture.archive_requests().len(), 3);
 }
 
 /// Promise 4: the client receives the announced length or an abort.
 #[tokio::test]
 async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     for more in [-1_i64, 1] {
-        let scene = FullDisk::with(LARGE).await;
-        let other = scene.zip.len().checked_add_signed(more as isize).unwrap();
-        let gate = scene.upstream.hold_after(Target::Archive, LARGE / 2 - 1);
-        scene.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
-        let asking = tokio::spawn(receive(client().get(scene.url())));
-        scene.upstream.wait_for(Target::Archive, 2).await;
-        scene.upstream.fault(Target::Archive, Fault::Announces(other));
+        let fixture = FullDisk::with(LARGE).await;
+        let other = fixture.zip.len().checked_add_signed(more as isize).unwrap();
+        let gate = fixture.upstream.hold_after(Target::Archive, LARGE / 2 - 1);
+        fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
+        let asking = tokio::spawn(receive(client().get(fixture.url())));
+        fixture.upstream.wait_for(Target::Archive, 2).await;
+        fixture.upstream.fault(Target::Archive, Fault::Announces(other));
         gate.open();
         let received = asking.await.unwrap();
         assert_eq!((received.status, received.is_whole), (200, false));
-        assert!(scene.zip.starts_with(&received.body));
-        scene.assert_recovery().await;
+        assert!(fixture.zip.starts_with(&received.body));
+        fixture.assert_recovery().await;
     }
 }
 
 /// Section 4: signed URLs expire, so the download document is fetched again once, in a pass-through too.
 #[tokio::test]
 async fn an_expired_url_is_refreshed_in_a_pass_through() {
-    let scene = FullDisk::with_upstream(FakeUpstream::builder().signed_urls().start().await, LARGE).await;
-    scene.upstream.expire_urls();
-    scene.assert_passed_through(&scene.larder.get(&scene.path).await);
-    scene.assert_recovery().await;
+    let fixture = FullDisk::with_upstream(FakeUpstream::builder().signed_urls().start().await, LARGE).await;
+    fixture.upstream.expire_urls();
+    fixture.assert_passed_through(&fixture.larder.get(&fixture.path).await);
+    fixture.assert_recovery().await;
 }
 
 /// Promise 11: each pass-through is an upstream stream; beyond the limit the response is 503.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
-    let scene = FullDisk::with(LARGE).await;
-    let gate = scene.upstream.hold_after(Target::Archive, LARGE / 2);
+    let fixture = FullDisk::with(LARGE).await;
+    let gate = fixture.upstream.hold_after(Target::Archive, LARGE / 2);
     let mut under_way = Vec::new();
     for _ in 0..16 {
-        let response = client().get(scene.url()).send().await.unwrap();
+        let response = client().get(fixture.url()).send().await.unwrap();
         assert_eq!(response.status(), 200);
         under_way.push(response);
     }
-    let said = scene.larder.get(&scene.path).await.expect(503).text();
-    assert!(said.contains("cannot store it") && said.contains("ask again in a moment"), "{said}");
-    assert!(!said.contains(scene.folder.path().to_str().unwrap()), "{said}");
+    let text = fixture.larder.get(&fixture.path).await.expect(503).text();
+    assert!(text.contains("cannot store it") && text.contains("ask again in a moment"), "{text}");
+    assert!(!text.contains(fixture.folder.path().to_str().unwrap()), "{text}");
     // A client that leaves frees a permit.
     drop(under_way.pop());
     let next = eventually("there is place for one more", async || {
-        let response = client().get(scene.url()).send().await.unwrap();
+        let response = client().get(fixture.url()).send().await.unwrap();
         (response.status() == 200).then_some(response)
     });
     under_way.push(next.await);
     gate.open();
     for response in under_way {
-        assert!(response.bytes().await.unwrap() == scene.zip);
+        assert!(response.bytes().await.unwrap() == fixture.zip);
     }
-    scene.assert_recovery().await;
+    fixture.assert_recovery().await;
 }
 
 /// Promise 3: without a length, an HTTP/1.0 client cannot tell a part from the whole.
 #[tokio::test]
 async fn an_http_1_0_client_is_refused_a_pass_through_without_a_length() {
-    let scene = FullDisk::with(LARGE).await;
-    scene.upstream.fault(Target::Archive, Fault::NoLength);
-    let ask = || receive(client().get(scene.url()).version(reqwest::Version::HTTP_10));
+    let fixture = FullDisk::with(LARGE).await;
+    fixture.upstream.fault(Target::Archive, Fault::NoLength);
+    let ask = || receive(client().get(fixture.url()).version(reqwest::Version::HTTP_10));
     for _ in 0..2 {
         let received = ask().await;
         assert_eq!(received.status, 503);
         assert!(String::from_utf8_lossy(&received.body).contains("HTTP/1.0"));
     }
-    scene.free_disk_space();
+    fixture.free_disk_space();
     let received = ask().await;
-    assert!(received.status == 200 && received.body == scene.zip);
+    assert!(received.status == 200 && received.body == fixture.zip);
 }
 
 /// Promise 9: documents and archives are served although neither they nor first-seen records can be written.
@@ -318,19 +318,19 @@ async fn a_disk_without_a_free_byte_costs_no_document() {
 /// The state must show that archives are not stored, even while small documents still fit.
 #[tokio::test]
 async fn a_store_that_fits_only_documents_reports_not_keeping() {
-    let scene = FullDisk::with(SMALL).await;
-    scene.upstream.publish(Provider::new("acme", "random").size(SMALL));
+    let fixture = FullDisk::with(SMALL).await;
+    fixture.upstream.publish(Provider::new("acme", "random").size(SMALL));
     let is = async |state: &str| {
-        let text = get(&format!("{}/metrics", scene.larder.admin())).await.expect(200).text();
+        let text = get(&format!("{}/metrics", fixture.larder.admin())).await.expect(200).text();
         text.contains(&format!("larder_store_state{{state=\"{state}\"}} 1"))
     };
     assert!(is("ready").await);
-    assert!(scene.receive().await.body == scene.zip);
+    assert!(fixture.receive().await.body == fixture.zip);
     assert!(is("not-keeping").await);
-    assert!(scene.larder.document("random").await.expect(200).is("stored"));
+    assert!(fixture.larder.document("random").await.expect(200).is("stored"));
     assert!(is("not-keeping").await);
-    scene.free_disk_space();
-    assert!(scene.receive().await.body == scene.zip);
+    fixture.free_disk_space();
+    assert!(fixture.receive().await.body == fixture.zip);
     assert!(is("ready").await);
 }
 
@@ -357,7 +357,7 @@ async fn a_larder_starts_although_not_a_byte_can_be_written() {
         }
 
         let larder = Process::serve_after("ulimit -f 0", &builder, folder.path());
-        let larder = larder.unwrap_or_else(|said| panic!("killed {killed}: {said:?}"));
+        let larder = larder.unwrap_or_else(|error| panic!("killed {killed}: {error:?}"));
         assert!(larder.get(&path).await.expect(200).is("larder; hit"));
         larder.get("/readyz").await.expect(200);
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();

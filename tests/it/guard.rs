@@ -151,10 +151,10 @@ async fn no_hop_leads_to_an_address_that_is_not_public() {
             hop.send_elsewhere(&upstream, &format!("{origin}/s3cret/path?sig=s3cret")).await;
             let answer = hop.request(&larder).await;
             assert_eq!(answer.status, 502, "{case}: {}", answer.text());
-            let said = answer.text();
-            assert!(said.contains("may not be asked"), "{case}: {said}");
-            assert!(said.contains(&format!("add \\\"{line}\\\" to allow_private in [network]")), "{case}: {said}");
-            assert!(!said.contains("s3cret"), "{case}: {said}");
+            let text = answer.text();
+            assert!(text.contains("may not be asked"), "{case}: {text}");
+            assert!(text.contains(&format!("add \\\"{line}\\\" to allow_private in [network]")), "{case}: {text}");
+            assert!(!text.contains("s3cret"), "{case}: {text}");
             assert!(refusal_count(&larder, reason).await > before, "{case}");
             upstream.heal();
         }
@@ -192,9 +192,9 @@ async fn no_hop_leads_to_a_url_with_userinfo_or_another_scheme() {
             ("file:///etc/passwd".to_owned(), "scheme"),
         ] {
             hop.send_elsewhere(&upstream, &url).await;
-            let said = hop.request(&larder).await;
-            assert_eq!(said.status, 502, "{hop:?} to {url}: {}", said.text());
-            assert!(!said.text().contains("s3cret") && !said.text().contains("passwd"), "{}", said.text());
+            let output = hop.request(&larder).await;
+            assert_eq!(output.status, 502, "{hop:?} to {url}: {}", output.text());
+            assert!(!output.text().contains("s3cret") && !output.text().contains("passwd"), "{}", output.text());
             // A service or document with such a URL is unusable before any request, so no refusal is counted.
             if !matches!(hop, Hop::Service | Hop::SumsUrl | Hop::SignatureUrl | Hop::ArchiveUrl) {
                 assert!(refusal_count(&larder, reason).await >= 1.0, "{hop:?} to {url}");
@@ -230,8 +230,8 @@ async fn the_line_that_a_refusal_prints_is_the_line_that_allows_it() {
         );
         let strict = larder("").start().await;
         let path = strict.archive_path("null", "1.2.0").await;
-        let said = strict.get(&path).await.expect(502).text();
-        let line = said.split("add \\\"").nth(1).and_then(|rest| rest.split("\\\"").next()).unwrap();
+        let text = strict.get(&path).await.expect(502).text();
+        let line = text.split("add \\\"").nth(1).and_then(|rest| rest.split("\\\"").next()).unwrap();
         let wide = larder(line).start().await;
         wide.archive_path("null", "1.2.0").await;
         let zip = wide.get(&path).await.expect(200);
@@ -284,8 +284,8 @@ async fn services_under_the_upstreams_own_host_are_permitted() {
     let secure = FakeUpstream::builder().tls_with(&ca).start().await;
     secure.serve_json(DISCOVERY, &format!("{{\"providers.v1\":\"{}\"}}", service.providers_url()));
     let larder = Larder::mirroring(&secure).trusting(&ca).start().await;
-    let said = larder.versions("null").await.expect(502).text();
-    assert!(said.contains("without TLS"), "{said}");
+    let text = larder.versions("null").await.expect(502).text();
+    assert!(text.contains("without TLS"), "{text}");
 }
 
 /// Promise 7: a proxy from the environment resolves names itself and may be anywhere. Literal private addresses, and
@@ -301,8 +301,8 @@ async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_stil
         command.env("HTTPS_PROXY", proxy.origin()).env("https_proxy", proxy.origin());
         command.env("NO_PROXY", "direct.invalid").env("no_proxy", "direct.invalid");
     });
-    let larder = larder.unwrap_or_else(|said| panic!("{said:?}"));
-    for (origin, goes_there, said) in [
+    let larder = larder.unwrap_or_else(|error| panic!("{error:?}"));
+    for (origin, goes_there, output) in [
         ("https://10.1.2.3", false, "it is a private address"),
         ("https://[fd00::1]", false, "it is a private address"),
         ("https://localhost", false, "add \\\"localhost\\\" to allow_private"),
@@ -320,7 +320,7 @@ async fn behind_a_proxy_private_addresses_and_names_of_private_networks_are_stil
         proxy.forget_requests();
         upstream.fault(Target::Document, Fault::RedirectTo(302, format!("{origin}/x")));
         let answer = larder.document("null").await.expect(502).text();
-        assert!(answer.contains(said), "{answer}");
+        assert!(answer.contains(output), "{answer}");
         assert_eq!(proxy.count_where(|_| true) > 0, goes_there, "{origin}: {answer}");
         upstream.heal();
     }
@@ -373,7 +373,8 @@ impl CredentialHosts {
             let document = format!("/registry/{host}{}", DOCUMENT.replace("null", name));
             let path = larder.get(&document).await.expect(200).json()["download_url"].as_str().unwrap().to_owned();
             let status = larder.get(&path).await.status;
-            let shown = self.archive_host.requests().first().and_then(|asked| asked.header(header).map(str::to_owned));
+            let shown =
+                self.archive_host.requests().first().and_then(|request| request.header(header).map(str::to_owned));
             found.push((status, shown));
         }
         found.try_into().unwrap()
@@ -396,9 +397,9 @@ async fn a_credential_is_used_for_the_upstreams_it_lists_and_for_no_other() {
         assert_eq!(corporate.fetch_both_archives(&larder, header).await, [(200, Some(shown)), (502, None)]);
     }
     for upstream in [&corporate.permitted_upstream, &corporate.other_upstream] {
-        let told =
-            upstream.count_where(|asked| asked.header("authorization").is_some() || asked.header("x-key").is_some());
-        assert_eq!(told, 0, "a registry was shown a credential that is not for it");
+        let text = upstream
+            .count_where(|request| request.header("authorization").is_some() || request.header("x-key").is_some());
+        assert_eq!(text, 0, "a registry was shown a credential that is not for it");
     }
 }
 
@@ -423,8 +424,8 @@ async fn an_upstream_that_leads_back_to_larder_is_508_at_once() {
         let url = format!("http://{name}:{port}/registry/{HOST}/");
         let larder = Larder::builder().server(&format!("listen = \"127.0.0.1:{port}\"")).upstream(HOST, &url, "");
         let larder = larder.start().await;
-        let said = larder.versions("null").await.expect(508).text();
-        assert!(said.contains("ring") || said.contains("508"), "{said}");
+        let text = larder.versions("null").await.expect(508).text();
+        assert!(text.contains("ring") || text.contains("508"), "{text}");
         assert_eq!(larder.metric("larder_requests_total").await, 2.0, "the one asked, and the one that came back");
         larder.stop().await;
     }

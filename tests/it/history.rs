@@ -453,12 +453,12 @@ async fn the_real_client_installs_what_was_verified_first_or_nothing() {
         let folder = stop_and_delete_content(larder).await;
         let larder = builder().on(&folder).start().await;
         let constraint = if attack == "unsigned" { "1.3.0" } else { "1.2.0" };
-        let said = workspace(&larder, constraint).init().await.expect_failure().text;
-        assert!(said.contains("502"), "{attack}: {said}");
+        let output = workspace(&larder, constraint).init().await.expect_failure().text;
+        assert!(output.contains("502"), "{attack}: {output}");
         let raised = larder.alarms().await;
         let (_, _, version, alarm) = raised.iter().find(|(raised, ..)| raised == kind).expect(attack);
-        let what = if kind == "signature-lost" { PROVIDER.to_owned() } else { format!("{PROVIDER}@{version}") };
-        assert_eq!(alarm["resolve"], format!("larder accept {what}"), "{attack}");
+        let subject = if kind == "signature-lost" { PROVIDER.to_owned() } else { format!("{PROVIDER}@{version}") };
+        assert_eq!(alarm["resolve"], format!("larder accept {subject}"), "{attack}");
         let figures = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
         assert!(figures.contains(&format!("larder_alarms_total{{kind=\"{kind}\"}}")), "{figures}");
     }

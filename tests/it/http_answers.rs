@@ -114,22 +114,22 @@ async fn ranges_of_a_stored_archive_are_answered() {
         larder.get(&path).await.expect(200);
         let total = bytes.len();
         let (end, suffix) = (total - 1, total - 300);
-        for (asked, from, to) in [
+        for (request, from, to) in [
             ("bytes=0-99".to_owned(), 0, 100),
             ("bytes=100-".to_owned(), 100, total),
             ("bytes=-300".to_owned(), suffix, total),
             (format!("bytes={end}-{}", total * 2), end, total),
             (format!("bytes=0-{end}"), 0, total),
         ] {
-            let part = larder.get_with(&path, &[("range", &asked)]).await.expect(206);
-            assert_eq!(part.header("content-range"), format!("bytes {from}-{}/{total}", to - 1), "{asked}");
-            assert_eq!(part.header("content-length"), (to - from).to_string(), "{asked}");
-            assert!(part.body == bytes[from..to], "{asked}");
+            let part = larder.get_with(&path, &[("range", &request)]).await.expect(206);
+            assert_eq!(part.header("content-range"), format!("bytes {from}-{}/{total}", to - 1), "{request}");
+            assert_eq!(part.header("content-length"), (to - from).to_string(), "{request}");
+            assert!(part.body == bytes[from..to], "{request}");
         }
-        for asked in ["bytes=0-1,5-6", "bytes=9-3", "lines=1-2", "bytes=x", "bytes=-"] {
-            let whole = larder.get_with(&path, &[("range", asked)]).await.expect(200);
-            assert_eq!(whole.header("content-range"), "", "{asked}");
-            assert!(whole.body == bytes, "{asked}");
+        for requests in ["bytes=0-1,5-6", "bytes=9-3", "lines=1-2", "bytes=x", "bytes=-"] {
+            let whole = larder.get_with(&path, &[("range", requests)]).await.expect(200);
+            assert_eq!(whole.header("content-range"), "", "{requests}");
+            assert!(whole.body == bytes, "{requests}");
         }
     }
 }
@@ -138,9 +138,9 @@ async fn ranges_of_a_stored_archive_are_answered() {
 async fn a_range_beyond_the_end_is_416_and_is_not_immutable() {
     let (_upstream, larder, path, bytes) = larder_before_archive(SMALL).await;
     larder.get(&path).await.expect(200);
-    for asked in [format!("bytes={}-", bytes.len()), "bytes=-0".to_owned(), "bytes=999999999-".to_owned()] {
-        let answer = larder.get_with(&path, &[("range", &asked)]).await.expect(416);
-        assert_eq!(answer.header("content-range"), format!("bytes */{}", bytes.len()), "{asked}");
+    for requests in [format!("bytes={}-", bytes.len()), "bytes=-0".to_owned(), "bytes=999999999-".to_owned()] {
+        let answer = larder.get_with(&path, &[("range", &requests)]).await.expect(416);
+        assert_eq!(answer.header("content-range"), format!("bytes */{}", bytes.len()), "{requests}");
         assert!(error_text(&answer).contains(&bytes.len().to_string()));
         assert!(!answer.header("cache-control").contains("immutable"), "{}", answer.header("cache-control"));
     }
@@ -260,14 +260,14 @@ async fn an_archive_was_modified_when_it_was_first_stored() {
         let first = larder.get(&path).await.expect(200);
         assert_eq!(first.header("last-modified").is_empty(), size == LARGE, "a large one is not stored when it begins");
         let stored = larder.get(&path).await.expect(200).header("last-modified").to_owned();
-        let at = httpdate::parse_http_date(&stored).unwrap();
-        assert!(at.elapsed().unwrap() < Duration::from_secs(600), "{stored}");
+        let offset = httpdate::parse_http_date(&stored).unwrap();
+        assert!(offset.elapsed().unwrap() < Duration::from_secs(600), "{stored}");
         assert_eq!(larder.get_with(&path, &[("range", "bytes=0-4")]).await.expect(206).header("last-modified"), stored);
 
         let unchanged = larder.get_with(&path, &[("if-modified-since", &stored)]).await.expect(304);
         assert_eq!((unchanged.header("last-modified"), unchanged.header("content-type")), (stored.as_str(), ""));
         assert_eq!(head_with(&larder, &path, &[("if-modified-since", &stored)]).await.status, 304);
-        let before = httpdate::fmt_http_date(at - Duration::from_secs(1));
+        let before = httpdate::fmt_http_date(offset - Duration::from_secs(1));
         assert!(larder.get_with(&path, &[("if-modified-since", &before)]).await.expect(200).body == bytes);
         // If-None-Match takes precedence over If-Modified-Since; an invalid date is ignored.
         let headers = [("if-modified-since", stored.as_str()), ("if-none-match", "\"other\"")];
@@ -412,9 +412,9 @@ async fn an_upstream_that_gives_no_length_is_relayed_whole() {
         assert!(cold.body == bytes, "{size}");
         let expected = if size == SMALL { bytes.len().to_string() } else { String::new() };
         assert_eq!(cold.header("content-length"), expected, "a length nobody knew yet");
-        let held = larder.get(&path).await.expect(200);
-        assert!(held.body == bytes, "{size}");
-        assert_eq!(held.header("content-length"), bytes.len().to_string());
+        let stored = larder.get(&path).await.expect(200);
+        assert!(stored.body == bytes, "{size}");
+        assert_eq!(stored.header("content-length"), bytes.len().to_string());
         assert_eq!(upstream.count_of(Target::Archive), 1);
     }
 }
@@ -486,9 +486,12 @@ async fn errors_are_json_and_name_the_package_the_upstream_and_the_cause() {
         upstream.fault(Target::Versions, fault.clone());
         let answer = larder.versions("null").await;
         assert_eq!(answer.status, status, "{fault:?}: {}", answer.text());
-        let said = error_text(&answer);
-        assert!(said.contains(cause), "{fault:?}: {said}");
-        assert!(said.contains(&format!("{HOST}/acme/null")) && said.contains(&upstream.origin()), "{fault:?}: {said}");
+        let error = error_text(&answer);
+        assert!(error.contains(cause), "{fault:?}: {error}");
+        assert!(
+            error.contains(&format!("{HOST}/acme/null")) && error.contains(&upstream.origin()),
+            "{fault:?}: {error}"
+        );
         // Clients obey Retry-After without a cap (PROTOCOL 2.5).
         assert_eq!(answer.header("retry-after"), "", "{fault:?}");
         upstream.heal();
@@ -504,9 +507,9 @@ async fn no_path_or_query_of_an_upstream_url_is_in_an_error() {
     let larder = Larder::mirroring(&upstream).start().await;
     let harmless = |answer: Answer, case: String| {
         assert!(answer.status >= 400, "{case}: {}", answer.status);
-        let said = error_text(&answer);
+        let error = error_text(&answer);
         for secret in ["sig=", "/releases/", "/v1/providers", ".well-known", "hunter2", "s3cret", "?"] {
-            assert!(!said.contains(secret), "{case}: {said}");
+            assert!(!error.contains(secret), "{case}: {error}");
         }
     };
     let userinfo = "http://jane:hunter2@127.0.0.1:1/s3cret-path?token=s3cret";
@@ -564,8 +567,8 @@ async fn only_the_configured_clients_are_answered() {
             let answer = larder.get_with(&path, &[("x-forwarded-for", forwarded)]).await;
             let status = if path == "/nowhere" { 403 } else { 421 };
             assert_eq!(answer.status, status, "{forwarded} {path}: {}", answer.text());
-            let said = error_text(&answer);
-            assert!(said.contains(named) && said.contains("[server] clients"), "{said}");
+            let error = error_text(&answer);
+            assert!(error.contains(named) && error.contains("[server] clients"), "{error}");
         }
     }
     larder.get(&versions_path()).await.expect(421);

@@ -39,8 +39,8 @@ impl Drop for BlockedFile {
         let readers = self.readers();
         let awake = self.path.with_extension("awake");
         let woken = std::fs::write(&awake, &self.original_content).and_then(|()| std::fs::rename(&awake, &self.path));
-        let told = readers.map_or(Ok(()), |mut readers| readers.write_all(&self.original_content));
-        assert!(std::thread::panicking() || (woken.is_ok() && told.is_ok()), "{woken:?} {told:?}");
+        let text = readers.map_or(Ok(()), |mut readers| readers.write_all(&self.original_content));
+        assert!(std::thread::panicking() || (woken.is_ok() && text.is_ok()), "{woken:?} {text:?}");
     }
 }
 
@@ -114,8 +114,8 @@ async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwar
     upstream.wait_for(Target::Archive, 1).await;
     let purging = async {
         // Eviction would not choose `three`: by the first larder's clock, others were used longer ago.
-        let said = larder.tell("purge", "registry.terraform.io/acme/three").await;
-        (said, larder.metric("larder_index_whole").await)
+        let output = larder.tell("purge", "registry.terraform.io/acme/three").await;
+        (output, larder.metric("larder_index_whole").await)
     };
     let waking = async {
         // Other archives are served meanwhile, and nothing was evicted.
@@ -127,7 +127,7 @@ async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwar
     assert_eq!((&purged["items"][0]["archives"], whole), (&1.into(), 1.0), "{purged}");
     filling.await.unwrap().unwrap().expect(200);
     until("four is kept", async || is_held(&larder, &upstream, "four")).await;
-    let held: u64 = folder.blobs().iter().map(|blob| blob.metadata().unwrap().len()).sum();
+    let stored: u64 = folder.blobs().iter().map(|blob| blob.metadata().unwrap().len()).sum();
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
-    assert_eq!(status["archive_bytes"], held, "{status}");
+    assert_eq!(status["archive_bytes"], stored, "{status}");
 }

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::support::http::{client, send};
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
-use crate::support::warm_jobs::{Desk, states};
+use crate::support::warm_jobs::{WarmFixture, states};
 use crate::support::{HANGS_AFTER, eventually};
 
 const HALF: usize = 1_500_000;
@@ -52,8 +52,8 @@ async fn upstream_of(names: &[&str]) -> FakeUpstream {
 }
 
 fn job_request(names: &[&str]) -> Value {
-    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
-    json!({ "what": what, "platforms": ["linux_amd64"] })
+    let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    json!({ "what": addresses, "platforms": ["linux_amd64"] })
 }
 
 #[tokio::test]
@@ -61,8 +61,8 @@ async fn job_events_are_the_whole_job_then_changes_then_the_end() {
     let upstream = upstream_of(&["one", "two", "three"]).await;
     let gate = upstream.hold_after(Target::Archive.of("-two_"), HALF);
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
-    let path = desk.begin(&job_request(&["one", "two", "three", "never"])).await;
+    let fixture = WarmFixture::of(&larder);
+    let path = fixture.begin(&job_request(&["one", "two", "three", "never"])).await;
     let mut following = JobEventStream::of(&larder, &path).await;
     let (name, mut job) = following.next().await.unwrap();
     assert_eq!((name.as_str(), &job["id"], states(&job).len()), ("job", &json!(path.rsplit('/').next().unwrap()), 4));
@@ -86,7 +86,7 @@ async fn job_events_are_the_whole_job_then_changes_then_the_end() {
     };
     assert!(seen_half, "the progress of an archive was not told");
     assert_eq!(following.next().await, None, "something follows the end");
-    let last = desk.job(&path).await;
+    let last = fixture.job(&path).await;
     assert_eq!(job["items"], last["items"], "what was told does not come to what is");
     assert_eq!((&end["state"], &end["ended"], &end["items"]["fetched"]), (&json!("failed"), &last["ended"], &json!(3)));
 
@@ -105,15 +105,15 @@ async fn many_clients_may_follow_a_job_and_one_that_reads_nothing_delays_no_othe
     let upstream = upstream_of(&["one", "two"]).await;
     let gate = upstream.hold_after(Target::Archive, HALF);
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
-    let path = desk.begin(&job_request(&["one", "two"])).await;
+    let fixture = WarmFixture::of(&larder);
+    let path = fixture.begin(&job_request(&["one", "two"])).await;
     let idle = JobEventStream::of(&larder, &path).await;
     let mut followers = Vec::new();
     for _ in 0..20 {
         followers.push(JobEventStream::of(&larder, &path).await);
     }
     gate.open();
-    assert_eq!(desk.ended(&path).await["state"], "done");
+    assert_eq!(fixture.ended(&path).await["state"], "done");
     for mut follower in followers {
         let mut items = BTreeMap::new();
         let end = loop {
@@ -134,11 +134,11 @@ async fn a_job_that_is_cancelled_reports_its_end_and_a_larder_that_stops_ends_th
     let upstream = upstream_of(&["one", "two"]).await;
     let _gate = upstream.hold_after(Target::Archive, HALF);
     let larder = Larder::mirroring(&upstream).drain(Duration::from_secs(3600)).start().await;
-    let desk = Desk::of(&larder);
-    let path = desk.begin(&job_request(&["one"])).await;
+    let fixture = WarmFixture::of(&larder);
+    let path = fixture.begin(&job_request(&["one"])).await;
     let mut following = JobEventStream::of(&larder, &path).await;
     upstream.wait_for(Target::Archive, 1).await;
-    desk.send("DELETE", &path, "application/json", "").await.expect(200);
+    fixture.send("DELETE", &path, "application/json", "").await.expect(200);
     let end = loop {
         match following.next().await.expect("an end") {
             (name, data) if name == "end" => break data,
@@ -147,7 +147,7 @@ async fn a_job_that_is_cancelled_reports_its_end_and_a_larder_that_stops_ends_th
     };
     assert_eq!((&end["state"], &end["items"]["cancelled"]), (&json!("cancelled"), &json!(1)));
 
-    let path = desk.begin(&job_request(&["two"])).await;
+    let path = fixture.begin(&job_request(&["two"])).await;
     let mut following = JobEventStream::of(&larder, &path).await;
     assert_eq!(following.next().await.unwrap().0, "job");
     let folder = timeout(HANGS_AFTER, larder.stop()).await.expect("a reader holds up the stop");

@@ -12,7 +12,7 @@ use crate::support::process::command;
 use crate::support::process::{Process, run};
 use crate::support::site;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_jobs::{Desk, both, items};
+use crate::support::warm_jobs::{WarmFixture, both, items};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -23,8 +23,8 @@ async fn upstream() -> FakeUpstream {
     upstream
 }
 
-fn recurring(builder: Builder, what: &str) -> Builder {
-    builder.with(&format!("[[warm]]\nwhat = {what}\nplatforms = [\"linux_amd64\"]\nevery = \"1d\""))
+fn recurring(builder: Builder, subject: &str) -> Builder {
+    builder.with(&format!("[[warm]]\nwhat = {subject}\nplatforms = [\"linux_amd64\"]\nevery = \"1d\""))
 }
 
 /// The jobs, newest first.
@@ -41,14 +41,14 @@ async fn recurring_job_status(larder: &Larder) -> Value {
 /// Waits until its last run differs from `before`, and returns that run.
 async fn next_run(larder: &Larder, before: &Value) -> Value {
     eventually("it has run", async || {
-        let told = recurring_job_status(larder).await;
-        Some(told["last"].clone()).filter(|last| !last.is_null() && last != before && told["running"].is_null())
+        let text = recurring_job_status(larder).await;
+        Some(text["last"].clone()).filter(|last| !last.is_null() && last != before && text["running"].is_null())
     })
     .await
 }
 
 async fn job_of(larder: &Larder, last: &Value) -> Value {
-    Desk::of(larder).job(&format!("/admin/v1/jobs/{}", last["job"].as_str().unwrap())).await
+    WarmFixture::of(larder).job(&format!("/admin/v1/jobs/{}", last["job"].as_str().unwrap())).await
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn a_failing_recurring_job_is_retried_with_growing_intervals() {
     let larder = builder.start().await;
     let first = next_run(&larder, &Value::Null).await;
     assert_eq!((&first["state"], &first["failures"]), (&"failed".into(), &1.into()), "{first}");
-    let next = |told: &Value| told["next"].as_u64().unwrap() - told["last"]["ended"].as_u64().unwrap();
+    let next = |order: &Value| order["next"].as_u64().unwrap() - order["last"]["ended"].as_u64().unwrap();
     assert_eq!(next(&recurring_job_status(&larder).await), 300);
     larder.clock.advance(6 * MINUTE);
     let second = next_run(&larder, &first).await;
@@ -147,7 +147,7 @@ async fn a_reload_replaces_recurring_jobs_and_none_runs_offline() {
     assert_eq!(recurring_job_status(&larder).await, Value::Null);
     larder.clock.advance(26 * HOUR);
     // A job started by hand shows that no recurring run preceded it.
-    Desk::of(&larder).warm(&serde_json::json!({ "what": ["acme/null"] })).await;
+    WarmFixture::of(&larder).warm(&serde_json::json!({ "what": ["acme/null"] })).await;
     assert_eq!(jobs(&larder).await.len(), 3);
 }
 
@@ -163,8 +163,8 @@ async fn recurring_jobs_beyond_the_limit_wait_and_leave_a_slot_for_others() {
     let larder = builder.start().await;
     let running = async || jobs(&larder).await.iter().filter(|job| job["state"] == "running").count();
     eventually("all places but one are taken", async || (running().await == 7).then_some(())).await;
-    let desk = Desk::of(&larder);
-    desk.begin(&serde_json::json!({ "what": ["acme/p0"], "platforms": ["linux_amd64"] })).await;
+    let fixture = WarmFixture::of(&larder);
+    fixture.begin(&serde_json::json!({ "what": ["acme/p0"], "platforms": ["linux_amd64"] })).await;
     assert_eq!(running().await, 8);
     gate.open();
     let all = eventually("each has run", async || {
@@ -231,14 +231,14 @@ async fn a_run_that_a_restart_interrupted_does_not_continue_offline_and_begins_a
 #[tokio::test]
 async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
     let upstream = upstream().await;
-    let mut site = site::Site::new(&upstream);
-    site.text += "[[warm]]\nwhat = [\"./gone\", \"no.lock.hcl\"]\nplatforms = [\"linux_amd64\"]\n";
-    let said = site.run(&["check"]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let mut setup = site::CommandSetup::new(&upstream);
+    setup.text += "[[warm]]\nwhat = [\"./gone\", \"no.lock.hcl\"]\nplatforms = [\"linux_amd64\"]\n";
+    let output = setup.run(&["check"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
     for part in ["warm.what", "no file and no folder \"./gone\"", "\"no.lock.hcl\"", "checked again at each run"] {
-        assert!(said.err.contains(part), "{part} is not in {}", said.err);
+        assert!(output.err.contains(part), "{part} is not in {}", output.err);
     }
-    let larder = site.serve();
+    let larder = setup.serve();
     let last = eventually("it has tried", async || {
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.json();
         Some(status["warm_ups"][0]["last"].clone()).filter(|last| !last.is_null())
@@ -254,27 +254,27 @@ async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
 #[tokio::test]
 async fn check_reports_problems_of_recurring_jobs_and_status_lists_them_without_a_larder() {
     let upstream = upstream().await;
-    let mut site = site::Site::new(&upstream);
-    let good = site.text.clone();
-    site.text = format!(
+    let mut setup = site::CommandSetup::new(&upstream);
+    let good = setup.text.clone();
+    setup.text = format!(
         "{good}[[warm]]\nwhat = [\"acme/null@=> 1\", \"~/gone\"]\nplatforms = [\"linux\"]\nevery = \"1m\"\nclient = \"tofu\"\n[[warm]]\npin = true\n"
     );
-    let said = site.run(&["check"]).await;
-    assert_eq!(said.code, Some(78), "{said:?}");
+    let output = setup.run(&["check"]).await;
+    assert_eq!(output.code, Some(78), "{output:?}");
     for part in ["=> 1", "write the home folder in place of ~", "\"linux\"", "minimum of 5m", "\"tofu\"", "missing"] {
-        assert!(said.err.contains(part), "{part} is not in {}", said.err);
+        assert!(output.err.contains(part), "{part} is not in {}", output.err);
     }
-    site.text = format!("{good}[[warm]]\nwhat = [\"acme/null\"]\nplatforms = [\"linux_amd64\"]\n");
-    assert_eq!(site.run(&["check"]).await.code, Some(0));
-    let larder = site.serve();
+    setup.text = format!("{good}[[warm]]\nwhat = [\"acme/null\"]\nplatforms = [\"linux_amd64\"]\n");
+    assert_eq!(setup.run(&["check"]).await.code, Some(0));
+    let larder = setup.serve();
     let last = eventually("it has run", async || {
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.json();
         Some(status["warm_ups"][0]["last"].clone()).filter(|last| !last.is_null())
     });
     assert_eq!(last.await["state"], "done");
     assert_eq!(larder.terminate().await, Some(0));
-    let file = site.file();
+    let file = setup.file();
     let status = ["status", "--config", file.to_str().unwrap()];
-    let said = run(command(site.home.path(), &status)).await;
-    assert!(said.out.contains("every 1 day: 1 archive stored, 1 of them new"), "{said:?}");
+    let output = run(command(setup.home.path(), &status)).await;
+    assert!(output.out.contains("every 1 day: 1 archive stored, 1 of them new"), "{output:?}");
 }

@@ -9,9 +9,9 @@ use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::process::{Process, command, serving};
-use crate::support::site::Site;
+use crate::support::site::CommandSetup;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
-use crate::support::warm_jobs::{Desk, error, states};
+use crate::support::warm_jobs::{WarmFixture, error, states};
 
 const HALF: usize = 1_500_000;
 
@@ -19,15 +19,15 @@ fn token(folder: &Folder) -> String {
     std::fs::read_to_string(folder.path().join("admin-token")).unwrap()
 }
 
-fn start(builder: &Builder, folder: &Folder) -> (Process, Desk) {
+fn start(builder: &Builder, folder: &Folder) -> (Process, WarmFixture) {
     let larder = Process::start(builder, folder.path());
-    let desk = Desk::at(&larder, token(folder));
-    (larder, desk)
+    let fixture = WarmFixture::at(&larder, token(folder));
+    (larder, fixture)
 }
 
 fn job_request(names: &[String]) -> Value {
-    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
-    json!({ "what": what, "platforms": ["linux_amd64"] })
+    let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    json!({ "what": addresses, "platforms": ["linux_amd64"] })
 }
 
 fn names(first: usize, last: usize) -> Vec<String> {
@@ -42,8 +42,8 @@ fn records(folder: &Folder) -> Vec<PathBuf> {
     folder.files("jobs")
 }
 
-async fn listed_jobs(desk: &Desk) -> Value {
-    desk.get("/admin/v1/jobs").await.expect(200).json()["jobs"].clone()
+async fn listed_jobs(fixture: &WarmFixture) -> Value {
+    fixture.get("/admin/v1/jobs").await.expect(200).json()["jobs"].clone()
 }
 
 #[tokio::test]
@@ -58,8 +58,8 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
     let gates: Vec<_> =
         large.iter().map(|name| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF)).collect();
 
-    let (larder, desk) = start(&builder(), &folder);
-    let path = desk.begin(&job_request(&all)).await;
+    let (larder, fixture) = start(&builder(), &folder);
+    let path = fixture.begin(&job_request(&all)).await;
     let half_way = |job: &Value| {
         let items = job["items"].as_array().unwrap().iter();
         items.filter(|item| item["state"] == "fetching" && item["bytes"] == HALF).count()
@@ -67,15 +67,15 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
     // A few archives complete; then every concurrent fetch waits in the middle of a large one.
     gates[..3].iter().for_each(|gate| gate.open());
     let fetched = |job: &Value| states(job).iter().filter(|state| **state == "fetched").count();
-    let before = desk.once(&path, |job| half_way(job) == 4 && fetched(job) >= 3).await;
+    let before = fixture.once(&path, |job| half_way(job) == 4 && fetched(job) >= 3).await;
     larder.kill();
     let whole = folder.blobs().len();
     assert!(whole >= fetched(&before) && whole < 30, "{whole}: {before}");
     let (requests_before, staged) = (archive_requests(&upstream), folder.staged().len());
     gates.iter().for_each(|gate| gate.open());
 
-    let (larder, desk) = start(&builder(), &folder);
-    let job = desk.ended(&path).await;
+    let (larder, fixture) = start(&builder(), &folder);
+    let job = fixture.ended(&path).await;
     assert_eq!(
         (&job["state"], &job["id"], &job["started"]),
         (&json!("done"), &before["id"], &before["started"]),
@@ -83,19 +83,19 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
     );
     assert_eq!(states(&job).iter().filter(|state| **state == "held").count(), whole, "{job}");
     assert_eq!((states(&job).len(), folder.blobs().len(), folder.staged().len()), (30, 30, 0));
-    assert_eq!(listed_jobs(&desk).await.as_array().unwrap().len(), 1);
+    assert_eq!(listed_jobs(&fixture).await.as_array().unwrap().len(), 1);
 
-    let asked = archive_requests(&upstream);
+    let requests = archive_requests(&upstream);
     assert!(staged >= 4, "{staged}");
-    assert_eq!(asked.len() - requests_before.len(), 30 - whole, "what was fetched is fetched again");
+    assert_eq!(requests.len() - requests_before.len(), 30 - whole, "what was fetched is fetched again");
     for name in &all {
         let size = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64").len() as u64;
-        let of_it = asked.iter().filter(|request| request.path.contains(&format!("-{name}_")));
+        let of_it = requests.iter().filter(|request| request.path.contains(&format!("-{name}_")));
         let sent: u64 = of_it.map(|request| request.bytes_sent).sum();
         // Bytes that a cut connection lost are sent again, but never the whole archive.
         assert!((size..2 * size).contains(&sent), "{name}: {sent} of {size}");
     }
-    let resumed = asked[requests_before.len()..].iter().filter(|request| request.header("range").is_some());
+    let resumed = requests[requests_before.len()..].iter().filter(|request| request.header("range").is_some());
     assert!(resumed.count() >= 4);
     assert_eq!(larder.terminate().await, Some(0));
 }
@@ -110,15 +110,15 @@ async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
     let gate = upstream.hold_after(Target::Archive.of("slow"), HALF);
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).on(&folder);
-    let (larder, desk) = start(&builder(), &folder);
+    let (larder, fixture) = start(&builder(), &folder);
     let mut jobs = Vec::new();
     for name in ["good", "bad"] {
-        let path = desk.begin(&job_request(&[name.to_owned()])).await;
-        jobs.push((desk.ended(&path).await, path));
+        let path = fixture.begin(&job_request(&[name.to_owned()])).await;
+        jobs.push((fixture.ended(&path).await, path));
     }
-    let path = desk.begin(&job_request(&["slow".to_owned()])).await;
+    let path = fixture.begin(&job_request(&["slow".to_owned()])).await;
     upstream.wait_for(Target::Archive.of("slow"), 1).await;
-    let cancelled = desk.send("DELETE", &path, "application/json", "").await.expect(200).json();
+    let cancelled = fixture.send("DELETE", &path, "application/json", "").await.expect(200).json();
     larder.kill();
     jobs.push((cancelled, path));
     let ended: Vec<&str> = jobs.iter().map(|(job, _)| job["state"].as_str().unwrap()).collect();
@@ -126,17 +126,18 @@ async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
     gate.open();
     upstream.forget_requests();
 
-    let (larder, desk) = start(&builder(), &folder);
+    let (larder, fixture) = start(&builder(), &folder);
     for (job, path) in &jobs {
-        assert_eq!(desk.job(path).await, *job);
+        assert_eq!(fixture.job(path).await, *job);
     }
     let newest_first: Vec<Value> = jobs.iter().rev().map(|(job, _)| job["id"].clone()).collect();
-    let again: Vec<Value> = listed_jobs(&desk).await.as_array().unwrap().iter().map(|job| job["id"].clone()).collect();
+    let again: Vec<Value> =
+        listed_jobs(&fixture).await.as_array().unwrap().iter().map(|job| job["id"].clone()).collect();
     assert_eq!(again, newest_first);
     // The packages of a finished job can still be pinned together.
-    let done = desk.post("/admin/v1/pin", &json!({ "job": jobs[0].0["id"] })).await.expect(200).json();
+    let done = fixture.post("/admin/v1/pin", &json!({ "job": jobs[0].0["id"] })).await.expect(200).json();
     assert_eq!(done["items"][0]["outcome"], "pinned", "{done}");
-    assert_eq!(desk.job(&jobs[0].1).await, jobs[0].0, "what is told of a job that ended has changed");
+    assert_eq!(fixture.job(&jobs[0].1).await, jobs[0].0, "what is told of a job that ended has changed");
     assert_eq!(upstream.requests().len(), 0, "something that had ended goes on");
     assert_eq!(larder.terminate().await, Some(0));
 }
@@ -149,28 +150,28 @@ async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     let gate = upstream.hold_after(Target::Archive, HALF);
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).on(&folder);
-    let (larder, desk) = start(&builder(), &folder);
-    let path = desk.begin(&job_request(&["slow".to_owned()])).await;
+    let (larder, fixture) = start(&builder(), &folder);
+    let path = fixture.begin(&job_request(&["slow".to_owned()])).await;
     // Before that, the job may still create files in the folder that is removed below, and would fail by itself.
-    desk.once(&path, |job| job["items"][0]["bytes"] == HALF).await;
+    fixture.once(&path, |job| job["items"][0]["bytes"] == HALF).await;
     assert_eq!(records(&folder).len(), 1);
     // Records are created in staging, so no record can be written; existing ones can be deleted.
     let staging = folder.path().join("v1/staging");
     std::fs::rename(&staging, folder.path().join("v1/elsewhere")).unwrap();
     std::fs::write(&staging, "").unwrap();
-    let cancelled = desk.send("DELETE", &path, "application/json", "").await.expect(200).json();
+    let cancelled = fixture.send("DELETE", &path, "application/json", "").await.expect(200).json();
     assert_eq!(cancelled["state"], "cancelled");
     assert_eq!(records(&folder).len(), 0);
-    let said = "the result of a job could not be recorded";
-    eventually("it is said", async || larder.log().text().contains(said).then_some(())).await;
+    let output = "the result of a job could not be recorded";
+    eventually("it is said", async || larder.log().text().contains(output).then_some(())).await;
     larder.kill();
     std::fs::remove_file(&staging).unwrap();
     std::fs::rename(folder.path().join("v1/elsewhere"), &staging).unwrap();
     gate.open();
     upstream.forget_requests();
 
-    let (larder, desk) = start(&builder(), &folder);
-    assert_eq!((listed_jobs(&desk).await, upstream.requests().len()), (json!([]), 0), "it goes on");
+    let (larder, fixture) = start(&builder(), &folder);
+    assert_eq!((listed_jobs(&fixture).await, upstream.requests().len()), (json!([]), 0), "it goes on");
     assert_eq!(larder.terminate().await, Some(0));
 }
 
@@ -182,17 +183,17 @@ async fn a_job_that_was_pinned_while_it_ran_pins_after_a_restart() {
     let gate = upstream.hold_after(Target::Archive, HALF);
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).on(&folder);
-    let (larder, desk) = start(&builder(), &folder);
-    let path = desk.begin(&job_request(&["null".to_owned()])).await;
+    let (larder, fixture) = start(&builder(), &folder);
+    let path = fixture.begin(&job_request(&["null".to_owned()])).await;
     upstream.wait_for(Target::Archive, 1).await;
     let id = path.rsplit('/').next().unwrap();
-    desk.post("/admin/v1/pin", &json!({ "job": id })).await.expect(200);
+    fixture.post("/admin/v1/pin", &json!({ "job": id })).await.expect(200);
     larder.kill();
     gate.open();
-    let (larder, desk) = start(&builder(), &folder);
-    let job = desk.ended(&path).await;
+    let (larder, fixture) = start(&builder(), &folder);
+    let job = fixture.ended(&path).await;
     assert_eq!((&job["state"], &job["pin"]), (&json!("done"), &json!(true)), "{job}");
-    let done = desk.post("/admin/v1/pin", &json!({ "what": ["acme/null"] })).await.expect(200).json();
+    let done = fixture.post("/admin/v1/pin", &json!({ "what": ["acme/null"] })).await.expect(200).json();
     assert_eq!(done["items"][0]["outcome"], "as_before", "{done}");
     assert_eq!(larder.terminate().await, Some(0));
 }
@@ -204,11 +205,11 @@ async fn an_unreadable_job_record_is_quarantined_and_logged_and_the_others_are_l
     ["one", "two", "three"].iter().for_each(|name| upstream.publish(Provider::new("acme", name)));
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).on(&folder);
-    let (larder, desk) = start(&builder(), &folder);
+    let (larder, fixture) = start(&builder(), &folder);
     let mut paths = Vec::new();
     for name in ["one", "two", "three"] {
-        let path = desk.begin(&job_request(&[name.to_owned()])).await;
-        desk.ended(&path).await;
+        let path = fixture.begin(&job_request(&[name.to_owned()])).await;
+        fixture.ended(&path).await;
         paths.push(path);
     }
     assert_eq!(larder.terminate().await, Some(0));
@@ -222,14 +223,14 @@ async fn an_unreadable_job_record_is_quarantined_and_logged_and_the_others_are_l
     let frame = json!({ "format": 1, "blake3": blake3::hash(other).to_hex().to_string(), "bytes": other.len() });
     std::fs::write(file(&paths[1]), [frame.to_string().as_bytes(), b"\n", other].concat()).unwrap();
 
-    let (larder, desk) = start(&builder(), &folder);
+    let (larder, fixture) = start(&builder(), &folder);
     for path in &paths[..2] {
-        desk.get(path).await.expect(404);
+        fixture.get(path).await.expect(404);
     }
-    assert_eq!(desk.job(&paths[2]).await["state"], "done");
+    assert_eq!(fixture.job(&paths[2]).await["state"], "done");
     assert_eq!((folder.files("aside").len(), records(&folder).len()), (2, 1));
-    let said = larder.log().text();
-    assert_eq!(said.matches("a damaged record was quarantined").count(), 2, "{said}");
+    let log = larder.log().text();
+    assert_eq!(log.matches("a damaged record was quarantined").count(), 2, "{log}");
     assert_eq!(larder.terminate().await, Some(0));
 }
 
@@ -239,16 +240,16 @@ async fn the_job_list_has_one_limit_in_memory_and_on_disk() {
     upstream.publish(Provider::new("acme", "null"));
     let folder = Folder::new();
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     for _ in 0..20 {
-        desk.warm(&job_request(&["null".to_owned()])).await;
+        fixture.warm(&job_request(&["null".to_owned()])).await;
     }
-    assert_eq!(listed_jobs(&desk).await.as_array().unwrap().len(), 16);
+    assert_eq!(listed_jobs(&fixture).await.as_array().unwrap().len(), 16);
     eventually("the oldest are forgotten", async || (records(&folder).len() == 16).then_some(())).await;
-    let kept = listed_jobs(&desk).await;
+    let kept = listed_jobs(&fixture).await;
     larder.stop().await;
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-    assert_eq!(listed_jobs(&Desk::of(&larder)).await, kept);
+    assert_eq!(listed_jobs(&WarmFixture::of(&larder)).await, kept);
 }
 
 /// Promise 12: nothing leaves, and the packages to fetch are listed as missing.
@@ -258,14 +259,14 @@ async fn a_job_resumed_in_a_sealed_larder_fails_and_lists_missing_packages() {
     ["held", "slow"].iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(2 * HALF)));
     let gate = upstream.hold_after(Target::Archive.of("slow"), HALF);
     let folder = Folder::new();
-    let (larder, desk) = start(&Larder::mirroring(&upstream).on(&folder), &folder);
-    let path = desk.begin(&job_request(&["held".to_owned(), "slow".to_owned()])).await;
-    desk.once(&path, |job| states(job)[0] == "fetched" && job["items"][1]["bytes"] == HALF).await;
+    let (larder, fixture) = start(&Larder::mirroring(&upstream).on(&folder), &folder);
+    let path = fixture.begin(&job_request(&["held".to_owned(), "slow".to_owned()])).await;
+    fixture.once(&path, |job| states(job)[0] == "fetched" && job["items"][1]["bytes"] == HALF).await;
     larder.kill();
     gate.open();
     upstream.forget_requests();
-    let (larder, desk) = start(&Larder::mirroring(&upstream).network("offline = true").on(&folder), &folder);
-    let job = desk.ended(&path).await;
+    let (larder, fixture) = start(&Larder::mirroring(&upstream).network("offline = true").on(&folder), &folder);
+    let job = fixture.ended(&path).await;
     assert_eq!((states(&job), &job["state"]), (vec!["held", "failed"], &json!("failed")), "{job}");
     assert!(error(&job, 1).contains("offline"), "{job}");
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
@@ -280,14 +281,14 @@ async fn an_interrupted_command_line_job_resumes_only_with_the_same_command() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(2 * HALF));
     let gate = upstream.hold_after(Target::Archive, HALF);
-    let site = Site::new(&upstream);
-    let file = site.file();
+    let setup = CommandSetup::new(&upstream);
+    let file = setup.file();
     let warm = ["warm", "acme/null", "--platform", "linux_amd64"];
     let (child, _, _) =
-        serving(command(site.home.path(), &[&warm[..], &["--config", file.to_str().unwrap()]].concat()));
+        serving(command(setup.home.path(), &[&warm[..], &["--config", file.to_str().unwrap()]].concat()));
     upstream.wait_for(Target::Archive, 1).await;
     let staged = async || {
-        let bytes = site.home.staged().iter().map(|path| path.metadata().map_or(0, |found| found.len())).max();
+        let bytes = setup.home.staged().iter().map(|path| path.metadata().map_or(0, |found| found.len())).max();
         bytes.filter(|bytes| *bytes >= HALF as u64)
     };
     eventually("half of it is there", staged).await;
@@ -296,14 +297,14 @@ async fn an_interrupted_command_line_job_resumes_only_with_the_same_command() {
     gate.open();
     upstream.forget_requests();
 
-    let larder = site.serve();
-    let desk = Desk::at(&larder, token(&site.home));
-    assert_eq!(listed_jobs(&desk).await, json!([]));
+    let larder = setup.serve();
+    let fixture = WarmFixture::at(&larder, token(&setup.home));
+    assert_eq!(listed_jobs(&fixture).await, json!([]));
     assert_eq!(larder.terminate().await, Some(0));
-    assert_eq!((upstream.requests().len(), site.home.blobs().len()), (0, 0));
+    assert_eq!((upstream.requests().len(), setup.home.blobs().len()), (0, 0));
 
-    let said = site.run(&warm).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    let asked = archive_requests(&upstream);
-    assert_eq!((asked.len(), asked[0].header("range")), (1, Some(format!("bytes={HALF}-").as_str())));
+    let output = setup.run(&warm).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let requests = archive_requests(&upstream);
+    assert_eq!((requests.len(), requests[0].header("range")), (1, Some(format!("bytes={HALF}-").as_str())));
 }

@@ -156,10 +156,10 @@ async fn offline_serves_stored_packages_and_asks_no_upstream() {
     upstream.forget_requests();
     let larder = Larder::mirroring(&upstream).network("offline = true").clock(&clock).on(&folder).start().await;
     for status in ["larder; hit", "larder; hit; detail=stale"] {
-        let held = larder.versions("null").await.expect(200);
-        assert_eq!((held.header("cache-status"), &held.body), (status, &list));
-        let held = larder.document("null", "1.2.0").await.expect(200);
-        assert_eq!((held.header("cache-status"), &held.body), (status, &document));
+        let stored = larder.versions("null").await.expect(200);
+        assert_eq!((stored.header("cache-status"), &stored.body), (status, &list));
+        let stored = larder.document("null", "1.2.0").await.expect(200);
+        assert_eq!((stored.header("cache-status"), &stored.body), (status, &document));
         assert_eq!(larder.get(&archive).await.expect(200).header("cache-status"), "larder; hit");
         let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
         assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
@@ -169,8 +169,8 @@ async fn offline_serves_stored_packages_and_asks_no_upstream() {
     let absent = "/registry/registry.terraform.io/v1/providers/acme/absent";
     let zip = "/archive/registry.terraform.io/providers/acme/absent/1.0.0/linux_amd64/0123456789abcdef/a.zip";
     for missing in [format!("{absent}/versions"), format!("{absent}/1.0.0/download/linux/amd64"), zip.into()] {
-        let said = larder.get(&missing).await.expect(503).json()["errors"][0].as_str().unwrap().to_owned();
-        assert!(said.contains("acme/absent") && said.contains("offline"), "{said}");
+        let text = larder.get(&missing).await.expect(503).json()["errors"][0].as_str().unwrap().to_owned();
+        assert!(text.contains("acme/absent") && text.contains("offline"), "{text}");
     }
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     let missing: Vec<_> = status["missing"].as_array().unwrap().iter().map(name).collect();

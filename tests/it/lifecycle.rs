@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use crate::support::eventually;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::process::{Process, Said, command, run, serving};
+use crate::support::process::{CommandOutput, Process, command, run, serving};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
@@ -25,7 +25,7 @@ async fn sigterm_lets_a_running_download_finish_and_refuses_new_connections() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(LARGE));
     let folder = Folder::new();
-    let held = upstream.hold_after(Target::Archive, LARGE / 2);
+    let stored = upstream.hold_after(Target::Archive, LARGE / 2);
     let mut larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
     let path = larder.archive_path("null").await;
     let asking = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
@@ -37,7 +37,7 @@ async fn sigterm_lets_a_running_download_finish_and_refuses_new_connections() {
         eventually("new connections are refused", async || TcpStream::connect(&address).await.err()).await;
     }
     assert!(!asking.is_finished(), "the download ended before its upstream did");
-    held.open();
+    stored.open();
     let answer = asking.await.unwrap().unwrap().expect(200);
     assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     assert_eq!(larder.ended().await, Some(0));
@@ -95,21 +95,21 @@ async fn all_problems_of_a_bad_configuration_are_reported_at_once_with_their_lin
     let folder = Folder::new();
     let text =
         "[server]\nlisten = \"8080\"\nopne = true\n[store]\nmax_size = \"much\"\n[[upstream]]\nurl = \"ftp://x/\"\n";
-    let said = Process::serve(text, folder.path()).err().expect("it started");
-    assert_eq!(said.code, Some(78), "{said:?}");
-    let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
-    assert_eq!(told["errors"].as_array().unwrap().len(), 5, "{said:?}");
+    let error = Process::serve(text, folder.path()).err().expect("it started");
+    assert_eq!(error.code, Some(78), "{error:?}");
+    let report: serde_json::Value = serde_json::from_str(&error.out).unwrap();
+    assert_eq!(report["errors"].as_array().unwrap().len(), 5, "{error:?}");
     for problem in ["mirror.toml:2: server.listen", "mirror.toml:3: server.opne", "mirror.toml:5: store.max_size"] {
-        assert!(said.err.contains(problem), "{problem} is not in: {}", said.err);
+        assert!(error.err.contains(problem), "{problem} is not in: {}", error.err);
     }
-    assert!(said.err.contains("mirror.toml:7: upstream.url"), "{}", said.err);
+    assert!(error.err.contains("mirror.toml:7: upstream.url"), "{}", error.err);
     assert!(!folder.path().join("v1").exists(), "a store was made all the same");
 }
 
 #[tokio::test]
 async fn a_configuration_that_is_named_and_absent_is_an_error() {
     let folder = Folder::new();
-    let Said { code, err, .. } = run(command(folder.path(), &["serve", "--config", "nowhere.toml"])).await;
+    let CommandOutput { code, err, .. } = run(command(folder.path(), &["serve", "--config", "nowhere.toml"])).await;
     assert_eq!(code, Some(78), "{err}");
     assert!(err.contains("nowhere.toml: the configuration cannot be read"), "{err}");
 }
@@ -146,11 +146,11 @@ async fn a_configuration_in_the_working_directory_is_not_read() {
     std::fs::write(home.path().join("larder/mirror.toml"), "[server]\nlisten = 'nonsense'\n").unwrap();
     let mut check = command(home.path(), &["check"]);
     check.current_dir(home.path());
-    let said = run(check).await;
+    let output = run(check).await;
     assert_eq!(
-        (said.code, said.out.trim()),
+        (output.code, output.out.trim()),
         (Some(0), "no configuration file found: the defaults are used"),
-        "{said:?}"
+        "{output:?}"
     );
 }
 
@@ -266,11 +266,11 @@ async fn credentials_and_a_listener_off_loopback_need_clients_or_open() {
     ];
     let has_ipv6 = std::net::TcpListener::bind("[::]:0").is_ok();
     for reachable in reachable {
-        let said = Process::serve(&config(reachable), folder.path()).err().expect("it started");
-        assert_eq!(said.code, Some(78), "{said:?}");
-        assert!(said.err.contains("[[upstream]] r.example"), "{said:?}");
-        assert!(said.err.contains("list the allowed clients in [server]"), "{said:?}");
-        assert!(!said.err.contains("s3cret"), "{said:?}");
+        let error = Process::serve(&config(reachable), folder.path()).err().expect("it started");
+        assert_eq!(error.code, Some(78), "{error:?}");
+        assert!(error.err.contains("[[upstream]] r.example"), "{error:?}");
+        assert!(error.err.contains("list the allowed clients in [server]"), "{error:?}");
+        assert!(!error.err.contains("s3cret"), "{error:?}");
         for word in ["clients=['10.0.0.0/8']", "open=true"] {
             if reachable.contains("::") && !has_ipv6 {
                 eprintln!("this machine has no IPv6: {reachable} was not started");
@@ -295,16 +295,16 @@ async fn no_secret_reaches_the_log_at_level_trace() {
     let larder = Process::serve_with(&config, folder.path(), |command| {
         command.env("LARDER_LOG", "trace");
     });
-    let larder = larder.unwrap_or_else(|said| panic!("{said:?}"));
+    let larder = larder.unwrap_or_else(|error| panic!("{error:?}"));
     let path = larder.archive_path("null").await;
     larder.get(&format!("{path}?token=cl1ents")).await.expect(200);
     larder.log().line_with("route=\"archive\"").await;
     let log = larder.log().text();
-    let told: Vec<&str> = log
+    let order: Vec<&str> = log
         .lines()
         .filter(|line| ["s3cret-t0ken", "sig=", "cl1ents"].iter().any(|secret| line.contains(secret)))
         .collect();
-    assert!(told.is_empty(), "{told:#?}");
+    assert!(order.is_empty(), "{order:#?}");
 }
 
 #[tokio::test]
@@ -317,9 +317,9 @@ async fn a_port_that_is_taken_is_named_with_its_section() {
         let text = format!(
             "{section}\nlisten = \"{address}\"\n{other}\nlisten = \"127.0.0.1:0\"\n[store]\npath = \"{store}\"\n"
         );
-        let said = Process::serve(&text, folder.path()).err().expect("it started");
-        assert_eq!(said.code, Some(1), "{said:?}");
-        assert!(said.err.contains(&format!("{section} listen = \"{address}\"")), "{said:?}");
+        let error = Process::serve(&text, folder.path()).err().expect("it started");
+        assert_eq!(error.code, Some(1), "{error:?}");
+        assert!(error.err.contains(&format!("{section} listen = \"{address}\"")), "{error:?}");
     }
 }
 
@@ -336,8 +336,8 @@ async fn a_log_that_cannot_be_written_costs_no_answer() {
     let mut larder = command.arg(&file).stderr(full).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(larder.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let said: serde_json::Value = serde_json::from_str(&line).unwrap();
-    let list = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", said["base"].as_str().unwrap());
+    let report: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let list = format!("{}/registry/{HOST}/v1/providers/acme/null/versions", report["base"].as_str().unwrap());
     for _ in 0..3 {
         get(&list).await.expect(200);
     }

@@ -30,12 +30,12 @@ fn compare(mut response: reqwest::Response, with: &Arc<Vec<u8>>) -> JoinHandle<(
     let with = Arc::clone(with);
     tokio::spawn(async move {
         assert_eq!(response.status(), 200);
-        let mut at = 0;
+        let mut offset = 0;
         while let Some(piece) = response.chunk().await.unwrap() {
-            assert!(with[at..].starts_with(&piece), "other bytes at {at}");
-            at += piece.len();
+            assert!(with[offset..].starts_with(&piece), "other bytes at {offset}");
+            offset += piece.len();
         }
-        assert_eq!(at, with.len());
+        assert_eq!(offset, with.len());
     })
 }
 
@@ -94,11 +94,11 @@ async fn a_hundred_clients_of_anything_cold_cause_one_request() {
     for _ in 0..5 {
         let (upstream, bytes) = publishing(100_000).await;
         let larder = Larder::mirroring(&upstream).start().await;
-        let of = format!("/registry/{HOST}/v1/providers/acme/null");
-        for answer in at_once(&larder, &format!("{of}/versions")).await {
+        let name = format!("/registry/{HOST}/v1/providers/acme/null");
+        for answer in at_once(&larder, &format!("{name}/versions")).await {
             answer.expect(200);
         }
-        for answer in at_once(&larder, &format!("{of}/1.2.0/download/linux/amd64")).await {
+        for answer in at_once(&larder, &format!("{name}/1.2.0/download/linux/amd64")).await {
             answer.expect(200);
         }
         for answer in at_once(&larder, &larder.archive_path("null", "1.2.0").await).await {
@@ -299,12 +299,12 @@ async fn fills_that_evict_each_other_serve_everybody() {
         join_all(clients).await;
     }
     nothing_is_filling(&larder).await;
-    let held = || larder.folder.blobs().len() as u64;
-    until("a store of 1 MiB has no more than two of 500 kB", async || held() <= 2).await;
-    assert!(held() >= 1);
+    let stored = || larder.folder.blobs().len() as u64;
+    until("a store of 1 MiB has no more than two of 500 kB", async || stored() <= 2).await;
+    assert!(stored() >= 1);
     until("the index says what is there", async || {
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
-        status["archives"] == held()
+        status["archives"] == stored()
     })
     .await;
 }
@@ -332,12 +332,12 @@ async fn a_dozen_inits_at_once_fetch_every_file_once() {
     for workspace in &workspaces {
         assert_eq!(workspace.lock_file(), workspaces[0].lock_file());
     }
-    let mut asked = BTreeMap::new();
+    let mut requests = BTreeMap::new();
     for request in upstream.requests() {
-        *asked.entry(request.path).or_insert(0) += 1;
+        *requests.entry(request.path).or_insert(0) += 1;
     }
-    assert_eq!(asked.len(), 1 + 2 * 5, "{asked:?}");
-    assert!(asked.values().all(|times| *times == 1), "{asked:?}");
+    assert_eq!(requests.len(), 1 + 2 * 5, "{requests:?}");
+    assert!(requests.values().all(|times| *times == 1), "{requests:?}");
 }
 
 /// Promise 4: the URLs of `VERSION.json` are named by convention from another platform's sums; the set they need is

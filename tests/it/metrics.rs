@@ -30,8 +30,8 @@ fn counts(expected: &[(&str, f64)]) -> BTreeMap<String, f64> {
     expected.iter().map(|(series, value)| ((*series).to_owned(), *value)).collect()
 }
 
-fn only(grown: BTreeMap<String, f64>, of: &str) -> BTreeMap<String, f64> {
-    grown.into_iter().filter(|(series, _)| series.split('{').next() == Some(of)).collect()
+fn only(grown: BTreeMap<String, f64>, name: &str) -> BTreeMap<String, f64> {
+    grown.into_iter().filter(|(series, _)| series.split('{').next() == Some(name)).collect()
 }
 
 /// What is only there once it happened never grows in a query for what grew.
@@ -298,15 +298,15 @@ async fn upstream_requests_and_bytes_are_counted_as_the_upstream_counts_them() {
     let away = Fault::RedirectTo(302, "http://192.168.7.7/".to_owned());
     upstream.fault(Target::Versions, away);
     larder.versions("elsewhere").await.expect(502);
-    let asked = upstream.requests();
+    let requests = upstream.requests();
     let all = scrape(&larder).await;
     let with =
         |status: &str| all.value(&format!("larder_upstream_requests_total{{host=\"{HOST}\",status=\"{status}\"}}"));
     for (word, status) in [("200", 200), ("404", 404), ("4xx", 418), ("500", 500), ("302", 302)] {
-        let seen = asked.iter().filter(|request| request.status == Some(status)).count();
+        let seen = requests.iter().filter(|request| request.status == Some(status)).count();
         assert!(seen > 0 && with(word) == seen as f64, "{word}: {seen} and {}", with(word));
     }
-    let bytes: u64 = asked.iter().map(|request| request.bytes_sent).sum();
+    let bytes: u64 = requests.iter().map(|request| request.bytes_sent).sum();
     assert_eq!(all.value(&format!("larder_upstream_bytes_total{{host=\"{HOST}\"}}")), bytes as f64);
     let refused = format!("larder_upstream_refusals_total{{host=\"{HOST}\",reason=\"plain-http\"}}");
     assert_eq!(all.value(&refused), 1.0);
@@ -509,8 +509,8 @@ async fn the_page_on_metrics_lists_exactly_the_metrics_that_exist() {
             .iter()
             .fold(word.to_owned(), |word, part| word.strip_suffix(part).map(str::to_owned).unwrap_or(word))
     };
-    let told: BTreeSet<String> = words.filter(|word| word.starts_with("larder_")).map(whole).collect();
-    let missing: Vec<_> = shown.difference(&told).collect();
-    let unknown: Vec<_> = told.difference(&shown).collect();
+    let text: BTreeSet<String> = words.filter(|word| word.starts_with("larder_")).map(whole).collect();
+    let missing: Vec<_> = shown.difference(&text).collect();
+    let unknown: Vec<_> = text.difference(&shown).collect();
     assert!(missing.is_empty() && unknown.is_empty(), "not in docs/metrics.md: {missing:?}; only there: {unknown:?}");
 }

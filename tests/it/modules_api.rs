@@ -256,8 +256,8 @@ async fn a_page_is_fresh_for_a_minute_and_is_one_page_in_every_spelling() {
     assert_eq!(upstream.count("/v1/modules/search"), 2);
     larder.clock.advance(Duration::from_secs(60));
     larder.get(&ours(spellings[0])).await.expect(200);
-    let asked = upstream.requests().into_iter().rfind(|request| request.path == "/v1/modules/search").unwrap();
-    assert_eq!(asked.status, Some(304));
+    let requests = upstream.requests().into_iter().rfind(|request| request.path == "/v1/modules/search").unwrap();
+    assert_eq!(requests.status, Some(304));
 }
 
 /// The base of a service, asked without its slash, is where it was: it does not count as another place.
@@ -281,8 +281,8 @@ async fn spellings_of_a_name_are_one_page_only_where_the_registry_says_so() {
             let details = larder.get(&ours(&format!("/modules/{names}/aws"))).await.expect(200).json();
             assert_eq!(details["id"], "Acme-Corp/vpc/aws/1.1.0");
         }
-        let asked = upstream.count_where(|request| request.path.ends_with("/aws"));
-        assert_eq!(asked, requests, "fold_case = {folds}");
+        let count = upstream.count_where(|request| request.path.ends_with("/aws"));
+        assert_eq!(count, requests, "fold_case = {folds}");
         assert_eq!(upstream.count("/v1/modules/ACME-corp/VPC/aws"), 1, "the first spelling is what upstream is asked");
     }
 }
@@ -310,17 +310,17 @@ async fn upstream_failures_have_the_statuses_of_the_table() {
         let answer = larder.get(&path).await;
         assert_eq!(answer.status, status, "{fault:?}: {}", answer.text());
         let errors = answer.json()["errors"].clone();
-        let said = errors[0].as_str().unwrap();
-        assert!(said.contains(says) && !said.contains("vpc"), "{fault:?}: {said}");
+        let output = errors[0].as_str().unwrap();
+        assert!(output.contains(says) && !output.contains("vpc"), "{fault:?}: {output}");
 
         // Nothing of it is remembered but a 404, and that for half a minute.
         upstream.heal();
         larder.clock.advance(Duration::from_secs(if status == 404 { 30 } else { 0 }));
-        let held = larder.get(&path).await.expect(200);
+        let stored = larder.get(&path).await.expect(200);
         larder.clock.advance(Duration::from_secs(61));
         upstream.fault(pages, fault.clone());
         let stale = larder.get(&path).await.expect(200);
-        assert_eq!(stale.body, held.body, "{fault:?}");
+        assert_eq!(stale.body, stored.body, "{fault:?}");
         let detail = if status == 404 { "detail=gone" } else { "detail=stale" };
         assert!(stale.is(detail), "{fault:?}: {:?}", stale.headers);
     }
@@ -331,10 +331,10 @@ async fn upstream_failures_have_the_statuses_of_the_table() {
 async fn a_search_without_words_is_what_upstream_says_of_it() {
     let upstream = listing().await;
     let larder = Larder::mirroring(&upstream).start().await;
-    for asked in 1..=2 {
+    for requests in 1..=2 {
         let refused = larder.get(&ours("/modules/search")).await.expect(400);
         assert!(refused.text().contains("search query is required"), "{}", refused.text());
-        assert_eq!(upstream.count("/v1/modules/search"), asked);
+        assert_eq!(upstream.count("/v1/modules/search"), requests);
     }
     upstream.forget_requests();
     for (bad, says) in [
@@ -413,7 +413,7 @@ async fn pages_have_an_eighth_of_a_small_store() {
 async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
     let upstream = listing().await;
     let larder = Larder::mirroring(&upstream).with("fold_case = false").start().await;
-    let held = larder.get(&ours("/modules?limit=2")).await.expect(200);
+    let stored = larder.get(&ours("/modules?limit=2")).await.expect(200);
     for names in ["Acme-Corp/vpc/aws", "Acme-Corp/vpc/google", "zoitech/network/aws"] {
         larder.get(&ours(&format!("/modules/{names}/versions"))).await.expect(200);
     }
@@ -439,10 +439,10 @@ async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
     let larder = sealed.start().await;
     larder.clock.advance(Duration::from_secs(3600));
     let page = larder.get(&ours("/modules?limit=2")).await.expect(200);
-    assert_eq!((page.body == held.body, page.is("detail=stale")), (true, true));
+    assert_eq!((page.body == stored.body, page.is("detail=stale")), (true, true));
 
-    let ids = |page: &Value, of: &str| -> Vec<String> {
-        page[of].as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap().to_owned()).collect()
+    let ids = |page: &Value, name: &str| -> Vec<String> {
+        page[name].as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap().to_owned()).collect()
     };
     let all = ["Acme-Corp/vpc/aws/1.1.0", "Acme-Corp/vpc/google/2.0.0", "zoitech/network/aws/0.1.0"];
     for (path, expected) in [

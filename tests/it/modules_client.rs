@@ -12,25 +12,25 @@ fn direct_forms(forms: &[Form]) -> Vec<Form> {
 }
 
 /// What is wrong with the forms that the client cannot install itself: they are what the repository holds.
-async fn unlike_the_repository(scene: &ModuleScene, workspace: &Workspace, forms: &[Form]) -> Vec<String> {
-    let mut told = Vec::new();
+async fn unlike_the_repository(fixture: &ModuleScene, workspace: &Workspace, forms: &[Form]) -> Vec<String> {
+    let mut text = Vec::new();
     for form in forms {
         let Some(reference) = form.instead_of_direct else { continue };
-        let truth = scene.checkout(&format!("{}/acme/net.git", scene.git.origin()), reference).await;
+        let truth = fixture.checkout(&format!("{}/acme/net.git", fixture.git.origin()), reference).await;
         let (_, folder) = installed(workspace).into_iter().find(|(key, _)| *key == form.name).unwrap();
-        told.extend(differences(truth.path(), &folder).into_iter().map(|line| format!("{}: {line}", form.name)));
+        text.extend(differences(truth.path(), &folder).into_iter().map(|line| format!("{}: {line}", form.name)));
     }
-    told
+    text
 }
 
 /// What the tests here stand on: without larder, all of it installs.
 #[tokio::test]
 async fn the_test_registry_works_with_the_real_client_directly() {
     let Some(client) = Terraform::find() else { return };
-    let Some(scene) = ModuleScene::start(None).await else { return };
-    let forms = direct_forms(&every_form(&scene).await);
-    let direct = scene.calling(&client, &forms);
-    direct.cli_config(&scene.direct());
+    let Some(fixture) = ModuleScene::start(None).await else { return };
+    let forms = direct_forms(&every_form(&fixture).await);
+    let direct = fixture.calling(&client, &forms);
+    direct.cli_config(&fixture.direct());
     direct.init().await.expect_success();
     assert!(installed(&direct).len() >= forms.len(), "{:?}", installed(&direct));
 }
@@ -46,14 +46,14 @@ async fn every_form_of_a_module_installs_as_it_does_directly_and_again_without_a
         Forges::Nowhere => None,
         Forges::Done => return,
     };
-    let Some(mut scene) = ModuleScene::start(forges).await else { return };
-    let forms = every_form(&scene).await;
+    let Some(mut fixture) = ModuleScene::start(forges).await else { return };
+    let forms = every_form(&fixture).await;
     let direct_forms = direct_forms(&forms);
-    let direct = scene.calling(&client, &direct_forms);
-    direct.cli_config(&scene.direct());
+    let direct = fixture.calling(&client, &direct_forms);
+    direct.cli_config(&fixture.direct());
     direct.init().await.expect_success();
 
-    let larder = scene.larder().start().await;
+    let larder = fixture.larder().start().await;
     // It has no way to any server but larder: no key, no authority.
     let calling = |forms: &[Form], larder: &str| {
         let mut workspace = client.workspace();
@@ -66,15 +66,15 @@ async fn every_form_of_a_module_installs_as_it_does_directly_and_again_without_a
     let rest: Vec<Form> = forms.iter().filter(|form| form.instead_of_direct.is_some()).cloned().collect();
     let not_direct = calling(&rest, larder.base());
     not_direct.init().await.expect_success();
-    assert_eq!(unlike_the_repository(&scene, &not_direct, &rest).await, Vec::<String>::new());
+    assert_eq!(unlike_the_repository(&fixture, &not_direct, &rest).await, Vec::<String>::new());
 
-    scene.stop().await;
+    fixture.stop().await;
     let warm = calling(&direct_forms, larder.base());
     warm.init().await.expect_success();
     assert_eq!(same_modules(&direct, &warm), Vec::<String>::new());
 
     let folder = larder.stop().await;
-    let larder = scene.larder().on(&folder).start().await;
+    let larder = fixture.larder().on(&folder).start().await;
     let restarted = calling(&forms, larder.base());
     restarted.init().await.expect_success();
     // `direct` lacks the few that it cannot have.

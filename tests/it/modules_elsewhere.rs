@@ -4,7 +4,7 @@
 use crate::support::larder::{Folder, HOST};
 use crate::support::module_scene::{Place, download_path, fetch};
 use crate::support::process::Process;
-use crate::support::shelf::Shelf;
+use crate::support::shelf::ModuleFixture;
 use crate::support::upstream::{Module, Telling};
 
 const PASSED: [&str; 7] = [
@@ -32,16 +32,16 @@ const KEPT_BACK: [(&str, &str, &str); 5] = [
 /// What larder cannot fetch is told as upstream wrote it, however it told; counted, and said in the log.
 #[tokio::test]
 async fn a_source_that_larder_cannot_fetch_is_passed_on_byte_for_byte() {
-    let shelf = Shelf::start().await;
+    let fixture = ModuleFixture::start().await;
     let folder = Folder::new();
-    let larder = Process::start(&shelf.larder_on(&folder), folder.path());
+    let larder = Process::start(&fixture.larder_on(&folder), folder.path());
     for (number, location) in PASSED.into_iter().enumerate() {
         for (telling, name) in [(Telling::NoContent, "header"), (Telling::Json, "json")] {
             let name = format!("{name}{number}");
-            shelf.registry.publish_module(Module::new("acme", &name, "test").at(location).told(telling));
+            fixture.registry.publish_module(Module::new("acme", &name, "test").at(location).told(telling));
             for _ in 0..2 {
-                let told = larder.get(&download_path(&name)).await.expect(204);
-                assert_eq!((told.header("x-terraform-get"), told.body.len()), (location, 0));
+                let text = larder.get(&download_path(&name)).await.expect(204);
+                assert_eq!((text.header("x-terraform-get"), text.body.len()), (location, 0));
             }
         }
     }
@@ -51,22 +51,22 @@ async fn a_source_that_larder_cannot_fetch_is_passed_on_byte_for_byte() {
     assert!(!larder.log().text().contains("acme-modules"), "paths are nobody's business");
     assert!(folder.blobs().is_empty());
     let archive = format!("/archive/{HOST}/modules/acme/header0/test/1.0.0/module.tar.gz");
-    let said = larder.get(&archive).await.expect(502).text();
-    assert!(said.contains("amazonaws.com") && said.contains("cannot fetch"), "{said}");
+    let text = larder.get(&archive).await.expect(502).text();
+    assert!(text.contains("amazonaws.com") && text.contains("cannot fetch"), "{text}");
 }
 
 /// Promise 8: what may be a secret is not handed out, and not said anywhere.
 #[tokio::test]
 async fn a_source_address_that_may_hold_a_secret_is_in_no_error_and_no_log() {
-    let shelf = Shelf::start().await;
+    let fixture = ModuleFixture::start().await;
     let folder = Folder::new();
-    let larder = Process::start(&shelf.larder_on(&folder), folder.path());
+    let larder = Process::start(&fixture.larder_on(&folder), folder.path());
     for (number, (location, secret, host)) in KEPT_BACK.into_iter().enumerate() {
         let name = format!("n{number}");
-        shelf.publish(&name, location);
+        fixture.publish(&name, location);
         let answer = larder.get(&download_path(&name)).await.expect(502);
-        let said = format!("{:?} {}", answer.headers, answer.text());
-        assert!(said.contains(host) && !said.contains(secret), "{said}");
+        let text = format!("{:?} {}", answer.headers, answer.text());
+        assert!(text.contains(host) && !text.contains(secret), "{text}");
     }
     assert_eq!(larder.metric("larder_modules_elsewhere_total").await, 0.0);
     let log = larder.log().text();
@@ -76,44 +76,44 @@ async fn a_source_address_that_may_hold_a_secret_is_in_no_error_and_no_log() {
 /// An unusable answer is not remembered: once upstream names a source that larder can fetch, that is served.
 #[tokio::test]
 async fn a_source_that_was_refused_is_asked_for_again() {
-    let shelf = Shelf::start().await;
-    let larder = shelf.larder().start().await;
-    shelf.publish("one", KEPT_BACK[0].0);
+    let fixture = ModuleFixture::start().await;
+    let larder = fixture.larder().start().await;
+    fixture.publish("one", KEPT_BACK[0].0);
     for _ in 0..2 {
         larder.get(&download_path("one")).await.expect(502);
     }
-    shelf.put("one", &crate::support::shelf::tar_gz(&[("main.tf", b"# here\n")]));
+    fixture.put("one", &crate::support::shelf::tar_gz(&[("main.tf", b"# here\n")]));
     fetch(larder.base(), "one").await;
 }
 
 /// Promise 12: a sealed client is not sent out.
 #[tokio::test]
 async fn a_sealed_larder_sends_nobody_out() {
-    let shelf = Shelf::start().await;
-    shelf.publish("one", PASSED[0]);
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::start().await;
+    fixture.publish("one", PASSED[0]);
+    let larder = fixture.larder().start().await;
     larder.get(&download_path("one")).await.expect(204);
     let folder = larder.stop().await;
-    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     let answer = larder.get(&download_path("one")).await.expect(502);
     assert_eq!(answer.header("x-terraform-get"), "");
-    let said = answer.text();
-    assert!(said.contains("s3-eu-west-1.amazonaws.com") && said.contains("offline"), "{said}");
+    let text = answer.text();
+    assert!(text.contains("s3-eu-west-1.amazonaws.com") && text.contains("offline"), "{text}");
 }
 
 /// Promise 6: a version that has moved to where larder cannot follow does not hide what is held of it.
 #[tokio::test]
 async fn a_stored_archive_is_served_although_upstream_moved_it() {
-    let shelf = Shelf::of_one().await;
-    let larder = shelf.larder().nothing_stays_fresh().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().nothing_stays_fresh().start().await;
     let (place, archive) = fetch(larder.base(), "one").await;
     for location in [PASSED[0], KEPT_BACK[0].0] {
-        shelf.publish("one", location);
-        let told = larder.get(&download_path("one")).await.expect(204);
-        assert!(Place::of(&told) == place, "{}", told.header("x-terraform-get"));
+        fixture.publish("one", location);
+        let text = larder.get(&download_path("one")).await.expect(204);
+        assert!(Place::of(&text) == place, "{}", text.header("x-terraform-get"));
         assert!(larder.get(&place.path).await.expect(200).body == archive);
     }
     let folder = larder.stop().await;
-    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     assert!(fetch(larder.base(), "one").await == (place, archive));
 }

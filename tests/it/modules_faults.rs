@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::http::{client, get, receive, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::{Place, download_path, fetch};
-use crate::support::shelf::{Shelf, noise, tar_gz, unpacked};
+use crate::support::shelf::{ModuleFixture, noise, tar_gz, unpacked};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Module, RecordedRequest, Target, sha256_hex};
 
@@ -16,19 +16,19 @@ fn plain_path(name: &str) -> String {
 /// Promise 4: who leaves cancels nothing.
 #[tokio::test]
 async fn a_client_that_leaves_cancels_nothing() {
-    let shelf = Shelf::start().await;
-    shelf.put("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
-    let larder = shelf.larder().start().await;
-    let held = shelf.archives.hold_after(Target::ModuleArchive, 10_000);
+    let fixture = ModuleFixture::start().await;
+    fixture.put("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
+    let larder = fixture.larder().start().await;
+    let stored = fixture.archives.hold_after(Target::ModuleArchive, 10_000);
     let url = format!("{}{}", larder.base(), download_path("one"));
     let asking = tokio::spawn(async move { send(client().get(url)).await.is_ok() });
-    shelf.archives.wait_for(Target::ModuleArchive, 1).await;
+    fixture.archives.wait_for(Target::ModuleArchive, 1).await;
     asking.abort();
     assert!(asking.await.is_err());
-    held.open();
+    stored.open();
     until("it is held all the same", async || larder.folder.blobs().len() == 1).await;
     fetch(larder.base(), "one").await;
-    assert_eq!(shelf.archives.count_of(Target::ModuleArchive), 1);
+    assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
 /// Promise 4: a download that breaks is resumed where its server can say that the bytes are the same, else begun again.
@@ -40,14 +40,14 @@ async fn a_download_that_breaks_is_resumed_or_restarted() {
         (vec![Fault::Truncated(60_000), Fault::NoValidators], false),
         (vec![Fault::NoLengthTruncated(60_000)], true),
     ] {
-        let shelf = Shelf::start().await;
-        shelf.put("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
-        let larder = shelf.larder().start().await;
-        faults.iter().for_each(|fault| shelf.archives.fault_once(Target::ModuleArchive, fault.clone()));
+        let fixture = ModuleFixture::start().await;
+        fixture.put("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
+        let larder = fixture.larder().start().await;
+        faults.iter().for_each(|fault| fixture.archives.fault_once(Target::ModuleArchive, fault.clone()));
         let (_, archive) = fetch(larder.base(), "one").await;
         assert!(unpacked(&archive)["noise"] == noise(1, 100_000), "{faults:?}");
-        let asked = shelf.archives.requests();
-        let ranges: Vec<_> = asked.iter().map(|asked| asked.header("range").is_some()).collect();
+        let requests = fixture.archives.requests();
+        let ranges: Vec<_> = requests.iter().map(|request| request.header("range").is_some()).collect();
         assert_eq!(ranges, [false, resumes], "{faults:?}");
         assert!(larder.folder.staged().is_empty());
     }
@@ -56,16 +56,16 @@ async fn a_download_that_breaks_is_resumed_or_restarted() {
 /// What a server sends of a resumed download that has changed meanwhile is never put behind the old beginning.
 #[tokio::test]
 async fn a_download_that_changes_while_it_is_resumed_is_never_mixed() {
-    let shelf = Shelf::start().await;
-    shelf.put("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
-    let larder = shelf.larder().start().await;
-    shelf.archives.fault_once(Target::ModuleArchive, Fault::Truncated(60_000));
-    let held = shelf.archives.hold_after(Target::ModuleArchive, 30_000);
+    let fixture = ModuleFixture::start().await;
+    fixture.put("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
+    let larder = fixture.larder().start().await;
+    fixture.archives.fault_once(Target::ModuleArchive, Fault::Truncated(60_000));
+    let stored = fixture.archives.hold_after(Target::ModuleArchive, 30_000);
     let url = format!("{}{}", larder.base(), download_path("one"));
     let asking = tokio::spawn(async move { send(client().get(url)).await.unwrap().status });
-    shelf.archives.wait_for(Target::ModuleArchive, 1).await;
-    shelf.put("one", &tar_gz(&[("noise", &noise(2, 100_000))]));
-    held.open();
+    fixture.archives.wait_for(Target::ModuleArchive, 1).await;
+    fixture.put("one", &tar_gz(&[("noise", &noise(2, 100_000))]));
+    stored.open();
     // Whatever it came to, what is there in the end is one of the two.
     let _ = asking.await.unwrap();
     let (_, archive) = fetch(larder.base(), "one").await;
@@ -75,13 +75,13 @@ async fn a_download_that_changes_while_it_is_resumed_is_never_mixed() {
 /// Section 4: a slow archive host.
 #[tokio::test]
 async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
-    let shelf = Shelf::of_one().await;
-    let larder = shelf.larder().stall(Duration::from_millis(300)).start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().stall(Duration::from_millis(300)).start().await;
     for fault in [Fault::NeverAnswers, Fault::Stalls(20)] {
-        shelf.archives.fault(Target::ModuleArchive, fault.clone());
-        let said = larder.get(&download_path("one")).await.expect(504).text();
-        assert!(said.contains("acme/one/test"), "{fault:?}: {said}");
-        shelf.archives.heal();
+        fixture.archives.fault(Target::ModuleArchive, fault.clone());
+        let text = larder.get(&download_path("one")).await.expect(504).text();
+        assert!(text.contains("acme/one/test"), "{fault:?}: {text}");
+        fixture.archives.heal();
     }
     fetch(larder.base(), "one").await;
     assert!(larder.folder.staged().is_empty());
@@ -91,23 +91,23 @@ async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
 /// keeps no place among the documents of its registry.
 #[tokio::test]
 async fn a_page_or_a_list_of_checksums_that_does_not_come_is_given_up_and_keeps_no_place() {
-    let shelf = Shelf::of_one().await;
-    let origin = shelf.archives.origin();
+    let fixture = ModuleFixture::of_one().await;
+    let origin = fixture.archives.origin();
     for path in ["/pages/one", "/sums"] {
-        shelf.archives.serve_file(path, "text/plain", vec![b'x'; 1000]);
+        fixture.archives.serve_file(path, "text/plain", vec![b'x'; 1000]);
     }
-    shelf.publish("page", &format!("{origin}/pages/one"));
-    shelf.publish("list", &format!("{}?checksum=file:{origin}/sums", shelf.url("one.tar.gz")));
+    fixture.publish("page", &format!("{origin}/pages/one"));
+    fixture.publish("list", &format!("{}?checksum=file:{origin}/sums", fixture.url("one.tar.gz")));
     let larder =
-        shelf.larder().give_up_after(Duration::from_millis(1500)).bounds(|bounds| bounds.documents.per_upstream = 1);
+        fixture.larder().give_up_after(Duration::from_millis(1500)).bounds(|bounds| bounds.documents.per_upstream = 1);
     let larder = larder.start().await;
     for fault in [Fault::NeverAnswers, Fault::Drips(1, Duration::from_millis(300))] {
-        shelf.archives.fault(Target::Other, fault.clone());
+        fixture.archives.fault(Target::Other, fault.clone());
         for name in ["page", "list"] {
-            let said = larder.get(&download_path(name)).await.expect(504).text();
-            assert!(said.contains(&origin) && said.contains("no whole answer"), "{name} {fault:?}: {said}");
+            let text = larder.get(&download_path(name)).await.expect(504).text();
+            assert!(text.contains(&origin) && text.contains("no whole answer"), "{name} {fault:?}: {text}");
         }
-        shelf.archives.heal();
+        fixture.archives.heal();
     }
     fetch(larder.base(), "one").await;
 }
@@ -116,19 +116,20 @@ async fn a_page_or_a_list_of_checksums_that_does_not_come_is_given_up_and_keeps_
 #[tokio::test]
 async fn a_location_that_was_refused_is_asked_again_once() {
     for status in [400, 401, 403, 404, 410] {
-        let shelf = Shelf::of_one().await;
-        let larder = shelf.larder().start().await;
-        let asked = || (shelf.registry.count_of(Target::Location), shelf.archives.count_of(Target::ModuleArchive));
-        shelf.archives.fault_once(Target::ModuleArchive, Fault::Status(status));
+        let fixture = ModuleFixture::of_one().await;
+        let larder = fixture.larder().start().await;
+        let requests =
+            || (fixture.registry.count_of(Target::Location), fixture.archives.count_of(Target::ModuleArchive));
+        fixture.archives.fault_once(Target::ModuleArchive, Fault::Status(status));
         larder.get(&download_path("one")).await.expect(204);
-        assert_eq!(asked(), (2, 2), "{status}");
+        assert_eq!(requests(), (2, 2), "{status}");
 
-        let other = shelf.larder().start().await;
-        shelf.archives.fault(Target::ModuleArchive, Fault::Status(status));
-        let said = other.get(&download_path("one")).await.expect(502).text();
-        assert!(said.contains(&status.to_string()) && said.contains(&shelf.archives.origin()), "{said}");
-        assert_eq!(asked(), (4, 4), "{status}");
-        shelf.archives.heal();
+        let other = fixture.larder().start().await;
+        fixture.archives.fault(Target::ModuleArchive, Fault::Status(status));
+        let text = other.get(&download_path("one")).await.expect(502).text();
+        assert!(text.contains(&status.to_string()) && text.contains(&fixture.archives.origin()), "{text}");
+        assert_eq!(requests(), (4, 4), "{status}");
+        fixture.archives.heal();
         fetch(other.base(), "one").await;
     }
 }
@@ -136,81 +137,81 @@ async fn a_location_that_was_refused_is_asked_again_once() {
 /// A signed URL that expired: the new one is used.
 #[tokio::test]
 async fn the_new_url_of_an_expired_location_is_fetched() {
-    let shelf = Shelf::of_one().await;
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().start().await;
     fetch(larder.base(), "one").await;
     larder.tell("purge", "acme/one/test@1.0.0").await;
-    shelf.publish("one", &format!("{}?sig=old", shelf.url("one.tar.gz")));
-    let held = shelf.archives.hold_silent(Target::ModuleArchive);
-    shelf.archives.fault_once(Target::ModuleArchive, Fault::Status(403));
+    fixture.publish("one", &format!("{}?sig=old", fixture.url("one.tar.gz")));
+    let stored = fixture.archives.hold_silent(Target::ModuleArchive);
+    fixture.archives.fault_once(Target::ModuleArchive, Fault::Status(403));
     let url = format!("{}{}", larder.base(), download_path("one"));
     let asking = tokio::spawn(async move { get(&url).await });
-    shelf.archives.wait_for(Target::ModuleArchive, 2).await;
-    shelf.publish("one", &format!("{}?sig=new", shelf.url("one.tar.gz")));
-    held.open();
+    fixture.archives.wait_for(Target::ModuleArchive, 2).await;
+    fixture.publish("one", &format!("{}?sig=new", fixture.url("one.tar.gz")));
+    stored.open();
     asking.await.unwrap().expect(204);
-    let queries: Vec<_> = shelf.archives.requests().into_iter().map(|asked| asked.query).collect();
+    let queries: Vec<_> = fixture.archives.requests().into_iter().map(|request| request.query).collect();
     assert_eq!(queries, ["", "sig=old", "sig=new"]);
 }
 
 /// `?checksum=` is enforced; a registry that has noticed its mistake is asked once more.
 #[tokio::test]
 async fn a_checksum_that_does_not_match_is_refused_with_both() {
-    let shelf = Shelf::start().await;
+    let fixture = ModuleFixture::start().await;
     let bytes = tar_gz(&[("main.tf", b"# one\n")]);
-    let url = shelf.file("one.tar.gz", &bytes);
+    let url = fixture.file("one.tar.gz", &bytes);
     let (right, wrong) = (sha256_hex(&bytes), sha256_hex(b"another"));
-    shelf.publish("one", &format!("{url}?checksum=sha256:{wrong}"));
-    let larder = shelf.larder().start().await;
-    let said = larder.get(&download_path("one")).await.expect(502).text();
-    assert!(said.contains(&right) && said.contains(&wrong), "{said}");
-    assert_eq!(shelf.registry.count_of(Target::Location), 2);
+    fixture.publish("one", &format!("{url}?checksum=sha256:{wrong}"));
+    let larder = fixture.larder().start().await;
+    let text = larder.get(&download_path("one")).await.expect(502).text();
+    assert!(text.contains(&right) && text.contains(&wrong), "{text}");
+    assert_eq!(fixture.registry.count_of(Target::Location), 2);
     assert!(larder.folder.blobs().is_empty() && larder.folder.files("staging").is_empty());
-    shelf.publish("one", &format!("{url}?checksum=sha256:{right}"));
+    fixture.publish("one", &format!("{url}?checksum=sha256:{right}"));
     fetch(larder.base(), "one").await;
-    assert_eq!(shelf.registry.count_of(Target::Location), 3);
+    assert_eq!(fixture.registry.count_of(Target::Location), 3);
 }
 
 /// PROTOCOL 2.5: a client gives a document ten seconds and an archive for ever.
 #[tokio::test]
 async fn a_slow_cold_module_is_answered_without_its_digest_and_its_archive_waits() {
-    let shelf = Shelf::start().await;
-    shelf.put("one", &tar_gz(&[("modules/x/main.tf", b"# x\n")]));
-    shelf.publish("one", &format!("{}//modules/x?archive=tar.gz", shelf.url("one.tar.gz")));
-    let larder = shelf.larder().answer_within(Duration::from_millis(300)).start().await;
-    let held = shelf.archives.hold(Target::ModuleArchive);
-    let told = larder.get(&download_path("one")).await;
-    let place = Place::of(&told);
+    let fixture = ModuleFixture::start().await;
+    fixture.put("one", &tar_gz(&[("modules/x/main.tf", b"# x\n")]));
+    fixture.publish("one", &format!("{}//modules/x?archive=tar.gz", fixture.url("one.tar.gz")));
+    let larder = fixture.larder().answer_within(Duration::from_millis(300)).start().await;
+    let stored = fixture.archives.hold(Target::ModuleArchive);
+    let text = larder.get(&download_path("one")).await;
+    let place = Place::of(&text);
     let subdir = Some("modules/x".to_owned());
     assert_eq!(place, Place { path: plain_path("one"), subdir: subdir.clone(), sha256: None });
-    assert_eq!(told.header("cache-control"), "no-cache");
+    assert_eq!(text.header("cache-control"), "no-cache");
     let url = format!("{}{}", larder.base(), place.path);
     let waiting = tokio::spawn(receive(client().get(url)));
     // The second asks while the first waits, and neither is told of what the other was.
     assert!(Place::of(&larder.get(&download_path("one")).await) == place);
     assert!(!waiting.is_finished());
-    held.open();
+    stored.open();
     let got = waiting.await.unwrap();
     assert!(got.status == 200 && got.is_whole);
     let known = Place::of(&larder.get(&download_path("one")).await);
     assert_eq!((known.sha256, known.subdir), (Some(sha256_hex(&got.body)), subdir));
-    assert_eq!(shelf.archives.count_of(Target::ModuleArchive), 1);
+    assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
 /// The same where a page names the source, and a folder in it: nobody is sent to the wrong one.
 #[tokio::test]
 async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
-    let shelf = Shelf::of_one().await;
-    let location = format!("{}//modules/x?archive=tar.gz", shelf.url("one.tar.gz"));
-    shelf.archives.serve_terraform_get("/pages/one", &location);
-    shelf.publish("one", &format!("{}/pages/one", shelf.archives.origin()));
-    let larder = shelf.larder().answer_within(Duration::from_millis(300)).start().await;
-    let (page, archive) = (shelf.archives.hold(Target::Other), shelf.archives.hold(Target::ModuleArchive));
+    let fixture = ModuleFixture::of_one().await;
+    let location = format!("{}//modules/x?archive=tar.gz", fixture.url("one.tar.gz"));
+    fixture.archives.serve_terraform_get("/pages/one", &location);
+    fixture.publish("one", &format!("{}/pages/one", fixture.archives.origin()));
+    let larder = fixture.larder().answer_within(Duration::from_millis(300)).start().await;
+    let (page, archive) = (fixture.archives.hold(Target::Other), fixture.archives.hold(Target::ModuleArchive));
     // The page itself is not there yet: so nobody knows of the folder.
-    let said = larder.get(&download_path("one")).await.expect(504).text();
-    assert!(said.contains("ask again"), "{said}");
+    let text = larder.get(&download_path("one")).await.expect(504).text();
+    assert!(text.contains("ask again"), "{text}");
     page.open();
-    shelf.archives.wait_for(Target::ModuleArchive, 1).await;
+    fixture.archives.wait_for(Target::ModuleArchive, 1).await;
     let place = Place::of(&larder.get(&download_path("one")).await);
     assert_eq!((place.path, place.subdir.as_deref()), (plain_path("one"), Some("modules/x")));
     archive.open();
@@ -221,30 +222,30 @@ async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
 /// Section 4: a digest that nothing lists.
 #[tokio::test]
 async fn a_digest_that_no_archive_has_is_asked_for_once_and_not_found() {
-    let shelf = Shelf::of_one().await;
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().start().await;
     let odd = plain_path("one").replace("/module.tar.gz", "/0123456789abcdef/module.tar.gz");
     larder.get(&odd).await.expect(404);
     assert_eq!(larder.folder.blobs().len(), 1, "it was fetched to see");
     let (place, archive) = fetch(larder.base(), "one").await;
-    let asked = shelf.registry.count_of(Target::Location);
+    let requests = fixture.registry.count_of(Target::Location);
     larder.get(&odd).await.expect(404);
     larder.get(&odd.replace("0123", "4567")).await.expect(404);
-    assert_eq!(shelf.registry.count_of(Target::Location), asked, "it is not asked again at once");
+    assert_eq!(fixture.registry.count_of(Target::Location), requests, "it is not asked again at once");
     larder.clock.advance(Duration::from_secs(31));
     larder.get(&odd).await.expect(404);
     larder.get(&odd).await.expect(404);
-    assert_eq!(shelf.registry.count_of(Target::Location), asked + 1);
+    assert_eq!(fixture.registry.count_of(Target::Location), requests + 1);
     assert!(larder.get(&place.path).await.expect(200).body == archive);
-    assert_eq!(shelf.archives.count_of(Target::ModuleArchive), 1);
+    assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
 /// A larder behind a larder gives the same archive, and finds the new one where the old was taken away.
 #[tokio::test]
 async fn a_larder_behind_a_larder_serves_the_same_archive() {
-    let shelf = Shelf::of_one().await;
-    shelf.publish("sub", &format!("{}//modules/x?archive=tar.gz", shelf.url("one.tar.gz")));
-    let back = shelf.larder().nothing_stays_fresh().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    fixture.publish("sub", &format!("{}//modules/x?archive=tar.gz", fixture.url("one.tar.gz")));
+    let back = fixture.larder().nothing_stays_fresh().start().await;
     let url = format!("{}/registry/{HOST}/", back.base());
     let front = Larder::builder().upstream(HOST, &url, "").allow_private(back.base()).start().await;
     for name in ["one", "sub"] {
@@ -254,19 +255,19 @@ async fn a_larder_behind_a_larder_serves_the_same_archive() {
         assert_eq!((place.sha256, place.subdir), (of_back.sha256, of_back.subdir));
     }
     // The back one looks again behind every answer, because nothing stays fresh: that asks whether it has changed.
-    let is_whole = |header| move |asked: &RecordedRequest| asked.header(header).is_none();
+    let is_whole = |header| move |requests: &RecordedRequest| requests.header(header).is_none();
     let (no_tag, no_date) = (is_whole("if-none-match"), is_whole("if-modified-since"));
-    assert_eq!(shelf.archives.count_where(|asked| no_tag(asked) && no_date(asked)), 2);
+    assert_eq!(fixture.archives.count_where(|asked| no_tag(asked) && no_date(asked)), 2);
 
     // What the front one holds as its location names an archive that the back one has no more.
     let other = Larder::builder().upstream(HOST, &url, "").allow_private(back.base()).start().await;
-    let held = shelf.archives.hold(Target::ModuleArchive);
-    held.open();
+    let stored = fixture.archives.hold(Target::ModuleArchive);
+    stored.open();
     fetch(other.base(), "one").await;
     other.tell("purge", "acme/one/test@1.0.0").await;
     other.get(&download_path("one")).await.expect(204);
     back.tell("purge", "acme/one/test").await;
-    shelf.put("one", &tar_gz(&[("main.tf", b"# republished\n")]));
+    fixture.put("one", &tar_gz(&[("main.tf", b"# republished\n")]));
     let accepted = back.tell("accept", "acme/one/test@1.0.0").await;
     assert_eq!(accepted["ok"], true, "{accepted}");
     let done = other.tell("accept", "acme/one/test@1.0.0").await;
@@ -277,16 +278,16 @@ async fn a_larder_behind_a_larder_serves_the_same_archive() {
 /// A ring of larders is 508 at once, and nobody is asked.
 #[tokio::test]
 async fn a_request_that_comes_back_is_refused_for_modules_too() {
-    let shelf = Shelf::of_one().await;
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().start().await;
     let five = "larder;id=1, larder;id=2, larder;id=3, larder;id=4, larder;id=5";
     for path in [download_path("one"), plain_path("one")] {
         larder.get_with(&path, &[("cdn-loop", five)]).await.expect(508);
     }
-    assert!(shelf.registry.requests().is_empty() && shelf.archives.requests().is_empty());
+    assert!(fixture.registry.requests().is_empty() && fixture.archives.requests().is_empty());
     larder.get_with(&download_path("one"), &[("cdn-loop", "larder;id=77")]).await.expect(204);
-    let all: Vec<_> = shelf.registry.requests().into_iter().chain(shelf.archives.requests()).collect();
-    let chains = || all.iter().map(|asked| asked.header("cdn-loop").unwrap_or_default().to_owned());
+    let all: Vec<_> = fixture.registry.requests().into_iter().chain(fixture.archives.requests()).collect();
+    let chains = || all.iter().map(|request| request.header("cdn-loop").unwrap_or_default().to_owned());
     assert!(chains().all(|chain| chain.starts_with("larder;id=77, larder;id=")), "{:?}", chains().collect::<Vec<_>>());
     let own = chains().next().unwrap();
     for path in [download_path("one"), plain_path("one")] {
@@ -297,12 +298,12 @@ async fn a_request_that_comes_back_is_refused_for_modules_too() {
 /// Two registries that answer the same coordinates are asked for their own, also at the same time.
 #[tokio::test]
 async fn fifty_cold_modules_at_once_all_arrive() {
-    let shelf = Shelf::with_registry(FakeUpstream::start().await).await;
+    let fixture = ModuleFixture::with_registry(FakeUpstream::start().await).await;
     for seed in 0..50 {
-        let url = shelf.file(&format!("m{seed}.tar.gz"), &tar_gz(&[("noise", &noise(seed, 50_000))]));
-        shelf.registry.publish_module(Module::new("acme", &format!("m{seed}"), "test").at(&url));
+        let url = fixture.file(&format!("m{seed}.tar.gz"), &tar_gz(&[("noise", &noise(seed, 50_000))]));
+        fixture.registry.publish_module(Module::new("acme", &format!("m{seed}"), "test").at(&url));
     }
-    let larder = shelf.larder().start().await;
+    let larder = fixture.larder().start().await;
     let clients: Vec<_> = (0..50_u32)
         .map(|seed| {
             let base = larder.base().to_owned();
@@ -313,6 +314,6 @@ async fn fifty_cold_modules_at_once_all_arrive() {
         let (seed, archive) = client.await.unwrap();
         assert!(unpacked(&archive)["noise"] == noise(seed, 50_000));
     }
-    assert_eq!(shelf.archives.count_of(Target::ModuleArchive), 50);
+    assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 50);
     assert!(larder.folder.files("staging").is_empty());
 }

@@ -11,8 +11,8 @@ use crate::support::upstream::{Fault, Target, Telling};
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// A scene whose module `acme/one` is here.
-fn publish(scene: &ModuleScene, location: String) {
-    scene.publish(&Form {
+fn publish(fixture: &ModuleScene, location: String) {
+    fixture.publish(&Form {
         name: "one".to_owned(),
         called: "",
         location,
@@ -24,21 +24,21 @@ fn publish(scene: &ModuleScene, location: String) {
 /// Section 4: trouble is told, and is over when it is over.
 #[tokio::test]
 async fn an_ssh_server_that_falls_silent_or_breaks_off_is_given_up_and_asked_again() {
-    let Some(scene) = ModuleScene::start(None).await else { return };
-    publish(&scene, format!("git::{}?ref=v1.0.0", scene.ssh.url("acme/net")));
-    let larder = scene.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
-    scene.ssh.hang();
+    let Some(fixture) = ModuleScene::start(None).await else { return };
+    publish(&fixture, format!("git::{}?ref=v1.0.0", fixture.ssh.url("acme/net")));
+    let larder = fixture.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
+    fixture.ssh.hang();
     let answer = larder.get(&download_path("one")).await;
     assert!(matches!(answer.status, 502 | 504), "{}", answer.text());
-    scene.ssh.heal();
+    fixture.ssh.heal();
     // At once, in what git says of itself, in its refs, in the pack.
     for bytes in [0, 10, 250, 2_000] {
-        scene.ssh.break_off(bytes);
+        fixture.ssh.break_off(bytes);
         // A break that larder took for silence would be a 504.
         let answer = larder.get(&download_path("one")).await;
         assert_eq!(answer.status, 502, "{bytes}: {}", answer.text());
         assert!(larder.folder.blobs().is_empty() && larder.folder.files("staging").is_empty(), "{bytes}");
-        scene.ssh.heal();
+        fixture.ssh.heal();
     }
     larder.get(&download_path("one")).await.expect(204);
 }
@@ -46,9 +46,9 @@ async fn an_ssh_server_that_falls_silent_or_breaks_off_is_given_up_and_asked_aga
 /// The same over https.
 #[tokio::test]
 async fn a_git_server_that_breaks_off_falls_silent_or_answers_nonsense_is_given_up_and_asked_again() {
-    let Some(scene) = ModuleScene::start(None).await else { return };
-    publish(&scene, scene.over_https("?ref=v1.0.0"));
-    let larder = scene.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
+    let Some(fixture) = ModuleScene::start(None).await else { return };
+    publish(&fixture, fixture.over_https("?ref=v1.0.0"));
+    let larder = fixture.larder().bounds(|bounds| bounds.git.idle = SILENCE).start().await;
     let faults = [
         Fault::Truncated(40),
         Fault::Reset(40),
@@ -62,11 +62,11 @@ async fn a_git_server_that_breaks_off_falls_silent_or_answers_nonsense_is_given_
     ];
     let cases = ["/info/refs", "/git-upload-pack"].map(|path| faults.clone().map(|fault| (path, fault)));
     for (path, fault) in cases.into_iter().flatten().chain([("/git-upload-pack", Fault::WrongPack)]) {
-        scene.git.fault(Target::Path(path.into()), fault.clone());
+        fixture.git.fault(Target::Path(path.into()), fault.clone());
         let answer = larder.get(&download_path("one")).await;
         assert!(matches!(answer.status, 502..=504), "{path} {fault:?}: {}", answer.text());
         assert!(larder.folder.blobs().is_empty() && larder.folder.files("staging").is_empty(), "{path} {fault:?}");
-        scene.git.heal();
+        fixture.git.heal();
     }
     larder.get(&download_path("one")).await.expect(204);
 }
@@ -74,16 +74,16 @@ async fn a_git_server_that_breaks_off_falls_silent_or_answers_nonsense_is_given_
 /// The client gives up after ten seconds: before that it is told a place that waits for it.
 #[tokio::test]
 async fn a_slow_git_server_costs_the_checksum_and_not_the_module() {
-    let Some(scene) = ModuleScene::start(None).await else { return };
-    publish(&scene, scene.over_https("?ref=v1.0.0"));
-    scene.git.fault(Target::Git, Fault::Late(Duration::from_millis(300)));
-    let larder = scene.larder().answer_within(Duration::from_millis(500)).start().await;
-    let told = larder.get(&download_path("one")).await.expect(204);
-    assert_eq!(told.header("cache-status"), "larder; fwd=miss", "nothing of it is stored yet");
-    let told = Place::of(&told);
-    assert_eq!(told.sha256, None);
-    assert_eq!(told.path, format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz"));
-    let archive = get(&format!("{}{}", larder.base(), told.path)).await.expect(200).body;
+    let Some(fixture) = ModuleScene::start(None).await else { return };
+    publish(&fixture, fixture.over_https("?ref=v1.0.0"));
+    fixture.git.fault(Target::Git, Fault::Late(Duration::from_millis(300)));
+    let larder = fixture.larder().answer_within(Duration::from_millis(500)).start().await;
+    let text = larder.get(&download_path("one")).await.expect(204);
+    assert_eq!(text.header("cache-status"), "larder; fwd=miss", "nothing of it is stored yet");
+    let text = Place::of(&text);
+    assert_eq!(text.sha256, None);
+    assert_eq!(text.path, format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz"));
+    let archive = get(&format!("{}{}", larder.base(), text.path)).await.expect(200).body;
     let (known, again) = fetch(larder.base(), "one").await;
     assert!(known.sha256.is_some() && again == archive);
 }
@@ -91,34 +91,34 @@ async fn a_slow_git_server_costs_the_checksum_and_not_the_module() {
 /// Git servers of one's own may not know `filter`; what a commit id stands for is the same.
 #[tokio::test]
 async fn a_commit_id_is_fetched_from_a_server_without_filter_too() {
-    let Some(scene) = ModuleScene::start(None).await else { return };
-    let commit = scene.net.id("v1.0.0");
-    publish(&scene, scene.over_https(&format!("?ref={commit}")));
-    let with_filter = scene.larder().start().await;
-    scene.net.without_filter();
-    let without = scene.larder().start().await;
+    let Some(fixture) = ModuleScene::start(None).await else { return };
+    let commit = fixture.net.id("v1.0.0");
+    publish(&fixture, fixture.over_https(&format!("?ref={commit}")));
+    let with_filter = fixture.larder().start().await;
+    fixture.net.without_filter();
+    let without = fixture.larder().start().await;
     let here = fetch(without.base(), "one").await;
-    scene.net.git(&["config", "uploadpack.allowFilter", "true"]);
+    fixture.net.git(&["config", "uploadpack.allowFilter", "true"]);
     assert!(fetch(with_filter.base(), "one").await == here);
 }
 
 /// Promise 8: a `[[credential]]` for the upstreams that it lists, and for no other.
 #[tokio::test]
 async fn a_git_server_that_wants_a_credential_gets_the_one_that_is_for_it() {
-    let Some(scene) = ModuleScene::start(None).await else { return };
-    publish(&scene, scene.over_https("?ref=v1.0.0"));
+    let Some(fixture) = ModuleScene::start(None).await else { return };
+    publish(&fixture, fixture.over_https("?ref=v1.0.0"));
     // larder:hunter2
-    scene.git.demand_of_git("Basic bGFyZGVyOmh1bnRlcjI=");
+    fixture.git.demand_of_git("Basic bGFyZGVyOmh1bnRlcjI=");
     let secret = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(secret.path(), "hunter2").unwrap();
     for upstreams in ["[]".to_owned(), format!("[{HOST:?}]")] {
         let credential = format!(
             "[[credential]]\nhost = \"127.0.0.1:{}\"\nupstreams = {upstreams}\n\
              basic = {{ user = \"larder\", password = {{ file = {:?} }} }}",
-            scene.git.port(),
+            fixture.git.port(),
             secret.path()
         );
-        let larder = scene.larder().with(&credential).start().await;
+        let larder = fixture.larder().with(&credential).start().await;
         let answer = larder.get(&download_path("one")).await;
         assert!(!answer.text().contains("hunter2") && !answer.text().contains("bGFyZGVy"));
         assert_eq!(answer.status, if upstreams == "[]" { 502 } else { 204 }, "{}", answer.text());

@@ -18,19 +18,19 @@ struct Guarded {
 impl Guarded {
     /// The scene's git server is `localhost` here, and its ssh server has a `[[credential]]`.
     async fn start() -> Option<Self> {
-        let scene = ModuleScene::start(None).await?;
-        let private = FakeUpstream::builder().tls_with(&scene.ca).start().await;
-        private.host_git(&scene.repositories.root());
-        let private_ssh = Sshd::start(&scene.repositories.root()).await?;
-        let larder = Larder::mirroring(&scene.registry).trusting(&scene.ca).allow_private("localhost");
+        let fixture = ModuleScene::start(None).await?;
+        let private = FakeUpstream::builder().tls_with(&fixture.ca).start().await;
+        private.host_git(&fixture.repositories.root());
+        let private_ssh = Sshd::start(&fixture.repositories.root()).await?;
+        let larder = Larder::mirroring(&fixture.registry).trusting(&fixture.ca).allow_private("localhost");
         let credential = format!(
             "[[credential]]\nhost = \"127.0.0.1:{}\"\nupstreams = [\"{HOST}\"]\nssh = {{ key = {:?}, known_hosts = {:?} }}",
-            scene.ssh.port(),
-            scene.ssh.key(),
-            scene.ssh.known_hosts()
+            fixture.ssh.port(),
+            fixture.ssh.key(),
+            fixture.ssh.known_hosts()
         );
         let larder = larder.with(&credential).start().await;
-        Some(Self { scene, private, private_ssh, larder })
+        Some(Self { scene: fixture, private, private_ssh, larder })
     }
 
     /// The scene's git server by the name that is allowed.
@@ -61,9 +61,9 @@ impl Guarded {
 
     /// It was refused for where it leads, and nobody went there.
     fn is_refused(&self, answer: Answer, reason: &str) {
-        let said = answer.expect(502).text();
-        assert!(said.contains(reason), "{said}");
-        assert_eq!((self.private.connections(), self.private_ssh.asked()), (0, vec![]), "{said}");
+        let text = answer.expect(502).text();
+        assert!(text.contains(reason), "{text}");
+        assert_eq!((self.private.connections(), self.private_ssh.asked()), (0, vec![]), "{text}");
         assert!(self.larder.folder.blobs().is_empty());
     }
 }

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use tar::EntryType;
 
 use crate::support::module_scene::{download_path, fetch};
-use crate::support::shelf::{Shelf, gz, tar_gz};
+use crate::support::shelf::{ModuleFixture, gz, tar_gz};
 
 /// An entry of a tar with any name, also one that no honest writer takes.
 fn entry(tar: &mut tar::Builder<Vec<u8>>, name: &str, kind: EntryType, target: &str, bytes: &[u8]) {
@@ -39,9 +39,10 @@ fn zip_of(entries: &[(&str, &[u8])]) -> Vec<u8> {
 
 /// The same zip with one name for another of the same length, everywhere.
 fn renamed(mut zip: Vec<u8>, from: &str, to: &str) -> Vec<u8> {
-    let places: Vec<usize> = (0..zip.len() - from.len()).filter(|at| zip[*at..].starts_with(from.as_bytes())).collect();
-    for at in places {
-        zip[at..at + to.len()].copy_from_slice(to.as_bytes());
+    let places: Vec<usize> =
+        (0..zip.len() - from.len()).filter(|offset| zip[*offset..].starts_with(from.as_bytes())).collect();
+    for offset in places {
+        zip[offset..offset + to.len()].copy_from_slice(to.as_bytes());
     }
     zip
 }
@@ -52,20 +53,20 @@ async fn refuses(name: &str, archive: &[u8], words: &[&str]) {
 }
 
 async fn refuses_within(name: &str, archive: &[u8], words: &[&str], most: u64) {
-    let shelf = Shelf::start().await;
-    let url = shelf.file(name, archive);
-    shelf.publish("one", &url);
-    let larder = shelf.larder().archive_bytes(most).answer_within(crate::support::HANGS_AFTER).start().await;
+    let fixture = ModuleFixture::start().await;
+    let url = fixture.file(name, archive);
+    fixture.publish("one", &url);
+    let larder = fixture.larder().archive_bytes(most).answer_within(crate::support::HANGS_AFTER).start().await;
     for _ in 0..2 {
-        let said = larder.get(&download_path("one")).await.expect(502).text();
-        assert!(words.iter().all(|word| said.contains(word)), "{words:?}: {said}");
+        let text = larder.get(&download_path("one")).await.expect(502).text();
+        assert!(words.iter().all(|word| text.contains(word)), "{words:?}: {text}");
         assert!(larder.folder.blobs().is_empty() && larder.folder.files("names").is_empty(), "{words:?}");
         assert!(larder.folder.files("seen").is_empty(), "{words:?}");
         assert_eq!(larder.folder.files("staging"), Vec::<std::path::PathBuf>::new(), "{words:?}");
     }
     assert!(larder.metric("larder_verification_failures_total").await >= 2.0, "{words:?}");
     let honest = if name.ends_with(".zip") { zip_of(&[("main.tf", b"")]) } else { tar_gz(&[("main.tf", b"")]) };
-    shelf.file(name, &honest);
+    fixture.file(name, &honest);
     fetch(larder.base(), "one").await;
     assert_eq!((larder.folder.blobs().len(), larder.folder.staged().len()), (1, 0));
 }

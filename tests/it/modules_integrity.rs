@@ -21,23 +21,23 @@ fn form(name: &str, location: String) -> Form {
 
 /// A scene with acme/one at this reference of acme/net.
 async fn scene_at(reference: &str) -> Option<ModuleScene> {
-    let scene = ModuleScene::start(None).await?;
-    scene.publish(&form("one", scene.over_https(&format!("?ref={reference}"))));
-    Some(scene)
+    let fixture = ModuleScene::start(None).await?;
+    fixture.publish(&form("one", fixture.over_https(&format!("?ref={reference}"))));
+    Some(fixture)
 }
 
 /// What a larder makes of a version depends on nothing but the version.
 #[tokio::test]
 async fn two_larders_make_the_same_archive_and_so_does_one_over_another_way() {
-    let Some(scene) = scene_at("v1.0.0").await else { return };
-    scene.publish(&form("two", format!("git::{}?ref=v1.0.0", scene.ssh.url("acme/net"))));
-    let (one, another) = (scene.larder().start().await, scene.larder().start().await);
+    let Some(fixture) = scene_at("v1.0.0").await else { return };
+    fixture.publish(&form("two", format!("git::{}?ref=v1.0.0", fixture.ssh.url("acme/net"))));
+    let (one, another) = (fixture.larder().start().await, fixture.larder().start().await);
     let (place, archive) = fetch(one.base(), "one").await;
     let (other_place, other) = fetch(another.base(), "one").await;
     assert!(place == other_place && archive == other);
     assert!(fetch(another.base(), "two").await.1 == archive);
     let folder = one.stop().await;
-    let one = scene.larder().on(&folder).start().await;
+    let one = fixture.larder().on(&folder).start().await;
     let (place_again, again) = fetch(one.base(), "one").await;
     assert!(place_again == place && again == archive);
 }
@@ -45,19 +45,19 @@ async fn two_larders_make_the_same_archive_and_so_does_one_over_another_way() {
 /// Promise 9: what a kill leaves of an archive is never taken for one.
 #[tokio::test]
 async fn a_kill_in_the_middle_of_packing_changes_nothing_about_the_archive() {
-    let Some(scene) = ModuleScene::start(None).await else { return };
-    let large = scene.repositories.repository("acme/large");
+    let Some(fixture) = ModuleScene::start(None).await else { return };
+    let large = fixture.repositories.repository("acme/large");
     for number in 0_u32..3 {
         large.bytes(&format!("noise{number}"), &noise(number, 2_000_000));
     }
     large.commit("large");
     large.tag("v1.0.0");
-    scene.publish(&form("large", format!("git::{}/acme/large.git?ref=v1.0.0", scene.git.origin())));
-    let undisturbed = scene.larder().start().await;
+    fixture.publish(&form("large", format!("git::{}/acme/large.git?ref=v1.0.0", fixture.git.origin())));
+    let undisturbed = fixture.larder().start().await;
     let (place, archive) = fetch(undisturbed.base(), "large").await;
 
     let folder = Folder::new();
-    let larder = Process::start(&scene.larder().on(&folder), folder.path());
+    let larder = Process::start(&fixture.larder().on(&folder), folder.path());
     let asking = tokio::spawn(send(client().get(format!("{}{}", larder.base(), download_path("large")))));
     eventually("some of the archive is packed", async || {
         let packed = folder.files("staging").into_iter().filter(|file| !file.to_string_lossy().contains("/scratch-"));
@@ -68,7 +68,7 @@ async fn a_kill_in_the_middle_of_packing_changes_nothing_about_the_archive() {
     larder.kill();
     assert!(asking.await.unwrap().is_err(), "it was packed before it could be killed");
     assert!(folder.blobs().is_empty());
-    let larder = Process::start(&scene.larder().on(&folder), folder.path());
+    let larder = Process::start(&fixture.larder().on(&folder), folder.path());
     let (place_again, again) = fetch(larder.base(), "large").await;
     assert!(place_again == place && again == archive);
     assert!(folder.files("staging").is_empty(), "{:?}", folder.files("staging"));
@@ -87,10 +87,10 @@ fn noise(seed: u32, bytes: usize) -> Vec<u8> {
 }
 
 /// Each request asks upstream whether a location is still the same.
-fn impatient(scene: &ModuleScene) -> Builder {
+fn impatient(fixture: &ModuleScene) -> Builder {
     let more = "fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", api = \"0s\", not_found = \"0s\" }";
     // Before the scene's `[[credential]]`, which begins another section.
-    scene.larder_with(more)
+    fixture.larder_with(more)
 }
 
 /// Whether an alarm says that this module waits for `accept`.
@@ -106,22 +106,22 @@ async fn is_reported(larder: &Larder) -> bool {
 }
 
 /// Moves the tag `moving` of acme/net to another commit.
-fn move_the_tag(scene: &ModuleScene) {
-    scene.net.file("main.tf", "output \"is\" {\n  value = \"moved\"\n}\n").commit("moved");
-    scene.net.tag("moving");
+fn move_the_tag(fixture: &ModuleScene) {
+    fixture.net.file("main.tf", "output \"is\" {\n  value = \"moved\"\n}\n").commit("moved");
+    fixture.net.tag("moving");
 }
 
 /// Done when 3: while it is held, what was seen first is served; and the operator learns of it.
 #[tokio::test]
 async fn a_moved_tag_is_reported_and_the_first_tree_stays_served() {
-    let Some(scene) = ModuleScene::start(None).await else { return };
-    scene.net.tag("moving");
-    scene.publish(&form("one", scene.over_https("?ref=moving")));
+    let Some(fixture) = ModuleScene::start(None).await else { return };
+    fixture.net.tag("moving");
+    fixture.publish(&form("one", fixture.over_https("?ref=moving")));
     let folder = Folder::new();
-    let larder = impatient(&scene).on(&folder).start().await;
+    let larder = impatient(&fixture).on(&folder).start().await;
     let (place, archive) = fetch(larder.base(), "one").await;
     assert!(!is_reported(&larder).await);
-    move_the_tag(&scene);
+    move_the_tag(&fixture);
     until("the moved tag is reported", async || {
         let (now, bytes) = fetch(larder.base(), "one").await;
         assert!(now == place && bytes == archive);
@@ -134,7 +134,7 @@ async fn a_moved_tag_is_reported_and_the_first_tree_stays_served() {
 
     // And after a restart, before anybody asks.
     larder.stop().await;
-    let larder = impatient(&scene).on(&folder).start().await;
+    let larder = impatient(&fixture).on(&folder).start().await;
     assert!(is_reported(&larder).await);
     assert!(fetch(larder.base(), "one").await == (place, archive));
     assert!(is_reported(&larder).await);
@@ -143,20 +143,20 @@ async fn a_moved_tag_is_reported_and_the_first_tree_stays_served() {
 /// Done when 3: without the archive there is nothing to serve, whoever restarts; the operator decides.
 #[tokio::test]
 async fn a_moved_tag_is_refused_when_the_first_archive_is_gone_until_it_is_accepted() {
-    let Some(scene) = ModuleScene::start(None).await else { return };
-    scene.net.tag("moving");
-    scene.publish(&form("one", scene.over_https("?ref=moving")));
+    let Some(fixture) = ModuleScene::start(None).await else { return };
+    fixture.net.tag("moving");
+    fixture.publish(&form("one", fixture.over_https("?ref=moving")));
     let folder = Folder::new();
-    let larder = Process::start(&impatient(&scene).on(&folder), folder.path());
+    let larder = Process::start(&impatient(&fixture).on(&folder), folder.path());
     let (place, archive) = fetch(larder.base(), "one").await;
     drop(larder);
-    move_the_tag(&scene);
-    let larder = impatient(&scene).on(&folder).start().await;
+    move_the_tag(&fixture);
+    let larder = impatient(&fixture).on(&folder).start().await;
     larder.tell("purge", "acme/one/test@1.0.0").await;
     assert!(folder.blobs().is_empty(), "{:?}", folder.blobs());
     larder.stop().await;
 
-    let larder = Process::start(&impatient(&scene).on(&folder), folder.path());
+    let larder = Process::start(&impatient(&fixture).on(&folder), folder.path());
     let refused = larder.get(&download_path("one")).await.expect(502).text();
     let digests = |text: &str| {
         let words = text.split(|c: char| !c.is_ascii_hexdigit());
@@ -173,7 +173,7 @@ async fn a_moved_tag_is_refused_when_the_first_archive_is_gone_until_it_is_accep
     larder.get(&place.path).await.expect(502);
     drop(larder);
 
-    let larder = impatient(&scene).on(&folder).start().await;
+    let larder = impatient(&fixture).on(&folder).start().await;
     larder.get(&download_path("one")).await.expect(502);
     assert!(is_reported(&larder).await);
     let done = larder.tell("accept", "acme/one/test@1.0.0").await;
@@ -191,8 +191,8 @@ async fn a_moved_tag_is_refused_when_the_first_archive_is_gone_until_it_is_accep
 #[tokio::test]
 async fn an_archive_that_is_tampered_with_on_its_way_is_refused_by_the_client() {
     let Some(terraform) = Terraform::find() else { return };
-    let Some(scene) = scene_at("v1.0.0").await else { return };
-    let larder = scene.larder().start().await;
+    let Some(fixture) = scene_at("v1.0.0").await else { return };
+    let larder = fixture.larder().start().await;
     fetch(larder.base(), "one").await;
     for tampers in [false, true] {
         let between = between(larder.base().to_owned(), tampers).await;
@@ -235,40 +235,40 @@ async fn pass_on(mut stream: TcpStream, larder: Arc<str>, tampers: bool) {
         let middle = answer.body.len() / 2;
         answer.body[middle] ^= 1;
     }
-    let mut said = format!("HTTP/1.1 {} OK\r\nconnection: close\r\n", answer.status);
+    let mut output = format!("HTTP/1.1 {} OK\r\nconnection: close\r\n", answer.status);
     for (name, value) in &answer.headers {
         if name != "connection" && name != "transfer-encoding" {
-            said.push_str(&format!("{name}: {}\r\n", value.to_str().unwrap()));
+            output.push_str(&format!("{name}: {}\r\n", value.to_str().unwrap()));
         }
     }
-    said.push_str("\r\n");
+    output.push_str("\r\n");
     // A client that has gone needs no answer.
-    let _ = stream.write_all(&[said.as_bytes(), &answer.body].concat()).await;
+    let _ = stream.write_all(&[output.as_bytes(), &answer.body].concat()).await;
     let _ = stream.shutdown().await;
 }
 
 /// Done when 5 and promise 4.
 #[tokio::test]
 async fn fifty_clients_of_a_cold_module_cause_one_fetch_of_each_repository() {
-    let Some(scene) = scene_at("v1.0.0").await else { return };
+    let Some(fixture) = scene_at("v1.0.0").await else { return };
     // Fifty at one time take a slow machine longer than a client waits.
-    let larder = scene.larder().answer_within(std::time::Duration::from_secs(120)).start().await;
-    let held = scene.git.hold_silent(Target::Git);
+    let larder = fixture.larder().answer_within(std::time::Duration::from_secs(120)).start().await;
+    let stored = fixture.git.hold_silent(Target::Git);
     let clients: Vec<_> = (0..50)
         .map(|_| {
             let base = larder.base().to_owned();
             tokio::spawn(async move { fetch(&base, "one").await })
         })
         .collect();
-    let asked = scene.git.wait_for(Target::Git, 1);
-    tokio::time::timeout(HANGS_AFTER, asked).await.unwrap();
-    held.open();
+    let requests = fixture.git.wait_for(Target::Git, 1);
+    tokio::time::timeout(HANGS_AFTER, requests).await.unwrap();
+    stored.open();
     let mut archives = Vec::new();
     for client in clients {
         archives.push(client.await.unwrap());
     }
     assert!(archives.iter().all(|got| *got == archives[0]));
-    let fetches = ["acme/net", "acme/dep", "acme/deep"].map(|repository| scene.git.git_fetches(repository));
+    let fetches = ["acme/net", "acme/dep", "acme/deep"].map(|repository| fixture.git.git_fetches(repository));
     assert_eq!(fetches, [1, 1, 1]);
-    assert_eq!(scene.registry.count_of(Target::Location), 1);
+    assert_eq!(fixture.registry.count_of(Target::Location), 1);
 }

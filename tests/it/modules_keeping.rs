@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_scene::{Place, download_path, fetch};
-use crate::support::shelf::{Shelf, noise, tar_gz, unpacked};
+use crate::support::shelf::{ModuleFixture, noise, tar_gz, unpacked};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -23,17 +23,17 @@ fn list_path(name: &str) -> String {
 /// Promise 6: the registry down, the archive host down, both; before and after a restart.
 #[tokio::test]
 async fn a_stored_module_is_served_while_every_upstream_is_down() {
-    let mut shelf = Shelf::of_one().await;
-    let larder = shelf.larder().nothing_stays_fresh().start().await;
+    let mut fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().nothing_stays_fresh().start().await;
     let list = larder.get(&list_path("one")).await.expect(200).body;
     let (place, archive) = fetch(larder.base(), "one").await;
-    shelf.archives.stop().await;
+    fixture.archives.stop().await;
     assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()));
-    shelf.registry.stop().await;
-    let told = larder.get(&download_path("one")).await.expect(204);
-    assert!(told.is("detail=stale"), "{}", told.header("cache-status"));
+    fixture.registry.stop().await;
+    let text = larder.get(&download_path("one")).await.expect(204);
+    assert!(text.is("detail=stale"), "{}", text.header("cache-status"));
     let folder = larder.stop().await;
-    let larder = shelf.larder_on(&folder).nothing_stays_fresh().start().await;
+    let larder = fixture.larder_on(&folder).nothing_stays_fresh().start().await;
     assert!(fetch(larder.base(), "one").await == (place, archive));
     assert!(larder.get(&list_path("one")).await.expect(200).body == list);
 }
@@ -41,8 +41,8 @@ async fn a_stored_module_is_served_while_every_upstream_is_down() {
 /// Section 4: trouble is never disguised, and nothing of it is remembered.
 #[tokio::test]
 async fn a_cold_module_fails_with_its_cause_and_heals_at_once() {
-    let mut shelf = Shelf::of_one().await;
-    let larder = shelf.larder().start().await;
+    let mut fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().start().await;
     let path = download_path("one");
     for (fault, status, words) in [
         (Fault::Status(500), 502, "500"),
@@ -53,19 +53,19 @@ async fn a_cold_module_fails_with_its_cause_and_heals_at_once() {
     ] {
         // A page has no header: this one also says nothing in its body.
         if matches!(fault, Fault::Html) {
-            shelf.registry.serve_json("/v1/modules/acme/one/test/1.0.0/download", "{}");
+            fixture.registry.serve_json("/v1/modules/acme/one/test/1.0.0/download", "{}");
         } else {
-            shelf.registry.fault(Target::Location, fault.clone());
+            fixture.registry.fault(Target::Location, fault.clone());
         }
-        let said = larder.get(&path).await.expect(status).text();
-        assert!(said.contains(words) && said.contains("acme/one/test"), "{fault:?}: {said}");
-        shelf.registry.heal();
-        shelf.registry.unserve("/v1/modules/acme/one/test/1.0.0/download");
+        let text = larder.get(&path).await.expect(status).text();
+        assert!(text.contains(words) && text.contains("acme/one/test"), "{fault:?}: {text}");
+        fixture.registry.heal();
+        fixture.registry.unserve("/v1/modules/acme/one/test/1.0.0/download");
     }
-    shelf.archives.stop().await;
-    let said = larder.get(&path).await.expect(502).text();
-    assert!(said.contains(&shelf.archives.origin()), "{said}");
-    shelf.archives.restart().await;
+    fixture.archives.stop().await;
+    let text = larder.get(&path).await.expect(502).text();
+    assert!(text.contains(&fixture.archives.origin()), "{text}");
+    fixture.archives.restart().await;
     fetch(larder.base(), "one").await;
     assert_eq!((larder.folder.blobs().len(), larder.folder.staged().len()), (1, 0));
 }
@@ -74,22 +74,22 @@ async fn a_cold_module_fails_with_its_cause_and_heals_at_once() {
 #[tokio::test]
 async fn a_module_that_upstream_deleted_stays_where_gone_things_are_kept() {
     for status in [404, 410] {
-        let shelf = Shelf::of_one().await;
-        let larder = shelf.larder().nothing_stays_fresh().start().await;
+        let fixture = ModuleFixture::of_one().await;
+        let larder = fixture.larder().nothing_stays_fresh().start().await;
         let (place, archive) = fetch(larder.base(), "one").await;
-        shelf.registry.fault(Target::Location, Fault::Status(status));
-        shelf.registry.fault(Target::ModuleVersions, Fault::Status(status));
-        let told = larder.get(&download_path("one")).await.expect(204);
-        assert!(told.is("detail=gone"), "{}", told.header("cache-status"));
-        assert!(Place::of(&told) == place);
+        fixture.registry.fault(Target::Location, Fault::Status(status));
+        fixture.registry.fault(Target::ModuleVersions, Fault::Status(status));
+        let text = larder.get(&download_path("one")).await.expect(204);
+        assert!(text.is("detail=gone"), "{}", text.header("cache-status"));
+        assert!(Place::of(&text) == place);
         assert!(larder.get(&list_path("one")).await.expect(200).is("detail=gone"));
         assert!(larder.get(&place.path).await.expect(200).body == archive);
 
-        let other = shelf.larder().with("keep_gone = false").nothing_stays_fresh().start().await;
+        let other = fixture.larder().with("keep_gone = false").nothing_stays_fresh().start().await;
         other.get(&download_path("one")).await.expect(404);
-        shelf.registry.heal();
+        fixture.registry.heal();
         fetch(other.base(), "one").await;
-        shelf.registry.fault(Target::Location, Fault::Status(status));
+        fixture.registry.fault(Target::Location, Fault::Status(status));
         other.get(&download_path("one")).await.expect(404);
     }
 }
@@ -97,47 +97,47 @@ async fn a_module_that_upstream_deleted_stays_where_gone_things_are_kept() {
 /// Section 4: a held version that a list has dropped stays listed, with an alarm.
 #[tokio::test]
 async fn a_version_of_a_module_that_upstream_dropped_stays_listed() {
-    let shelf = Shelf::of_one().await;
-    shelf.registry.publish_module(Module::new("acme", "one", "test").version("2.0.0").at(&shelf.url("one.tar.gz")));
-    let larder = shelf.larder().nothing_stays_fresh().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    fixture.registry.publish_module(Module::new("acme", "one", "test").version("2.0.0").at(&fixture.url("one.tar.gz")));
+    let larder = fixture.larder().nothing_stays_fresh().start().await;
     let (place, _) = fetch(larder.base(), "one").await;
-    shelf.registry.withdraw_module("acme", "one", "test", "1.0.0");
+    fixture.registry.withdraw_module("acme", "one", "test", "1.0.0");
     let list = larder.get(&list_path("one")).await.expect(200).json();
     let listed: Vec<_> = list["modules"][0]["versions"].as_array().unwrap().iter().map(|v| &v["version"]).collect();
     assert_eq!(listed, ["2.0.0", "1.0.0"]);
-    let told = larder.get(&download_path("one")).await.expect(204);
-    assert!(told.is("detail=gone") && Place::of(&told) == place);
+    let text = larder.get(&download_path("one")).await.expect(204);
+    assert!(text.is("detail=gone") && Place::of(&text) == place);
     assert_eq!(status(&larder).await["alarms"][0]["kind"], "dropped");
 }
 
 /// Promise 12.
 #[tokio::test]
 async fn offline_stored_packages_are_served_at_any_age_and_others_are_named() {
-    let shelf = Shelf::of_one().await;
-    shelf.put("two", &tar_gz(&[("main.tf", b"# two\n")]));
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    fixture.put("two", &tar_gz(&[("main.tf", b"# two\n")]));
+    let larder = fixture.larder().start().await;
     let (place, archive) = fetch(larder.base(), "one").await;
     let (other, _) = fetch(larder.base(), "two").await;
     larder.tell("purge", "acme/two/test@1.0.0").await;
     // Where it is is known, and it is not held.
-    shelf.archives.fault(Target::ModuleArchive, Fault::Status(500));
+    fixture.archives.fault(Target::ModuleArchive, Fault::Status(500));
     larder.get(&download_path("two")).await.expect(502);
-    shelf.archives.heal();
+    fixture.archives.heal();
     let folder = larder.stop().await;
-    shelf.registry.forget_requests();
-    shelf.archives.forget_requests();
-    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    fixture.registry.forget_requests();
+    fixture.archives.forget_requests();
+    let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     for says in ["larder; hit", "larder; hit; detail=stale"] {
-        let told = larder.get(&download_path("one")).await.expect(204);
-        assert_eq!(told.header("cache-status"), says);
-        assert!(Place::of(&told) == place);
+        let text = larder.get(&download_path("one")).await.expect(204);
+        assert_eq!(text.header("cache-status"), says);
+        assert!(Place::of(&text) == place);
         assert!(larder.get(&place.path).await.expect(200).body == archive);
         larder.clock.advance(DAY * 400);
     }
     let plain = format!("/archive/{HOST}/modules/acme/two/test/1.0.0/module.tar.gz");
     for path in [download_path("two"), other.path.clone(), plain, download_path("absent"), list_path("absent")] {
-        let said = larder.get(&path).await.expect(503).text();
-        assert!(said.contains("offline") && said.contains("larder missing"), "{path}: {said}");
+        let text = larder.get(&path).await.expect(503).text();
+        assert!(text.contains("offline") && text.contains("larder missing"), "{path}: {text}");
     }
     let missing: Vec<String> =
         status(&larder).await["missing"].as_array().unwrap().iter().map(crate::support::reports::name).collect();
@@ -149,26 +149,29 @@ async fn offline_stored_packages_are_served_at_any_age_and_others_are_named() {
             format!("{HOST}/acme/two/test@1.0.0"),
         ]
     );
-    assert_eq!((shelf.registry.connections(), shelf.archives.requests().len()), (shelf.registry.connections(), 0));
-    assert_eq!(shelf.registry.requests().len(), 0);
+    assert_eq!(
+        (fixture.registry.connections(), fixture.archives.requests().len()),
+        (fixture.registry.connections(), 0)
+    );
+    assert_eq!(fixture.registry.requests().len(), 0);
 }
 
 /// What is evicted comes back as it was; what is pinned never goes.
 #[tokio::test]
 async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stays() {
-    let shelf = Shelf::start().await;
+    let fixture = ModuleFixture::start().await;
     for (seed, name) in ["one", "two", "three"].into_iter().enumerate() {
-        shelf.put(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
+        fixture.put(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
     }
-    let larder = shelf.larder().store("max_size = \"1MiB\"").start().await;
+    let larder = fixture.larder().store("max_size = \"1MiB\"").start().await;
     let (first, archive) = fetch(larder.base(), "one").await;
     larder.tell("pin", "acme/one/test@1.0.0").await;
     let (second, _) = fetch(larder.base(), "two").await;
     fetch(larder.base(), "three").await;
     assert_eq!(larder.folder.blobs().len(), 2, "two had to go");
     assert!(larder.get(&first.path).await.expect(200).body == archive);
-    let told = Place::of(&larder.get(&download_path("one")).await);
-    assert!(told == first, "{told:?}");
+    let text = Place::of(&larder.get(&download_path("one")).await);
+    assert!(text == first, "{text:?}");
     larder.tell("unpin", "acme/one/test@1.0.0").await;
     let (again, _) = fetch(larder.base(), "two").await;
     assert!(again == second, "{again:?}");
@@ -178,7 +181,7 @@ async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stay
 /// Promise 13.
 #[tokio::test]
 async fn the_same_module_of_two_registries_never_mixes() {
-    let (here, there) = (Shelf::of_one().await, FakeUpstream::start().await);
+    let (here, there) = (ModuleFixture::of_one().await, FakeUpstream::start().await);
     let url = here.file("other.tar.gz", &tar_gz(&[("main.tf", b"# the other one\n")]));
     there.publish_module(Module::new("acme", "one", "test").at(&url));
     let larder = here.larder().upstream("registry.opentofu.org", &format!("{}/", there.origin()), "").start().await;
@@ -196,10 +199,10 @@ async fn the_same_module_of_two_registries_never_mixes() {
 /// Where two spellings are two modules, what one was at first sight says nothing of the other.
 #[tokio::test]
 async fn two_modules_that_differ_in_case_alone_are_each_pinned_for_themselves() {
-    let shelf = Shelf::of_one().await;
-    let other = shelf.file("other.tar.gz", &tar_gz(&[("main.tf", b"# the other one\n")]));
-    shelf.registry.publish_module(Module::new("Acme", "one", "test").at(&other));
-    let larder = shelf.larder().with("fold_case = false").start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let other = fixture.file("other.tar.gz", &tar_gz(&[("main.tf", b"# the other one\n")]));
+    fixture.registry.publish_module(Module::new("Acme", "one", "test").at(&other));
+    let larder = fixture.larder().with("fold_case = false").start().await;
     let (_, archive) = fetch(larder.base(), "one").await;
     assert_eq!(unpacked(&archive)["main.tf"], b"# one\n");
     let path = download_path("one").replace("/acme/", "/Acme/");
@@ -212,15 +215,15 @@ async fn two_modules_that_differ_in_case_alone_are_each_pinned_for_themselves() 
 #[tokio::test]
 async fn changing_fold_case_forgets_no_first_seen_record() {
     for (before, after) in [(false, true), (true, false)] {
-        let shelf = Shelf::of_one().await;
-        let at = shelf.url("one.tar.gz");
-        shelf.registry.publish_module(Module::new("Acme", "One", "test").at(&at));
+        let fixture = ModuleFixture::of_one().await;
+        let offset = fixture.url("one.tar.gz");
+        fixture.registry.publish_module(Module::new("Acme", "One", "test").at(&offset));
         let path = format!("/registry/{HOST}/v1/modules/Acme/One/test/1.0.0/download");
-        let larder = shelf.larder().with(&format!("fold_case = {before}")).start().await;
+        let larder = fixture.larder().with(&format!("fold_case = {before}")).start().await;
         larder.get(&path).await.expect(204);
         let folder = larder.stop().await;
-        shelf.file("one.tar.gz", &tar_gz(&[("main.tf", b"# moved\n")]));
-        let larder = shelf.larder_on(&folder).with(&format!("fold_case = {after}")).start().await;
+        fixture.file("one.tar.gz", &tar_gz(&[("main.tf", b"# moved\n")]));
+        let larder = fixture.larder_on(&folder).with(&format!("fold_case = {after}")).start().await;
         let refused = larder.get(&path).await.expect(502).text();
         assert!(refused.contains("larder accept"), "{after}: {refused}");
     }
@@ -230,15 +233,15 @@ async fn changing_fold_case_forgets_no_first_seen_record() {
 #[tokio::test]
 async fn a_module_in_another_case_is_the_same_where_its_registry_says_so() {
     for (folds, fetches) in [(true, 1), (false, 2)] {
-        let shelf = Shelf::of_one().await;
-        shelf.registry.publish_module(Module::new("Acme", "One", "test").at(&shelf.url("one.tar.gz")));
-        let larder = shelf.larder().with(&format!("fold_case = {folds}")).start().await;
+        let fixture = ModuleFixture::of_one().await;
+        fixture.registry.publish_module(Module::new("Acme", "One", "test").at(&fixture.url("one.tar.gz")));
+        let larder = fixture.larder().with(&format!("fold_case = {folds}")).start().await;
         let (place, archive) = fetch(larder.base(), "one").await;
         let path = format!("/registry/{HOST}/v1/modules/Acme/One/test/1.0.0/download");
         let other = Place::of(&larder.get(&path).await);
         assert_eq!(other.sha256, place.sha256);
         assert!(larder.get(&other.path).await.expect(200).body == archive);
-        assert_eq!(shelf.archives.count_of(Target::ModuleArchive), fetches, "fold_case = {folds}");
+        assert_eq!(fixture.archives.count_of(Target::ModuleArchive), fetches, "fold_case = {folds}");
         assert_eq!(larder.folder.files("names").len(), fetches);
     }
 }
@@ -255,23 +258,23 @@ fn flip(path: &std::path::Path) {
 async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
     for size in [1000, 2_000_000] {
         for found_by_verify in [true, false] {
-            let shelf = Shelf::start().await;
-            shelf.put("one", &tar_gz(&[("noise", &noise(1, size))]));
-            let larder = shelf.larder().start().await;
+            let fixture = ModuleFixture::start().await;
+            fixture.put("one", &tar_gz(&[("noise", &noise(1, size))]));
+            let larder = fixture.larder().start().await;
             let (place, archive) = fetch(larder.base(), "one").await;
             let folder = larder.stop().await;
             flip(&folder.blobs()[0]);
-            let larder = shelf.larder_on(&folder).start().await;
+            let larder = fixture.larder_on(&folder).start().await;
             if found_by_verify {
                 let request = client().post(format!("{}/admin/v1/verify", larder.admin())).bearer_auth(larder.token());
                 let request = request.header("content-type", "application/json").body("{}");
-                let said = send(request).await.unwrap().expect(200).text();
-                assert!(said.contains("acme/one/test@1.0.0"), "{said}");
+                let text = send(request).await.unwrap().expect(200).text();
+                assert!(text.contains("acme/one/test@1.0.0"), "{text}");
             }
             let again = larder.get(&place.path).await.expect(200);
             assert!(again.body == archive, "{size} {found_by_verify}");
             assert_eq!(folder.files("aside").len(), 1);
-            assert_eq!(shelf.archives.count_of(Target::ModuleArchive), 2);
+            assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 2);
             assert!(Place::of(&larder.get(&download_path("one")).await) == place);
         }
     }
@@ -280,28 +283,28 @@ async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
 /// Promise 10: a name or a sighting that was damaged costs a fetch at most, and never the pin of the first tree.
 #[tokio::test]
 async fn a_damaged_name_or_first_seen_record_heals_and_the_first_tree_stays() {
-    for what in ["names", "seen"] {
-        let shelf = Shelf::of_one().await;
+    for subject in ["names", "seen"] {
+        let fixture = ModuleFixture::of_one().await;
         let folder = Folder::new();
-        let larder = shelf.larder_on(&folder).nothing_stays_fresh().start().await;
+        let larder = fixture.larder_on(&folder).nothing_stays_fresh().start().await;
         let (place, archive) = fetch(larder.base(), "one").await;
         larder.stop().await;
-        flip(&folder.files(what)[0]);
-        let larder = shelf.larder_on(&folder).nothing_stays_fresh().start().await;
-        assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()), "{what}");
+        flip(&folder.files(subject)[0]);
+        let larder = fixture.larder_on(&folder).nothing_stays_fresh().start().await;
+        assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()), "{subject}");
         // And the one that is there now is held against it.
-        shelf.put("one", &tar_gz(&[("main.tf", b"# moved\n")]));
+        fixture.put("one", &tar_gz(&[("main.tf", b"# moved\n")]));
         larder.tell("refresh", "acme/one/test").await;
-        assert_eq!(status(&larder).await["alarms"][0]["kind"], "moved", "{what}");
-        assert!(fetch(larder.base(), "one").await == (place, archive), "{what}");
+        assert_eq!(status(&larder).await["alarms"][0]["kind"], "moved", "{subject}");
+        assert!(fetch(larder.base(), "one").await == (place, archive), "{subject}");
     }
 }
 
 /// Ranges and conditions, as for any archive that is held; and the location has no body to be long.
 #[tokio::test]
 async fn a_stored_module_archive_answers_ranges_conditions_and_heads() {
-    let shelf = Shelf::of_one().await;
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().start().await;
     let (place, archive) = fetch(larder.base(), "one").await;
     let plain = format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz");
     for path in [&place.path, &plain] {

@@ -5,37 +5,37 @@ use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, Folder};
 use crate::support::module_scene::{download_path, fetch};
 use crate::support::process::Process;
-use crate::support::shelf::{Shelf, noise, tar_gz, unpacked};
+use crate::support::shelf::{ModuleFixture, noise, tar_gz, unpacked};
 use crate::support::small_disk::SmallDisk;
 use crate::support::upstream::{Fault, Target};
 
 const LARGE: usize = 3_000_000;
 const HALF: usize = LARGE / 2;
 
-async fn large() -> (Shelf, Folder) {
-    let shelf = Shelf::start().await;
-    shelf.put("one", &tar_gz(&[("noise", &noise(1, LARGE))]));
-    (shelf, Folder::new())
+async fn large() -> (ModuleFixture, Folder) {
+    let fixture = ModuleFixture::start().await;
+    fixture.put("one", &tar_gz(&[("noise", &noise(1, LARGE))]));
+    (fixture, Folder::new())
 }
 
-fn builder(shelf: &Shelf, folder: &Folder) -> Builder {
-    shelf.larder_on(folder)
+fn builder(fixture: &ModuleFixture, folder: &Folder) -> Builder {
+    fixture.larder_on(folder)
 }
 
-fn start(shelf: &Shelf, folder: &Folder) -> Process {
-    Process::start(&builder(shelf, folder), folder.path())
+fn start(fixture: &ModuleFixture, folder: &Folder) -> Process {
+    Process::start(&builder(fixture, folder), folder.path())
 }
 
 /// Promise 4: resumed also after a restart, where the server gave a validator; else begun again.
 #[tokio::test]
 async fn a_download_of_a_module_is_resumed_after_a_kill() {
     for has_validators in [true, false] {
-        let (shelf, folder) = large().await;
+        let (fixture, folder) = large().await;
         if !has_validators {
-            shelf.archives.fault(Target::ModuleArchive, Fault::NoValidators);
+            fixture.archives.fault(Target::ModuleArchive, Fault::NoValidators);
         }
-        let held = shelf.archives.hold_after(Target::ModuleArchive, HALF);
-        let larder = start(&shelf, &folder);
+        let stored = fixture.archives.hold_after(Target::ModuleArchive, HALF);
+        let larder = start(&fixture, &folder);
         let asking = tokio::spawn(send(client().get(format!("{}{}", larder.base(), download_path("one")))));
         eventually("half of it is staged", async || {
             let staged = folder.files("staging").into_iter().find(|file| file.extension().is_some_and(|e| e == "part"));
@@ -45,30 +45,30 @@ async fn a_download_of_a_module_is_resumed_after_a_kill() {
         larder.kill();
         assert!(asking.await.unwrap().is_err());
         assert!(folder.blobs().is_empty() && folder.files("seen").is_empty());
-        held.open();
-        shelf.archives.forget_requests();
-        let larder = start(&shelf, &folder);
+        stored.open();
+        fixture.archives.forget_requests();
+        let larder = start(&fixture, &folder);
         let (_, archive) = fetch(larder.base(), "one").await;
         assert!(unpacked(&archive)["noise"] == noise(1, LARGE));
-        let asked = shelf.archives.requests();
+        let requests = fixture.archives.requests();
         let range = format!("bytes={HALF}-");
-        assert_eq!(asked[0].header("range"), has_validators.then_some(range.as_str()));
-        assert_eq!((asked.len(), folder.files("staging").len()), (1, 0));
+        assert_eq!(requests[0].header("range"), has_validators.then_some(range.as_str()));
+        assert_eq!((requests.len(), folder.files("staging").len()), (1, 0));
     }
 }
 
 /// Promise 9: seen, then the blob, then its name: whatever of that is there after a kill, the next request has all.
 #[tokio::test]
 async fn a_commit_that_a_kill_interrupted_is_completed() {
-    let (shelf, folder) = large().await;
-    let larder = start(&shelf, &folder);
+    let (fixture, folder) = large().await;
+    let larder = start(&fixture, &folder);
     let (place, archive) = fetch(larder.base(), "one").await;
     larder.kill();
     for lost in [&["names"][..], &["names", "blobs"], &["names", "blobs", "seen"], &["seen"], &["blobs"]] {
-        for file in lost.iter().flat_map(|what| folder.files(what)) {
+        for file in lost.iter().flat_map(|subject| folder.files(subject)) {
             std::fs::remove_file(file).unwrap();
         }
-        let larder = start(&shelf, &folder);
+        let larder = start(&fixture, &folder);
         assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()), "{lost:?}");
         assert_eq!((folder.blobs().len(), folder.files("names").len()), (1, 1), "{lost:?}");
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
@@ -80,13 +80,13 @@ async fn a_commit_that_a_kill_interrupted_is_completed() {
 /// Promise 9: an archive that was told with its digest is there after a kill.
 #[tokio::test]
 async fn an_answered_module_survives_an_immediate_kill() {
-    let (mut shelf, folder) = large().await;
-    let larder = start(&shelf, &folder);
-    let told = larder.get(&download_path("one")).await.expect(204);
-    assert!(told.header("x-terraform-get").contains("checksum"));
+    let (mut fixture, folder) = large().await;
+    let larder = start(&fixture, &folder);
+    let text = larder.get(&download_path("one")).await.expect(204);
+    assert!(text.header("x-terraform-get").contains("checksum"));
     larder.kill();
-    shelf.stop().await;
-    let larder = start(&shelf, &folder);
+    fixture.stop().await;
+    let larder = start(&fixture, &folder);
     let (_, archive) = fetch(larder.base(), "one").await;
     assert!(unpacked(&archive)["noise"] == noise(1, LARGE));
 }
@@ -97,9 +97,9 @@ async fn a_full_disk_evicts_for_a_module_or_says_so() {
     if !SmallDisk::is_possible() {
         return;
     }
-    let (shelf, folder) = large().await;
-    shelf.put("two", &tar_gz(&[("noise", &noise(2, LARGE))]));
-    let disk = SmallDisk::start(&builder(&shelf, &folder), &folder, 20 << 20, "true").unwrap();
+    let (fixture, folder) = large().await;
+    fixture.put("two", &tar_gz(&[("noise", &noise(2, LARGE))]));
+    let disk = SmallDisk::start(&builder(&fixture, &folder), &folder, 20 << 20, "true").unwrap();
     let larder = &disk.larder;
     fetch(larder.base(), "one").await;
     // Room for what is downloaded, not for its tree and its archive beside that.
@@ -116,8 +116,8 @@ async fn a_full_disk_evicts_for_a_module_or_says_so() {
     disk.leave_free(100_000);
     larder.get(&download_path("two")).await.expect(204);
     for _ in 0..2 {
-        let said = larder.get(&download_path("one")).await.expect(503).text();
-        assert!(said.contains("do not fit"), "{said}");
+        let text = larder.get(&download_path("one")).await.expect(503).text();
+        assert!(text.contains("do not fit"), "{text}");
         let staged = std::fs::read_dir(disk.store().join("staging")).unwrap().count();
         assert_eq!(staged, 0);
     }
@@ -129,10 +129,10 @@ async fn a_full_disk_evicts_for_a_module_or_says_so() {
 /// Nothing that could never fit is laid out on the disk.
 #[tokio::test]
 async fn a_module_that_is_larger_than_the_store_is_refused_and_said_so() {
-    let shelf = Shelf::start().await;
-    shelf.put("one", &tar_gz(&[("zeros", &vec![0; 5_000_000])]));
-    let larder = shelf.larder().store("max_size = \"1MiB\"").start().await;
-    let said = larder.get(&download_path("one")).await.expect(503).text();
-    assert!(said.contains("do not fit") && said.contains("max_size"), "{said}");
+    let fixture = ModuleFixture::start().await;
+    fixture.put("one", &tar_gz(&[("zeros", &vec![0; 5_000_000])]));
+    let larder = fixture.larder().store("max_size = \"1MiB\"").start().await;
+    let text = larder.get(&download_path("one")).await.expect(503).text();
+    assert!(text.contains("do not fit") && text.contains("max_size"), "{text}");
     assert!(larder.folder.files("staging").is_empty() && larder.folder.blobs().is_empty());
 }

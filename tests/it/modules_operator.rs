@@ -8,10 +8,10 @@ use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::{download_path, fetch};
 use crate::support::reports::name;
-use crate::support::shelf::{Shelf, tar_gz, unpacked};
-use crate::support::site::Site;
+use crate::support::shelf::{ModuleFixture, tar_gz, unpacked};
+use crate::support::site::CommandSetup;
 use crate::support::upstream::{FakeUpstream, Fault, Listed, Module, Provider, Target};
-use crate::support::warm_jobs::{Desk, error, states};
+use crate::support::warm_jobs::{WarmFixture, error, states};
 
 const ONE: &str = "acme/one/test@1.0.0";
 
@@ -23,35 +23,37 @@ fn what(name: &str) -> String {
     format!("{HOST}/acme/{name}/test@1.0.0")
 }
 
-fn moved(shelf: &Shelf) {
-    shelf.put("one", &tar_gz(&[("main.tf", b"# moved\n")]));
+fn moved(fixture: &ModuleFixture) {
+    fixture.put("one", &tar_gz(&[("main.tf", b"# moved\n")]));
 }
 
 /// Everything that an `init` asks for is there afterwards, and warming again fetches nothing.
 #[tokio::test]
 async fn warmed_modules_are_served_with_upstream_gone() {
-    let mut shelf = Shelf::of_one().await;
+    let mut fixture = ModuleFixture::of_one().await;
     for version in ["1.1.0", "1.2.0", "2.0.0"] {
-        shelf.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&shelf.url("one.tar.gz")));
+        fixture
+            .registry
+            .publish_module(Module::new("acme", "one", "test").version(version).at(&fixture.url("one.tar.gz")));
     }
-    shelf.publish("sub", &format!("{}//modules/x?archive=tar.gz", shelf.url("one.tar.gz")));
-    shelf.registry.publish(Provider::new("acme", "null"));
-    let larder = shelf.larder().start().await;
-    let desk = Desk::of(&larder);
+    fixture.publish("sub", &format!("{}//modules/x?archive=tar.gz", fixture.url("one.tar.gz")));
+    fixture.registry.publish(Provider::new("acme", "null"));
+    let larder = fixture.larder().start().await;
+    let warm_fixture = WarmFixture::of(&larder);
     let told = json!({
         "what": ["acme/one/test@~> 1.0", "acme/sub/test", "acme/null"], "platforms": ["linux_amd64"], "pin": true
     });
-    let job = desk.warm(&told).await;
+    let job = warm_fixture.warm(&told).await;
     assert_eq!((states(&job), &job["state"]), (vec!["fetched"; 3], &"done".into()), "{job}");
     assert_eq!(name(&job["items"][0]), format!("{HOST}/acme/one/test@1.2.0"));
     assert!(job["items"][0].get("platform").is_none_or(Value::is_null), "{job}");
     assert_eq!(job["items"][2]["platform"], "linux_amd64");
-    let asked = (shelf.registry.requests().len(), shelf.archives.requests().len());
-    let again = desk.warm(&told).await;
+    let asked = (fixture.registry.requests().len(), fixture.archives.requests().len());
+    let again = warm_fixture.warm(&told).await;
     assert_eq!(states(&again), ["held"; 3], "{again}");
-    assert_eq!((shelf.registry.requests().len(), shelf.archives.requests().len()), asked);
+    assert_eq!((fixture.registry.requests().len(), fixture.archives.requests().len()), asked);
 
-    shelf.stop().await;
+    fixture.stop().await;
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
     for name in ["one", "sub"] {
         larder.get(&format!("/registry/{HOST}/v1/modules/acme/{name}/test/versions")).await.expect(200);
@@ -71,12 +73,12 @@ async fn warmed_modules_are_served_with_upstream_gone() {
 /// Each thing ends by itself: what cannot be had says why, and hinders nothing.
 #[tokio::test]
 async fn an_item_that_cannot_be_warmed_says_why() {
-    let shelf = Shelf::of_one().await;
-    shelf.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
-    shelf.publish("broken", &shelf.url("absent.tar.gz"));
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    fixture.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
+    fixture.publish("broken", &fixture.url("absent.tar.gz"));
+    let larder = fixture.larder().start().await;
     let things = ["acme/bucket/test", "acme/broken/test", "acme/absent/test", "acme/one/test@> 9", "acme/one/test"];
-    let job = Desk::of(&larder).warm(&json!({ "what": things, "platforms": ["linux_amd64"] })).await;
+    let job = WarmFixture::of(&larder).warm(&json!({ "what": things, "platforms": ["linux_amd64"] })).await;
     assert_eq!(states(&job), ["failed", "failed", "failed", "failed", "fetched"], "{job}");
     for (item, words) in ["S3", "404", "acme/absent/test", "> 9"].into_iter().enumerate() {
         assert!(error(&job, item).contains(words), "{item}: {job}");
@@ -86,13 +88,13 @@ async fn an_item_that_cannot_be_warmed_says_why() {
 /// `refresh` finds that a version was published anew, `accept` takes it; what is held is served until then.
 #[tokio::test]
 async fn refresh_finds_a_module_that_was_republished_and_accept_takes_it() {
-    let shelf = Shelf::of_one().await;
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().start().await;
     let (place, archive) = fetch(larder.base(), "one").await;
     let same = larder.tell("refresh", "acme/one/test").await;
     assert_eq!(same["ok"], true, "{same}");
     assert_eq!(status(&larder).await["alarms"], json!([]));
-    moved(&shelf);
+    moved(&fixture);
     larder.tell("refresh", "acme/one/test").await;
     let alarms = status(&larder).await["alarms"].clone();
     let resolve = format!("larder accept {}", what("one"));
@@ -115,28 +117,28 @@ async fn refresh_finds_a_module_that_was_republished_and_accept_takes_it() {
     // Where the accepted one is lost, the old one does not take its place.
     let blob = larder.folder.blobs().into_iter().find(|path| path.ends_with(now.sha256.clone().unwrap()));
     std::fs::remove_file(blob.unwrap()).unwrap();
-    shelf.archives.forget_requests();
+    fixture.archives.forget_requests();
     assert!(fetch(larder.base(), "one").await == (now, new));
-    assert_eq!(shelf.archives.count_of(Target::ModuleArchive), 1);
+    assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
 /// A version that is fetched by an operator and by a client at one time is not mixed up in one file.
 #[tokio::test]
 async fn two_fetches_of_one_archive_at_one_time_do_not_meet() {
-    let shelf = Shelf::of_one().await;
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().start().await;
     fetch(larder.base(), "one").await;
     let noise = crate::support::shelf::noise(7, 500_000);
-    shelf.put("one", &tar_gz(&[("noise", &noise)]));
+    fixture.put("one", &tar_gz(&[("noise", &noise)]));
     larder.tell("purge", ONE).await;
-    let held = shelf.archives.hold_after(Target::ModuleArchive, 100_000);
+    let held = fixture.archives.hold_after(Target::ModuleArchive, 100_000);
     let accept = larder.tell("accept", ONE);
     let ask = async {
-        shelf.archives.wait_for(Target::ModuleArchive, 2).await;
+        fixture.archives.wait_for(Target::ModuleArchive, 2).await;
         let path = download_path("one");
         let asking = larder.get(&path);
         let open = async {
-            shelf.archives.wait_for(Target::ModuleArchive, 3).await;
+            fixture.archives.wait_for(Target::ModuleArchive, 3).await;
             let staged = larder.folder.files("staging").into_iter();
             assert_eq!(staged.filter(|file| file.extension().is_some_and(|kind| kind == "part")).count(), 2);
             held.open();
@@ -152,31 +154,34 @@ async fn two_fetches_of_one_archive_at_one_time_do_not_meet() {
 /// The commands, as people read them.
 #[tokio::test]
 async fn the_commands_print_modules_for_people_and_for_machines() {
-    let shelf = Shelf::of_one().await;
-    shelf.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
-    let mut site = Site::new(&shelf.registry);
-    let ca = site.home.path().join("ca.pem");
-    std::fs::write(&ca, shelf.ca.pem()).unwrap();
+    let fixture = ModuleFixture::of_one().await;
+    fixture.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
+    let mut setup = CommandSetup::new(&fixture.registry);
+    let ca = setup.home.path().join("ca.pem");
+    std::fs::write(&ca, fixture.ca.pem()).unwrap();
     let network = format!("[network]\nca_file = \"{}\"\nallow_private = [\"127.0.0.1\"]\n[[upstream]]", ca.display());
-    site.text = site.text.replace("[[upstream]]", &network);
-    let larder = site.serve();
-    let warmed = site.out(&["warm", "acme/one/test@1.0.0"]).await;
+    setup.text = setup.text.replace("[[upstream]]", &network);
+    let larder = setup.serve();
+    let warmed = setup.out(&["warm", "acme/one/test@1.0.0"]).await;
     assert!(warmed.starts_with("fetched   acme/one/test 1.0.0  "), "{warmed}");
     assert!(warmed.contains("1 archive: 1 fetched"), "{warmed}");
-    site.out(&["pin", "acme/one/test@1.0.0"]).await;
-    let status = site.out(&["status"]).await;
+    setup.out(&["pin", "acme/one/test@1.0.0"]).await;
+    let status = setup.out(&["status"]).await;
     assert!(status.contains("archives   1 (") && !status.contains("alarms"), "{status}");
-    site.out(&["unpin", "acme/one/test@1.0.0"]).await;
-    moved(&shelf);
-    site.out(&["refresh", "acme/one/test"]).await;
-    let status = site.out(&["status"]).await;
-    let said = "moved upstream, the new tree is not served";
-    assert!(status.contains(said) && status.contains(&format!("larder accept {HOST}/acme/one/test@1.0.0")), "{status}");
-    let accepted = site.out(&["accept", "acme/one/test"]).await;
+    setup.out(&["unpin", "acme/one/test@1.0.0"]).await;
+    moved(&fixture);
+    setup.out(&["refresh", "acme/one/test"]).await;
+    let status = setup.out(&["status"]).await;
+    let output = "moved upstream, the new tree is not served";
+    assert!(
+        status.contains(output) && status.contains(&format!("larder accept {HOST}/acme/one/test@1.0.0")),
+        "{status}"
+    );
+    let accepted = setup.out(&["accept", "acme/one/test"]).await;
     assert!(accepted.contains("acme/one/test 1.0.0") && accepted.contains("tree"), "{accepted}");
-    site.out(&["purge", "acme/one/test"]).await;
-    site.out(&["verify"]).await;
-    let failed = site.run(&["warm", "acme/bucket/test"]).await;
+    setup.out(&["purge", "acme/one/test"]).await;
+    setup.out(&["verify"]).await;
+    let failed = setup.run(&["warm", "acme/bucket/test"]).await;
     assert_eq!(failed.code, Some(1));
     assert!(failed.out.contains("FAILED") && failed.out.contains("S3 bucket at s3.amazonaws.com"), "{failed:?}");
     drop(larder);
@@ -185,14 +190,14 @@ async fn the_commands_print_modules_for_people_and_for_machines() {
 /// What was looked at goes into the figures.
 #[tokio::test]
 async fn status_counts_modules() {
-    let shelf = Shelf::of_one().await;
-    shelf.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
-    shelf.put("bad", b"no archive");
-    let larder = shelf.larder().nothing_stays_fresh().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    fixture.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
+    fixture.put("bad", b"no archive");
+    let larder = fixture.larder().nothing_stays_fresh().start().await;
     fetch(larder.base(), "one").await;
     larder.get(&download_path("bucket")).await.expect(204);
     larder.get(&download_path("bad")).await.expect(502);
-    moved(&shelf);
+    moved(&fixture);
     larder.tell("purge", ONE).await;
     larder.clock.advance(Duration::from_secs(1));
     larder.get(&download_path("one")).await.expect(502);
@@ -245,17 +250,17 @@ async fn purge_removes_cached_detail_pages() {
 /// stored of it is dropped.
 #[tokio::test]
 async fn accept_of_a_module_that_upstream_has_withdrawn_resolves_its_alarms() {
-    let shelf = Shelf::of_one().await;
-    let larder = shelf.larder().nothing_stays_fresh().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().nothing_stays_fresh().start().await;
     let list = format!("/registry/{HOST}/v1/modules/acme/one/test/versions");
     larder.get(&list).await.expect(200);
     let held = fetch(larder.base(), "one").await;
-    moved(&shelf);
+    moved(&fixture);
     larder.tell("refresh", "acme/one/test").await;
     let kinds = async || -> Vec<String> { larder.alarms().await.into_iter().map(|(kind, ..)| kind).collect() };
     assert_eq!(kinds().await, ["moved"]);
-    shelf.registry.fault(Target::Location, Fault::Status(404));
-    shelf.registry.fault(Target::ModuleVersions, Fault::Status(404));
+    fixture.registry.fault(Target::Location, Fault::Status(404));
+    fixture.registry.fault(Target::ModuleVersions, Fault::Status(404));
     assert!(larder.get(&list).await.expect(200).is("detail=gone"));
     assert_eq!(kinds().await, ["moved", "dropped"]);
     let done = larder.tell("accept", ONE).await;

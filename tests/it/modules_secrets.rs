@@ -3,32 +3,32 @@
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_scene::{download_path, fetch};
 use crate::support::process::Process;
-use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::upstream::{FakeUpstream, Fault, Target};
 
 const TOKEN: &str = "r3gistryS3cret";
 const HOST_TOKEN: &str = "h0stS3cret";
 
 /// A larder with a token for the registry, and one for the archive host that is for `upstreams` only.
-fn with_credentials(shelf: &Shelf, folder: &Folder, upstreams: &str) -> Builder {
+fn with_credentials(fixture: &ModuleFixture, folder: &Folder, upstreams: &str) -> Builder {
     let file = |name: &str, secret: &str| {
         let path = folder.path().join(name);
         std::fs::write(&path, secret).unwrap();
         format!("token = {{ file = \"{}\" }}", path.display())
     };
-    let larder = Larder::builder().on(folder).trusting(&shelf.ca).allow_private("127.0.0.1");
-    let larder = larder.allow_private(&shelf.registry.origin());
-    let url = format!("{}/", shelf.registry.origin());
+    let larder = Larder::builder().on(folder).trusting(&fixture.ca).allow_private("127.0.0.1");
+    let larder = larder.allow_private(&fixture.registry.origin());
+    let url = format!("{}/", fixture.registry.origin());
     let credential = format!(
         "[[credential]]\nhost = \"{}\"\nupstreams = {upstreams}\n{}",
-        shelf.archives.host(),
+        fixture.archives.host(),
         file("host-token", HOST_TOKEN)
     );
     larder.upstream(HOST, &url, &file("registry-token", TOKEN)).with(&credential)
 }
 
 fn shown(upstream: &FakeUpstream) -> Vec<Option<String>> {
-    upstream.requests().iter().map(|asked| asked.header("authorization").map(str::to_owned)).collect()
+    upstream.requests().iter().map(|request| request.header("authorization").map(str::to_owned)).collect()
 }
 
 /// The registry's token goes to the registry; the archive host's own goes there, for the upstreams it is for.
@@ -37,63 +37,63 @@ async fn each_credential_is_shown_to_its_own_origin_only() {
     for (upstreams, of_host) in
         [(format!("[\"{HOST}\"]"), Some(format!("Bearer {HOST_TOKEN}"))), ("[]".to_owned(), None)]
     {
-        let shelf = Shelf::with_registry(FakeUpstream::builder().token(TOKEN).start().await).await;
-        shelf.put("one", &tar_gz(&[("main.tf", b"# one\n")]));
+        let fixture = ModuleFixture::with_registry(FakeUpstream::builder().token(TOKEN).start().await).await;
+        fixture.put("one", &tar_gz(&[("main.tf", b"# one\n")]));
         let folder = Folder::new();
-        let larder = with_credentials(&shelf, &folder, &upstreams).start().await;
+        let larder = with_credentials(&fixture, &folder, &upstreams).start().await;
         fetch(larder.base(), "one").await;
-        assert!(shown(&shelf.registry).iter().all(|shown| *shown == Some(format!("Bearer {TOKEN}"))));
-        assert_eq!(shown(&shelf.archives), [of_host], "{upstreams}");
+        assert!(shown(&fixture.registry).iter().all(|shown| *shown == Some(format!("Bearer {TOKEN}"))));
+        assert_eq!(shown(&fixture.archives), [of_host], "{upstreams}");
     }
 }
 
 /// Nor by a redirect, in either direction.
 #[tokio::test]
 async fn a_redirect_takes_no_credential_along() {
-    let shelf = Shelf::with_registry(FakeUpstream::builder().token(TOKEN).start().await).await;
-    let elsewhere = FakeUpstream::builder().tls_with(&shelf.ca).start().await;
+    let fixture = ModuleFixture::with_registry(FakeUpstream::builder().token(TOKEN).start().await).await;
+    let elsewhere = FakeUpstream::builder().tls_with(&fixture.ca).start().await;
     let bytes = tar_gz(&[("main.tf", b"# one\n")]);
     elsewhere.serve_file("/files/one.tar.gz", "application/octet-stream", bytes);
     let led_on = Fault::RedirectTo(302, format!("{}/files/one.tar.gz", elsewhere.origin()));
     // By the archive host, and by the registry's own origin.
-    shelf.put("one", b"");
-    shelf.archives.fault(Target::ModuleArchive, led_on.clone());
-    shelf.publish("two", "/files/two.tar.gz");
-    shelf.registry.fault(Target::ModuleArchive, led_on);
+    fixture.put("one", b"");
+    fixture.archives.fault(Target::ModuleArchive, led_on.clone());
+    fixture.publish("two", "/files/two.tar.gz");
+    fixture.registry.fault(Target::ModuleArchive, led_on);
     let folder = Folder::new();
-    let larder = with_credentials(&shelf, &folder, &format!("[\"{HOST}\"]")).start().await;
+    let larder = with_credentials(&fixture, &folder, &format!("[\"{HOST}\"]")).start().await;
     for name in ["one", "two"] {
         fetch(larder.base(), name).await;
     }
     assert_eq!(shown(&elsewhere), [None, None]);
-    assert!(!format!("{:?}", shown(&shelf.archives)).contains(TOKEN));
-    assert!(!format!("{:?}", shown(&shelf.registry)).contains(HOST_TOKEN));
+    assert!(!format!("{:?}", shown(&fixture.archives)).contains(TOKEN));
+    assert!(!format!("{:?}", shown(&fixture.registry)).contains(HOST_TOKEN));
 }
 
 /// Whatever becomes of a location that holds a secret: it is in no log, no answer, no figure, and no file's name.
 #[tokio::test]
 async fn the_secrets_of_a_location_are_nowhere_to_be_found() {
     const SECRET: &str = "s1gnatureS3cret";
-    let shelf = Shelf::of_one().await;
-    let url = |name: &str| format!("{}?X-Sig={SECRET}", shelf.url(name));
-    shelf.file("bad.tar.gz", b"no archive");
-    let host = shelf.archives.host();
+    let fixture = ModuleFixture::of_one().await;
+    let url = |name: &str| format!("{}?X-Sig={SECRET}", fixture.url(name));
+    fixture.file("bad.tar.gz", b"no archive");
+    let host = fixture.archives.host();
     let locations = [
         ("fine", url("one.tar.gz"), 204),
         ("gone", url("absent.tar.gz"), 502),
         ("bad", url("bad.tar.gz"), 502),
         ("userinfo", format!("https://u:{SECRET}@{host}/files/one.tar.gz"), 502),
-        ("page", format!("{}/pages/absent?k={SECRET}", shelf.archives.origin()), 502),
-        ("git", format!("git::{}/acme/net.git?ref=v1&sshkey={SECRET}", shelf.archives.origin()), 502),
+        ("page", format!("{}/pages/absent?k={SECRET}", fixture.archives.origin()), 502),
+        ("git", format!("git::{}/acme/net.git?ref=v1&sshkey={SECRET}", fixture.archives.origin()), 502),
         ("gituser", format!("git::https://u:{SECRET}@{host}/acme/net.git"), 502),
         ("odd", format!("https://{host}/files/one.tar.gz?checksum={SECRET}"), 502),
         ("cut", url("one.tar.gz?archive=zip"), 502),
     ];
     let folder = Folder::new();
-    let larder = Process::start(&shelf.larder_on(&folder), folder.path());
+    let larder = Process::start(&fixture.larder_on(&folder), folder.path());
     let mut heard = String::new();
     for (name, location, status) in &locations {
-        shelf.publish(name, location);
+        fixture.publish(name, location);
         let answer = larder.get(&download_path(name)).await;
         assert_eq!(answer.status, *status, "{name}: {}", answer.text());
         heard.push_str(&format!("{:?} {}\n", answer.headers, answer.text()));
@@ -106,16 +106,16 @@ async fn the_secrets_of_a_location_are_nowhere_to_be_found() {
         heard.push_str(&crate::support::http::get(&format!("{}{path}", larder.admin())).await.text());
     }
     // With what was half downloaded, too.
-    shelf.archives.fault(Target::ModuleArchive, Fault::Truncated(50));
-    shelf.publish("half", &url("one.tar.gz"));
+    fixture.archives.fault(Target::ModuleArchive, Fault::Truncated(50));
+    fixture.publish("half", &url("one.tar.gz"));
     heard.push_str(&larder.get(&download_path("half")).await.text());
-    for what in ["", "documents", "names", "seen", "staging", "blobs", "aside"] {
-        heard.push_str(&format!("{:?}", folder.files(what)));
+    for subject in ["", "documents", "names", "seen", "staging", "blobs", "aside"] {
+        heard.push_str(&format!("{:?}", folder.files(subject)));
     }
     heard.push_str(&larder.log().text());
     let leaks: Vec<_> = heard.lines().filter(|line| line.contains(SECRET)).collect();
     assert!(leaks.is_empty(), "{leaks:#?}");
-    for name in ["names", "seen", "staging"].into_iter().flat_map(|what| folder.files(what)) {
+    for name in ["names", "seen", "staging"].into_iter().flat_map(|subject| folder.files(subject)) {
         assert!(!String::from_utf8_lossy(&std::fs::read(&name).unwrap()).contains(SECRET), "{}", name.display());
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_scene::{Place, download_path, fetch};
-use crate::support::shelf::{Shelf, noise, tar_gz, unpacked};
+use crate::support::shelf::{ModuleFixture, noise, tar_gz, unpacked};
 use crate::support::verify_steps::verify;
 
 const ONE: &str = "acme/one/test@1.0.0";
@@ -26,18 +26,18 @@ async fn is_reported(larder: &Larder) -> bool {
         .any(|alarm| alarm["kind"] == "damaged-record" && alarm["resolve"] == resolve.as_str())
 }
 
-fn moved(shelf: &Shelf) {
-    shelf.file("one.tar.gz", &tar_gz(&[("main.tf", b"# moved\n")]));
+fn moved(fixture: &ModuleFixture) {
+    fixture.file("one.tar.gz", &tar_gz(&[("main.tf", b"# moved\n")]));
 }
 
 /// The outcome of accepting this.
-async fn accepted(larder: &Larder, what: &str) -> Value {
-    larder.tell("accept", what).await["items"][0].clone()
+async fn accepted(larder: &Larder, subject: &str) -> Value {
+    larder.tell("accept", subject).await["items"][0].clone()
 }
 
 /// A store where acme/one/test 1.0.0 was seen and is held no more, and nobody has it open.
-async fn seen_and_purged(shelf: &Shelf) -> Folder {
-    let larder = shelf.larder().start().await;
+async fn seen_and_purged(fixture: &ModuleFixture) -> Folder {
+    let larder = fixture.larder().start().await;
     fetch(larder.base(), "one").await;
     larder.tell("purge", ONE).await;
     let folder = larder.stop().await;
@@ -49,12 +49,12 @@ async fn seen_and_purged(shelf: &Shelf) -> Folder {
 #[tokio::test]
 async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accepted() {
     for damaged in [&b""[..], b"{}\n{}", b"\0\0\0\0\0\0\0\0"] {
-        let shelf = Shelf::of_one().await;
-        let folder = seen_and_purged(&shelf).await;
+        let fixture = ModuleFixture::of_one().await;
+        let folder = seen_and_purged(&fixture).await;
         std::fs::write(&folder.files("seen")[0], damaged).unwrap();
-        moved(&shelf);
+        moved(&fixture);
         for _ in 0..2 {
-            let larder = shelf.larder_on(&folder).start().await;
+            let larder = fixture.larder_on(&folder).start().await;
             for path in [download_path("one"), format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz")] {
                 let refused = larder.get(&path).await.expect(502).text();
                 assert!(
@@ -66,7 +66,7 @@ async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accept
             assert!(is_reported(&larder).await);
             larder.stop().await;
         }
-        let larder = shelf.larder_on(&folder).start().await;
+        let larder = fixture.larder_on(&folder).start().await;
         // Of the whole module: what is lost waits for it, too.
         let item = accepted(&larder, "acme/one/test").await;
         assert_eq!((&item["outcome"], &item["tree_before"]), (&"accepted_tree".into(), &Value::Null), "{item}");
@@ -81,11 +81,11 @@ async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accept
 #[tokio::test]
 async fn a_modules_first_seen_record_is_written_before_its_archive_is_evicted() {
     for is_purged in [true, false] {
-        let shelf = Shelf::start().await;
+        let fixture = ModuleFixture::start().await;
         for (seed, name) in ["one", "two", "three"].into_iter().enumerate() {
-            shelf.put(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
+            fixture.put(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
         }
-        let larder = shelf.larder().store("max_size = \"1MiB\"").start().await;
+        let larder = fixture.larder().store("max_size = \"1MiB\"").start().await;
         let (first, _) = fetch(larder.base(), "one").await;
         std::fs::write(&larder.folder.files("seen")[0], "gone").unwrap();
         if is_purged {
@@ -97,7 +97,7 @@ async fn a_modules_first_seen_record_is_written_before_its_archive_is_evicted() 
         }
         assert!(Place::of(&larder.get(&download_path("one")).await) == first, "purged: {is_purged}");
         larder.tell("purge", ONE).await;
-        moved(&shelf);
+        moved(&fixture);
         let refused = larder.get(&download_path("one")).await.expect(502).text();
         assert!(refused.contains("upstream has moved it"), "{refused}");
     }
@@ -106,14 +106,14 @@ async fn a_modules_first_seen_record_is_written_before_its_archive_is_evicted() 
 /// Who looks for damage finds it, and does not make the module new by that.
 #[tokio::test]
 async fn verify_reports_a_damaged_first_seen_record_and_leaves_the_module_refused() {
-    let shelf = Shelf::of_one().await;
-    let folder = seen_and_purged(&shelf).await;
+    let fixture = ModuleFixture::of_one().await;
+    let folder = seen_and_purged(&fixture).await;
     std::fs::write(&folder.files("seen")[0], "gone").unwrap();
-    let larder = shelf.larder_on(&folder).start().await;
+    let larder = fixture.larder_on(&folder).start().await;
     for _ in 0..2 {
         let steps = verify(&larder).await;
-        let told = steps.iter().find(|step| step["step"] == "unreadable").unwrap_or_else(|| panic!("{steps:?}"));
-        assert!(told["error"].as_str().unwrap().contains("larder accept"), "{told}");
+        let text = steps.iter().find(|step| step["step"] == "unreadable").unwrap_or_else(|| panic!("{steps:?}"));
+        assert!(text["error"].as_str().unwrap().contains("larder accept"), "{text}");
         assert!(is_reported(&larder).await);
     }
     larder.get(&download_path("one")).await.expect(502);
@@ -124,11 +124,11 @@ async fn verify_reports_a_damaged_first_seen_record_and_leaves_the_module_refuse
 /// Where nobody knows what it was, no client is sent elsewhere either, unless an operator says so.
 #[tokio::test]
 async fn a_module_with_a_damaged_first_seen_record_sends_no_client_to_its_source() {
-    let shelf = Shelf::of_one().await;
-    let folder = seen_and_purged(&shelf).await;
+    let fixture = ModuleFixture::of_one().await;
+    let folder = seen_and_purged(&fixture).await;
     std::fs::write(&folder.files("seen")[0], "gone").unwrap();
-    shelf.publish("one", "s3::https://s3.amazonaws.com/bucket/one.zip");
-    let larder = shelf.larder_on(&folder).nothing_stays_fresh().start().await;
+    fixture.publish("one", "s3::https://s3.amazonaws.com/bucket/one.zip");
+    let larder = fixture.larder_on(&folder).nothing_stays_fresh().start().await;
     let refused = larder.get(&download_path("one")).await.expect(502).text();
     assert!(refused.contains("larder accept"), "{refused}");
     let item = accepted(&larder, ONE).await;
@@ -141,28 +141,28 @@ fn other_spelling() -> String {
 }
 
 /// acme/one/test and Acme/One/test, both at one place.
-async fn two_spellings() -> Shelf {
-    let shelf = Shelf::of_one().await;
-    let at = shelf.url("one.tar.gz");
-    shelf.registry.publish_module(crate::support::upstream::Module::new("Acme", "One", "test").at(&at));
-    shelf
+async fn two_spellings() -> ModuleFixture {
+    let fixture = ModuleFixture::of_one().await;
+    let offset = fixture.url("one.tar.gz");
+    fixture.registry.publish_module(crate::support::upstream::Module::new("Acme", "One", "test").at(&offset));
+    fixture
 }
 
-async fn folding(shelf: &Shelf, folder: &Folder, folds: bool) -> Larder {
-    shelf.larder_on(folder).with(&format!("fold_case = {folds}")).nothing_stays_fresh().start().await
+async fn folding(fixture: &ModuleFixture, folder: &Folder, folds: bool) -> Larder {
+    fixture.larder_on(folder).with(&format!("fold_case = {folds}")).nothing_stays_fresh().start().await
 }
 
 /// What was seen while all spellings were one holds for each of them, whichever is looked at again afterwards.
 #[tokio::test]
 async fn a_recheck_of_one_spelling_forgets_nothing_of_another() {
-    let (shelf, folder) = (two_spellings().await, Folder::new());
-    let larder = folding(&shelf, &folder, true).await;
+    let (fixture, folder) = (two_spellings().await, Folder::new());
+    let larder = folding(&fixture, &folder, true).await;
     larder.get(&other_spelling()).await.expect(204);
     larder.stop().await;
-    let larder = folding(&shelf, &folder, false).await;
+    let larder = folding(&fixture, &folder, false).await;
     fetch(larder.base(), "one").await;
     larder.tell("refresh", "acme/one/test").await;
-    moved(&shelf);
+    moved(&fixture);
     let refused = larder.get(&other_spelling()).await.expect(502).text();
     assert!(refused.contains("larder accept"), "{refused}");
 }
@@ -170,15 +170,15 @@ async fn a_recheck_of_one_spelling_forgets_nothing_of_another() {
 /// What was put down while spellings were told apart, and served while they were one, holds for each of them.
 #[tokio::test]
 async fn a_module_served_under_another_spelling_has_the_same_tree() {
-    let (shelf, folder) = (two_spellings().await, Folder::new());
-    let larder = folding(&shelf, &folder, false).await;
+    let (fixture, folder) = (two_spellings().await, Folder::new());
+    let larder = folding(&fixture, &folder, false).await;
     fetch(larder.base(), "one").await;
     larder.stop().await;
-    let larder = folding(&shelf, &folder, true).await;
+    let larder = folding(&fixture, &folder, true).await;
     larder.get(&other_spelling()).await.expect(204);
     larder.stop().await;
-    moved(&shelf);
-    let larder = folding(&shelf, &folder, false).await;
+    moved(&fixture);
+    let larder = folding(&fixture, &folder, false).await;
     let refused = larder.get(&other_spelling()).await.expect(502).text();
     assert!(refused.contains("larder accept"), "{refused}");
 }
@@ -187,18 +187,18 @@ async fn a_module_served_under_another_spelling_has_the_same_tree() {
 #[tokio::test]
 async fn an_accept_between_two_switches_of_fold_case_mixes_nothing() {
     for first in [true, false] {
-        let (shelf, folder) = (two_spellings().await, Folder::new());
-        let larder = folding(&shelf, &folder, first).await;
+        let (fixture, folder) = (two_spellings().await, Folder::new());
+        let larder = folding(&fixture, &folder, first).await;
         let seen_first = Place::of(&larder.get(&other_spelling()).await.expect(204));
         larder.stop().await;
-        moved(&shelf);
-        let larder = folding(&shelf, &folder, !first).await;
+        moved(&fixture);
+        let larder = folding(&fixture, &folder, !first).await;
         larder.get(&other_spelling()).await.expect(502);
         assert_eq!(accepted(&larder, "Acme/One/test@1.0.0").await["outcome"], "accepted_tree");
         let then = Place::of(&larder.get(&other_spelling()).await.expect(204));
         assert!(then.sha256 != seen_first.sha256);
         larder.stop().await;
-        let larder = folding(&shelf, &folder, first).await;
+        let larder = folding(&fixture, &folder, first).await;
         // The archive that was seen first is held, and goes on being served; what was accepted is asked again.
         let back = Place::of(&larder.get(&other_spelling()).await.expect(204));
         assert!(back.sha256 == seen_first.sha256, "{first}");
@@ -213,17 +213,17 @@ async fn an_accept_between_two_switches_of_fold_case_mixes_nothing() {
 /// That a version is elsewhere now is accepted once, whatever another spelling was while all were one.
 #[tokio::test]
 async fn a_tree_accepted_under_another_spelling_is_not_asked_again_after_fold_case_changes() {
-    let (shelf, folder) = (two_spellings().await, Folder::new());
-    let larder = folding(&shelf, &folder, true).await;
+    let (fixture, folder) = (two_spellings().await, Folder::new());
+    let larder = folding(&fixture, &folder, true).await;
     larder.get(&other_spelling()).await.expect(204);
     larder.stop().await;
     let elsewhere = "s3::https://s3.amazonaws.com/bucket/one.zip";
-    shelf.registry.publish_module(crate::support::upstream::Module::new("Acme", "One", "test").at(elsewhere));
-    let larder = folding(&shelf, &folder, false).await;
+    fixture.registry.publish_module(crate::support::upstream::Module::new("Acme", "One", "test").at(elsewhere));
+    let larder = folding(&fixture, &folder, false).await;
     larder.get(&other_spelling()).await.expect(502);
     assert_eq!(accepted(&larder, "Acme/One/test@1.0.0").await["outcome"], "accepted_elsewhere");
     for _ in 0..2 {
-        let told = larder.get(&other_spelling()).await.expect(204);
-        assert_eq!(told.header("x-terraform-get"), elsewhere);
+        let text = larder.get(&other_spelling()).await.expect(204);
+        assert_eq!(text.header("x-terraform-get"), elsewhere);
     }
 }

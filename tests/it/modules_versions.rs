@@ -45,7 +45,7 @@ async fn versions_that_no_client_reads_are_left_out_and_unknown_fields_survive()
 /// PROTOCOL 4.1: names are asked for as they were typed, and are one list only where the registry takes them for one.
 #[tokio::test]
 async fn spellings_of_a_name_are_one_list_only_where_fold_case_says_so() {
-    for (folds, asked) in [(true, vec!["ACME/Vpc"]), (false, vec!["ACME/Vpc", "Acme/vpc"])] {
+    for (folds, requests) in [(true, vec!["ACME/Vpc"]), (false, vec!["ACME/Vpc", "Acme/vpc"])] {
         let upstream = listing(&["1.0.0"]).await;
         let larder = Larder::mirroring(&upstream).with(&format!("fold_case = {folds}")).start().await;
         for names in ["ACME/Vpc", "Acme/vpc", "ACME/Vpc"] {
@@ -57,7 +57,7 @@ async fn spellings_of_a_name_are_one_list_only_where_fold_case_says_so() {
             .map(|request| request.path)
             .filter(|path| path.ends_with("/versions"))
             .collect();
-        let expected: Vec<String> = asked.iter().map(|names| format!("/v1/modules/{names}/aws/versions")).collect();
+        let expected: Vec<String> = requests.iter().map(|names| format!("/v1/modules/{names}/aws/versions")).collect();
         assert_eq!(seen, expected, "fold_case = {folds}");
     }
 }
@@ -95,11 +95,11 @@ async fn a_stored_list_outlives_its_upstreams_trouble() {
         assert_eq!(larder.get(&ours("Acme/vpc/aws")).await.status, status, "{fault:?}");
         upstream.heal();
         larder.clock.advance(Duration::from_secs(30));
-        let held = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
+        let stored = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
         larder.clock.advance(MINUTES);
         upstream.fault(lists(), fault.clone());
         let served = larder.get(&ours("Acme/vpc/aws")).await.expect(200);
-        assert_eq!(served.body, held.body);
+        assert_eq!(served.body, stored.body);
         assert!(
             served.is(if status == 404 { "detail=gone" } else { "detail=stale" }),
             "{fault:?}: {:?}",
@@ -108,8 +108,8 @@ async fn a_stored_list_outlives_its_upstreams_trouble() {
         let folder = larder.stop().await;
         let sealed = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
         // Of the list alone nobody could install anything.
-        let said = sealed.get(&ours("Acme/vpc/aws")).await.expect(503).text();
-        assert!(said.contains("any version of") && said.contains("offline"), "{said}");
+        let text = sealed.get(&ours("Acme/vpc/aws")).await.expect(503).text();
+        assert!(text.contains("any version of") && text.contains("offline"), "{text}");
         assert!(sealed.get(&ours("Acme/other/aws")).await.expect(503).text().contains("offline"));
     }
 }

@@ -129,9 +129,9 @@ async fn the_h1_of_the_zip_is_listed_once_its_archive_is_stored() {
         let hashes = hashes_with_h1(&larder, "1.2.0", "linux_amd64").await;
         assert_eq!(hashes, json!([zh(&upstream, "1.2.0", "linux_amd64"), zip]));
 
-        let held = archives(&larder, "1.2.0").await;
-        assert_eq!(held["linux_amd64"]["url"], cold["linux_amd64"]["url"]);
-        assert_eq!(held["darwin_arm64"], cold["darwin_arm64"], "only the held archive has an h1");
+        let stored = archives(&larder, "1.2.0").await;
+        assert_eq!(stored["linux_amd64"]["url"], cold["linux_amd64"]["url"]);
+        assert_eq!(stored["darwin_arm64"], cold["darwin_arm64"], "only the held archive has an h1");
         assert_eq!(upstream.count_of(Target::Archive), 1);
     }
 }
@@ -277,10 +277,10 @@ async fn archive_urls_carry_the_public_url_where_there_is_one() {
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).server("public_url = \"https://mirror.example/tf/\"").start().await;
     // Where it really is; its public name is for clients.
-    let at = format!("http://{}", larder.address());
-    let listed = get(&format!("{at}{}", mirror_path("null", "1.2.0"))).await.expect(200).json();
+    let offset = format!("http://{}", larder.address());
+    let listed = get(&format!("{offset}{}", mirror_path("null", "1.2.0"))).await.expect(200).json();
     let url = listed["archives"]["linux_amd64"]["url"].as_str().unwrap();
     let path = url.strip_prefix("https://mirror.example").unwrap_or_else(|| panic!("{url}"));
-    let archive = get(&format!("{at}{path}")).await.expect(200);
+    let archive = get(&format!("{offset}{path}")).await.expect(200);
     assert!(archive.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }

@@ -8,7 +8,7 @@ use larder::clock::Clock;
 
 use crate::support::http::{Answer, client, get};
 use crate::support::larder::{Folder, Larder};
-use crate::support::scene::{LARGE, SMALL, Scene, TAIL};
+use crate::support::scene::{LARGE, PackageFixture, SMALL, TAIL};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 
@@ -104,27 +104,27 @@ async fn an_archive_whose_commit_fails_is_released_by_its_proof() {
     // Before the rename, and after it.
     for part in ["blobs/sha256", "names"] {
         for size in [SMALL, LARGE] {
-            let scene = Scene::with(size).await;
-            let gate = scene.upstream.hold_after(Target::Archive, size / 2);
-            let ask = || async { get(&scene.url()).await };
+            let fixture = PackageFixture::with(size).await;
+            let gate = fixture.upstream.hold_after(Target::Archive, size / 2);
+            let ask = || async { get(&fixture.url()).await };
             let (first, ()) = tokio::join!(ask(), async {
-                scene.upstream.wait_for(Target::Archive, 1).await;
-                let in_the_way = InTheWay::of(scene.folder(), part);
+                fixture.upstream.wait_for(Target::Archive, 1).await;
+                let in_the_way = InTheWay::of(fixture.folder(), part);
                 gate.open();
                 // The first is answered while it is in the way, and so are those that come later.
                 let second = ask().await;
-                assert!(second.status == 200 && second.body == scene.zip, "{part}");
+                assert!(second.status == 200 && second.body == fixture.zip, "{part}");
                 let third = ask().await;
-                is_passed(&third, &scene.zip);
-                assert_eq!(third.header("content-length"), scene.zip.len().to_string());
-                assert!(scene.folder().files("names").is_empty());
+                is_passed(&third, &fixture.zip);
+                assert_eq!(third.header("content-length"), fixture.zip.len().to_string());
+                assert!(fixture.folder().files("names").is_empty());
                 in_the_way.goes();
             });
-            assert!(first.status == 200 && first.body == scene.zip, "{part}");
-            assert!(scene.larder.get(&scene.path).await.expect(200).is("fwd=miss; stored"), "{part}");
-            assert!(scene.larder.get(&scene.path).await.expect(200).is("larder; hit"), "{part}");
-            assert_eq!(scene.archive_requests().len(), 1, "{part} {size}");
-            scene.arrives_whole().await;
+            assert!(first.status == 200 && first.body == fixture.zip, "{part}");
+            assert!(fixture.larder.get(&fixture.path).await.expect(200).is("fwd=miss; stored"), "{part}");
+            assert!(fixture.larder.get(&fixture.path).await.expect(200).is("larder; hit"), "{part}");
+            assert_eq!(fixture.archive_requests().len(), 1, "{part} {size}");
+            fixture.arrives_whole().await;
         }
     }
 }
@@ -133,16 +133,16 @@ async fn an_archive_whose_commit_fails_is_released_by_its_proof() {
 #[tokio::test]
 async fn a_damaged_archive_that_cannot_be_quarantined_is_passed_through() {
     for size in [SMALL, LARGE] {
-        let scene = Scene::with(size).await;
-        scene.larder.get(&scene.path).await.expect(200);
-        let blob = scene.folder().blobs().remove(0);
+        let fixture = PackageFixture::with(size).await;
+        fixture.larder.get(&fixture.path).await.expect(200);
+        let blob = fixture.folder().blobs().remove(0);
         let file = std::fs::File::options().write(true).open(&blob).unwrap();
         file.set_len(size as u64 / 2).unwrap();
-        let in_the_way = InTheWay::of(scene.folder(), "aside");
-        is_passed(&scene.larder.get(&scene.path).await, &scene.zip);
+        let in_the_way = InTheWay::of(fixture.folder(), "aside");
+        is_passed(&fixture.larder.get(&fixture.path).await, &fixture.zip);
         in_the_way.goes();
-        assert!(scene.larder.get(&scene.path).await.expect(200).is("stored"));
-        assert!(scene.larder.get(&scene.path).await.expect(200).is("larder; hit"));
+        assert!(fixture.larder.get(&fixture.path).await.expect(200).is("stored"));
+        assert!(fixture.larder.get(&fixture.path).await.expect(200).is("larder; hit"));
     }
 }
 
@@ -211,22 +211,22 @@ const LOSSES: [fn(&Path); 4] = [vanish, is_replaced, is_made_anew_empty, is_a_fi
 async fn a_store_lost_at_run_time_does_not_stop_answers() {
     for (number, loss) in LOSSES.into_iter().enumerate() {
         for size in [SMALL, LARGE] {
-            let scene = Scene::with(size).await;
-            scene.larder.get(&scene.path).await.expect(200);
-            is_complete(&scene.larder).await;
-            let v1 = scene.folder().path().join("v1");
+            let fixture = PackageFixture::with(size).await;
+            fixture.larder.get(&fixture.path).await.expect(200);
+            is_complete(&fixture.larder).await;
+            let v1 = fixture.folder().path().join("v1");
             loss(&v1);
             let before = tree(&v1);
-            for listener in [scene.larder.base().to_owned(), scene.larder.admin()] {
+            for listener in [fixture.larder.base().to_owned(), fixture.larder.admin()] {
                 get(&format!("{listener}/readyz")).await.expect(503);
                 get(&format!("{listener}/healthz")).await.expect(200);
             }
             for _ in 0..2 {
-                is_passed(&scene.larder.get(&scene.path).await, &scene.zip);
+                is_passed(&fixture.larder.get(&fixture.path).await, &fixture.zip);
             }
-            assert_eq!(scene.larder.archive_path("null", "1.2.0").await, scene.path);
-            scene.larder.versions("null").await.expect(200);
-            scene.larder.document("absent", "1.2.0").await.expect(404);
+            assert_eq!(fixture.larder.archive_path("null", "1.2.0").await, fixture.path);
+            fixture.larder.versions("null").await.expect(200);
+            fixture.larder.document("absent", "1.2.0").await.expect(404);
             assert_eq!(tree(&v1), before, "loss {number}: it was written to");
             assert_eq!(v1.exists(), number > 0, "loss {number}: it was made");
         }
@@ -282,19 +282,19 @@ async fn a_store_that_comes_back_is_used_again() {
 /// Promise 12: offline there is nowhere to get it from, and the answer says what is wrong.
 #[tokio::test]
 async fn offline_a_store_that_is_lost_is_said() {
-    let scene = Scene::with(SMALL).await;
-    scene.larder.get(&scene.path).await.expect(200);
-    let (folder, path) = (scene.larder.stop().await, scene.path);
+    let fixture = PackageFixture::with(SMALL).await;
+    fixture.larder.get(&fixture.path).await.expect(200);
+    let (folder, path) = (fixture.larder.stop().await, fixture.path);
     let clock = Clock::system();
-    let offline = Larder::mirroring(&scene.upstream).network("offline = true").clock(&clock).on(&folder);
+    let offline = Larder::mirroring(&fixture.upstream).network("offline = true").clock(&clock).on(&folder);
     let larder = offline.start().await;
     larder.get(&path).await.expect(200);
     vanish(&folder.path().join("v1"));
     // What is in memory was checked less than a minute ago.
     clock.advance(Duration::from_secs(61));
     for path in [path.as_str(), "/registry/registry.terraform.io/v1/providers/acme/null/versions"] {
-        let said = larder.get(path).await.expect(503).text();
-        assert!(said.contains("the store of this mirror is gone"), "{said}");
+        let text = larder.get(path).await.expect(503).text();
+        assert!(text.contains("the store of this mirror is gone"), "{text}");
     }
 }
 
@@ -302,17 +302,17 @@ async fn offline_a_store_that_is_lost_is_said() {
 #[tokio::test]
 async fn an_upstream_that_announces_another_length_when_it_resumes_is_not_believed() {
     for more in [-1_isize, 1] {
-        let scene = Scene::with(LARGE).await;
-        let other = scene.zip.len().checked_add_signed(more).unwrap();
-        let gate = scene.upstream.hold_after(Target::Archive, LARGE / 2 - 1);
-        scene.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
-        let asking = tokio::spawn(crate::support::http::receive(client().get(scene.url())));
-        scene.upstream.wait_for(Target::Archive, 1).await;
-        scene.upstream.fault(Target::Archive, Fault::Announces(other));
+        let fixture = PackageFixture::with(LARGE).await;
+        let other = fixture.zip.len().checked_add_signed(more).unwrap();
+        let gate = fixture.upstream.hold_after(Target::Archive, LARGE / 2 - 1);
+        fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE / 2));
+        let asking = tokio::spawn(crate::support::http::receive(client().get(fixture.url())));
+        fixture.upstream.wait_for(Target::Archive, 1).await;
+        fixture.upstream.fault(Target::Archive, Fault::Announces(other));
         gate.open();
-        scene.broke_off(&asking.await.unwrap());
-        assert!(scene.folder().staged().is_empty(), "what it contradicts was built on");
-        scene.heals().await;
+        fixture.broke_off(&asking.await.unwrap());
+        assert!(fixture.folder().staged().is_empty(), "what it contradicts was built on");
+        fixture.heals().await;
     }
 }
 
@@ -320,17 +320,17 @@ async fn an_upstream_that_announces_another_length_when_it_resumes_is_not_believ
 #[tokio::test]
 async fn an_upstream_that_announces_a_wrong_length_is_not_believed() {
     for (size, more) in [(LARGE, -1_isize), (LARGE, 1), (SMALL, -1), (SMALL, 1)] {
-        let scene = Scene::with(size).await;
-        let announced = scene.zip.len().checked_add_signed(more).unwrap();
-        scene.upstream.fault(Target::Archive, Fault::Announces(announced));
+        let fixture = PackageFixture::with(size).await;
+        let announced = fixture.zip.len().checked_add_signed(more).unwrap();
+        fixture.upstream.fault(Target::Archive, Fault::Announces(announced));
         if size == LARGE {
-            let received = scene.larder.receive(&scene.path).await;
+            let received = fixture.larder.receive(&fixture.path).await;
             assert_eq!((received.status, received.is_whole), (200, false), "{more}");
-            assert!(received.body.len() <= announced - TAIL && scene.zip.starts_with(&received.body));
-            assert!(scene.folder().blobs().is_empty());
+            assert!(received.body.len() <= announced - TAIL && fixture.zip.starts_with(&received.body));
+            assert!(fixture.folder().blobs().is_empty());
         } else {
-            scene.larder.get(&scene.path).await.expect(502);
+            fixture.larder.get(&fixture.path).await.expect(502);
         }
-        scene.heals().await;
+        fixture.heals().await;
     }
 }

@@ -9,36 +9,36 @@ use crate::support::http::{client, get, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::ports::free_port;
 use crate::support::process::Process;
-use crate::support::site::{Site, json};
+use crate::support::site::{CommandSetup, json};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, SigningKey};
 
 #[tokio::test]
 async fn check_says_that_a_configuration_is_good() {
-    let site = Site::new(&FakeUpstream::start().await);
-    assert_eq!(site.out(&["check"]).await, format!("{} is valid\n", site.file().display()));
-    let said = json(&site.out(&["check", "--json"]).await);
-    assert_eq!(said["ok"], true);
-    assert_eq!(said["file"], site.file().to_str().unwrap());
-    assert_eq!(said["problems"], Value::Array(vec![]));
+    let setup = CommandSetup::new(&FakeUpstream::start().await);
+    assert_eq!(setup.out(&["check"]).await, format!("{} is valid\n", setup.file().display()));
+    let output = json(&setup.out(&["check", "--json"]).await);
+    assert_eq!(output["ok"], true);
+    assert_eq!(output["file"], setup.file().to_str().unwrap());
+    assert_eq!(output["problems"], Value::Array(vec![]));
 }
 
 /// Section 3: every problem at once, with its line.
 #[tokio::test]
 async fn check_reports_every_problem_of_a_bad_configuration() {
-    let mut site = Site::new(&FakeUpstream::start().await);
-    site.text = "[server]\nlisten = \"8080\"\n[stor]\n[network]\noffline = \"no\"\n".to_owned();
-    let said = site.run(&["check"]).await;
-    assert_eq!((said.code, said.out.as_str()), (Some(78), ""), "{said:?}");
+    let mut setup = CommandSetup::new(&FakeUpstream::start().await);
+    setup.text = "[server]\nlisten = \"8080\"\n[stor]\n[network]\noffline = \"no\"\n".to_owned();
+    let output = setup.run(&["check"]).await;
+    assert_eq!((output.code, output.out.as_str()), (Some(78), ""), "{output:?}");
     let lines = ["mirror.toml:2: server.listen", "mirror.toml:3: stor", "mirror.toml:5: network.offline"];
     for line in lines {
-        assert!(said.err.contains(line), "{line} is not in: {}", said.err);
+        assert!(output.err.contains(line), "{line} is not in: {}", output.err);
     }
-    let said = site.run(&["check", "--json"]).await;
-    assert_eq!(said.code, Some(78), "{said:?}");
-    let said = json(&said.out);
-    assert_eq!(said["ok"], false);
-    let problems = said["problems"].as_array().unwrap();
+    let output = setup.run(&["check", "--json"]).await;
+    assert_eq!(output.code, Some(78), "{output:?}");
+    let output = json(&output.out);
+    assert_eq!(output["ok"], false);
+    let problems = output["problems"].as_array().unwrap();
     assert_eq!(problems.len(), lines.len());
     for (problem, line) in problems.iter().zip(lines) {
         assert!(problem.as_str().unwrap().contains(line), "{problem}");
@@ -48,65 +48,65 @@ async fn check_reports_every_problem_of_a_bad_configuration() {
 /// Promise 8: what `serve` would refuse is a problem too.
 #[tokio::test]
 async fn check_reports_everything_that_serve_would_refuse() {
-    let mut site = Site::new(&FakeUpstream::start().await);
-    std::fs::write(site.home.path().join("token"), "s3cret-s3cret").unwrap();
-    site.text =
+    let mut setup = CommandSetup::new(&FakeUpstream::start().await);
+    std::fs::write(setup.home.path().join("token"), "s3cret-s3cret").unwrap();
+    setup.text =
         "[server]\nlisten = \"0.0.0.0:8080\"\n[[upstream]]\nhost = \"r.example\"\ntoken = { file = \"token\" }\n"
             .to_owned();
-    let said = site.run(&["check"]).await;
-    assert_eq!(said.code, Some(78), "{said:?}");
-    assert!(said.err.contains("list the allowed clients in [server]"), "{said:?}");
-    let said = json(&site.run(&["check", "--json"]).await.out);
-    assert_eq!((&said["ok"], said["problems"].as_array().unwrap().len()), (&Value::Bool(false), 1));
+    let output = setup.run(&["check"]).await;
+    assert_eq!(output.code, Some(78), "{output:?}");
+    assert!(output.err.contains("list the allowed clients in [server]"), "{output:?}");
+    let output = json(&setup.run(&["check", "--json"]).await.out);
+    assert_eq!((&output["ok"], output["problems"].as_array().unwrap().len()), (&Value::Bool(false), 1));
 }
 
 /// Section 3: from the held discovery every service, else two with a line that says so.
 #[tokio::test]
 async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let upstream = FakeUpstream::start().await;
-    let site = Site::new(&upstream);
-    let before = site.out(&["client-config"]).await;
-    let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", site.base());
-    let modules = format!("\"modules.v1\" = \"{}/registry/{HOST}/v1/modules/\"", site.base());
+    let setup = CommandSetup::new(&upstream);
+    let before = setup.out(&["client-config"]).await;
+    let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", setup.base());
+    let modules = format!("\"modules.v1\" = \"{}/registry/{HOST}/v1/modules/\"", setup.base());
     assert!(before.contains(&providers) && before.contains(&modules), "{before}");
     assert!(before.contains("discovery document is not cached yet"), "{before}");
     assert!(!before.contains("login.v1"), "{before}");
     assert_eq!(upstream.requests().len(), 0, "printing a configuration asked an upstream");
-    let offline = Process::serve(&format!("{}[network]\noffline = true\n", site.text), site.home.path()).unwrap();
-    assert_eq!(site.out(&["client-config"]).await, before);
+    let offline = Process::serve(&format!("{}[network]\noffline = true\n", setup.text), setup.home.path()).unwrap();
+    assert_eq!(setup.out(&["client-config"]).await, before);
     assert_eq!(offline.terminate().await, Some(0));
 
-    let larder = site.serve();
+    let larder = setup.serve();
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
-    let running = site.out(&["client-config"]).await;
+    let running = setup.out(&["client-config"]).await;
     for service in ["providers.v1", "modules.v1", "login.v1"] {
         assert!(running.contains(&format!("\"{service}\" = ")), "{service} is not in: {running}");
     }
     assert!(running.contains(&providers) && running.contains(&modules), "{running}");
     assert!(running.contains(&format!("\"authz\" = \"{}/oauth/authorization\"", upstream.origin())), "{running}");
     assert!(!running.contains("has not been asked"), "{running}");
-    assert_eq!(json(&site.out(&["client-config", "--json"]).await)["client_config"], running);
+    assert_eq!(json(&setup.out(&["client-config", "--json"]).await)["client_config"], running);
     assert_eq!(larder.terminate().await, Some(0));
-    assert_eq!(site.out(&["client-config"]).await, running);
+    assert_eq!(setup.out(&["client-config"]).await, running);
 }
 
 #[tokio::test]
 async fn client_config_for_a_network_mirror_sends_all_configured_hosts_there() {
-    let mut site = Site::new(&FakeUpstream::start().await);
-    let refused = site.run(&["client-config", "--mirror"]).await;
+    let mut setup = CommandSetup::new(&FakeUpstream::start().await);
+    let refused = setup.run(&["client-config", "--mirror"]).await;
     assert_eq!((refused.code, refused.out.as_str()), (Some(1), ""), "{refused:?}");
     assert!(refused.err.contains("over https only") && refused.err.contains("set [server] tls"), "{refused:?}");
-    site.text = site.text.replacen("[server]\n", "[server]\npublic_url = \"https://mirror.example/tf/\"\n", 1);
+    setup.text = setup.text.replacen("[server]\n", "[server]\npublic_url = \"https://mirror.example/tf/\"\n", 1);
     let check = |text: &str, base: &str| {
         assert!(text.contains(&format!("url     = \"{base}/mirror/\"")), "{text}");
         assert!(text.contains(&format!("include = [\"{HOST}/*/*\"]")), "{text}");
         assert!(text.contains(&format!("exclude = [\"{HOST}/*/*\"]")), "{text}");
     };
-    let stopped = site.out(&["client-config", "--mirror"]).await;
+    let stopped = setup.out(&["client-config", "--mirror"]).await;
     check(&stopped, "https://mirror.example/tf");
     assert!(!stopped.contains("https only"), "{stopped}");
-    let larder = site.serve();
-    assert_eq!(site.out(&["client-config", "--mirror"]).await, stopped);
+    let larder = setup.serve();
+    assert_eq!(setup.out(&["client-config", "--mirror"]).await, stopped);
     larder.kill();
 }
 
@@ -114,33 +114,33 @@ async fn client_config_for_a_network_mirror_sends_all_configured_hosts_there() {
 async fn status_reports_the_store_whether_larder_runs_or_not() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
-    let site = Site::new(&upstream);
+    let setup = CommandSetup::new(&upstream);
     let length = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64").len();
-    let larder = site.serve();
+    let larder = setup.serve();
     let path = larder.archive_path("null").await;
     for _ in 0..2 {
         larder.get(&path).await.expect(200);
     }
 
-    let status = json(&site.out(&["status", "--json"]).await);
+    let status = json(&setup.out(&["status", "--json"]).await);
     assert_eq!((&status["archives"], &status["archive_bytes"]), (&1.into(), &length.into()), "{status}");
     assert_eq!(status["upstreams"], serde_json::json!([HOST]));
     let since = &status["since_start"];
     assert_eq!((&since["requests"]["miss"], &since["requests"]["hit"]), (&2.into(), &1.into()), "{status}");
     assert!(since["sent_bytes"].as_u64().unwrap() > 2 * length as u64, "{status}");
     assert!(since["upstream_bytes"].as_u64().unwrap() > length as u64, "{status}");
-    let table = site.out(&["status"]).await;
+    let table = setup.out(&["status"]).await;
     for part in ["running", HOST, "1 hit", "2 miss"] {
         assert!(table.contains(part), "{part} is not in: {table}");
     }
 
     assert_eq!(larder.terminate().await, Some(0));
-    let stopped = json(&site.out(&["status", "--json"]).await);
+    let stopped = json(&setup.out(&["status", "--json"]).await);
     for field in ["archives", "archive_bytes", "documents", "document_bytes", "upstreams", "store", "version"] {
         assert_eq!(stopped[field], status[field], "{field}");
     }
     assert_eq!(stopped["since_start"], Value::Null);
-    assert!(site.out(&["status"]).await.contains("not running"));
+    assert!(setup.out(&["status"]).await.contains("not running"));
 }
 
 /// What somebody should look at is on the first page: a version that waits for a decision, an origin that is left
@@ -149,11 +149,11 @@ async fn status_reports_the_store_whether_larder_runs_or_not() {
 async fn status_shows_alarms_that_a_person_must_resolve() {
     let mut upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
-    let mut site = Site::new(&upstream);
-    site.text.push_str("fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", not_found = \"0s\" }\n");
-    let larder = site.serve();
+    let mut setup = CommandSetup::new(&upstream);
+    setup.text.push_str("fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", not_found = \"0s\" }\n");
+    let larder = setup.serve();
     larder.document("null").await.expect(200);
-    let well = site.out(&["status"]).await;
+    let well = setup.out(&["status"]).await;
     for part in ["store        ready", "refused    none"] {
         assert!(well.contains(part), "{part} is not in: {well}");
     }
@@ -164,14 +164,14 @@ async fn status_shows_alarms_that_a_person_must_resolve() {
     larder.get("/nowhere").await.expect(404);
     upstream.stop().await;
     larder.document("null").await.expect(200);
-    let (there, away) = (site.home.path().join("v1"), site.home.path().join("away"));
+    let (there, away) = (setup.home.path().join("v1"), setup.home.path().join("away"));
     std::fs::rename(&there, &away).unwrap();
-    let shown = site.out(&["status"]).await;
+    let shown = setup.out(&["status"]).await;
     let accept = format!("larder accept {HOST}/acme/null@1.2.0");
     for part in ["store        GONE", &accept, "BACKING OFF after failures: http://127.0.0.1:", "1 no-route"] {
         assert!(shown.contains(part), "{part} is not in: {shown}");
     }
-    let status = json(&site.out(&["status", "--json"]).await);
+    let status = json(&setup.out(&["status", "--json"]).await);
     assert_eq!((&status["store_state"], &status["alarms"][0]["kind"]), (&"gone".into(), &"waits-for-accept".into()));
     assert_eq!(status["since_start"]["upstreams"][0]["left_alone"].as_array().unwrap().len(), 1, "{status}");
     std::fs::rename(&away, &there).unwrap();
@@ -183,11 +183,11 @@ async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
     let upstream = FakeUpstream::start().await;
     for configured in ["", "token = { file = \"our-token\" }"] {
         let admin = format!("listen = \"0.0.0.0:{}\"\n{configured}", free_port());
-        let site = Site::with_admin(&upstream, &admin);
-        std::fs::write(site.home.path().join("our-token"), "0123456789abcdef0123456789abcdef").unwrap();
-        let _larder = site.serve();
-        assert!(site.out(&["status"]).await.contains("(running)"), "{configured}");
-        assert!(site.out(&["client-config"]).await.contains(&site.base()), "{configured}");
+        let setup = CommandSetup::with_admin(&upstream, &admin);
+        std::fs::write(setup.home.path().join("our-token"), "0123456789abcdef0123456789abcdef").unwrap();
+        let _larder = setup.serve();
+        assert!(setup.out(&["status"]).await.contains("(running)"), "{configured}");
+        assert!(setup.out(&["client-config"]).await.contains(&setup.base()), "{configured}");
     }
 }
 
@@ -195,14 +195,14 @@ async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
 #[tokio::test]
 async fn a_command_that_cannot_have_the_store_says_who_has_it() {
     let upstream = FakeUpstream::start().await;
-    let mut site = Site::new(&upstream);
-    let _larder = site.serve();
+    let mut setup = CommandSetup::new(&upstream);
+    let _larder = setup.serve();
     let elsewhere = format!("[admin]\nlisten = \"127.0.0.1:{}\"", free_port());
-    let admin = site.text.find("[admin]").unwrap()..site.text.find("[store]").unwrap();
-    site.text.replace_range(admin, &format!("{elsewhere}\n"));
-    let said = site.run(&["status"]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains("is in use") && said.err.contains("--admin-listen"), "{said:?}");
+    let admin = setup.text.find("[admin]").unwrap()..setup.text.find("[store]").unwrap();
+    setup.text.replace_range(admin, &format!("{elsewhere}\n"));
+    let output = setup.run(&["status"]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.err.contains("is in use") && output.err.contains("--admin-listen"), "{output:?}");
 }
 
 /// Section 3: requests with an Origin, or on loopback with a foreign Host, are refused.
@@ -228,9 +228,9 @@ async fn the_admin_listener_refuses_web_pages_and_foreign_names() {
 #[tokio::test]
 async fn off_loopback_the_admin_listener_wants_its_token() {
     let upstream = FakeUpstream::start().await;
-    let site = Site::with_admin(&upstream, &format!("listen = \"0.0.0.0:{}\"", free_port()));
-    let larder = site.serve();
-    let file = site.home.path().join("admin-token");
+    let setup = CommandSetup::with_admin(&upstream, &format!("listen = \"0.0.0.0:{}\"", free_port()));
+    let larder = setup.serve();
+    let file = setup.home.path().join("admin-token");
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let token = std::fs::read_to_string(&file).unwrap();
     let admin = larder.admin().replace("0.0.0.0", "127.0.0.1");
@@ -247,7 +247,7 @@ async fn off_loopback_the_admin_listener_wants_its_token() {
         send(client().get(&url).bearer_auth(&token).header("origin", "null")).await.unwrap().expect(403);
     }
     larder.kill();
-    let larder = site.serve();
+    let larder = setup.serve();
     assert_eq!(std::fs::read_to_string(&file).unwrap(), token, "a restart made another token");
     drop(larder);
 }
@@ -266,9 +266,9 @@ async fn metrics_count_requests_by_route_and_outcome_and_upstream_traffic_by_hos
     assert!(metrics.header("content-type").starts_with("application/openmetrics-text"));
     let text = metrics.text();
     assert!(text.ends_with("# EOF\n"), "{text}");
-    let asked = upstream.requests();
-    let with_status = |status| asked.iter().filter(|request| request.status == Some(status)).count();
-    let bytes: u64 = asked.iter().map(|request| request.bytes_sent).sum();
+    let requests = upstream.requests();
+    let with_status = |status| requests.iter().filter(|request| request.status == Some(status)).count();
+    let bytes: u64 = requests.iter().map(|request| request.bytes_sent).sum();
     for line in [
         "larder_requests_total{route=\"archive\",outcome=\"miss\"} 1".to_owned(),
         "larder_requests_total{route=\"archive\",outcome=\"hit\"} 2".to_owned(),
@@ -287,25 +287,25 @@ async fn metrics_count_requests_by_route_and_outcome_and_upstream_traffic_by_hos
 /// `check` finds what `serve` would not start with: a key that is not the certificate's.
 #[tokio::test]
 async fn check_refuses_a_certificate_that_serve_would_refuse() {
-    let mut site = Site::new(&FakeUpstream::start().await);
+    let mut setup = CommandSetup::new(&FakeUpstream::start().await);
     let ca = TestCa::new();
     let ((certificate, _), (_, key)) = (ca.issue(&["localhost"]), ca.issue(&["localhost"]));
-    std::fs::write(site.home.path().join("cert.pem"), certificate).unwrap();
-    std::fs::write(site.home.path().join("key.pem"), key).unwrap();
-    site.text = "[server]\ntls = { certificate = \"cert.pem\", key = \"key.pem\" }\n".to_owned();
-    let said = site.run(&["check"]).await;
-    assert_eq!(said.code, Some(78), "{said:?}");
-    assert!(said.err.contains("server.tls") && said.err.contains("cert.pem"), "{said:?}");
+    std::fs::write(setup.home.path().join("cert.pem"), certificate).unwrap();
+    std::fs::write(setup.home.path().join("key.pem"), key).unwrap();
+    setup.text = "[server]\ntls = { certificate = \"cert.pem\", key = \"key.pem\" }\n".to_owned();
+    let output = setup.run(&["check"]).await;
+    assert_eq!(output.code, Some(78), "{output:?}");
+    assert!(output.err.contains("server.tls") && output.err.contains("cert.pem"), "{output:?}");
 }
 
 /// Looking at a machine where larder never ran leaves nothing behind.
 #[tokio::test]
 async fn status_and_client_config_make_no_store() {
-    let site = Site::new(&FakeUpstream::start().await);
-    let store = site.home.path().join("v1");
-    assert!(site.out(&["client-config"]).await.contains("providers.v1"));
-    let said = site.run(&["status"]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains("there is no store in"), "{said:?}");
+    let setup = CommandSetup::new(&FakeUpstream::start().await);
+    let store = setup.home.path().join("v1");
+    assert!(setup.out(&["client-config"]).await.contains("providers.v1"));
+    let output = setup.run(&["status"]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.err.contains("there is no store in"), "{output:?}");
     assert!(!store.exists());
 }

@@ -60,7 +60,7 @@ async fn a_proxy_in_the_environment_is_used_unless_no_proxy_says_otherwise() {
             command.env("HTTP_PROXY", proxy.origin()).env("http_proxy", proxy.origin());
             command.env("NO_PROXY", no_proxy).env("no_proxy", no_proxy);
         });
-        let larder = larder.unwrap_or_else(|said| panic!("{said:?}"));
+        let larder = larder.unwrap_or_else(|error| panic!("{error:?}"));
         let versions = larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await;
         assert_eq!(versions.status, if reaches { 200 } else { 502 }, "{}", versions.text());
         assert_eq!(proxy.count_where(|_| true) > 0, reaches, "NO_PROXY={no_proxy}");

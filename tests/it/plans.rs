@@ -7,12 +7,12 @@ use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::fetch;
 use crate::support::reports::name;
 use crate::support::sealed::{hold, upstream_of_four};
-use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
-use crate::support::warm_jobs::Desk;
+use crate::support::warm_jobs::WarmFixture;
 
 async fn plan(larder: &Larder, order: &Value) -> Value {
-    Desk::of(larder).post("/admin/v1/plan", order).await.expect(200).json()
+    WarmFixture::of(larder).post("/admin/v1/plan", order).await.expect(200).json()
 }
 
 /// Each item as `WHAT STATE`, without the host.
@@ -41,23 +41,23 @@ fn locked_folder(version: &str) -> Value {
     order
 }
 
-fn address(what: &str) -> Value {
-    json!({ "what": [what], "platforms": ["linux_amd64"] })
+fn address(subject: &str) -> Value {
+    json!({ "what": [subject], "platforms": ["linux_amd64"] })
 }
 
 #[tokio::test]
 async fn a_sealed_plan_separates_listed_versions_to_bring_from_unlisted_ones() {
-    let shelf = Shelf::with_registry(upstream_of_four().await).await;
+    let fixture = ModuleFixture::with_registry(upstream_of_four().await).await;
     for version in ["1.0.0", "2.0.0"] {
-        let at = shelf.file("one.tar.gz", &tar_gz(&[("main.tf", b"# one\n")]));
-        shelf.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&at));
+        let offset = fixture.file("one.tar.gz", &tar_gz(&[("main.tf", b"# one\n")]));
+        fixture.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&offset));
     }
-    let larder = shelf.larder().start().await;
+    let larder = fixture.larder().start().await;
     hold(&larder, "1.2.0", "linux_amd64").await;
     larder.versions("null").await.expect(200);
     larder.get(&format!("/registry/{HOST}/v1/modules/acme/one/test/versions")).await.expect(200);
     fetch(larder.base(), "one").await;
-    let sealed = shelf.larder_on(&larder.stop().await).network("offline = true").start().await;
+    let sealed = fixture.larder_on(&larder.stop().await).network("offline = true").start().await;
 
     for order in [address("acme/null@1.0.0"), lock("1.0.0"), folder("1.0.0"), locked_folder("1.0.0")] {
         let plan = plan(&sealed, &order).await;
@@ -150,10 +150,10 @@ async fn an_item_without_an_upstream_answer_is_unknown_and_not_unavailable() {
 
 #[tokio::test]
 async fn a_module_that_cannot_be_fetched_is_one_line() {
-    let shelf = Shelf::start().await;
-    shelf.publish("s3", "s3::https://s3.amazonaws.com/bucket/x.zip");
-    shelf.put("broken", b"no archive");
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::start().await;
+    fixture.publish("s3", "s3::https://s3.amazonaws.com/bucket/x.zip");
+    fixture.put("broken", b"no archive");
+    let larder = fixture.larder().start().await;
     for name in ["s3", "broken"] {
         let call = format!("module \"it\" {{\n  source = \"acme/{name}/test\"\n}}\n");
         let plan = plan(&larder, &json!({ "files": { "main.tf": call } })).await;

@@ -127,8 +127,8 @@ async fn a_digest_in_no_stored_proof_set_is_asked_of_upstream() {
     let absent = sums.replace(sums.rsplit('/').nth(1).unwrap(), "0123456789abcdef");
     upstream.forget_requests();
     for _ in 0..3 {
-        let said = larder.get(&absent).await.expect(404).text();
-        assert!(said.contains("SHA256SUMS") && said.contains("0123456789abcdef"), "{said}");
+        let text = larder.get(&absent).await.expect(404).text();
+        assert!(text.contains("SHA256SUMS") && text.contains("0123456789abcdef"), "{text}");
     }
     assert!(upstream.count_of(Target::Document) <= PLATFORMS.len(), "asked {}", upstream.count_of(Target::Document));
     let unlisted = absent.replace("/1.2.0/", "/9.9.9/");
@@ -137,8 +137,8 @@ async fn a_digest_in_no_stored_proof_set_is_asked_of_upstream() {
     larder.tell("purge", "acme/null").await;
     upstream.stop().await;
     clock.advance(HOUR);
-    let said = larder.get(&sums).await.expect(502).text();
-    assert!(said.contains(&upstream.origin()) && said.contains("acme/null"), "{said}");
+    let text = larder.get(&sums).await.expect(502).text();
+    assert!(text.contains(&upstream.origin()) && text.contains("acme/null"), "{text}");
 }
 
 /// Promise 12.
@@ -153,8 +153,8 @@ async fn offline_stored_sums_are_served_and_others_are_noted_as_missing() {
     let sealed = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
     assert_eq!(sealed.get(&sums).await.expect(200).body, files(&upstream)[0]);
     let other = format!("/archive/{HOST}/providers/acme/other/1.0.0/0123456789abcdef/SHA256SUMS");
-    let said = sealed.get(&other).await.expect(503).text();
-    assert!(said.contains("offline"), "{said}");
+    let text = sealed.get(&other).await.expect(503).text();
+    assert!(text.contains("offline"), "{text}");
     let missing = get(&format!("{}/admin/v1/missing", sealed.admin())).await.expect(200).text();
     assert!(missing.contains("acme/other"), "{missing}");
 }

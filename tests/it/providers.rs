@@ -278,8 +278,8 @@ async fn a_host_that_is_not_configured_is_reported_with_the_reason() {
         ] {
             // With 404 a network mirror lets the client go on to its other installation methods.
             let status = if path.starts_with("/registry/") { 421 } else { 404 };
-            let said = errors(&larder.get(&path).await.expect(status));
-            assert!(said.contains(host) && said.contains("[[upstream]]"), "{path}: {said}");
+            let text = errors(&larder.get(&path).await.expect(status));
+            assert!(text.contains(host) && text.contains("[[upstream]]"), "{path}: {text}");
         }
     }
     assert_eq!(upstream.count_of(Target::Everything), 0);
@@ -356,8 +356,11 @@ async fn an_unknown_platform_version_or_provider_is_404() {
         larder.document("nothing", "1.2.0").await,
         larder.versions("nothing").await,
     ] {
-        let said = errors(&answer.expect(404));
-        assert!(said.contains(HOST) && (said.contains("404") || said.contains("does not name 9.9.9")), "{said}");
+        let output = errors(&answer.expect(404));
+        assert!(
+            output.contains(HOST) && (output.contains("404") || output.contains("does not name 9.9.9")),
+            "{output}"
+        );
     }
     larder.document("null", "1.2.0").await.expect(200);
 }
@@ -372,12 +375,12 @@ async fn an_archive_url_that_nothing_lists_is_404_and_asks_upstream_only_once() 
         upstream.forget_requests();
         let folder = format!("/archive/{HOST}/providers/acme/{name}/{version}/linux_amd64");
         for digest in ["0123456789abcdef", "0123456789abcdef", "fedcba9876543210"] {
-            let said = errors(&larder.get(&format!("{folder}/{digest}/f.zip")).await.expect(404));
-            assert!(said.contains(&format!("{HOST}/acme/{name}")), "{said}");
+            let text = errors(&larder.get(&format!("{folder}/{digest}/f.zip")).await.expect(404));
+            assert!(text.contains(&format!("{HOST}/acme/{name}")), "{text}");
         }
         // What the list does not name is not asked for at all.
-        let asked = usize::from(version != "9.9.9");
-        assert_eq!(upstream.count_of(Target::Document), asked, "{name} {version}");
+        let requests = usize::from(version != "9.9.9");
+        assert_eq!(upstream.count_of(Target::Document), requests, "{name} {version}");
         assert_eq!(upstream.count_of(Target::Archive), 0, "{name} {version}");
     }
     larder.clock.advance(std::time::Duration::from_secs(31));

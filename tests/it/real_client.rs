@@ -106,8 +106,8 @@ async fn init_works_through_a_network_mirror_over_tls() {
     let mut workspace = requiring(&client, HOST);
     workspace.trust(&ca.pem());
     workspace.cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
-    let said = workspace.init().await.expect_success();
-    assert!(said.text.contains("verified checksum"), "{}", said.text);
+    let output = workspace.init().await.expect_success();
+    assert!(output.text.contains("verified checksum"), "{}", output.text);
 
     upstream.stop().await;
     workspace.forget();
@@ -170,8 +170,8 @@ async fn a_larder_behind_a_larder_gives_the_same_lock_file() {
 
     let inner = Larder::mirroring(&upstream).server("public_url = \"https://inner.example/tf/\"").start().await;
     // Where `inner` really is; its public name is for clients.
-    let at = format!("http://{}/registry/{HOST}/", inner.address());
-    let outer = Larder::builder().upstream(HOST, &at, "").start().await;
+    let offset = format!("http://{}/registry/{HOST}/", inner.address());
+    let outer = Larder::builder().upstream(HOST, &offset, "").start().await;
     let workspace = requiring(&client, HOST);
     workspace.cli_config(&overridden(&outer));
     workspace.init().await.expect_success();
@@ -187,8 +187,8 @@ async fn with_nothing_stored_and_the_upstream_gone_the_client_shows_the_cause() 
     let larder = Larder::mirroring(&upstream).start().await;
     let workspace = requiring(&client, HOST);
     workspace.cli_config(&overridden(&larder));
-    let said = workspace.init().await.expect_failure();
-    let text = said.one_line();
+    let output = workspace.init().await.expect_failure();
+    let text = output.one_line();
     assert!(text.contains("502 larder: ") && text.contains("connection refused; `larder doctor`"), "{text}");
     assert!(!text.contains("does not have a provider named"), "{text}");
 }

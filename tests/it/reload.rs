@@ -446,7 +446,7 @@ async fn offline_by_the_command_line_stays_so() {
     std::fs::write(&file, Larder::mirroring(&upstream).on(&folder).config_text()).unwrap();
     let mut serve = command(folder.path(), &["serve", "--json", "--offline", "--config"]);
     serve.arg(&file);
-    let larder = Process::spawn(serve).unwrap_or_else(|said| panic!("{said:?}"));
+    let larder = Process::spawn(serve).unwrap_or_else(|error| panic!("{error:?}"));
     larder.hang_up();
     larder.log().line_with("the configuration was reloaded").await;
     larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await.expect(503);

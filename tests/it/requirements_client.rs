@@ -55,11 +55,11 @@ async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str])
     let plan = send(request).await.unwrap().expect(200).json();
     let (mut chosen, mut cannot) = (SelectedPackages::default(), Vec::new());
     for item in plan["items"].as_array().unwrap() {
-        let what = reports::name(item);
+        let subject = reports::name(item);
         match (item["state"].as_str().unwrap(), item["platform"].as_str()) {
             ("cannot", _) => cannot.push(item.to_string()),
-            (_, Some(_)) => drop(chosen.providers.insert(what)),
-            (_, None) => drop(chosen.modules.insert(what)),
+            (_, Some(_)) => drop(chosen.providers.insert(subject)),
+            (_, None) => drop(chosen.modules.insert(subject)),
         }
     }
     (chosen, cannot)

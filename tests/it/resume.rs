@@ -22,11 +22,11 @@ async fn a_download_that_a_kill_cut_short_is_resumed_after_the_restart() {
     let larder = start(&upstream, &folder);
     let answer = larder.get(&path).await.expect(200);
     assert!(answer.body == bytes(&upstream, "null"));
-    let asked = archive_requests(&upstream);
-    assert_eq!(asked.len(), 1);
-    assert_eq!(asked[0].header("range"), Some(format!("bytes={HALF}-").as_str()));
-    assert_eq!(asked[0].header("if-range"), Some(format!("\"{}\"", &sha256_hex(&answer.body)[..20]).as_str()));
-    assert_eq!((asked[0].status, asked[0].bytes_sent), (Some(206), (answer.body.len() - HALF) as u64));
+    let requests = archive_requests(&upstream);
+    assert_eq!(requests.len(), 1);
+    assert_eq!(requests[0].header("range"), Some(format!("bytes={HALF}-").as_str()));
+    assert_eq!(requests[0].header("if-range"), Some(format!("\"{}\"", &sha256_hex(&answer.body)[..20]).as_str()));
+    assert_eq!((requests[0].status, requests[0].bytes_sent), (Some(206), (answer.body.len() - HALF) as u64));
     assert_eq!(stage(&folder), None, "what was staged is still there");
 }
 
@@ -97,7 +97,7 @@ async fn sigterm_does_not_wait_for_a_download_nobody_follows_and_it_is_resumed()
     let upstream = FakeUpstream::start().await;
     upstream.publish(large());
     let folder = Folder::new();
-    let held = upstream.hold_after(Target::Archive, HALF);
+    let stored = upstream.hold_after(Target::Archive, HALF);
     let larder = start(&upstream, &folder);
     let path = larder.archive_path("null").await;
     let asking = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
@@ -105,7 +105,7 @@ async fn sigterm_does_not_wait_for_a_download_nobody_follows_and_it_is_resumed()
         .await;
     asking.abort();
     larder.terminate_at_once().await;
-    held.open();
+    stored.open();
     upstream.forget_requests();
 
     let larder = start(&upstream, &folder);

@@ -10,7 +10,7 @@ use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_scene::fetch;
 use crate::support::process::{Process, command};
 use crate::support::sealed::{hold, upstream_of_four};
-use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
 /// A store with 1.0.0 for both platforms, 1.1.0 for linux_amd64, 1.2.0 for darwin_arm64, of 1.3.0 a set; and the list.
@@ -108,9 +108,9 @@ async fn with_sealed_platforms_a_list_names_versions_stored_for_all_of_them() {
     for path in
         [format!("/registry/{HOST}/v1/providers/acme/null/versions"), format!("/mirror/{HOST}/acme/null/index.json")]
     {
-        let said = larder.get(&path).await.expect(503).text();
-        assert!(said.contains("any version of registry.terraform.io/acme/null for windows_amd64: this mirror is offline and has not stored it"), "{said}");
-        assert!(said.contains("`larder missing` on larder's machine lists"), "{said}");
+        let text = larder.get(&path).await.expect(503).text();
+        assert!(text.contains("any version of registry.terraform.io/acme/null for windows_amd64: this mirror is offline and has not stored it"), "{text}");
+        assert!(text.contains("`larder missing` on larder's machine lists"), "{text}");
     }
 }
 
@@ -136,8 +136,8 @@ async fn a_platform_whose_set_alone_is_stored_is_404_and_missing() {
     let upstream = upstream_of_four().await;
     let folder = filled(&upstream).await;
     let larder = sealed(&upstream, &folder).start().await;
-    let said = larder.document("null", "1.3.0").await.expect(404).text();
-    assert!(said.contains("offline"), "{said}");
+    let text = larder.document("null", "1.3.0").await.expect(404).text();
+    assert!(text.contains("offline"), "{text}");
     let missing = get(&format!("{}/admin/v1/missing", larder.admin())).await.expect(200).json();
     let address = format!("{HOST}/acme/null@1.3.0");
     assert_eq!(missing, json!({ "what": [{ "address": address, "platforms": ["linux_amd64"] }] }));
@@ -241,32 +241,32 @@ async fn a_cached_answer_is_unchanged_and_states_its_age() {
 
 #[tokio::test]
 async fn offline_module_lists_and_latest_come_from_stored_versions() {
-    let shelf = Shelf::start().await;
+    let fixture = ModuleFixture::start().await;
     for version in ["1.0.0", "v1.1", "2.0.0"] {
-        let url = shelf.file(&format!("{version}.tar.gz"), &tar_gz(&[("main.tf", version.as_bytes())]));
-        shelf.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&url));
-        shelf.registry.publish_module(Module::new("acme", "two", "test").version(version).at(&url));
+        let url = fixture.file(&format!("{version}.tar.gz"), &tar_gz(&[("main.tf", version.as_bytes())]));
+        fixture.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&url));
+        fixture.registry.publish_module(Module::new("acme", "two", "test").version(version).at(&url));
     }
-    let larder = shelf.larder().start().await;
+    let larder = fixture.larder().start().await;
     module_list(&larder, "two").await.expect(200);
     let (place, archive) = fetch(larder.base(), "one").await;
     let download = |version: &str| format!("/registry/{HOST}/v1/modules/acme/one/test/{version}/download");
-    let told = larder.get(&download("1.1.0")).await.expect(204);
-    larder.get(told.header("x-terraform-get").split('?').next().unwrap()).await.expect(200);
+    let text = larder.get(&download("1.1.0")).await.expect(204);
+    larder.get(text.header("x-terraform-get").split('?').next().unwrap()).await.expect(200);
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)).len(), 3);
     let folder = larder.stop().await;
 
-    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     // In upstream's own spelling.
     let mut listed = module_versions(&module_list(&larder, "one").await.expect(200));
     listed.sort();
     assert_eq!(listed, ["1.0.0", "v1.1"]);
     let latest = larder.get(&format!("/registry/{HOST}/v1/modules/acme/one/test/download")).await.expect(302);
     assert_eq!(latest.header("location"), download("1.1.0"));
-    let said = module_list(&larder, "two").await.expect(503).text();
+    let text = module_list(&larder, "two").await.expect(503).text();
     assert!(
-        said.contains(&format!("any version of {HOST}/acme/two/test: this mirror is offline and has not stored it")),
-        "{said}"
+        text.contains(&format!("any version of {HOST}/acme/two/test: this mirror is offline and has not stored it")),
+        "{text}"
     );
     larder.tell("purge", "acme/one/test@1.1.0").await;
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
@@ -274,13 +274,13 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
     // It was brought without its list and without a word of where it is.
     let folder = larder.stop().await;
     std::fs::remove_dir_all(folder.path().join("v1/documents")).unwrap();
-    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
     assert!(fetch(larder.base(), "one").await == (place, archive));
     let missing = get(&format!("{}/admin/v1/missing", larder.admin())).await.expect(200).json();
     // What an earlier larder was asked for, and nothing of this one.
-    let what: Vec<&Value> = missing["what"].as_array().unwrap().iter().map(|of| &of["address"]).collect();
-    assert_eq!(what, [&json!(format!("{HOST}/acme/two/test"))]);
+    let addresses: Vec<&Value> = missing["what"].as_array().unwrap().iter().map(|name| &name["address"]).collect();
+    assert_eq!(addresses, [&json!(format!("{HOST}/acme/two/test"))]);
 }
 
 /// A details page that is held names what can be installed, and is otherwise as upstream wrote it.
@@ -313,7 +313,7 @@ async fn serve_offline_lists_stored_packages_too() {
     std::fs::write(&file, Larder::mirroring(&upstream).on(&folder).config_text()).unwrap();
     let mut serve = command(folder.path(), &["serve", "--json", "--offline", "--config"]);
     serve.arg(&file);
-    let larder = Process::spawn(serve).unwrap_or_else(|said| panic!("{said:?}"));
+    let larder = Process::spawn(serve).unwrap_or_else(|error| panic!("{error:?}"));
     let list = larder.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await.expect(200);
     assert_eq!(versions_in(&list), ["1.0.0", "1.1.0", "1.2.0"]);
 }

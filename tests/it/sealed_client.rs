@@ -3,14 +3,14 @@
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::through;
 use crate::support::sealed::{hold, upstream_of_four};
-use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::terraform::{Terraform, Workspace, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Module};
 
 /// What the client said, however it broke its lines.
-fn in_one_line(said: &str) -> String {
-    said.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
+fn in_one_line(output: &str) -> String {
+    output.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
 }
 
 fn chosen(workspace: &Workspace) -> String {
@@ -74,8 +74,8 @@ async fn a_constraint_resolves_to_the_newest_that_is_stored() {
         let mut workspace = requiring(&client, "~> 1.0");
         workspace.trust(&ca.pem());
         workspace.cli_config(&config);
-        let said = in_one_line(&workspace.init().await.expect_failure().text);
-        assert!(said.contains("v1.2.0 does not have a package available for your current platform"), "{said}");
+        let output = in_one_line(&workspace.init().await.expect_failure().text);
+        assert!(output.contains("v1.2.0 does not have a package available for your current platform"), "{output}");
     }
 }
 
@@ -111,10 +111,10 @@ async fn an_offline_refusal_does_not_claim_that_the_package_does_not_exist() {
         let mut workspace = client.workspace();
         workspace.require(source, constraint).trust(&ca.pem());
         workspace.cli_config(config);
-        let said = workspace.init().await.expect_failure().text;
-        let said = in_one_line(&said);
-        assert!(said.contains(words), "{source} {constraint}: {said}");
-        assert!(!said.contains("does not have a provider named") && !said.contains("was not found"), "{said}");
+        let output = workspace.init().await.expect_failure().text;
+        let output = in_one_line(&output);
+        assert!(output.contains(words), "{source} {constraint}: {output}");
+        assert!(!output.contains("does not have a provider named") && !output.contains("was not found"), "{output}");
     }
 }
 
@@ -122,20 +122,20 @@ async fn an_offline_refusal_does_not_claim_that_the_package_does_not_exist() {
 #[tokio::test]
 async fn a_constraint_on_a_module_resolves_to_the_newest_that_is_stored() {
     let Some(client) = Terraform::find() else { return };
-    let mut shelf = Shelf::start().await;
+    let mut fixture = ModuleFixture::start().await;
     for version in ["1.0.0", "1.1.0", "1.2.0"] {
         let url =
-            shelf.file(&format!("{version}.tar.gz"), &tar_gz(&[("main.tf", format!("# {version}\n").as_bytes())]));
-        shelf.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&url));
+            fixture.file(&format!("{version}.tar.gz"), &tar_gz(&[("main.tf", format!("# {version}\n").as_bytes())]));
+        fixture.registry.publish_module(Module::new("acme", "one", "test").version(version).at(&url));
     }
-    let larder = shelf.larder().start().await;
+    let larder = fixture.larder().start().await;
     for version in ["1.0.0", "1.1.0"] {
         let path = format!("/registry/{HOST}/v1/modules/acme/one/test/{version}/download");
         larder.get(&path).await.expect(204);
     }
     let folder = larder.stop().await;
-    shelf.stop().await;
-    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    fixture.stop().await;
+    let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     let calling = |constraint: &str| {
         let mut workspace = client.workspace();
         let call = format!("module \"one\" {{\n  source  = \"acme/one/test\"\n  version = \"{constraint}\"\n}}\n");
@@ -146,6 +146,6 @@ async fn a_constraint_on_a_module_resolves_to_the_newest_that_is_stored() {
     workspace.init().await.expect_success();
     let main = std::fs::read_to_string(workspace.path().join(".terraform/modules/one/main.tf")).unwrap();
     assert_eq!(main, "# 1.1.0\n");
-    let said = calling("1.2.0").init().await.expect_failure().text;
-    assert!(said.contains("There is no available version of module"), "{said}");
+    let output = calling("1.2.0").init().await.expect_failure().text;
+    assert!(output.contains("There is no available version of module"), "{output}");
 }

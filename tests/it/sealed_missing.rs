@@ -9,18 +9,18 @@ use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_scene::{download_path, fetch, through};
 use crate::support::process::{Process, command, run};
 use crate::support::sealed::{hold, upstream_of_four};
-use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Provider};
-use crate::support::warm_jobs::{Desk, states};
+use crate::support::warm_jobs::{WarmFixture, states};
 
 async fn missing(admin: &str) -> Value {
     get(&format!("{admin}/admin/v1/missing")).await.expect(200).json()
 }
 
 fn order(things: &[(&str, &[&str])]) -> Value {
-    let thing = |(what, platforms): &(&str, &[&str])| {
-        let address = format!("{HOST}/acme/{what}");
+    let thing = |(subject, platforms): &(&str, &[&str])| {
+        let address = format!("{HOST}/acme/{subject}");
         if platforms.is_empty() {
             json!({ "address": address })
         } else {
@@ -36,18 +36,18 @@ fn document_path(name: &str, version: &str, platform: &str) -> String {
 }
 
 /// What a registry and its host of archives have: acme/null, acme/other, and the modules acme/one/test, acme/two/test.
-async fn shelf() -> Shelf {
-    let shelf = Shelf::with_registry(upstream_of_four().await).await;
-    shelf.registry.publish(Provider::new("acme", "other").version("2.0.0").platform("linux_amd64").size(2_000_000));
+async fn shelf() -> ModuleFixture {
+    let fixture = ModuleFixture::with_registry(upstream_of_four().await).await;
+    fixture.registry.publish(Provider::new("acme", "other").version("2.0.0").platform("linux_amd64").size(2_000_000));
     for name in ["one", "two"] {
-        shelf.put(name, &tar_gz(&[("main.tf", format!("# {name}\n").as_bytes())]));
+        fixture.put(name, &tar_gz(&[("main.tf", format!("# {name}\n").as_bytes())]));
     }
-    shelf
+    fixture
 }
 
 /// Of acme/null 1.0.0 for linux_amd64, and the list; and acme/one/test.
-async fn filled(shelf: &Shelf) -> Folder {
-    let larder = shelf.larder().start().await;
+async fn filled(fixture: &ModuleFixture) -> Folder {
+    let larder = fixture.larder().start().await;
     hold(&larder, "1.0.0", "linux_amd64").await;
     larder.versions("null").await.expect(200);
     fetch(larder.base(), "one").await;
@@ -59,9 +59,9 @@ async fn filled(shelf: &Shelf) -> Folder {
 #[tokio::test]
 async fn missing_fed_to_a_connected_larder_is_all_that_was_missing() {
     let Some(client) = Terraform::find() else { return };
-    let shelf = shelf().await;
-    let folder = filled(&shelf).await;
-    let sealed = shelf.larder_on(&folder).network("offline = true").start().await;
+    let fixture = shelf().await;
+    let folder = filled(&fixture).await;
+    let sealed = fixture.larder_on(&folder).network("offline = true").start().await;
     let overridden = through(sealed.base());
     let modules = |names: &[&str]| -> String {
         let call = |name: &&str| {
@@ -69,9 +69,9 @@ async fn missing_fed_to_a_connected_larder_is_all_that_was_missing() {
         };
         names.iter().map(call).collect()
     };
-    let mut held = client.workspace();
-    held.require("acme/null", "~> 1.0").file("modules.tf", &modules(&["one"])).cli_config(&overridden);
-    held.init().await.expect_success();
+    let mut stored = client.workspace();
+    stored.require("acme/null", "~> 1.0").file("modules.tf", &modules(&["one"])).cli_config(&overridden);
+    stored.init().await.expect_success();
     assert_eq!(missing(&sealed.admin()).await, order(&[]), "everything was held");
 
     let mut lacking = client.workspace();
@@ -81,13 +81,13 @@ async fn missing_fed_to_a_connected_larder_is_all_that_was_missing() {
     module.file("main.tf", &modules(&["one", "two"])).cli_config(&overridden);
     module.init().await.expect_failure();
     // `providers lock` asks for other platforms.
-    held.run(&["providers", "lock", "-platform=darwin_arm64"]).await.expect_failure();
-    let told = missing(&sealed.admin()).await;
-    assert_eq!(told, order(&[("null@1.0.0", &["darwin_arm64"]), ("other", &[]), ("two/test", &[])]));
+    stored.run(&["providers", "lock", "-platform=darwin_arm64"]).await.expect_failure();
+    let text = missing(&sealed.admin()).await;
+    assert_eq!(text, order(&[("null@1.0.0", &["darwin_arm64"]), ("other", &[]), ("two/test", &[])]));
 
     // Another store, at the cable.
-    let connected = shelf.larder().start().await;
-    let job = Desk::of(&connected).warm(&told).await;
+    let connected = fixture.larder().start().await;
+    let job = WarmFixture::of(&connected).warm(&text).await;
     let is_there = |state: &&str| ["fetched", "held"].contains(state);
     assert_eq!(
         (&job["state"], states(&job).iter().filter(|state| is_there(state)).count()),
@@ -96,11 +96,11 @@ async fn missing_fed_to_a_connected_larder_is_all_that_was_missing() {
     );
     // Which is all that was lacking: sealed itself, it serves who was refused.
     let folder = connected.stop().await;
-    let carried = shelf.larder_on(&folder).network("offline = true").start().await;
+    let carried = fixture.larder_on(&folder).network("offline = true").start().await;
     let mut served = client.workspace();
     served.require("acme/other", "2.0.0").file("modules.tf", &modules(&["two"])).cli_config(&through(carried.base()));
     served.init().await.expect_success();
-    let plan = Desk::of(&carried).post("/admin/v1/plan", &told).await.expect(200).json();
+    let plan = WarmFixture::of(&carried).post("/admin/v1/plan", &text).await.expect(200).json();
     assert_eq!((&plan["ready"], &plan["sums"]["have"]), (&json!(true), &json!(3)), "{plan}");
     assert_eq!(missing(&carried.admin()).await, order(&[]));
 }
@@ -108,9 +108,9 @@ async fn missing_fed_to_a_connected_larder_is_all_that_was_missing() {
 /// What has come to be held is not listed any more, whichever way it came.
 #[tokio::test]
 async fn a_package_that_is_stored_later_is_no_longer_missing() {
-    let shelf = shelf().await;
-    let folder = filled(&shelf).await;
-    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    let fixture = shelf().await;
+    let folder = filled(&fixture).await;
+    let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     for path in [
         document_path("null", "1.1.0", "linux_amd64"),
         document_path("null", "1.2.0", "linux_amd64"),
@@ -131,7 +131,7 @@ async fn a_package_that_is_stored_later_is_no_longer_missing() {
     assert_eq!(missing(&larder.admin()).await, order(&all));
     assert_eq!(larder.metric("larder_missing").await, 6.0);
 
-    larder.reload(shelf.larder_on(&folder)).await.unwrap();
+    larder.reload(fixture.larder_on(&folder)).await.unwrap();
     assert_eq!(missing(&larder.admin()).await, order(&all), "that it is at the cable again brings nothing yet");
     hold(&larder, "1.2.0", "linux_amd64").await;
     fetch(larder.base(), "two").await;
@@ -141,7 +141,7 @@ async fn a_package_that_is_stored_later_is_no_longer_missing() {
     larder.get(&path).await.expect(200);
     assert_eq!(missing(&larder.admin()).await, order(&left[..2]));
     // What goes again was not asked for again.
-    larder.reload(shelf.larder_on(&folder).network("offline = true")).await.unwrap();
+    larder.reload(fixture.larder_on(&folder).network("offline = true")).await.unwrap();
     larder.tell("purge", "acme/other").await;
     assert_eq!(missing(&larder.admin()).await, order(&left[..2]));
     larder.versions("other").await.expect(503);
@@ -151,9 +151,9 @@ async fn a_package_that_is_stored_later_is_no_longer_missing() {
 /// What names no platform is meant for those that the network has.
 #[tokio::test]
 async fn sealed_platforms_are_those_that_are_brought() {
-    let shelf = shelf().await;
-    let folder = filled(&shelf).await;
-    let sealed = shelf.larder_on(&folder).network("offline = true");
+    let fixture = shelf().await;
+    let folder = filled(&fixture).await;
+    let sealed = fixture.larder_on(&folder).network("offline = true");
     let larder = sealed.network("sealed_platforms = [\"linux_amd64\", \"darwin_arm64\"]").start().await;
     larder.versions("null").await.expect(503);
     larder.versions("other").await.expect(503);
@@ -164,9 +164,9 @@ async fn sealed_platforms_are_those_that_are_brought() {
 /// Section 3: only who has the token forgets it, and it survives SIGTERM, kill -9 and damage.
 #[tokio::test]
 async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
-    let shelf = shelf().await;
-    let folder = filled(&shelf).await;
-    let builder = || shelf.larder_on(&folder).network("offline = true");
+    let fixture = shelf().await;
+    let folder = filled(&fixture).await;
+    let builder = || fixture.larder_on(&folder).network("offline = true");
     let larder = Process::start(&builder(), folder.path());
     larder.get(&document_path("null", "1.1.0", "linux_amd64")).await.expect(404);
     let first = order(&[("null@1.1.0", &["linux_amd64"])]);
@@ -186,15 +186,15 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
 
     // Where none runs, the commands look themselves.
     let config = folder.path().join("mirror.toml");
-    let told = async |more: &[&str]| {
+    let printed = async |more: &[&str]| {
         let mut words = vec!["missing", "--config", config.to_str().unwrap()];
         words.extend(more);
-        let said = run(command(folder.path(), &words)).await;
-        assert_eq!(said.code, Some(0), "{said:?}");
-        said.out
+        let output = run(command(folder.path(), &words)).await;
+        assert_eq!(output.code, Some(0), "{output:?}");
+        output.out
     };
-    assert_eq!(serde_json::from_str::<Value>(&told(&["--json"]).await).unwrap(), both);
-    let page = told(&[]).await;
+    assert_eq!(serde_json::from_str::<Value>(&printed(&["--json"]).await).unwrap(), both);
+    let page = printed(&[]).await;
     for part in ["2 items", "  acme/null\n", "1.1.0  linux_amd64", "acme/two/test", "--for missing.json"] {
         assert!(page.contains(part), "{part}: {page}");
     }
@@ -217,17 +217,17 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     assert_eq!(missing(&larder.admin()).await, order(&[]), "it was forgotten for good");
     larder.get(&download_path("two")).await.expect(503);
     drop(larder);
-    assert!(told(&["--forget"]).await.contains("cleared"));
-    assert!(told(&[]).await.contains("nothing"));
+    assert!(printed(&["--forget"]).await.contains("cleared"));
+    assert!(printed(&[]).await.contains("nothing"));
 }
 
 /// Promise 11: whoever asks for rubbish, or for versions that nobody has, fills nothing but a bound, and pushes out
 /// nothing that is asked for again and again.
 #[tokio::test]
 async fn requests_for_garbage_fill_no_more_memory_than_allowed() {
-    let shelf = shelf().await;
-    let folder = filled(&shelf).await;
-    let larder = shelf.larder_on(&folder).network("offline = true").start().await;
+    let fixture = shelf().await;
+    let folder = filled(&fixture).await;
+    let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     for _ in 0..2 {
         larder.versions("other").await.expect(503);
         larder.document("null", "1.1.0").await.expect(404);
@@ -241,17 +241,17 @@ async fn requests_for_garbage_fill_no_more_memory_than_allowed() {
     ] {
         assert!(matches!(larder.get(&path).await.status, 400 | 404 | 421), "{path}");
     }
-    let asked: Vec<String> = (0..150)
+    let requests: Vec<String> = (0..150)
         .map(|number| document_path("null", &format!("9.{number}.0"), "linux_amd64"))
         .chain((0..1200).map(|number| format!("/registry/{HOST}/v1/providers/acme/p{number}/versions")))
         .chain((0..150).map(|number| format!("/registry/{HOST}/v1/modules/search?q=x{number}")))
         .chain((0..150).map(|number| format!("/registry/{HOST}/v1/modules/acme/m{number}/test")))
         .collect();
-    for path in asked {
+    for path in requests {
         larder.get(&path).await;
     }
-    let told = missing(&larder.admin()).await;
-    let things = told["what"].as_array().unwrap();
+    let text = missing(&larder.admin()).await;
+    let things = text["what"].as_array().unwrap();
     let of_null = things.iter().filter(|thing| thing["address"].as_str().unwrap().contains("acme/null@")).count();
     assert!(things.len() <= 1000 && of_null <= 100, "{} {of_null}", things.len());
     for (kept, platforms) in [("other", json!(null)), ("null@1.1.0", json!(["linux_amd64"]))] {
@@ -267,11 +267,11 @@ async fn requests_for_garbage_fill_no_more_memory_than_allowed() {
 /// Larder behind a sealed larder: what is missing at the outer is asked of, and noted by, the inner.
 #[tokio::test]
 async fn a_sealed_larder_is_an_upstream_like_any_other() {
-    let shelf = shelf().await;
-    let folder = filled(&shelf).await;
-    let inner = shelf.larder_on(&folder).network("offline = true").start().await;
-    let at = format!("http://{}/registry/{HOST}/", inner.address());
-    let outer = Larder::builder().upstream(HOST, &at, "").start().await;
+    let fixture = shelf().await;
+    let folder = filled(&fixture).await;
+    let inner = fixture.larder_on(&folder).network("offline = true").start().await;
+    let offset = format!("http://{}/registry/{HOST}/", inner.address());
+    let outer = Larder::builder().upstream(HOST, &offset, "").start().await;
     assert_eq!(outer.versions("null").await.expect(200).json()["versions"].as_array().unwrap().len(), 1);
     hold(&outer, "1.0.0", "linux_amd64").await;
     outer.document("null", "1.1.0").await.expect(404);
@@ -290,10 +290,10 @@ async fn only_registries_that_are_mirrored_are_reported() {
     };
     let larder = both().start().await;
     larder.get("/registry/registry.other.example/v1/providers/acme/x/versions").await.expect(503);
-    let told = missing(&larder.admin()).await;
-    assert_eq!(told, json!({ "what": [{ "address": "registry.other.example/acme/x" }] }));
+    let text = missing(&larder.admin()).await;
+    assert_eq!(text, json!({ "what": [{ "address": "registry.other.example/acme/x" }] }));
     larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
     assert_eq!(missing(&larder.admin()).await, order(&[]));
     larder.reload(both()).await.unwrap();
-    assert_eq!(missing(&larder.admin()).await, told);
+    assert_eq!(missing(&larder.admin()).await, text);
 }

@@ -10,10 +10,10 @@ use crate::support::eventually;
 use crate::support::http::{client, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_scene::{fetch, through};
-use crate::support::process::{Process, Said, command, run};
+use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::programs::find;
 use crate::support::sealed::{hold, upstream_of_four};
-use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::Provider;
 
@@ -88,26 +88,26 @@ impl Went {
 }
 
 /// A registry by a name that must be looked up, and modules in every kind of place that is not held.
-struct Scene {
-    shelf: Shelf,
+struct OfflineFixture {
+    shelf: ModuleFixture,
     folder: Folder,
     key: PathBuf,
 }
 
-impl Scene {
+impl OfflineFixture {
     async fn new() -> Self {
-        let shelf = Shelf::with_registry(upstream_of_four().await).await;
-        shelf.registry.publish(Provider::new("acme", "other").platform("linux_amd64"));
-        shelf.put("one", &tar_gz(&[("main.tf", b"# one\n")]));
+        let fixture = ModuleFixture::with_registry(upstream_of_four().await).await;
+        fixture.registry.publish(Provider::new("acme", "other").platform("linux_amd64"));
+        fixture.put("one", &tar_gz(&[("main.tf", b"# one\n")]));
         // Nobody listens there: what is known of these is their place.
-        shelf.publish("git", "git::https://localhost:9/acme/net.git?ref=v1.0.0");
-        shelf.publish("ssh", "git::ssh://git@localhost:9/acme/net.git?ref=v1.0.0");
-        shelf.publish("zip", "https://localhost:9/net.zip");
+        fixture.publish("git", "git::https://localhost:9/acme/net.git?ref=v1.0.0");
+        fixture.publish("ssh", "git::ssh://git@localhost:9/acme/net.git?ref=v1.0.0");
+        fixture.publish("zip", "https://localhost:9/net.zip");
         let folder = Folder::new();
         let key = folder.path().join("id_ed25519");
         std::fs::write(&key, "no key\n").unwrap();
-        let scene = Self { shelf, folder, key };
-        let larder = scene.larder("").start().await;
+        let fixture = Self { shelf: fixture, folder, key };
+        let larder = fixture.larder("").start().await;
         hold(&larder, "1.0.0", "linux_amd64").await;
         larder.versions("null").await.expect(200);
         larder.document("null", "1.1.0").await.expect(200);
@@ -117,7 +117,7 @@ impl Scene {
         }
         larder.get(&format!("/registry/{HOST}/v1/modules/acme/git/test/versions")).await.expect(200);
         larder.stop().await;
-        scene
+        fixture
     }
 
     fn larder(&self, network: &str) -> Builder {
@@ -150,11 +150,11 @@ fn download(name: &str) -> String {
 
 /// Everything that can be asked of a larder, of what is held and of what is not.
 async fn exercise(larder: &Process, terraform: &Terraform, token: &str) {
-    let mut held = terraform.workspace();
-    held.require("acme/null", "1.0.0");
-    held.file("modules.tf", "module \"one\" {\n  source  = \"acme/one/test\"\n  version = \"1.0.0\"\n}\n");
-    held.cli_config(&through(larder.base()));
-    held.init().await.expect_success();
+    let mut stored = terraform.workspace();
+    stored.require("acme/null", "1.0.0");
+    stored.file("modules.tf", "module \"one\" {\n  source  = \"acme/one/test\"\n  version = \"1.0.0\"\n}\n");
+    stored.cli_config(&through(larder.base()));
+    stored.init().await.expect_success();
     for (provider, module) in [("acme/absent", "git"), ("acme/null", "ssh")] {
         let mut lacking = terraform.workspace();
         lacking.require(provider, "1.1.0");
@@ -194,16 +194,16 @@ async fn exercise(larder: &Process, terraform: &Terraform, token: &str) {
     ] {
         larder.get(&path).await;
     }
-    let told = |what: &[&str]| json!({ "what": what }).to_string();
+    let order = |subject: &[&str]| json!({ "what": subject }).to_string();
     let everything = ["acme/null", "acme/other", "acme/one/test", "acme/git/test", "acme/ssh/test", "acme/nobody"];
     for (path, body) in [
-        ("refresh", told(&everything)),
-        ("plan", told(&everything)),
-        ("warm", told(&everything)),
-        ("accept", told(&["acme/null", "acme/git/test"])),
-        ("pin", told(&["acme/null@1.0.0"])),
-        ("unpin", told(&["acme/null@1.0.0"])),
-        ("purge", told(&["acme/nobody"])),
+        ("refresh", order(&everything)),
+        ("plan", order(&everything)),
+        ("warm", order(&everything)),
+        ("accept", order(&["acme/null", "acme/git/test"])),
+        ("pin", order(&["acme/null@1.0.0"])),
+        ("unpin", order(&["acme/null@1.0.0"])),
+        ("purge", order(&["acme/nobody"])),
         ("verify", "{}".to_owned()),
     ] {
         let request = client_request(larder, "POST", path, token).header("content-type", "application/json");
@@ -229,7 +229,7 @@ fn client_request(larder: &Process, method: &str, path: &str, token: &str) -> re
 }
 
 fn started(command: Command) -> Process {
-    Process::spawn(command).unwrap_or_else(|Said { err, .. }| panic!("larder did not start: {err}"))
+    Process::spawn(command).unwrap_or_else(|CommandOutput { err, .. }| panic!("larder did not start: {err}"))
 }
 
 /// Done when 3. The same larder at the cable shows that the test would see it.
@@ -237,12 +237,12 @@ fn started(command: Command) -> Process {
 async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
     let Some(client) = Terraform::find() else { return };
     let Some(strace) = find("strace") else { return };
-    let scene = Scene::new().await;
-    let trace = scene.folder.path().join("trace");
-    let token = std::fs::read_to_string(scene.folder.path().join("admin-token")).unwrap();
+    let fixture = OfflineFixture::new().await;
+    let trace = fixture.folder.path().join("trace");
+    let token = std::fs::read_to_string(fixture.folder.path().join("admin-token")).unwrap();
 
-    let config = scene.config("# sealed by the command line");
-    let mut sealed = command(scene.folder.path(), &["serve", "--json", "--offline", "--config"]);
+    let config = fixture.config("# sealed by the command line");
+    let mut sealed = command(fixture.folder.path(), &["serve", "--json", "--offline", "--config"]);
     // Nor is a proxy asked, or looked up.
     let proxy = "http://proxy.sealed.invalid:3128";
     sealed.arg(&config).env("HTTP_PROXY", proxy).env("HTTPS_PROXY", proxy).env("http_proxy", proxy);
@@ -255,7 +255,7 @@ async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
     assert_eq!((went.sockets, went.programs.len()), (2, 1), "{went:#?}");
 
     // The commands that open the store themselves.
-    let config = scene.config("offline = true");
+    let config = fixture.config("offline = true");
     for words in [
         &["verify"][..],
         &["refresh", "acme/null"],
@@ -265,7 +265,7 @@ async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
         &["status"],
         &["check"],
     ] {
-        let mut alone = command(scene.folder.path(), words);
+        let mut alone = command(fixture.folder.path(), words);
         alone.arg("--config").arg(&config);
         run(watched(&strace, &trace, &alone)).await;
         let went = Went::of(&trace).await;
@@ -273,8 +273,8 @@ async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
         assert_eq!((went.sockets, went.programs.len()), (0, 1), "{words:?}: {went:#?}");
     }
 
-    let config = scene.config("");
-    let mut online = command(scene.folder.path(), &["serve", "--json", "--config"]);
+    let config = fixture.config("");
+    let mut online = command(fixture.folder.path(), &["serve", "--json", "--config"]);
     online.arg(&config);
     let larder = started(watched(&strace, &trace, &online));
     exercise(&larder, &client, &token).await;
@@ -288,11 +288,11 @@ async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
 #[tokio::test]
 async fn the_doctor_of_a_sealed_larder_connects_to_larder_only() {
     let Some(strace) = find("strace") else { return };
-    let scene = Scene::new().await;
-    let trace = scene.folder.path().join("trace");
-    let config = scene.config("offline = true");
+    let fixture = OfflineFixture::new().await;
+    let trace = fixture.folder.path().join("trace");
+    let config = fixture.config("offline = true");
     let larder = started({
-        let mut serve = command(scene.folder.path(), &["serve", "--json", "--config"]);
+        let mut serve = command(fixture.folder.path(), &["serve", "--json", "--config"]);
         serve.arg(&config);
         serve
     });
@@ -302,14 +302,14 @@ async fn the_doctor_of_a_sealed_larder_connects_to_larder_only() {
     let main = main.trim_start_matches("http://");
     let text = text.replacen("127.0.0.1:0", main, 1).replacen("127.0.0.1:0", admin, 1);
     std::fs::write(&config, text).unwrap();
-    let mut doctor = command(scene.folder.path(), &["doctor", "--config"]);
+    let mut doctor = command(fixture.folder.path(), &["doctor", "--config"]);
     doctor.arg(&config);
-    let said = run(watched(&strace, &trace, &doctor)).await;
-    assert!(said.out.contains("offline"), "{said:?}");
+    let output = run(watched(&strace, &trace, &doctor)).await;
+    assert!(output.out.contains("offline"), "{output:?}");
     let went = Went::of(&trace).await;
     let ports = [main, admin].map(|address| format!("htons({})", address.rsplit(':').next().unwrap()));
     let elsewhere: Vec<&String> =
         went.out.iter().filter(|call| !ports.iter().any(|port| call.contains(port))).collect();
-    assert!(elsewhere.is_empty() && went.lookups.is_empty(), "{went:#?}\n{}", said.out);
-    assert!(!went.out.is_empty(), "it asks the larder that runs: {}", said.out);
+    assert!(elsewhere.is_empty() && went.lookups.is_empty(), "{went:#?}\n{}", output.out);
+    assert!(!went.out.is_empty(), "it asks the larder that runs: {}", output.out);
 }

@@ -151,8 +151,8 @@ async fn after_a_full_disk_no_more_is_evicted_than_must_be() {
     }
     let new = larder.archive_path("new").await;
     assert_eq!(larder.terminate().await, Some(0));
-    let held = folder.blobs().len();
-    assert_eq!(held, 60);
+    let stored = folder.blobs().len();
+    assert_eq!(stored, 60);
 
     // Each first use after a start is noted; the disk takes no note.
     let larder = Process::start(&builder(), folder.path());
@@ -166,7 +166,7 @@ async fn after_a_full_disk_no_more_is_evicted_than_must_be() {
     larder.let_files_grow_to(None);
     larder.get(&new).await.expect(200);
     let left = folder.blobs().len();
-    assert!((40..60).contains(&left), "{left} of {held} are left");
+    assert!((40..60).contains(&left), "{left} of {stored} are left");
     let again = larder.get(&new).await.expect(200);
     assert!(again.is("larder; hit"), "{}: {}", again.header("cache-status"), larder.log().text());
 }

@@ -10,7 +10,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::{Folder, Larder};
 use crate::support::ports::free_port;
-use crate::support::process::{Process, Said, command, run};
+use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
 
@@ -52,14 +52,14 @@ fn holds(bytes: &[u8], secret: &str) -> bool {
 struct Heard(Vec<(String, Vec<u8>)>);
 
 impl Heard {
-    fn answer(&mut self, what: &str, answer: &Answer) {
-        self.0.push((format!("the headers of {what}"), format!("{:?}", answer.headers).into_bytes()));
-        self.0.push((format!("the body of {what}"), answer.body.clone()));
+    fn answer(&mut self, subject: &str, answer: &Answer) {
+        self.0.push((format!("the headers of {subject}"), format!("{:?}", answer.headers).into_bytes()));
+        self.0.push((format!("the body of {subject}"), answer.body.clone()));
     }
 
-    fn said(&mut self, what: &str, said: &Said) {
-        self.0.push((format!("what {what} printed"), said.out.clone().into_bytes()));
-        self.0.push((format!("what {what} complained of"), said.err.clone().into_bytes()));
+    fn said(&mut self, subject: &str, output: &CommandOutput) {
+        self.0.push((format!("what {subject} printed"), output.out.clone().into_bytes()));
+        self.0.push((format!("what {subject} complained of"), output.err.clone().into_bytes()));
     }
 
     /// Tells all of them, not only the first.
@@ -77,7 +77,7 @@ impl Heard {
 }
 
 /// Upstreams of every kind, and a larder before them with a credential for each.
-struct Scene {
+struct SecretsFixture {
     /// Shown a bearer token; its files are at an origin of their own.
     token: FakeUpstream,
     /// Shown user and password; its service is elsewhere.
@@ -100,10 +100,10 @@ fn path(name: &str) -> String {
     format!("/v1/providers/acme/{name}/1.2.0/download/linux/amd64")
 }
 
-impl Scene {
+impl SecretsFixture {
     async fn new() -> Self {
         let ca = TestCa::new();
-        let scene = Self {
+        let fixture = Self {
             token: FakeUpstream::builder().token(TOKEN).releases_elsewhere().signed_urls().start().await,
             basic: FakeUpstream::start().await,
             service: FakeUpstream::builder().releases_elsewhere().start().await,
@@ -113,7 +113,7 @@ impl Scene {
             folder: Folder::new(),
             config: String::new(),
         };
-        let Self { token, basic, service, header, files, elsewhere, folder, .. } = &scene;
+        let Self { token, basic, service, header, files, elsewhere, folder, .. } = &fixture;
         for upstream in [token, service, header, files, elsewhere] {
             for name in FINE.iter().chain(&BAD) {
                 upstream.publish(Provider::new("acme", name).size(40_000));
@@ -140,7 +140,7 @@ impl Scene {
             .with(&format!("[[credential]]\nhost = \"git.example\"\ntoken = {}", secret(3)))
             .config_text();
         let admin = format!("[admin]\nlisten = \"127.0.0.1:{}\"\ntoken = {}", free_port(), secret(4));
-        Self { config: config.replace("[admin]\nlisten = \"127.0.0.1:0\"", &admin), ..scene }
+        Self { config: config.replace("[admin]\nlisten = \"127.0.0.1:0\"", &admin), ..fixture }
     }
 
     /// Each registry: its host, who answers for it, and who has its files.
@@ -178,8 +178,8 @@ impl Scene {
                 registry.serve_json(&path(name), &text);
             }
             let zip = |name: &str| Target::Path(format!("terraform-provider-{name}_1.2.0_linux_amd64.zip"));
-            let at = format!("{elsewhere}/releases/acme/terraform-provider-sent/1.2.0/");
-            let sent = format!("{at}terraform-provider-sent_1.2.0_linux_amd64.zip?X-Amz-Signature={QUERY}");
+            let offset = format!("{elsewhere}/releases/acme/terraform-provider-sent/1.2.0/");
+            let sent = format!("{offset}terraform-provider-sent_1.2.0_linux_amd64.zip?X-Amz-Signature={QUERY}");
             files.fault(zip("sent"), Fault::RedirectTo(302, sent));
             files.fault(zip("denied"), Fault::Status(403));
             files.fault(zip("cut"), Fault::Reset(0));
@@ -205,11 +205,11 @@ impl Scene {
         let larder = Process::serve_with(&self.config, self.folder.path(), |command| {
             command.envs(CREDENTIALS).env("LARDER_LOG", "trace");
         });
-        larder.unwrap_or_else(|said| panic!("{said:?}"))
+        larder.unwrap_or_else(|error| panic!("{error:?}"))
     }
 
     /// Runs a command beside it.
-    async fn run(&self, arguments: &[&str], config: &str) -> Said {
+    async fn run(&self, arguments: &[&str], config: &str) -> CommandOutput {
         let file = self.folder.path().join("beside.toml");
         std::fs::write(&file, config).unwrap();
         let mut command = command(self.folder.path(), arguments);
@@ -265,13 +265,13 @@ async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
 /// `credentials_for`; never to an origin that is none of these, by redirect or document".
 #[tokio::test]
 async fn each_credential_reaches_exactly_the_origins_that_it_is_for() {
-    let scene = Scene::new().await;
-    scene.arrange().await;
-    for upstream in [&scene.token, &scene.service, &scene.header] {
+    let fixture = SecretsFixture::new().await;
+    fixture.arrange().await;
+    for upstream in [&fixture.token, &fixture.service, &fixture.header] {
         upstream.forget_requests();
     }
-    ask_for_everything(&scene.serve(), &mut Heard::default()).await;
-    let Scene { token, basic, service, header, files, elsewhere, .. } = &scene;
+    ask_for_everything(&fixture.serve(), &mut Heard::default()).await;
+    let SecretsFixture { token, basic, service, header, files, elsewhere, .. } = &fixture;
     let mut reached = BTreeMap::new();
     for upstream in [token, basic, service, header, files, elsewhere] {
         for request in upstream.requests() {
@@ -292,12 +292,12 @@ async fn each_credential_reaches_exactly_the_origins_that_it_is_for() {
         ("where all lead to", elsewhere.host(), none),
     ];
     assert_eq!(reached.len(), expected.len(), "{:?}", reached.keys());
-    for (what, host, secrets) in expected {
+    for (subject, host, secrets) in expected {
         for request in &reached[&host] {
             let shows: Vec<&str> =
                 CREDENTIALS.iter().map(|(_, secret)| *secret).filter(|secret| shows(request, secret)).collect();
-            assert_eq!(shows, secrets, "{what}: {} {}", request.path, request.query);
-            assert!(!shows_any(request, CLIENT), "{what}: {request:?}");
+            assert_eq!(shows, secrets, "{subject}: {} {}", request.path, request.query);
+            assert!(!shows_any(request, CLIENT), "{subject}: {request:?}");
         }
     }
 }
@@ -347,12 +347,12 @@ fn wrong_configurations() -> Vec<String> {
 /// Promise 8: "No secret, userinfo or query of an upstream URL reaches a log, an error, a key or a client."
 #[tokio::test]
 async fn no_secret_of_a_whole_run_is_found_anywhere() {
-    let scene = Scene::new().await;
-    scene.arrange().await;
+    let fixture = SecretsFixture::new().await;
+    fixture.arrange().await;
     let mut heard = Heard::default();
-    let larder = scene.serve();
+    let larder = fixture.serve();
     ask_for_everything(&larder, &mut heard).await;
-    scene.token.expire_urls();
+    fixture.token.expire_urls();
     ask_again(&larder, &mut heard).await;
     for page in
         ["/metrics", "/admin/v1/status", "/admin/v1/client-config", "/admin/v1/client-config?mirror", "/nothing"]
@@ -364,15 +364,15 @@ async fn no_secret_of_a_whole_run_is_found_anywhere() {
     }
     heard.0.push(("what it said first".into(), larder.said().to_string().into_bytes()));
     for arguments in [&["check"][..], &["check", "--json"], &["status"], &["status", "--json"], &["client-config"]] {
-        let said = scene.run(arguments, &scene.config).await;
-        assert_eq!(said.code, Some(0), "{arguments:?}: {said:?}");
-        heard.said(&arguments.join(" "), &said);
+        let output = fixture.run(arguments, &fixture.config).await;
+        assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
+        heard.said(&arguments.join(" "), &output);
     }
     for config in wrong_configurations() {
         for command in ["check", "serve"] {
-            let said = scene.run(&[command], &config).await;
-            assert_ne!(said.code, Some(0), "{config}");
-            heard.said(&format!("{command} with {}", config.len()), &said);
+            let output = fixture.run(&[command], &config).await;
+            assert_ne!(output.code, Some(0), "{config}");
+            heard.said(&format!("{command} with {}", config.len()), &output);
         }
     }
     let log = larder.log().clone();
@@ -380,7 +380,7 @@ async fn no_secret_of_a_whole_run_is_found_anywhere() {
     assert!(log.text().contains("TRACE"), "it was not at its most talkative");
     heard.0.push(("the log".into(), log.text().into_bytes()));
     heard.no_secret();
-    no_secret_is_kept(&scene.folder);
+    no_secret_is_kept(&fixture.folder);
 }
 
 /// What is held, and what was not to be had.

@@ -77,7 +77,7 @@ fn started(upstream: &FakeUpstream, folder: &Folder, socket: &str, also: impl Fn
         command.env("NOTIFY_SOCKET", socket).env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
         also(command);
     });
-    larder.unwrap_or_else(|said| panic!("{said:?}"))
+    larder.unwrap_or_else(|error| panic!("{error:?}"))
 }
 
 #[tokio::test]
@@ -165,12 +165,12 @@ async fn a_larder_whose_blocking_threads_are_all_held_does_not_answer_itself() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).pool_within(Duration::from_millis(50)).start().await;
     larder.answers().await.unwrap();
-    let (release, held) = std::sync::mpsc::channel::<()>();
-    let held = Arc::new(Mutex::new(held));
+    let (release, stored) = std::sync::mpsc::channel::<()>();
+    let stored = Arc::new(Mutex::new(stored));
     let tasks: Vec<_> = (0..THREADS)
         .map(|_| {
-            let held = Arc::clone(&held);
-            tokio::task::spawn_blocking(move || held.lock().recv().is_ok())
+            let stored = Arc::clone(&stored);
+            tokio::task::spawn_blocking(move || stored.lock().recv().is_ok())
         })
         .collect();
     let starved = eventually("it does not answer", async || larder.answers().await.err()).await;

@@ -108,8 +108,8 @@ async fn a_disk_that_is_full_to_the_last_byte_costs_no_answer() {
     for name in ["one", "huge", "one"] {
         assert_eq!(how_it_comes(larder, &upstream, name).await, PASSED, "{name}");
     }
-    let said = larder.log().line_with("it is passed through").await;
-    assert!(said.contains("free space on the store's disk"), "{said}");
+    let log = larder.log().line_with("it is passed through").await;
+    assert!(log.contains("free space on the store's disk"), "{log}");
     disk.make_room();
     assert_eq!(how_it_comes(larder, &upstream, "one").await, STORED);
     assert_eq!(how_it_comes(larder, &upstream, "one").await, HIT);
@@ -128,7 +128,7 @@ async fn a_larder_starts_on_a_disk_that_is_full_or_read_only() {
         assert_eq!(how_it_comes(&larder, &upstream, "one").await, STORED);
         assert_eq!(larder.terminate().await, Some(0));
         let disk = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, preparation);
-        let disk = disk.unwrap_or_else(|said| panic!("{preparation}: {said:?}"));
+        let disk = disk.unwrap_or_else(|error| panic!("{preparation}: {error:?}"));
         assert_eq!(how_it_comes(&disk.larder, &upstream, "one").await, HIT);
         // Nothing could be evicted for this one.
         assert_eq!(how_it_comes(&disk.larder, &upstream, "huge").await, PASSED);
@@ -154,8 +154,8 @@ async fn a_new_store_on_a_read_only_disk_is_refused_with_its_path() {
     }
     let (upstream, folder) = publishing().await;
     let started = SmallDisk::start(&mirroring(&upstream, &folder), &folder, DISK, READ_ONLY);
-    let said = started.err().expect("it started without a store");
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains(&folder.path().join("v1/lock").display().to_string()), "{said:?}");
-    assert!(said.err.contains("Read-only file system"), "{said:?}");
+    let error = started.err().expect("it started without a store");
+    assert_eq!(error.code, Some(1), "{error:?}");
+    assert!(error.err.contains(&folder.path().join("v1/lock").display().to_string()), "{error:?}");
+    assert!(error.err.contains("Read-only file system"), "{error:?}");
 }

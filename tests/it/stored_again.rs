@@ -9,7 +9,7 @@ use larder::clock::Clock;
 use crate::support::http::send;
 use crate::support::larder::{Folder, Larder};
 use crate::support::scene::{LARGE, SMALL};
-use crate::support::site::{Site, json};
+use crate::support::site::{CommandSetup, json};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
 use crate::support::verify_steps::{asking, steps, verify};
@@ -56,10 +56,10 @@ fn flip(file: &Path) {
 
 fn is_whole(folder: &Folder, upstream: &FakeUpstream) -> bool {
     let mut wanted: Vec<_> = NAMES.iter().map(|(name, _)| bytes(upstream, name)).collect();
-    let mut held: Vec<_> = folder.blobs().iter().filter_map(|file| std::fs::read(file).ok()).collect();
+    let mut stored: Vec<_> = folder.blobs().iter().filter_map(|file| std::fs::read(file).ok()).collect();
     wanted.sort();
-    held.sort();
-    wanted == held
+    stored.sort();
+    wanted == stored
 }
 
 /// Promise 10: verify uses SHA-256; what does not match is set aside and fetched again.
@@ -75,9 +75,9 @@ async fn verify_finds_damaged_archives_and_fetches_them_again() {
 
     damage(&larder.folder);
     upstream.forget_requests();
-    let said = verify(&larder).await;
-    assert_eq!((said.len(), &said[3]["wrong"]), (4, &2.into()), "{said:?}");
-    for step in &said[1..3] {
+    let output = verify(&larder).await;
+    assert_eq!((output.len(), &output[3]["wrong"]), (4, &2.into()), "{output:?}");
+    for step in &output[1..3] {
         assert_eq!(
             (&step["step"], &step["found"], &step["healed"]),
             (&"wrong_archive".into(), &"damaged".into(), &"fetched_again".into())
@@ -106,11 +106,11 @@ async fn verify_finds_missing_archives_and_damaged_records() {
     until("the names are written for good", async || names.iter().all(is_complete)).await;
     flip(&names[0]);
     flip(&larder.folder.sets()[1]);
-    let said = verify(&larder).await;
-    assert_eq!(said.last().unwrap()["wrong"], 3, "{said:?}");
-    let records: Vec<_> = said.iter().filter_map(|step| step["record"].as_str()).collect();
+    let output = verify(&larder).await;
+    assert_eq!(output.last().unwrap()["wrong"], 3, "{output:?}");
+    let records: Vec<_> = output.iter().filter_map(|step| step["record"].as_str()).collect();
     assert!(records.len() == 2 && records.iter().any(|record| record.starts_with("the name of ")), "{records:?}");
-    assert!(said.iter().any(|step| step["found"] == "missing"), "{said:?}");
+    assert!(output.iter().any(|step| step["found"] == "missing"), "{output:?}");
     assert!(is_whole(&larder.folder, &upstream));
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
 }
@@ -125,8 +125,8 @@ async fn verify_offline_quarantines_damage_and_lists_it_as_missing() {
     damage(&folder);
     upstream.forget_requests();
     let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
-    let said = verify(&larder).await;
-    assert!(said[1..3].iter().all(|step| step["healed"] == "offline"), "{said:?}");
+    let output = verify(&larder).await;
+    assert!(output[1..3].iter().all(|step| step["healed"] == "offline"), "{output:?}");
     let status = crate::support::http::get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     assert_eq!((status["missing"].as_array().unwrap().len(), &status["archives"]), (2, &0.into()), "{status}");
     assert_eq!((upstream.requests().len(), folder.blobs().len(), folder.files("aside").len()), (0, 0, 2));
@@ -145,9 +145,9 @@ async fn verify_reports_an_archive_that_could_not_be_stored() {
     let folder = larder.stop().await;
     damage(&folder);
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").on(&folder).start().await;
-    let said = verify(&larder).await;
-    assert_eq!((&said[1]["found"], &said[1]["healed"]), (&"damaged".into(), &"not_now".into()), "{said:?}");
-    assert!(said[1]["error"].as_str().unwrap().contains("max_size"), "{said:?}");
+    let output = verify(&larder).await;
+    assert_eq!((&output[1]["found"], &output[1]["healed"]), (&"damaged".into(), &"not_now".into()), "{output:?}");
+    assert!(output[1]["error"].as_str().unwrap().contains("max_size"), "{output:?}");
     assert_eq!((folder.blobs().len(), larder.metric("larder_passed_through_total").await), (0, 0.0));
     larder.get(&path).await.expect(200);
     assert_eq!(larder.metric("larder_passed_through_total").await, 1.0);
@@ -172,9 +172,9 @@ async fn verify_reports_an_archive_that_was_verified_and_has_no_name_record() {
             std::fs::write(&names, "in the way").unwrap();
             gate.open();
         };
-        let (said, ()) = tokio::join!(verifying, in_the_way);
-        assert_eq!((&said[1]["healed"], said.len()), (&"not_now".into(), 3), "{name}: {said:?}");
-        assert!(said[1]["error"].as_str().unwrap().contains("the store failed"), "{name}: {said:?}");
+        let (output, ()) = tokio::join!(verifying, in_the_way);
+        assert_eq!((&output[1]["healed"], output.len()), (&"not_now".into(), 3), "{name}: {output:?}");
+        assert!(output[1]["error"].as_str().unwrap().contains("the store failed"), "{name}: {output:?}");
         assert_eq!(larder.metric("larder_passed_through_total").await, 0.0, "{name}");
     }
 }
@@ -208,11 +208,11 @@ async fn a_verify_whose_client_leaves_ends() {
 #[tokio::test]
 async fn the_verify_command_reports_damage_and_exits_with_3() {
     let upstream = upstream_with_both().await;
-    let site = Site::new(&upstream);
-    let none_yet = site.run(&["verify"]).await;
+    let setup = CommandSetup::new(&upstream);
+    let none_yet = setup.run(&["verify"]).await;
     assert_eq!(none_yet.code, Some(1), "{none_yet:?}");
     for running in [true, false] {
-        let larder = site.serve();
+        let larder = setup.serve();
         for (name, _) in NAMES {
             let path = larder.archive_path(name).await;
             larder.get(&path).await.expect(200);
@@ -223,16 +223,19 @@ async fn the_verify_command_reports_damage_and_exits_with_3() {
             assert_eq!(larder.terminate().await, Some(0));
             None
         };
-        let well = site.out(&["verify"]).await;
+        let well = setup.out(&["verify"]).await;
         assert!(well.contains("and 2 archives") && well.contains("everything is intact"), "{well}");
-        damage(&site.home);
-        let said = site.run(&["verify"]).await;
-        assert_eq!(said.code, Some(3), "{said:?}");
-        assert_eq!(said.out.matches("damaged: the archive of registry.terraform.io/acme/").count(), 2, "{said:?}");
-        assert!(said.out.contains("fetched again") && said.out.contains("2 items failed verification"), "{said:?}");
-        assert!(said.err.contains("100 %"), "{said:?}");
-        assert!(is_whole(&site.home, &upstream));
-        let lines = site.out(&["verify", "--json"]).await;
+        damage(&setup.home);
+        let output = setup.run(&["verify"]).await;
+        assert_eq!(output.code, Some(3), "{output:?}");
+        assert_eq!(output.out.matches("damaged: the archive of registry.terraform.io/acme/").count(), 2, "{output:?}");
+        assert!(
+            output.out.contains("fetched again") && output.out.contains("2 items failed verification"),
+            "{output:?}"
+        );
+        assert!(output.err.contains("100 %"), "{output:?}");
+        assert!(is_whole(&setup.home, &upstream));
+        let lines = setup.out(&["verify", "--json"]).await;
         assert_eq!(json(lines.lines().last().unwrap())["wrong"], 0);
         drop(larder);
     }

@@ -141,9 +141,9 @@ async fn the_terminal_shows_the_cause_and_the_remedy_of_every_failure() {
             let url = larder.providers_url(failure.host());
             let url = if failure == Failure::MissingSlash { url.trim_end_matches('/') } else { &url };
             workspace.cli_config(&host_override(failure.host(), url, NO_MODULES));
-            let said = workspace.init().await.expect_failure().one_line();
-            println!("{failure:?} over {over}: {said}");
-            assert_told(failure, over, &said);
+            let error = workspace.init().await.expect_failure().one_line();
+            println!("{failure:?} over {over}: {error}");
+            assert_told(failure, over, &error);
         }
     }
 }
@@ -160,18 +160,21 @@ async fn the_terminal_shows_the_failures_of_a_network_mirror() {
         workspace.trust(&ca.pem());
         let url = if failure == Failure::MissingSlash { "/mirror" } else { "/mirror/" };
         workspace.cli_config(&network_mirror(&format!("{}{url}", larder.base())));
-        let said = workspace.init().await.expect_failure().one_line();
-        println!("{failure:?} by the mirror: {said}");
+        let error = workspace.init().await.expect_failure().one_line();
+        println!("{failure:?} by the mirror: {error}");
         match failure {
             // The client goes on to its other installation methods, and says that there is none.
-            Failure::NotAnUpstream => assert!(said.contains("registry.other.example/acme/null"), "{said}"),
+            Failure::NotAnUpstream => assert!(error.contains("registry.other.example/acme/null"), "{error}"),
             Failure::MissingSlash => {
-                assert!(said.contains("503 larder: ") && said.contains("url of the client's network_mirror"), "{said}");
+                assert!(
+                    error.contains("503 larder: ") && error.contains("url of the client's network_mirror"),
+                    "{error}"
+                );
             }
             Failure::NotAClient => {
-                assert!(said.contains("503 larder: 127.0.0.1 is not among the clients"), "{said}");
+                assert!(error.contains("503 larder: 127.0.0.1 is not among the clients"), "{error}");
             }
-            failure => assert_told(failure, "the mirror", &said),
+            failure => assert_told(failure, "the mirror", &error),
         }
     }
 }
@@ -188,9 +191,9 @@ async fn the_terminal_shows_the_failures_of_modules() {
         workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{host}/acme/one/test\"\n}}\n"));
         let modules = format!("{}/registry/{host}/v1/modules/", larder.base());
         workspace.cli_config(&host_override(host, &larder.providers_url(host), &modules));
-        let said = workspace.init().await.expect_failure().one_line();
-        println!("{failure:?} of a module: {said}");
-        assert_told(failure, "a module", &said);
+        let error = workspace.init().await.expect_failure().one_line();
+        println!("{failure:?} of a module: {error}");
+        assert_told(failure, "a module", &error);
     }
 }
 
@@ -216,10 +219,10 @@ async fn an_error_that_waits_for_accept_names_the_command_in_the_terminal() {
             "the mirror" => network_mirror(&format!("{}/mirror/", larder.base())),
             _ => host_override(HOST, &larder.providers_url(HOST), NO_MODULES),
         });
-        let said = workspace.init().await.expect_failure().one_line();
-        println!("waiting for accept over {over}: {said}");
+        let error = workspace.init().await.expect_failure().one_line();
+        println!("waiting for accept over {over}: {error}");
         let command = format!("if that is right: `larder accept {HOST}/acme/null@1.2.0`");
-        assert!(said.contains("502 larder: ") && said.contains(&command), "{over}: {said}");
+        assert!(error.contains("502 larder: ") && error.contains(&command), "{over}: {error}");
     }
 }
 

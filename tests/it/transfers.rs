@@ -45,8 +45,8 @@ async fn four_exports_and_bundles_run_at_a_time_and_one_more_is_refused() {
     for path in [EXPORT, BUNDLE] {
         let refused = asked(&larder, path, &job).await;
         assert_eq!(refused.status(), 503, "{path}");
-        let said = refused.text().await.unwrap();
-        assert!(said.contains("4 exports and bundles are being made") && said.contains("ask again"), "{said}");
+        let text = refused.text().await.unwrap();
+        assert!(text.contains("4 exports and bundles are being made") && text.contains("ask again"), "{text}");
     }
     larder.versions("null").await.expect(200);
     // Whoever leaves, or has all of it, makes place for the next.

@@ -32,8 +32,8 @@ fn filesystem_mirror(tree: &Path) -> String {
 async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_network_mirror() {
     let (Some(client), Some(program)) = (Terraform::find(), find("nginx")) else { return };
     let upstream = upstream().await;
-    let (site, tree) = site(&upstream);
-    export(&site, &tree).await;
+    let (setup, tree) = site(&upstream);
+    export(&setup, &tree).await;
 
     let from_folder = requiring(&client);
     from_folder.cli_config(&filesystem_mirror(&tree));
@@ -45,8 +45,8 @@ async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_netw
     let nginx = Nginx::serving(&program, &tree, &ca).await;
     let mut from_nginx = requiring(&client);
     from_nginx.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/", nginx.origin())));
-    let said = from_nginx.init().await.expect_success();
-    assert!(said.text.contains("verified checksum"), "{}", said.text);
+    let output = from_nginx.init().await.expect_success();
+    assert!(output.text.contains("verified checksum"), "{}", output.text);
     assert_eq!(from_nginx.lock_file(), lock);
     // And again by that lock file alone, for the zip with entries for folders, too.
     from_nginx
@@ -58,9 +58,9 @@ async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_netw
 #[tokio::test]
 async fn an_exported_tree_has_sums_and_signatures_byte_for_byte_beside_each_archive() {
     let upstream = upstream().await;
-    let (site, tree) = site(&upstream);
-    let said = export(&site, &tree).await;
-    assert!(said.contains("4 archives written"), "{said}");
+    let (setup, tree) = site(&upstream);
+    let output = export(&setup, &tree).await;
+    assert!(output.contains("4 archives written"), "{output}");
     let null = folder_of(&tree, "null");
     assert_eq!(
         names(&null),
@@ -95,8 +95,8 @@ async fn an_exported_tree_has_sums_and_signatures_byte_for_byte_beside_each_arch
 #[tokio::test]
 async fn a_tree_is_added_to_and_what_is_there_is_neither_fetched_nor_written_again() {
     let upstream = upstream().await;
-    let (site, tree) = site(&upstream);
-    export(&site, &tree).await;
+    let (setup, tree) = site(&upstream);
+    export(&setup, &tree).await;
     let zip = folder_of(&tree, "null").join("terraform-provider-null_1.2.0_linux_amd64.zip");
     let before = std::fs::metadata(&zip).unwrap();
     // What an interrupted run left, and a zip of somebody else's.
@@ -106,9 +106,9 @@ async fn a_tree_is_added_to_and_what_is_there_is_neither_fetched_nor_written_aga
     std::fs::write(&other, upstream.archive_bytes("acme", "null", "1.3.0", "linux_amd64")).unwrap();
     upstream.forget_requests();
 
-    let larder = site.serve();
-    let said = export(&site, &tree).await;
-    assert!(said.contains("0 archives written") && said.contains("4 there already"), "{said}");
+    let larder = setup.serve();
+    let output = export(&setup, &tree).await;
+    assert!(output.contains("0 archives written") && output.contains("4 there already"), "{output}");
     assert_eq!(upstream.count_of(Target::Archive), 0);
     let after = std::fs::metadata(&zip).unwrap();
     assert_eq!(before.modified().unwrap(), after.modified().unwrap());
@@ -120,8 +120,8 @@ async fn a_tree_is_added_to_and_what_is_there_is_neither_fetched_nor_written_aga
 
     // One that was damaged is written anew.
     std::fs::write(&zip, b"damaged").unwrap();
-    let said = export(&site, &tree).await;
-    assert!(said.contains("1 archive written") && said.contains("3 there already"), "{said}");
+    let output = export(&setup, &tree).await;
+    assert!(output.contains("1 archive written") && output.contains("3 there already"), "{output}");
     assert_eq!(std::fs::read(&zip).unwrap(), upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     drop(larder);
 }
@@ -130,15 +130,15 @@ async fn a_tree_is_added_to_and_what_is_there_is_neither_fetched_nor_written_aga
 async fn modules_are_left_out_and_said_so_and_half_an_order_is_no_tree_unless_asked_for() {
     let upstream = upstream().await;
     upstream.publish_module(Module::new("acme", "one", "test").at("https://127.0.0.1:9/gone.tar.gz"));
-    let (site, tree) = site(&upstream);
+    let (setup, tree) = site(&upstream);
     let place = tree.to_str().unwrap();
-    let what = ["export", place, "--platform", "linux_amd64", "--for=acme/null@1.2.0", "--for=acme/one/test"];
-    let said = site.run(&what).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.err.contains("nothing was exported"), "{said:?}");
+    let addresses = ["export", place, "--platform", "linux_amd64", "--for=acme/null@1.2.0", "--for=acme/one/test"];
+    let output = setup.run(&addresses).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.err.contains("nothing was exported"), "{output:?}");
     assert!(names(&tree).is_empty());
-    let said = site.run(&[&what[..], &["--partial"]].concat()).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.out.contains("1 module left out: no client reads modules"), "{said:?}");
+    let output = setup.run(&[&addresses[..], &["--partial"]].concat()).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.out.contains("1 module left out: no client reads modules"), "{output:?}");
     assert!(folder_of(&tree, "null").join("index.json").exists());
 }

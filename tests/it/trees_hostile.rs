@@ -8,26 +8,26 @@ use serde_json::Value;
 use crate::support::http::{client, send};
 use crate::support::larder::HOST;
 use crate::support::provider_trees::{export, folder_of, site, upstream};
-use crate::support::site::Site;
+use crate::support::site::CommandSetup;
 use crate::support::upstream::FakeUpstream;
 
 const LINUX: &str = "terraform-provider-null_1.2.0_linux_amd64.zip";
 const DARWIN: &str = "terraform-provider-null_1.2.0_darwin_arm64.zip";
 
-fn sealed(upstream: &FakeUpstream) -> Site {
-    let mut site = Site::new(upstream);
-    site.text.push_str("[network]\noffline = true\n");
-    site
+fn sealed(upstream: &FakeUpstream) -> CommandSetup {
+    let mut setup = CommandSetup::new(upstream);
+    setup.text.push_str("[network]\noffline = true\n");
+    setup
 }
 
 /// Every refused file with its reason.
-async fn refused(site: &Site, tree: &Path, more: &[&str]) -> Vec<(String, String)> {
-    let said = site.run(&[&["import", tree.to_str().unwrap(), "--json"], more].concat()).await;
-    let steps: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(steps.last().unwrap()["step"], "done", "{said:?}");
+async fn refused(setup: &CommandSetup, tree: &Path, more: &[&str]) -> Vec<(String, String)> {
+    let output = setup.run(&[&["import", tree.to_str().unwrap(), "--json"], more].concat()).await;
+    let steps: Vec<Value> = output.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(steps.last().unwrap()["step"], "done", "{output:?}");
     let text = |step: &Value, key: &str| step[key].as_str().unwrap_or_default().to_owned();
     let refused: Vec<_> = steps.iter().filter(|step| step["state"] == "refused").collect();
-    assert_eq!(said.code, Some(i32::from(!refused.is_empty())), "{said:?}");
+    assert_eq!(output.code, Some(i32::from(!refused.is_empty())), "{output:?}");
     let name = |step: &Value| text(step, "file").rsplit('/').next().unwrap().to_owned();
     refused.into_iter().map(|step| (name(step), text(step, "why"))).collect()
 }
@@ -55,22 +55,22 @@ async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
 
     // By what lies beside it; by what VERSION.json says, where nothing else does; by upstream.
     let offline = sealed(&upstream);
-    let told = refused(&offline, &tree, &["--unsigned"]).await;
-    assert!(told.len() == 1 && told[0].0 == LINUX && told[0].1.contains("the signed proof set next to it"), "{told:?}");
+    let text = refused(&offline, &tree, &["--unsigned"]).await;
+    assert!(text.len() == 1 && text[0].0 == LINUX && text[0].1.contains("the signed proof set next to it"), "{text:?}");
     assert_eq!(offline.home.blobs().len(), 3);
-    let online = Site::new(&upstream);
-    let told = refused(&online, &tree, &["--unsigned"]).await;
-    assert!(told.len() == 1 && told[0].0 == LINUX && told[0].1.contains("upstream's proof set says"), "{told:?}");
+    let online = CommandSetup::new(&upstream);
+    let text = refused(&online, &tree, &["--unsigned"]).await;
+    assert!(text.len() == 1 && text[0].0 == LINUX && text[0].1.contains("upstream's proof set says"), "{text:?}");
     remove_proof(&folder_of(&tree, "null"));
     let alone = sealed(&upstream);
-    let told = refused(&alone, &tree, &["--unsigned"]).await;
+    let text = refused(&alone, &tree, &["--unsigned"]).await;
     assert!(
-        told.len() == 1 && told[0].0 == LINUX && told[0].1.contains("1.2.0.json beside it lists other"),
-        "{told:?}"
+        text.len() == 1 && text[0].0 == LINUX && text[0].1.contains("1.2.0.json beside it lists other"),
+        "{text:?}"
     );
     // What was proven of the version once is not forgotten.
-    let told = refused(&offline, &tree, &["--unsigned"]).await;
-    assert!(told.len() == 1 && told[0].1.contains("verified sums of this version list"), "{told:?}");
+    let text = refused(&offline, &tree, &["--unsigned"]).await;
+    assert!(text.len() == 1 && text[0].1.contains("verified sums of this version list"), "{text:?}");
 }
 
 #[tokio::test]
@@ -100,9 +100,9 @@ async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside
     std::fs::write(null.join("README.md"), b"nobody's business").unwrap();
 
     let offline = sealed(&upstream);
-    let mut told = refused(&offline, &tree, &["--unsigned"]).await;
-    told.sort();
-    let names: Vec<&str> = told.iter().map(|(name, _)| name.as_str()).collect();
+    let mut text = refused(&offline, &tree, &["--unsigned"]).await;
+    text.sort();
+    let names: Vec<&str> = text.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(
         names,
         [
@@ -113,10 +113,11 @@ async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside
             "terraform-provider-null_1.7.0_linux_amd64.zip",
             "terraform-provider-other_1.2.0_linux_amd64.zip",
         ],
-        "{told:?}"
+        "{text:?}"
     );
-    for (name, why) in [(0, "neither is verified"), (1, "link"), (2, "link"), (3, "no readable zip"), (4, "either")] {
-        assert!(told[name].1.contains(why), "{told:?}");
+    for (name, reason) in [(0, "neither is verified"), (1, "link"), (2, "link"), (3, "no readable zip"), (4, "either")]
+    {
+        assert!(text[name].1.contains(reason), "{text:?}");
     }
     // acme/random for two platforms, and of acme/null what was left and what was unpacked.
     assert_eq!(offline.home.blobs().len(), 4);
@@ -125,9 +126,9 @@ async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside
 #[tokio::test]
 async fn a_tar_that_is_posted_is_read_as_strictly() {
     let upstream = upstream().await;
-    let site = Site::new(&upstream);
-    let larder = site.serve();
-    let token = std::fs::read_to_string(site.home.path().join("admin-token")).unwrap();
+    let setup = CommandSetup::new(&upstream);
+    let larder = setup.serve();
+    let token = std::fs::read_to_string(setup.home.path().join("admin-token")).unwrap();
     let url = format!("{}/admin/v1/import", larder.admin());
     let post = async |url: &str, kind: &str, tar: Vec<u8>| {
         let request = client().post(url).bearer_auth(&token).header("content-type", kind);
@@ -174,9 +175,9 @@ async fn a_tar_that_is_posted_is_read_as_strictly() {
 #[tokio::test]
 async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
     let upstream = upstream().await;
-    let site = Site::new(&upstream);
-    let larder = site.serve();
-    let token = std::fs::read_to_string(site.home.path().join("admin-token")).unwrap();
+    let setup = CommandSetup::new(&upstream);
+    let larder = setup.serve();
+    let token = std::fs::read_to_string(setup.home.path().join("admin-token")).unwrap();
     let post = async |path: &str, body: &str| {
         let request = client().post(format!("{}/admin/v1/{path}", larder.admin())).bearer_auth(&token);
         send(request.header("content-type", "application/json").body(body.to_owned())).await.unwrap()
@@ -199,8 +200,8 @@ async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
     assert!(paths.is_sorted() && paths.contains(&format!("{HOST}/acme/null/{LINUX}")), "{paths:?}");
     // What is there already is left out of it.
     let digest = crate::support::upstream::sha256_hex(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
-    let told = format!(r#"{{"job":"{id}","partial":true,"have":["{digest}"]}}"#);
-    assert!(post("export", &told).await.expect(200).body.len() < 100_000);
+    let text = format!(r#"{{"job":"{id}","partial":true,"have":["{digest}"]}}"#);
+    assert!(post("export", &text).await.expect(200).body.len() < 100_000);
 }
 
 /// What a tree says of itself proves nothing unless a key signed it, whatever suffices where an upstream says it.
@@ -211,9 +212,9 @@ async fn unsigned_sums_prove_nothing_even_where_checksums_suffice() {
     let (mut outside, tree) = site(&upstream);
     outside.text.push_str("verification = \"checksum\"\n");
     outside.out(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
-    let mut offline = Site::new(&upstream);
+    let mut offline = CommandSetup::new(&upstream);
     offline.text.push_str("verification = \"checksum\"\n[network]\noffline = true\n");
-    let told = refused(&offline, &tree, &[]).await;
-    assert!(told.len() == 1 && told[0].1.contains("no signed proof set is beside it"), "{told:?}");
+    let text = refused(&offline, &tree, &[]).await;
+    assert!(text.len() == 1 && text[0].1.contains("no signed proof set is beside it"), "{text:?}");
     assert!(refused(&offline, &tree, &["--unsigned"]).await.is_empty());
 }

@@ -6,7 +6,7 @@ use crate::support::eventually;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{Process, command, serving};
 use crate::support::provider_trees::{export, folder_of, requiring, site, upstream};
-use crate::support::site::Site;
+use crate::support::site::CommandSetup;
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::tree_imports::{lock_of_upstream, sealed, states};
@@ -36,50 +36,50 @@ async fn a_tree_of_terraforms_imports_unsigned_into_a_sealed_mirror_and_serves_a
     let home = Folder::new();
     let tree = tree_of_terraform(&client, &upstream, home.path()).await;
     upstream.stop().await;
-    let site = sealed(&upstream);
+    let setup = sealed(&upstream);
     let place = tree.to_str().unwrap();
 
-    let refused = site.run(&["import", place]).await;
+    let refused = setup.run(&["import", place]).await;
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.out.contains("it is not verified: this mirror is offline"), "{refused:?}");
     assert!(refused.out.contains("--unsigned imports it on your word"), "{refused:?}");
-    assert_eq!(archives(&site.home), 0);
+    assert_eq!(archives(&setup.home), 0);
 
-    let said = site.out(&["import", place, "--unsigned"]).await;
-    assert!(said.contains("4 archives: you alone vouch for them"), "{said}");
-    assert!(said.contains("authentication signature from unknown issuer"), "{said}");
-    assert!(site.out(&["status"]).await.contains("4 archives without signatures"));
-    assert!(site.out(&["verify"]).await.contains("4 archives as imported"));
+    let output = setup.out(&["import", place, "--unsigned"]).await;
+    assert!(output.contains("4 archives: you alone vouch for them"), "{output}");
+    assert!(output.contains("authentication signature from unknown issuer"), "{output}");
+    assert!(setup.out(&["status"]).await.contains("4 archives without signatures"));
+    assert!(setup.out(&["verify"]).await.contains("4 archives as imported"));
     // A plan says for whom it is enough, and an export what it lacks.
-    let plan = site.run(&["plan", "acme/null@1.2.0", "acme/random", "--platform", "linux_amd64"]).await;
+    let plan = setup.run(&["plan", "acme/null@1.2.0", "acme/random", "--platform", "linux_amd64"]).await;
     assert_eq!(plan.code, Some(3), "{plan:?}");
     let words: Vec<&str> = plan.out.split_whitespace().collect();
     assert_eq!(words.join(" ").matches("through the network mirror only").count(), 3, "{plan:?}");
     assert!(!plan.out.contains("`init` will work offline"), "{plan:?}");
     let out = home.path().join("again");
-    let said = site.out(&["export", out.to_str().unwrap(), "--for", "acme/null", "--platform", "linux_amd64"]).await;
-    assert!(said.contains("the tree has no proof of them"), "{said}");
-    let again = site.out(&["import", place, "--unsigned", "--json"]).await;
+    let output = setup.out(&["export", out.to_str().unwrap(), "--for", "acme/null", "--platform", "linux_amd64"]).await;
+    assert!(output.contains("the tree has no proof of them"), "{output}");
+    let again = setup.out(&["import", place, "--unsigned", "--json"]).await;
     assert!(states(&again).iter().all(|state| state.ends_with(" held")), "{again}");
 
     let ca = TestCa::new();
-    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true");
+    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true");
     let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
     let mut by_mirror = requiring(&client);
     by_mirror.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
-    let said = by_mirror.init().await.expect_success();
-    assert!(said.text.contains("verified checksum"), "{}", said.text);
+    let output = by_mirror.init().await.expect_success();
+    assert!(output.text.contains("verified checksum"), "{}", output.text);
     assert_eq!(by_mirror.lock_file().matches("\"h1:").count(), 2);
 
     // What the import says of the registry protocol is what the client says.
     let mut by_registry = requiring(&client);
     by_registry.trust(&ca.pem());
     by_registry.cli_config(&host_override(HOST, &larder.providers_url(HOST), "https://127.0.0.1:9/v1/modules/"));
-    let said = by_registry.init().await.expect_failure();
-    let words: Vec<&str> = said.text.split_whitespace().collect();
-    assert!(words.join(" ").contains("authentication signature from unknown issuer"), "{}", said.text);
+    let output = by_registry.init().await.expect_failure();
+    let words: Vec<&str> = output.text.split_whitespace().collect();
+    assert!(words.join(" ").contains("authentication signature from unknown issuer"), "{}", output.text);
     larder.stop().await;
-    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true").start().await;
+    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true").start().await;
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     let sums = larder.get(document["shasums_url"].as_str().unwrap()).await.expect(200).text();
     assert_eq!(sums.lines().count(), 2, "both platforms: {sums}");
@@ -94,19 +94,19 @@ async fn a_connected_mirror_proves_a_tree_with_upstreams_documents_alone() {
     let expected = lock_of_upstream(&client, &upstream).await;
     let home = Folder::new();
     let tree = tree_of_terraform(&client, &upstream, home.path()).await;
-    let site = Site::new(&upstream);
-    let running = site.serve();
+    let setup = CommandSetup::new(&upstream);
+    let running = setup.serve();
     upstream.forget_requests();
 
-    let said = site.out(&["import", tree.to_str().unwrap()]).await;
-    assert!(said.contains("4 archives") && said.contains("by upstream's documents"), "{said}");
+    let output = setup.out(&["import", tree.to_str().unwrap()]).await;
+    assert!(output.contains("4 archives") && output.contains("by upstream's documents"), "{output}");
     assert_eq!(upstream.count_of(Target::Archive), 0, "an archive was fetched");
-    assert_eq!(archives(&site.home), 4);
+    assert_eq!(archives(&setup.home), 4);
     running.terminate().await;
 
     upstream.stop().await;
     let ca = TestCa::new();
-    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true");
+    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true");
     let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
     let mut by_registry = requiring(&client);
     by_registry.trust(&ca.pem());
@@ -128,14 +128,14 @@ async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operato
     export(&outside, &tree).await;
     upstream.stop().await;
 
-    let site = sealed(&upstream);
-    let refused = site.run(&["import", tree.to_str().unwrap()]).await;
-    assert_eq!((refused.code, archives(&site.home)), (Some(1), 0), "{refused:?}");
+    let setup = sealed(&upstream);
+    let refused = setup.run(&["import", tree.to_str().unwrap()]).await;
+    assert_eq!((refused.code, archives(&setup.home)), (Some(1), 0), "{refused:?}");
     assert!(refused.out.contains("signed by a key from the tree that never signed"), "{refused:?}");
-    let said = site.out(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
-    assert!(states(&said).iter().all(|state| state.ends_with(" proven")), "{said}");
-    assert!(said.contains("signed by a key from the tree that never signed"), "{said}");
-    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true").start().await;
+    let output = setup.out(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
+    assert!(states(&output).iter().all(|state| state.ends_with(" proven")), "{output}");
+    assert!(output.contains("signed by a key from the tree that never signed"), "{output}");
+    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true").start().await;
     let by_registry = requiring(&client);
     by_registry.cli_config(&host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/"));
     by_registry.init().await.expect_success();
@@ -147,8 +147,8 @@ async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operato
     assert_eq!(zip.body, upstream.archive_bytes("acme", "random", "3.0.1", "darwin_arm64"));
     larder.stop().await;
     // What is proven once is known by its key the next time.
-    let said = site.out(&["import", tree.to_str().unwrap()]).await;
-    assert!(said.contains("4 archives already") && !said.contains("never signed"), "{said}");
+    let output = setup.out(&["import", tree.to_str().unwrap()]).await;
+    assert!(output.contains("4 archives already") && !output.contains("never signed"), "{output}");
 }
 
 /// What upstream does not know is like what nobody can be asked about.
@@ -158,7 +158,7 @@ async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;
     let other = FakeUpstream::start().await;
-    let site = Site::new(&other);
+    let setup = CommandSetup::new(&other);
     for name in ["null", "random"] {
         for entry in std::fs::read_dir(folder_of(&tree, name)).unwrap() {
             let path = entry.unwrap().path();
@@ -168,10 +168,10 @@ async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word
             }
         }
     }
-    let refused = site.run(&["import", tree.to_str().unwrap()]).await;
+    let refused = setup.run(&["import", tree.to_str().unwrap()]).await;
     assert!(refused.code == Some(1) && refused.out.contains("registry.terraform.io does not know it"), "{refused:?}");
-    site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-    let larder = Larder::mirroring(&other).nothing_stays_fresh().on(&site.home).start().await;
+    setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    let larder = Larder::mirroring(&other).nothing_stays_fresh().on(&setup.home).start().await;
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/index.json")).await.expect(200).json();
     assert_eq!(listed, serde_json::json!({ "versions": { "1.2.0": {} } }));
     let archives = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
@@ -200,15 +200,15 @@ async fn a_damaged_first_seen_record_lets_no_unsigned_archive_in() {
     let upstream = upstream().await;
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;
-    let site = sealed(&upstream);
+    let setup = sealed(&upstream);
     let first = FakeUpstream::start().await;
     first.publish(crate::support::warm_jobs::both(Provider::new("acme", "null").version("1.2.0").edition(7)));
-    let larder = Larder::mirroring(&first).on(&site.home).start().await;
+    let larder = Larder::mirroring(&first).on(&setup.home).start().await;
     larder.document("null", "1.2.0").await.expect(200);
     larder.stop().await;
-    site.home.files("documents").iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    setup.home.files("documents").iter().for_each(|file| std::fs::remove_file(file).unwrap());
     let is_of_version = |file: &&PathBuf| file.ends_with("1.2.0.json");
-    let seen = site.home.files("seen");
+    let seen = setup.home.files("seen");
     std::fs::write(seen.iter().find(is_of_version).unwrap(), "damaged").unwrap();
     for entry in std::fs::read_dir(folder_of(&tree, "null")).unwrap() {
         let path = entry.unwrap().path();
@@ -216,10 +216,10 @@ async fn a_damaged_first_seen_record_lets_no_unsigned_archive_in() {
             std::fs::remove_file(path).unwrap();
         }
     }
-    let said = site.run(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-    assert!(said.code == Some(1) && said.out.contains("first-seen record is damaged"), "{said:?}");
-    assert!(said.out.contains(&format!("larder accept {HOST}/acme/null@1.2.0")), "{said:?}");
-    assert!(site.home.files("names").iter().all(|name| !name.to_string_lossy().contains("/null/")));
+    let output = setup.run(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    assert!(output.code == Some(1) && output.out.contains("first-seen record is damaged"), "{output:?}");
+    assert!(output.out.contains(&format!("larder accept {HOST}/acme/null@1.2.0")), "{output:?}");
+    assert!(setup.home.files("names").iter().all(|name| !name.to_string_lossy().contains("/null/")));
 }
 
 #[tokio::test]
@@ -231,27 +231,27 @@ async fn a_kill_in_the_middle_leaves_nothing_torn_and_the_same_command_continues
     let (outside, tree) = site(&upstream);
     let names = ["one", "two", "three", "four", "five", "six"].map(|name| format!("--for=acme/{name}"));
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let what = [&["export", tree.to_str().unwrap(), "--platform", "linux_amd64"], &names[..]].concat();
-    outside.out(&what).await;
-    let site = sealed(&upstream);
-    let file = site.file();
+    let addresses = [&["export", tree.to_str().unwrap(), "--platform", "linux_amd64"], &names[..]].concat();
+    outside.out(&addresses).await;
+    let setup = sealed(&upstream);
+    let file = setup.file();
     let import = ["import", tree.to_str().unwrap(), "--unsigned", "--json", "--config", file.to_str().unwrap()];
     for acknowledged in [1, 3] {
-        let (killed, out, _) = serving(command(site.home.path(), &import));
+        let (killed, out, _) = serving(command(setup.home.path(), &import));
         eventually("so many are told of", async || {
             (out.text().matches("\"file\"").count() >= acknowledged).then_some(())
         })
         .await;
         drop(killed);
-        let told = states(&out.text()[..out.text().rfind('\n').map_or(0, |end| end + 1)]);
-        let taken = told.iter().filter(|state| !state.ends_with(" refused")).count();
-        assert!(archives(&site.home) >= taken, "what was told of is held");
-        let verified = site.out(&["verify"]).await;
+        let text = states(&out.text()[..out.text().rfind('\n').map_or(0, |end| end + 1)]);
+        let taken = text.iter().filter(|state| !state.ends_with(" refused")).count();
+        assert!(archives(&setup.home) >= taken, "what was told of is held");
+        let verified = setup.out(&["verify"]).await;
         assert!(verified.contains("everything is intact"), "{verified}");
     }
-    site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-    assert_eq!(archives(&site.home), 6);
-    assert!(site.home.staged().is_empty(), "{:?}", site.home.staged());
-    let larder = Process::serve(&site.text, site.home.path()).unwrap_or_else(|said| panic!("{said:?}"));
+    setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    assert_eq!(archives(&setup.home), 6);
+    assert!(setup.home.staged().is_empty(), "{:?}", setup.home.staged());
+    let larder = Process::serve(&setup.text, setup.home.path()).unwrap_or_else(|error| panic!("{error:?}"));
     larder.get(&larder.archive_path("six").await).await.expect(200);
 }

@@ -14,7 +14,7 @@ use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{command, run};
 use crate::support::programs::find;
 use crate::support::provider_trees::{requiring, upstream};
-use crate::support::site::Site;
+use crate::support::site::CommandSetup;
 use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::tree_imports::{lock_of_upstream, sealed, states};
@@ -80,29 +80,35 @@ async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_h1_of_what_was_p
     let home = Folder::new();
     let tree = unpacked(&upstream, home.path());
     upstream.stop().await;
-    let site = sealed(&upstream);
+    let setup = sealed(&upstream);
     let place = tree.to_str().unwrap();
 
-    let said = site.run(&["import", place]).await;
-    assert_eq!((said.code, site.home.blobs().len()), (Some(1), 0), "{said:?}");
-    assert!(said.out.contains("no signature covers unpacked files; --unsigned imports it on your word"), "{said:?}");
-    let said = site.out(&["import", place, "--unsigned"]).await;
-    assert!(said.contains(", repacked") && said.contains("2 unpacked packages: you alone vouch for them"), "{said}");
-    assert!(said.contains("neither its signature nor its zh"), "{said}");
-    assert!(site.out(&["status"]).await.contains("2 archives without signatures"));
+    let output = setup.run(&["import", place]).await;
+    assert_eq!((output.code, setup.home.blobs().len()), (Some(1), 0), "{output:?}");
+    assert!(
+        output.out.contains("no signature covers unpacked files; --unsigned imports it on your word"),
+        "{output:?}"
+    );
+    let output = setup.out(&["import", place, "--unsigned"]).await;
+    assert!(
+        output.contains(", repacked") && output.contains("2 unpacked packages: you alone vouch for them"),
+        "{output}"
+    );
+    assert!(output.contains("neither its signature nor its zh"), "{output}");
+    assert!(setup.out(&["status"]).await.contains("2 archives without signatures"));
     // The same files are the same archive.
-    let before = site.home.blobs();
-    let again = site.out(&["import", place, "--unsigned", "--json"]).await;
+    let before = setup.home.blobs();
+    let again = setup.out(&["import", place, "--unsigned", "--json"]).await;
     assert_eq!(states(&again), ["linux_amd64 held", "linux_amd64 held"]);
-    assert_eq!(site.home.blobs(), before);
+    assert_eq!(setup.home.blobs(), before);
 
-    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true").start().await;
+    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true").start().await;
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
     let hashes = listed["archives"]["linux_amd64"]["hashes"].as_array().unwrap().clone();
     assert!(hashes.len() == 1 && hashes[0].as_str().unwrap().starts_with("h1:"), "{listed}");
     larder.stop().await;
     let ca = TestCa::new();
-    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true");
+    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true");
     let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
     let mut workspace = requiring(&client);
     workspace.trust(&ca.pem()).cli_config(&network_mirror(&format!("{}/mirror/", larder.base())));
@@ -122,25 +128,25 @@ async fn unpacked_files_are_compared_with_the_stored_archive_and_never_replace_a
     let tree = unpacked(&upstream, home.path());
     let place = tree.to_str().unwrap();
     std::fs::remove_dir_all(package(&tree, "random", "3.0.1")).unwrap();
-    let mut site = Site::new(&upstream);
-    let told = refused(&site.run(&["import", place, "--unsigned", "--json"]).await.out);
-    assert!(told.len() == 1 && told[0].1.contains("`larder warm registry.terraform.io/acme/null@1.2.0`"), "{told:?}");
+    let mut setup = CommandSetup::new(&upstream);
+    let text = refused(&setup.run(&["import", place, "--unsigned", "--json"]).await.out);
+    assert!(text.len() == 1 && text[0].1.contains("`larder warm registry.terraform.io/acme/null@1.2.0`"), "{text:?}");
 
-    site.out(&["warm", "acme/null@1.2.0", "--platform", "linux_amd64"]).await;
-    let said = site.out(&["import", place, "--json"]).await;
-    assert_eq!(states(&said), ["linux_amd64 held"]);
-    assert!(said.contains("its files equal those of the stored archive"), "{said}");
+    setup.out(&["warm", "acme/null@1.2.0", "--platform", "linux_amd64"]).await;
+    let output = setup.out(&["import", place, "--json"]).await;
+    assert_eq!(states(&output), ["linux_amd64 held"]);
+    assert!(output.contains("its files equal those of the stored archive"), "{output}");
     let plugin = package(&tree, "null", "1.2.0").join("terraform-provider-null_v1.2.0");
     let mut bytes = std::fs::read(&plugin).unwrap();
     bytes[100] ^= 1;
     std::fs::write(&plugin, bytes).unwrap();
-    let told = refused(&site.run(&["import", place, "--unsigned", "--json"]).await.out);
-    assert!(told.len() == 1 && told[0].1.contains("but those of the stored archive have h1:"), "{told:?}");
+    let text = refused(&setup.run(&["import", place, "--unsigned", "--json"]).await.out);
+    assert!(text.len() == 1 && text[0].1.contains("but those of the stored archive have h1:"), "{text:?}");
     // Nor once that is gone: what was proven is remembered.
-    site.out(&["purge", "acme/null@1.2.0"]).await;
-    site.text.push_str("[network]\noffline = true\n");
-    let told = refused(&site.run(&["import", place, "--unsigned", "--json"]).await.out);
-    assert!(told.len() == 1 && told[0].1.contains("was verified here before"), "{told:?}");
+    setup.out(&["purge", "acme/null@1.2.0"]).await;
+    setup.text.push_str("[network]\noffline = true\n");
+    let text = refused(&setup.run(&["import", place, "--unsigned", "--json"]).await.out);
+    assert!(text.len() == 1 && text[0].1.contains("was verified here before"), "{text:?}");
 }
 
 #[tokio::test]
@@ -149,9 +155,9 @@ async fn an_archive_published_later_replaces_a_packed_one_without_an_alarm() {
     let home = Folder::new();
     let tree = unpacked(&upstream, home.path());
     let other = FakeUpstream::start().await;
-    let site = Site::new(&other);
-    site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-    let larder = Larder::mirroring(&other).nothing_stays_fresh().on(&site.home).start().await;
+    let setup = CommandSetup::new(&other);
+    setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    let larder = Larder::mirroring(&other).nothing_stays_fresh().on(&setup.home).start().await;
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
     let null = crate::support::upstream::Provider::new("acme", "null").version("1.2.0").size(200_000);
@@ -177,31 +183,31 @@ async fn a_package_with_a_link_or_without_a_plugin_stays_out_as_a_whole() {
     std::fs::write(other.join("README"), b"nothing to run").unwrap();
     symlink(package(&tree, "random", "3.0.1"), package(&tree, "random", "3.0.1").with_file_name("linux_arm64"))
         .unwrap();
-    let site = sealed(&upstream);
-    let said = site.run(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
-    let told = refused(&said.out);
-    let places: Vec<&str> = told.iter().map(|(place, _)| place.as_str()).collect();
+    let setup = sealed(&upstream);
+    let output = setup.run(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
+    let text = refused(&output.out);
+    let places: Vec<&str> = text.iter().map(|(place, _)| place.as_str()).collect();
     assert_eq!(
         places,
         ["1.2.0/linux_amd64", "3.0.1/linux_arm64", "3.0.2/linux_amd64", "3.0.3/linux_amd64"],
-        "{told:?}"
+        "{text:?}"
     );
-    for (at, why) in ["notes\": it is a link", "it is a link", "it contains no file", "no client could run it"]
+    for (offset, reason) in ["notes\": it is a link", "it is a link", "it contains no file", "no client could run it"]
         .into_iter()
         .enumerate()
     {
-        assert!(told[at].1.contains(why), "{told:?}");
+        assert!(text[offset].1.contains(reason), "{text:?}");
     }
-    assert_eq!((states(&said.out).len(), site.home.blobs().len()), (5, 1));
-    assert!(site.home.staged().is_empty(), "{:?}", site.home.staged());
+    assert_eq!((states(&output.out).len(), setup.home.blobs().len()), (5, 1));
+    assert!(setup.home.staged().is_empty(), "{:?}", setup.home.staged());
 }
 
 #[tokio::test]
 async fn a_tar_of_unpacked_packages_is_read_as_strictly() {
     let upstream = upstream().await;
-    let site = sealed(&upstream);
-    let larder = site.serve();
-    let token = std::fs::read_to_string(site.home.path().join("admin-token")).unwrap();
+    let setup = sealed(&upstream);
+    let larder = setup.serve();
+    let token = std::fs::read_to_string(setup.home.path().join("admin-token")).unwrap();
     let mut tar = tar::Builder::new(Vec::new());
     let mut add = |path: &str, kind: tar::EntryType, bytes: &[u8]| {
         let mut header = tar::Header::new_gnu();
@@ -229,10 +235,10 @@ async fn a_tar_of_unpacked_packages_is_read_as_strictly() {
     let request = client().post(format!("{}/admin/v1/import?unsigned", larder.admin())).bearer_auth(&token);
     let request = request.header("content-type", "application/x-tar").body(tar.into_inner().unwrap());
     let answer = send(request).await.unwrap().expect(200).text();
-    let told = refused(&answer);
-    let whys: Vec<(&str, &str)> = told.iter().map(|(place, why)| (place.as_str(), why.as_str())).collect();
+    let text = refused(&answer);
+    let whys: Vec<(&str, &str)> = text.iter().map(|(place, reason)| (place.as_str(), reason.as_str())).collect();
     assert_eq!(whys.len(), 5, "{whys:?}");
-    for (at, (place, why)) in [
+    for (offset, (place, reason)) in [
         ("1.0.0/linux_amd64", "it is a link"),
         ("1.1.0/linux_amd64", "segment"),
         ("1.2.0/linux_amd64", "another entry has the same name"),
@@ -242,15 +248,15 @@ async fn a_tar_of_unpacked_packages_is_read_as_strictly() {
     .into_iter()
     .enumerate()
     {
-        assert!(whys[at].0 == place && whys[at].1.contains(why), "{whys:?}");
+        assert!(whys[offset].0 == place && whys[offset].1.contains(reason), "{whys:?}");
     }
     assert_eq!(states(&answer).iter().filter(|state| state.ends_with(" packed_anew")).count(), 1, "{answer}");
-    assert_eq!(site.home.blobs().len(), 1);
+    assert_eq!(setup.home.blobs().len(), 1);
 }
 
 /// The hashes that clients are told of acme/null 1.2.0; none where it is not there.
-async fn told_hashes(site: &Site, upstream: &FakeUpstream) -> Vec<String> {
-    let larder = Larder::mirroring(upstream).on(&site.home).network("offline = true").start().await;
+async fn told_hashes(setup: &CommandSetup, upstream: &FakeUpstream) -> Vec<String> {
+    let larder = Larder::mirroring(upstream).on(&setup.home).network("offline = true").start().await;
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await;
     larder.stop().await;
     if listed.status != 200 {
@@ -271,10 +277,10 @@ async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packi
     upstream.stop().await;
     let mut killed = 0;
     for number in 1.. {
-        let site = sealed(&upstream);
-        let (config, place) = (site.file(), tree.to_str().unwrap());
+        let setup = sealed(&upstream);
+        let (config, place) = (setup.file(), tree.to_str().unwrap());
         let import = ["import", place, "--unsigned", "--config", config.to_str().unwrap()];
-        let import = command(site.home.path(), &import);
+        let import = command(setup.home.path(), &import);
         let mut traced = std::process::Command::new(&strace);
         traced.args(["-f", "-q", "-o", "/dev/null", "-e", "trace=rename,renameat,renameat2", "-e"]);
         traced.arg(format!("inject=rename,renameat,renameat2:signal=SIGKILL:when={number}"));
@@ -287,10 +293,10 @@ async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packi
         }
         let was_killed = run(traced).await.code != Some(0);
         killed += usize::from(was_killed);
-        let hashes = told_hashes(&site, &upstream).await;
+        let hashes = told_hashes(&setup, &upstream).await;
         assert!(hashes.iter().all(|hash| hash.starts_with("h1:")), "killed at rename {number}: {hashes:?}");
-        site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-        assert_eq!(told_hashes(&site, &upstream).await.len(), 1, "killed at rename {number}");
+        setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+        assert_eq!(told_hashes(&setup, &upstream).await.len(), 1, "killed at rename {number}");
         if !was_killed {
             break;
         }
@@ -306,10 +312,10 @@ async fn a_record_that_calls_a_packed_archive_published_is_mended_by_the_next_im
     let tree = home.path().join("unpacked");
     unpack(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"), &package(&tree, "null", "1.2.0"));
     upstream.stop().await;
-    let site = sealed(&upstream);
-    site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    let setup = sealed(&upstream);
+    setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
     {
-        let store = Store::open(site.home.path(), Timestamp(1)).unwrap();
+        let store = Store::open(setup.home.path(), Timestamp(1)).unwrap();
         let named = store.records.all_named().unwrap().remove(0);
         let key = Key::Name(named);
         let mut name: Value = serde_json::from_slice(&store.records.get(&key).unwrap().unwrap()).unwrap();
@@ -319,17 +325,17 @@ async fn a_record_that_calls_a_packed_archive_published_is_mended_by_the_next_im
         store.records.put(&key, name.to_string().as_bytes(), Durability::Synced).unwrap();
         store.close().unwrap();
     }
-    assert!(told_hashes(&site, &upstream).await.iter().any(|hash| hash.starts_with("zh:")));
-    site.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
-    let hashes = told_hashes(&site, &upstream).await;
+    assert!(told_hashes(&setup, &upstream).await.iter().any(|hash| hash.starts_with("zh:")));
+    setup.out(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    let hashes = told_hashes(&setup, &upstream).await;
     assert!(hashes.len() == 1 && hashes[0].starts_with("h1:"), "{hashes:?}");
-    let name = std::fs::read_to_string(&site.home.files("names")[0]).unwrap();
+    let name = std::fs::read_to_string(&setup.home.files("names")[0]).unwrap();
     assert!(name.contains("an import"), "{name}");
 
     // The lock file of the real client names the files that the operator vouches for, and no archive of larder's making.
     let Some(client) = Terraform::find() else { return };
     let ca = TestCa::new();
-    let larder = Larder::mirroring(&upstream).on(&site.home).network("offline = true");
+    let larder = Larder::mirroring(&upstream).on(&setup.home).network("offline = true");
     let larder = larder.tls(&ca, &["127.0.0.1"]).start().await;
     let mut workspace = client.workspace();
     workspace.require(&format!("{HOST}/acme/null"), "1.2.0").trust(&ca.pem());

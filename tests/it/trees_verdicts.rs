@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::support::http::{client, send};
 use crate::support::larder::HOST;
 use crate::support::provider_trees::{export, folder_of, site, upstream};
-use crate::support::site::Site;
+use crate::support::site::CommandSetup;
 use crate::support::tree_imports::{sealed, states};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
@@ -52,9 +52,9 @@ async fn sidecar_files_may_come_before_or_after_their_archive() {
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;
     for is_backwards in [false, true] {
-        let site = sealed(&upstream);
-        let larder = site.serve();
-        let token = std::fs::read_to_string(site.home.path().join("admin-token")).unwrap();
+        let setup = sealed(&upstream);
+        let larder = setup.serve();
+        let token = std::fs::read_to_string(setup.home.path().join("admin-token")).unwrap();
         let tar = tar_of(&tree, |files| {
             if is_backwards {
                 files.reverse();
@@ -77,12 +77,12 @@ async fn a_file_that_is_refused_keeps_out_no_other_of_the_same_package() {
     let null = folder_of(&tree, "null");
     std::fs::copy(null.join(LINUX), null.join("Terraform-Provider-Null_1.2.0_linux_amd64.zip")).unwrap();
     flip_the_middle(&null.join("Terraform-Provider-Null_1.2.0_linux_amd64.zip"));
-    let site = sealed(&upstream);
-    let said = site.run(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
-    let states = states(&said.out);
+    let setup = sealed(&upstream);
+    let output = setup.run(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
+    let states = states(&output.out);
     assert!(states.contains(&format!("{LINUX} proven")), "{states:?}");
     assert!(states.contains(&"Terraform-Provider-Null_1.2.0_linux_amd64.zip refused".to_owned()), "{states:?}");
-    assert_eq!((states.len(), site.home.blobs().len(), said.code), (5, 4, Some(1)));
+    assert_eq!((states.len(), setup.home.blobs().len(), output.code), (5, 4, Some(1)));
 }
 
 /// Promise 10.
@@ -93,18 +93,18 @@ async fn an_archive_that_is_stored_and_damaged_is_healed_by_an_import() {
     export(&outside, &tree).await;
     for more in [&["--unsigned"][..], &[]] {
         let proof_lies_beside = more.is_empty();
-        let site = if proof_lies_beside { Site::new(&upstream) } else { sealed(&upstream) };
+        let setup = if proof_lies_beside { CommandSetup::new(&upstream) } else { sealed(&upstream) };
         let import = [&["import", tree.to_str().unwrap()][..], more].concat();
-        site.out(&import).await;
-        let blobs = site.home.blobs();
+        setup.out(&import).await;
+        let blobs = setup.home.blobs();
         flip_the_middle(&blobs[0]);
         std::fs::remove_file(&blobs[1]).unwrap();
-        let said = site.out(&import).await;
-        assert!(said.contains("2 archives already") && said.contains("2 archives\n"), "{said}");
-        assert!(said.contains("the stored archive was damaged"), "{said}");
-        let verified = site.out(&["verify"]).await;
+        let output = setup.out(&import).await;
+        assert!(output.contains("2 archives already") && output.contains("2 archives\n"), "{output}");
+        assert!(output.contains("the stored archive was damaged"), "{output}");
+        let verified = setup.out(&["verify"]).await;
         assert!(verified.contains("everything is intact"), "{verified}");
-        assert_eq!(site.home.blobs(), blobs);
+        assert_eq!(setup.home.blobs(), blobs);
     }
 }
 
@@ -115,18 +115,18 @@ async fn a_disk_that_is_full_ends_an_import_and_no_file_is_blamed_for_it() {
     upstream.publish(Provider::new("acme", "null").size(3_000_000));
     let (outside, tree) = site(&upstream);
     outside.out(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
-    let site = Site::new(&upstream);
-    let larder = site.serve();
+    let setup = CommandSetup::new(&upstream);
+    let larder = setup.serve();
     larder.let_files_grow_to(Some(1_500_000));
-    let said = site.run(&["import", tree.to_str().unwrap()]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(!said.out.contains("REFUSED") && !said.out.contains("refused"), "{said:?}");
-    assert!(said.err.contains("importing ended early") && said.err.contains("the store failed"), "{said:?}");
-    assert!(said.err.contains("raise the limit on the size of a file"), "{said:?}");
-    assert!(site.home.blobs().is_empty() && site.home.staged().is_empty(), "{:?}", site.home.staged());
+    let output = setup.run(&["import", tree.to_str().unwrap()]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(!output.out.contains("REFUSED") && !output.out.contains("refused"), "{output:?}");
+    assert!(output.err.contains("importing ended early") && output.err.contains("the store failed"), "{output:?}");
+    assert!(output.err.contains("raise the limit on the size of a file"), "{output:?}");
+    assert!(setup.home.blobs().is_empty() && setup.home.staged().is_empty(), "{:?}", setup.home.staged());
     larder.let_files_grow_to(None);
-    let said = site.out(&["import", tree.to_str().unwrap()]).await;
-    assert!(said.contains("by upstream's documents"), "{said}");
+    let output = setup.out(&["import", tree.to_str().unwrap()]).await;
+    assert!(output.contains("by upstream's documents"), "{output}");
 }
 
 #[tokio::test]
@@ -137,27 +137,27 @@ async fn nothing_is_evicted_for_what_stays_out_and_what_does_not_fit_offline_end
     outside.out(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
     let zip = folder_of(&tree, "null").join(LINUX);
     flip_the_middle(&zip);
-    let mut site = Site::new(&upstream);
-    site.text = site.text.replacen("[store]\n", "[store]\nmax_size = \"1MiB\"\n", 1);
-    site.out(&["warm", "acme/null@1.2.0", "--platform", "darwin_arm64"]).await;
-    let held = site.home.blobs();
-    let only = site.home.path().join("only");
+    let mut setup = CommandSetup::new(&upstream);
+    setup.text = setup.text.replacen("[store]\n", "[store]\nmax_size = \"1MiB\"\n", 1);
+    setup.out(&["warm", "acme/null@1.2.0", "--platform", "darwin_arm64"]).await;
+    let stored = setup.home.blobs();
+    let only = setup.home.path().join("only");
     let place = only.join(format!("{HOST}/acme/null"));
     std::fs::create_dir_all(&place).unwrap();
     std::fs::copy(&zip, place.join(LINUX)).unwrap();
-    let said = site.run(&["import", only.to_str().unwrap(), "--json"]).await;
-    assert_eq!(states(&said.out), [format!("{LINUX} refused")]);
-    assert_eq!(site.home.blobs(), held);
+    let output = setup.run(&["import", only.to_str().unwrap(), "--json"]).await;
+    assert_eq!(states(&output.out), [format!("{LINUX} refused")]);
+    assert_eq!(setup.home.blobs(), stored);
 
     // The same with bytes that are right: online they take the place of others, offline that is said.
     std::fs::write(place.join(LINUX), upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64")).unwrap();
-    site.text.push_str("[network]\noffline = true\n");
-    let said = site.run(&["import", only.to_str().unwrap(), "--unsigned"]).await;
-    assert!(said.code == Some(1) && said.err.contains("bytes do not fit"), "{said:?}");
-    assert_eq!(site.home.blobs(), held);
-    site.text = site.text.replace("[network]\noffline = true\n", "");
-    site.out(&["import", only.to_str().unwrap()]).await;
-    assert!(site.home.blobs().len() == 1 && site.home.blobs() != held);
+    setup.text.push_str("[network]\noffline = true\n");
+    let output = setup.run(&["import", only.to_str().unwrap(), "--unsigned"]).await;
+    assert!(output.code == Some(1) && output.err.contains("bytes do not fit"), "{output:?}");
+    assert_eq!(setup.home.blobs(), stored);
+    setup.text = setup.text.replace("[network]\noffline = true\n", "");
+    setup.out(&["import", only.to_str().unwrap()]).await;
+    assert!(setup.home.blobs().len() == 1 && setup.home.blobs() != stored);
 }
 
 /// Upstreams ask for minutes, and an operator waits for the verdict.
@@ -166,15 +166,15 @@ async fn an_upstream_that_asks_for_time_is_asked_once_and_is_not_waited_for() {
     let upstream = upstream().await;
     let (outside, tree) = site(&upstream);
     export(&outside, &tree).await;
-    let site = Site::new(&upstream);
-    let larder = site.serve();
+    let setup = CommandSetup::new(&upstream);
+    let larder = setup.serve();
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
     upstream.forget_requests();
     upstream.fault(Target::Document, Fault::RetryAfter(429, 3600));
-    let said = site.run(&["import", tree.to_str().unwrap(), "--json"]).await;
-    let steps: Vec<Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let output = setup.run(&["import", tree.to_str().unwrap(), "--json"]).await;
+    let steps: Vec<Value> = output.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let whys: Vec<&str> = steps.iter().filter_map(|step| step["why"].as_str()).collect();
-    assert_eq!(whys.len(), 4, "{said:?}");
+    assert_eq!(whys.len(), 4, "{output:?}");
     assert!(whys[1..].iter().all(|why| why.contains("(Retry-After); try again after ")), "{whys:?}");
     assert_eq!(upstream.count_of(Target::Document), 1);
 }

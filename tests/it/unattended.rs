@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 use crate::support::http::{Answer, client, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::{download_path, fetch};
-use crate::support::shelf::{Shelf, noise, tar_gz};
+use crate::support::shelf::{ModuleFixture, noise, tar_gz};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
@@ -25,11 +25,11 @@ async fn ask_and_leave(larder: &Larder, address: &str, path: &str) {
     assert_eq!(response.status(), 200, "{path}");
 }
 
-fn is_refused(answer: Answer, what: &str) {
-    let told = answer.expect(503).text();
-    assert!(told.contains(what), "{told}");
-    let why = "16 downloads that this client address started and no client waits for are still running";
-    assert!(told.contains(why) && told.contains("ask again when they have ended"), "{told}");
+fn is_refused(answer: Answer, subject: &str) {
+    let text = answer.expect(503).text();
+    assert!(text.contains(subject), "{text}");
+    let reason = "16 downloads that this client address started and no client waits for are still running";
+    assert!(text.contains(reason) && text.contains("ask again when they have ended"), "{text}");
 }
 
 /// A connection that is closed is noticed a moment later.
@@ -96,8 +96,8 @@ async fn of_many_abandoned_downloads_sixteen_continue() {
     let (larder, paths) = larder_of(&upstream, &names).await;
     let gate = upstream.hold_after(Target::Archive, LARGE / 2);
     let client = client();
-    let asked = paths.iter().map(|path| client.get(format!("{}{path}", larder.base())).send());
-    let begun: Vec<_> = join_all(asked).await.into_iter().map(Result::unwrap).collect();
+    let requests = paths.iter().map(|path| client.get(format!("{}{path}", larder.base())).send());
+    let begun: Vec<_> = join_all(requests).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(larder.metric("larder_fills_under_way").await, (3 * MOST) as f64);
     drop(begun);
     until("some are given up", async || larder.metric("larder_fills_under_way").await == MOST as f64).await;
@@ -152,15 +152,15 @@ async fn a_client_that_waits_may_have_as_many_downloads_as_it_likes() {
 /// The same for modules: their archives and the documents that wait for them, together with those of providers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_client_that_leaves_many_modules_starts_no_more_of_them_until_they_end() {
-    let shelf = Shelf::start().await;
+    let fixture = ModuleFixture::start().await;
     let names: Vec<String> = (0..=MOST).map(|number| format!("m{number}")).collect();
     for (seed, name) in (1..).zip(&names) {
-        shelf.put(name, &tar_gz(&[("noise", &noise(seed, 20_000))]));
+        fixture.put(name, &tar_gz(&[("noise", &noise(seed, 20_000))]));
     }
-    shelf.registry.publish(Provider::new("acme", "null").size(LARGE));
-    let larder = shelf.larder().server("trusted_proxies = [\"127.0.0.1\"]").start().await;
+    fixture.registry.publish(Provider::new("acme", "null").size(LARGE));
+    let larder = fixture.larder().server("trusted_proxies = [\"127.0.0.1\"]").start().await;
     let archive = larder.archive_path("null", "1.2.0").await;
-    let gate = shelf.archives.hold_after(Target::ModuleArchive, 10_000);
+    let gate = fixture.archives.hold_after(Target::ModuleArchive, 10_000);
     let archive_of = |name: &str| format!("/archive/{HOST}/modules/acme/{name}/test/1.0.0/module.tar.gz");
     for (number, name) in names[..MOST].iter().enumerate() {
         let path = if number % 2 == 0 { download_path(name) } else { archive_of(name) };
@@ -180,7 +180,7 @@ async fn a_client_that_leaves_many_modules_starts_no_more_of_them_until_they_end
         "the archive of registry.terraform.io/acme/m16/test",
     );
     is_refused(get_as(&larder, same, &archive).await, "acme/null");
-    assert_eq!(shelf.archives.count_of(Target::ModuleArchive.of(beyond)), 0);
+    assert_eq!(fixture.archives.count_of(Target::ModuleArchive.of(beyond)), 0);
     get_as(&larder, "2001:db8:0:1::1", &archive).await.expect(200);
     gate.open();
     nobody_waits_for(&larder, 0).await;

@@ -3,7 +3,7 @@
 
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
-use crate::support::shelf::{Shelf, tar_gz};
+use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
 /// Promise 11: a registry that answers for any version fills neither the store nor the first-seen records.
@@ -35,14 +35,14 @@ async fn a_version_that_a_readable_list_does_not_name_is_not_found() {
 /// The same of modules: their first-seen records survive a purge, so there must be none.
 #[tokio::test]
 async fn an_invented_version_of_a_module_leaves_no_record() {
-    let shelf = Shelf::of_one().await;
-    let larder = shelf.larder().start().await;
+    let fixture = ModuleFixture::of_one().await;
+    let larder = fixture.larder().start().await;
     larder.get(&path("1.0.0")).await.expect(204);
     // A registry that answers for any version.
-    let url = shelf.file("any.tar.gz", &tar_gz(&[("main.tf", b"# any\n")]));
+    let url = fixture.file("any.tar.gz", &tar_gz(&[("main.tf", b"# any\n")]));
     for number in 0..20 {
         let location = http::Response::builder().status(204).header("x-terraform-get", &url).body(String::new());
-        shelf.registry.serve(&format!("/v1/modules/acme/one/test/9.0.{number}/download"), location.unwrap());
+        fixture.registry.serve(&format!("/v1/modules/acme/one/test/9.0.{number}/download"), location.unwrap());
     }
     let before = larder.folder.files("seen");
     for number in 0..20 {

@@ -57,10 +57,10 @@ async fn with_all_held(builder: impl Fn(&FakeUpstream) -> Builder, fault: Fault,
     for target in DOCUMENTS {
         let before = ask(&larder, &target).await.expect(200);
         upstream.fault(target.clone(), fault.clone());
-        let held = ask(&larder, &target).await.expect(200);
-        assert!(held.is(detail), "{target:?} {fault:?}: {}", held.header("cache-status"));
-        assert_eq!(held.body, before.body, "{target:?} {fault:?}");
-        assert!(held.headers.get("retry-after").is_none());
+        let stored = ask(&larder, &target).await.expect(200);
+        assert!(stored.is(detail), "{target:?} {fault:?}: {}", stored.header("cache-status"));
+        assert_eq!(stored.body, before.body, "{target:?} {fault:?}");
+        assert!(stored.headers.get("retry-after").is_none());
         let zip = larder.get(&path).await.expect(200).body;
         assert!(zip == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
         upstream.heal();
@@ -150,9 +150,9 @@ async fn a_document_that_breaks_off_is_reported_and_hides_nothing() {
         for target in DOCUMENTS {
             let before = ask(&larder, &target).await.expect(200);
             upstream.fault(target.clone(), fault.clone());
-            let held = ask(&larder, &target).await.expect(200);
-            assert!(held.is("detail=stale"), "{target:?} {fault:?}: {}", held.header("cache-status"));
-            assert_eq!(held.body, before.body);
+            let stored = ask(&larder, &target).await.expect(200);
+            assert!(stored.is("detail=stale"), "{target:?} {fault:?}: {}", stored.header("cache-status"));
+            assert_eq!(stored.body, before.body);
             upstream.heal();
             upstream.fault(Target::Everything, Fault::NoValidators);
             larder.clock.advance(LEFT_ALONE);
@@ -185,9 +185,9 @@ async fn trouble_with_sums_or_signature_is_trouble_with_the_document() {
             assert_eq!(refused.status, status, "{target:?} {fault:?}: {}", refused.text());
             is_told(&refused);
             assert!(empty.folder.sets().is_empty());
-            let held = full.document("null", "1.2.0").await.expect(200);
-            assert!(held.is("detail=stale"), "{target:?} {fault:?}: {}", held.header("cache-status"));
-            assert_eq!(held.body, before.body);
+            let stored = full.document("null", "1.2.0").await.expect(200);
+            assert!(stored.is("detail=stale"), "{target:?} {fault:?}: {}", stored.header("cache-status"));
+            assert_eq!(stored.body, before.body);
             upstream.heal();
             for larder in [&empty, &full] {
                 assert_eq!(larder.document("null", "1.2.0").await.expect(200).body, before.body);
@@ -228,9 +228,9 @@ async fn an_upstream_that_is_not_there_is_reported_and_hides_nothing() {
     upstream.stop().await;
     for (target, before) in DOCUMENTS.iter().zip(before) {
         ask(&empty, target).await.expect(502);
-        let held = ask(&full, target).await.expect(200);
-        assert!(held.is("detail=stale"), "{}", held.header("cache-status"));
-        assert_eq!(held.body, before.body);
+        let stored = ask(&full, target).await.expect(200);
+        assert!(stored.is("detail=stale"), "{}", stored.header("cache-status"));
+        assert_eq!(stored.body, before.body);
     }
     upstream.restart().await;
     for target in DOCUMENTS {
@@ -253,12 +253,12 @@ async fn a_fill_continues_behind_an_answer_that_came_in_time() {
     for target in [Target::Versions, Target::Document, Target::Sums] {
         let upstream = published().await;
         let larder = Larder::mirroring(&upstream).answer_within(Duration::from_millis(700)).start().await;
-        let asked = if target == Target::Versions { Target::Versions } else { Target::Document };
+        let requests = if target == Target::Versions { Target::Versions } else { Target::Document };
         let gate = upstream.hold_silent(target.clone());
-        let refused = ask(&larder, &asked).await.expect(504);
+        let refused = ask(&larder, &requests).await.expect(504);
         is_told(&refused);
         gate.open();
-        ask(&larder, &asked).await.expect(200);
+        ask(&larder, &requests).await.expect(200);
         assert_eq!(upstream.count_of(target.clone()), 1, "{target:?}");
     }
 }
@@ -271,9 +271,9 @@ async fn a_slow_upstream_does_not_delay_stored_documents() {
     for target in DOCUMENTS {
         let before = ask(&larder, &target).await.expect(200);
         let gate = upstream.hold_silent(target.clone());
-        let held = ask(&larder, &target).await.expect(200);
-        assert!(held.is("detail=stale"), "{target:?}: {}", held.header("cache-status"));
-        assert_eq!(held.body, before.body);
+        let stored = ask(&larder, &target).await.expect(200);
+        assert!(stored.is("detail=stale"), "{target:?}: {}", stored.header("cache-status"));
+        assert_eq!(stored.body, before.body);
         gate.open();
         let healed = ask(&larder, &target).await.expect(200);
         assert!(healed.is("fwd=stale; stored"), "{target:?}: {}", healed.header("cache-status"));
@@ -297,9 +297,9 @@ async fn a_registry_without_usable_discovery_is_a_502_and_hides_nothing() {
             ask(&empty, &target).await.expect(502);
             ask(&full, &target).await.expect(200);
         }
-        let held = full.get(&path).await.expect(200);
-        assert!(held.is("detail=stale"), "{fault:?}: {}", held.header("cache-status"));
-        assert_eq!(held.body, before.body, "{fault:?}");
+        let stored = full.get(&path).await.expect(200);
+        assert!(stored.is("detail=stale"), "{fault:?}: {}", stored.header("cache-status"));
+        assert_eq!(stored.body, before.body, "{fault:?}");
         upstream.heal();
         for target in DOCUMENTS {
             ask(&empty, &target).await.expect(200);
@@ -316,9 +316,9 @@ async fn a_registry_without_providers_is_a_502_and_hides_nothing() {
     upstream.serve_json("/.well-known/terraform.json", "{\"modules.v1\":\"/v1/modules/\"}");
     for (target, before) in DOCUMENTS.iter().zip(before) {
         ask(&empty, target).await.expect(502);
-        let held = ask(&full, target).await.expect(200);
-        assert!(held.is("detail=stale"), "{target:?}: {}", held.header("cache-status"));
-        assert_eq!(held.body, before.body);
+        let stored = ask(&full, target).await.expect(200);
+        assert!(stored.is("detail=stale"), "{target:?}: {}", stored.header("cache-status"));
+        assert_eq!(stored.body, before.body);
     }
     upstream.serve_json("/.well-known/terraform.json", "{\"providers.v1\":\"/v1/providers/\"}");
     for target in DOCUMENTS {

@@ -42,13 +42,13 @@ async fn thousands_of_unknown_names_and_queries_leave_no_files() {
     let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
     let base = larder.base().to_owned();
     let archive = larder.archive_path("null").await;
-    let held = [
+    let stored = [
         format!("/registry/{HOST}/v1/providers/acme/null/versions"),
         format!("/registry/{HOST}/.well-known/terraform.json"),
         format!("/mirror/{HOST}/acme/null/1.2.0.json"),
         archive,
     ];
-    let queried = |number: usize| format!("{}?q{number}={}", held[number % held.len()], "x".repeat(200));
+    let queried = |number: usize| format!("{}?q{number}={}", stored[number % stored.len()], "x".repeat(200));
     let metrics = async || get(&format!("{}/metrics", larder.admin())).await.expect(200).text().lines().count();
 
     // Warm: every kind of request has been made, and what is made once is there.

@@ -74,8 +74,8 @@ async fn a_set_is_one_file_and_its_sums_and_signature_are_asked_for_together() {
     let (answer, ()) = tokio::join!(document(&larder), both_are_asked);
     leads_to(&larder, &answer, &truth(&upstream)).await;
     assert_eq!(larder.folder.sets().len(), 1);
-    let asked = [Target::Document, Target::Sums, Target::Signature].map(|target| upstream.count_of(target));
-    assert_eq!(asked, [1, 1, 1]);
+    let requests = [Target::Document, Target::Sums, Target::Signature].map(|target| upstream.count_of(target));
+    assert_eq!(requests, [1, 1, 1]);
 }
 
 /// Promise 2: while upstream shows half of a new set, the old one is answered, and the new one once it is whole.
@@ -373,7 +373,7 @@ async fn an_archive_url_that_nothing_lists_is_asked_for_once() {
     let upstream = upstream_with(edition(1)).await;
     let clock = Clock::default();
     let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
-    for (version, name, asked) in [
+    for (version, name, requests) in [
         ("1.2.0", "of another digest", Target::Document),
         ("7.7.7", "of a version that is not listed", Target::Versions),
     ] {
@@ -382,9 +382,9 @@ async fn an_archive_url_that_nothing_lists_is_asked_for_once() {
         for _ in 0..3 {
             larder.get(&path).await.expect(404);
         }
-        assert_eq!(upstream.count_of(asked.clone()), 1, "{name}");
+        assert_eq!(upstream.count_of(requests.clone()), 1, "{name}");
         clock.advance(Duration::from_secs(31));
         larder.get(&path).await.expect(404);
-        assert_eq!(upstream.count_of(asked), 2, "{name}");
+        assert_eq!(upstream.count_of(requests), 2, "{name}");
     }
 }

@@ -4,34 +4,34 @@
 use std::time::Duration;
 
 use crate::support::larder::Larder;
-use crate::support::scene::{LARGE, SMALL, Scene};
+use crate::support::scene::{LARGE, PackageFixture, SMALL};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 /// Promise 4: a broken download is resumed, and no byte is fetched twice.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_where_it_broke() {
-    for (size, at) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
-        let scene = Scene::with(size).await;
-        scene.upstream.fault_once(Target::Archive, Fault::Truncated(at));
-        scene.arrives_whole().await;
-        let requests = scene.archive_requests();
+    for (size, offset) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
+        let fixture = PackageFixture::with(size).await;
+        fixture.upstream.fault_once(Target::Archive, Fault::Truncated(offset));
+        fixture.arrives_whole().await;
+        let requests = fixture.archive_requests();
         assert_eq!(requests.len(), 2);
         assert_eq!((requests[0].header("range"), requests[0].header("if-range")), (None, None));
-        assert_eq!(requests[1].header("range"), Some(format!("bytes={at}-").as_str()));
+        assert_eq!(requests[1].header("range"), Some(format!("bytes={offset}-").as_str()));
         assert!(requests[1].header("if-range").is_some_and(|tag| tag.starts_with('"')), "{requests:?}");
         assert_eq!(requests[1].status, Some(206));
-        assert_eq!(requests.iter().map(|asked| asked.bytes_sent).sum::<u64>(), scene.zip.len() as u64);
+        assert_eq!(requests.iter().map(|asked| asked.bytes_sent).sum::<u64>(), fixture.zip.len() as u64);
     }
 }
 
 /// Promise 4: the same without validators, by Range alone; the digest proves that the parts fit.
 #[tokio::test]
 async fn a_download_without_validators_is_resumed_too() {
-    let scene = Scene::with(LARGE).await;
-    scene.upstream.fault(Target::Archive, Fault::NoValidators);
-    scene.upstream.fault_once(Target::Archive, Fault::Truncated(1_500_000));
-    scene.arrives_whole().await;
-    assert_eq!(scene.archive_requests()[1].header("range"), Some("bytes=1500000-"));
+    let fixture = PackageFixture::with(LARGE).await;
+    fixture.upstream.fault(Target::Archive, Fault::NoValidators);
+    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(1_500_000));
+    fixture.arrives_whole().await;
+    assert_eq!(fixture.archive_requests()[1].header("range"), Some("bytes=1500000-"));
 }
 
 /// Promise 4, and the table: also where the archive's URL has expired meanwhile.
@@ -39,132 +39,133 @@ async fn a_download_without_validators_is_resumed_too() {
 async fn a_download_that_breaks_is_resumed_at_its_new_url() {
     let upstream = FakeUpstream::builder().signed_urls().start().await;
     upstream.publish(Provider::new("acme", "null").size(LARGE));
-    let scene = Scene::over(upstream, Duration::from_secs(30)).await;
-    scene.upstream.fault_once(Target::Archive, Fault::Truncated(1_500_000));
-    let gate = scene.upstream.hold_after(Target::Archive, 1_000_000);
+    let fixture = PackageFixture::over(upstream, Duration::from_secs(30)).await;
+    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(1_500_000));
+    let gate = fixture.upstream.hold_after(Target::Archive, 1_000_000);
     let meanwhile = async {
-        scene.upstream.wait_for(Target::Archive, 1).await;
-        scene.upstream.expire_urls();
+        fixture.upstream.wait_for(Target::Archive, 1).await;
+        fixture.upstream.expire_urls();
         gate.open();
     };
-    tokio::join!(scene.arrives_whole(), meanwhile);
-    let asked: Vec<_> = scene.archive_requests().iter().map(|asked| (asked.query.clone(), asked.status)).collect();
+    tokio::join!(fixture.arrives_whole(), meanwhile);
+    let request: Vec<_> =
+        fixture.archive_requests().iter().map(|request| (request.query.clone(), request.status)).collect();
     let expected = [("sig=0", 200), ("sig=0", 403), ("sig=1", 206)];
-    assert_eq!(asked, expected.map(|(query, status)| (query.to_owned(), Some(status))));
-    assert_eq!(scene.upstream.count_of(Target::Document), 2);
+    assert_eq!(request, expected.map(|(query, status)| (query.to_owned(), Some(status))));
+    assert_eq!(fixture.upstream.count_of(Target::Document), 2);
 }
 
 /// Promise 4: a download that broke after its very last byte has nothing left to resume.
 #[tokio::test]
 async fn a_download_that_breaks_at_its_very_end_is_complete() {
     for size in [SMALL, LARGE] {
-        let scene = Scene::with(size).await;
-        scene.upstream.fault_once(Target::Archive, Fault::NoLengthTruncated(scene.zip.len()));
-        scene.arrives_whole().await;
+        let fixture = PackageFixture::with(size).await;
+        fixture.upstream.fault_once(Target::Archive, Fault::NoLengthTruncated(fixture.zip.len()));
+        fixture.arrives_whole().await;
     }
 }
 
 /// Promise 4: a reset is no different.
 #[tokio::test]
 async fn a_reset_connection_is_resumed() {
-    for (size, at) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
-        let scene = Scene::with(size).await;
-        scene.upstream.fault_once(Target::Archive, Fault::Reset(at));
-        scene.arrives_whole().await;
-        assert_eq!(scene.archive_requests().len(), 2);
+    for (size, offset) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
+        let fixture = PackageFixture::with(size).await;
+        fixture.upstream.fault_once(Target::Archive, Fault::Reset(offset));
+        fixture.arrives_whole().await;
+        assert_eq!(fixture.archive_requests().len(), 2);
     }
 }
 
 /// Promise 3: a truncated archive never looks complete.
 #[tokio::test]
 async fn a_large_archive_that_never_comes_whole_is_broken_off() {
-    let scene = Scene::with(LARGE).await;
-    scene.upstream.fault(Target::Archive, Fault::RangeIgnored);
-    scene.upstream.fault(Target::Archive, Fault::Truncated(1_500_000));
-    scene.broke_off(&scene.larder.receive(&scene.path).await);
-    scene.heals().await;
-    assert_eq!(scene.archive_requests().last().unwrap().header("range"), Some("bytes=1500000-"));
+    let fixture = PackageFixture::with(LARGE).await;
+    fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
+    fixture.upstream.fault(Target::Archive, Fault::Truncated(1_500_000));
+    fixture.broke_off(&fixture.larder.receive(&fixture.path).await);
+    fixture.heals().await;
+    assert_eq!(fixture.archive_requests().last().unwrap().header("range"), Some("bytes=1500000-"));
 }
 
 /// Promise 3: nor does it where all but the last byte came.
 #[tokio::test]
 async fn a_large_archive_without_its_last_byte_is_broken_off_before_its_tail() {
-    let scene = Scene::with(LARGE).await;
-    scene.upstream.fault(Target::Archive, Fault::RangeIgnored);
-    scene.upstream.fault(Target::Archive, Fault::Truncated(scene.zip.len() - 1));
-    scene.broke_off(&scene.larder.receive(&scene.path).await);
-    scene.heals().await;
+    let fixture = PackageFixture::with(LARGE).await;
+    fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
+    fixture.upstream.fault(Target::Archive, Fault::Truncated(fixture.zip.len() - 1));
+    fixture.broke_off(&fixture.larder.receive(&fixture.path).await);
+    fixture.heals().await;
 }
 
 /// Promise 3: a small one is refused before the status line.
 #[tokio::test]
 async fn a_small_archive_that_never_comes_whole_is_a_502() {
-    for at in [0, 70_000] {
-        let scene = Scene::with(SMALL).await;
-        scene.upstream.fault(Target::Archive, Fault::RangeIgnored);
-        scene.upstream.fault(Target::Archive, Fault::Truncated(at));
-        scene.larder.get(&scene.path).await.expect(502);
-        assert!(scene.folder().blobs().is_empty());
-        scene.heals().await;
+    for offset in [0, 70_000] {
+        let fixture = PackageFixture::with(SMALL).await;
+        fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
+        fixture.upstream.fault(Target::Archive, Fault::Truncated(offset));
+        fixture.larder.get(&fixture.path).await.expect(502);
+        assert!(fixture.folder().blobs().is_empty());
+        fixture.heals().await;
     }
 }
 
 /// Promise 4: a chunked body without its last chunk is a broken one.
 #[tokio::test]
 async fn a_cut_download_without_a_length_is_resumed() {
-    for (size, at) in [(SMALL, 70_000), (LARGE, 500_000), (LARGE, 2_500_000)] {
-        let scene = Scene::with(size).await;
-        scene.upstream.fault_once(Target::Archive, Fault::NoLengthTruncated(at));
-        scene.arrives_whole().await;
-        assert_eq!(scene.archive_requests()[1].header("range"), Some(format!("bytes={at}-").as_str()));
+    for (size, offset) in [(SMALL, 70_000), (LARGE, 500_000), (LARGE, 2_500_000)] {
+        let fixture = PackageFixture::with(size).await;
+        fixture.upstream.fault_once(Target::Archive, Fault::NoLengthTruncated(offset));
+        fixture.arrives_whole().await;
+        assert_eq!(fixture.archive_requests()[1].header("range"), Some(format!("bytes={offset}-").as_str()));
     }
 }
 
 /// Promise 4: an upstream that cannot resume starts over, and clients notice nothing.
 #[tokio::test]
 async fn a_download_that_starts_over_with_the_same_bytes_is_complete() {
-    for (size, at) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
-        let scene = Scene::with(size).await;
-        scene.upstream.fault(Target::Archive, Fault::RangeIgnored);
-        scene.upstream.fault_once(Target::Archive, Fault::Truncated(at));
-        scene.arrives_whole().await;
-        assert_eq!(scene.archive_requests().len(), 2);
-        assert_eq!(scene.archive_requests()[1].status, Some(200));
+    for (size, offset) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
+        let fixture = PackageFixture::with(size).await;
+        fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
+        fixture.upstream.fault_once(Target::Archive, Fault::Truncated(offset));
+        fixture.arrives_whole().await;
+        assert_eq!(fixture.archive_requests().len(), 2);
+        assert_eq!(fixture.archive_requests()[1].status, Some(200));
     }
 }
 
 /// Promise 4: where it starts over with other bytes, every client that got some is aborted.
 #[tokio::test]
 async fn a_download_that_starts_over_with_other_bytes_breaks_off_all_who_follow_it() {
-    let scene = Scene::with(LARGE).await;
-    scene.upstream.fault(Target::Archive, Fault::RangeOtherBytes);
-    scene.upstream.fault_once(Target::Archive, Fault::Truncated(1_500_000));
-    let (one, other) = tokio::join!(scene.larder.receive(&scene.path), scene.larder.receive(&scene.path));
-    scene.broke_off(&one);
-    scene.broke_off(&other);
-    assert!(scene.folder().staged().is_empty());
-    assert_eq!(scene.archive_requests().len(), 2);
-    scene.heals().await;
-    assert_eq!(scene.archive_requests()[2].header("range"), None);
+    let fixture = PackageFixture::with(LARGE).await;
+    fixture.upstream.fault(Target::Archive, Fault::RangeOtherBytes);
+    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(1_500_000));
+    let (one, other) = tokio::join!(fixture.larder.receive(&fixture.path), fixture.larder.receive(&fixture.path));
+    fixture.broke_off(&one);
+    fixture.broke_off(&other);
+    assert!(fixture.folder().staged().is_empty());
+    assert_eq!(fixture.archive_requests().len(), 2);
+    fixture.heals().await;
+    assert_eq!(fixture.archive_requests()[2].header("range"), None);
 
-    let scene = Scene::with(SMALL).await;
-    scene.upstream.fault(Target::Archive, Fault::RangeOtherBytes);
-    scene.upstream.fault_once(Target::Archive, Fault::Truncated(70_000));
-    scene.larder.get(&scene.path).await.expect(502);
-    assert!(scene.folder().blobs().is_empty());
-    scene.heals().await;
+    let fixture = PackageFixture::with(SMALL).await;
+    fixture.upstream.fault(Target::Archive, Fault::RangeOtherBytes);
+    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(70_000));
+    fixture.larder.get(&fixture.path).await.expect(502);
+    assert!(fixture.folder().blobs().is_empty());
+    fixture.heals().await;
 }
 
 /// The table: an archive that brings no byte for the stall time is given up, and the next request resumes it.
 #[tokio::test]
 async fn an_archive_that_stalls_is_given_up_and_resumed_by_the_next_request() {
-    let scene = Scene::with_stall(LARGE, Duration::from_millis(500)).await;
-    scene.upstream.fault_once(Target::Archive, Fault::Stalls(1_500_000));
-    let received = scene.larder.receive(&scene.path).await;
-    scene.broke_off(&received);
+    let fixture = PackageFixture::with_stall(LARGE, Duration::from_millis(500)).await;
+    fixture.upstream.fault_once(Target::Archive, Fault::Stalls(1_500_000));
+    let received = fixture.larder.receive(&fixture.path).await;
+    fixture.broke_off(&received);
     assert!(received.body.len() <= 1_500_000);
-    scene.arrives_whole().await;
-    let requests = scene.archive_requests();
+    fixture.arrives_whole().await;
+    let requests = fixture.archive_requests();
     assert_eq!(requests.len(), 2);
     assert_eq!(requests[1].header("range"), Some("bytes=1500000-"));
 }
@@ -172,42 +173,42 @@ async fn an_archive_that_stalls_is_given_up_and_resumed_by_the_next_request() {
 /// Promise 4: a broken fetch is resumed also after a restart.
 #[tokio::test]
 async fn an_archive_that_stalls_is_resumed_after_a_restart() {
-    let scene = Scene::with_stall(LARGE, Duration::from_millis(500)).await;
-    scene.upstream.fault_once(Target::Archive, Fault::Stalls(1_500_000));
-    scene.broke_off(&scene.larder.receive(&scene.path).await);
-    let Scene { upstream, larder, path, zip } = scene;
+    let fixture = PackageFixture::with_stall(LARGE, Duration::from_millis(500)).await;
+    fixture.upstream.fault_once(Target::Archive, Fault::Stalls(1_500_000));
+    fixture.broke_off(&fixture.larder.receive(&fixture.path).await);
+    let PackageFixture { upstream, larder, path, zip } = fixture;
     let folder = larder.stop().await;
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-    let scene = Scene { upstream, larder, path, zip };
-    scene.arrives_whole().await;
-    assert_eq!(scene.archive_requests()[1].header("range"), Some("bytes=1500000-"));
+    let fixture = PackageFixture { upstream, larder, path, zip };
+    fixture.arrives_whole().await;
+    assert_eq!(fixture.archive_requests()[1].header("range"), Some("bytes=1500000-"));
 }
 
 /// The table: less than 1 KiB/s over the stall time is as good as nothing.
 #[tokio::test]
 async fn an_archive_that_drips_is_given_up() {
-    let scene = Scene::with_stall(LARGE, Duration::from_secs(1)).await;
-    scene.upstream.fault(Target::Archive, Fault::Drips(20, Duration::from_millis(100)));
-    scene.broke_off(&scene.larder.receive(&scene.path).await);
-    scene.heals().await;
+    let fixture = PackageFixture::with_stall(LARGE, Duration::from_secs(1)).await;
+    fixture.upstream.fault(Target::Archive, Fault::Drips(20, Duration::from_millis(100)));
+    fixture.broke_off(&fixture.larder.receive(&fixture.path).await);
+    fixture.heals().await;
 }
 
 /// The table: too slow before the body has begun is a 504.
 #[tokio::test]
 async fn an_archive_that_is_too_slow_to_begin_is_a_504() {
     for (size, fault) in [(SMALL, Fault::Stalls(70_000)), (SMALL, Fault::NeverAnswers), (LARGE, Fault::NeverAnswers)] {
-        let scene = Scene::with_stall(size, Duration::from_millis(500)).await;
-        scene.upstream.fault(Target::Archive, fault.clone());
-        scene.larder.get(&scene.path).await.expect(504);
-        assert!(scene.folder().blobs().is_empty(), "{fault:?}");
-        scene.heals().await;
+        let fixture = PackageFixture::with_stall(size, Duration::from_millis(500)).await;
+        fixture.upstream.fault(Target::Archive, fault.clone());
+        fixture.larder.get(&fixture.path).await.expect(504);
+        assert!(fixture.folder().blobs().is_empty(), "{fault:?}");
+        fixture.heals().await;
     }
 }
 
 /// The table: trouble with an archive has the status of trouble with a document, and no Retry-After is handed on.
 #[tokio::test]
 async fn an_archive_that_upstream_will_not_give_is_refused_with_the_cause() {
-    let scene = Scene::with(LARGE).await;
+    let fixture = PackageFixture::with(LARGE).await;
     for (fault, status) in [
         (Fault::Status(204), 502),
         (Fault::Status(206), 502),
@@ -218,12 +219,12 @@ async fn an_archive_that_upstream_will_not_give_is_refused_with_the_cause() {
         (Fault::RetryAfter(429, 3600), 503),
         (Fault::Status(508), 508),
     ] {
-        scene.upstream.fault(Target::Archive, fault.clone());
-        let refused = scene.larder.get(&scene.path).await.expect(status);
+        fixture.upstream.fault(Target::Archive, fault.clone());
+        let refused = fixture.larder.get(&fixture.path).await.expect(status);
         assert!(refused.headers.get("retry-after").is_none(), "{fault:?}");
         assert!(refused.text().contains("the archive of"), "{fault:?}: {}", refused.text());
-        scene.upstream.heal();
+        fixture.upstream.heal();
     }
-    assert!(scene.folder().blobs().is_empty());
-    scene.heals().await;
+    assert!(fixture.folder().blobs().is_empty());
+    fixture.heals().await;
 }

@@ -10,7 +10,7 @@ use crate::support::admin::{FakeAdmin, Script};
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST};
 use crate::support::ports::free_port;
-use crate::support::process::{Said, command, run, serving};
+use crate::support::process::{CommandOutput, command, run, serving};
 use crate::support::site;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::support::warm_jobs::{both, items};
@@ -19,16 +19,16 @@ const AWS: &str = "registry.terraform.io/hashicorp/aws@5.31.0";
 const NULL: &str = "registry.terraform.io/hashicorp/null@3.2.2";
 const LOCK: &str = "provider \"registry.terraform.io/hashicorp/aws\" {\n  version = \"5.31.0\"\n}\n";
 
-fn item(what: &str, state: &str, bytes: u64, size_bytes: Option<u64>) -> Value {
-    let (address, version) = what.split_once('@').unwrap();
+fn item(subject: &str, state: &str, bytes: u64, size_bytes: Option<u64>) -> Value {
+    let (address, version) = subject.split_once('@').unwrap();
     json!({
         "address": address, "version": version, "platform": "linux_amd64",
         "state": state, "bytes": bytes, "size_bytes": size_bytes,
     })
 }
 
-fn failed(what: &str, error: &str) -> Value {
-    let mut item = item(what, "failed", 0, None);
+fn failed(subject: &str, error: &str) -> Value {
+    let mut item = item(subject, "failed", 0, None);
     item["error"] = error.into();
     item
 }
@@ -43,12 +43,12 @@ fn job(id: usize, state: &str, items: &[Value]) -> Value {
 }
 
 /// A configuration whose admin listener is the fake one, and a folder to work in.
-struct Site {
+struct WarmCommandSetup {
     home: Folder,
     admin: FakeAdmin,
 }
 
-impl Site {
+impl WarmCommandSetup {
     async fn with(scripts: Vec<Script>) -> Self {
         let (home, admin) = (Folder::new(), FakeAdmin::start(scripts).await);
         let token = "token = { file = \"our-token\" }";
@@ -70,7 +70,7 @@ impl Site {
         command
     }
 
-    async fn run(&self, arguments: &[&str]) -> Said {
+    async fn run(&self, arguments: &[&str]) -> CommandOutput {
         run(self.command(arguments)).await
     }
 }
@@ -79,7 +79,7 @@ impl Site {
 #[tokio::test]
 async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
     let running = |aws: Value, null: Value| job(0, "running", &[aws, null]);
-    let site = Site::with(vec![Script::of(vec![
+    let setup = WarmCommandSetup::with(vec![Script::of(vec![
         running(item(AWS, "waiting", 0, None), item(NULL, "waiting", 0, None)),
         running(item(AWS, "fetching", 1 << 20, Some(3 << 20)), item(NULL, "held", 0, Some(4096))),
         running(item(AWS, "fetching", 2 << 20, Some(3 << 20)), item(NULL, "held", 0, Some(4096))),
@@ -88,23 +88,23 @@ async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
     .await;
     let arguments =
         ["hashicorp/aws@~> 5.0", "hashicorp/null", "--platform", "linux_amd64", "--platform", "darwin_arm64"];
-    let said = site.run(&arguments).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    let held = "stored    hashicorp/null 3.2.2 (linux_amd64)  4.0 KiB\n";
+    let output = setup.run(&arguments).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let stored = "stored    hashicorp/null 3.2.2 (linux_amd64)  4.0 KiB\n";
     let fetched = "fetched   hashicorp/aws 5.31.0 (linux_amd64)  3.0 MiB\n";
-    let summary = said.out.strip_prefix(&format!("{held}{fetched}")).unwrap_or_else(|| panic!("{said:?}"));
+    let summary = output.out.strip_prefix(&format!("{stored}{fetched}")).unwrap_or_else(|| panic!("{output:?}"));
     assert!(summary.starts_with("2 archives: 1 already stored, 1 fetched; 3.0 MiB in "), "{summary}");
-    assert_eq!(said.err, "");
+    assert_eq!(output.err, "");
 
-    let asked = site.admin.asked();
-    assert_eq!((&asked[0].method, asked[0].path.as_str()), (&Method::POST, "/admin/v1/warm"));
-    assert_eq!(asked[0].headers["content-type"], "application/json");
-    assert_eq!(asked[0].headers["authorization"], "Bearer 0123456789abcdef0123456789abcdef");
-    let told = json!({
+    let requests = setup.admin.asked();
+    assert_eq!((&requests[0].method, requests[0].path.as_str()), (&Method::POST, "/admin/v1/warm"));
+    assert_eq!(requests[0].headers["content-type"], "application/json");
+    assert_eq!(requests[0].headers["authorization"], "Bearer 0123456789abcdef0123456789abcdef");
+    let order = json!({
         "what": ["hashicorp/aws@~> 5.0", "hashicorp/null"], "platforms": ["linux_amd64", "darwin_arm64"]
     });
-    assert_eq!(serde_json::from_str::<Value>(&asked[0].body).unwrap(), told);
-    let looks = &asked[1..];
+    assert_eq!(serde_json::from_str::<Value>(&requests[0].body).unwrap(), order);
+    let looks = &requests[1..];
     assert!(looks.iter().all(|look| look.method == Method::GET && look.path == "/admin/v1/jobs/0"), "{looks:?}");
     assert_eq!(looks.len(), 3, "it looked on after the end");
 }
@@ -112,18 +112,18 @@ async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
 #[tokio::test]
 async fn everything_that_one_command_names_is_one_order() {
     let items = [item(NULL, "fetched", 5, Some(5)), item(AWS, "fetched", 5, Some(5))];
-    let site = Site::with(vec![Script::of(vec![job(0, "done", &items)])]).await;
+    let setup = WarmCommandSetup::with(vec![Script::of(vec![job(0, "done", &items)])]).await;
     let arguments = [".terraform.lock.hcl", "hashicorp/null", "--pin", "--platform", "linux_amd64"];
-    let said = site.run(&arguments).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.out.contains("2 archives: 2 fetched; 10 B in 0 s"), "{said:?}");
-    let asked = site.admin.asked();
-    assert_eq!((asked.len(), asked[0].path.as_str()), (1, "/admin/v1/warm"));
-    let told = json!({
+    let output = setup.run(&arguments).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.out.contains("2 archives: 2 fetched; 10 B in 0 s"), "{output:?}");
+    let requests = setup.admin.asked();
+    assert_eq!((requests.len(), requests[0].path.as_str()), (1, "/admin/v1/warm"));
+    let order = json!({
         "what": ["hashicorp/null"], "lock_files": [{ "name": ".terraform.lock.hcl", "text": LOCK }],
         "platforms": ["linux_amd64"], "pin": true,
     });
-    assert_eq!(serde_json::from_str::<Value>(&asked[0].body).unwrap(), told);
+    assert_eq!(serde_json::from_str::<Value>(&requests[0].body).unwrap(), order);
 }
 
 /// Section 3: `--json` prints what the job told last, and nothing else.
@@ -131,22 +131,24 @@ async fn everything_that_one_command_names_is_one_order() {
 async fn as_json_the_last_report_of_each_job_is_printed() {
     let last = job(0, "done", &[item(AWS, "fetched", 5, Some(5))]);
     let script = Script::of(vec![job(0, "running", &[item(AWS, "resolving", 0, None)]), last.clone()]);
-    let said = Site::with(vec![script]).await.run(&["hashicorp/aws", "--json"]).await;
-    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
-    assert_eq!(serde_json::from_str::<Value>(&said.out).unwrap(), last);
+    let output = WarmCommandSetup::with(vec![script]).await.run(&["hashicorp/aws", "--json"]).await;
+    assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{output:?}");
+    assert_eq!(serde_json::from_str::<Value>(&output.out).unwrap(), last);
 }
 
 #[tokio::test]
 async fn one_failing_archive_is_reported_with_its_reason_and_is_exit_status_1() {
-    let why = "the archive of registry.terraform.io/hashicorp/aws 5.31.0 (linux_amd64): https://x.example answered 500";
-    let items = [failed(AWS, why), item(NULL, "fetched", 5, Some(5))];
-    let said = Site::with(vec![Script::of(vec![job(0, "failed", &items)])]).await.run(&["hashicorp/aws"]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
+    let reason =
+        "the archive of registry.terraform.io/hashicorp/aws 5.31.0 (linux_amd64): https://x.example answered 500";
+    let items = [failed(AWS, reason), item(NULL, "fetched", 5, Some(5))];
+    let output =
+        WarmCommandSetup::with(vec![Script::of(vec![job(0, "failed", &items)])]).await.run(&["hashicorp/aws"]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
     for part in [
-        &format!("FAILED    hashicorp/aws 5.31.0 (linux_amd64)\n          {why}\n"),
+        &format!("FAILED    hashicorp/aws 5.31.0 (linux_amd64)\n          {reason}\n"),
         "2 archives: 1 fetched, 1 failed;",
     ] {
-        assert!(said.out.contains(part), "{part} is not in {said:?}");
+        assert!(output.out.contains(part), "{part} is not in {output:?}");
     }
 }
 
@@ -155,16 +157,16 @@ async fn one_failing_archive_is_reported_with_its_reason_and_is_exit_status_1() 
 async fn ctrl_c_cancels_the_job_and_says_what_stays() {
     let fetching = job(0, "running", &[item(NULL, "fetched", 5, Some(5)), item(AWS, "fetching", 1, Some(9))]);
     let cancelled = job(0, "cancelled", &[item(NULL, "fetched", 5, Some(5)), item(AWS, "cancelled", 1, Some(9))]);
-    let site = Site::with(vec![Script::of(vec![fetching]).when_cancelled(cancelled)]).await;
-    let mut child = site.command(&["hashicorp/aws"]).spawn().unwrap();
+    let setup = WarmCommandSetup::with(vec![Script::of(vec![fetching]).when_cancelled(cancelled)]).await;
+    let mut child = setup.command(&["hashicorp/aws"]).spawn().unwrap();
     let id = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
-    eventually("it looks", async || (site.admin.count(&Method::GET) >= 2).then_some(())).await;
+    eventually("it looks", async || (setup.admin.count(&Method::GET) >= 2).then_some(())).await;
     rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
     let code = eventually("it ends", async || child.try_wait().unwrap()).await.code();
     let output = child.wait_with_output().unwrap();
     let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(code, Some(130), "{out}{err}");
-    assert_eq!(site.admin.count(&Method::DELETE), 1);
+    assert_eq!(setup.admin.count(&Method::DELETE), 1);
     assert!(out.contains("cancelled hashicorp/aws 5.31.0 (linux_amd64)\n"), "{out}");
     assert!(out.contains("2 archives: 1 fetched, 1 cancelled"), "{out}");
     assert!(err.contains("stopped: 1 archive is stored"), "{err}");
@@ -172,46 +174,46 @@ async fn ctrl_c_cancels_the_job_and_says_what_stays() {
 
 #[tokio::test]
 async fn an_order_that_is_refused_is_reported() {
-    let site = Site::with(Vec::new()).await;
-    site.admin.refuse(400, "line 1, column 9: expected `{`");
-    let said = site.run(&["hashicorp/null", ".terraform.lock.hcl"]).await;
-    assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{said:?}");
-    assert!(said.err.contains("line 1, column 9"), "{said:?}");
+    let setup = WarmCommandSetup::with(Vec::new()).await;
+    setup.admin.refuse(400, "line 1, column 9: expected `{`");
+    let output = setup.run(&["hashicorp/null", ".terraform.lock.hcl"]).await;
+    assert_eq!((output.code, output.out.as_str()), (Some(1), ""), "{output:?}");
+    assert!(output.err.contains("line 1, column 9"), "{output:?}");
 }
 
 #[tokio::test]
 async fn an_order_that_cannot_be_warmed_is_refused_before_any_request() {
-    let site = Site::with(Vec::new()).await;
-    for (arguments, said) in [
+    let setup = WarmCommandSetup::with(Vec::new()).await;
+    for (arguments, output) in [
         (&["./no-such"][..], "there is no file and no folder \"./no-such\""),
         (&["no.hcl"], "there is no file and no folder \"no.hcl\""),
         (&["hashicorp/aws", "--platform", "linux"], "\"linux\" is not a platform"),
     ] {
-        let ended = site.run(arguments).await;
+        let ended = setup.run(arguments).await;
         assert!(matches!(ended.code, Some(1 | 2)), "{ended:?}");
-        assert!(ended.err.contains(said), "{arguments:?}: {ended:?}");
+        assert!(ended.err.contains(output), "{arguments:?}: {ended:?}");
     }
-    assert_eq!(site.run(&[]).await.code, Some(2));
-    assert!(site.admin.asked().is_empty());
+    assert_eq!(setup.run(&[]).await.code, Some(2));
+    assert!(setup.admin.asked().is_empty());
 }
 
 /// A configuration without a larder, and the upstream that it is to mirror.
-async fn without_larder() -> (site::Site, FakeUpstream) {
+async fn without_larder() -> (site::CommandSetup, FakeUpstream) {
     let upstream = FakeUpstream::start().await;
     for name in ["null", "other"] {
         upstream.publish(both(Provider::new("acme", name)));
     }
-    let mut site = site::Site::new(&upstream);
+    let mut setup = site::CommandSetup::new(&upstream);
     // Not made yet, in a folder that is not made yet either.
-    let home = site.home.path().display().to_string();
-    site.text = site.text.replace(&format!("path = \"{home}\""), &format!("path = \"{home}/a/store\""));
-    (site, upstream)
+    let home = setup.home.path().display().to_string();
+    setup.text = setup.text.replace(&format!("path = \"{home}\""), &format!("path = \"{home}/a/store\""));
+    (setup, upstream)
 }
 
 /// Whether a larder serves all of this for linux_amd64, and asks nobody for it.
-async fn is_served(site: &site::Site, upstream: &FakeUpstream, name: &str) {
+async fn is_served(setup: &site::CommandSetup, upstream: &FakeUpstream, name: &str) {
     upstream.forget_requests();
-    let larder = site.serve();
+    let larder = setup.serve();
     larder.get(&format!("/registry/{HOST}/v1/providers/acme/{name}/versions")).await.expect(200);
     let path = larder.archive_path(name).await;
     let zip = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64");
@@ -223,63 +225,63 @@ async fn is_served(site: &site::Site, upstream: &FakeUpstream, name: &str) {
 /// Section 3: where no larder runs, a command opens the store itself; with warming, a store may begin.
 #[tokio::test]
 async fn where_no_larder_runs_it_fetches_into_a_store_of_its_own_making() {
-    let (site, upstream) = without_larder().await;
-    let lock = site.home.path().join(".terraform.lock.hcl");
+    let (setup, upstream) = without_larder().await;
+    let lock = setup.home.path().join(".terraform.lock.hcl");
     std::fs::write(&lock, format!("provider \"{HOST}/acme/other\" {{\n  version = \"1.2.0\"\n}}\n")).unwrap();
     let warm = ["warm", "acme/null@~> 1.0", lock.to_str().unwrap(), "--platform", "linux_amd64"];
-    let said = site.run(&warm).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.out.contains("fetched   acme/null 1.2.0 (linux_amd64)  "), "{said:?}");
-    assert!(said.out.contains("fetched   acme/other 1.2.0 (linux_amd64)  "), "{said:?}");
-    assert!(said.out.contains("2 archives: 2 fetched; "), "{said:?}");
+    let output = setup.run(&warm).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.out.contains("fetched   acme/null 1.2.0 (linux_amd64)  "), "{output:?}");
+    assert!(output.out.contains("fetched   acme/other 1.2.0 (linux_amd64)  "), "{output:?}");
+    assert!(output.out.contains("2 archives: 2 fetched; "), "{output:?}");
     // One line, and nothing of the log.
-    assert!(said.err.starts_with("larder: no larder runs here") && said.err.lines().count() == 1, "{said:?}");
+    assert!(output.err.starts_with("larder: no larder runs here") && output.err.lines().count() == 1, "{output:?}");
 
-    let asked = upstream.requests().len();
-    let again = site.run(&[&warm[..], &["--json"]].concat()).await;
+    let requests = upstream.requests().len();
+    let again = setup.run(&[&warm[..], &["--json"]].concat()).await;
     assert_eq!((again.code, again.err.as_str()), (Some(0), ""), "{again:?}");
     assert_eq!(items(&site::json(again.out.trim())), ["null@1.2.0 linux_amd64 held", "other@1.2.0 linux_amd64 held"]);
-    assert_eq!(upstream.requests().len(), asked);
+    assert_eq!(upstream.requests().len(), requests);
 
-    is_served(&site, &upstream, "null").await;
-    is_served(&site, &upstream, "other").await;
+    is_served(&setup, &upstream, "null").await;
+    is_served(&setup, &upstream, "other").await;
 }
 
 #[tokio::test]
 async fn where_no_larder_runs_a_failure_is_reported_once_and_the_rest_is_stored() {
-    let (site, upstream) = without_larder().await;
+    let (setup, upstream) = without_larder().await;
     upstream.fault(Target::Archive.of("other"), Fault::WrongBytes);
-    let said = site.run(&["warm", "acme/null", "acme/other", "--platform", "linux_amd64"]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.out.contains("FAILED    acme/other 1.2.0 (linux_amd64)\n"), "{said:?}");
-    assert!(said.out.contains("2 archives: 1 fetched, 1 failed; "), "{said:?}");
-    assert!(!said.err.contains("could not be warmed"), "{said:?}");
-    is_served(&site, &upstream, "null").await;
+    let output = setup.run(&["warm", "acme/null", "acme/other", "--platform", "linux_amd64"]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.out.contains("FAILED    acme/other 1.2.0 (linux_amd64)\n"), "{output:?}");
+    assert!(output.out.contains("2 archives: 1 fetched, 1 failed; "), "{output:?}");
+    assert!(!output.err.contains("could not be warmed"), "{output:?}");
+    is_served(&setup, &upstream, "null").await;
 }
 
 /// The store is closed as after any other end.
 #[tokio::test]
 async fn where_no_larder_runs_a_refused_order_is_reported_too() {
-    let (site, upstream) = without_larder().await;
-    let lock = site.home.path().join(".terraform.lock.hcl");
+    let (setup, upstream) = without_larder().await;
+    let lock = setup.home.path().join(".terraform.lock.hcl");
     std::fs::write(&lock, "provider {").unwrap();
-    let said = site.run(&["warm", "acme/null", lock.to_str().unwrap(), "--platform", "linux_amd64"]).await;
-    assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{said:?}");
-    assert!(said.err.contains(".terraform.lock.hcl: the lock file: line 1"), "{said:?}");
+    let output = setup.run(&["warm", "acme/null", lock.to_str().unwrap(), "--platform", "linux_amd64"]).await;
+    assert_eq!((output.code, output.out.as_str()), (Some(1), ""), "{output:?}");
+    assert!(output.err.contains(".terraform.lock.hcl: the lock file: line 1"), "{output:?}");
     assert_eq!(upstream.requests().len(), 0);
-    assert_eq!(site.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await.code, Some(0));
+    assert_eq!(setup.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await.code, Some(0));
 }
 
 /// Both stop it, and what was fetched until then stays.
 #[tokio::test]
 async fn where_no_larder_runs_ctrl_c_and_sigterm_end_it_and_what_was_fetched_stays() {
     for signal in [Signal::INT, Signal::TERM] {
-        let (site, upstream) = without_larder().await;
+        let (setup, upstream) = without_larder().await;
         let gate = upstream.hold(Target::Archive.of("other"));
-        let file = site.file();
+        let file = setup.file();
         let arguments =
             ["warm", "acme/null", "acme/other", "--platform", "linux_amd64", "--config", file.to_str().unwrap()];
-        let (mut child, out, err) = serving(command(site.home.path(), &arguments));
+        let (mut child, out, err) = serving(command(setup.home.path(), &arguments));
         out.line_with("fetched ").await;
         upstream.wait_for(Target::Archive.of("other"), 1).await;
         child.send(signal);
@@ -288,47 +290,48 @@ async fn where_no_larder_runs_ctrl_c_and_sigterm_end_it_and_what_was_fetched_sta
         out.line_with("2 archives: 1 fetched, 1 cancelled").await;
         err.line_with("stopped: 1 archive is stored").await;
         drop(gate);
-        is_served(&site, &upstream, "null").await;
+        is_served(&setup, &upstream, "null").await;
     }
 }
 
 /// The store of a larder that runs is its own, wherever it listens.
 #[tokio::test]
 async fn a_store_that_is_in_use_is_left_untouched() {
-    let (mut site, _upstream) = without_larder().await;
-    let larder = site.serve();
-    site.text = site.text.replace("[admin]\nlisten", &format!("[admin]\nlisten = \"127.0.0.1:{}\" #", free_port()));
-    let said = site.run(&["warm", "acme/null"]).await;
-    assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{said:?}");
-    assert!(said.err.contains("is in use") && said.err.contains("--admin-listen"), "{said:?}");
+    let (mut setup, _upstream) = without_larder().await;
+    let larder = setup.serve();
+    setup.text = setup.text.replace("[admin]\nlisten", &format!("[admin]\nlisten = \"127.0.0.1:{}\" #", free_port()));
+    let output = setup.run(&["warm", "acme/null"]).await;
+    assert_eq!((output.code, output.out.as_str()), (Some(1), ""), "{output:?}");
+    assert!(output.err.contains("is in use") && output.err.contains("--admin-listen"), "{output:?}");
     assert_eq!(larder.terminate().await, Some(0));
 }
 
 /// What the client is told by `-var` and `-var-file`, larder is told as well; elsewhere they are a mistake.
 #[tokio::test]
 async fn values_of_the_command_line_choose_the_module_that_is_warmed() {
-    let (site, upstream) = without_larder().await;
-    let folder = site.home.path().join("work");
+    let (setup, upstream) = without_larder().await;
+    let folder = setup.home.path().join("work");
     std::fs::create_dir(&folder).unwrap();
     let main = "variable \"v\" {\n  const = true\n}\nmodule \"m\" {\n  source  = \"acme/${var.v}/test\"\n  version = \"1.0.0\"\n}\n";
     std::fs::write(folder.join("main.tf"), main).unwrap();
-    std::fs::write(site.home.path().join("prod.tfvars"), "v = \"absent\"\n").unwrap();
-    let (work, file) = (folder.to_str().unwrap(), site.home.path().join("prod.tfvars"));
+    std::fs::write(setup.home.path().join("prod.tfvars"), "v = \"absent\"\n").unwrap();
+    let (work, file) = (folder.to_str().unwrap(), setup.home.path().join("prod.tfvars"));
     let file = file.to_str().unwrap();
-    let plan = async |more: &[&str]| site.run(&[&["plan", work, "--platform", "linux_amd64"], more].concat()).await;
-    assert_eq!(site.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await.code, Some(0));
-    let said = plan(&[]).await;
-    assert!(said.out.contains("var.v, which has no default and no value that larder sees"), "{said:?}");
+    let plan = async |more: &[&str]| setup.run(&[&["plan", work, "--platform", "linux_amd64"], more].concat()).await;
+    assert_eq!(setup.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await.code, Some(0));
+    let output = plan(&[]).await;
+    assert!(output.out.contains("var.v, which has no default and no value that larder sees"), "{output:?}");
     for (more, name) in [(&["--var-file", file][..], "absent"), (&["--var-file", file, "--var", "v=other"], "other")] {
-        let said = plan(more).await;
-        assert!(said.out.contains(&format!("acme/{name}/test")) && said.code == Some(3), "{said:?}");
+        let output = plan(more).await;
+        assert!(output.out.contains(&format!("acme/{name}/test")) && output.code == Some(3), "{output:?}");
     }
     assert!(upstream.requests().iter().any(|request| request.path.ends_with("/acme/other/test/versions")));
-    for (more, why) in [(["--var", "v"], "is not NAME=VALUE"), (["--var-file", "/nowhere"], "/nowhere cannot be read")]
+    for (more, reason) in
+        [(["--var", "v"], "is not NAME=VALUE"), (["--var-file", "/nowhere"], "/nowhere cannot be read")]
     {
-        let said = plan(&more).await;
-        assert!(said.code == Some(1) && said.err.contains(why), "{said:?}");
+        let output = plan(&more).await;
+        assert!(output.code == Some(1) && output.err.contains(reason), "{output:?}");
     }
-    let said = site.run(&["plan", "acme/null", "--var", "v=x"]).await;
-    assert!(said.code == Some(1) && said.err.contains("are for folders"), "{said:?}");
+    let output = setup.run(&["plan", "acme/null", "--var", "v=x"]).await;
+    assert!(output.code == Some(1) && output.err.contains("are for folders"), "{output:?}");
 }

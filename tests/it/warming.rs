@@ -8,7 +8,7 @@ use crate::support::http::client;
 use crate::support::larder::{HOST, Larder};
 use crate::support::reports;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_jobs::{Desk, PLATFORMS, both, error, items, states};
+use crate::support::warm_jobs::{PLATFORMS, WarmFixture, both, error, items, states};
 
 async fn versions(list: &[&str]) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
@@ -18,8 +18,8 @@ async fn versions(list: &[&str]) -> FakeUpstream {
     upstream
 }
 
-fn told(what: &str) -> Value {
-    json!({ "what": [what], "platforms": ["linux_amd64"] })
+fn told(subject: &str) -> Value {
+    json!({ "what": [subject], "platforms": ["linux_amd64"] })
 }
 
 /// Everything that a client asks for, by way of an override and of a network mirror.
@@ -45,8 +45,8 @@ async fn warmed_packages_are_served_without_upstream() {
     let mut upstream = versions(&["1.2.0"]).await;
     upstream.publish(both(Provider::new("acme", "large").size(3_000_000)));
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
-    let job = desk.warm(&json!({ "what": ["acme/null", "acme/large@~> 1.0"], "platforms": PLATFORMS })).await;
+    let fixture = WarmFixture::of(&larder);
+    let job = fixture.warm(&json!({ "what": ["acme/null", "acme/large@~> 1.0"], "platforms": PLATFORMS })).await;
     assert_eq!(
         items(&job),
         [
@@ -67,7 +67,8 @@ async fn warmed_packages_are_served_without_upstream() {
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().on(&folder).start().await;
     everything_is_there(&larder, "null", "1.2.0").await;
     everything_is_there(&larder, "large", "1.2.0").await;
-    let job = Desk::of(&larder).warm(&json!({ "what": ["acme/null", "acme/large"], "platforms": PLATFORMS })).await;
+    let job =
+        WarmFixture::of(&larder).warm(&json!({ "what": ["acme/null", "acme/large"], "platforms": PLATFORMS })).await;
     assert_eq!((states(&job), &job["state"]), (vec!["held"; 4], &json!("done")), "{job}");
 }
 
@@ -75,15 +76,15 @@ async fn warmed_packages_are_served_without_upstream() {
 async fn a_second_warm_up_fetches_nothing() {
     let upstream = versions(&["1.2.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     let all = json!({ "what": ["acme/null@1.2.0"], "platforms": PLATFORMS });
-    desk.warm(&all).await;
+    fixture.warm(&all).await;
     upstream.forget_requests();
-    assert_eq!(states(&desk.warm(&all).await), ["held"; 2]);
+    assert_eq!(states(&fixture.warm(&all).await), ["held"; 2]);
     assert_eq!(upstream.requests().len(), 0);
     // A day later it asks about what is due, and for no archive.
     larder.clock.advance(Duration::from_secs(25 * 3600));
-    assert_eq!(states(&desk.warm(&all).await), ["held"; 2]);
+    assert_eq!(states(&fixture.warm(&all).await), ["held"; 2]);
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (2, 0));
 }
 
@@ -91,8 +92,8 @@ async fn a_second_warm_up_fetches_nothing() {
 async fn the_newest_version_that_is_meant_is_warmed() {
     let upstream = versions(&["1.1.0", "1.2.0", "1.3.0-beta.1", "2.0.0", "2.1.0-rc.1"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
-    for (what, chosen) in [
+    let fixture = WarmFixture::of(&larder);
+    for (subject, chosen) in [
         ("acme/null", "2.0.0"),
         ("acme/null@~> 1.1", "1.2.0"),
         ("acme/null@< 2, != 1.2.0", "1.1.0"),
@@ -100,19 +101,19 @@ async fn the_newest_version_that_is_meant_is_warmed() {
         ("acme/null@= 2.1.0-rc.1, > 1", "2.1.0-rc.1"),
         ("acme/null@1.1", "1.1.0"),
     ] {
-        let job = desk.warm(&told(what)).await;
-        assert_eq!(reports::name(&job["items"][0]), format!("{HOST}/acme/null@{chosen}"), "{what}: {job}");
+        let job = fixture.warm(&told(subject)).await;
+        assert_eq!(reports::name(&job["items"][0]), format!("{HOST}/acme/null@{chosen}"), "{subject}: {job}");
         assert_eq!(job["state"], "done", "{job}");
     }
-    for (what, why) in [
+    for (subject, reason) in [
         ("acme/null@> 2.0.0", "none of the 5 versions that are listed is"),
         ("acme/null@1.0.0", "no client would ask for it"),
         ("acme/never", "404"),
         ("elsewhere.example/acme/null", "is not an upstream of this mirror"),
     ] {
-        let job = desk.warm(&told(what)).await;
+        let job = fixture.warm(&told(subject)).await;
         assert_eq!(job["state"], "failed", "{job}");
-        assert!(error(&job, 0).contains(why), "{job}");
+        assert!(error(&job, 0).contains(reason), "{job}");
     }
 }
 
@@ -125,8 +126,8 @@ async fn a_failing_recurring_job_is_reported_and_stops_no_other() {
     upstream.fault(Target::Archive.of("-two_"), Fault::WrongBytes);
     upstream.fault(Target::Signature.of("-three_"), Fault::Status(404));
     let larder = Larder::mirroring(&upstream).start().await;
-    let what = ["acme/two", "acme/null", "acme/three", "acme/one"];
-    let job = Desk::of(&larder).warm(&json!({ "what": what, "platforms": PLATFORMS })).await;
+    let addresses = ["acme/two", "acme/null", "acme/three", "acme/one"];
+    let job = WarmFixture::of(&larder).warm(&json!({ "what": addresses, "platforms": PLATFORMS })).await;
     assert_eq!(
         items(&job),
         [
@@ -141,8 +142,8 @@ async fn a_failing_recurring_job_is_reported_and_stops_no_other() {
         ]
     );
     assert_eq!(job["state"], "failed");
-    for (item, why) in [(0, "404"), (1, "its bytes have SHA-256"), (5, "signature"), (6, "404")] {
-        assert!(error(&job, item).contains(why), "{item}: {job}");
+    for (item, reason) in [(0, "404"), (1, "its bytes have SHA-256"), (5, "signature"), (6, "404")] {
+        assert!(error(&job, item).contains(reason), "{item}: {job}");
     }
     assert_eq!(larder.folder.blobs().len(), 3);
 }
@@ -155,27 +156,27 @@ async fn a_job_reports_the_progress_of_each_archive_and_fetches_four_at_a_time()
     for name in &names {
         upstream.publish(Provider::new("acme", name).size(2 * HALF));
     }
-    let held = upstream.hold_after(Target::Archive, HALF);
+    let stored = upstream.hold_after(Target::Archive, HALF);
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
-    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
-    let path = desk.begin(&json!({ "what": what, "platforms": ["linux_amd64"] })).await;
+    let fixture = WarmFixture::of(&larder);
+    let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    let path = fixture.begin(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
     let size = upstream.archive_bytes("acme", "p0", "1.2.0", "linux_amd64").len();
     let half_way = |item: &&Value| item["state"] == "fetching" && item["bytes"] == HALF && item["size_bytes"] == size;
     let four_half_way = |job: &Value| job["items"].as_array().unwrap().iter().filter(half_way).count() == 4;
-    let job = desk.once(&path, four_half_way).await;
+    let job = fixture.once(&path, four_half_way).await;
     assert_eq!(
         (states(&job).iter().filter(|state| **state == "waiting").count(), &job["state"]),
         (2, &json!("running"))
     );
     assert_eq!(upstream.count_of(Target::Archive), 4);
-    let listed = desk.get("/admin/v1/jobs").await.expect(200).json();
+    let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
     assert_eq!((&listed["jobs"][0]["id"], &listed["jobs"][0]["items"]["all"]), (&job["id"], &json!(6)), "{listed}");
 
-    held.open();
-    let job = desk.ended(&path).await;
+    stored.open();
+    let job = fixture.ended(&path).await;
     assert_eq!((states(&job), &job["state"]), (vec!["fetched"; 6], &json!("done")));
-    let listed = desk.get("/admin/v1/jobs").await.expect(200).json();
+    let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
     assert_eq!((&listed["jobs"][0]["state"], &listed["jobs"][0]["items"]["fetched"]), (&json!("done"), &json!(6)));
 }
 
@@ -186,26 +187,26 @@ async fn a_job_that_is_cancelled_fetches_no_more_and_keeps_what_it_has() {
         upstream.publish(Provider::new("acme", name).size(3_000_000));
     }
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
-    desk.warm(&told("acme/one")).await;
-    let held = upstream.hold_after(Target::Archive, 1_000_000);
+    let fixture = WarmFixture::of(&larder);
+    fixture.warm(&told("acme/one")).await;
+    let stored = upstream.hold_after(Target::Archive, 1_000_000);
     let all = json!({ "what": ["acme/one", "acme/two", "acme/three", "acme/four", "acme/five", "acme/six"], "platforms": ["linux_amd64"] });
-    let path = desk.begin(&all).await;
+    let path = fixture.begin(&all).await;
     upstream.wait_for(Target::Archive, 5).await;
-    desk.once(&path, |job| job["items"][0]["state"] == "held").await;
-    let ended = desk.send("DELETE", &path, "application/json", "").await.expect(200).json();
+    fixture.once(&path, |job| job["items"][0]["state"] == "held").await;
+    let ended = fixture.send("DELETE", &path, "application/json", "").await.expect(200).json();
     assert_eq!(ended["state"], "cancelled");
     assert_eq!(states(&ended), ["held", "cancelled", "cancelled", "cancelled", "cancelled", "cancelled"]);
     assert!(ended["ended"].is_u64());
-    assert_eq!(desk.job(&path).await, ended);
+    assert_eq!(fixture.job(&path).await, ended);
     // To stop what has ended changes nothing.
-    assert_eq!(desk.send("DELETE", &path, "application/json", "").await.expect(200).json(), ended);
+    assert_eq!(fixture.send("DELETE", &path, "application/json", "").await.expect(200).json(), ended);
 
-    held.open();
-    let job = desk.warm(&all).await;
+    stored.open();
+    let job = fixture.warm(&all).await;
     assert_eq!(job["state"], "done", "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 6, "something was fetched twice");
-    assert_eq!(desk.job(&path).await, ended);
+    assert_eq!(fixture.job(&path).await, ended);
 }
 
 /// DESIGN 4: an upstream's Retry-After holds back jobs, and no client.
@@ -214,22 +215,22 @@ async fn a_job_waits_for_as_long_as_its_upstream_asks() {
     let upstream = versions(&["1.2.0"]).await;
     upstream.publish(Provider::new("acme", "other"));
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     upstream.fault_once(Target::Archive, Fault::RetryAfter(429, 600));
-    let path = desk.begin(&told("acme/null")).await;
-    desk.once(&path, |job| job["items"][0]["state"] == "waiting" && upstream.count_of(Target::Archive) >= 1).await;
-    let asked = upstream.requests().len();
+    let path = fixture.begin(&told("acme/null")).await;
+    fixture.once(&path, |job| job["items"][0]["state"] == "waiting" && upstream.count_of(Target::Archive) >= 1).await;
+    let requests = upstream.requests().len();
     // Another job waits too; what is held is no matter for it.
-    let other = desk.begin(&told("acme/other")).await;
+    let other = fixture.begin(&told("acme/other")).await;
     larder.versions("null").await.expect(200);
-    desk.once(&other, |job| job["items"][0]["state"] == "waiting").await;
-    assert_eq!(upstream.requests().len(), asked);
+    fixture.once(&other, |job| job["items"][0]["state"] == "waiting").await;
+    assert_eq!(upstream.requests().len(), requests);
     let document = larder.document("other", "1.2.0").await;
     assert_eq!(document.status, 200, "a client was held back");
 
     larder.clock.advance(Duration::from_secs(601));
     for path in [path, other] {
-        let job = desk.ended(&path).await;
+        let job = fixture.ended(&path).await;
         assert_eq!(job["state"], "done", "{job}");
     }
 }
@@ -243,11 +244,11 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
         upstream.publish(Provider::new("acme", name).size(300_000));
     }
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
-    let desk = Desk::of(&larder);
-    let job = desk.warm(&told("acme/large")).await;
+    let fixture = WarmFixture::of(&larder);
+    let job = fixture.warm(&told("acme/large")).await;
     assert!(error(&job, 0).contains("do not fit: the store may have 1048576"), "{job}");
-    let what: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
-    let job = desk.warm(&json!({ "what": what, "platforms": ["linux_amd64"] })).await;
+    let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    let job = fixture.warm(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
     assert_eq!(job["state"], "failed", "{job}");
     let warm: Vec<usize> = (0..8).filter(|item| job["items"][*item]["state"] == "fetched").collect();
     // As many as fit at the end; each may have made room for the one before.
@@ -267,11 +268,11 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
 async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
     let upstream = versions(&["1.1.0", "1.2.0"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    Desk::of(&larder).warm(&told("acme/null@1.1.0")).await;
+    WarmFixture::of(&larder).warm(&told("acme/null@1.1.0")).await;
     let folder = larder.stop().await;
     upstream.forget_requests();
     let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
-    let job = Desk::of(&larder)
+    let job = WarmFixture::of(&larder)
         .warm(&json!({ "what": ["acme/null@1.1.0", "acme/null@1.2.0", "acme/other"], "platforms": ["linux_amd64"] }))
         .await;
     assert_eq!((states(&job), upstream.requests().len()), (vec!["held", "failed", "failed"], 0), "{job}");
@@ -285,17 +286,17 @@ async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
 async fn a_client_and_a_job_share_one_download() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(3_000_000));
-    let held = upstream.hold_after(Target::Archive, 1_000_000);
+    let stored = upstream.hold_after(Target::Archive, 1_000_000);
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
-    let path = desk.begin(&told("acme/null")).await;
+    let fixture = WarmFixture::of(&larder);
+    let path = fixture.begin(&told("acme/null")).await;
     upstream.wait_for(Target::Archive, 1).await;
     let archive = larder.archive_path("null", "1.2.0").await;
     let url = format!("{}{archive}", larder.base());
     let mut asking = client().get(&url).send().await.unwrap();
     let mut body = asking.chunk().await.unwrap().unwrap().to_vec();
-    desk.send("DELETE", &path, "application/json", "").await.expect(200);
-    held.open();
+    fixture.send("DELETE", &path, "application/json", "").await.expect(200);
+    stored.open();
     while let Some(piece) = asking.chunk().await.unwrap() {
         body.extend_from_slice(&piece);
     }

@@ -14,7 +14,7 @@ use crate::support::reports;
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
-use crate::support::warm_jobs::{Desk, PLATFORMS, both, error, items, states};
+use crate::support::warm_jobs::{PLATFORMS, WarmFixture, both, error, items, states};
 
 const BOTH: &str = "platform=linux_amd64&platform=darwin_arm64";
 // Larger than what is fetched beside others.
@@ -82,9 +82,9 @@ async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_s
     let lock = lock_file(&upstream);
     let ca = TestCa::new();
     let larder = Larder::mirroring(&upstream).nothing_stays_fresh().tls(&ca, &["127.0.0.1"]).start().await;
-    let desk = Desk::of(&larder);
-    let path = desk.begin_lock_file(&lock, BOTH).await;
-    let job = desk.ended(&path).await;
+    let fixture = WarmFixture::of(&larder);
+    let path = fixture.begin_lock_file(&lock, BOTH).await;
+    let job = fixture.ended(&path).await;
     assert_eq!((states(&job), &job["state"]), (vec!["fetched"; 16], &json!("done")), "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 16);
     upstream.stop().await;
@@ -121,22 +121,22 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
     let gate = |name: &String| upstream.hold_after(Target::Archive.of(&format!("-{name}_")), HALF);
     let gates: BTreeMap<String, _> = eight().iter().map(|name| (name.clone(), gate(name))).collect();
     let larder = Process::start(&builder(), folder.path());
-    let desk = Desk::at(&larder, token(&folder));
-    let path = desk.begin_lock_file(&lock, BOTH).await;
+    let fixture = WarmFixture::at(&larder, token(&folder));
+    let path = fixture.begin_lock_file(&lock, BOTH).await;
     let half_way = |job: &Value| {
         let at_half = |item: &&Value| item["state"] == "fetching" && item["bytes"] == HALF;
         let items = job["items"].as_array().unwrap().iter().filter(at_half);
         items.map(reports::name).collect::<Vec<_>>()
     };
     // The first four come whole; the next four stop in the middle.
-    let first = desk.once(&path, |job| half_way(job).len() == 4).await;
+    let first = fixture.once(&path, |job| half_way(job).len() == 4).await;
     for (name, gate) in &gates {
-        if half_way(&first).iter().any(|what| what.contains(&format!("/{name}@"))) {
+        if half_way(&first).iter().any(|subject| subject.contains(&format!("/{name}@"))) {
             gate.open();
         }
     }
     let fetched = |job: &Value| states(job).iter().filter(|state| **state == "fetched").count();
-    let second = desk.once(&path, |job| half_way(job).len() == 4 && fetched(job) >= 4).await;
+    let second = fixture.once(&path, |job| half_way(job).len() == 4 && fetched(job) >= 4).await;
     larder.kill();
     let whole = folder.blobs().len();
     assert_eq!(whole, fetched(&second));
@@ -145,15 +145,16 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
     gates.values().for_each(|gate| gate.open());
 
     let larder = Process::start(&builder(), folder.path());
-    let desk = Desk::at(&larder, token(&folder));
-    let job = desk.ended(&path).await;
+    let fixture = WarmFixture::at(&larder, token(&folder));
+    let job = fixture.ended(&path).await;
     assert_eq!((job["state"].as_str(), job["items"].as_array().unwrap().len()), (Some("done"), 16), "{job}");
     assert_eq!(states(&job).iter().filter(|state| **state == "held").count(), whole, "{job}");
     assert_eq!((folder.blobs().len(), folder.staged().len()), (16, 0));
 
-    let asked = archive_requests(&upstream);
-    assert_eq!(asked.len() - before, 16 - whole, "what was fetched is fetched again");
-    let resumed = asked[before..].iter().filter(|request| request.header("range") == Some(&format!("bytes={HALF}-")));
+    let requests = archive_requests(&upstream);
+    assert_eq!(requests.len() - before, 16 - whole, "what was fetched is fetched again");
+    let resumed =
+        requests[before..].iter().filter(|request| request.header("range") == Some(&format!("bytes={HALF}-")));
     assert_eq!(resumed.count(), 4);
     for name in eight() {
         for platform in PLATFORMS {
@@ -162,7 +163,11 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
             );
             let size = upstream.archive_bytes("acme", &name, "1.2.0", platform).len() as u64;
             // A connection that was cut has more given to it than came; and never all of it twice.
-            assert!((size..2 * size).contains(&sent_of(&asked, &file)), "{file}: {} of {size}", sent_of(&asked, &file));
+            assert!(
+                (size..2 * size).contains(&sent_of(&requests, &file)),
+                "{file}: {} of {size}",
+                sent_of(&requests, &file)
+            );
         }
     }
 
@@ -190,7 +195,7 @@ async fn the_client_chooses_the_version_that_was_warmed() {
         upstream.publish(Provider::new("acme", "null").version(version).size(100));
     }
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     let overridden = host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/");
     let constraints = [
         "1.0",
@@ -210,8 +215,8 @@ async fn the_client_chooses_the_version_that_was_warmed() {
     ];
     let mut chosen = Vec::new();
     for constraint in constraints {
-        let told = json!({ "what": [format!("acme/null@{constraint}")], "platforms": ["linux_amd64"] });
-        let job = desk.warm(&told).await;
+        let order = json!({ "what": [format!("acme/null@{constraint}")], "platforms": ["linux_amd64"] });
+        let job = fixture.warm(&order).await;
         assert_eq!(job["state"], "done", "{constraint}: {job}");
         chosen.push(job["items"][0]["version"].as_str().unwrap().to_owned());
     }
@@ -243,14 +248,14 @@ async fn curl_warms_a_lock_file() {
     };
     let url = format!("{}/admin/v1/warm?{BOTH}", larder.admin());
     let body = format!("@{}", file.display());
-    let said = curl(&["-H", "Content-Type: text/plain", "--data-binary", &body, "-i", &url]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.out.starts_with("HTTP/1.1 202"), "{said:?}");
-    let place = said.out.lines().find_map(|line| line.strip_prefix("location: ")).unwrap().to_owned();
-    let at = format!("{}{place}", larder.admin());
+    let output = curl(&["-H", "Content-Type: text/plain", "--data-binary", &body, "-i", &url]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.out.starts_with("HTTP/1.1 202"), "{output:?}");
+    let place = output.out.lines().find_map(|line| line.strip_prefix("location: ")).unwrap().to_owned();
+    let address = format!("{}{place}", larder.admin());
     let done = eventually("the job ends", async || {
-        let said = curl(&[&at]).await;
-        Some(serde_json::from_str::<Value>(&said.out).unwrap()).filter(|job| job["state"] != "running")
+        let output = curl(&[&address]).await;
+        Some(serde_json::from_str::<Value>(&output.out).unwrap()).filter(|job| job["state"] != "running")
     });
     let done = done.await;
     assert_eq!((done["state"].as_str(), states(&done)), (Some("done"), vec!["fetched"; 16]), "{done}");
@@ -263,18 +268,18 @@ async fn sigterm_ends_a_warm_up_at_once_and_the_next_start_resumes_it() {
     upstream.publish(Provider::new("acme", "null").size(3_000_000));
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).on(&folder);
-    let held = upstream.hold_after(Target::Archive, 1_000_000);
+    let stored = upstream.hold_after(Target::Archive, 1_000_000);
     let larder = Process::start(&builder(), folder.path());
-    let told = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
-    let desk = Desk::at(&larder, token(&folder));
-    let path = desk.begin(&told).await;
-    desk.once(&path, |job| job["items"][0]["bytes"] == 1_000_000).await;
+    let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
+    let fixture = WarmFixture::at(&larder, token(&folder));
+    let path = fixture.begin(&order).await;
+    fixture.once(&path, |job| job["items"][0]["bytes"] == 1_000_000).await;
     larder.terminate_at_once().await;
-    held.open();
+    stored.open();
     upstream.forget_requests();
 
     let larder = Process::start(&builder(), folder.path());
-    let job = Desk::at(&larder, token(&folder)).ended(&path).await;
+    let job = WarmFixture::at(&larder, token(&folder)).ended(&path).await;
     assert_eq!(items(&job), ["null@1.2.0 linux_amd64 fetched"]);
     assert_eq!(archive_requests(&upstream)[0].header("range"), Some("bytes=1000000-"));
 }
@@ -285,11 +290,11 @@ async fn an_archive_that_none_of_the_locked_hashes_fits_fails_its_item() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(both(Provider::new("acme", "null").directory_entries()));
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     let warm = async |hashes: &[&str]| {
         let hashes: Vec<String> = hashes.iter().map(|hash| (*hash).to_owned()).collect();
-        let path = desk.begin_lock_file(&block("null", &hashes), BOTH).await;
-        desk.ended(&path).await
+        let path = fixture.begin_lock_file(&block("null", &hashes), BOTH).await;
+        fixture.ended(&path).await
     };
     let other = format!("zh:{}", "0".repeat(64));
     let job = warm(&[&other]).await;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::support::eventually;
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_jobs::{Desk, both, error, items, states};
+use crate::support::warm_jobs::{WarmFixture, both, error, items, states};
 
 const DAY: Duration = Duration::from_secs(25 * 3600);
 
@@ -18,28 +18,28 @@ fn told() -> Value {
 }
 
 /// An upstream whose 1.2.0 is warm since yesterday, and that has published 1.3.0 since.
-async fn warm_since_yesterday() -> (FakeUpstream, Larder, Desk) {
+async fn warm_since_yesterday() -> (FakeUpstream, Larder, WarmFixture) {
     let upstream = FakeUpstream::start().await;
     upstream.publish(both(Provider::new("acme", "null")));
     let larder = Larder::mirroring(&upstream).with("patience = \"100ms\"").start().await;
-    let desk = Desk::of(&larder);
-    assert_eq!(items(&desk.warm(&told()).await), ["null@1.2.0 linux_amd64 fetched"]);
+    let fixture = WarmFixture::of(&larder);
+    assert_eq!(items(&fixture.warm(&told()).await), ["null@1.2.0 linux_amd64 fetched"]);
     upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
     larder.clock.advance(DAY);
     upstream.forget_requests();
-    (upstream, larder, desk)
+    (upstream, larder, fixture)
 }
 
 #[tokio::test]
 async fn a_job_has_more_patience_with_a_list_than_a_client() {
-    let (mut upstream, larder, desk) = warm_since_yesterday().await;
-    let held = upstream.hold(Target::Versions);
-    let path = desk.begin(&told()).await;
+    let (mut upstream, larder, fixture) = warm_since_yesterday().await;
+    let stored = upstream.hold(Target::Versions);
+    let path = fixture.begin(&told()).await;
     upstream.wait_for(Target::Versions, 1).await;
     assert!(larder.versions("null").await.expect(200).is("larder; hit; detail=stale"), "the client waited");
-    assert_eq!(desk.job(&path).await["state"], "running", "a stale list was taken for good");
-    held.open();
-    let job = desk.ended(&path).await;
+    assert_eq!(fixture.job(&path).await["state"], "running", "a stale list was taken for good");
+    stored.open();
+    let job = fixture.ended(&path).await;
     assert_eq!(items(&job), ["null@1.3.0 linux_amd64 fetched"], "{job}");
     assert_eq!(job["items"][0]["unconfirmed"], Value::Null, "{job}");
     upstream.stop().await;
@@ -49,24 +49,27 @@ async fn a_job_has_more_patience_with_a_list_than_a_client() {
 
 #[tokio::test]
 async fn a_version_chosen_from_an_unconfirmed_list_says_so() {
-    let (mut upstream, _larder, desk) = warm_since_yesterday().await;
+    let (mut upstream, _larder, fixture) = warm_since_yesterday().await;
     upstream.stop().await;
-    let job = desk.warm(&told()).await;
+    let job = fixture.warm(&told()).await;
     assert_eq!(items(&job), ["null@1.2.0 linux_amd64 held"], "{job}");
-    let said = job["items"][0]["unconfirmed"].as_str().unwrap();
-    assert!(said.contains("could not be asked about the version list of registry.terraform.io/acme/null"), "{said}");
+    let output = job["items"][0]["unconfirmed"].as_str().unwrap();
+    assert!(
+        output.contains("could not be asked about the version list of registry.terraform.io/acme/null"),
+        "{output}"
+    );
 }
 
 #[tokio::test]
 async fn a_list_is_asked_for_later_where_its_upstream_says_so() {
-    let (upstream, larder, desk) = warm_since_yesterday().await;
+    let (upstream, larder, fixture) = warm_since_yesterday().await;
     upstream.fault_once(Target::Versions, Fault::RetryAfter(429, 600));
-    let path = desk.begin(&told()).await;
+    let path = fixture.begin(&told()).await;
     upstream.wait_for(Target::Versions, 1).await;
-    let job = desk.once(&path, |job| job["items"][0]["state"] != "resolving").await;
+    let job = fixture.once(&path, |job| job["items"][0]["state"] != "resolving").await;
     assert_eq!(states(&job), ["waiting"], "{job}");
     larder.clock.advance(Duration::from_secs(601));
-    assert_eq!(items(&desk.ended(&path).await), ["null@1.3.0 linux_amd64 fetched"]);
+    assert_eq!(items(&fixture.ended(&path).await), ["null@1.3.0 linux_amd64 fetched"]);
 }
 
 /// However often: a large job by a rate limiter is told "later" many times.
@@ -75,17 +78,17 @@ async fn being_asked_to_retry_later_many_times_is_no_failure() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     upstream.fault(Target::Archive, Fault::RetryAfter(429, 60));
-    let path = desk.begin(&told()).await;
+    let path = fixture.begin(&told()).await;
     for times in 1..=15 {
         upstream.wait_for(Target::Archive, times).await;
-        desk.once(&path, |job| job["items"][0]["state"] != "fetching").await;
+        fixture.once(&path, |job| job["items"][0]["state"] != "fetching").await;
         larder.clock.advance(Duration::from_secs(61));
     }
     upstream.heal();
     larder.clock.advance(Duration::from_secs(61));
-    let job = desk.ended(&path).await;
+    let job = fixture.ended(&path).await;
     assert_eq!((states(&job), &job["state"]), (vec!["fetched"], &json!("done")), "{job}");
 }
 
@@ -95,13 +98,13 @@ async fn a_job_without_progress_ends() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     upstream.fault(Target::Archive, Fault::RetryAfter(429, 60));
-    let path = desk.begin(&told()).await;
+    let path = fixture.begin(&told()).await;
     upstream.wait_for(Target::Archive, 1).await;
-    desk.once(&path, |job| job["items"][0]["state"] == "waiting").await;
+    fixture.once(&path, |job| job["items"][0]["state"] == "waiting").await;
     larder.clock.advance(Duration::from_secs(7 * 3600));
-    let job = desk.ended(&path).await;
+    let job = fixture.ended(&path).await;
     assert!(error(&job, 0).contains("asks for a pause"), "{job}");
 }
 
@@ -112,17 +115,17 @@ async fn a_job_waits_for_whom_a_redirect_leads_to() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let larder = Larder::mirroring(&upstream).allow_private(&elsewhere.origin()).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     upstream.fault(Target::Archive, Fault::RedirectTo(302, format!("{}/x.zip", elsewhere.origin())));
     elsewhere.fault(Target::Everything, Fault::RetryAfter(503, 600));
-    let path = desk.begin(&told()).await;
+    let path = fixture.begin(&told()).await;
     elsewhere.wait_for(Target::Other, 1).await;
-    let job = desk.once(&path, |job| job["items"][0]["state"] != "fetching").await;
+    let job = fixture.once(&path, |job| job["items"][0]["state"] != "fetching").await;
     assert_eq!(states(&job), ["waiting"], "{job}");
     assert_eq!(elsewhere.requests().len(), 1, "it was asked again although it wants to be left alone");
     upstream.heal();
     larder.clock.advance(Duration::from_secs(601));
-    assert_eq!(states(&desk.ended(&path).await), ["fetched"]);
+    assert_eq!(states(&fixture.ended(&path).await), ["fetched"]);
 }
 
 #[tokio::test]
@@ -131,11 +134,11 @@ async fn waiting_for_a_local_limit_ends_in_a_failure() {
     upstream.publish(Provider::new("acme", "null"));
     let builder = Larder::mirroring(&upstream);
     let larder = builder.bounds(|bounds| bounds.job_rate = Rate { burst: 0, per_second: 0 }).start().await;
-    let desk = Desk::of(&larder);
-    let path = desk.begin(&told()).await;
+    let fixture = WarmFixture::of(&larder);
+    let path = fixture.begin(&told()).await;
     let job = eventually("it gives up", async || {
         larder.clock.advance(Duration::from_secs(7 * 3600));
-        Some(desk.job(&path).await).filter(|job| job["state"] != "running")
+        Some(fixture.job(&path).await).filter(|job| job["state"] != "running")
     })
     .await;
     assert_eq!(job["state"], "failed", "{job}");

@@ -8,9 +8,9 @@ use crate::support::http::{client, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::null_provider::outcomes;
 use crate::support::process::Process;
-use crate::support::site::{Site, json as read};
+use crate::support::site::{CommandSetup, json as read};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
-use crate::support::warm_jobs::{Desk, PLATFORMS, both, error, states};
+use crate::support::warm_jobs::{PLATFORMS, WarmFixture, both, error, states};
 
 async fn upstream_with(names: &[&str], size: usize) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
@@ -27,19 +27,19 @@ const ONE: &str = "provider \"registry.terraform.io/acme/null\" {\n  version = \
 async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_page() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let held = upstream.hold(Target::Archive);
-    let desk = Desk::of(&larder);
-    let path = desk.begin(&json!({ "what": ["acme/null"] })).await;
+    let stored = upstream.hold(Target::Archive);
+    let fixture = WarmFixture::of(&larder);
+    let path = fixture.begin(&json!({ "what": ["acme/null"] })).await;
     let bearer = format!("Bearer {}", larder.token());
     let port = larder.admin().rsplit_once(':').unwrap().1.to_owned();
-    let jobs = desk.get("/admin/v1/jobs").await.expect(200).json();
-    for (method, at, kind, body) in [
+    let jobs = fixture.get("/admin/v1/jobs").await.expect(200).json();
+    for (method, offset, kind, body) in [
         ("POST", "/admin/v1/warm", "application/json", r#"{"what":["acme/null"]}"#),
         ("POST", "/admin/v1/warm", "text/plain", ONE),
         ("DELETE", path.as_str(), "application/json", ""),
     ] {
         let ask = |headers: &[(&str, &str)]| {
-            let request = client().request(method.parse().unwrap(), format!("{}{at}", larder.admin()));
+            let request = client().request(method.parse().unwrap(), format!("{}{offset}", larder.admin()));
             let request = request.header("content-type", kind).body(body);
             send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)))
         };
@@ -56,11 +56,11 @@ async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_pag
         send(page).await.unwrap().expect(403);
     }
     // Nothing was started, and nothing stopped.
-    let now = desk.get("/admin/v1/jobs").await.expect(200).json();
+    let now = fixture.get("/admin/v1/jobs").await.expect(200).json();
     assert_eq!(now["jobs"].as_array().unwrap().len(), 1);
     assert_eq!((&now["jobs"][0]["id"], &now["jobs"][0]["state"]), (&jobs["jobs"][0]["id"], &json!("running")));
-    held.open();
-    assert_eq!(desk.ended(&path).await["state"], "done");
+    stored.open();
+    assert_eq!(fixture.ended(&path).await["state"], "done");
 }
 
 /// This machine's own platform, where none is named.
@@ -68,28 +68,28 @@ async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_pag
 async fn without_a_platform_this_machines_own_is_warmed() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     let here = larder::address::Platform::of_this_machine().to_string();
-    let job = desk.warm(&json!({ "what": ["acme/null"] })).await;
+    let job = fixture.warm(&json!({ "what": ["acme/null"] })).await;
     assert_eq!((&job["platforms"], &job["items"][0]["platform"]), (&json!([here]), &json!(here)));
-    let path = desk.begin_lock_file(ONE, "").await;
-    assert_eq!(desk.job(&path).await["platforms"], json!([here]));
+    let path = fixture.begin_lock_file(ONE, "").await;
+    assert_eq!(fixture.job(&path).await["platforms"], json!([here]));
 }
 
 #[tokio::test]
 async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     let problems = |answer: crate::support::http::Answer| answer.expect(400).json()["errors"].clone();
     let bad = json!({ "what": ["null", "acme/null@=> 1", "acme/vpc/AWS"], "platforms": ["linux"], "pin": true });
-    let said = problems(desk.post("/admin/v1/warm", &bad).await);
-    assert_eq!(said.as_array().unwrap().len(), 4, "{said}");
+    let output = problems(fixture.post("/admin/v1/warm", &bad).await);
+    assert_eq!(output.as_array().unwrap().len(), 4, "{output}");
     for body in [json!([]), json!({ "what": "acme/null" }), json!({ "what": ["acme/null"], "force": true })] {
-        let said = problems(desk.post("/admin/v1/warm", &body).await);
-        assert!(said[0].as_str().unwrap().contains("the body is not {\"what\""), "{said}");
+        let output = problems(fixture.post("/admin/v1/warm", &body).await);
+        assert!(output[0].as_str().unwrap().contains("the body is not {\"what\""), "{output}");
     }
-    for (body, why) in [
+    for (body, reason) in [
         (json!({}), "nothing is named"),
         (json!({ "what": [{ "address": "acme/null", "platform": "linux_amd64" }] }), "the body is not"),
         (json!({ "what": [{ "address": "acme/null", "platforms": ["linux"] }] }), "\"linux\" is not a platform"),
@@ -104,64 +104,64 @@ async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
         (json!({ "files": { "main.tf": "" }, "client": "pulumi" }), "the body is not"),
     ] {
         for path in ["/admin/v1/warm", "/admin/v1/plan"] {
-            let said = problems(desk.post(path, &body).await);
-            assert!(said[0].as_str().unwrap().contains(why), "{body}: {said}");
+            let output = problems(fixture.post(path, &body).await);
+            assert!(output[0].as_str().unwrap().contains(reason), "{body}: {output}");
         }
     }
-    let query = desk.post("/admin/v1/warm?pin", &json!({ "what": ["acme/null"] })).await;
+    let query = fixture.post("/admin/v1/warm?pin", &json!({ "what": ["acme/null"] })).await;
     assert!(problems(query)[0].as_str().unwrap().contains("no query"));
     let many: Vec<String> = (0..1024).map(|number| format!("acme/p{number}")).collect();
     let platforms: Vec<String> = (0..9).map(|number| format!("linux_a{number}")).collect();
-    let said = problems(desk.post("/admin/v1/warm", &json!({ "what": many, "platforms": platforms })).await);
-    assert!(said[0].as_str().unwrap().contains("about 9216 archives"), "{said}");
+    let output = problems(fixture.post("/admin/v1/warm", &json!({ "what": many, "platforms": platforms })).await);
+    assert!(output[0].as_str().unwrap().contains("about 9216 archives"), "{output}");
 
     let broken = "provider \"x\" {\n  version = 1\n}\nprovider \"r.example/a/b\" {\n}\n";
-    let sent = desk.send("POST", "/admin/v1/warm?platform=linux&pin=yes&speed=9", "text/plain", broken).await;
-    let said = problems(sent);
-    let said: Vec<&str> = said.as_array().unwrap().iter().map(|problem| problem.as_str().unwrap()).collect();
+    let sent = fixture.send("POST", "/admin/v1/warm?platform=linux&pin=yes&speed=9", "text/plain", broken).await;
+    let output = problems(sent);
+    let output: Vec<&str> = output.as_array().unwrap().iter().map(|problem| problem.as_str().unwrap()).collect();
     for part in ["\"speed\"", "pin is true or false", "\"linux\"", "line 1:", "line 2:", "line 4:"] {
-        assert!(said.iter().any(|problem| problem.contains(part)), "{part} is not in {said:?}");
+        assert!(output.iter().any(|problem| problem.contains(part)), "{part} is not in {output:?}");
     }
     let large = "#".repeat((1 << 20) + 1);
-    desk.send("POST", "/admin/v1/warm", "text/plain", large.clone()).await.expect(413);
-    desk.send("POST", "/admin/v1/warm", "application/json", large[..70_000].to_owned()).await.expect(400);
-    desk.send("POST", "/admin/v1/warm", "application/json", large.repeat(25)).await.expect(413);
-    desk.send("POST", "/admin/v1/warm", "application/x-tar", large.repeat(33)).await.expect(413);
-    for (tar, query, why) in [
+    fixture.send("POST", "/admin/v1/warm", "text/plain", large.clone()).await.expect(413);
+    fixture.send("POST", "/admin/v1/warm", "application/json", large[..70_000].to_owned()).await.expect(400);
+    fixture.send("POST", "/admin/v1/warm", "application/json", large.repeat(25)).await.expect(413);
+    fixture.send("POST", "/admin/v1/warm", "application/x-tar", large.repeat(33)).await.expect(413);
+    for (tar, query, reason) in [
         (&large[..], "", "it is no tar of files"),
         ("", "", "the tar holds no file that a client reads"),
         ("", "?platform=linux_amd64&root=prod", "the tar holds no file that a client reads"),
     ] {
-        let sent = desk.send("POST", &format!("/admin/v1/warm{query}"), "application/x-tar", tar.to_owned()).await;
-        let said = problems(sent);
-        assert!(said[0].as_str().unwrap().contains(why), "{said}");
+        let sent = fixture.send("POST", &format!("/admin/v1/warm{query}"), "application/x-tar", tar.to_owned()).await;
+        let output = problems(sent);
+        assert!(output[0].as_str().unwrap().contains(reason), "{output}");
     }
     // A lock file of many providers is larger than any command.
-    desk.send("POST", "/admin/v1/warm", "text/plain", large[..(256 << 10) + 1].to_owned()).await.expect(413);
+    fixture.send("POST", "/admin/v1/warm", "text/plain", large[..(256 << 10) + 1].to_owned()).await.expect(413);
     let long = format!("{}{ONE}", "# a comment\n".repeat(10_000));
-    desk.send("POST", "/admin/v1/warm", "text/plain; charset=utf-8", long).await.expect(202);
+    fixture.send("POST", "/admin/v1/warm", "text/plain; charset=utf-8", long).await.expect(202);
     for kind in ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "text/html"] {
-        desk.send("POST", "/admin/v1/warm", kind, ONE).await.expect(415);
+        fixture.send("POST", "/admin/v1/warm", kind, ONE).await.expect(415);
     }
-    assert_eq!(desk.send("GET", "/admin/v1/warm", "text/plain", "").await.expect(405).header("allow"), "POST");
-    assert_eq!(desk.send("POST", "/admin/v1/jobs", "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
-    let allowed = desk.send("POST", "/admin/v1/jobs/0011223344556677", "text/plain", "").await.expect(405);
+    assert_eq!(fixture.send("GET", "/admin/v1/warm", "text/plain", "").await.expect(405).header("allow"), "POST");
+    assert_eq!(fixture.send("POST", "/admin/v1/jobs", "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
+    let allowed = fixture.send("POST", "/admin/v1/jobs/0011223344556677", "text/plain", "").await.expect(405);
     assert_eq!(allowed.header("allow"), "GET, HEAD, DELETE");
     for (path, method) in [("/admin/v1/jobs/0011223344556677", "GET"), ("/admin/v1/jobs/0011223344556677", "DELETE")] {
-        let none = desk.send(method, path, "text/plain", "").await.expect(404);
+        let none = fixture.send(method, path, "text/plain", "").await.expect(404);
         assert!(none.text().contains("there is no job 0011223344556677"), "{}", none.text());
     }
     let events = "/admin/v1/jobs/0011223344556677/events";
-    assert_eq!(desk.send("POST", events, "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
-    assert_eq!(desk.send("DELETE", events, "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
+    assert_eq!(fixture.send("POST", events, "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
+    assert_eq!(fixture.send("DELETE", events, "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
     for path in ["/admin/v1/jobs/x/events", "/admin/v1/jobs/0011223344556677/events/", "/admin/v1/jobs//events"] {
-        desk.get(path).await.expect(404);
+        fixture.get(path).await.expect(404);
     }
-    desk.get(events).await.expect(404);
+    fixture.get(events).await.expect(404);
     for path in ["/admin/v1/jobs/", "/admin/v1/jobs/x", "/admin/v1/jobs/00112233445566AA"] {
-        desk.get(path).await.expect(404);
+        fixture.get(path).await.expect(404);
     }
-    assert_eq!(desk.get("/admin/v1/jobs").await.json()["jobs"].as_array().unwrap().len(), 1);
+    assert_eq!(fixture.get("/admin/v1/jobs").await.json()["jobs"].as_array().unwrap().len(), 1);
 }
 
 /// Promise 11: so many run, so many are kept in mind.
@@ -169,31 +169,31 @@ async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
 async fn the_number_of_jobs_is_limited() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
-    let held = upstream.hold_silent(Target::Versions);
-    let told = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
+    let fixture = WarmFixture::of(&larder);
+    let stored = upstream.hold_silent(Target::Versions);
+    let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
     let mut paths = Vec::new();
     for _ in 0..8 {
-        paths.push(desk.begin(&told).await);
+        paths.push(fixture.begin(&order).await);
     }
-    let refused = desk.post("/admin/v1/warm", &told).await.expect(503);
+    let refused = fixture.post("/admin/v1/warm", &order).await.expect(503);
     assert!(refused.text().contains("8 jobs run") && refused.header("retry-after").is_empty(), "{}", refused.text());
-    desk.send("DELETE", &paths[7], "text/plain", "").await.expect(200);
-    paths.push(desk.begin(&told).await);
-    held.open();
+    fixture.send("DELETE", &paths[7], "text/plain", "").await.expect(200);
+    paths.push(fixture.begin(&order).await);
+    stored.open();
     for path in &paths {
-        assert_ne!(desk.ended(path).await["state"], "failed");
+        assert_ne!(fixture.ended(path).await["state"], "failed");
     }
     for _ in 0..10 {
-        let path = desk.begin(&told).await;
-        desk.ended(&path).await;
+        let path = fixture.begin(&order).await;
+        fixture.ended(&path).await;
         paths.push(path);
     }
-    let listed = desk.get("/admin/v1/jobs").await.json();
+    let listed = fixture.get("/admin/v1/jobs").await.json();
     let listed: Vec<&str> = listed["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect();
     let newest: Vec<&str> = paths.iter().rev().take(16).map(|path| path.rsplit('/').next().unwrap()).collect();
     assert_eq!(listed, newest);
-    desk.get(&paths[0]).await.expect(404);
+    fixture.get(&paths[0]).await.expect(404);
 }
 
 /// The archives of these, by a client's document.
@@ -210,13 +210,13 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
     for afterwards in [false, true] {
         let mut upstream = upstream_with(&["one", "two", "three", "four"], 300_000).await;
         let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
-        let desk = Desk::of(&larder);
-        let told = json!({ "what": ["acme/one", "acme/two"], "platforms": ["linux_amd64"], "pin": !afterwards });
-        let path = desk.begin(&told).await;
-        let job = desk.ended(&path).await;
+        let fixture = WarmFixture::of(&larder);
+        let order = json!({ "what": ["acme/one", "acme/two"], "platforms": ["linux_amd64"], "pin": !afterwards });
+        let path = fixture.begin(&order).await;
+        let job = fixture.ended(&path).await;
         assert_eq!((states(&job), &job["pin"]), (vec!["fetched"; 2], &json!(!afterwards)), "{job}");
         if afterwards {
-            let done = desk.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
+            let done = fixture.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
             assert_eq!(outcomes(&done).iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["pinned"; 2]);
         }
         for name in ["three", "four"] {
@@ -224,18 +224,20 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
             let path = larder.archive_path(name, "1.2.0").await;
             larder.get(&path).await.expect(200);
         }
-        for (name, held) in [("one", true), ("two", true), ("three", false)] {
-            assert_eq!(is_held(&larder, &upstream, name).await, held, "{name}");
+        for (name, stored) in [("one", true), ("two", true), ("three", false)] {
+            assert_eq!(is_held(&larder, &upstream, name).await, stored, "{name}");
         }
         // Not even for something new: it does not fit then.
-        let job = desk.warm(&json!({ "what": ["acme/three", "acme/four"], "platforms": PLATFORMS, "pin": true })).await;
+        let job =
+            fixture.warm(&json!({ "what": ["acme/three", "acme/four"], "platforms": PLATFORMS, "pin": true })).await;
         assert_eq!(job["state"], "failed", "{job}");
         for name in ["one", "two"] {
             assert!(is_held(&larder, &upstream, name).await, "{name}");
         }
 
-        let done =
-            desk.post("/admin/v1/unpin", &json!({ "what": ["acme/one", "acme/two", "acme/three", "acme/four"] })).await;
+        let done = fixture
+            .post("/admin/v1/unpin", &json!({ "what": ["acme/one", "acme/two", "acme/three", "acme/four"] }))
+            .await;
         assert!(done.status == 200, "{}", done.text());
         larder.clock.advance(Duration::from_secs(120));
         for (name, platform) in
@@ -258,8 +260,8 @@ async fn the_documents_of_what_is_pinned_are_not_evicted() {
         upstream.publish(Provider::new("acme", name).size(100).unknown_fields());
     }
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
-    let desk = Desk::of(&larder);
-    let job = desk.warm(&json!({ "what": ["acme/pinned"], "platforms": ["linux_amd64"], "pin": true })).await;
+    let fixture = WarmFixture::of(&larder);
+    let job = fixture.warm(&json!({ "what": ["acme/pinned"], "platforms": ["linux_amd64"], "pin": true })).await;
     assert_eq!(job["state"], "done", "{job}");
     for name in &names {
         larder.clock.advance(Duration::from_secs(120));
@@ -278,11 +280,12 @@ async fn pinning_a_package_that_is_not_stored_is_an_error() {
     let upstream = upstream_with(&["null"], 100).await;
     upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
-    let pin = async |what: &str| desk.post("/admin/v1/pin", &json!({ "what": [what] })).await.expect(200).json();
+    let fixture = WarmFixture::of(&larder);
+    let pin =
+        async |subject: &str| fixture.post("/admin/v1/pin", &json!({ "what": [subject] })).await.expect(200).json();
     let done = pin("acme/null").await;
     assert_eq!((outcomes(&done), &done["ok"]), (vec![("registry.terraform.io/acme/null", "not_held")], &json!(false)));
-    desk.warm(&json!({ "what": ["acme/null@1.2.0", "acme/null@1.3.0"], "platforms": PLATFORMS })).await;
+    fixture.warm(&json!({ "what": ["acme/null@1.2.0", "acme/null@1.3.0"], "platforms": PLATFORMS })).await;
     let done = pin("acme/null@< 1.3").await;
     let [first, second] =
         ["darwin_arm64", "linux_amd64"].map(|platform| format!("registry.terraform.io/acme/null 1.2.0 ({platform})"));
@@ -291,39 +294,39 @@ async fn pinning_a_package_that_is_not_stored_is_an_error() {
         (vec![(first.as_str(), "pinned"), (second.as_str(), "pinned")], &json!(true))
     );
     let done = pin("acme/null").await;
-    let said: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
-    assert_eq!(said, ["as_before", "as_before", "pinned", "pinned"]);
+    let words: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
+    assert_eq!(words, ["as_before", "as_before", "pinned", "pinned"]);
     let purged = larder.tell("purge", "acme/null").await;
     assert_eq!((purged["items"][0]["pinned"].as_array().unwrap().len(), &purged["ok"]), (4, &json!(false)));
-    let done = desk.post("/admin/v1/unpin", &json!({ "what": ["acme/null@1.2.0"] })).await.expect(200).json();
+    let done = fixture.post("/admin/v1/unpin", &json!({ "what": ["acme/null@1.2.0"] })).await.expect(200).json();
     assert_eq!(outcomes(&done).iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["unpinned"; 2]);
     assert_eq!(larder.tell("purge", "acme/null@~> 1.2.0").await["items"][0]["archives"], 2);
     for body in [json!({}), json!({ "what": ["acme/null"], "job": "0011223344556677" }), json!({ "job": "x" })] {
-        desk.post("/admin/v1/pin", &body).await.expect(400);
+        fixture.post("/admin/v1/pin", &body).await.expect(400);
     }
-    desk.post("/admin/v1/unpin", &json!({ "job": "0011223344556677" })).await.expect(404);
+    fixture.post("/admin/v1/unpin", &json!({ "job": "0011223344556677" })).await.expect(404);
 }
 
 /// Section 3: commands talk to the running larder; where none runs, they open the store themselves.
 #[tokio::test]
 async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_without() {
     let upstream = upstream_with(&["null"], 100).await;
-    let site = Site::new(&upstream);
-    let larder = site.serve();
+    let setup = CommandSetup::new(&upstream);
+    let larder = setup.serve();
     let path = larder.archive_path("null").await;
     larder.get(&path).await.expect(200);
     let package = format!("{HOST}/acme/null 1.2.0 (linux_amd64)");
     assert_eq!(
-        site.out(&["pin", "acme/null@~> 1.0"]).await,
+        setup.out(&["pin", "acme/null@~> 1.0"]).await,
         "acme/null 1.2.0 (linux_amd64): pinned: never evicted, and not purged\n"
     );
     assert_eq!(larder.terminate().await, Some(0));
-    assert_eq!(site.out(&["pin", "acme/null"]).await, "acme/null 1.2.0 (linux_amd64): unchanged\n");
-    let said = site.run(&["pin", "acme/other"]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(said.out.contains("acme/other: not stored"), "{said:?}");
-    let said = read(&site.out(&["unpin", "acme/null", "--json"]).await);
-    assert_eq!((outcomes(&said), &said["ok"]), (vec![(package.as_str(), "unpinned")], &json!(true)));
+    assert_eq!(setup.out(&["pin", "acme/null"]).await, "acme/null 1.2.0 (linux_amd64): unchanged\n");
+    let output = setup.run(&["pin", "acme/other"]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.out.contains("acme/other: not stored"), "{output:?}");
+    let output = read(&setup.out(&["unpin", "acme/null", "--json"]).await);
+    assert_eq!((outcomes(&output), &output["ok"]), (vec![(package.as_str(), "unpinned")], &json!(true)));
 }
 
 /// What does not prove is not pinned, and what was not pinned says why.
@@ -331,15 +334,15 @@ async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_withou
 async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
+    let fixture = WarmFixture::of(&larder);
     let path =
-        desk.begin(&json!({ "what": ["acme/null", "acme/never"], "platforms": ["linux_amd64", "plan9_386"] })).await;
-    let job: Value = desk.ended(&path).await;
+        fixture.begin(&json!({ "what": ["acme/null", "acme/never"], "platforms": ["linux_amd64", "plan9_386"] })).await;
+    let job: Value = fixture.ended(&path).await;
     assert_eq!(states(&job), ["fetched", "failed", "failed", "failed"]);
     assert!(error(&job, 1).contains("404"), "{job}");
-    let done = desk.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
-    let said: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
-    assert_eq!((said, &done["ok"]), (vec!["pinned", "not_held", "not_held", "not_held"], &json!(false)), "{done}");
+    let done = fixture.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
+    let words: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
+    assert_eq!((words, &done["ok"]), (vec!["pinned", "not_held", "not_held", "not_held"], &json!(false)), "{done}");
     assert_eq!(outcomes(&done)[2].0, format!("{HOST}/acme/never (linux_amd64)"));
 }
 
@@ -348,20 +351,20 @@ async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
 async fn a_job_can_be_pinned_before_it_has_fetched_anything() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let desk = Desk::of(&larder);
-    let told = json!({ "what": ["acme/null"], "platforms": PLATFORMS });
-    let held = upstream.hold(Target::Versions);
-    let path = desk.begin(&told).await;
+    let fixture = WarmFixture::of(&larder);
+    let order = json!({ "what": ["acme/null"], "platforms": PLATFORMS });
+    let stored = upstream.hold(Target::Versions);
+    let path = fixture.begin(&order).await;
     let job = json!({ "job": path.rsplit('/').next().unwrap() });
     let tell = async |command: &str| {
-        let done = desk.post(&format!("/admin/v1/{command}"), &job).await.expect(200).json();
-        let said: Vec<String> = outcomes(&done).iter().map(|(_, outcome)| (*outcome).to_owned()).collect();
-        (said, done["ok"].clone())
+        let done = fixture.post(&format!("/admin/v1/{command}"), &job).await.expect(200).json();
+        let outcomes: Vec<String> = outcomes(&done).iter().map(|(_, outcome)| (*outcome).to_owned()).collect();
+        (outcomes, done["ok"].clone())
     };
     assert_eq!(tell("unpin").await, (vec!["unpinned".to_owned(); 2], json!(true)));
     assert_eq!(tell("pin").await, (vec!["when_it_comes".to_owned(); 2], json!(true)));
-    held.open();
-    let ended = desk.ended(&path).await;
+    stored.open();
+    let ended = fixture.ended(&path).await;
     assert_eq!((states(&ended), &ended["pin"]), (vec!["fetched"; 2], &json!(true)), "{ended}");
     assert_eq!(tell("pin").await, (vec!["as_before".to_owned(); 2], json!(true)));
     let purged = larder.tell("purge", "acme/null").await;
@@ -374,12 +377,12 @@ async fn an_archive_that_the_disk_refused_is_not_reported_as_warm() {
     let upstream = upstream_with(&["null"], 3_000_000).await;
     let folder = Folder::new();
     let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
-    let desk = Desk::at(&larder, std::fs::read_to_string(folder.path().join("admin-token")).unwrap());
-    let told = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
+    let fixture = WarmFixture::at(&larder, std::fs::read_to_string(folder.path().join("admin-token")).unwrap());
+    let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
     larder.let_files_grow_to(Some(1_000_000));
-    let job = desk.warm(&told).await;
+    let job = fixture.warm(&order).await;
     assert_eq!((states(&job), folder.blobs().len()), (vec!["failed"], 0), "{job}");
     assert!(error(&job, 0).contains("the store failed"), "{job}");
     larder.let_files_grow_to(None);
-    assert_eq!(states(&desk.warm(&told).await), ["fetched"]);
+    assert_eq!(states(&fixture.warm(&order).await), ["fetched"]);
 }

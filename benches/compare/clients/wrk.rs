@@ -27,10 +27,10 @@ pub(crate) fn sample(
     command.arg(format!("http://{}{path}", peer.address(Wire::Http1)));
     let mut running = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
     let mut out = running.child().stdout.take().context("its output is piped")?;
-    let said = std::io::read_to_string(&mut out)?;
+    let output = std::io::read_to_string(&mut out)?;
     let processor_seconds = peer.processor_seconds(Wire::Http1) - busy;
-    ensure!(!said.contains("Non-2xx") && !said.contains("Socket errors"), "{}: {said}", peer.name.text());
-    let (requests, rest) = said.split_once(" requests in ").with_context(|| format!("wrk said: {said}"))?;
+    ensure!(!output.contains("Non-2xx") && !output.contains("Socket errors"), "{}: {output}", peer.name.text());
+    let (requests, rest) = output.split_once(" requests in ").with_context(|| format!("wrk said: {output}"))?;
     let requests = requests.rsplit(char::is_whitespace).next().unwrap_or_default().parse()?;
     let took = rest.split(',').next().unwrap_or_default();
     let seconds = match (took.strip_suffix("ms"), took.strip_suffix('m'), took.strip_suffix('s')) {

@@ -87,8 +87,8 @@ impl FakeAdmin {
     }
 
     /// Refuses the orders after those that it has scripts for.
-    pub(crate) fn refuse(&self, status: u16, why: &str) {
-        self.state.lock().refusal = Some((status, why.to_owned()));
+    pub(crate) fn refuse(&self, status: u16, reason: &str) {
+        self.state.lock().refusal = Some((status, reason.to_owned()));
     }
 
     pub(crate) fn asked(&self) -> Vec<Asked> {
@@ -97,7 +97,7 @@ impl FakeAdmin {
 
     /// How often it was asked by this method.
     pub(crate) fn count(&self, method: &Method) -> usize {
-        self.state.lock().asked.iter().filter(|asked| asked.method == method).count()
+        self.state.lock().asked.iter().filter(|request| request.method == method).count()
     }
 }
 
@@ -123,15 +123,15 @@ async fn answer(state: &Mutex<State>, request: Request<Incoming>) -> Response<Fu
             told(StatusCode::ACCEPTED, &first)
         }
         (Method::POST, None) => {
-            let (status, why) = state.refusal.clone().expect("an order more than there are scripts");
-            told(StatusCode::from_u16(status).unwrap(), &json!({ "errors": [why] }))
+            let (status, reason) = state.refusal.clone().expect("an order more than there are scripts");
+            told(StatusCode::from_u16(status).unwrap(), &json!({ "errors": [reason] }))
         }
         (Method::GET, Some(id)) if id < state.started.len() => {
             let script = &mut state.started[id];
             script.looks += 1;
-            let at = script.looks.min(script.reports.len() - 1);
+            let offset = script.looks.min(script.reports.len() - 1);
             let report = script.when_cancelled.as_ref().filter(|_| script.is_cancelled);
-            told(StatusCode::OK, report.unwrap_or(&script.reports[at]))
+            told(StatusCode::OK, report.unwrap_or(&script.reports[offset]))
         }
         (Method::DELETE, Some(id)) if id < state.started.len() => {
             let script = &mut state.started[id];

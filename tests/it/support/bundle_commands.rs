@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use super::larder::Folder;
-use super::process::{Process, Said, command, run};
+use super::process::{CommandOutput, Process, command, run};
 
 /// `larder ARGUMENTS` beside the folders of an estate, for the larder whose folder this is.
-pub(crate) async fn larder_in(work: &Path, folder: &Folder, arguments: &[&str]) -> Said {
+pub(crate) async fn larder_in(work: &Path, folder: &Folder, arguments: &[&str]) -> CommandOutput {
     let config = folder.path().join("mirror.toml");
     let arguments = [arguments, &["--config", config.to_str().unwrap()]].concat();
     let mut command = command(folder.path(), &arguments);

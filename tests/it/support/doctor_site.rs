@@ -6,8 +6,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::larder::HOST;
-use super::process::{Said, command, run};
-use super::site::{Site, json};
+use super::process::{CommandOutput, command, run};
+use super::site::{CommandSetup, json};
 use super::terraform::host_override;
 use super::upstream::{FakeUpstream, Provider};
 
@@ -19,36 +19,36 @@ pub(crate) async fn registry() -> FakeUpstream {
 }
 
 /// A site whose store may grow to no more than any disk has.
-pub(crate) fn site(upstream: &FakeUpstream) -> Site {
-    let mut site = Site::new(upstream);
-    site.text = site.text.replacen("[store]\n", "[store]\nmax_size = \"64MiB\"\n", 1);
-    site
+pub(crate) fn site(upstream: &FakeUpstream) -> CommandSetup {
+    let mut setup = CommandSetup::new(upstream);
+    setup.text = setup.text.replacen("[store]\n", "[store]\nmax_size = \"64MiB\"\n", 1);
+    setup
 }
 
 /// Where a site's larder has the providers of HOST.
-pub(crate) fn providers(site: &Site) -> String {
-    format!("{}/registry/{HOST}/v1/providers/", site.base())
+pub(crate) fn providers(setup: &CommandSetup) -> String {
+    format!("{}/registry/{HOST}/v1/providers/", setup.base())
 }
 
 /// Lets the client of this site come here.
-pub(crate) fn paste(site: &Site) {
+pub(crate) fn paste(setup: &CommandSetup) {
     let modules = format!("https://{HOST}/v1/modules/");
-    write(site, ".terraformrc", &host_override(HOST, &providers(site), &modules));
+    write(setup, ".terraformrc", &host_override(HOST, &providers(setup), &modules));
 }
 
 /// Writes a file into the home of this site's client.
-pub(crate) fn write(site: &Site, name: &str, text: &str) {
-    let file = site.home.path().join(name);
+pub(crate) fn write(setup: &CommandSetup, name: &str, text: &str) {
+    let file = setup.home.path().join(name);
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     std::fs::write(file, text).unwrap();
 }
 
 /// Gives a site's larder this certificate and key.
-pub(crate) fn speak_tls(site: &mut Site, certificate: &str, key: &str) {
-    write(site, "cert.pem", certificate);
-    write(site, "key.pem", key);
+pub(crate) fn speak_tls(setup: &mut CommandSetup, certificate: &str, key: &str) {
+    write(setup, "cert.pem", certificate);
+    write(setup, "key.pem", key);
     let tls = "[server]\ntls = { certificate = \"cert.pem\", key = \"key.pem\" }\n";
-    site.text = site.text.replacen("[server]\n", tls, 1);
+    setup.text = setup.text.replacen("[server]\n", tls, 1);
 }
 
 /// What the doctor found.
@@ -59,17 +59,17 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    pub(crate) fn said(said: &Said) -> Self {
-        let found = json(&said.out);
-        let code = said.code;
-        assert_eq!(said.err, "", "{found}");
+    pub(crate) fn said(output: &CommandOutput) -> Self {
+        let found = json(&output.out);
+        let code = output.code;
+        assert_eq!(output.err, "", "{found}");
         assert_eq!(found["ok"], code == Some(0), "{found}");
         Self { code, checks: found["checks"].as_array().unwrap().clone() }
     }
 
     pub(crate) fn ids(&self, verdict: &str) -> Vec<&str> {
-        let of = self.checks.iter().filter(|check| check["verdict"] == verdict);
-        of.map(|check| check["id"].as_str().unwrap()).collect()
+        let name = self.checks.iter().filter(|check| check["verdict"] == verdict);
+        name.map(|check| check["id"].as_str().unwrap()).collect()
     }
 
     /// Nothing is wrong, and nothing is worth a warning.
@@ -78,21 +78,21 @@ impl Found {
     }
 
     /// These are wrong, and nothing else; the last of them says this, and what to do.
-    pub(crate) fn fails(&self, ids: &[&str], said: &str) {
+    pub(crate) fn fails(&self, ids: &[&str], output: &str) {
         assert_eq!((self.code, self.ids("fail")), (Some(1), ids.to_vec()), "{self:#?}");
-        self.says(ids.last().unwrap(), "fail", said);
+        self.says(ids.last().unwrap(), "fail", output);
     }
 
     /// This is worth a warning, and no more.
-    pub(crate) fn warns(&self, id: &str, said: &str) {
+    pub(crate) fn warns(&self, id: &str, output: &str) {
         assert_eq!((self.code, self.ids("fail"), self.ids("warn")), (Some(0), vec![], vec![id]), "{self:#?}");
-        self.says(id, "warn", said);
+        self.says(id, "warn", output);
     }
 
-    fn says(&self, id: &str, verdict: &str, said: &str) {
+    fn says(&self, id: &str, verdict: &str, output: &str) {
         let is_it = |check: &&Value| check["id"] == id && check["verdict"] == verdict;
         let check = self.checks.iter().rfind(is_it).unwrap();
-        assert!(check["found"].as_str().unwrap().contains(said), "{said:?} is not in {check:#}");
+        assert!(check["found"].as_str().unwrap().contains(output), "{output:?} is not in {check:#}");
         assert!(check["to_do"].as_array().is_some_and(|to_do| !to_do.is_empty()), "{check:#} says nothing to do");
     }
 
@@ -108,9 +108,9 @@ impl Found {
     }
 
     /// What was found under an id about one of several.
-    pub(crate) fn of(&self, id: &str, of: &str) -> &str {
-        let check = self.checks.iter().find(|check| check["id"] == id && check["of"] == of);
-        check.unwrap_or_else(|| panic!("no {id} of {of} in {self:#?}"))["found"].as_str().unwrap()
+    pub(crate) fn of(&self, id: &str, name: &str) -> &str {
+        let check = self.checks.iter().find(|check| check["id"] == id && check["of"] == name);
+        check.unwrap_or_else(|| panic!("no {id} of {name} in {self:#?}"))["found"].as_str().unwrap()
     }
 
     /// What was found under an id, for one that is there once.
@@ -123,19 +123,20 @@ impl Found {
 }
 
 /// The doctor's command, with a client's environment.
-pub(crate) fn doctor(site: &Site, arguments: &[&str], set: Set<'_>) -> Command {
-    let file = site.file();
-    let mut command = command(site.home.path(), &[&["doctor", "--config", file.to_str().unwrap()], arguments].concat());
+pub(crate) fn doctor(setup: &CommandSetup, arguments: &[&str], set: Set<'_>) -> Command {
+    let file = setup.file();
+    let mut command =
+        command(setup.home.path(), &[&["doctor", "--config", file.to_str().unwrap()], arguments].concat());
     for name in FOREIGN {
         command.env_remove(name);
     }
     // The clients that are there: none, so that both are looked at.
-    command.env("PATH", site.home.path()).envs(set.iter().copied());
+    command.env("PATH", setup.home.path()).envs(set.iter().copied());
     command
 }
 
-pub(crate) async fn examine(site: &Site, set: Set<'_>) -> Found {
-    Found::said(&run(doctor(site, &["--json"], set)).await)
+pub(crate) async fn examine(setup: &CommandSetup, set: Set<'_>) -> Found {
+    Found::said(&run(doctor(setup, &["--json"], set)).await)
 }
 
 /// The same on a machine where no larder was ever set up, for the one client that is there.

@@ -32,12 +32,12 @@ const MODULES: [ModuleOf; 10] = [
 ];
 
 /// The registry, and the folder that a client works in.
-pub(crate) struct Estate {
+pub(crate) struct EstateFixture {
     pub(crate) upstream: FakeUpstream,
     pub(crate) workspace: Workspace,
 }
 
-impl Estate {
+impl EstateFixture {
     /// All of it, published.
     pub(crate) async fn new(client: &Terraform) -> Self {
         let upstream = FakeUpstream::start().await;

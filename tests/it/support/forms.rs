@@ -201,6 +201,6 @@ pub(crate) fn forms() -> Vec<(String, Configuration)> {
     let all = [("installed", INSTALLED), ("refused", REFUSED)];
     let named =
         all.iter().flat_map(|(name, forms)| (0..).zip(*forms).map(move |(n, form)| (format!("{name} {n}"), form)));
-    let of = |form: &Form| form.iter().map(|(path, text)| (format!("one/{path}"), (*text).to_owned())).collect();
-    named.map(|(name, form)| (name, Configuration { files: of(form), roots: vec!["one"] })).collect()
+    let select = |form: &Form| form.iter().map(|(path, text)| (format!("one/{path}"), (*text).to_owned())).collect();
+    named.map(|(name, form)| (name, Configuration { files: select(form), roots: vec!["one"] })).collect()
 }

@@ -69,8 +69,8 @@ pub(crate) fn sealed() -> Builder {
 }
 
 /// Warms these, and gives the id of the job once it is done.
-pub(crate) async fn warmed(larder: &Larder, what: &[&str], platforms: &[&str]) -> String {
-    let order = json!({ "what": what, "platforms": platforms }).to_string();
+pub(crate) async fn warmed(larder: &Larder, subject: &[&str], platforms: &[&str]) -> String {
+    let order = json!({ "what": subject, "platforms": platforms }).to_string();
     let request = client().post(format!("{}/admin/v1/warm", larder.admin())).bearer_auth(larder.token());
     let job = send(request.header("content-type", "application/json").body(order)).await.unwrap().expect(202).json();
     let id = job["id"].as_str().unwrap().to_owned();
@@ -157,9 +157,9 @@ pub(crate) async fn applied_by(larder: &Larder, bundle: Vec<u8>) -> Receipt {
 }
 
 /// Warms these and gives a bundle of them.
-pub(crate) async fn bundle(upstream: &FakeUpstream, key: &BundleKey, what: &[&str], platforms: &[&str]) -> Vec<u8> {
+pub(crate) async fn bundle(upstream: &FakeUpstream, key: &BundleKey, subject: &[&str], platforms: &[&str]) -> Vec<u8> {
     let larder = key.signs(Larder::mirroring(upstream)).start().await;
-    let job = warmed(&larder, what, platforms).await;
+    let job = warmed(&larder, subject, platforms).await;
     bundle_of(&larder, &job, None).await
 }
 
@@ -252,14 +252,18 @@ fn without_times(file: Vec<u8>) -> Vec<u8> {
 /// What became of each thing: its name, and one word.
 pub(crate) fn outcomes(receipt: &Receipt) -> Vec<(String, String)> {
     let word = |value: Value| value["outcome"].as_str().unwrap().to_owned();
-    receipt.entries.iter().map(|told| (told.package.to_string(), word(serde_json::to_value(told).unwrap()))).collect()
+    receipt
+        .entries
+        .iter()
+        .map(|entry| (entry.package.to_string(), word(serde_json::to_value(entry).unwrap())))
+        .collect()
 }
 
 /// The only refusal of a receipt: the thing, and why.
 pub(crate) fn refusal(receipt: &Receipt) -> (String, String) {
-    let told = serde_json::to_value(receipt).unwrap();
+    let report = serde_json::to_value(receipt).unwrap();
     let refused: Vec<&Value> =
-        told["entries"].as_array().unwrap().iter().filter(|told| told["outcome"] == "refused").collect();
-    let [refused] = refused[..] else { panic!("{told:#}") };
+        report["entries"].as_array().unwrap().iter().filter(|entry| entry["outcome"] == "refused").collect();
+    let [refused] = refused[..] else { panic!("{report:#}") };
     (called(refused), refused["why"].as_str().unwrap().to_owned())
 }

@@ -36,8 +36,8 @@ impl Answer {
     }
 
     /// Whether Cache-Status says this.
-    pub(crate) fn is(&self, what: &str) -> bool {
-        self.header("cache-status").contains(what)
+    pub(crate) fn is(&self, subject: &str) -> bool {
+        self.header("cache-status").contains(subject)
     }
 }
 

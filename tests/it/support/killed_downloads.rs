@@ -31,7 +31,7 @@ pub(crate) fn stage(folder: &Folder) -> Option<PathBuf> {
 
 /// Asks for a large archive whose upstream stops in the middle, and kills larder there. Gives the archive's path.
 pub(crate) async fn killed_half_way(upstream: &FakeUpstream, folder: &Folder) -> String {
-    let held = upstream.hold_after(Target::Archive, HALF);
+    let stored = upstream.hold_after(Target::Archive, HALF);
     let larder = start(upstream, folder);
     let path = larder.archive_path("null").await;
     let asking = tokio::spawn(send(client().get(format!("{}{path}", larder.base()))));
@@ -43,7 +43,7 @@ pub(crate) async fn killed_half_way(upstream: &FakeUpstream, folder: &Folder) ->
     larder.kill();
     assert!(asking.await.unwrap().is_err(), "half an archive looked whole");
     assert_eq!(folder.blobs(), Vec::<PathBuf>::new());
-    held.open();
+    stored.open();
     upstream.forget_requests();
     path
 }

@@ -200,8 +200,8 @@ impl Larder {
     }
 
     /// Tells the admin listener to do something to an address; what it answers.
-    pub(crate) async fn tell(&self, command: &str, what: &str) -> serde_json::Value {
-        let body = serde_json::json!({ "what": [what] }).to_string();
+    pub(crate) async fn tell(&self, command: &str, subject: &str) -> serde_json::Value {
+        let body = serde_json::json!({ "what": [subject] }).to_string();
         let request = client().post(format!("{}/admin/v1/{command}", self.admin())).bearer_auth(self.token());
         send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(200).json()
     }
@@ -211,9 +211,9 @@ impl Larder {
         let status = get(&format!("{}/admin/v1/status", self.admin())).await.expect(200).json();
         let alarms = status["alarms"].as_array().unwrap().clone();
         let word = |alarm: &serde_json::Value, name: &str| alarm[name].as_str().unwrap().to_owned();
-        let of =
+        let select =
             |alarm: serde_json::Value| (word(&alarm, "kind"), word(&alarm, "address"), word(&alarm, "version"), alarm);
-        alarms.into_iter().map(of).collect()
+        alarms.into_iter().map(select).collect()
     }
 
     /// A figure of the metrics: the sum of all its labelled values.

@@ -42,7 +42,7 @@ use std::time::Duration;
 pub(crate) const HANGS_AFTER: Duration = Duration::from_secs(120);
 
 /// Looks again every few milliseconds until there is something; for what larder does behind its answers.
-pub(crate) async fn eventually<T>(what: &str, mut there: impl AsyncFnMut() -> Option<T>) -> T {
+pub(crate) async fn eventually<T>(subject: &str, mut there: impl AsyncFnMut() -> Option<T>) -> T {
     let looking = async {
         let mut pause = Duration::from_millis(1);
         loop {
@@ -55,10 +55,10 @@ pub(crate) async fn eventually<T>(what: &str, mut there: impl AsyncFnMut() -> Op
         }
     };
     let in_time = tokio::time::timeout(HANGS_AFTER, looking).await;
-    in_time.unwrap_or_else(|_| panic!("still not so after {HANGS_AFTER:?}: {what}"))
+    in_time.unwrap_or_else(|_| panic!("still not so after {HANGS_AFTER:?}: {subject}"))
 }
 
 /// Looks again every few milliseconds until it is so.
-pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
-    eventually(what, async || is_so().await.then_some(())).await;
+pub(crate) async fn until(subject: &str, is_so: impl AsyncFn() -> bool) {
+    eventually(subject, async || is_so().await.then_some(())).await;
 }

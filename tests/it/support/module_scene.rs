@@ -237,7 +237,7 @@ fn everything(repositories: &Repositories, origin: &str) -> Repository {
 }
 
 /// Every form that larder can fetch, published.
-pub(crate) async fn every_form(scene: &ModuleScene) -> Vec<Form> {
+pub(crate) async fn every_form(fixture: &ModuleScene) -> Vec<Form> {
     let mut forms = Vec::new();
     let mut add = |name: &str, location: String| {
         forms.push(Form {
@@ -251,10 +251,10 @@ pub(crate) async fn every_form(scene: &ModuleScene) -> Vec<Form> {
     };
     // Each from an address of its own: of a package that it has already, a client makes copies without hidden files.
     let own = |name: &str, rest: &str| {
-        scene.repositories.alias("acme/net", &format!("acme/net-{name}"));
-        format!("git::{}/acme/net-{name}.git{rest}", scene.git.origin())
+        fixture.repositories.alias("acme/net", &format!("acme/net-{name}"));
+        format!("git::{}/acme/net-{name}.git{rest}", fixture.git.origin())
     };
-    let commit = scene.net.id("v1.1.0^{commit}");
+    let commit = fixture.net.id("v1.1.0^{commit}");
     add("tag", own("tag", "?ref=v1.0.0"));
     add("annotated", own("annotated", "?ref=v1.1.0"));
     add("branch", own("branch", "?ref=stable"));
@@ -267,8 +267,8 @@ pub(crate) async fn every_form(scene: &ModuleScene) -> Vec<Form> {
     add("subdir", own("subdir", "//modules/x?ref=v1.0.0"));
     let user_subdir = add("user-subdir", own("user-subdir", "?ref=v1.0.0"));
     let joined = add("joined", own("joined", "//modules?ref=v1.1.0"));
-    add("ssh", format!("git::{}?ref=v1.0.0", scene.ssh.url("acme/net")));
-    if scene.forges.is_some() {
+    add("ssh", format!("git::{}?ref=v1.0.0", fixture.ssh.url("acme/net")));
+    if fixture.forges.is_some() {
         // With any other user, Terraform takes it for no address at all.
         add("scp", "git@git.acme.test:acme/net.git?ref=v1.0.0".to_owned());
         add("scp-forced", "git::git@git.acme.test:acme/net.git//modules/x?ref=v1.1.0".to_owned());
@@ -276,11 +276,11 @@ pub(crate) async fn every_form(scene: &ModuleScene) -> Vec<Form> {
         add("github-subdir", "github.com/acme/net//modules/x?ref=v1.1.0".to_owned());
         add("bitbucket", "bitbucket.org/acme/net?ref=v1.0.0".to_owned());
     }
-    let origin = scene.archives.origin();
-    let work = scene.checkout(&format!("{}/acme/net.git", scene.git.origin()), "v1.0.0").await;
+    let origin = fixture.archives.origin();
+    let work = fixture.checkout(&format!("{}/acme/net.git", fixture.git.origin()), "v1.0.0").await;
     let packed = |format, wrapper: &str| pack(format, work.path(), wrapper);
     let file = |name: &str, bytes: Vec<u8>| {
-        scene.archives.serve_file(&format!("/files/{name}"), "application/octet-stream", bytes);
+        fixture.archives.serve_file(&format!("/files/{name}"), "application/octet-stream", bytes);
         format!("{origin}/files/{name}")
     };
     for (suffix, format) in [
@@ -301,14 +301,14 @@ pub(crate) async fn every_form(scene: &ModuleScene) -> Vec<Form> {
     add("checksum", format!("{}?checksum=sha256:{digest}", file("checked.zip", bytes)));
     for name in ["rooted", "relative"] {
         let bytes = packed(Format::TarGz, "");
-        scene.registry.serve_file(&format!("/files/{name}.tar.gz"), "application/gzip", bytes);
+        fixture.registry.serve_file(&format!("/files/{name}.tar.gz"), "application/gzip", bytes);
     }
     add("rooted", "/files/rooted.tar.gz".to_owned());
     add("relative", "../../../../../../files/relative.tar.gz//modules/x".to_owned());
-    scene.archives.serve_terraform_get("/pages/header", &own("header-page", "?ref=v1.1.0"));
+    fixture.archives.serve_terraform_get("/pages/header", &own("header-page", "?ref=v1.1.0"));
     add("header-page", format!("{origin}/pages/header"));
     let led_to = format!("{}?archive=tar.gz", file("led-to", packed(Format::TarGz, "")));
-    scene.archives.serve_meta_tag("/pages/meta", &led_to);
+    fixture.archives.serve_meta_tag("/pages/meta", &led_to);
     add("meta-page", format!("{origin}/pages/meta"));
     let wrapped = file("wrapped", packed(Format::TarGz, "acme-net-0123abc"));
     add("wrapped", format!("{wrapped}//acme-net-0123abc/modules/x?archive=tar.gz"));
@@ -321,7 +321,7 @@ pub(crate) async fn every_form(scene: &ModuleScene) -> Vec<Form> {
     forms[json].telling = Telling::Json;
     forms[json].instead_of_direct = Some("v1.0.0");
     forms[both].telling = Telling::HeaderAndEmptyJson;
-    forms.iter().for_each(|form| scene.publish(form));
+    forms.iter().for_each(|form| fixture.publish(form));
     forms
 }
 
@@ -329,10 +329,10 @@ pub(crate) async fn every_form(scene: &ModuleScene) -> Vec<Form> {
 /// it came in.
 pub(crate) fn same_modules(one: &Workspace, other: &Workspace) -> Vec<String> {
     let (one_has, other_has) = (installed(one), installed(other));
-    let mut told = Vec::new();
+    let mut text = Vec::new();
     for (key, folder) in &one_has {
         let Some((_, counterpart)) = other_has.iter().find(|(other, _)| other == key) else {
-            told.push(format!("{key}: absent"));
+            text.push(format!("{key}: absent"));
             continue;
         };
         let package = |workspace: &Workspace| workspace.path().join(".terraform/modules").join(key);
@@ -341,12 +341,12 @@ pub(crate) fn same_modules(one: &Workspace, other: &Workspace) -> Vec<String> {
             true => super::git::differences(&package(one), &package(other)),
             false => super::git::differences(folder, counterpart),
         };
-        told.extend(compared.into_iter().map(|line| format!("{key}: {line}")));
+        text.extend(compared.into_iter().map(|line| format!("{key}: {line}")));
     }
     if one_has.len() != other_has.len() {
-        told.push(format!("{} modules / {}", one_has.len(), other_has.len()));
+        text.push(format!("{} modules / {}", one_has.len(), other_has.len()));
     }
-    told
+    text
 }
 
 fn within(package: &Path, folder: &Path) -> Option<PathBuf> {
@@ -382,13 +382,13 @@ pub(crate) fn download_path(name: &str) -> String {
 
 /// Asks a larder where a module is and fetches it from there: the place as it was told at last, and the archive.
 pub(crate) async fn fetch(larder: &str, name: &str) -> (Place, Vec<u8>) {
-    let told = Place::of(&get(&format!("{larder}{}", download_path(name))).await);
-    let archive = get(&format!("{larder}{}", told.path)).await.expect(200).body;
+    let text = Place::of(&get(&format!("{larder}{}", download_path(name))).await);
+    let archive = get(&format!("{larder}{}", text.path)).await.expect(200).body;
     // The first answer may have come before the archive was known.
-    let told = match told.sha256 {
-        Some(_) => told,
+    let text = match text.sha256 {
+        Some(_) => text,
         None => Place::of(&get(&format!("{larder}{}", download_path(name))).await),
     };
-    assert_eq!(told.sha256.as_deref(), Some(sha256_hex(&archive).as_str()), "{told:?}");
-    (told, archive)
+    assert_eq!(text.sha256.as_deref(), Some(sha256_hex(&archive).as_str()), "{text:?}");
+    (text, archive)
 }

@@ -66,20 +66,20 @@ pub(crate) fn read(text: &str) -> Exposition {
         match line.strip_prefix("# ") {
             Some(about) => {
                 let mut words = about.splitn(3, ' ');
-                let (what, name, rest) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+                let (subject, name, rest) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
                 if name != family.name {
                     finish(std::mem::take(&mut family), &mut all);
                     assert!(!all.families.contains_key(name), "{name} comes twice");
                     family.name = name.to_owned();
                 }
-                assert_eq!(family.samples, 0, "{name}: {what} after its samples");
-                let slot = match what {
+                assert_eq!(family.samples, 0, "{name}: {subject} after its samples");
+                let slot = match subject {
                     "TYPE" => &mut family.kind,
                     "HELP" => &mut family.help,
                     "UNIT" => &mut family.unit,
                     other => panic!("# {other}"),
                 };
-                assert!(slot.replace(rest.to_owned()).is_none(), "{name}: {what} comes twice");
+                assert!(slot.replace(rest.to_owned()).is_none(), "{name}: {subject} comes twice");
             }
             None => {
                 assert!(!line.starts_with('#'), "{line}");
@@ -149,8 +149,8 @@ fn series(name: &str, labels: &[(String, String)]) -> Series {
 fn histograms_add_up(all: &Exposition) {
     for (name, _) in all.families.iter().filter(|(_, kind)| *kind == "histogram") {
         let counts = all.samples.iter().filter(|(series, _)| series.starts_with(&format!("{name}_count")));
-        for (of, count) in counts {
-            let labels = of.split_once('{').map_or("", |(_, labels)| labels.trim_end_matches('}'));
+        for (histogram, count) in counts {
+            let labels = histogram.split_once('{').map_or("", |(_, labels)| labels.trim_end_matches('}'));
             let mut buckets: Vec<(f64, f64)> = Vec::new();
             for (series, value) in
                 all.samples.iter().filter(|(series, _)| series.starts_with(&format!("{name}_bucket")))
@@ -165,7 +165,7 @@ fn histograms_add_up(all: &Exposition) {
             }
             buckets.sort_by(|one, other| one.0.total_cmp(&other.0));
             assert!(buckets.windows(2).all(|two| two[0].1 <= two[1].1), "{name}: {buckets:?}");
-            assert_eq!(buckets.last(), Some(&(f64::INFINITY, *count)), "{of}");
+            assert_eq!(buckets.last(), Some(&(f64::INFINITY, *count)), "{histogram}");
         }
     }
 }

@@ -68,7 +68,7 @@ impl Output {
 
 /// What a command that has ended said.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
@@ -102,13 +102,13 @@ pub(crate) fn command_of(binary: &Path, home: &Path, arguments: &[&str]) -> Comm
 }
 
 /// Runs a command to its end.
-pub(crate) async fn run(mut command: Command) -> Said {
-    let what = format!("{command:?}");
+pub(crate) async fn run(mut command: Command) -> CommandOutput {
+    let subject = format!("{command:?}");
     let output = tokio::task::spawn_blocking(move || command.output().unwrap());
-    let Ok(output) = tokio::time::timeout(HANGS_AFTER, output).await else { panic!("it does not end: {what}") };
+    let Ok(output) = tokio::time::timeout(HANGS_AFTER, output).await else { panic!("it does not end: {subject}") };
     let output = output.unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// A process that is killed when this is dropped.
@@ -142,8 +142,8 @@ pub(crate) fn serving(mut command: Command) -> (Killed, Output, Output) {
 }
 
 /// The errors of a command that prints JSON, as another one writes them to its standard error.
-pub(crate) fn errors_in(said: &serde_json::Value) -> String {
-    let errors = said["errors"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str);
+pub(crate) fn errors_in(report: &serde_json::Value) -> String {
+    let errors = report["errors"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str);
     errors.map(|error| format!("larder: {error}\n")).collect()
 }
 
@@ -157,21 +157,25 @@ pub(crate) struct Process {
 impl Process {
     /// Starts the binary with the configuration that a builder describes, and waits until it listens.
     pub(crate) fn start(builder: &Builder, folder: &Path) -> Self {
-        Self::try_start(builder, folder).unwrap_or_else(|said| panic!("larder did not start: {said}"))
+        Self::try_start(builder, folder).unwrap_or_else(|error| panic!("larder did not start: {error}"))
     }
 
     /// The same; what it said where it ended instead.
     pub(crate) fn try_start(builder: &Builder, folder: &Path) -> Result<Self, String> {
-        Self::serve(&builder.config_text(), folder).map_err(|said| said.err)
+        Self::serve(&builder.config_text(), folder).map_err(|output| output.err)
     }
 
     /// Starts the binary with this configuration; how it ended where it did not come to listen.
-    pub(crate) fn serve(config: &str, folder: &Path) -> Result<Self, Said> {
+    pub(crate) fn serve(config: &str, folder: &Path) -> Result<Self, CommandOutput> {
         Self::serve_with(config, folder, |_| {})
     }
 
     /// The same, with a word on its environment.
-    pub(crate) fn serve_with(config: &str, folder: &Path, also: impl FnOnce(&mut Command)) -> Result<Self, Said> {
+    pub(crate) fn serve_with(
+        config: &str,
+        folder: &Path,
+        also: impl FnOnce(&mut Command),
+    ) -> Result<Self, CommandOutput> {
         let file = folder.join("mirror.toml");
         std::fs::write(&file, config).unwrap();
         let mut command = command(folder, &["serve", "--json", "--config"]);
@@ -181,7 +185,7 @@ impl Process {
     }
 
     /// The same, by a shell that does something first; the binary keeps its process id.
-    pub(crate) fn serve_after(preparation: &str, builder: &Builder, folder: &Path) -> Result<Self, Said> {
+    pub(crate) fn serve_after(preparation: &str, builder: &Builder, folder: &Path) -> Result<Self, CommandOutput> {
         let file = folder.join("mirror.toml");
         std::fs::write(&file, builder.config_text()).unwrap();
         let larder = command(folder, &["serve", "--json", "--config"]);
@@ -199,18 +203,18 @@ impl Process {
     }
 
     /// The command as it is; once more where the lock of a store lingers.
-    pub(crate) fn spawn(mut command: Command) -> Result<Self, Said> {
+    pub(crate) fn spawn(mut command: Command) -> Result<Self, CommandOutput> {
         let deadline = Instant::now() + LOCK_LINGERS;
         loop {
             match Self::spawn_once(&mut command) {
-                Err(said) if said.err.contains("in use by another larder") && Instant::now() < deadline => {}
+                Err(output) if output.err.contains("in use by another larder") && Instant::now() < deadline => {}
                 started => return started,
             }
         }
     }
 
     /// How a second larder with this configuration ends, beside the one that runs.
-    pub(crate) fn second(config: &str, folder: &Path) -> Said {
+    pub(crate) fn second(config: &str, folder: &Path) -> CommandOutput {
         let file = folder.join("second.toml");
         std::fs::write(&file, config).unwrap();
         let mut command = command(folder, &["serve", "--json", "--config"]);
@@ -218,18 +222,18 @@ impl Process {
         Self::spawn_once(&mut command).err().expect("two larders run on one store")
     }
 
-    fn spawn_once(command: &mut Command) -> Result<Self, Said> {
+    fn spawn_once(command: &mut Command) -> Result<Self, CommandOutput> {
         let mut child = command.spawn().unwrap();
         let (log, reading) = Output::of(child.stderr.take().unwrap());
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let said = serde_json::from_str::<serde_json::Value>(&line).unwrap_or_default();
-        if said.get("base").is_none() {
+        let report = serde_json::from_str::<serde_json::Value>(&line).unwrap_or_default();
+        if report.get("base").is_none() {
             let code = child.wait().unwrap().code();
             reading.join().unwrap();
-            return Err(Said { code, err: format!("{}{}", errors_in(&said), log.text()), out: line });
+            return Err(CommandOutput { code, err: format!("{}{}", errors_in(&report), log.text()), out: line });
         }
-        Ok(Self { child, said, log })
+        Ok(Self { child, said: report, log })
     }
 
     /// Its process id.

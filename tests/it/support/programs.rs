@@ -16,8 +16,8 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 }
 
 /// Says that a test was not run, and panics when it must be.
-pub(crate) fn cannot(why: &str) {
-    let missing = format!("{why}: some tests were not run");
+pub(crate) fn cannot(reason: &str) {
+    let missing = format!("{reason}: some tests were not run");
     assert!(std::env::var("LARDER_REQUIRE_CLIENT").as_deref() != Ok("1"), "{missing}");
     // Straight to the terminal: the test runner would swallow what is printed by a test that passes.
     let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");

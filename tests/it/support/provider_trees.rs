@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::larder::HOST;
-use super::site::Site;
+use super::site::CommandSetup;
 use super::terraform::{Terraform, Workspace};
 use super::upstream::{FakeUpstream, Provider};
 use super::warm_jobs::both;
@@ -19,16 +19,16 @@ pub(crate) async fn upstream() -> FakeUpstream {
 }
 
 /// A site whose larder runs nowhere, and a folder for a tree.
-pub(crate) fn site(upstream: &FakeUpstream) -> (Site, PathBuf) {
-    let site = Site::new(upstream);
-    let tree = site.home.path().join("tree");
-    (site, tree)
+pub(crate) fn site(upstream: &FakeUpstream) -> (CommandSetup, PathBuf) {
+    let setup = CommandSetup::new(upstream);
+    let tree = setup.home.path().join("tree");
+    (setup, tree)
 }
 
 /// Exports both providers for both platforms.
-pub(crate) async fn export(site: &Site, tree: &Path) -> String {
-    let what = ["export", tree.to_str().unwrap(), "--for=acme/null@1.2.0", "--for=acme/random"];
-    site.out(&[&what[..], &["--platform", "linux_amd64", "--platform", "darwin_arm64"]].concat()).await
+pub(crate) async fn export(setup: &CommandSetup, tree: &Path) -> String {
+    let addresses = ["export", tree.to_str().unwrap(), "--for=acme/null@1.2.0", "--for=acme/random"];
+    setup.out(&[&addresses[..], &["--platform", "linux_amd64", "--platform", "darwin_arm64"]].concat()).await
 }
 
 pub(crate) fn requiring(client: &Terraform) -> Workspace {

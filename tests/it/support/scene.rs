@@ -14,14 +14,14 @@ pub(crate) const LARGE: usize = 3_000_000;
 pub(crate) const TAIL: usize = 64 * 1024;
 
 /// acme/null 1.2.0 for linux_amd64, its upstream, and a larder that holds its set only.
-pub(crate) struct Scene {
+pub(crate) struct PackageFixture {
     pub(crate) upstream: FakeUpstream,
     pub(crate) larder: Larder,
     pub(crate) path: String,
     pub(crate) zip: Vec<u8>,
 }
 
-impl Scene {
+impl PackageFixture {
     /// An archive of this size, its set held, itself not.
     pub(crate) async fn with(size: usize) -> Self {
         Self::with_stall(size, Duration::from_secs(30)).await
@@ -49,7 +49,7 @@ impl Scene {
     }
 
     pub(crate) fn archive_requests(&self) -> Vec<RecordedRequest> {
-        self.upstream.requests().into_iter().filter(|asked| asked.target == Target::Archive).collect()
+        self.upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
     }
 
     /// The next request without the fault succeeds.

@@ -9,13 +9,13 @@ use super::tls::TestCa;
 use super::upstream::{FakeUpstream, Module};
 
 /// A registry over http, and an archive host over https.
-pub(crate) struct Shelf {
+pub(crate) struct ModuleFixture {
     pub(crate) ca: TestCa,
     pub(crate) registry: FakeUpstream,
     pub(crate) archives: FakeUpstream,
 }
 
-impl Shelf {
+impl ModuleFixture {
     pub(crate) async fn start() -> Self {
         Self::with_registry(FakeUpstream::start().await).await
     }
@@ -28,9 +28,9 @@ impl Shelf {
 
     /// acme/one/test 1.0.0, small.
     pub(crate) async fn of_one() -> Self {
-        let shelf = Self::start().await;
-        shelf.put("one", &tar_gz(&[("main.tf", b"# one\n"), ("modules/x/main.tf", b"# x\n")]));
-        shelf
+        let fixture = Self::start().await;
+        fixture.put("one", &tar_gz(&[("main.tf", b"# one\n"), ("modules/x/main.tf", b"# x\n")]));
+        fixture
     }
 
     /// Puts this archive at the host, and publishes acme/NAME/test 1.0.0 there.

@@ -6,17 +6,17 @@ use serde_json::Value;
 
 use super::larder::{Folder, HOST};
 use super::ports::free_port;
-use super::process::{Process, Said, command, run};
+use super::process::{CommandOutput, Process, command, run};
 use super::upstream::FakeUpstream;
 
 /// A configuration with ports that commands can find, in a home of its own.
-pub(crate) struct Site {
+pub(crate) struct CommandSetup {
     pub(crate) home: Folder,
     pub(crate) text: String,
     listen: u16,
 }
 
-impl Site {
+impl CommandSetup {
     pub(crate) fn new(upstream: &FakeUpstream) -> Self {
         Self::with_admin(upstream, &format!("listen = \"127.0.0.1:{}\"", free_port()))
     }
@@ -44,10 +44,10 @@ impl Site {
     }
 
     pub(crate) fn serve(&self) -> Process {
-        Process::serve(&self.text, self.home.path()).unwrap_or_else(|said| panic!("{said:?}"))
+        Process::serve(&self.text, self.home.path()).unwrap_or_else(|error| panic!("{error:?}"))
     }
 
-    pub(crate) async fn run(&self, arguments: &[&str]) -> Said {
+    pub(crate) async fn run(&self, arguments: &[&str]) -> CommandOutput {
         let file = self.file();
         let arguments = [arguments, &["--config", file.to_str().unwrap()]].concat();
         run(command(self.home.path(), &arguments)).await
@@ -55,9 +55,9 @@ impl Site {
 
     /// Runs a command that must succeed, and gives what it printed.
     pub(crate) async fn out(&self, arguments: &[&str]) -> String {
-        let said = self.run(arguments).await;
-        assert_eq!(said.code, Some(0), "{arguments:?}: {said:?}");
-        said.out
+        let output = self.run(arguments).await;
+        assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
+        output.out
     }
 
     pub(crate) fn base(&self) -> String {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::larder::{Builder, Folder};
-use super::process::{Process, Said};
+use super::process::{CommandOutput, Process};
 use super::programs::cannot;
 
 /// A larder whose store is on a disk of its own.
@@ -31,7 +31,12 @@ impl SmallDisk {
 
     /// Starts a larder whose store has a disk of this many bytes, copied from `folder` and in the state that
     /// `preparation`, a line of shell with the store's folder as `$V1`, leaves it in.
-    pub(crate) fn start(builder: &Builder, folder: &Folder, bytes: usize, preparation: &str) -> Result<Self, Said> {
+    pub(crate) fn start(
+        builder: &Builder,
+        folder: &Folder,
+        bytes: usize,
+        preparation: &str,
+    ) -> Result<Self, CommandOutput> {
         let v1 = folder.path().join("v1");
         std::fs::create_dir_all(&v1).unwrap();
         let v1 = v1.display();

@@ -4,15 +4,15 @@ use serde_json::Value;
 
 use super::larder::HOST;
 use super::provider_trees::requiring;
-use super::site::Site;
+use super::site::CommandSetup;
 use super::terraform::{Terraform, host_override};
 use super::upstream::FakeUpstream;
 
 /// A site that asks nobody.
-pub(crate) fn sealed(upstream: &FakeUpstream) -> Site {
-    let mut site = Site::new(upstream);
-    site.text.push_str("[network]\noffline = true\n");
-    site
+pub(crate) fn sealed(upstream: &FakeUpstream) -> CommandSetup {
+    let mut setup = CommandSetup::new(upstream);
+    setup.text.push_str("[network]\noffline = true\n");
+    setup
 }
 
 /// The lock file of an `init` at the upstream itself.

@@ -13,12 +13,12 @@ pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
 
 /// Where a larder is told to warm something, in this process or another.
 #[derive(Debug, Clone)]
-pub(crate) struct Desk {
+pub(crate) struct WarmFixture {
     admin: String,
     token: String,
 }
 
-impl Desk {
+impl WarmFixture {
     pub(crate) fn of(larder: &Larder) -> Self {
         Self { admin: larder.admin(), token: larder.token() }
     }
@@ -42,8 +42,8 @@ impl Desk {
     }
 
     /// Takes a warm-up on, and gives the path of its job.
-    pub(crate) async fn begin(&self, told: &Value) -> String {
-        Self::taken_on(&self.post("/admin/v1/warm", told).await)
+    pub(crate) async fn begin(&self, order: &Value) -> String {
+        Self::taken_on(&self.post("/admin/v1/warm", order).await)
     }
 
     pub(crate) async fn begin_lock_file(&self, file: &str, query: &str) -> String {
@@ -71,8 +71,8 @@ impl Desk {
         self.once(path, |job| job["state"] != "running").await
     }
 
-    pub(crate) async fn warm(&self, told: &Value) -> Value {
-        let path = self.begin(told).await;
+    pub(crate) async fn warm(&self, order: &Value) -> Value {
+        let path = self.begin(order).await;
         self.ended(&path).await
     }
 }

@@ -59,8 +59,8 @@ fn tar(files: impl Iterator<Item = (String, Found)>) -> Vec<u8> {
     tar.append_data(&mut global, "pax_global_header", &comment[..]).unwrap();
     let mut folders = Vec::new();
     for (path, Found { bytes, is_executable }) in files {
-        for (at, _) in path.match_indices('/') {
-            let folder = path[..=at].to_owned();
+        for (offset, _) in path.match_indices('/') {
+            let folder = path[..=offset].to_owned();
             if !folders.contains(&folder) {
                 let mut entry = header(0, 0o755);
                 entry.set_entry_type(tar::EntryType::Directory);

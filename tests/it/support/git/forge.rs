@@ -65,12 +65,12 @@ pub(crate) async fn forges(test: &str) -> Forges {
     let ended = tokio::task::spawn_blocking(move || command.output().unwrap());
     let ended = tokio::time::timeout(TIME_LIMIT, ended).await;
     let output = ended.unwrap_or_else(|_| panic!("{test} took more than {TIME_LIMIT:?} in its namespace")).unwrap();
-    let (status, said) = (output.status, [output.stdout, output.stderr].concat());
-    let said = String::from_utf8_lossy(&said);
-    if status.code() == Some(9) || said.contains("unshare failed") {
-        cannot(&format!("no mount namespace: {said}"));
+    let (status, text) = (output.status, [output.stdout, output.stderr].concat());
+    let text = String::from_utf8_lossy(&text);
+    if status.code() == Some(9) || text.contains("unshare failed") {
+        cannot(&format!("no mount namespace: {text}"));
         return Forges::Nowhere;
     }
-    assert!(status.success() && said.contains("1 passed"), "{test}, within a namespace: {status}\n{said}");
+    assert!(status.success() && text.contains("1 passed"), "{test}, within a namespace: {status}\n{text}");
     Forges::Done
 }

@@ -56,8 +56,8 @@ impl Repositories {
     }
 
     /// One more path of a repository.
-    pub(crate) fn alias(&self, of: &str, path: &str) {
-        symlink(self.root().join(format!("{of}.git")), self.root().join(format!("{path}.git"))).unwrap();
+    pub(crate) fn alias(&self, name: &str, path: &str) {
+        symlink(self.root().join(format!("{name}.git")), self.root().join(format!("{path}.git"))).unwrap();
     }
 
     /// The commit that a repository's head is at.
@@ -96,8 +96,8 @@ impl Repositories {
             }
         }
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{command:?} failed: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?} failed: {stderr}");
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
     }
 }

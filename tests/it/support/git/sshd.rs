@@ -35,20 +35,20 @@ impl Sshd {
         let keygen = find("ssh-keygen")?;
         let git = find("git")?;
         let folder = tempfile::Builder::new().prefix("larder-sshd-").tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let path_of = |name: &str| folder.path().join(name);
         for name in ["host", "user"] {
-            let file = at(name);
+            let file = path_of(name);
             let made =
                 Command::new(&keygen).args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f"]).arg(file).status();
             assert!(made.unwrap().success());
         }
-        fs::copy(at("user.pub"), at("authorized_keys")).unwrap();
-        let known = known_hosts_line(address, &fs::read_to_string(at("host.pub")).unwrap());
-        fs::write(at("known_hosts"), known).unwrap();
-        let script = at("command");
+        fs::copy(path_of("user.pub"), path_of("authorized_keys")).unwrap();
+        let known = known_hosts_line(address, &fs::read_to_string(path_of("host.pub")).unwrap());
+        fs::write(path_of("known_hosts"), known).unwrap();
+        let script = path_of("command");
         fs::write(&script, command(&git, root, folder.path())).unwrap();
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-        fs::write(at("sshd_config"), configuration(folder.path(), address)).unwrap();
+        fs::write(path_of("sshd_config"), configuration(folder.path(), address)).unwrap();
         if rustix::process::geteuid().is_root() {
             // Where sshd parts with its rights; a package's service makes it otherwise.
             fs::create_dir_all("/run/sshd").unwrap();
@@ -56,7 +56,7 @@ impl Sshd {
         let user = Command::new("id").arg("-un").output().unwrap().stdout;
         let user = String::from_utf8(user).unwrap().trim().to_owned();
         let mut sshd = Self { folder, program, address, user, child: None };
-        sshd.restart().await.map_err(|why| cannot(&why)).ok()?;
+        sshd.restart().await.map_err(|reason| cannot(&reason)).ok()?;
         Some(sshd)
     }
 
@@ -118,8 +118,8 @@ impl Sshd {
 
     /// What clients asked it to run, in order.
     pub(crate) fn asked(&self) -> Vec<String> {
-        let asked = fs::read_to_string(self.folder.path().join("asked")).unwrap_or_default();
-        asked.lines().map(str::to_owned).collect()
+        let requests = fs::read_to_string(self.folder.path().join("asked")).unwrap_or_default();
+        requests.lines().map(str::to_owned).collect()
     }
 
     /// Clients are let in, and then nothing comes.

@@ -41,12 +41,12 @@ pub(crate) fn differences(one: &Path, other: &Path) -> Vec<String> {
     paths.sort();
     paths.dedup();
     let differing = paths.into_iter().filter(|path| one.get(*path) != other.get(*path));
-    let told = |found: Option<&Found>| match found {
+    let text = |found: Option<&Found>| match found {
         None => "absent".to_owned(),
         Some(Found { bytes, is_executable }) => {
             let mode = if *is_executable { "executable" } else { "plain" };
             format!("{mode}, {} bytes {:?}", bytes.len(), String::from_utf8_lossy(&bytes[..bytes.len().min(80)]))
         }
     };
-    differing.map(|path| format!("{path}: {} / {}", told(one.get(path)), told(other.get(path)))).collect()
+    differing.map(|path| format!("{path}: {} / {}", text(one.get(path)), text(other.get(path)))).collect()
 }

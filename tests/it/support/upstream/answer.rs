@@ -102,8 +102,8 @@ impl Registry {
         };
         if let Some(git) = git {
             // A body that breaks off is git's to complain about.
-            let asked = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-            reply = git.answer(parts, asked).await;
+            let requests = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+            reply = git.answer(parts, requests).await;
         }
         reply.can_range = matches!(target, Target::Sums | Target::Signature | Target::Archive | Target::ModuleArchive);
         let reply = reply.finish(&path, &query, &headers, &in_force.here);

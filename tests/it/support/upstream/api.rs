@@ -142,7 +142,7 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// A page of what matches; `None` where nothing in the path is there.
-fn list(of: &str, all: &[Listed], path: &str, rest: &[&str], query: &str) -> Option<String> {
+fn list(kind: &str, all: &[Listed], path: &str, rest: &[&str], query: &str) -> Option<String> {
     let names = if rest == ["search"] { &[][..] } else { rest };
     let below: Vec<&Listed> = all.iter().filter(|listed| listed.is(names)).collect();
     if below.is_empty() {
@@ -183,5 +183,5 @@ fn list(of: &str, all: &[Listed], path: &str, rest: &[&str], query: &str) -> Opt
     }
     let entries: Vec<String> =
         found.iter().skip(offset).take(limit).map(|listed| listed.entry(listed.latest())).collect();
-    Some(format!("{{ \"meta\": {{{meta}}},\n\"{of}\":[{}],\"x-last\":null}}", entries.join(" ,")))
+    Some(format!("{{ \"meta\": {{{meta}}},\n\"{kind}\":[{}],\"x-last\":null}}", entries.join(" ,")))
 }

@@ -68,38 +68,38 @@ impl GitHost {
             .stderr(Stdio::null());
         let mut child = command.spawn().expect("git is installed");
         let (mut into, mut from) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 // A backend that refuses does not read its input to the end.
                 let _ = into.write_all(body);
             });
-            from.read_to_end(&mut said).expect("what the backend says");
+            from.read_to_end(&mut output).expect("what the backend says");
         });
         child.wait().expect("the backend can be waited for");
-        parse(said)
+        parse(output)
     }
 }
 
 /// Of the two commands that are POSTed, the one that brings objects.
 fn asks_for_a_pack(parts: &Parts, body: &Bytes) -> bool {
-    let mut asked = Vec::new();
+    let mut requests = Vec::new();
     let is_read = match parts.headers.get(CONTENT_ENCODING) {
-        Some(_) => GzDecoder::new(&body[..]).read_to_end(&mut asked),
-        None => (&body[..]).read_to_end(&mut asked),
+        Some(_) => GzDecoder::new(&body[..]).read_to_end(&mut requests),
+        None => (&body[..]).read_to_end(&mut requests),
     };
-    let has = |word: &[u8]| asked.windows(word.len()).any(|part| part == word);
+    let has = |word: &[u8]| requests.windows(word.len()).any(|part| part == word);
     is_read.is_ok() && parts.uri.path().ends_with("/git-upload-pack") && has(b"want ")
 }
 
 /// A CGI answer: header lines, an empty line, the body.
-fn parse(said: Vec<u8>) -> Reply {
-    let said = Bytes::from(said);
-    let end = said.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(said.len());
-    let head = String::from_utf8_lossy(&said[..end]).into_owned();
+fn parse(output: Vec<u8>) -> Reply {
+    let output = Bytes::from(output);
+    let end = output.windows(4).position(|four| four == b"\r\n\r\n").unwrap_or(output.len());
+    let head = String::from_utf8_lossy(&output[..end]).into_owned();
     let lines = || head.lines().filter_map(|line| line.split_once(": "));
     let status = lines().find(|(name, _)| *name == "Status").and_then(|(_, value)| value.get(..3)?.parse().ok());
-    let empty = Reply::new(status.unwrap_or(200), "text/plain", said.slice((end + 4).min(said.len())..));
+    let empty = Reply::new(status.unwrap_or(200), "text/plain", output.slice((end + 4).min(output.len())..));
     lines().filter(|(name, _)| *name != "Status").fold(empty, |reply, (name, value)| reply.with_header(name, value))
 }
 

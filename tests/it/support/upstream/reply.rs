@@ -104,7 +104,7 @@ impl Reply {
     }
 
     /// Everything that may go wrong before the wire, then validators and ranges, as a client asked for them.
-    pub(super) fn finish(mut self, path: &str, query: &str, asked: &HeaderMap, faults: &[Fault]) -> Self {
+    pub(super) fn finish(mut self, path: &str, query: &str, headers: &HeaderMap, faults: &[Fault]) -> Self {
         // The validator stays the true content's where a fault spoils the bytes on their way; but a fault must
         // not hide behind a 304.
         let truth = (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
@@ -118,11 +118,11 @@ impl Reply {
         let is_true = truth == (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
         let has = |wanted: fn(&Fault) -> bool| faults.iter().any(wanted);
         if let (Some(last_modified), false) = (&self.last_modified, has(|fault| matches!(fault, Fault::NoValidators))) {
-            let is_unchanged = match asked.get(IF_NONE_MATCH) {
-                Some(held) => {
-                    held.to_str().is_ok_and(|held| held == "*" || held.split(',').any(|tag| tag.trim() == etag))
+            let is_unchanged = match headers.get(IF_NONE_MATCH) {
+                Some(stored) => {
+                    stored.to_str().is_ok_and(|stored| stored == "*" || stored.split(',').any(|tag| tag.trim() == etag))
                 }
-                None => asked.get(IF_MODIFIED_SINCE).is_some_and(|held| *held == *last_modified),
+                None => headers.get(IF_MODIFIED_SINCE).is_some_and(|stored| *stored == *last_modified),
             };
             self.headers.insert(ETAG, etag.parse().expect("hexadecimal digits"));
             self.headers.insert(LAST_MODIFIED, last_modified.parse().expect("a date"));
@@ -136,16 +136,16 @@ impl Reply {
             return self;
         }
         self.headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-        let Some(range) = asked.get(RANGE).and_then(|range| range.to_str().ok()) else {
+        let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else {
             return self;
         };
         if has(|fault| matches!(fault, Fault::RangeOtherBytes)) {
             self.body = self.body.iter().map(|byte| byte ^ 0x55).collect();
             return self;
         }
-        let is_still_valid = asked
+        let is_still_valid = headers
             .get(IF_RANGE)
-            .is_none_or(|held| [self.headers.get(ETAG), self.headers.get(LAST_MODIFIED)].contains(&Some(held)));
+            .is_none_or(|stored| [self.headers.get(ETAG), self.headers.get(LAST_MODIFIED)].contains(&Some(stored)));
         if is_still_valid {
             let announced = faults.iter().find_map(|fault| match fault {
                 Fault::Announces(bytes) => Some(*bytes),
@@ -188,8 +188,8 @@ impl Reply {
             Fault::WrongFirstByte => self.flip_byte(0, 0xff),
             Fault::WrongPack => {
                 // `PACK`, its version and its count are twelve bytes; then comes the first object.
-                if let Some(at) = self.body.windows(4).position(|four| four == b"PACK") {
-                    self.flip_byte(at + 13, 1);
+                if let Some(offset) = self.body.windows(4).position(|four| four == b"PACK") {
+                    self.flip_byte(offset + 13, 1);
                 }
             }
             Fault::Html => {
@@ -248,9 +248,9 @@ impl Reply {
         self.body = body;
     }
 
-    fn flip_byte(&mut self, at: usize, bits: u8) {
+    fn flip_byte(&mut self, offset: usize, bits: u8) {
         let mut bytes = self.body.to_vec();
-        if let Some(byte) = bytes.get_mut(at) {
+        if let Some(byte) = bytes.get_mut(offset) {
             *byte ^= bits;
         }
         self.body = bytes.into();
@@ -272,14 +272,14 @@ impl Reply {
             match fault {
                 Fault::NeverAnswers => std::future::pending().await,
                 Fault::Late(pause) => tokio::time::sleep(*pause).await,
-                Fault::Truncated(at) => ending = Some((*at, Step::Close)),
-                Fault::Reset(at) => ending = Some((*at, Step::Reset)),
-                Fault::Stalls(at) => ending = Some((*at, Step::Stall)),
+                Fault::Truncated(offset) => ending = Some((*offset, Step::Close)),
+                Fault::Reset(offset) => ending = Some((*offset, Step::Reset)),
+                Fault::Stalls(offset) => ending = Some((*offset, Step::Stall)),
                 Fault::Announces(bytes) => announced = Some(*bytes),
                 Fault::NoLength => has_length = false,
-                Fault::NoLengthTruncated(at) => {
+                Fault::NoLengthTruncated(offset) => {
                     has_length = false;
-                    ending = Some((*at, Step::Close));
+                    ending = Some((*offset, Step::Close));
                 }
                 Fault::Drips(bytes, pause) => drip = Some((*bytes, *pause)),
                 Fault::Endless | Fault::GzipWithoutEnd | Fault::GzipOfNothing => {
@@ -299,7 +299,7 @@ impl Reply {
         for (point, gate) in in_force.holds {
             match point {
                 HoldPoint::BeforeHeaders => gate.opened().await,
-                HoldPoint::AfterBodyBytes(at) => gates.push((at, gate)),
+                HoldPoint::AfterBodyBytes(offset) => gates.push((offset, gate)),
             }
         }
         let is_bodiless = *method == Method::HEAD || self.status == StatusCode::NOT_MODIFIED;
@@ -328,20 +328,20 @@ fn steps(
     drip: Option<(usize, Duration)>,
     mut gates: Vec<(usize, Gate)>,
 ) -> VecDeque<Step> {
-    let end = ending.as_ref().map_or(body.len(), |(at, _)| (*at).min(body.len()));
+    let end = ending.as_ref().map_or(body.len(), |(offset, _)| (*offset).min(body.len()));
     let piece_bytes = drip.map_or(CHUNK_BYTES, |(bytes, _)| bytes.max(1));
-    gates.sort_by_key(|(at, _)| *at);
-    let mut gates = gates.into_iter().map(|(at, gate)| (at.min(end), gate)).peekable();
+    gates.sort_by_key(|(offset, _)| *offset);
+    let mut gates = gates.into_iter().map(|(offset, gate)| (offset.min(end), gate)).peekable();
     let mut steps = VecDeque::new();
     let mut sent = 0;
     loop {
-        while let Some((_, gate)) = gates.next_if(|(at, _)| *at <= sent) {
+        while let Some((_, gate)) = gates.next_if(|(offset, _)| *offset <= sent) {
             steps.push_back(Step::Wait(gate));
         }
         if sent == end {
             break;
         }
-        let stop = gates.peek().map_or(end, |(at, _)| *at).min(sent + piece_bytes);
+        let stop = gates.peek().map_or(end, |(offset, _)| *offset).min(sent + piece_bytes);
         steps.push_back(Step::Send(body.slice(sent..stop)));
         if let Some((_, pause)) = drip {
             steps.push_back(Step::Pause(pause));
