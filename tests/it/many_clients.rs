@@ -1,4 +1,4 @@
-//! Many clients at once: one fetch for all, nobody cancels it, nobody is held back.
+//! Many clients at once share one fetch; none of them can cancel or delay it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ async fn publishing(size: usize) -> (FakeUpstream, Arc<Vec<u8>>) {
     (upstream, Arc::new(bytes))
 }
 
-/// Reads a body to its end and compares it on the way, so that a hundred of them take no memory.
+/// Reads a body to its end and compares it piece by piece, so that a hundred bodies take no memory.
 fn compare(mut response: reqwest::Response, with: &Arc<Vec<u8>>) -> JoinHandle<()> {
     let with = Arc::clone(with);
     tokio::spawn(async move {
@@ -201,7 +201,7 @@ fn begun_at(base: &str, path: &str) -> impl Future<Output = Result<reqwest::Resp
     client().get(format!("{base}{path}")).send()
 }
 
-/// Promise 4: a slow client holds back nobody, and gets everything in the end.
+/// DESIGN, promise 4: a slow client delays no other and receives everything in the end.
 #[tokio::test]
 async fn a_client_that_reads_nothing_delays_no_other_client() {
     let (upstream, bytes) = publishing(16_000_000).await;
@@ -225,7 +225,8 @@ async fn a_client_that_reads_nothing_delays_no_other_client() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// Promise 4 and PROTOCOL 2.5: HEAD and GET of a cold archive are one fetch, and HEAD tells the true length.
+/// DESIGN, promise 4, and PROTOCOL 2.5: HEAD and GET of a cold archive share one fetch, and HEAD reports the true
+/// length.
 #[tokio::test]
 async fn head_and_get_share_one_fetch() {
     for size in [100_000, ARCHIVE_BYTES] {
@@ -276,7 +277,7 @@ async fn a_finished_fetch_is_never_repeated() {
     assert_eq!(counts.map(|target| upstream.count_of(target)), [1; 4]);
 }
 
-/// Promise 4 and section 5: fills that push each other out of a small store still serve whoever waits for them.
+/// DESIGN, promise 4 and section 5: fills that evict each other from a small store still serve their waiting clients.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn fills_that_evict_each_other_serve_everybody() {
     let upstream = FakeUpstream::start().await;
@@ -356,8 +357,7 @@ async fn a_hundred_clients_of_a_mirrored_archive_ask_for_its_set_once() {
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
 }
 
-/// Promise 1: two packages may have the very same archive; what one upstream document leads to is never written over
-/// what the other's does.
+/// DESIGN, promise 1: two packages may share one archive; a document of one upstream never overwrites the other's.
 #[tokio::test]
 async fn two_packages_with_the_same_archive_are_filled_apart() {
     let upstream = FakeUpstream::start().await;
@@ -381,7 +381,7 @@ async fn two_packages_with_the_same_archive_are_filled_apart() {
     gate.open();
     assert!(good.await.unwrap().unwrap().expect(200).body == bytes);
     if let Ok(answer) = bad.await.unwrap() {
-        // Late enough to find the other's archive, which is proven.
+        // Late enough to find the other package's verified archive.
         assert!(answer.status != 200 || answer.body == bytes);
     }
     assert!(get(&format!("{}{acme}", larder.base())).await.expect(200).body == bytes);

@@ -1,4 +1,4 @@
-//! What is counted: exactly what happened, under a bounded number of names, in a form that any scraper reads.
+//! Metrics: exact counts, a bounded number of names, and a format that any scraper reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -34,7 +34,7 @@ fn only(grown: BTreeMap<String, f64>, name: &str) -> BTreeMap<String, f64> {
     grown.into_iter().filter(|(series, _)| series.split('{').next() == Some(name)).collect()
 }
 
-/// What is only there once it happened never grows in a query for what grew.
+/// A series that appears only with its first event is invisible to `rate()`.
 #[tokio::test]
 async fn a_download_without_an_answer_yet_reports_zero_bytes() {
     let upstream = FakeUpstream::start().await;
@@ -48,7 +48,7 @@ async fn a_download_without_an_answer_yet_reports_zero_bytes() {
     }
 }
 
-/// Every route, every way to end, and nothing else.
+/// Every route and every outcome, and no other labels.
 #[tokio::test]
 async fn requests_are_counted_by_route_and_by_how_they_ended() {
     let mut upstream = FakeUpstream::start().await;
@@ -74,7 +74,7 @@ async fn requests_are_counted_by_route_and_by_how_they_ended() {
     ] {
         for time in 0..times {
             let answer = larder.get(path).await.expect(status);
-            // What was held when it was asked for.
+            // A hit comes from the store.
             sent += if answer.is("larder; hit") { answer.body.len() } else { 0 };
             assert!(time < times);
         }
@@ -127,7 +127,6 @@ async fn requests_are_counted_by_route_and_by_how_they_ended() {
     assert_eq!((ages("60.0"), ages("86400.0"), ages("172800.0"), ages("604800.0")), (3.0, 3.0, 3.0, 4.0));
 }
 
-/// Whoever is turned away is counted, by the rule that says so.
 #[tokio::test]
 async fn refused_requests_are_counted_by_reason() {
     let upstream = FakeUpstream::start().await;
@@ -157,7 +156,7 @@ async fn refused_requests_are_counted_by_reason() {
     assert_eq!(scrape(&closed).await.value(&reason("client")), 1.0);
 }
 
-/// What an upstream sends that does not prove, by what is wrong with it; and what an operator must decide.
+/// Failed verifications by kind, and republished versions that need an operator.
 #[tokio::test]
 async fn failed_verifications_are_counted_by_kind_and_republished_versions_wait() {
     let upstream = FakeUpstream::start().await;
@@ -209,7 +208,7 @@ async fn failed_verifications_are_counted_by_kind_and_republished_versions_wait(
     assert_eq!((last.value(&alarms("republished")), last.value("larder_waiting_for_accept")), (1.0, 0.0));
 }
 
-/// One alarm about a version does not end another: it waits until somebody decides, or it is as before.
+/// One alarm about a version does not end another: it stays until an operator decides or upstream reverts.
 #[tokio::test]
 async fn a_version_that_waits_for_accept_still_waits_when_upstream_drops_it() {
     let upstream = FakeUpstream::start().await;
@@ -228,7 +227,7 @@ async fn a_version_that_waits_for_accept_still_waits_when_upstream_drops_it() {
     assert_eq!(seen.value("larder_waiting_for_accept"), 1.0);
 }
 
-/// What an upstream brought stays counted when it is not configured any more.
+/// Bytes of an upstream stay counted after it leaves the configuration.
 #[tokio::test]
 async fn the_counter_of_received_bytes_never_shrinks() {
     let upstream = FakeUpstream::start().await;
@@ -246,7 +245,6 @@ async fn the_counter_of_received_bytes_never_shrinks() {
     assert_eq!(received().await, before);
 }
 
-/// Where bytes came from does not change when they break off.
 #[tokio::test]
 async fn bytes_of_a_broken_body_are_counted_by_their_true_source() {
     let upstream = FakeUpstream::start().await;
@@ -263,7 +261,6 @@ async fn bytes_of_a_broken_body_are_counted_by_their_true_source() {
     assert_eq!(grown.keys().collect::<Vec<_>>(), ["larder_sent_bytes_total{source=\"upstream\"}"]);
 }
 
-/// Who leaves before there is an answer is counted, too.
 #[tokio::test]
 async fn a_client_that_leaves_before_its_answer_is_counted() {
     let upstream = FakeUpstream::start().await;
@@ -281,7 +278,7 @@ async fn a_client_that_leaves_before_its_answer_is_counted() {
     assert_eq!(scrape(&larder).await.value(left), 1.0);
 }
 
-/// The requests and the bytes that the upstream itself saw, by what it answered.
+/// The upstream's own counts of requests and bytes, by status.
 #[tokio::test]
 async fn upstream_requests_and_bytes_are_counted_as_the_upstream_counts_them() {
     let upstream = FakeUpstream::start().await;
@@ -312,7 +309,7 @@ async fn upstream_requests_and_bytes_are_counted_as_the_upstream_counts_them() {
     assert_eq!(all.value(&refused), 1.0);
 }
 
-/// What is stored, what had to go, and what was found damaged.
+/// Stored archives, evictions, and damage.
 #[tokio::test]
 async fn store_metrics_match_the_store_and_evictions_and_damage_are_counted() {
     let upstream = FakeUpstream::start().await;
@@ -368,7 +365,7 @@ async fn store_metrics_match_the_store_and_evictions_and_damage_are_counted() {
     std::fs::rename(&away, &there).unwrap();
 }
 
-/// Who waits for an upstream is seen while it does.
+/// Requests that wait for an upstream are visible while they wait.
 #[tokio::test]
 async fn waiting_requests_and_running_downloads_are_gauges() {
     let upstream = FakeUpstream::start().await;
@@ -392,7 +389,7 @@ async fn waiting_requests_and_running_downloads_are_gauges() {
     .await;
 }
 
-/// A request as somebody might send it who wants to see what breaks.
+/// A request by an attacker who looks for a failure.
 fn hostile(random: &mut StdRng, client: &reqwest::Client, larder: &Larder, archive: &str) -> reqwest::RequestBuilder {
     const PARTS: [&str; 24] = [
         "registry",

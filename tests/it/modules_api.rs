@@ -1,5 +1,5 @@
-//! The registry HTTP API through larder: every endpoint as it is directly, pages to the end, upstream's trouble, a bound
-//! on what varied queries may cost, and what a sealed mirror makes of what it has.
+//! The registry HTTP API through larder: every endpoint as directly, pagination to the end, upstream failures, a bound
+//! on the cost of varied queries, and answers of an offline mirror.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn ours(path: &str) -> String {
     format!("/registry/{HOST}/v1{path}")
 }
 
-/// How many lines the metrics have.
+/// The number of lines in the metrics.
 async fn series(larder: &Larder) -> usize {
     get(&format!("{}/metrics", larder.admin())).await.expect(200).text().lines().count()
 }
@@ -70,13 +70,13 @@ const ENDPOINTS: [&str; 24] = [
     "/providers/acme/null/1.0.0",
 ];
 
-/// What a page says, with its URLs as they would be upstream's own.
+/// The page's JSON, with its URLs as upstream writes them.
 fn as_upstream_has_it(answer: &Answer) -> Value {
     let text = answer.text().replace(&format!("/registry/{HOST}/v1/"), "/v1/");
     serde_json::from_str(&text).unwrap()
 }
 
-/// Where the one or the other leads, whatever the order of its query: that is for whoever writes it.
+/// The URL with its query sorted: the order of parameters is up to the writer.
 fn sorted_query(url: &str) -> String {
     let (path, query) = url.split_once('?').unwrap_or((url, ""));
     let mut pairs: Vec<&str> = query.split('&').filter(|pair| *pair != "offset=0").collect();
@@ -93,8 +93,7 @@ fn with_sorted_urls(mut page: Value) -> Value {
     page
 }
 
-/// Done when 4: every endpoint answers through larder as it does directly, URLs aside, and once seen with the upstream
-/// stopped too.
+/// Every endpoint answers through larder as directly, URLs aside; a cached page also while upstream is stopped.
 #[tokio::test]
 async fn every_endpoint_answers_as_it_does_directly_and_once_seen_without_its_upstream() {
     let mut upstream = listing().await;
@@ -102,7 +101,7 @@ async fn every_endpoint_answers_as_it_does_directly_and_once_seen_without_its_up
     let mut seen = Vec::new();
     for path in ENDPOINTS {
         let direct = get(&format!("{}/v1{path}", upstream.origin())).await.expect(200);
-        // What larder asks is what it was asked, so both answers are compared after one spelling of the URLs in them.
+        // Larder forwards the request as it came, so both answers are compared after one normalisation of their URLs.
         let through = larder.get(&ours(path)).await.expect(200);
         let is_a_list_of_versions = path.ends_with("/versions");
         let [direct_json, through_json] =
@@ -130,7 +129,7 @@ async fn every_endpoint_answers_as_it_does_directly_and_once_seen_without_its_up
     }
 }
 
-/// Law 8, promise 5: of a page only its URLs change, and numbers, spaces and what nobody knows stay as they are.
+/// DESIGN, promise 5: only the URLs of a page change; numbers, spaces and unknown members stay.
 #[tokio::test]
 async fn only_the_urls_of_further_pages_change() {
     let upstream = listing().await;
@@ -287,7 +286,7 @@ async fn spellings_of_a_name_are_one_page_only_where_the_registry_says_so() {
     }
 }
 
-/// The table of section 4, where nothing is held and where something is.
+/// The table of DESIGN 4, with nothing cached and with something cached.
 #[tokio::test]
 async fn upstream_failures_have_the_statuses_of_the_table() {
     let path = ours("/modules/search?q=vpc");
@@ -365,7 +364,7 @@ async fn varied_queries_leave_no_more_pages_than_may_be() {
             larder.get(&ours(&format!("/modules/search?q=query{number}&utm_{number}=y"))).await.expect(200);
             larder.clock.advance(Duration::from_secs(1));
             if number % 5 == 0 {
-                // What is used stays.
+                // A page in use is not evicted.
                 larder.get(&ours("/modules/search?q=kept&limit=1")).await.expect(200);
             }
         }
@@ -408,7 +407,8 @@ async fn pages_have_an_eighth_of_a_small_store() {
     assert_eq!(larder.versions("big").await.expect(200).header("cache-status"), "larder; hit");
 }
 
-/// Promise 12: offline a held page answers; a list or search that is not held answers from what is stored, and says so.
+/// DESIGN, promise 12: offline, a cached page answers; a list or search that is not cached answers from the store and
+/// says so.
 #[tokio::test]
 async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
     let upstream = listing().await;

@@ -11,7 +11,7 @@ fn direct_forms(forms: &[Form]) -> Vec<Form> {
     forms.iter().filter(|form| form.instead_of_direct.is_none()).cloned().collect()
 }
 
-/// What is wrong with the forms that the client cannot install itself: they are what the repository holds.
+/// The files of the forms that the client cannot install itself, compared with those of the repository.
 async fn unlike_the_repository(fixture: &ModuleScene, workspace: &Workspace, forms: &[Form]) -> Vec<String> {
     let mut text = Vec::new();
     for form in forms {
@@ -23,7 +23,7 @@ async fn unlike_the_repository(fixture: &ModuleScene, workspace: &Workspace, for
     text
 }
 
-/// What the tests here stand on: without larder, all of it installs.
+/// Baseline: without larder, all of it installs.
 #[tokio::test]
 async fn the_test_registry_works_with_the_real_client_directly() {
     let Some(client) = Terraform::find() else { return };
@@ -54,7 +54,7 @@ async fn every_form_of_a_module_installs_as_it_does_directly_and_again_without_a
     direct.init().await.expect_success();
 
     let larder = fixture.larder().start().await;
-    // It has no way to any server but larder: no key, no authority.
+    // The client can reach no server but larder: it has no key and no certificate authority.
     let calling = |forms: &[Form], larder: &str| {
         let mut workspace = client.workspace();
         workspace.file("main.tf", &calls(forms)).cli_config(&through(larder));

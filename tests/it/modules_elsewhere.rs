@@ -29,7 +29,7 @@ const KEPT_BACK: [(&str, &str, &str); 5] = [
     ("s3::https://S3CRET@s3.amazonaws.com/b/n.zip", "S3CRET", "s3.amazonaws.com"),
 ];
 
-/// What larder cannot fetch is told as upstream wrote it, however it told; counted, and said in the log.
+/// A location that larder cannot fetch is passed on as upstream wrote it, counted and logged.
 #[tokio::test]
 async fn a_source_that_larder_cannot_fetch_is_passed_on_byte_for_byte() {
     let fixture = ModuleFixture::start().await;
@@ -55,7 +55,7 @@ async fn a_source_that_larder_cannot_fetch_is_passed_on_byte_for_byte() {
     assert!(text.contains("amazonaws.com") && text.contains("cannot fetch"), "{text}");
 }
 
-/// Promise 8: what may be a secret is not handed out, and not said anywhere.
+/// DESIGN, promise 8: text that may be a secret is in no answer and in no log.
 #[tokio::test]
 async fn a_source_address_that_may_hold_a_secret_is_in_no_error_and_no_log() {
     let fixture = ModuleFixture::start().await;
@@ -101,7 +101,7 @@ async fn a_sealed_larder_sends_nobody_out() {
     assert!(text.contains("s3-eu-west-1.amazonaws.com") && text.contains("offline"), "{text}");
 }
 
-/// Promise 6: a version that has moved to where larder cannot follow does not hide what is held of it.
+/// DESIGN, promise 6: a version whose new location larder cannot fetch stays served from the store.
 #[tokio::test]
 async fn a_stored_archive_is_served_although_upstream_moved_it() {
     let fixture = ModuleFixture::of_one().await;

@@ -1,4 +1,4 @@
-//! Faults on the way of a module: of its archive host, of its location, of clients, and of larders in a row.
+//! Faults of a module's archive host, its location, its clients, and of chained larders.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ async fn a_download_that_breaks_is_resumed_or_restarted() {
     }
 }
 
-/// What a server sends of a resumed download that has changed meanwhile is never put behind the old beginning.
+/// A resumed download whose content changed meanwhile is never appended to the old bytes.
 #[tokio::test]
 async fn a_download_that_changes_while_it_is_resumed_is_never_mixed() {
     let fixture = ModuleFixture::start().await;
@@ -66,7 +66,7 @@ async fn a_download_that_changes_while_it_is_resumed_is_never_mixed() {
     fixture.archives.wait_for(Target::ModuleArchive, 1).await;
     fixture.put("one", &tar_gz(&[("noise", &noise(2, 100_000))]));
     stored.open();
-    // Whatever it came to, what is there in the end is one of the two.
+    // Whatever the answer, the stored archive is one of the two.
     let _ = asking.await.unwrap();
     let (_, archive) = fetch(larder.base(), "one").await;
     assert!(unpacked(&archive)["noise"] == noise(2, 100_000));
@@ -112,7 +112,7 @@ async fn a_page_or_a_list_of_checksums_that_does_not_come_is_given_up_and_keeps_
     fetch(larder.base(), "one").await;
 }
 
-/// Section 4: a location may have expired; it is asked anew once, and what comes of that is not remembered.
+/// DESIGN 4: a location may expire; it is fetched again once, and the failure is not cached.
 #[tokio::test]
 async fn a_location_that_was_refused_is_asked_again_once() {
     for status in [400, 401, 403, 404, 410] {
@@ -172,7 +172,7 @@ async fn a_checksum_that_does_not_match_is_refused_with_both() {
     assert_eq!(fixture.registry.count_of(Target::Location), 3);
 }
 
-/// PROTOCOL 2.5: a client gives a document ten seconds and an archive for ever.
+/// PROTOCOL 2.5: a client waits ten seconds for a document and without limit for an archive.
 #[tokio::test]
 async fn a_slow_cold_module_is_answered_without_its_digest_and_its_archive_waits() {
     let fixture = ModuleFixture::start().await;
@@ -187,7 +187,7 @@ async fn a_slow_cold_module_is_answered_without_its_digest_and_its_archive_waits
     assert_eq!(text.header("cache-control"), "no-cache");
     let url = format!("{}{}", larder.base(), place.path);
     let waiting = tokio::spawn(receive(client().get(url)));
-    // The second asks while the first waits, and neither is told of what the other was.
+    // The second request comes while the first waits, and neither gets the other's answer.
     assert!(Place::of(&larder.get(&download_path("one")).await) == place);
     assert!(!waiting.is_finished());
     stored.open();
@@ -198,7 +198,7 @@ async fn a_slow_cold_module_is_answered_without_its_digest_and_its_archive_waits
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
-/// The same where a page names the source, and a folder in it: nobody is sent to the wrong one.
+/// A page names the source and a folder in it: no client is sent to the wrong folder.
 #[tokio::test]
 async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
     let fixture = ModuleFixture::of_one().await;
@@ -207,7 +207,7 @@ async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
     fixture.publish("one", &format!("{}/pages/one", fixture.archives.origin()));
     let larder = fixture.larder().answer_within(Duration::from_millis(300)).start().await;
     let (page, archive) = (fixture.archives.hold(Target::Other), fixture.archives.hold(Target::ModuleArchive));
-    // The page itself is not there yet: so nobody knows of the folder.
+    // The page itself is not fetched yet, so the folder is unknown.
     let text = larder.get(&download_path("one")).await.expect(504).text();
     assert!(text.contains("ask again"), "{text}");
     page.open();
@@ -259,7 +259,7 @@ async fn a_larder_behind_a_larder_serves_the_same_archive() {
     let (no_tag, no_date) = (is_whole("if-none-match"), is_whole("if-modified-since"));
     assert_eq!(fixture.archives.count_where(|asked| no_tag(asked) && no_date(asked)), 2);
 
-    // What the front one holds as its location names an archive that the back one has no more.
+    // The front larder's cached location names an archive that the back larder has deleted.
     let other = Larder::builder().upstream(HOST, &url, "").allow_private(back.base()).start().await;
     let stored = fixture.archives.hold(Target::ModuleArchive);
     stored.open();
@@ -275,7 +275,7 @@ async fn a_larder_behind_a_larder_serves_the_same_archive() {
     assert_eq!(unpacked(&fetch(other.base(), "one").await.1)["main.tf"], b"# republished\n");
 }
 
-/// A ring of larders is 508 at once, and nobody is asked.
+/// A loop of larders is 508 at once, and no upstream is asked.
 #[tokio::test]
 async fn a_request_that_comes_back_is_refused_for_modules_too() {
     let fixture = ModuleFixture::of_one().await;

@@ -7,7 +7,7 @@ use crate::support::larder::HOST;
 use crate::support::module_scene::{Form, ModuleScene, Place, download_path, fetch};
 use crate::support::upstream::{Fault, Target, Telling};
 
-/// How long these servers may be silent: more than it takes a busy machine to begin a session.
+/// Silence allowed to these servers: longer than a busy machine needs to begin a session.
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// A scene whose module `acme/one` is here.
@@ -21,7 +21,7 @@ fn publish(fixture: &ModuleScene, location: String) {
     });
 }
 
-/// Section 4: trouble is told, and is over when it is over.
+/// DESIGN 4: a failure is reported, and not cached.
 #[tokio::test]
 async fn an_ssh_server_that_falls_silent_or_breaks_off_is_given_up_and_asked_again() {
     let Some(fixture) = ModuleScene::start(None).await else { return };
@@ -43,7 +43,7 @@ async fn an_ssh_server_that_falls_silent_or_breaks_off_is_given_up_and_asked_aga
     larder.get(&download_path("one")).await.expect(204);
 }
 
-/// The same over https.
+/// The same failures over https.
 #[tokio::test]
 async fn a_git_server_that_breaks_off_falls_silent_or_answers_nonsense_is_given_up_and_asked_again() {
     let Some(fixture) = ModuleScene::start(None).await else { return };
@@ -55,8 +55,8 @@ async fn a_git_server_that_breaks_off_falls_silent_or_answers_nonsense_is_given_
         Fault::Stalls(40),
         Fault::NeverAnswers,
         Fault::Html,
-        // The length of git's first line, which every version of it sends; further on, the byte may be one that only
-        // some versions send and nobody needs.
+        // The length of git's first line, which every git version sends; a later byte may be one that only some
+        // versions send.
         Fault::WrongFirstByte,
         Fault::Status(503),
     ];
@@ -71,7 +71,7 @@ async fn a_git_server_that_breaks_off_falls_silent_or_answers_nonsense_is_given_
     larder.get(&download_path("one")).await.expect(204);
 }
 
-/// The client gives up after ten seconds: before that it is told a place that waits for it.
+/// The client gives up after ten seconds; before that it gets a location that waits for the archive.
 #[tokio::test]
 async fn a_slow_git_server_costs_the_checksum_and_not_the_module() {
     let Some(fixture) = ModuleScene::start(None).await else { return };
@@ -88,7 +88,7 @@ async fn a_slow_git_server_costs_the_checksum_and_not_the_module() {
     assert!(known.sha256.is_some() && again == archive);
 }
 
-/// Git servers of one's own may not know `filter`; what a commit id stands for is the same.
+/// Self-hosted git servers may lack `filter`; a commit id still means the same tree.
 #[tokio::test]
 async fn a_commit_id_is_fetched_from_a_server_without_filter_too() {
     let Some(fixture) = ModuleScene::start(None).await else { return };

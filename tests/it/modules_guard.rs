@@ -59,7 +59,7 @@ impl Guarded {
         self.larder.get(&download_path(name)).await
     }
 
-    /// It was refused for where it leads, and nobody went there.
+    /// The answer is the refusal, and no connection was made.
     fn is_refused(&self, answer: Answer, reason: &str) {
         let text = answer.expect(502).text();
         assert!(text.contains(reason), "{text}");
@@ -68,7 +68,7 @@ impl Guarded {
     }
 }
 
-/// What the refusals below stand on: what is named is fetched, over both.
+/// Baseline: the configured hosts are fetched over both transports.
 #[tokio::test]
 async fn configured_git_hosts_are_fetched_over_https_and_ssh() {
     let Some(guarded) = Guarded::start().await else { return };
@@ -102,7 +102,7 @@ async fn a_location_a_submodule_and_a_redirect_to_a_private_address_are_refused(
     guarded.is_refused(guarded.ask("redirect", &redirected).await, "allow_private");
 }
 
-/// A key is shown to the hosts of its `[[credential]]` and to no other; nor is anything asked there without one.
+/// A key is offered to the hosts of its `[[credential]]` only; a host without a credential is not contacted.
 #[tokio::test]
 async fn an_ssh_host_that_no_credential_names_is_refused() {
     let Some(guarded) = Guarded::start().await else { return };
@@ -119,7 +119,8 @@ async fn an_ssh_host_that_no_credential_names_is_refused() {
     guarded.is_refused(guarded.ask("submodule-of-ssh", &over_ssh).await, "[[credential]]");
 }
 
-/// The one redirect that git itself follows is followed, where it may lead: of the first request, and the rest goes there.
+/// As in git: a redirect of the first request is followed where the egress policy allows it, and the rest of the
+/// conversation goes there.
 #[tokio::test]
 async fn a_redirect_of_the_first_request_to_an_allowed_place_is_followed() {
     let Some(guarded) = Guarded::start().await else { return };
@@ -151,7 +152,7 @@ async fn a_submodule_at_anything_but_https_and_ssh_is_refused() {
     }
 }
 
-/// Forges serve the commits of forks and of deleted branches to whoever knows their ids; a clone and a checkout do not.
+/// Forges serve commits of forks and deleted branches by id; a clone and a checkout do not.
 #[tokio::test]
 async fn a_commit_that_no_head_and_no_tag_reaches_is_refused() {
     let Some(guarded) = Guarded::start().await else { return };

@@ -1,4 +1,5 @@
-//! Hostile archives through larder: refused with the entry named, nothing of them kept or left, and healed at once.
+//! Hostile archives through larder: refused with the entry named, nothing stored, and no failure after the archive is
+//! repaired.
 
 use std::io::Write as _;
 
@@ -37,7 +38,7 @@ fn zip_of(entries: &[(&str, &[u8])]) -> Vec<u8> {
     zip.finish().unwrap().into_inner()
 }
 
-/// The same zip with one name for another of the same length, everywhere.
+/// The zip with one name replaced by another of the same length, everywhere.
 fn renamed(mut zip: Vec<u8>, from: &str, to: &str) -> Vec<u8> {
     let places: Vec<usize> =
         (0..zip.len() - from.len()).filter(|offset| zip[*offset..].starts_with(from.as_bytes())).collect();

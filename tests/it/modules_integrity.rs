@@ -1,5 +1,4 @@
-//! The integrity that modules never had: the same archive everywhere and always, what was seen first is what is served,
-//! and one fetch for everybody.
+//! Integrity of modules: the same archive at every larder, trust on first use, and one fetch for all clients.
 
 use std::sync::Arc;
 
@@ -26,7 +25,7 @@ async fn scene_at(reference: &str) -> Option<ModuleScene> {
     Some(fixture)
 }
 
-/// What a larder makes of a version depends on nothing but the version.
+/// The packed archive depends on the version only.
 #[tokio::test]
 async fn two_larders_make_the_same_archive_and_so_does_one_over_another_way() {
     let Some(fixture) = scene_at("v1.0.0").await else { return };
@@ -42,7 +41,7 @@ async fn two_larders_make_the_same_archive_and_so_does_one_over_another_way() {
     assert!(place_again == place && again == archive);
 }
 
-/// Promise 9: what a kill leaves of an archive is never taken for one.
+/// DESIGN, promise 9: a partial archive left by a kill is never taken for a complete one.
 #[tokio::test]
 async fn a_kill_in_the_middle_of_packing_changes_nothing_about_the_archive() {
     let Some(fixture) = ModuleScene::start(None).await else { return };
@@ -74,7 +73,7 @@ async fn a_kill_in_the_middle_of_packing_changes_nothing_about_the_archive() {
     assert!(folder.files("staging").is_empty(), "{:?}", folder.files("staging"));
 }
 
-/// The same on any machine, and does not compress.
+/// Pseudo-random bytes: the same on any machine, and incompressible.
 fn noise(seed: u32, bytes: usize) -> Vec<u8> {
     let mut state = u64::from(seed) + 1;
     let mut next = || {
@@ -93,7 +92,7 @@ fn impatient(fixture: &ModuleScene) -> Builder {
     fixture.larder_with(more)
 }
 
-/// Whether an alarm says that this module waits for `accept`.
+/// An alarm says that this module waits for `accept`.
 async fn is_reported(larder: &Larder) -> bool {
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     let alarms = status["alarms"].as_array().unwrap();
@@ -111,7 +110,7 @@ fn move_the_tag(fixture: &ModuleScene) {
     fixture.net.tag("moving");
 }
 
-/// Done when 3: while it is held, what was seen first is served; and the operator learns of it.
+/// The stored first-seen tree stays served, and the operator gets an alarm.
 #[tokio::test]
 async fn a_moved_tag_is_reported_and_the_first_tree_stays_served() {
     let Some(fixture) = ModuleScene::start(None).await else { return };
@@ -132,7 +131,7 @@ async fn a_moved_tag_is_reported_and_the_first_tree_stays_served() {
     let (now, bytes) = fetch(larder.base(), "one").await;
     assert!(now == place && bytes == archive);
 
-    // And after a restart, before anybody asks.
+    // Also after a restart, before any request.
     larder.stop().await;
     let larder = impatient(&fixture).on(&folder).start().await;
     assert!(is_reported(&larder).await);
@@ -140,7 +139,7 @@ async fn a_moved_tag_is_reported_and_the_first_tree_stays_served() {
     assert!(is_reported(&larder).await);
 }
 
-/// Done when 3: without the archive there is nothing to serve, whoever restarts; the operator decides.
+/// Without the archive there is nothing to serve, also after a restart; the operator decides.
 #[tokio::test]
 async fn a_moved_tag_is_refused_when_the_first_archive_is_gone_until_it_is_accepted() {
     let Some(fixture) = ModuleScene::start(None).await else { return };

@@ -1,4 +1,5 @@
-//! What stays of modules: upstream down or gone, sealed, restarted, evicted, damaged; and two registries side by side.
+//! Stored modules outlive an upstream that is down or gone, offline mode, restarts, eviction and damage; and two
+//! registries side by side.
 
 use std::time::Duration;
 
@@ -94,7 +95,7 @@ async fn a_module_that_upstream_deleted_stays_where_gone_things_are_kept() {
     }
 }
 
-/// Section 4: a held version that a list has dropped stays listed, with an alarm.
+/// DESIGN 4: a stored version that the list has dropped stays listed, with an alarm.
 #[tokio::test]
 async fn a_version_of_a_module_that_upstream_dropped_stays_listed() {
     let fixture = ModuleFixture::of_one().await;
@@ -119,7 +120,7 @@ async fn offline_stored_packages_are_served_at_any_age_and_others_are_named() {
     let (place, archive) = fetch(larder.base(), "one").await;
     let (other, _) = fetch(larder.base(), "two").await;
     larder.tell("purge", "acme/two/test@1.0.0").await;
-    // Where it is is known, and it is not held.
+    // The location is cached; the archive is not stored.
     fixture.archives.fault(Target::ModuleArchive, Fault::Status(500));
     larder.get(&download_path("two")).await.expect(502);
     fixture.archives.heal();
@@ -156,7 +157,7 @@ async fn offline_stored_packages_are_served_at_any_age_and_others_are_named() {
     assert_eq!(fixture.registry.requests().len(), 0);
 }
 
-/// What is evicted comes back as it was; what is pinned never goes.
+/// An evicted module is packed again into the same bytes; a pinned one is not evicted.
 #[tokio::test]
 async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stays() {
     let fixture = ModuleFixture::start().await;
@@ -211,7 +212,7 @@ async fn two_modules_that_differ_in_case_alone_are_each_pinned_for_themselves() 
     assert_eq!(status(&larder).await["alarms"], json!([]));
 }
 
-/// What was seen first is seen first, also where `fold_case` is changed: nobody gets a moved version by a switch.
+/// The first-seen record survives a change of `fold_case`: no switch lets a moved version in.
 #[tokio::test]
 async fn changing_fold_case_forgets_no_first_seen_record() {
     for (before, after) in [(false, true), (true, false)] {
@@ -292,7 +293,7 @@ async fn a_damaged_name_or_first_seen_record_heals_and_the_first_tree_stays() {
         flip(&folder.files(subject)[0]);
         let larder = fixture.larder_on(&folder).nothing_stays_fresh().start().await;
         assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()), "{subject}");
-        // And the one that is there now is held against it.
+        // The new archive is compared with the record.
         fixture.put("one", &tar_gz(&[("main.tf", b"# moved\n")]));
         larder.tell("refresh", "acme/one/test").await;
         assert_eq!(status(&larder).await["alarms"][0]["kind"], "moved", "{subject}");
@@ -300,7 +301,7 @@ async fn a_damaged_name_or_first_seen_record_heals_and_the_first_tree_stays() {
     }
 }
 
-/// Ranges and conditions, as for any archive that is held; and the location has no body to be long.
+/// Ranges and conditions work as for any stored archive; the location has no body.
 #[tokio::test]
 async fn a_stored_module_archive_answers_ranges_conditions_and_heads() {
     let fixture = ModuleFixture::of_one().await;

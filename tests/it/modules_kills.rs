@@ -1,4 +1,4 @@
-//! What `kill -9` and a full disk leave of modules, and how it goes on.
+//! Modules after `kill -9` and on a full disk.
 
 use crate::support::eventually;
 use crate::support::http::{client, get, send};
@@ -77,7 +77,7 @@ async fn a_commit_that_a_kill_interrupted_is_completed() {
     }
 }
 
-/// Promise 9: an archive that was told with its digest is there after a kill.
+/// DESIGN, promise 9: an archive whose digest a client was given survives a kill.
 #[tokio::test]
 async fn an_answered_module_survives_an_immediate_kill() {
     let (mut fixture, folder) = large().await;
@@ -102,7 +102,7 @@ async fn a_full_disk_evicts_for_a_module_or_says_so() {
     let disk = SmallDisk::start(&builder(&fixture, &folder), &folder, 20 << 20, "true").unwrap();
     let larder = &disk.larder;
     fetch(larder.base(), "one").await;
-    // Room for what is downloaded, not for its tree and its archive beside that.
+    // Space for the download, but not for its tree and its archive as well.
     disk.leave_free(5_000_000);
     fetch(larder.base(), "two").await;
     let figures = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();

@@ -1,4 +1,4 @@
-//! What an operator tells larder about modules: warm, pin, purge, refresh, accept, verify; and what it tells back.
+//! The operator's commands for modules: warm, pin, purge, refresh, accept, verify, and their reports.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ async fn warmed_modules_are_served_with_upstream_gone() {
     larder.get(&path).await.expect(502);
 }
 
-/// Each thing ends by itself: what cannot be had says why, and hinders nothing.
+/// Each item fails by itself, with its reason.
 #[tokio::test]
 async fn an_item_that_cannot_be_warmed_says_why() {
     let fixture = ModuleFixture::of_one().await;
@@ -85,7 +85,7 @@ async fn an_item_that_cannot_be_warmed_says_why() {
     }
 }
 
-/// `refresh` finds that a version was published anew, `accept` takes it; what is held is served until then.
+/// `refresh` finds a republished version, `accept` takes it; until then the stored archive is served.
 #[tokio::test]
 async fn refresh_finds_a_module_that_was_republished_and_accept_takes_it() {
     let fixture = ModuleFixture::of_one().await;
@@ -109,7 +109,7 @@ async fn refresh_finds_a_module_that_was_republished_and_accept_takes_it() {
     let (now, new) = fetch(larder.base(), "one").await;
     assert_eq!(unpacked(&new)["main.tf"], b"# moved\n");
     assert_eq!(status(&larder).await["alarms"], json!([]));
-    // Whoever was told the old digest a moment ago gets that archive; nobody is told it any more.
+    // A client that was given the old digest a moment ago gets that archive; new answers name the new one.
     assert!(larder.get(&place.path).await.expect(200).body == archive);
     let nothing = larder.tell("accept", ONE).await;
     assert_eq!(nothing["items"][0]["outcome"], "nothing_to_accept", "{nothing}");
@@ -187,7 +187,7 @@ async fn the_commands_print_modules_for_people_and_for_machines() {
     drop(larder);
 }
 
-/// What was looked at goes into the figures.
+/// Rechecks are counted.
 #[tokio::test]
 async fn status_counts_modules() {
     let fixture = ModuleFixture::of_one().await;
@@ -213,7 +213,7 @@ async fn status_counts_modules() {
     assert!(alarms.iter().any(|line| line.ends_with(" 1")), "{alarms:?}");
 }
 
-/// What is forgotten is asked anew in every form, at once; what is about others stays.
+/// After a purge every spelling is fetched again at once; other documents stay.
 #[tokio::test]
 async fn purge_removes_cached_detail_pages() {
     let upstream = FakeUpstream::start().await;
@@ -246,8 +246,8 @@ async fn purge_removes_cached_detail_pages() {
     assert_eq!(done["items"][0]["documents"], 2, "its own page, and that of the module: {done}");
 }
 
-/// Promise 15: what a registry has moved and then withdrawn leaves nothing to accept, and no alarm of it for ever; what is
-/// stored of it is dropped.
+/// DESIGN, promise 15: a version that the registry moved and then withdrew leaves nothing to accept and no lasting
+/// alarm; its stored archive is dropped.
 #[tokio::test]
 async fn accept_of_a_module_that_upstream_has_withdrawn_resolves_its_alarms() {
     let fixture = ModuleFixture::of_one().await;

@@ -1,4 +1,4 @@
-//! Promise 8 for modules: whom which credential is shown, and where no secret of a location may be found.
+//! DESIGN, promise 8, for modules: which origin gets which credential, and where no secret of a location may appear.
 
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_scene::{download_path, fetch};
@@ -31,7 +31,7 @@ fn shown(upstream: &FakeUpstream) -> Vec<Option<String>> {
     upstream.requests().iter().map(|request| request.header("authorization").map(str::to_owned)).collect()
 }
 
-/// The registry's token goes to the registry; the archive host's own goes there, for the upstreams it is for.
+/// The registry's token goes to the registry; the archive host's credential goes to that host, for its upstreams only.
 #[tokio::test]
 async fn each_credential_is_shown_to_its_own_origin_only() {
     for (upstreams, of_host) in
@@ -70,7 +70,7 @@ async fn a_redirect_takes_no_credential_along() {
     assert!(!format!("{:?}", shown(&fixture.registry)).contains(HOST_TOKEN));
 }
 
-/// Whatever becomes of a location that holds a secret: it is in no log, no answer, no figure, and no file's name.
+/// A location with a secret may succeed or fail: the secret is in no log, answer, metric or file name.
 #[tokio::test]
 async fn the_secrets_of_a_location_are_nowhere_to_be_found() {
     const SECRET: &str = "s1gnatureS3cret";
@@ -105,7 +105,7 @@ async fn the_secrets_of_a_location_are_nowhere_to_be_found() {
     for path in ["/metrics", "/admin/v1/status"] {
         heard.push_str(&crate::support::http::get(&format!("{}{path}", larder.admin())).await.text());
     }
-    // With what was half downloaded, too.
+    // Also with a partial download.
     fixture.archives.fault(Target::ModuleArchive, Fault::Truncated(50));
     fixture.publish("half", &url("one.tar.gz"));
     heard.push_str(&larder.get(&download_path("half")).await.text());

@@ -1,5 +1,5 @@
-//! What a version of a module was at first sight, where the memory of that is damaged, or was put down in another
-//! spelling: nobody gets another tree by that until an operator takes it.
+//! First-seen records of modules that are damaged, or recorded under another spelling: no client gets another tree
+//! before an operator accepts it.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ async fn alarms(larder: &Larder) -> Value {
     get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json()["alarms"].clone()
 }
 
-/// Whether an operator is told that acme/one/test 1.0.0 waits for `accept`.
+/// An alarm says that acme/one/test 1.0.0 waits for `accept`.
 async fn is_reported(larder: &Larder) -> bool {
     let resolve = format!("larder accept {HOST}/{ONE}");
     let alarms = alarms(larder).await;
@@ -35,7 +35,7 @@ async fn accepted(larder: &Larder, subject: &str) -> Value {
     larder.tell("accept", subject).await["items"][0].clone()
 }
 
-/// A store where acme/one/test 1.0.0 was seen and is held no more, and nobody has it open.
+/// A closed store with a first-seen record of acme/one/test 1.0.0 and without its archive.
 async fn seen_and_purged(fixture: &ModuleFixture) -> Folder {
     let larder = fixture.larder().start().await;
     fetch(larder.base(), "one").await;
@@ -45,7 +45,7 @@ async fn seen_and_purged(fixture: &ModuleFixture) -> Folder {
     folder
 }
 
-/// A damaged record tells that there was one: what comes next is not taken for the first, also after a restart.
+/// A damaged record still shows that one existed: the next tree is not recorded as the first, also after a restart.
 #[tokio::test]
 async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accepted() {
     for damaged in [&b""[..], b"{}\n{}", b"\0\0\0\0\0\0\0\0"] {
@@ -67,7 +67,7 @@ async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accept
             larder.stop().await;
         }
         let larder = fixture.larder_on(&folder).start().await;
-        // Of the whole module: what is lost waits for it, too.
+        // Of the whole module: the damaged record waits for it, too.
         let item = accepted(&larder, "acme/one/test").await;
         assert_eq!((&item["outcome"], &item["tree_before"]), (&"accepted_tree".into(), &Value::Null), "{item}");
         let (_, archive) = fetch(larder.base(), "one").await;
@@ -77,7 +77,7 @@ async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accept
     }
 }
 
-/// What an archive tells is put down before it goes: whether an operator purges it, or it is evicted.
+/// An archive's tree is recorded before a purge or an eviction removes the archive.
 #[tokio::test]
 async fn a_modules_first_seen_record_is_written_before_its_archive_is_evicted() {
     for is_purged in [true, false] {
@@ -103,7 +103,7 @@ async fn a_modules_first_seen_record_is_written_before_its_archive_is_evicted() 
     }
 }
 
-/// Who looks for damage finds it, and does not make the module new by that.
+/// `verify` reports the damage and does not treat the module as new.
 #[tokio::test]
 async fn verify_reports_a_damaged_first_seen_record_and_leaves_the_module_refused() {
     let fixture = ModuleFixture::of_one().await;
@@ -121,7 +121,7 @@ async fn verify_reports_a_damaged_first_seen_record_and_leaves_the_module_refuse
     assert!(verify(&larder).await.iter().all(|step| step["step"] != "unreadable"));
 }
 
-/// Where nobody knows what it was, no client is sent elsewhere either, unless an operator says so.
+/// With an unreadable record, no client is sent to an external source before an operator accepts it.
 #[tokio::test]
 async fn a_module_with_a_damaged_first_seen_record_sends_no_client_to_its_source() {
     let fixture = ModuleFixture::of_one().await;
@@ -152,7 +152,7 @@ async fn folding(fixture: &ModuleFixture, folder: &Folder, folds: bool) -> Larde
     fixture.larder_on(folder).with(&format!("fold_case = {folds}")).nothing_stays_fresh().start().await
 }
 
-/// What was seen while all spellings were one holds for each of them, whichever is looked at again afterwards.
+/// A record of the time when spellings were folded applies to each of them, whichever is rechecked later.
 #[tokio::test]
 async fn a_recheck_of_one_spelling_forgets_nothing_of_another() {
     let (fixture, folder) = (two_spellings().await, Folder::new());
@@ -167,7 +167,7 @@ async fn a_recheck_of_one_spelling_forgets_nothing_of_another() {
     assert!(refused.contains("larder accept"), "{refused}");
 }
 
-/// What was put down while spellings were told apart, and served while they were one, holds for each of them.
+/// A record of the time when spellings were distinct applies to the folded module that served it.
 #[tokio::test]
 async fn a_module_served_under_another_spelling_has_the_same_tree() {
     let (fixture, folder) = (two_spellings().await, Folder::new());
@@ -183,7 +183,7 @@ async fn a_module_served_under_another_spelling_has_the_same_tree() {
     assert!(refused.contains("larder accept"), "{refused}");
 }
 
-/// What was accepted between two switches stays accepted, or is asked again: neither tree ever passes for the other.
+/// A tree accepted between two switches stays accepted or is asked about again; the two trees are never mixed.
 #[tokio::test]
 async fn an_accept_between_two_switches_of_fold_case_mixes_nothing() {
     for first in [true, false] {
@@ -199,7 +199,7 @@ async fn an_accept_between_two_switches_of_fold_case_mixes_nothing() {
         assert!(then.sha256 != seen_first.sha256);
         larder.stop().await;
         let larder = folding(&fixture, &folder, first).await;
-        // The archive that was seen first is held, and goes on being served; what was accepted is asked again.
+        // The first-seen archive is stored and stays served; the accepted tree needs a new decision.
         let back = Place::of(&larder.get(&other_spelling()).await.expect(204));
         assert!(back.sha256 == seen_first.sha256, "{first}");
         larder.tell("refresh", "Acme/One/test").await;
@@ -210,7 +210,7 @@ async fn an_accept_between_two_switches_of_fold_case_mixes_nothing() {
     }
 }
 
-/// That a version is elsewhere now is accepted once, whatever another spelling was while all were one.
+/// A move to an external source is accepted once, whatever another spelling was while spellings were folded.
 #[tokio::test]
 async fn a_tree_accepted_under_another_spelling_is_not_asked_again_after_fold_case_changes() {
     let (fixture, folder) = (two_spellings().await, Folder::new());

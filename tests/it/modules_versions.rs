@@ -83,7 +83,7 @@ async fn a_list_is_fresh_for_five_minutes_and_is_asked_about_then() {
     assert_eq!(new["modules"][0]["versions"][1]["version"], "1.1.0");
 }
 
-/// Promise 6: what is held is served while upstream is in trouble, gone or sealed off; what is not is told.
+/// DESIGN, promise 6: stored answers are served while upstream is failing, gone or offline; the others are errors.
 #[tokio::test]
 async fn a_stored_list_outlives_its_upstreams_trouble() {
     for (fault, status) in
@@ -107,7 +107,7 @@ async fn a_stored_list_outlives_its_upstreams_trouble() {
         );
         let folder = larder.stop().await;
         let sealed = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
-        // Of the list alone nobody could install anything.
+        // A list alone lets no client install anything.
         let text = sealed.get(&ours("Acme/vpc/aws")).await.expect(503).text();
         assert!(text.contains("any version of") && text.contains("offline"), "{text}");
         assert!(sealed.get(&ours("Acme/other/aws")).await.expect(503).text().contains("offline"));
@@ -153,7 +153,7 @@ async fn many_who_ask_for_a_cold_list_cause_one_request() {
     assert_eq!(upstream.count_of(lists()), 1);
 }
 
-/// A list of thousands of versions is read where that holds up nobody, and says the same.
+/// A list of thousands of versions is parsed off the request threads, and is complete.
 #[tokio::test]
 async fn a_large_list_arrives_whole() {
     let versions: Vec<String> = (0..5000).map(|number| format!("1.{number}.0")).collect();

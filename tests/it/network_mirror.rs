@@ -1,4 +1,4 @@
-//! The provider network mirror protocol: answered from lists and proven sums, without touching an archive.
+//! The provider network mirror protocol: answered from lists and verified sums, without fetching an archive.
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
@@ -49,7 +49,7 @@ fn h1_of_zip(bytes: &[u8], has_directories: bool) -> String {
     format!("h1:{}", base64::prelude::BASE64_STANDARD.encode(digest(&SHA256, listing.as_bytes())))
 }
 
-/// The hashes of a platform, once there is an `h1:` among them: it is computed off the path of whoever waits.
+/// The hashes of a platform, once they include an `h1:`: larder computes it in the background.
 async fn hashes_with_h1(larder: &Larder, version: &str, platform: &str) -> Value {
     eventually("an h1 appears", async || {
         let hashes = archives(larder, version).await[platform]["hashes"].clone();
@@ -255,7 +255,7 @@ async fn an_upstream_in_trouble_is_502_and_not_remembered() {
     }
 }
 
-/// Promise 1: what does not prove is not listed as if it did.
+/// DESIGN, promise 1: hashes that fail verification are not listed.
 #[tokio::test]
 async fn hashes_are_never_taken_from_sums_that_do_not_verify() {
     for fault in [Fault::SumsChangedAfterSigning, Fault::SignedByAnotherKey] {

@@ -1,4 +1,4 @@
-//! A store that takes nothing although there is room: a size limit, a folder that is none, a part of it that cannot be
+//! A store that takes nothing although the disk has space: a size limit, a missing folder, a folder that cannot be
 //! written.
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::support::scene::{LARGE, PackageFixture, SMALL, TAIL};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 
-/// Where a part of a store was, and a file in its place that cannot hold anything.
+/// A part of the store, replaced by a file.
 struct InTheWay {
     part: PathBuf,
     away: PathBuf,
@@ -41,7 +41,7 @@ fn is_passed(answer: &Answer, zip: &[u8]) {
     assert!(answer.body == zip);
 }
 
-/// Promise 9: what no eviction could make room for is passed through, and nothing is evicted for it.
+/// DESIGN, promise 9: an archive that no eviction could make space for is passed through, and nothing is evicted.
 #[tokio::test]
 async fn an_archive_larger_than_the_store_may_be_is_passed_through() {
     let upstream = FakeUpstream::start().await;
@@ -59,7 +59,7 @@ async fn an_archive_larger_than_the_store_may_be_is_passed_through() {
     assert!(larder.folder.staged().is_empty());
 }
 
-/// Promise 9: HEAD and Range are answered as for any archive that is not held, and HEAD fetches nothing to its end.
+/// DESIGN, promise 9: HEAD and Range are answered as for any archive that is not stored, and HEAD fetches no body.
 #[tokio::test]
 async fn a_pass_through_ignores_ranges() {
     let upstream = FakeUpstream::start().await;
@@ -97,8 +97,8 @@ async fn without_a_place_to_stage_everything_is_answered_and_nothing_is_kept() {
     }
 }
 
-/// Promise 9: where the bytes are proven and only the commit fails, proof alone releases the tail, and nothing is
-/// fetched again: what is staged or stored is still there.
+/// DESIGN, promise 9: where the bytes are verified and only the commit fails, verification alone releases the tail, and
+/// the bytes on disk are not fetched again.
 #[tokio::test]
 async fn an_archive_whose_commit_fails_is_released_by_its_proof() {
     // Before the rename, and after it.
@@ -111,7 +111,7 @@ async fn an_archive_whose_commit_fails_is_released_by_its_proof() {
                 fixture.upstream.wait_for(Target::Archive, 1).await;
                 let in_the_way = InTheWay::of(fixture.folder(), part);
                 gate.open();
-                // The first is answered while it is in the way, and so are those that come later.
+                // The first request and later ones are answered while the file is in the way.
                 let second = ask().await;
                 assert!(second.status == 200 && second.body == fixture.zip, "{part}");
                 let third = ask().await;
@@ -129,7 +129,7 @@ async fn an_archive_whose_commit_fails_is_released_by_its_proof() {
     }
 }
 
-/// Promise 10: an archive that is damaged, and cannot be set aside either, is not served all the same.
+/// DESIGN, promise 10: a damaged archive is not served even where it cannot be quarantined.
 #[tokio::test]
 async fn a_damaged_archive_that_cannot_be_quarantined_is_passed_through() {
     for size in [SMALL, LARGE] {
@@ -146,7 +146,7 @@ async fn a_damaged_archive_that_cannot_be_quarantined_is_passed_through() {
     }
 }
 
-/// Promise 9, and the table of section 4: a disk that cannot be written makes nobody forget what was proven before.
+/// DESIGN, promise 9, and the table of DESIGN 4: a read-only disk does not weaken what was verified before.
 #[tokio::test]
 async fn a_version_republished_by_a_stranger_is_refused_although_nothing_can_be_written() {
     let upstream = FakeUpstream::start().await;
@@ -167,7 +167,7 @@ async fn a_version_republished_by_a_stranger_is_refused_although_nothing_can_be_
     }
 }
 
-/// The same, where it was proven while it could not be noted, but its set was kept.
+/// The first-seen record could not be written, but the proof set was stored.
 #[tokio::test]
 async fn a_version_whose_record_could_not_be_written_is_known_by_its_proof_set() {
     let upstream = FakeUpstream::start().await;
@@ -186,7 +186,7 @@ fn vanish(v1: &Path) {
     std::fs::remove_dir_all(v1).unwrap();
 }
 
-/// Another larder's store: complete, empty, with a lock of its own.
+/// Replaces the store by another larder's: complete, empty, with a lock of its own.
 fn is_replaced(v1: &Path) {
     vanish(v1);
     drop(larder::store::Store::open(v1.parent().unwrap(), larder::clock::Timestamp(1)).unwrap());
@@ -202,11 +202,10 @@ fn is_a_file(v1: &Path) {
     std::fs::write(v1, "no store").unwrap();
 }
 
-/// What may happen to a store under a running larder.
+/// Losses of a store under a running larder.
 const LOSSES: [fn(&Path); 4] = [vanish, is_replaced, is_made_anew_empty, is_a_file];
 
-/// Section 5: a store that is not the one larder locked holds nothing for it, and is not written to; everything is
-/// still answered.
+/// DESIGN 5: a store other than the locked one is neither read nor written; every request is still answered.
 #[tokio::test]
 async fn a_store_lost_at_run_time_does_not_stop_answers() {
     for (number, loss) in LOSSES.into_iter().enumerate() {
@@ -233,7 +232,7 @@ async fn a_store_lost_at_run_time_does_not_stop_answers() {
     }
 }
 
-/// Nothing is being written any more: the `h1:` of what was kept is, too.
+/// Waits until no write is in progress, the `h1:` hashes included.
 async fn is_complete(larder: &Larder) {
     let names = || larder.folder.files("names").into_iter().map(|name| std::fs::read_to_string(name).unwrap());
     until("the h1 is computed", async || names().all(|name| name.contains("h1:"))).await;
@@ -268,7 +267,7 @@ async fn a_store_that_comes_back_is_used_again() {
     is_complete(&larder).await;
     let (v1, away) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
     std::fs::rename(&v1, &away).unwrap();
-    // It would need the room of the first.
+    // It would need the first one's space.
     let two = larder.archive_path("two", "1.2.0").await;
     is_passed(&larder.get(&two).await, &archive(&upstream, "two"));
     std::fs::rename(&away, &v1).unwrap();
@@ -279,7 +278,7 @@ async fn a_store_that_comes_back_is_used_again() {
     assert!(larder.get(&two).await.expect(200).is("larder; hit"));
 }
 
-/// Promise 12: offline there is nowhere to get it from, and the answer says what is wrong.
+/// DESIGN, promise 12: offline there is no upstream, and the answer names the lost store.
 #[tokio::test]
 async fn offline_a_store_that_is_lost_is_said() {
     let fixture = PackageFixture::with(SMALL).await;
@@ -290,7 +289,7 @@ async fn offline_a_store_that_is_lost_is_said() {
     let larder = offline.start().await;
     larder.get(&path).await.expect(200);
     vanish(&folder.path().join("v1"));
-    // What is in memory was checked less than a minute ago.
+    // The copy in memory was checked less than a minute ago.
     clock.advance(Duration::from_secs(61));
     for path in [path.as_str(), "/registry/registry.terraform.io/v1/providers/acme/null/versions"] {
         let text = larder.get(path).await.expect(503).text();
@@ -298,7 +297,7 @@ async fn offline_a_store_that_is_lost_is_said() {
     }
 }
 
-/// Promise 4: clients that were told one length get that length or an abort, whichever way the upstream changes it.
+/// DESIGN, promise 4: clients that were given one length get that length or an abort, however upstream changes it.
 #[tokio::test]
 async fn an_upstream_that_announces_another_length_when_it_resumes_is_not_believed() {
     for more in [-1_isize, 1] {

@@ -1,5 +1,5 @@
-//! What an operator sees: `check`, `client-config` and `status`, with a running larder and without, and the admin
-//! listener that they talk to.
+//! The operator's view: `check`, `client-config` and `status`, with and without a running larder, and the admin
+//! listener behind them.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -60,7 +60,7 @@ async fn check_reports_everything_that_serve_would_refuse() {
     assert_eq!((&output["ok"], output["problems"].as_array().unwrap().len()), (&Value::Bool(false), 1));
 }
 
-/// Section 3: from the held discovery every service, else two with a line that says so.
+/// DESIGN 3: every service of the cached discovery document, else the two defaults and a line that says so.
 #[tokio::test]
 async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let upstream = FakeUpstream::start().await;
@@ -143,8 +143,8 @@ async fn status_reports_the_store_whether_larder_runs_or_not() {
     assert!(setup.out(&["status"]).await.contains("not running"));
 }
 
-/// What somebody should look at is on the first page: a version that waits for a decision, an origin that is left
-/// alone, who was turned away, a store that is gone.
+/// The first page shows what needs an operator: a version that waits for a decision, an open breaker, refused clients,
+/// a lost store.
 #[tokio::test]
 async fn status_shows_alarms_that_a_person_must_resolve() {
     let mut upstream = FakeUpstream::start().await;

@@ -1,4 +1,4 @@
-//! The way out: whose certificates are trusted, where a taken-over name is, and proxies from the environment.
+//! Outbound connections: trusted certificates, taken-over names, and proxies of the environment.
 
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
@@ -46,10 +46,10 @@ async fn an_untrusted_certificate_is_an_error_that_says_so() {
     assert!(refused.text().contains("certificate"), "{}", refused.text());
 }
 
-/// HTTP(S)_PROXY and NO_PROXY of the environment hold for everything that goes out.
+/// HTTP(S)_PROXY and NO_PROXY of the environment apply to every outbound request.
 #[tokio::test]
 async fn a_proxy_in_the_environment_is_used_unless_no_proxy_says_otherwise() {
-    // It takes what is asked for at any host: the host below exists nowhere else.
+    // The proxy answers for any host: the host below exists nowhere else.
     let proxy = FakeUpstream::start().await;
     proxy.publish(provider());
     for (no_proxy, reaches) in [("", true), ("registry.invalid", false)] {

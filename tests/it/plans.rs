@@ -1,4 +1,5 @@
-//! What a plan says: have, need, cannot and unknown, each thing once, and of a sealed larder what can be brought.
+//! The lines of a plan: have, need, cannot and unknown, each item once, and for an offline larder the items that a
+//! bundle can bring.
 
 use serde_json::{Value, json};
 
@@ -91,7 +92,7 @@ async fn sealed_without_any_list_of_upstreams_it_must_be_brought() {
     }
 }
 
-/// A version that is held for one of the runners' platforms is not listed, so the other is what is needed.
+/// A version that is stored for one of the runners' platforms is not listed, so the plan needs the other platform.
 #[tokio::test]
 async fn sealed_for_several_platforms_a_version_that_lacks_one_of_them_is_not_there() {
     let upstream = upstream_of_four().await;

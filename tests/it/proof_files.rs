@@ -58,7 +58,7 @@ async fn all_platforms_of_a_version_name_one_sums_and_one_signature() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// Lock files, caches and CI logs hold URLs of before.
+/// Lock files, caches and CI logs contain old URLs.
 #[tokio::test]
 async fn urls_that_name_the_platform_continue_answering() {
     let upstream = FakeUpstream::start().await;
@@ -110,8 +110,8 @@ async fn whichever_stored_set_holds_the_digest_answers_current_or_previous() {
     answer([404, 200]).await;
 }
 
-/// The table, "400 … 410 for a file that a document names", from the client's side: what is not stored any more is asked
-/// for again, and an error is never taken for absence.
+/// The table's row "400 … 410 for a file that a document names", from the client's side: a file that is no longer
+/// stored is fetched again, and an error is never taken for absence.
 #[tokio::test]
 async fn a_digest_in_no_stored_proof_set_is_asked_of_upstream() {
     let mut upstream = FakeUpstream::start().await;

@@ -1,4 +1,4 @@
-//! `providers.v1` through larder: what changes on its way, what must not, and what is refused at the door.
+//! `providers.v1` through larder: what changes, what stays, and which requests are refused.
 
 use http::header::AUTHORIZATION;
 use indexmap::IndexMap;
@@ -378,7 +378,7 @@ async fn an_archive_url_that_nothing_lists_is_404_and_asks_upstream_only_once() 
             let text = errors(&larder.get(&format!("{folder}/{digest}/f.zip")).await.expect(404));
             assert!(text.contains(&format!("{HOST}/acme/{name}")), "{text}");
         }
-        // What the list does not name is not asked for at all.
+        // A version that the list lacks is not requested.
         let requests = usize::from(version != "9.9.9");
         assert_eq!(upstream.count_of(Target::Document), requests, "{name} {version}");
         assert_eq!(upstream.count_of(Target::Archive), 0, "{name} {version}");
@@ -392,7 +392,7 @@ async fn an_archive_url_that_nothing_lists_is_404_and_asks_upstream_only_once() 
     assert_eq!((upstream.count_of(Target::Versions), upstream.count_of(Target::Document)), (1, 0));
 }
 
-/// DESIGN 4: then the document is asked anew once, because registries sign URLs that expire; then it is 502.
+/// DESIGN 4: the document is fetched again once, because registries sign URLs that expire; then the answer is 502.
 #[tokio::test]
 async fn a_file_that_a_document_names_and_upstream_does_not_give_is_502_and_not_remembered() {
     for target in [Target::Sums, Target::Signature, Target::Archive] {
@@ -416,7 +416,7 @@ async fn a_file_that_a_document_names_and_upstream_does_not_give_is_502_and_not_
     }
 }
 
-/// DESIGN 4: a URL that has expired is found anew in the document, and nobody notices.
+/// DESIGN 4: an expired URL is replaced from a fresh document, and the client sees no failure.
 #[tokio::test]
 async fn an_archive_whose_signed_url_has_expired_is_fetched_from_its_new_one() {
     for size in [100_000, 2_000_000] {
@@ -430,7 +430,7 @@ async fn an_archive_whose_signed_url_has_expired_is_fetched_from_its_new_one() {
     }
 }
 
-/// Promise 7: a URL holds all that is needed to find its file again, so it outlives a store.
+/// DESIGN, promise 7: a URL names everything that is needed to find its file, so it outlives a store.
 #[tokio::test]
 async fn the_urls_of_a_document_work_at_a_larder_that_never_saw_it() {
     let upstream = FakeUpstream::start().await;

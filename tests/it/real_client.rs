@@ -28,7 +28,7 @@ fn requiring(client: &Terraform, host: &str) -> Workspace {
     workspace
 }
 
-/// What SHA256SUMS of a version lists.
+/// The number of files in a version's SHA256SUMS.
 fn listed(upstream: &FakeUpstream, name: &str, version: &str) -> usize {
     upstream.sums_bytes("acme", name, version).iter().filter(|byte| **byte == b'\n').count()
 }
@@ -49,7 +49,7 @@ async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
 
     let larder = Larder::mirroring(&upstream).start().await;
     let workspace = requiring(&client, HOST);
-    // What `serve` prints, pasted as it is.
+    // The lines that `serve` prints, pasted unchanged.
     workspace.cli_config(larder.client_config());
     workspace.init().await.expect_success();
     assert_eq!(workspace.lock_file(), direct.lock_file());

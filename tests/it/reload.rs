@@ -1,5 +1,5 @@
-//! A running larder takes over another configuration: upstreams, limits, clients, credentials and certificates, all of
-//! it or nothing. What is in flight ends with what it began with.
+//! A reload replaces upstreams, limits, clients, credentials and certificates, all or none. Requests in flight finish
+//! with the configuration they began with.
 
 use std::time::Duration;
 
@@ -45,13 +45,13 @@ async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_report
     let config = get(&format!("{}/admin/v1/client-config", larder.admin())).await.expect(200).text();
     assert!(config.contains(SECOND), "{config}");
 
-    // Its list is finished in memory, fresh, and held: none of that is for anybody any more.
+    // Its list is rendered, fresh and cached: none of that is served any more.
     larder.reload(Larder::mirroring(&first)).await.unwrap();
     let removed = larder.get(&list).await.expect(421);
     assert!(removed.text().contains(SECOND), "{}", removed.text());
     larder.versions("null").await.expect(200);
 
-    // What was kept of it is there when it comes back.
+    // The stored copy is used when the upstream returns.
     second.forget_requests();
     larder.reload(and(Larder::mirroring(&first), &second)).await.unwrap();
     assert!(larder.get(&list).await.expect(200).is("larder; hit"));
@@ -71,7 +71,7 @@ async fn a_new_fresh_time_holds_for_what_is_finished_in_memory_too() {
     assert_eq!(upstream.count_of(Target::Versions), 2);
 }
 
-/// Section 5: the size quota. What has no room any more goes at once, and not with the next archive.
+/// DESIGN 5: the size limit. A smaller limit evicts at once, not with the next archive.
 #[tokio::test]
 async fn a_smaller_store_evicts_at_once() {
     let upstream = publishing(&["one", "two"], 800_000).await;
@@ -142,7 +142,7 @@ async fn a_new_admin_token_takes_the_place_of_the_old_one() {
     assert_eq!((purge(&made).await, purge("other-t0ken").await), (401, 200));
 }
 
-/// What lies at the path of a store that is gone is somebody else's.
+/// A file at the path of a lost store belongs to somebody else.
 #[tokio::test]
 async fn a_reload_while_the_store_is_gone_keeps_the_admin_token_and_makes_none() {
     let upstream = publishing(&["null"], 10_000).await;
@@ -176,7 +176,7 @@ async fn a_new_token_is_shown_to_its_upstream_from_then_on() {
     larder.versions("null").await.expect(200);
 }
 
-/// Promise 8: what was on its way from the old place leads nobody back there with the credential of the new one.
+/// DESIGN, promise 8: an answer in flight from the old address sends no client there with the new credential.
 #[tokio::test]
 async fn a_new_credential_never_goes_to_the_place_that_was_asked_before() {
     let old = publishing(&["null"], 10_000).await;
@@ -193,7 +193,7 @@ async fn a_new_credential_never_goes_to_the_place_that_was_asked_before() {
 
     let with_token = Larder::mirroring(&new).with(&format!("token = {{ file = \"{}\" }}", token.display()));
     larder.reload(with_token).await.unwrap();
-    // Nobody waits for the old one.
+    // No request waits for the old address.
     larder.versions("null").await.expect(200);
     gate.open();
     before.await.unwrap().unwrap().expect(200);
@@ -216,7 +216,7 @@ async fn a_404_of_the_former_upstream_url_is_asked_again_at_the_new_one() {
     larder.versions("null").await.expect(200);
 }
 
-/// What is fresh of the old place may name what nobody gives any more.
+/// A fresh document of the old address may name files that are gone.
 #[tokio::test]
 async fn an_upstream_that_has_moved_is_asked_at_its_new_place_at_once() {
     let (mut old, new) = (publishing(&["null"], 10_000).await, publishing(&["null"], 10_000).await);
@@ -237,7 +237,7 @@ async fn an_upstream_that_has_moved_is_asked_at_its_new_place_at_once() {
     assert_eq!(new.count_of(Target::Everything), 0);
 }
 
-/// Promise 7: what documents may lead to is what the configuration says now.
+/// DESIGN, promise 7: the current configuration limits where documents lead.
 #[tokio::test]
 async fn allow_private_opens_and_closes_what_documents_lead_to() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
@@ -253,7 +253,7 @@ async fn allow_private_opens_and_closes_what_documents_lead_to() {
     larder.document("random", "1.2.0").await.expect(502);
 }
 
-/// Promise 1: what is held was proven by what was asked for then, and counts for nothing where more is asked for now.
+/// DESIGN, promise 1: an archive verified under a weaker policy does not count under a stricter one.
 #[tokio::test]
 async fn stricter_verification_applies_to_stored_packages_too() {
     let upstream = publishing(&["null"], 10_000).await;
@@ -266,7 +266,7 @@ async fn stricter_verification_applies_to_stored_packages_too() {
         assert!(refused.expect(502).text().contains("lists no signing key"));
     }
 
-    // What is proven by a signature now are the bytes that are there.
+    // The signature now verifies the stored bytes.
     upstream.heal();
     assert_eq!(larder.archive_path("null", "1.2.0").await, path);
     let answer = larder.get(&path).await.expect(200);
@@ -291,7 +291,7 @@ async fn offline_after_a_reload_nothing_leaves() {
     larder.versions("random").await.expect(200);
 }
 
-/// Promise 12: also of what was under way before, which goes on with what it began with.
+/// DESIGN, promise 12: also for requests in flight, which keep their configuration.
 #[tokio::test]
 async fn offline_after_a_reload_running_fetches_send_nothing_either() {
     let upstream = publishing(&["null"], LARGE).await;
@@ -308,7 +308,7 @@ async fn offline_after_a_reload_running_fetches_send_nothing_either() {
     assert!(!received.is_whole);
     assert_eq!(upstream.count_of(Target::Everything), 0);
 
-    // What arrived of it is built on when the cable is back.
+    // The partial download is resumed when the network is back.
     larder.reload(Larder::mirroring(&upstream)).await.unwrap();
     let answer = larder.get(&path).await.expect(200);
     assert!(answer.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
@@ -331,8 +331,8 @@ async fn an_open_circuit_breaker_stays_open_across_a_reload() {
     assert_eq!(larder.metric("larder_breaker_open").await, 1.0);
 }
 
-/// What is in flight ends with what it began with: also where it has to ask again, of an upstream that is gone from
-/// the configuration, at an address that nothing names any more.
+/// A download keeps its configuration, also for a resume from an upstream that is gone from the configuration, at an
+/// address that nothing names any more.
 #[tokio::test]
 async fn a_download_that_runs_and_breaks_across_a_reload_arrives_byte_for_byte() {
     let first = FakeUpstream::builder().releases_elsewhere().start().await;
@@ -464,7 +464,7 @@ async fn a_new_certificate_is_in_use_as_soon_as_the_reload_is_over() {
     let before = std::fs::read_to_string(&file).unwrap();
     let old = der(&std::fs::read_to_string(folder.path().join("cert.pem")).unwrap());
 
-    // Other files, which nobody looks at yet.
+    // Other files, not read yet.
     std::fs::write(&file, before.replace("cert.pem", "cert2.pem").replace("key.pem", "key2.pem")).unwrap();
     std::fs::write(folder.path().join("cert2.pem"), &renewed.0).unwrap();
     std::fs::write(folder.path().join("key2.pem"), ca.issue(&["127.0.0.1"]).1).unwrap();
@@ -476,7 +476,7 @@ async fn a_new_certificate_is_in_use_as_soon_as_the_reload_is_over() {
     larder.hang_up();
     larder.log().line_with("the configuration was reloaded").await;
     assert_eq!(presented_certificate(&address, &ca).await, der(&renewed.0));
-    // From now on these are the files that are looked at.
+    // From now on these files are read.
     let last = ca.issue(&["127.0.0.1"]);
     std::fs::write(folder.path().join("cert2.pem"), &last.0).unwrap();
     std::fs::write(folder.path().join("key2.pem"), &last.1).unwrap();

@@ -1,6 +1,5 @@
-//! What a plan names is what the real client chooses: for dozens of configurations, the providers of the lock file that
-//! `terraform init` writes, and the modules that it installs, are those of the plan, and no others; and what the client
-//! refuses cannot be had.
+//! A plan chooses as the real client does: for dozens of configurations, its providers are those of the lock file that
+//! `terraform init` writes, its modules are those that `init` installs, and its refusals are the client's refusals.
 
 use std::collections::BTreeSet;
 
@@ -15,17 +14,17 @@ use crate::support::reports;
 use crate::support::terraform::{Terraform, Workspace};
 use crate::support::upstream::FakeUpstream;
 
-/// How many configurations there are.
+/// The number of configurations.
 const CONFIGURATIONS: u64 = 90;
 
-/// What a client chose, or what a plan names: `ADDRESS@VERSION`.
+/// The choice of a client or of a plan: `ADDRESS@VERSION`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct SelectedPackages {
     providers: BTreeSet<String>,
     modules: BTreeSet<String>,
 }
 
-/// What `init` left in a folder.
+/// The packages that `init` left in a folder.
 fn installed(workspace: &Workspace, root: &str) -> SelectedPackages {
     let read = |path: &str| std::fs::read_to_string(workspace.path().join(root).join(path)).unwrap_or_default();
     let mut chosen = SelectedPackages::default();
@@ -47,7 +46,7 @@ fn installed(workspace: &Workspace, root: &str) -> SelectedPackages {
     chosen
 }
 
-/// What a plan for these folders names, and what it says that cannot be had.
+/// The packages that a plan for these folders names, and its unavailable items.
 async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str]) -> (SelectedPackages, Vec<String>) {
     let body = json!({ "files": configuration.files, "roots": roots, "client": "terraform" });
     let request = client().post(format!("{}/admin/v1/plan", larder.admin())).bearer_auth(larder.token());
@@ -65,7 +64,7 @@ async fn planned(larder: &Larder, configuration: &Configuration, roots: &[&str])
     (chosen, cannot)
 }
 
-/// Whether the client could install each root; and what a plan says otherwise than it did.
+/// The roots that the client could install, and the differences between plan and client.
 async fn compare(
     client: &Terraform,
     larder: &Larder,

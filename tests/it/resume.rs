@@ -1,4 +1,4 @@
-//! Downloads that a crash or a stop cut short: what was staged is built on, and never mixed with anything else.
+//! Downloads cut short by a crash or a stop: the partial file is resumed and never mixed with other bytes.
 
 use crate::support::eventually;
 use crate::support::http::{client, send};
@@ -30,7 +30,7 @@ async fn a_download_that_a_kill_cut_short_is_resumed_after_the_restart() {
     assert_eq!(stage(&folder), None, "what was staged is still there");
 }
 
-/// Promise 4: if the upstream starts over instead of resuming, what is staged is compared.
+/// DESIGN, promise 4: if upstream ignores the range, the partial file is compared with the new body.
 #[tokio::test]
 async fn an_upstream_that_starts_over_after_the_restart_is_taken_at_its_bytes() {
     let upstream = FakeUpstream::start().await;
@@ -59,7 +59,7 @@ async fn a_download_without_length_or_validators_is_served_right_after_the_resta
     }
 }
 
-/// Promises 4 and 9: whatever a crash made of what was staged, it heals.
+/// DESIGN, promises 4 and 9: a partial file that a crash damaged is replaced.
 #[tokio::test]
 async fn a_stage_that_a_crash_has_spoilt_heals() {
     let upstream = FakeUpstream::start().await;
@@ -91,7 +91,7 @@ async fn a_stage_that_a_crash_has_spoilt_heals() {
     }
 }
 
-/// Promise 4: a client that leaves cancels nothing, and a stop in an orderly way keeps what has come.
+/// DESIGN, promise 4: a client that leaves cancels nothing, and an orderly stop keeps the partial file.
 #[tokio::test]
 async fn sigterm_does_not_wait_for_a_download_nobody_follows_and_it_is_resumed() {
     let upstream = FakeUpstream::start().await;
@@ -119,7 +119,7 @@ async fn heals(larder: &Process, path: &str, right: &[u8]) {
         match larder.try_get(path).await {
             Ok(answer) if answer.status == 200 => return assert!(answer.body == right, "a mix was served"),
             Ok(answer) => assert!(answer.status >= 500, "{}", answer.text()),
-            // A body that broke off: nobody can take it for whole.
+            // A broken body: no client can take it for a complete one.
             Err(_) => {}
         }
     }
@@ -139,7 +139,7 @@ async fn bytes_of_another_download_are_never_mixed_with_what_a_kill_left() {
     heals(&larder, &path, &bytes(&upstream, "null")).await;
 }
 
-/// Promises 2 and 4: what was staged of the edition before is no part of the next one.
+/// DESIGN, promises 2 and 4: a partial file of the earlier content is not part of the new one.
 #[tokio::test]
 async fn a_version_republished_after_the_kill_is_served_whole() {
     let upstream = FakeUpstream::start().await;

@@ -1,5 +1,5 @@
-//! Sealed, lists name only what can be installed from what is held (promise 12), whichever protocol asks, and however
-//! what is held came there or went.
+//! Offline, lists name only installable packages (DESIGN, promise 12), in every protocol, however a package was stored
+//! or removed.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ async fn archives(larder: &Larder, version: &str) -> Vec<String> {
     page["archives"].as_object().unwrap().keys().cloned().collect()
 }
 
-/// What both protocols list.
+/// The versions that both protocols list.
 async fn listed(larder: &Larder) -> Vec<String> {
     let listed = versions_in(&larder.versions("null").await.expect(200));
     assert_eq!(index(larder).await, listed);
@@ -81,7 +81,7 @@ async fn an_offline_list_names_versions_stored_for_any_platform_and_keeps_upstre
     ] {
         assert_eq!(archives(&larder, version).await, platforms, "{version}");
     }
-    // Nothing of what is stored went: back online, all is listed.
+    // Nothing stored was lost: online, all versions are listed again.
     larder.reload(Larder::mirroring(&upstream)).await.unwrap();
     assert_eq!(listed(&larder).await.len(), 4);
     assert_eq!(upstream.count_of(Target::Versions), 0, "it was asked for again, and is fresh");
@@ -97,7 +97,7 @@ async fn with_sealed_platforms_a_list_names_versions_stored_for_all_of_them() {
     let with = |platforms: &str| sealed(&upstream, &folder).network(&format!("sealed_platforms = {platforms}"));
     let larder = with("[\"linux_amd64\"]").start().await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0"]);
-    // A version that is not listed is served all the same to whoever knows it.
+    // An unlisted version is still served to a client that asks for it.
     assert_eq!(archives(&larder, "1.2.0").await, ["darwin_arm64"]);
     // And a reload says otherwise at once.
     let both = Larder::mirroring(&upstream).network("offline = true");
@@ -114,7 +114,7 @@ async fn with_sealed_platforms_a_list_names_versions_stored_for_all_of_them() {
     }
 }
 
-/// An empty list is "no such provider" to a client; and what is asked of it is missing.
+/// An empty list means "no such provider" to a client; the request is recorded as missing.
 #[tokio::test]
 async fn a_provider_whose_list_alone_is_stored_is_refused_with_the_reason() {
     let upstream = upstream_of_four().await;
@@ -143,7 +143,7 @@ async fn a_platform_whose_set_alone_is_stored_is_404_and_missing() {
     assert_eq!(missing, json!({ "what": [{ "address": address, "platforms": ["linux_amd64"] }] }));
 }
 
-/// The list may be older than what is held, or not there at all: it was brought.
+/// The list may be older than the stored archives, or absent: a bundle brought them.
 #[tokio::test]
 async fn stored_versions_are_listed_although_no_list_names_them() {
     let upstream = upstream_of_four().await;
@@ -162,7 +162,7 @@ async fn stored_versions_are_listed_although_no_list_names_them() {
     larder.document("null", "1.1.0").await.expect(200);
     let folder = larder.stop().await;
 
-    // One that names less than is held, and one that cannot be read.
+    // One list that lacks a stored version, and one that is unreadable.
     std::fs::write(&list, "damaged").unwrap();
     let larder = sealed(&upstream, &folder).start().await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
@@ -177,7 +177,7 @@ async fn stored_versions_are_listed_although_no_list_names_them() {
     assert_eq!(listed, ["1.0.0", "1.1.0", "1.2.0"]);
 }
 
-/// No answer that was finished before outlives what it says.
+/// A rendered answer is replaced as soon as it is outdated.
 #[tokio::test]
 async fn an_offline_list_follows_fills_and_evictions() {
     let upstream = upstream_of_four().await;
@@ -187,7 +187,7 @@ async fn an_offline_list_follows_fills_and_evictions() {
     larder.tell("purge", "acme/null@1.2.0").await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0"]);
     assert_eq!(archives(&larder, "1.2.0").await, Vec::<String>::new());
-    // Damage that is found when it is asked for, and by whoever verifies.
+    // Damage found by a request, and damage found by `verify`.
     let path = larder.archive_path("null", "1.1.0").await;
     let digest = crate::support::upstream::sha256_hex(&larder.get(&path).await.expect(200).body);
     std::fs::write(larder.folder.path().join(format!("v1/blobs/sha256/{}/{digest}", &digest[..2])), "damaged").unwrap();
@@ -202,7 +202,7 @@ async fn an_offline_list_follows_fills_and_evictions() {
     assert_eq!(listed(&larder).await, ["1.0.0", "1.3.0"]);
 }
 
-/// Promise 1: what was proven when less was asked is not held now, and not listed.
+/// DESIGN, promise 1: an archive verified under a weaker policy does not count as stored, and is not listed.
 #[tokio::test]
 async fn versions_below_the_required_verification_are_not_listed() {
     let upstream = upstream_of_four().await;
@@ -218,7 +218,7 @@ async fn versions_below_the_required_verification_are_not_listed() {
     larder.versions("null").await.expect(503);
 }
 
-/// A hit stays a lookup: while nothing changes, nobody looks at the disk for a while.
+/// A hit stays a lookup in memory: while nothing changes, the disk is not read.
 #[tokio::test]
 async fn a_cached_answer_is_unchanged_and_states_its_age() {
     let upstream = upstream_of_four().await;
@@ -271,19 +271,19 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
     larder.tell("purge", "acme/one/test@1.1.0").await;
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
 
-    // It was brought without its list and without a word of where it is.
+    // The archive was imported without its list and without its upstream's discovery document.
     let folder = larder.stop().await;
     std::fs::remove_dir_all(folder.path().join("v1/documents")).unwrap();
     let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
     assert!(fetch(larder.base(), "one").await == (place, archive));
     let missing = get(&format!("{}/admin/v1/missing", larder.admin())).await.expect(200).json();
-    // What an earlier larder was asked for, and nothing of this one.
+    // Requests to an earlier larder, none to this one.
     let addresses: Vec<&Value> = missing["what"].as_array().unwrap().iter().map(|name| &name["address"]).collect();
     assert_eq!(addresses, [&json!(format!("{HOST}/acme/two/test"))]);
 }
 
-/// A details page that is held names what can be installed, and is otherwise as upstream wrote it.
+/// A cached details page names installable versions and is otherwise unchanged.
 #[tokio::test]
 async fn a_details_page_names_stored_versions() {
     let upstream = upstream_of_four().await;

@@ -1,4 +1,4 @@
-//! The real client before a sealed larder: constraints come to what is held, and what is not says so.
+//! The real client before an offline larder: constraints resolve to stored versions, and errors name what is missing.
 
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_scene::through;
@@ -8,7 +8,7 @@ use crate::support::terraform::{Terraform, Workspace, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Module};
 
-/// What the client said, however it broke its lines.
+/// The client's output, without its line breaks.
 fn in_one_line(output: &str) -> String {
     output.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
 }
@@ -35,7 +35,7 @@ async fn filled(upstream: &FakeUpstream) -> crate::support::larder::Folder {
     larder.stop().await
 }
 
-/// Done when 3: `~>` comes to the newest that is held, the lock file of the same is taken, by both protocols.
+/// `~>` resolves to the newest stored version, and the lock file of that version is accepted, in both protocols.
 #[tokio::test]
 async fn a_constraint_resolves_to_the_newest_that_is_stored() {
     let Some(client) = Terraform::find() else { return };
@@ -68,7 +68,8 @@ async fn a_constraint_resolves_to_the_newest_that_is_stored() {
     assert_eq!(chosen(&workspace), "1.1.0");
     larder.stop().await;
 
-    // Without platforms, the newest for any is listed; the client that it is not for is told so.
+    // Without platforms, the newest version for any platform is listed; a client on another platform gets an error that
+    // says so.
     let larder = sealed("[]").start().await;
     for config in [through(larder.base()), network_mirror(&format!("{}/mirror/", larder.base()))] {
         let mut workspace = requiring(&client, "~> 1.0");
@@ -79,7 +80,7 @@ async fn a_constraint_resolves_to_the_newest_that_is_stored() {
     }
 }
 
-/// What a person reads who asks for what is not held.
+/// The text that a person reads when a package is not stored.
 #[tokio::test]
 async fn an_offline_refusal_does_not_claim_that_the_package_does_not_exist() {
     let Some(client) = Terraform::find() else { return };
@@ -118,7 +119,7 @@ async fn an_offline_refusal_does_not_claim_that_the_package_does_not_exist() {
     }
 }
 
-/// The same of modules.
+/// The same, for modules.
 #[tokio::test]
 async fn a_constraint_on_a_module_resolves_to_the_newest_that_is_stored() {
     let Some(client) = Terraform::find() else { return };

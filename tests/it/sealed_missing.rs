@@ -1,5 +1,5 @@
-//! What was asked of a sealed larder and is not held: noted, kept over restarts and kills, within bounds, and an order
-//! for a larder that can fetch it.
+//! Requests for packages that an offline larder has not stored: recorded, kept over restarts and kills, bounded, and
+//! usable as an order for a connected larder.
 
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ fn document_path(name: &str, version: &str, platform: &str) -> String {
     format!("/registry/{HOST}/v1/providers/acme/{name}/{version}/download/{os}/{arch}")
 }
 
-/// What a registry and its host of archives have: acme/null, acme/other, and the modules acme/one/test, acme/two/test.
+/// A registry and its archive host: acme/null, acme/other, and the modules acme/one/test and acme/two/test.
 async fn shelf() -> ModuleFixture {
     let fixture = ModuleFixture::with_registry(upstream_of_four().await).await;
     fixture.registry.publish(Provider::new("acme", "other").version("2.0.0").platform("linux_amd64").size(2_000_000));
@@ -54,8 +54,8 @@ async fn filled(fixture: &ModuleFixture) -> Folder {
     larder.stop().await
 }
 
-/// Done when 3: `missing` is exactly what was asked for and is not held; told unchanged to a larder that can fetch, it
-/// makes everything held there, and what was brought is missing no more.
+/// `missing` lists exactly the requests that failed; a connected larder fetches all of them from that list, and
+/// imported packages are no longer missing.
 #[tokio::test]
 async fn missing_fed_to_a_connected_larder_is_all_that_was_missing() {
     let Some(client) = Terraform::find() else { return };
@@ -105,7 +105,7 @@ async fn missing_fed_to_a_connected_larder_is_all_that_was_missing() {
     assert_eq!(missing(&carried.admin()).await, order(&[]));
 }
 
-/// What has come to be held is not listed any more, whichever way it came.
+/// A package that is stored later is no longer listed, however it was stored.
 #[tokio::test]
 async fn a_package_that_is_stored_later_is_no_longer_missing() {
     let fixture = shelf().await;
@@ -140,7 +140,7 @@ async fn a_package_that_is_stored_later_is_no_longer_missing() {
     let path = larder.archive_path("other", "2.0.0").await;
     larder.get(&path).await.expect(200);
     assert_eq!(missing(&larder.admin()).await, order(&left[..2]));
-    // What goes again was not asked for again.
+    // An eviction is not a request.
     larder.reload(fixture.larder_on(&folder).network("offline = true")).await.unwrap();
     larder.tell("purge", "acme/other").await;
     assert_eq!(missing(&larder.admin()).await, order(&left[..2]));
@@ -148,7 +148,7 @@ async fn a_package_that_is_stored_later_is_no_longer_missing() {
     assert_eq!(missing(&larder.admin()).await, order(&left));
 }
 
-/// What names no platform is meant for those that the network has.
+/// A request without a platform means the platforms of the configuration.
 #[tokio::test]
 async fn sealed_platforms_are_those_that_are_brought() {
     let fixture = shelf().await;
@@ -199,7 +199,7 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
         assert!(page.contains(part), "{part}: {page}");
     }
 
-    // A damaged record costs what it said, and nothing else.
+    // A damaged record loses its own content and nothing else.
     std::fs::write(&file, "ruined").unwrap();
     let larder = Process::start(&builder(), folder.path());
     assert_eq!(missing(&larder.admin()).await, order(&[]));
@@ -221,8 +221,8 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     assert!(printed(&[]).await.contains("nothing"));
 }
 
-/// Promise 11: whoever asks for rubbish, or for versions that nobody has, fills nothing but a bound, and pushes out
-/// nothing that is asked for again and again.
+/// DESIGN, promise 11: requests for nonsense or nonexistent versions fill a bounded table and displace no package that
+/// is requested repeatedly.
 #[tokio::test]
 async fn requests_for_garbage_fill_no_more_memory_than_allowed() {
     let fixture = shelf().await;
@@ -264,7 +264,7 @@ async fn requests_for_garbage_fill_no_more_memory_than_allowed() {
     assert!(std::fs::metadata(folder.path().join("v1/missing.json")).unwrap().len() < 300_000);
 }
 
-/// Larder behind a sealed larder: what is missing at the outer is asked of, and noted by, the inner.
+/// A larder behind an offline larder: the inner one records the requests of the outer one.
 #[tokio::test]
 async fn a_sealed_larder_is_an_upstream_like_any_other() {
     let fixture = shelf().await;
@@ -280,7 +280,7 @@ async fn a_sealed_larder_is_an_upstream_like_any_other() {
     assert_eq!(missing(&inner.admin()).await, order(&[("other", &[])]));
 }
 
-/// An upstream that is configured no more cannot be asked for: it is not told, and is remembered.
+/// A request for an upstream that is not configured any more is not reported, and is kept.
 #[tokio::test]
 async fn only_registries_that_are_mirrored_are_reported() {
     let (upstream, other) = (upstream_of_four().await, FakeUpstream::start().await);

@@ -1,5 +1,5 @@
-//! Promise 12, at the level of sockets: what a sealed larder asks the system for while everything is asked of it. By
-//! `strace`, and not by trust; a name lookup counts.
+//! DESIGN, promise 12, by system calls: `strace` shows that an offline larder makes no connection and looks up no name,
+//! whatever it is asked.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,9 +17,9 @@ use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::Provider;
 
-/// The calls that make a socket or send something, what a name lookup reads, and other programs.
+/// System calls that make a socket or send, file opens of a name lookup, and other programs.
 const CALLS: &str = "trace=socket,connect,sendto,sendmsg,sendmmsg,openat,execve";
-/// What glibc reads to look up a name.
+/// Files that glibc reads to look up a name.
 const OF_LOOKUPS: [&str; 5] =
     ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
 
@@ -39,12 +39,12 @@ fn watched(strace: &Path, trace: &Path, program: &Command) -> Command {
     watched
 }
 
-/// What a program did besides listening and answering.
+/// A program's system calls other than listening and answering.
 #[derive(Debug, Default)]
 struct Went {
-    /// Connections to addresses of the internet, loopback too, and what was sent there without one.
+    /// Connections to internet addresses, loopback included, and datagrams without one.
     out: Vec<String>,
-    /// What looks like the lookup of a name.
+    /// Calls that look like a name lookup.
     lookups: Vec<String>,
     /// Sockets of the internet, listeners too.
     sockets: usize,
@@ -54,7 +54,7 @@ struct Went {
 
 impl Went {
     async fn of(trace: &Path) -> Self {
-        // The process is gone; whoever watched it may still be writing.
+        // The process is gone; its tracer may still be writing.
         let whole = async || {
             let text = std::fs::read_to_string(trace).unwrap_or_default();
             // The first line is of the program's first thread.
@@ -87,7 +87,7 @@ impl Went {
     }
 }
 
-/// A registry by a name that must be looked up, and modules in every kind of place that is not held.
+/// A registry whose name needs a lookup, and modules of every source kind that are not stored.
 struct OfflineFixture {
     shelf: ModuleFixture,
     folder: Folder,
@@ -99,7 +99,7 @@ impl OfflineFixture {
         let fixture = ModuleFixture::with_registry(upstream_of_four().await).await;
         fixture.registry.publish(Provider::new("acme", "other").platform("linux_amd64"));
         fixture.put("one", &tar_gz(&[("main.tf", b"# one\n")]));
-        // Nobody listens there: what is known of these is their place.
+        // No server listens there: only the location is known.
         fixture.publish("git", "git::https://localhost:9/acme/net.git?ref=v1.0.0");
         fixture.publish("ssh", "git::ssh://git@localhost:9/acme/net.git?ref=v1.0.0");
         fixture.publish("zip", "https://localhost:9/net.zip");
@@ -133,7 +133,7 @@ impl OfflineFixture {
         if network.is_empty() {
             return larder;
         }
-        // Nobody answers for this name, and nobody must be asked who does.
+        // No name server knows this name, and none must be asked.
         larder.upstream("registry.sealed.invalid", "https://registry.sealed.invalid/", "")
     }
 
@@ -148,7 +148,7 @@ fn download(name: &str) -> String {
     format!("/registry/{HOST}/v1/modules/acme/{name}/test/1.0.0/download")
 }
 
-/// Everything that can be asked of a larder, of what is held and of what is not.
+/// Every request that larder answers, for stored and for missing packages.
 async fn exercise(larder: &Process, terraform: &Terraform, token: &str) {
     let mut stored = terraform.workspace();
     stored.require("acme/null", "1.0.0");
@@ -232,7 +232,7 @@ fn started(command: Command) -> Process {
     Process::spawn(command).unwrap_or_else(|CommandOutput { err, .. }| panic!("larder did not start: {err}"))
 }
 
-/// Done when 3. The same larder at the cable shows that the test would see it.
+/// The same larder online shows that the test sees connections.
 #[tokio::test]
 async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
     let Some(client) = Terraform::find() else { return };
@@ -243,7 +243,7 @@ async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
 
     let config = fixture.config("# sealed by the command line");
     let mut sealed = command(fixture.folder.path(), &["serve", "--json", "--offline", "--config"]);
-    // Nor is a proxy asked, or looked up.
+    // A proxy is neither connected to nor looked up.
     let proxy = "http://proxy.sealed.invalid:3128";
     sealed.arg(&config).env("HTTP_PROXY", proxy).env("HTTPS_PROXY", proxy).env("http_proxy", proxy);
     let larder = started(watched(&strace, &trace, &sealed));
@@ -284,7 +284,6 @@ async fn a_sealed_larder_makes_no_connection_and_looks_up_no_name() {
     assert!(went.sockets > 2 && went.programs.iter().any(|program| program.contains("/ssh\"")), "{went:#?}");
 }
 
-/// The doctor of a sealed larder asks this larder, and nobody else.
 #[tokio::test]
 async fn the_doctor_of_a_sealed_larder_connects_to_larder_only() {
     let Some(strace) = find("strace") else { return };

@@ -23,7 +23,7 @@ async fn publishing(sizes: &[(&str, usize)]) -> FakeUpstream {
     upstream
 }
 
-/// Promise 4: clients that read nothing of what is passed through hold back nobody, also where the upstream would put
+/// DESIGN, promise 4: slow readers of passed-through archives delay no other client, also where upstream multiplexes
 /// all requests on one connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_readers_of_a_pass_through_delay_no_other_client() {
@@ -49,7 +49,7 @@ async fn slow_readers_of_a_pass_through_delay_no_other_client() {
     larder.document("cold", "1.2.0").await.expect(200);
 }
 
-/// Promise 8: what the registry's former address said in its discovery leads no credential there.
+/// DESIGN, promise 8: a discovery document of the registry's former address leads no credential there.
 #[tokio::test]
 async fn a_moved_upstreams_credential_does_not_go_to_its_former_address() {
     let former = publishing(&[("null", 20_000), ("random", 20_000)]).await;
@@ -120,7 +120,7 @@ async fn a_broken_download_continues_while_others_wait_for_their_turn() {
     }
 }
 
-/// Promise 11: what is passed through gives its turn back before it asks to resume.
+/// DESIGN, promise 11: a pass-through returns its permit before it resumes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_through_does_not_wait_for_itself() {
     let upstream = publishing(&[("null", 3_000_000)]).await;
@@ -133,7 +133,7 @@ async fn a_pass_through_does_not_wait_for_itself() {
     assert!(got.is_whole && got.body == upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }
 
-/// Promise 9: after a disk that took no write for a moment, eviction goes by what is held, and not by what was.
+/// DESIGN, promise 9: after a disk refused writes for a moment, eviction counts the files on disk.
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_full_disk_no_more_is_evicted_than_must_be() {
     let names: Vec<String> = (0..60).map(|number| format!("p{number}")).collect();

@@ -1,5 +1,5 @@
-//! Secrets stay home (promise 8): one run with credentials of every kind, through everything that can go right and
-//! wrong; then everything that larder said, kept and sent is searched for them.
+//! Secrets stay home (DESIGN, promise 8): one run with credentials of every kind, through every success and failure;
+//! then logs, store and outgoing requests are searched for them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,10 +22,10 @@ const ADMIN_TOKEN: &str = "admin+token/S3cret=5-0123456789abcdef";
 /// Of URLs that upstreams name.
 const QUERY: &str = "qu3ryS3cret6";
 const USERINFO: &str = "us3rinfoS3cret7";
-/// What clients show.
+/// A client's own secret.
 const CLIENT: &str = "cl1entS3cret8";
 
-/// What larder proves itself with, and the environment variables that hold it.
+/// Larder's secrets, and the environment variables that contain them.
 const CREDENTIALS: [(&str, &str); 5] = [
     ("LARDER_TEST_TOKEN", TOKEN),
     ("LARDER_TEST_PASSWORD", PASSWORD),
@@ -41,13 +41,13 @@ fn spellings(secret: &str) -> Vec<String> {
     vec![secret.to_owned(), encoded, base64(secret), base64(&format!("larder:{secret}"))]
 }
 
-/// Whether a secret is in there, in any spelling.
+/// True if the bytes contain the secret, in any encoding.
 fn holds(bytes: &[u8], secret: &str) -> bool {
     let text = String::from_utf8_lossy(bytes);
     spellings(secret).iter().any(|spelling| text.contains(spelling.as_str()))
 }
 
-/// Everything that was said, by where.
+/// Every output, with its source.
 #[derive(Default)]
 struct Heard(Vec<(String, Vec<u8>)>);
 
@@ -78,7 +78,7 @@ impl Heard {
 
 /// Upstreams of every kind, and a larder before them with a credential for each.
 struct SecretsFixture {
-    /// Shown a bearer token; its files are at an origin of their own.
+    /// Needs a bearer token; its files are at another origin.
     token: FakeUpstream,
     /// Shown user and password; its service is elsewhere.
     basic: FakeUpstream,
@@ -86,7 +86,7 @@ struct SecretsFixture {
     /// Shown a header; its files are at a host in its `credentials_for`.
     header: FakeUpstream,
     files: FakeUpstream,
-    /// Where documents and redirects of all of them lead, and nobody's credential is for.
+    /// The target of documents and redirects of all upstreams; no credential is for it.
     elsewhere: FakeUpstream,
     folder: Folder,
     config: String,
@@ -190,7 +190,7 @@ impl SecretsFixture {
             let listed = format!("{{\"versions\":[{{\"version\":\"{hop}\",\"platforms\":\"{hop}\"}}]}}");
             registry.serve_json("/v1/providers/acme/listed/versions", &listed);
             let mut echo = spellings(CREDENTIALS[number].1);
-            // Only where a user goes with it is it ever spelled so.
+            // Only together with a user name is it spelled so.
             echo.truncate(if number == 1 { 4 } else { 3 });
             let errors: Vec<String> = echo.iter().cloned().chain([echo.join(" "), format!("see {hop}")]).collect();
             let errors = serde_json::json!({ "errors": errors });
@@ -226,7 +226,7 @@ fn sign_archive_url(text: &str, from: &str, to: &str) -> String {
     format!("{before}\"download_url\":{}", url.replacen(from, to, 1))
 }
 
-/// Asks as a client with secrets of its own.
+/// Sends a request with the client's own secrets.
 async fn ask(larder: &Process, path: &str, heard: &mut Heard) -> Answer {
     let request = client().get(format!("{}{path}?token={CLIENT}", larder.base())).bearer_auth(CLIENT);
     let answer = send(request.header("cookie", CLIENT)).await.unwrap();
@@ -234,7 +234,7 @@ async fn ask(larder: &Process, path: &str, heard: &mut Heard) -> Answer {
     answer
 }
 
-/// Everything that a client can ask of these registries, whether it goes well or not.
+/// Every request that these registries answer, successful or not.
 async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
     for host in HOSTS {
         let registry = format!("/registry/{host}");
@@ -310,7 +310,7 @@ fn shows_any(request: &RecordedRequest, secret: &str) -> bool {
     shows(request, secret) || request.path.contains(secret)
 }
 
-/// What somebody writes who has not read that secrets are named, never written.
+/// Configurations of a user who wrote a secret where a variable's name belongs.
 fn wrong_configurations() -> Vec<String> {
     let upstream = "[[upstream]]\nhost = \"r.example\"\n";
     let mut all = vec![
@@ -383,7 +383,7 @@ async fn no_secret_of_a_whole_run_is_found_anywhere() {
     no_secret_is_kept(&fixture.folder);
 }
 
-/// What is held, and what was not to be had.
+/// Requests for stored packages, and for packages whose fetch failed.
 async fn ask_again(larder: &Process, heard: &mut Heard) {
     for host in HOSTS {
         for name in FINE.iter().chain(&BAD) {
@@ -395,8 +395,7 @@ async fn ask_again(larder: &Process, heard: &mut Heard) {
     }
 }
 
-/// Documents are kept as upstream sent them, and what they hold is upstream's. Nothing else holds a secret, and no
-/// file has one in its name.
+/// Documents are stored as upstream sent them, with their secrets. No other file contains one, and no file name does.
 fn no_secret_is_kept(folder: &Folder) {
     let mut documents_with_queries = 0;
     let mut files: Vec<PathBuf> = folder.files("");

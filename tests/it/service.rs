@@ -1,4 +1,4 @@
-//! What a service manager is told: a datagram socket plays systemd's part.
+//! The protocol of a service manager: a datagram socket plays systemd's part.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -23,7 +23,7 @@ const WITHIN: Duration = Duration::from_secs(30);
 struct Manager(UnixDatagram);
 
 impl Manager {
-    /// One with a file, and how larder is told of it.
+    /// A socket in the folder, and the value of NOTIFY_SOCKET.
     fn at(folder: &Folder) -> (Self, String) {
         let path = folder.path().join("notify");
         (Self::listening(UnixDatagram::bind(&path).unwrap()), path.display().to_string())
@@ -123,7 +123,7 @@ async fn the_service_manager_is_notified_when_larder_is_ready_reloads_and_stops(
     }
 }
 
-/// A restart mends a larder that does not answer, and neither an upstream nor a store: so only the first goes silent.
+/// A restart helps a larder that does not answer, but not an upstream or a store: only the first stops the watchdog.
 #[tokio::test]
 async fn signs_of_life_come_while_larder_answers_whatever_its_upstreams_and_its_store_do() {
     let mut upstream = FakeUpstream::start().await;
@@ -141,9 +141,9 @@ async fn signs_of_life_come_while_larder_answers_whatever_its_upstreams_and_its_
         assert_eq!(manager.next(), ["WATCHDOG=1"]);
     }
 
-    // No descriptor is left to accept a connection with: nobody is answered any more.
+    // No descriptor is left to accept a connection: no client is answered any more.
     larder.let_open_files_be(Some(3));
-    // What had begun to ask before may still be answered.
+    // A request that had begun may still be answered.
     for _ in 0..2 {
         larder.log().line_with_another("liveness check failed").await;
     }
@@ -156,8 +156,8 @@ async fn signs_of_life_come_while_larder_answers_whatever_its_upstreams_and_its_
     assert_eq!(manager.next_news()[0], "STOPPING=1");
 }
 
-/// Promise 11: larder that holds all its blocking threads itself does not answer itself, until it lets go of them; where
-/// the store has gone away, too, a restart would not help.
+/// DESIGN, promise 11: a larder whose blocking threads are all taken fails its own check until they are free; with a
+/// lost store, a restart would not help, so the check passes.
 #[tokio::test]
 async fn a_larder_whose_blocking_threads_are_all_held_does_not_answer_itself() {
     // As many as a runtime has.
@@ -198,7 +198,7 @@ async fn a_larder_whose_blocking_threads_are_all_held_does_not_answer_itself() {
     until("it answers again", async || larder.answers().await.is_ok()).await;
 }
 
-/// They are meant for another process, or for nobody.
+/// The watchdog variables belong to another process, or the socket is gone.
 #[tokio::test]
 async fn a_manager_that_watches_another_process_or_cannot_be_reached_changes_nothing() {
     let upstream = FakeUpstream::start().await;
@@ -235,7 +235,7 @@ async fn the_service_file_is_right_and_leaves_larder_next_to_nothing() {
     let copy = folder.path().join("larder.service");
     let here = std::fs::read_to_string(file).unwrap().replace("/usr/bin/larder", env!("CARGO_BIN_EXE_larder"));
     std::fs::write(&copy, here).unwrap();
-    // What it says of other units of this machine is not about ours.
+    // Warnings about other units of this machine are not about ours.
     let verify = Command::new(&systemd_analyze).args(["verify", "--recursive-errors=no"]).arg(&copy).output().unwrap();
     let complaints = String::from_utf8_lossy(&verify.stderr).into_owned();
     assert!(verify.status.success() && !complaints.contains("larder.service"), "{verify:?}");
@@ -254,7 +254,7 @@ async fn the_packaged_configuration_is_this_one_with_the_store_of_the_service() 
     for file in ["mirror.toml", "systemd/package"] {
         std::fs::copy(repository.join(file), folder.path().join(file)).unwrap();
     }
-    // In the place of cargo: what it would package is all that counts here.
+    // A stand-in for cargo: only the files of the package matter here.
     let bin = folder.path().join("bin");
     std::fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink("/bin/true", bin.join("cargo")).unwrap();

@@ -1,4 +1,4 @@
-//! A real disk that is full to the last byte, or read-only: what is evicted, what is passed through, and how it starts.
+//! A real disk, full to the last byte or read-only: eviction, pass-through, and start.
 
 use crate::support::eventually;
 use crate::support::http::get;
@@ -23,7 +23,7 @@ fn mirroring(upstream: &FakeUpstream, folder: &Folder) -> Builder {
     Larder::mirroring(upstream).on(folder)
 }
 
-/// Fetches an archive that is published as it should be, and says how it came about.
+/// Fetches an intact archive and reports how it was answered.
 async fn how_it_comes(larder: &Process, upstream: &FakeUpstream, name: &str) -> String {
     let path = larder.archive_path(name).await;
     let answer = larder.get(&path).await.expect(200);
@@ -48,7 +48,7 @@ async fn wait_for_h1(disk: &SmallDisk) {
 }
 
 const READ_ONLY: &str = "mount -o remount,bind,ro \"$V1\"";
-/// The same of a store that an older larder made, which had no folder for alarms.
+/// A store of an older larder, without a folder for alarms.
 const OLD_AND_READ_ONLY: &str = "rmdir \"$V1/alarms\" && mount -o remount,bind,ro \"$V1\"";
 const STORED: &str = "larder; fwd=miss; stored";
 const PASSED: &str = "larder; fwd=miss";
@@ -76,7 +76,7 @@ async fn a_full_disk_evicts_first_and_passes_through_what_would_not_fit_all_the_
     assert_eq!(how_it_comes(larder, &upstream, "one").await, STORED);
 }
 
-/// Promise 9: what is damaged makes room before anything that is right.
+/// DESIGN, promise 9: damaged files make space before any intact one.
 #[tokio::test]
 async fn a_full_disk_empties_the_quarantine_before_it_evicts() {
     if !SmallDisk::is_possible() {
@@ -115,7 +115,7 @@ async fn a_disk_that_is_full_to_the_last_byte_costs_no_answer() {
     assert_eq!(how_it_comes(larder, &upstream, "one").await, HIT);
 }
 
-/// Promise 9: a larder starts on a store that cannot be written, and serves what is held.
+/// DESIGN, promise 9: larder starts on a store that cannot be written, and serves stored archives.
 #[tokio::test]
 async fn a_larder_starts_on_a_disk_that_is_full_or_read_only() {
     if !SmallDisk::is_possible() {

@@ -1,5 +1,5 @@
-//! Upstreams are spared: one that failed is left alone for a while, one that asks for peace gets it, and nobody is
-//! asked more than a budget. All of that is about what is held; what is not is always tried.
+//! Upstreams are spared: breaker, `Retry-After` and a rate limit for revalidations. Packages that are not stored are
+//! always tried.
 
 use std::time::{Duration, SystemTime};
 
@@ -29,7 +29,7 @@ async fn publishing(names: &[&str]) -> FakeUpstream {
     upstream
 }
 
-/// One that holds the lists of these providers, all of them stale.
+/// A larder with stale cached lists of these providers.
 async fn holding(builder: Builder, upstream: &FakeUpstream, names: &[&str]) -> Larder {
     let larder = builder.clock(&Clock::frozen()).start().await;
     for name in names {
@@ -81,7 +81,7 @@ async fn a_failing_upstream_opens_the_breaker_for_growing_times() {
     assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
 }
 
-/// Whoever looks sees who is left alone now, also where nobody has asked since.
+/// `status` shows the open breakers of this moment, also without new requests.
 #[tokio::test]
 async fn an_expired_breaker_is_no_longer_reported() {
     let upstream = publishing(&["null"]).await;
@@ -93,13 +93,14 @@ async fn an_expired_breaker_is_no_longer_reported() {
     assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
     is_stale(&larder, "null").await;
     assert_eq!(larder.metric("larder_breaker_open").await, 1.0);
-    // Who is not configured any more is not asked, and so never answers.
+    // A removed upstream is not asked, and so never answers.
     let elsewhere = format!("{}/", upstream.origin());
     larder.reload(Larder::builder().upstream("r.example", &elsewhere, "")).await.unwrap();
     assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
 }
 
-/// Section 4: what is not held is always tried, and no failed fill is remembered; one that succeeds brings it back.
+/// DESIGN 4: a package that is not stored is always tried, and no failed fill is cached; one success closes the
+/// breaker.
 #[tokio::test]
 async fn a_package_that_is_not_stored_is_fetched_however_often_upstream_failed() {
     let upstream = publishing(&["null", "random"]).await;
@@ -147,8 +148,8 @@ async fn an_upstream_that_breaks_off_opens_the_breaker() {
     assert_eq!(upstream.count_of(Target::Everything), 1);
 }
 
-/// Section 4: an upstream that never answers costs the patience once, not once for every stale list; the request that
-/// goes on behind brings it back.
+/// DESIGN 4: a silent upstream costs `patience` once, not once for each stale list; the request that goes on in the
+/// background closes the breaker.
 #[tokio::test]
 async fn a_silent_upstream_costs_the_patience_once() {
     let names = ["null", "random", "tls"];
@@ -165,7 +166,7 @@ async fn a_silent_upstream_costs_the_patience_once() {
     is_revalidated(&larder, "random").await;
 }
 
-/// The same where nobody waits: a request that is given up counts against who was waited for.
+/// A request that is given up counts against the origin it waited for.
 #[tokio::test]
 async fn an_abandoned_request_counts_as_a_failure_of_its_origin() {
     let upstream = publishing(&["null", "random"]).await;
@@ -224,7 +225,7 @@ async fn the_breaker_opens_for_the_failing_origin_only() {
     assert!(larder.document("null", "1.2.0").await.expect(200).is("fwd=stale; stored"));
 }
 
-/// A revalidation that comes to ask nobody, because discovery fails first, leaves the finding out to the next.
+/// A revalidation whose discovery fails first leaves the probe to the next request.
 #[tokio::test]
 async fn an_unused_breaker_probe_is_returned() {
     let (named, upstream) = (FakeUpstream::start().await, publishing(&["null"]).await);
@@ -243,8 +244,8 @@ async fn an_unused_breaker_probe_is_returned() {
     is_revalidated(&larder, "null").await;
 }
 
-/// Section 4: `Retry-After` holds back revalidations, for an hour at most, and nothing else. It is never handed on:
-/// `Larder::get` looks at every answer.
+/// DESIGN 4: `Retry-After` delays revalidations, for an hour at most, and nothing else. Larder never sends it to
+/// clients: `Larder::get` checks every answer.
 #[tokio::test]
 async fn retry_after_delays_revalidations_only() {
     for status in [429, 503] {
@@ -266,7 +267,7 @@ async fn retry_after_delays_revalidations_only() {
     }
 }
 
-/// The same as a date, which counts from the server's own: larder's clock may differ.
+/// A date counts from the server's own clock, which may differ from larder's.
 #[tokio::test]
 async fn retry_after_may_be_a_date() {
     let upstream = publishing(&["null"]).await;
@@ -283,7 +284,7 @@ async fn retry_after_may_be_a_date() {
     assert_eq!(upstream.count_of(Target::Everything), 2);
 }
 
-/// Promise 11: revalidations of one upstream have a budget; what is not held does not count.
+/// DESIGN, promise 11: revalidations of one upstream have a rate limit; packages that are not stored do not count.
 #[tokio::test]
 async fn revalidations_of_stored_documents_have_a_rate_limit() {
     let upstream = publishing(&["null", "random"]).await;

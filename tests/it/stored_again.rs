@@ -1,5 +1,5 @@
-//! What is stored, read again: `verify` at once, the scrub over weeks (promise 10). What is wrong is set aside, and
-//! fetched again.
+//! Stored archives are read again: by `verify` at once, by the scrub over weeks (DESIGN, promise 10). Damaged ones are
+//! quarantined and fetched again.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn bytes(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
     upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
 }
 
-/// Fetches both archives, and serves each once: from now on neither would be looked at before it is served.
+/// Fetches both archives and serves each once: from now on neither is checked before it is served.
 async fn install(larder: &Larder) -> [String; 2] {
     let paths = [larder.archive_path("small", "1.2.0").await, larder.archive_path("large", "1.2.0").await];
     for path in paths.iter().chain(&paths) {
@@ -62,7 +62,7 @@ fn is_whole(folder: &Folder, upstream: &FakeUpstream) -> bool {
     wanted == stored
 }
 
-/// Promise 10: verify uses SHA-256; what does not match is set aside and fetched again.
+/// DESIGN, promise 10: verify uses SHA-256; a mismatch is quarantined and fetched again.
 #[tokio::test]
 async fn verify_finds_damaged_archives_and_fetches_them_again() {
     let upstream = upstream_with_both().await;
@@ -115,7 +115,7 @@ async fn verify_finds_missing_archives_and_damaged_records() {
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// Promise 12: offline what is damaged is set aside all the same, and listed as missing.
+/// DESIGN, promise 12: offline, damage is quarantined too, and listed as missing.
 #[tokio::test]
 async fn verify_offline_quarantines_damage_and_lists_it_as_missing() {
     let upstream = upstream_with_both().await;
@@ -132,15 +132,15 @@ async fn verify_offline_quarantines_damage_and_lists_it_as_missing() {
     assert_eq!((upstream.requests().len(), folder.blobs().len(), folder.files("aside").len()), (0, 0, 2));
 }
 
-/// Promise 10: what the store will not take is held nowhere, so it was not fetched again; and nobody gets it passed
-/// through who did not ask for it.
+/// DESIGN, promise 10: an archive that the store refuses is not stored, so it is not fetched again; `verify` passes
+/// nothing through.
 #[tokio::test]
 async fn verify_reports_an_archive_that_could_not_be_stored() {
     let upstream = upstream_with_both().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("large", "1.2.0").await;
     larder.get(&path).await.expect(200);
-    // Or a smaller store would evict it before anybody looks.
+    // Otherwise a smaller store would evict it before its check.
     larder.tell("pin", "acme/large").await;
     let folder = larder.stop().await;
     damage(&folder);
@@ -153,7 +153,7 @@ async fn verify_reports_an_archive_that_could_not_be_stored() {
     assert_eq!(larder.metric("larder_passed_through_total").await, 1.0);
 }
 
-/// Promise 10: proven, and lost again because its name could not be written.
+/// DESIGN, promise 10: verified, and lost again because its name could not be written.
 #[tokio::test]
 async fn verify_reports_an_archive_that_was_verified_and_has_no_name_record() {
     for (name, _) in NAMES {
@@ -179,7 +179,7 @@ async fn verify_reports_an_archive_that_was_verified_and_has_no_name_record() {
     }
 }
 
-/// One at a time, and as long as somebody reads what it tells.
+/// One at a time, and only while a client reads its report.
 #[tokio::test]
 async fn a_verify_whose_client_leaves_ends() {
     let upstream = upstream_with_both().await;
@@ -193,7 +193,7 @@ async fn a_verify_whose_client_leaves_ends() {
     let refused = send(asking(&larder)).await.unwrap().expect(503);
     assert!(refused.text().contains("verified already"), "{}", refused.text());
     drop(first);
-    // The fill that it began goes on; the walk does not.
+    // The fill that it began goes on; the walk ends.
     until("the next may begin", async || {
         let next = asking(&larder).send().await.unwrap();
         next.status() == 200
@@ -241,7 +241,7 @@ async fn the_verify_command_reports_damage_and_exits_with_3() {
     }
 }
 
-/// A walk over a large store takes hours: what it fetches again comes from where the configuration says then.
+/// A walk over a large store takes hours: it fetches from the upstreams of the current configuration.
 #[tokio::test]
 async fn verify_fetches_again_by_the_configuration_of_the_moment() {
     let upstream = upstream_with_both().await;

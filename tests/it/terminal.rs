@@ -14,7 +14,7 @@ const WELL_KNOWN: &str = "/.well-known/terraform.json";
 /// Nothing of these tests is a module.
 const NO_MODULES: &str = "http://127.0.0.1:9/v1/modules/";
 
-/// A way in which a request fails.
+/// A kind of failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     UpstreamDown,
@@ -148,7 +148,7 @@ async fn the_terminal_shows_the_cause_and_the_remedy_of_every_failure() {
     }
 }
 
-/// The same of the network mirror, as far as its client shows anything: it asks over TLS, and hides every 4xx.
+/// The same for the network mirror, whose client shows less: it needs TLS and hides every 4xx.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_terminal_shows_the_failures_of_a_network_mirror() {
     let Some(client) = Terraform::find() else { return };
@@ -163,7 +163,7 @@ async fn the_terminal_shows_the_failures_of_a_network_mirror() {
         let error = workspace.init().await.expect_failure().one_line();
         println!("{failure:?} by the mirror: {error}");
         match failure {
-            // The client goes on to its other installation methods, and says that there is none.
+            // The client continues with its other installation methods and reports that none has it.
             Failure::NotAnUpstream => assert!(error.contains("registry.other.example/acme/null"), "{error}"),
             Failure::MissingSlash => {
                 assert!(
@@ -179,7 +179,7 @@ async fn the_terminal_shows_the_failures_of_a_network_mirror() {
     }
 }
 
-/// The same of modules, whose version list and location the client asks for.
+/// The same for modules, whose version list and location the client requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_terminal_shows_the_failures_of_modules() {
     let Some(client) = Terraform::find() else { return };
@@ -226,7 +226,7 @@ async fn an_error_that_waits_for_accept_names_the_command_in_the_terminal() {
     }
 }
 
-/// Promise 9: on a full disk `init` works all the same; the log says what the operator can do.
+/// DESIGN, promise 9: on a full disk `init` still works; the log names the remedy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_fails_no_init_and_is_reported_in_the_log() {
     let Some(client) = Terraform::find() else { return };

@@ -1,4 +1,4 @@
-//! What leaves over the admin listener: a few exports and bundles at a time, however slowly they are taken.
+//! Downloads from the admin listener: a few exports and bundles at a time, however slow their clients.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -22,7 +22,7 @@ const BUNDLE: &str = "/admin/v1/bundle";
 /// More than the sockets between larder and a client that reads nothing take.
 const LARGE: usize = 16_000_000;
 
-/// The head of the answer to one who asks for what a job warmed, and reads nothing of it yet.
+/// The response head for a client that requests a job's packages and reads no body yet.
 async fn asked(larder: &Larder, path: &str, job: &str) -> reqwest::Response {
     let request = client().post(format!("{}{path}", larder.admin())).bearer_auth(larder.token());
     request.header("content-type", "application/json").body(json!({ "job": job }).to_string()).send().await.unwrap()
@@ -34,7 +34,7 @@ async fn publishing() -> FakeUpstream {
     upstream
 }
 
-/// Promise 11: exports and bundles have a bound, and beyond it are told why, and what to do.
+/// DESIGN, promise 11: exports and bundles have a limit; beyond it the answer says why and what to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_exports_and_bundles_run_at_a_time_and_one_more_is_refused() {
     let upstream = publishing().await;
@@ -49,13 +49,13 @@ async fn four_exports_and_bundles_run_at_a_time_and_one_more_is_refused() {
         assert!(text.contains("4 exports and bundles are being made") && text.contains("ask again"), "{text}");
     }
     larder.versions("null").await.expect(200);
-    // Whoever leaves, or has all of it, makes place for the next.
+    // A client that leaves or finishes frees its place.
     stalled.truncate(3);
     until("there is a place", async || asked(&larder, EXPORT, &job).await.status() == 200).await;
     assert!(stalled.remove(0).bytes().await.unwrap().len() > LARGE);
 }
 
-/// Promise 11: whoever takes nothing of what he asked for holds no place for ever.
+/// DESIGN, promise 11: a client that reads nothing loses its place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_takes_nothing_of_an_export_loses_its_place() {
     let upstream = publishing().await;
@@ -66,7 +66,7 @@ async fn a_client_that_takes_nothing_of_an_export_loses_its_place() {
     until("there is a place", async || asked(&larder, BUNDLE, &job).await.status() == 200).await;
 }
 
-/// A file that whoever reads it waits for.
+/// A named pipe that blocks its reader.
 struct Blocked {
     path: PathBuf,
     contents: Vec<u8>,
@@ -80,7 +80,7 @@ impl Blocked {
         Self { path, contents }
     }
 
-    /// Lets whoever waits for it read it; says whether somebody did.
+    /// Releases the reader, and reports if there was one.
     fn is_let_go_on(&self) -> bool {
         if !fs::metadata(&self.path).unwrap().file_type().is_fifo() {
             return false;
@@ -89,7 +89,7 @@ impl Blocked {
         let opened = OpenOptions::new().write(true).custom_flags(or_fail).open(&self.path);
         opened.is_ok_and(|mut reader| {
             reader.write_all(&self.contents).unwrap();
-            // A reader that has not come to its end would read what is written again, too.
+            // A reader that has not reached the end would read later writes as well.
             let mut whole = NamedTempFile::new().unwrap();
             whole.write_all(&self.contents).unwrap();
             whole.persist(&self.path).unwrap();
@@ -98,7 +98,7 @@ impl Blocked {
     }
 }
 
-/// Promise 9: what an operator has set off is over when larder has stopped, so that the store is nobody's any more.
+/// DESIGN, promise 9: an operator's work is over when larder has stopped, so that the store is free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_waits_for_what_works_for_the_admin_listener() {
     for works in ["inventory", "bundle"] {
@@ -122,7 +122,7 @@ async fn a_stop_waits_for_what_works_for_the_admin_listener() {
             }
         };
         let let_go_on = || sets.iter().any(Blocked::is_let_go_on);
-        // From here on it is at another of them, or on its way there.
+        // From here on it reads another pipe, or is about to.
         until("it works", async || let_go_on()).await;
         let folder = larder.folder.clone();
         let mut stopping = tokio::spawn(larder.stop());

@@ -1,5 +1,5 @@
-//! `larder export`: a tree that `filesystem_mirror` reads and that a plain web server serves as a `network_mirror`, with
-//! what proves each archive beside it.
+//! `larder export`: a tree for `filesystem_mirror`, or for a plain web server as `network_mirror`, with the proof of
+//! each archive beside it.
 
 use std::path::Path;
 
@@ -99,7 +99,7 @@ async fn a_tree_is_added_to_and_what_is_there_is_neither_fetched_nor_written_aga
     export(&setup, &tree).await;
     let zip = folder_of(&tree, "null").join("terraform-provider-null_1.2.0_linux_amd64.zip");
     let before = std::fs::metadata(&zip).unwrap();
-    // What an interrupted run left, and a zip of somebody else's.
+    // A leftover of an interrupted run, and a foreign zip.
     let leftover = folder_of(&tree, "null").join(".larder-terraform-provider-null_1.2.0_linux_amd64.zip");
     std::fs::write(&leftover, b"half").unwrap();
     let other = folder_of(&tree, "null").join("terraform-provider-null_1.3.0_linux_amd64.zip");
@@ -118,7 +118,7 @@ async fn a_tree_is_added_to_and_what_is_there_is_neither_fetched_nor_written_aga
     let listed = json(&folder_of(&tree, "null").join("1.3.0.json"));
     assert!(listed["archives"]["linux_amd64"]["hashes"][1].as_str().unwrap().starts_with("h1:"), "{listed}");
 
-    // One that was damaged is written anew.
+    // A damaged file is written again.
     std::fs::write(&zip, b"damaged").unwrap();
     let output = export(&setup, &tree).await;
     assert!(output.contains("1 archive written") && output.contains("3 there already"), "{output}");

@@ -1,4 +1,4 @@
-//! Trees that are damaged, or made to harm: what is wrong stays out by name, and the rest comes in.
+//! Damaged or hostile trees: bad files are refused by name, the others are imported.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -53,7 +53,7 @@ async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
     bytes[middle] ^= 1;
     std::fs::write(&zip, bytes).unwrap();
 
-    // By what lies beside it; by what VERSION.json says, where nothing else does; by upstream.
+    // Verified by the files beside it, by VERSION.json where there is nothing else, or by upstream.
     let offline = sealed(&upstream);
     let text = refused(&offline, &tree, &["--unsigned"]).await;
     assert!(text.len() == 1 && text[0].0 == LINUX && text[0].1.contains("the signed proof set next to it"), "{text:?}");
@@ -68,7 +68,7 @@ async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
         text.len() == 1 && text[0].0 == LINUX && text[0].1.contains("1.2.0.json beside it lists other"),
         "{text:?}"
     );
-    // What was proven of the version once is not forgotten.
+    // The version's verified digest is remembered.
     let text = refused(&offline, &tree, &["--unsigned"]).await;
     assert!(text.len() == 1 && text[0].1.contains("verified sums of this version list"), "{text:?}");
 }
@@ -91,7 +91,7 @@ async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside
     std::fs::write(null.join("terraform-provider-other_1.2.0_linux_amd64.zip"), b"x").unwrap();
     std::fs::copy(null.join(LINUX), null.join("terraform-provider-null_1.5.0_linux_amd64.zip")).unwrap();
     std::fs::copy(null.join(LINUX), null.join("Terraform-Provider-Null_1.5.0_LINUX_AMD64.zip")).unwrap();
-    // Twice the same is one; of two that differ, nobody knows which counts.
+    // Two identical copies are one; of two that differ, neither is trusted.
     std::fs::copy(null.join(LINUX), null.join("terraform-provider-null_1.7.0_linux_amd64.zip")).unwrap();
     let other = upstream.archive_bytes("acme", "null", "1.3.0", "linux_amd64");
     std::fs::write(null.join("Terraform-Provider-Null_1.7.0_LINUX_AMD64.zip"), other).unwrap();
@@ -119,7 +119,7 @@ async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside
     {
         assert!(text[name].1.contains(reason), "{text:?}");
     }
-    // acme/random for two platforms, and of acme/null what was left and what was unpacked.
+    // acme/random for two platforms; of acme/null the remaining archive and the unpacked one.
     assert_eq!(offline.home.blobs().len(), 4);
 }
 
@@ -162,7 +162,7 @@ async fn a_tar_that_is_posted_is_read_as_strictly() {
     assert!(steps[4]["why"].as_str().unwrap().contains("is not an upstream of this mirror"), "{answer}");
     assert_eq!(steps[5]["step"], "done");
 
-    // Cut short: what came whole stays, and it is said.
+    // Truncated: complete files stay, and the report says so.
     let answer = post(&url, "application/x-tar", tar[..tar.len() / 2].to_vec()).await.expect(200).text();
     assert!(answer.contains("\"stopped\""), "{answer}");
     post(&url, "application/json", tar.clone()).await.expect(415);
@@ -171,7 +171,7 @@ async fn a_tar_that_is_posted_is_read_as_strictly() {
     send(request).await.unwrap().expect(401);
 }
 
-/// The other way round: what asks for a tree.
+/// The other direction: requests for a tree.
 #[tokio::test]
 async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
     let upstream = upstream().await;
@@ -198,13 +198,13 @@ async fn a_tree_is_only_sent_of_a_job_that_has_all_of_it() {
     let paths: Vec<String> =
         archive.entries().unwrap().map(|entry| entry.unwrap().path().unwrap().display().to_string()).collect();
     assert!(paths.is_sorted() && paths.contains(&format!("{HOST}/acme/null/{LINUX}")), "{paths:?}");
-    // What is there already is left out of it.
+    // Present files are left out.
     let digest = crate::support::upstream::sha256_hex(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     let text = format!(r#"{{"job":"{id}","partial":true,"have":["{digest}"]}}"#);
     assert!(post("export", &text).await.expect(200).body.len() < 100_000);
 }
 
-/// What a tree says of itself proves nothing unless a key signed it, whatever suffices where an upstream says it.
+/// A tree's own sums prove nothing without a signature, even where an upstream's sums would suffice.
 #[tokio::test]
 async fn unsigned_sums_prove_nothing_even_where_checksums_suffice() {
     let upstream = FakeUpstream::start().await;

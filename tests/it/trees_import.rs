@@ -1,4 +1,4 @@
-//! `larder import`: trees of the real `terraform providers mirror` and our own, held against whatever proves them.
+//! `larder import`: trees of the real `terraform providers mirror` and of larder, verified by whatever proves them.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ fn archives(folder: &Folder) -> usize {
     folder.blobs().len()
 }
 
-/// Done when 5: what the layout cannot carry is said, and the rest works.
+/// The report names what the layout cannot carry, and the rest works.
 #[tokio::test]
 async fn a_tree_of_terraforms_imports_unsigned_into_a_sealed_mirror_and_serves_as_far_as_it_can() {
     let Some(client) = Terraform::find() else { return };
@@ -50,7 +50,7 @@ async fn a_tree_of_terraforms_imports_unsigned_into_a_sealed_mirror_and_serves_a
     assert!(output.contains("authentication signature from unknown issuer"), "{output}");
     assert!(setup.out(&["status"]).await.contains("4 archives without signatures"));
     assert!(setup.out(&["verify"]).await.contains("4 archives as imported"));
-    // A plan says for whom it is enough, and an export what it lacks.
+    // A plan names the platforms it is complete for, and an export the missing ones.
     let plan = setup.run(&["plan", "acme/null@1.2.0", "acme/random", "--platform", "linux_amd64"]).await;
     assert_eq!(plan.code, Some(3), "{plan:?}");
     let words: Vec<&str> = plan.out.split_whitespace().collect();
@@ -71,7 +71,7 @@ async fn a_tree_of_terraforms_imports_unsigned_into_a_sealed_mirror_and_serves_a
     assert!(output.text.contains("verified checksum"), "{}", output.text);
     assert_eq!(by_mirror.lock_file().matches("\"h1:").count(), 2);
 
-    // What the import says of the registry protocol is what the client says.
+    // The import's warning about the registry protocol equals the client's error.
     let mut by_registry = requiring(&client);
     by_registry.trust(&ca.pem());
     by_registry.cli_config(&host_override(HOST, &larder.providers_url(HOST), "https://127.0.0.1:9/v1/modules/"));
@@ -118,7 +118,7 @@ async fn a_connected_mirror_proves_a_tree_with_upstreams_documents_alone() {
     by_mirror.init().await.expect_success();
 }
 
-/// Promise 1: whoever made a tree may have made the key that signs what lies in it.
+/// DESIGN, promise 1: the maker of a tree may also have made the key that signs it.
 #[tokio::test]
 async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operator_vouches_for() {
     let Some(client) = Terraform::find() else { return };
@@ -146,12 +146,12 @@ async fn our_own_export_proves_itself_by_a_key_that_is_known_or_that_the_operato
     let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
     assert_eq!(zip.body, upstream.archive_bytes("acme", "random", "3.0.1", "darwin_arm64"));
     larder.stop().await;
-    // What is proven once is known by its key the next time.
+    // A verified tree is known by its key the next time.
     let output = setup.out(&["import", tree.to_str().unwrap()]).await;
     assert!(output.contains("4 archives already") && !output.contains("never signed"), "{output}");
 }
 
-/// What upstream does not know is like what nobody can be asked about.
+/// A package that upstream does not know counts as unverifiable.
 #[tokio::test]
 async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word_and_listed() {
     let upstream = upstream().await;
@@ -177,7 +177,7 @@ async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word
     let archives = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
     assert_eq!(archives["archives"].as_object().unwrap().len(), 2, "{archives}");
 
-    // As soon as upstream has it, that counts: the same bytes are proven then.
+    // As soon as upstream has it, its proof counts: the same bytes are then verified.
     other.publish(crate::support::warm_jobs::both(Provider::new("acme", "null").version("1.2.0").size(200_000)));
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     assert!(document["signing_keys"]["gpg_public_keys"][0].is_object(), "{document}");
@@ -194,7 +194,7 @@ async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word
     assert_eq!(status["alarms"][0]["kind"], "imported-differs", "{status}");
 }
 
-/// Promise 14: that nobody knows any more what was proven is no leave to take anything on the operator's word.
+/// DESIGN, promise 14: a lost record of a verified version is no reason to import it unsigned.
 #[tokio::test]
 async fn a_damaged_first_seen_record_lets_no_unsigned_archive_in() {
     let upstream = upstream().await;

@@ -1,5 +1,5 @@
-//! Trees whose packages lie there unpacked, as in `.terraform/providers`: packed anew, held against what is known, and
-//! served by their `h1:`.
+//! Trees of unpacked packages, as in `.terraform/providers`: repacked, compared with known hashes, and served by their
+//! `h1:`.
 
 use std::io::Cursor;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -96,7 +96,7 @@ async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_h1_of_what_was_p
     );
     assert!(output.contains("neither its signature nor its zh"), "{output}");
     assert!(setup.out(&["status"]).await.contains("2 archives without signatures"));
-    // The same files are the same archive.
+    // The same files give the same archive.
     let before = setup.home.blobs();
     let again = setup.out(&["import", place, "--unsigned", "--json"]).await;
     assert_eq!(states(&again), ["linux_amd64 held", "linux_amd64 held"]);
@@ -120,7 +120,7 @@ async fn an_unpacked_tree_installs_from_a_network_mirror_by_the_h1_of_what_was_p
     assert_ne!(mode & 0o100, 0, "{mode:o}");
 }
 
-/// What is proven is not done without for files that only look the same.
+/// A verified archive is not replaced by files that only look the same.
 #[tokio::test]
 async fn unpacked_files_are_compared_with_the_stored_archive_and_never_replace_a_verified_one() {
     let upstream = upstream().await;
@@ -142,7 +142,7 @@ async fn unpacked_files_are_compared_with_the_stored_archive_and_never_replace_a
     std::fs::write(&plugin, bytes).unwrap();
     let text = refused(&setup.run(&["import", place, "--unsigned", "--json"]).await.out);
     assert!(text.len() == 1 && text[0].1.contains("but those of the stored archive have h1:"), "{text:?}");
-    // Nor once that is gone: what was proven is remembered.
+    // Nor after its removal: the verified hashes are remembered.
     setup.out(&["purge", "acme/null@1.2.0"]).await;
     setup.text.push_str("[network]\noffline = true\n");
     let text = refused(&setup.run(&["import", place, "--unsigned", "--json"]).await.out);
@@ -229,7 +229,7 @@ async fn a_tar_of_unpacked_packages_is_read_as_strictly() {
             _ => {}
         }
     }
-    // What lay between its files may have taken some of them along.
+    // A foreign entry between its files may have displaced some of them.
     add(&format!("{null}/1.4.0/linux_amd64/terraform-provider-null"), tar::EntryType::Regular, b"1.4.0");
     add(&format!("{null}/1.3.0/linux_amd64/LICENSE"), tar::EntryType::Regular, b"late");
     let request = client().post(format!("{}/admin/v1/import?unsigned", larder.admin())).bearer_auth(&token);
@@ -254,7 +254,7 @@ async fn a_tar_of_unpacked_packages_is_read_as_strictly() {
     assert_eq!(setup.home.blobs().len(), 1);
 }
 
-/// The hashes that clients are told of acme/null 1.2.0; none where it is not there.
+/// The hashes that clients get for acme/null 1.2.0; none if it is not stored.
 async fn told_hashes(setup: &CommandSetup, upstream: &FakeUpstream) -> Vec<String> {
     let larder = Larder::mirroring(upstream).on(&setup.home).network("offline = true").start().await;
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await;
@@ -266,7 +266,8 @@ async fn told_hashes(setup: &CommandSetup, upstream: &FakeUpstream) -> Vec<Strin
     hashes.into_iter().map(|hash| hash.as_str().unwrap().to_owned()).collect()
 }
 
-/// Promises 1 and 9: a kill at any rename of an import leaves no `zh:` that nobody published, and the same command goes on.
+/// DESIGN, promises 1 and 9: a kill at any rename of an import leaves no unpublished `zh:`, and the same command
+/// continues.
 #[tokio::test]
 async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packing() {
     let Some(strace) = find("strace") else { return };

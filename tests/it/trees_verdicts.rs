@@ -1,5 +1,4 @@
-//! What an import makes of each archive whatever lies around it: in which order it comes, what is held of it, and what there
-//! is room for.
+//! An import's verdict on each archive is independent of the order of files, of stored archives, and of space.
 
 use std::path::Path;
 
@@ -45,7 +44,7 @@ fn flip_the_middle(file: &Path) {
     std::fs::write(file, bytes).unwrap();
 }
 
-/// As `tar` makes it of our own export, and the other way round.
+/// In the order of `tar` for our own export, and reversed.
 #[tokio::test]
 async fn sidecar_files_may_come_before_or_after_their_archive() {
     let upstream = upstream().await;
@@ -149,7 +148,7 @@ async fn nothing_is_evicted_for_what_stays_out_and_what_does_not_fit_offline_end
     assert_eq!(states(&output.out), [format!("{LINUX} refused")]);
     assert_eq!(setup.home.blobs(), stored);
 
-    // The same with bytes that are right: online they take the place of others, offline that is said.
+    // Correct bytes: online they replace the damaged ones, offline the report says so.
     std::fs::write(place.join(LINUX), upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64")).unwrap();
     setup.text.push_str("[network]\noffline = true\n");
     let output = setup.run(&["import", only.to_str().unwrap(), "--unsigned"]).await;

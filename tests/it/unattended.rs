@@ -9,7 +9,7 @@ use crate::support::shelf::{ModuleFixture, noise, tar_gz};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
-/// As many fills that nobody waits for as one address may have.
+/// The limit of fills without a waiting client, for one address.
 const MOST: usize = 16;
 const LARGE: usize = 2_000_000;
 
@@ -88,8 +88,8 @@ async fn a_client_that_leaves_many_downloads_starts_no_more_of_them_until_they_e
     assert_eq!(upstream.count_of(Target::Archive), MOST + 2);
 }
 
-/// Promise 11: asking for all at once before leaving each gets nobody more of them. What arrived of those that are given up
-/// is built on when somebody asks for them.
+/// DESIGN, promise 11: starting many downloads before leaving each gets no client more of them. The partial files of
+/// the abandoned ones are resumed by the next request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_abandoned_downloads_sixteen_continue() {
     let (upstream, names) = publishing(3 * MOST).await;
@@ -112,7 +112,7 @@ async fn of_many_abandoned_downloads_sixteen_continue() {
     assert_eq!(upstream.count_of(Target::Archive), 5 * MOST, "each that was given up is asked for once more");
 }
 
-/// Promise 11: HEAD waits for no byte of an archive; so it counts as one who leaves, and GET joins what it started.
+/// DESIGN, promise 11: HEAD waits for no byte, so it counts as a client that left; GET joins its download.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_download_started_by_head_counts_as_unattended() {
     let (upstream, names) = publishing(MOST + 1).await;
@@ -149,7 +149,8 @@ async fn a_client_that_waits_may_have_as_many_downloads_as_it_likes() {
     }
 }
 
-/// The same for modules: their archives and the documents that wait for them, together with those of providers.
+/// The same limit for modules: archives and the documents that wait for them, together with
+/// those of providers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_client_that_leaves_many_modules_starts_no_more_of_them_until_they_end() {
     let fixture = ModuleFixture::start().await;

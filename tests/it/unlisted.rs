@@ -1,5 +1,5 @@
-//! What an upstream's own list does not name is not there: nothing of it is asked for, stored, or recorded for ever
-//! (promises 1 and 11).
+//! A version that upstream's list lacks does not exist: nothing of it is requested, stored or recorded (DESIGN,
+//! promises 1 and 11).
 
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
@@ -32,7 +32,7 @@ async fn a_version_that_a_readable_list_does_not_name_is_not_found() {
     assert_eq!(upstream.count_of(Target::Everything), 0, "the list was fresh, and nothing else is asked");
 }
 
-/// The same of modules: their first-seen records survive a purge, so there must be none.
+/// The same for modules: their first-seen records survive a purge, so none must be written.
 #[tokio::test]
 async fn an_invented_version_of_a_module_leaves_no_record() {
     let fixture = ModuleFixture::of_one().await;
@@ -81,7 +81,7 @@ async fn a_version_is_asked_for_where_no_list_can_be_read() {
     larder.document("null", "1.2.0").await.expect(200);
 }
 
-/// Promise 11: a list of more than 20,000 versions is refused, and said so.
+/// DESIGN, promise 11: a list of more than 20,000 versions is refused with the reason.
 #[tokio::test]
 async fn a_list_of_too_many_versions_is_refused() {
     let upstream = FakeUpstream::start().await;

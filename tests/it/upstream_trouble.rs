@@ -1,5 +1,5 @@
-//! The table "What upstream says, what the client gets", row by row: with nothing held, with the answer held, and that
-//! no trouble is remembered.
+//! The table "What upstream says, what the client gets", row by row: with nothing cached, with the answer cached, and
+//! with no failure remembered.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ const LEFT_ALONE: Duration = Duration::from_secs(3600);
 
 const DOCUMENTS: [Target; 2] = [Target::Versions, Target::Document];
 
-/// An error that says what was asked, and hands no Retry-After on.
+/// An error that names the subject and carries no Retry-After.
 fn is_told(answer: &Answer) {
     let errors = answer.json()["errors"].as_array().unwrap().clone();
     assert!(errors.iter().any(|error| error.as_str().unwrap().contains("acme/null")), "{}", answer.text());
@@ -80,7 +80,7 @@ async fn an_unknown_package_is_404_and_a_deleted_one_stays_served() {
     }
 }
 
-/// The table: with `keep_gone = false` what upstream deleted goes.
+/// The table: with `keep_gone = false`, versions that upstream deleted disappear.
 #[tokio::test]
 async fn versions_that_upstream_deleted_disappear_where_keep_gone_is_off() {
     let upstream = published().await;
@@ -144,7 +144,7 @@ async fn a_document_that_breaks_off_is_reported_and_hides_nothing() {
         with_nothing_held(impatient, fault.clone(), 502).await;
 
         let upstream = published().await;
-        // What is held has nothing to be asked by, so upstream cannot just say 304.
+        // The cached copy has no validators, so upstream cannot answer 304.
         upstream.fault(Target::Everything, Fault::NoValidators);
         let larder = impatient(&upstream).start().await;
         for target in DOCUMENTS {
@@ -161,7 +161,7 @@ async fn a_document_that_breaks_off_is_reported_and_hides_nothing() {
     }
 }
 
-/// The table, for the two files beside a document: what is wrong with one of them is wrong with the set.
+/// The table, for sums and signature: a fault of one of them is a fault of the proof set.
 #[tokio::test]
 async fn trouble_with_sums_or_signature_is_trouble_with_the_document() {
     for target in [Target::Sums, Target::Signature] {
@@ -247,7 +247,7 @@ async fn an_upstream_that_never_answers_is_a_504_and_hides_nothing() {
     with_all_held(builder, Fault::NeverAnswers, "detail=stale").await;
 }
 
-/// Every document is answered in time: past that 504 with the cause, and the fill goes on behind.
+/// Every document is answered in time: then 504 with the cause, and the fill continues in the background.
 #[tokio::test]
 async fn a_fill_continues_behind_an_answer_that_came_in_time() {
     for target in [Target::Versions, Target::Document, Target::Sums] {
@@ -263,7 +263,7 @@ async fn a_fill_continues_behind_an_answer_that_came_in_time() {
     }
 }
 
-/// The table: a slow revalidation costs `patience`, and goes on behind.
+/// The table: a slow revalidation costs `patience` and continues in the background.
 #[tokio::test]
 async fn a_slow_upstream_does_not_delay_stored_documents() {
     let upstream = published().await;
@@ -343,7 +343,7 @@ async fn an_upstream_whose_certificate_is_not_trusted_is_a_502() {
     }
 }
 
-/// The table: a status that is no answer to what was asked.
+/// The table: an unexpected status.
 #[tokio::test]
 async fn a_status_that_means_nothing_here_is_a_502() {
     for fault in [204, 206, 300, 304].map(Fault::Status).into_iter().chain([Fault::RedirectLoop(302)]) {
@@ -351,7 +351,7 @@ async fn a_status_that_means_nothing_here_is_a_502() {
     }
 }
 
-/// PROTOCOL 2.2, 2.3: clients do not look at the media type of these documents, so neither does larder.
+/// PROTOCOL 2.2, 2.3: clients ignore the media type of these documents, and so does larder.
 #[tokio::test]
 async fn a_document_of_any_media_type_is_taken() {
     let upstream = published().await;
@@ -363,7 +363,7 @@ async fn a_document_of_any_media_type_is_taken() {
     }
 }
 
-/// The table: a held version that a list has dropped stays listed; one that is not held goes.
+/// The table: a stored version that the list has dropped stays listed; one that is not stored disappears.
 #[tokio::test]
 async fn a_stored_version_that_the_list_has_dropped_stays_listed() {
     let upstream = published().await;

@@ -1,4 +1,4 @@
-//! What the variety of requests may cost: thousands of names and queries that nobody will ask again leave nothing behind.
+//! The cost of varied requests: thousands of names and queries that come once leave nothing behind.
 
 use futures_util::{StreamExt, stream};
 
@@ -10,7 +10,7 @@ use crate::support::upstream::{FakeUpstream, Provider};
 const EACH: usize = 2000;
 const MAX_GROWTH: u64 = 32 << 20;
 
-/// A path under a name that nobody has: an absent provider, an unknown registry, or something like a module.
+/// A path under an unknown name: a provider, a registry, or a module.
 fn unknown(number: usize) -> String {
     match number % 8 {
         0 | 1 => format!("/registry/{HOST}/v1/providers/acme/absent{number}/versions"),
@@ -51,7 +51,7 @@ async fn thousands_of_unknown_names_and_queries_leave_no_files() {
     let queried = |number: usize| format!("{}?q{number}={}", stored[number % stored.len()], "x".repeat(200));
     let metrics = async || get(&format!("{}/metrics", larder.admin())).await.expect(200).text().lines().count();
 
-    // Warm: every kind of request has been made, and what is made once is there.
+    // Warm-up: every kind of request has run once, so its one-time memory is in use.
     ask_all(&base, (0..400).map(|number| unknown(number + 1_000_000)), &[404, 421]).await;
     ask_all(&base, (0..400).map(|number| queried(number + 1_000_000)), &[200]).await;
     let (before, files, lines) = (larder.resident_bytes(), folder.files("").len(), metrics().await);

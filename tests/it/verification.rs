@@ -1,4 +1,5 @@
-//! Wrong bytes and wrong proofs: what upstream can send instead of the truth, and that nothing of it is kept or served.
+//! Wrong bytes and wrong proofs: everything that upstream can send in place of the truth; none of it is stored or
+//! served.
 
 use crate::support::larder::{Folder, Larder};
 use crate::support::scene::{LARGE, SMALL, TAIL};
@@ -37,7 +38,7 @@ async fn it_heals(upstream: &FakeUpstream, larder: &Larder, path: &str) {
     assert!(larder.folder.staged().is_empty());
 }
 
-/// Promise 1: a small archive is proven before the status line.
+/// DESIGN, promise 1: a small archive is verified before the status line.
 #[tokio::test]
 async fn a_small_archive_with_wrong_bytes_is_a_502_with_the_verdict() {
     for fault in [Fault::WrongBytes, Fault::WrongLastByte, Fault::Html] {
@@ -116,7 +117,7 @@ async fn without_a_stored_set_nothing_of_an_unverified_one_is_answered() {
     }
 }
 
-/// Promise 6: an unproven set does not hide the proven one.
+/// DESIGN, promise 6: a set that fails verification does not hide the verified one.
 #[tokio::test]
 async fn a_stored_set_stays_when_the_new_one_does_not_verify() {
     for (fault, _) in unproven() {
@@ -201,7 +202,7 @@ async fn a_missing_signature_is_no_reason_to_tell_where_it_should_have_been() {
     assert!(larder.get(&path).await.expect(200).body == zip(&upstream));
 }
 
-/// Promise 1: a digest that can be forged proves nothing, and neither does a key that its owner has revoked.
+/// DESIGN, promise 1: a weak digest proves nothing, and neither does a revoked key.
 #[tokio::test]
 async fn a_weak_digest_or_a_revoked_key_proves_nothing() {
     for (key, verdict) in [(SigningKey::weak(), "too weak"), (SigningKey::revoked(), "has been revoked")] {
@@ -217,7 +218,7 @@ async fn a_weak_digest_or_a_revoked_key_proves_nothing() {
     }
 }
 
-/// The table: and neither of them replaces what is held.
+/// The table: neither replaces the stored set.
 #[tokio::test]
 async fn a_weak_digest_or_a_revoked_key_does_not_replace_the_stored_set() {
     for key in [SigningKey::weak(), SigningKey::revoked()] {

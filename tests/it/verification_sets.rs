@@ -1,4 +1,4 @@
-//! Proof sets as wholes: replaced together, followed by their predecessors, and held against what was proven before.
+//! Proof sets as units: replaced together, kept with their predecessors, and compared with first-seen records.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn edition(edition: u64) -> Provider {
     Provider::new("acme", "null").size(200_000).edition(edition)
 }
 
-/// What upstream has now.
+/// Upstream's current content.
 struct Truth {
     zip: Vec<u8>,
     sums: Vec<u8>,
@@ -37,7 +37,7 @@ fn urls(document: &Answer) -> [String; 3] {
     ["download_url", "shasums_url", "shasums_signature_url"].map(|name| document[name].as_str().unwrap().to_owned())
 }
 
-/// Promise 5: everything a document names is what upstream had.
+/// DESIGN, promise 5: every file that a document names has upstream's bytes.
 async fn leads_to(larder: &Larder, document: &Answer, truth: &Truth) {
     assert_eq!(document.json()["shasum"].as_str().unwrap(), sha256_hex(&truth.zip));
     let [archive, sums, signature] = urls(document);
@@ -153,7 +153,7 @@ async fn urls_of_a_replaced_set_answer_for_a_day() {
     larder.get(&old_signature).await.expect(404);
 }
 
-/// Promise 2: the set whose archive is held answers when the upstream is down, however long ago it was replaced.
+/// DESIGN, promise 2: while upstream is down, the set of the stored archive answers, however old it is.
 #[tokio::test]
 async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_an_upstream_that_is_down() {
     let mut upstream = upstream_with(edition(1)).await;
@@ -199,7 +199,7 @@ async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_files
     leads_to(&sealed, &document(&sealed).await, &old).await;
 }
 
-/// Promise 6: what upstream has deleted is not hidden by a newer set whose archive never came.
+/// DESIGN, promise 6: a newer set whose archive was never fetched does not hide a version that upstream has deleted.
 #[tokio::test]
 async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_a_deleted_version() {
     let upstream = upstream_with(edition(1)).await;
@@ -214,7 +214,7 @@ async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_a_del
     leads_to(&larder, &answer, &old).await;
 }
 
-/// The table: a version published anew, signed by a key seen for that provider.
+/// The table: a version republished under a key already seen for that provider.
 #[tokio::test]
 async fn a_version_republished_by_its_known_key_is_served_and_the_old_archive_is_kept() {
     let upstream = upstream_with(edition(1)).await;
@@ -227,7 +227,7 @@ async fn a_version_republished_by_its_known_key_is_served_and_the_old_archive_is
     assert_eq!(larder.folder.blobs().len(), 2);
 }
 
-/// The table: a version published anew, signed by another key, although the document lists it.
+/// The table: a version republished under another key, although the document lists that key.
 #[tokio::test]
 async fn a_version_republished_by_a_stranger_does_not_replace_the_stored_set() {
     let upstream = upstream_with(edition(1)).await;
@@ -248,7 +248,7 @@ async fn a_version_republished_by_a_stranger_does_not_replace_the_stored_set() {
     leads_to(&larder, &healed, &truth(&upstream)).await;
 }
 
-/// The table: nobody vouches for what is published anew without a signature.
+/// The table: a version republished without a signature.
 #[tokio::test]
 async fn a_version_republished_without_a_signature_does_not_replace_the_stored_set() {
     let upstream = upstream_with(edition(1).without_keys()).await;
@@ -261,7 +261,7 @@ async fn a_version_republished_without_a_signature_does_not_replace_the_stored_s
     leads_to(&larder, &stale, &old).await;
 }
 
-/// All that a larder held is gone; what it has seen is not.
+/// Removes everything stored and keeps the first-seen records.
 async fn forgetful(larder: Larder) -> Folder {
     let folder = larder.stop().await;
     for file in ["documents", "names", "blobs"].iter().flat_map(|below| folder.files(below)) {
@@ -302,7 +302,7 @@ async fn an_expired_archive_url_is_asked_for_again_once() {
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 2));
 }
 
-/// The table: and where its document cannot be had, the archive cannot; that is told and not remembered.
+/// The table: without its document, an archive is an error that is reported and not cached.
 #[tokio::test]
 async fn an_expired_archive_url_is_reported_while_its_document_is_down() {
     let upstream = FakeUpstream::builder().signed_urls().start().await;
@@ -367,7 +367,7 @@ async fn sums_that_their_own_document_does_not_lead_to_are_a_502() {
     }
 }
 
-/// The table, "nothing": the set is asked anew once, and not again within `not_found`.
+/// The table, "nothing": the set is fetched again once, and not again within `not_found`.
 #[tokio::test]
 async fn an_archive_url_that_nothing_lists_is_asked_for_once() {
     let upstream = upstream_with(edition(1)).await;

@@ -1,10 +1,10 @@
-//! How much of an archive a client may have before it is proven: with and without a length, whole and by Range.
+//! The part of an archive that a client gets before verification: with and without a length, whole and by Range.
 
 use crate::support::http::{client, receive};
 use crate::support::scene::{LARGE, PackageFixture, SMALL, TAIL};
 use crate::support::upstream::{Fault, Target};
 
-/// Promise 3: without a length the first 1 MiB is held back, then it streams without one.
+/// DESIGN, promise 3: without a length, the first 1 MiB is withheld, then the body streams without a length.
 #[tokio::test]
 async fn an_archive_without_a_length_streams_after_its_first_mebibyte() {
     let fixture = PackageFixture::with(LARGE).await;
@@ -50,7 +50,7 @@ async fn wrong_bytes_without_a_length_never_look_complete() {
     fixture.heals().await;
 }
 
-/// Promise 3: HTTP/1.0 has no way to say that a body of unknown length is cut, so such clients wait for the whole.
+/// DESIGN, promise 3: HTTP/1.0 cannot mark a truncated body of unknown length, so such clients wait for the whole.
 #[tokio::test]
 async fn an_old_client_waits_for_an_archive_without_a_length() {
     let fixture = PackageFixture::with(LARGE).await;
@@ -82,7 +82,7 @@ async fn a_download_without_a_length_that_is_always_cut_never_looks_complete() {
     fixture.heals().await;
 }
 
-/// Promise 3: Range is ignored until the archive is held.
+/// DESIGN, promise 3: Range is ignored until the archive is stored.
 #[tokio::test]
 async fn a_range_of_a_cold_archive_is_answered_with_the_whole() {
     for range in ["bytes=0-9", "bytes=-10", "bytes=2999000-"] {
@@ -139,7 +139,7 @@ async fn the_tail_is_sent_only_when_the_archive_is_committed() {
     assert!(body == fixture.zip);
 }
 
-/// Promise 3: nobody gets bytes that did not arrive.
+/// DESIGN, promise 3: no client gets bytes that did not arrive.
 #[tokio::test]
 async fn bytes_are_streamed_as_soon_as_they_arrive() {
     let fixture = PackageFixture::with(LARGE).await;

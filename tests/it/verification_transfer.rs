@@ -24,7 +24,7 @@ async fn a_download_that_breaks_is_resumed_where_it_broke() {
     }
 }
 
-/// Promise 4: the same without validators, by Range alone; the digest proves that the parts fit.
+/// DESIGN, promise 4: without validators, by Range alone; the digest verifies the whole.
 #[tokio::test]
 async fn a_download_without_validators_is_resumed_too() {
     let fixture = PackageFixture::with(LARGE).await;
@@ -87,7 +87,7 @@ async fn a_large_archive_that_never_comes_whole_is_broken_off() {
     assert_eq!(fixture.archive_requests().last().unwrap().header("range"), Some("bytes=1500000-"));
 }
 
-/// Promise 3: nor does it where all but the last byte came.
+/// DESIGN, promise 3: also where all but the last byte arrived.
 #[tokio::test]
 async fn a_large_archive_without_its_last_byte_is_broken_off_before_its_tail() {
     let fixture = PackageFixture::with(LARGE).await;
@@ -156,7 +156,7 @@ async fn a_download_that_starts_over_with_other_bytes_breaks_off_all_who_follow_
     fixture.heals().await;
 }
 
-/// The table: an archive that brings no byte for the stall time is given up, and the next request resumes it.
+/// The table: an archive that receives no byte for the stall time is given up, and the next request resumes it.
 #[tokio::test]
 async fn an_archive_that_stalls_is_given_up_and_resumed_by_the_next_request() {
     let fixture = PackageFixture::with_stall(LARGE, Duration::from_millis(500)).await;

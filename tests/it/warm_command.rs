@@ -1,4 +1,4 @@
-//! `larder warm` on the command line: what it tells the running larder, what it shows of what that tells, how it ends.
+//! `larder warm` on the command line: its order to the running larder, its display, its exit status.
 
 use std::process::Command;
 
@@ -75,7 +75,7 @@ impl WarmCommandSetup {
     }
 }
 
-/// Section 3: plain lines where nobody watches: one for each archive when it ends, and a summary.
+/// DESIGN 3: plain lines without a terminal: one for each archive when it ends, and a summary.
 #[tokio::test]
 async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
     let running = |aws: Value, null: Value| job(0, "running", &[aws, null]);
@@ -126,7 +126,7 @@ async fn everything_that_one_command_names_is_one_order() {
     assert_eq!(serde_json::from_str::<Value>(&requests[0].body).unwrap(), order);
 }
 
-/// Section 3: `--json` prints what the job told last, and nothing else.
+/// DESIGN 3: `--json` prints the job's last report and nothing else.
 #[tokio::test]
 async fn as_json_the_last_report_of_each_job_is_printed() {
     let last = job(0, "done", &[item(AWS, "fetched", 5, Some(5))]);
@@ -210,7 +210,7 @@ async fn without_larder() -> (site::CommandSetup, FakeUpstream) {
     (setup, upstream)
 }
 
-/// Whether a larder serves all of this for linux_amd64, and asks nobody for it.
+/// Panics unless a larder serves all of this for linux_amd64 without a request to upstream.
 async fn is_served(setup: &site::CommandSetup, upstream: &FakeUpstream, name: &str) {
     upstream.forget_requests();
     let larder = setup.serve();
@@ -272,7 +272,7 @@ async fn where_no_larder_runs_a_refused_order_is_reported_too() {
     assert_eq!(setup.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await.code, Some(0));
 }
 
-/// Both stop it, and what was fetched until then stays.
+/// Both stop it, and complete archives stay.
 #[tokio::test]
 async fn where_no_larder_runs_ctrl_c_and_sigterm_end_it_and_what_was_fetched_stays() {
     for signal in [Signal::INT, Signal::TERM] {
@@ -306,7 +306,7 @@ async fn a_store_that_is_in_use_is_left_untouched() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// What the client is told by `-var` and `-var-file`, larder is told as well; elsewhere they are a mistake.
+/// The values that the client takes by `-var` and `-var-file`; for addresses they are an error.
 #[tokio::test]
 async fn values_of_the_command_line_choose_the_module_that_is_warmed() {
     let (setup, upstream) = without_larder().await;

@@ -1,4 +1,5 @@
-//! Warming by list: everything that an `init` will ask for is held before anybody asks, and each archive ends by itself.
+//! Warming by list: everything that an `init` requests is stored beforehand, and each archive succeeds or fails by
+//! itself.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ fn told(subject: &str) -> Value {
     json!({ "what": [subject], "platforms": ["linux_amd64"] })
 }
 
-/// Everything that a client asks for, by way of an override and of a network mirror.
+/// Every request of a client, by host override and by network mirror.
 async fn everything_is_there(larder: &Larder, name: &str, version: &str) {
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
     larder.versions(name).await.expect(200);
@@ -82,7 +83,7 @@ async fn a_second_warm_up_fetches_nothing() {
     upstream.forget_requests();
     assert_eq!(states(&fixture.warm(&all).await), ["held"; 2]);
     assert_eq!(upstream.requests().len(), 0);
-    // A day later it asks about what is due, and for no archive.
+    // A day later it revalidates stale documents, and fetches no archive.
     larder.clock.advance(Duration::from_secs(25 * 3600));
     assert_eq!(states(&fixture.warm(&all).await), ["held"; 2]);
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (2, 0));
@@ -209,7 +210,7 @@ async fn a_job_that_is_cancelled_fetches_no_more_and_keeps_what_it_has() {
     assert_eq!(fixture.job(&path).await, ended);
 }
 
-/// DESIGN 4: an upstream's Retry-After holds back jobs, and no client.
+/// DESIGN 4: an upstream's Retry-After delays jobs, and no client.
 #[tokio::test]
 async fn a_job_waits_for_as_long_as_its_upstream_asks() {
     let upstream = versions(&["1.2.0"]).await;
@@ -220,7 +221,7 @@ async fn a_job_waits_for_as_long_as_its_upstream_asks() {
     let path = fixture.begin(&told("acme/null")).await;
     fixture.once(&path, |job| job["items"][0]["state"] == "waiting" && upstream.count_of(Target::Archive) >= 1).await;
     let requests = upstream.requests().len();
-    // Another job waits too; what is held is no matter for it.
+    // Another job waits too; stored archives do not matter for it.
     let other = fixture.begin(&told("acme/other")).await;
     larder.versions("null").await.expect(200);
     fixture.once(&other, |job| job["items"][0]["state"] == "waiting").await;
@@ -251,7 +252,7 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
     let job = fixture.warm(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
     assert_eq!(job["state"], "failed", "{job}");
     let warm: Vec<usize> = (0..8).filter(|item| job["items"][*item]["state"] == "fetched").collect();
-    // As many as fit at the end; each may have made room for the one before.
+    // As many as fit at the end; each may have evicted an earlier one.
     assert!(warm.len() <= 3, "{job}");
     let lost = (0..8).find(|item| !warm.contains(item)).unwrap();
     assert!(error(&job, lost).contains("was downloaded and is not stored"), "{job}");
@@ -276,12 +277,12 @@ async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
         .warm(&json!({ "what": ["acme/null@1.1.0", "acme/null@1.2.0", "acme/other"], "platforms": ["linux_amd64"] }))
         .await;
     assert_eq!((states(&job), upstream.requests().len()), (vec!["held", "failed", "failed"], 0), "{job}");
-    // Of the versions, clients are shown those that are held.
+    // Clients are shown the stored versions.
     assert!(error(&job, 1).contains("1.2.0 is none of the 1 versions that are listed"), "{job}");
     assert!(error(&job, 2).contains("this mirror is offline"), "{job}");
 }
 
-/// A client goes before, and joins what a job has begun.
+/// A client has priority, and joins a download that a job has begun.
 #[tokio::test]
 async fn a_client_and_a_job_share_one_download() {
     let upstream = FakeUpstream::start().await;

@@ -17,7 +17,7 @@ use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
 use crate::support::warm_jobs::{PLATFORMS, WarmFixture, both, error, items, states};
 
 const BOTH: &str = "platform=linux_amd64&platform=darwin_arm64";
-// Larger than what is fetched beside others.
+// Larger than the archives that are fetched in parallel.
 const SIZE: usize = 1_500_000;
 const HALF: usize = SIZE / 2;
 
@@ -41,7 +41,7 @@ fn block(name: &str, hashes: &[String]) -> String {
     )
 }
 
-/// Every `zh:` that the proven sums of version 1.2.0 give, as clients record them.
+/// Every `zh:` of version 1.2.0's verified sums, as clients record them.
 fn hashes(upstream: &FakeUpstream, name: &str) -> Vec<String> {
     let sums = String::from_utf8(upstream.sums_bytes("acme", name, "1.2.0")).unwrap();
     sums.lines().map(|line| format!("zh:{}", line.split(' ').next().unwrap())).collect()
@@ -74,7 +74,7 @@ fn sent_of(requests: &[RecordedRequest], path: &str) -> u64 {
     requests.iter().filter(|request| request.path == path).map(|request| request.bytes_sent).sum()
 }
 
-/// Done when 4: the client's own commands, both ways, with nobody behind larder.
+/// The client's own commands, in both protocols, with upstream stopped.
 #[tokio::test]
 async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_stopped() {
     let Some(client) = Terraform::find() else { return };
@@ -100,7 +100,7 @@ async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_s
     workspace.run(&[&["providers", "lock"], &flags[..]].concat()).await.expect_success();
     assert_eq!(workspace.lock_file().matches("\"h1:").count(), 16, "{}", workspace.lock_file());
 
-    // Without a lock file the versions are chosen again: the list is held, and ~> 1.2.0 names what was warmed.
+    // Without a lock file the version is chosen again: the list is cached, and ~> 1.2.0 selects the warmed version.
     workspace.forget();
     workspace.run(&[&["providers", "lock"], &flags[..]].concat()).await.expect_success();
     workspace.forget();
@@ -111,7 +111,7 @@ async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_s
     mirrored.init().await.expect_success();
 }
 
-/// Done when 4: killed in the middle, it goes on by itself.
+/// A job that is killed continues after the restart.
 #[tokio::test]
 async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completely() {
     let mut upstream = upstream_of_eight().await;
@@ -162,7 +162,7 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
                 "/releases/acme/terraform-provider-{name}/1.2.0/terraform-provider-{name}_1.2.0_{platform}.zip"
             );
             let size = upstream.archive_bytes("acme", &name, "1.2.0", platform).len() as u64;
-            // A connection that was cut has more given to it than came; and never all of it twice.
+            // A cut connection was given more bytes than arrived, but never the whole archive twice.
             assert!(
                 (size..2 * size).contains(&sent_of(&requests, &file)),
                 "{file}: {} of {size}",
@@ -261,7 +261,7 @@ async fn curl_warms_a_lock_file() {
     assert_eq!((done["state"].as_str(), states(&done)), (Some("done"), vec!["fetched"; 16]), "{done}");
 }
 
-/// A job must not outlive the shutdown; it goes on after the next start, and what it staged is built on.
+/// A job must not outlive the shutdown; it continues after the next start and resumes its partial files.
 #[tokio::test]
 async fn sigterm_ends_a_warm_up_at_once_and_the_next_start_resumes_it() {
     let upstream = FakeUpstream::start().await;
@@ -284,7 +284,7 @@ async fn sigterm_ends_a_warm_up_at_once_and_the_next_start_resumes_it() {
     assert_eq!(archive_requests(&upstream)[0].header("range"), Some("bytes=1000000-"));
 }
 
-/// What a client would refuse is not warm, however well it is proven.
+/// An archive that a client would refuse is not warm, however well it is verified.
 #[tokio::test]
 async fn an_archive_that_none_of_the_locked_hashes_fits_fails_its_item() {
     let upstream = FakeUpstream::start().await;
@@ -303,7 +303,7 @@ async fn an_archive_that_none_of_the_locked_hashes_fits_fails_its_item() {
     assert!(error(&job, 0).contains("-platform=darwin_arm64"), "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 0, "it was fetched all the same");
 
-    // Only one platform is locked, by what a client computed of it.
+    // One platform only is locked, by hashes that a client computed.
     let job = warm(&["h1:bm90aGluZw==", &other]).await;
     assert_eq!((states(&job), larder.folder.blobs().len()), (vec!["failed"; 2], 2), "{job}");
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
@@ -311,7 +311,7 @@ async fn an_archive_that_none_of_the_locked_hashes_fits_fails_its_item() {
     let h1 = hashes.iter().map(|hash| hash.as_str().unwrap()).find(|hash| hash.starts_with("h1:")).unwrap();
     let job = warm(&[&other, h1]).await;
     assert_eq!(items(&job), ["null@1.2.0 darwin_arm64 failed", "null@1.2.0 linux_amd64 held"]);
-    // One is enough, and a lock file without any takes what is proven.
+    // One match is enough, and a lock file without hashes takes the verified archive.
     let locked = hashes.iter().map(|hash| hash.as_str().unwrap()).find(|hash| hash.starts_with("zh:")).unwrap();
     assert_eq!(states(&warm(&[&other, locked]).await), ["failed", "held"]);
     assert_eq!(states(&warm(&[]).await), ["held", "held"]);

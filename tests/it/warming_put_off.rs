@@ -1,5 +1,5 @@
-//! Warming by an upstream that is slow, down, or wants to be left alone: a job waits for what it says now, and says so
-//! where it went by what is held.
+//! Warming from an upstream that is slow, down or rate-limiting: a job waits for fresh answers, and reports where it
+//! used stale ones.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ async fn a_list_is_asked_for_later_where_its_upstream_says_so() {
     assert_eq!(items(&fixture.ended(&path).await), ["null@1.3.0 linux_amd64 fetched"]);
 }
 
-/// However often: a large job by a rate limiter is told "later" many times.
+/// A large job at a rate limiter is delayed many times.
 #[tokio::test]
 async fn being_asked_to_retry_later_many_times_is_no_failure() {
     let upstream = FakeUpstream::start().await;
@@ -92,7 +92,7 @@ async fn being_asked_to_retry_later_many_times_is_no_failure() {
     assert_eq!((states(&job), &job["state"]), (vec!["fetched"], &json!("done")), "{job}");
 }
 
-/// But not for ever.
+/// The number of delays is limited.
 #[tokio::test]
 async fn a_job_without_progress_ends() {
     let upstream = FakeUpstream::start().await;
@@ -108,7 +108,7 @@ async fn a_job_without_progress_ends() {
     assert!(error(&job, 0).contains("asks for a pause"), "{job}");
 }
 
-/// It is not always the registry itself that says so, nor anybody whom a document names.
+/// The delay may come from the target of a redirect, and not from the registry or a host that a document names.
 #[tokio::test]
 async fn a_job_waits_for_whom_a_redirect_leads_to() {
     let elsewhere = FakeUpstream::start().await;

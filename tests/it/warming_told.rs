@@ -1,4 +1,4 @@
-//! What larder can be told of warming and pinning, by whom, and how much of it.
+//! Orders for warming and pinning: their content, their authorisation, and their limits.
 
 use std::time::Duration;
 
@@ -164,7 +164,7 @@ async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
     assert_eq!(fixture.get("/admin/v1/jobs").await.json()["jobs"].as_array().unwrap().len(), 1);
 }
 
-/// Promise 11: so many run, so many are kept in mind.
+/// DESIGN, promise 11: running and remembered jobs are limited.
 #[tokio::test]
 async fn the_number_of_jobs_is_limited() {
     let upstream = upstream_with(&["null"], 100).await;
@@ -329,7 +329,7 @@ async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_withou
     assert_eq!((outcomes(&output), &output["ok"]), (vec![(package.as_str(), "unpinned")], &json!(true)));
 }
 
-/// What does not prove is not pinned, and what was not pinned says why.
+/// An archive that fails verification is not pinned, and the report says why.
 #[tokio::test]
 async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     let upstream = upstream_with(&["null"], 100).await;
@@ -346,7 +346,7 @@ async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     assert_eq!(outcomes(&done)[2].0, format!("{HOST}/acme/never (linux_amd64)"));
 }
 
-/// A job is pinned as well while it runs: what is still to come is pinned when it comes.
+/// A running job can be pinned: its later archives are pinned as they are stored.
 #[tokio::test]
 async fn a_job_can_be_pinned_before_it_has_fetched_anything() {
     let upstream = upstream_with(&["null"], 100).await;
@@ -371,7 +371,7 @@ async fn a_job_can_be_pinned_before_it_has_fetched_anything() {
     assert_eq!(purged["items"][0]["pinned"].as_array().unwrap().len(), 2, "{purged}");
 }
 
-/// Clients get what the disk would not take; a job has nothing of that, and says so.
+/// Clients get the archive passed through; a job fails, and says so.
 #[tokio::test]
 async fn an_archive_that_the_disk_refused_is_not_reported_as_warm() {
     let upstream = upstream_with(&["null"], 3_000_000).await;

@@ -1,4 +1,4 @@
-//! An admin listener that answers as it is told to, and keeps what it was asked: for commands, without a larder.
+//! A scripted admin listener that records its requests: for commands, without a larder.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// What it was asked.
+/// A recorded request.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
     pub(crate) method: Method,
@@ -25,7 +25,7 @@ pub(crate) struct Asked {
     pub(crate) body: String,
 }
 
-/// One job, as it goes on: a report for each time that somebody looks, the last for ever.
+/// One job: a report for each poll, the last one repeated.
 #[derive(Debug, Clone)]
 pub(crate) struct Script {
     reports: Vec<Value>,
@@ -40,7 +40,7 @@ impl Script {
         Self { reports, when_cancelled: None, is_cancelled: false, looks: 0 }
     }
 
-    /// What is told once it was told to stop.
+    /// The report after a cancellation.
     pub(crate) fn when_cancelled(mut self, report: Value) -> Self {
         self.when_cancelled = Some(report);
         self
@@ -95,7 +95,7 @@ impl FakeAdmin {
         self.state.lock().asked.clone()
     }
 
-    /// How often it was asked by this method.
+    /// The number of requests with this method.
     pub(crate) fn count(&self, method: &Method) -> usize {
         self.state.lock().asked.iter().filter(|request| request.method == method).count()
     }

@@ -1,4 +1,4 @@
-//! A user who is not the one that larder runs as: of a test that root runs, `nobody`; else the same user.
+//! A second user: `nobody` where root runs the test, else the same user.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;

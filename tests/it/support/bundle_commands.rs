@@ -14,7 +14,7 @@ pub(crate) async fn larder_in(work: &Path, folder: &Folder, arguments: &[&str]) 
     run(command).await
 }
 
-/// So that commands find the larder that runs, which was told to listen anywhere.
+/// Commands then find the running larder, which listens on a random port.
 pub(crate) fn write_beside(folder: &Folder, running: &Process) {
     let (admin, store) = (running.said()["admin"].as_str().unwrap(), folder.path());
     let text = format!("[admin]\nlisten = \"{admin}\"\n[store]\npath = {store:?}\n");

@@ -16,12 +16,12 @@ use super::upstream::{FakeUpstream, Module, Provider};
 const PROVIDER_VERSIONS: [&str; 7] = ["0.9.0", "1.0.0", "1.1.0", "1.2.0-rc.1", "1.2.3", "2.0.0-beta.2", "2.0.0"];
 /// Every module has these; the registry lists them in this order and spelling.
 const MODULE_VERSIONS: [&str; 7] = ["2.0.0", "0.8.0", "v1.0", "1.1.0", "2.1.0-rc.1", "1.1.4", "1.2.0-alpha"];
-/// Providers in namespaces of their own, and those that blocks imply.
+/// Providers in their own namespaces, and those that blocks imply.
 const PROVIDERS: [&str; 6] = ["acme/p0", "acme/p1", "acme/p2", "hashicorp/p0", "hashicorp/p1", "hashicorp/p3"];
 /// The modules, level by level.
 const LEVELS: [&[&str]; 3] = [&["top", "second"], &["middle", "other"], &["bottom"]];
 
-/// What constraints of providers ask for.
+/// Provider constraints.
 const OF_PROVIDERS: [&str; 24] = [
     ">= 0.9",
     ">= 1.0.0",
@@ -48,7 +48,7 @@ const OF_PROVIDERS: [&str; 24] = [
     "> 2",
     ">= 0.9.0, >= 1.0.0",
 ];
-/// What constraints of modules ask for.
+/// Module constraints.
 const OF_MODULES: [&str; 24] = [
     "~> 1",
     "~> 1.0",
@@ -100,7 +100,7 @@ pub(crate) fn publish(upstream: &FakeUpstream) {
         for name in *names {
             for (number, version) in MODULE_VERSIONS.iter().enumerate() {
                 let mut chance = StdRng::seed_from_u64((level * 1000 + number * 10 + name.len()) as u64);
-                // One of them lies in a folder of its package, as registries say of some.
+                // One of them is in a folder of its package, as some registries report.
                 let wrapped = *name == "second";
                 let path = format!("/files/{name}-{number}.tar.gz");
                 let files = module(level, wrapped, &mut chance);
@@ -184,7 +184,7 @@ impl Configuration {
     }
 }
 
-/// Up to so many required providers; lenient ones leave room for those of others.
+/// Up to so many required providers; lenient constraints leave versions for those of other modules.
 fn required(chance: &mut StdRng, most: usize, is_lenient: bool) -> String {
     let mut text = "terraform {\n  required_providers {\n".to_owned();
     for name in PROVIDERS.choose_multiple(chance, most) {
@@ -267,7 +267,7 @@ fn json(chance: &mut StdRng) -> String {
     .to_string()
 }
 
-/// A lock file of a few providers, which may fit what is asked for and may not.
+/// A lock file of a few providers, which may or may not satisfy the constraints.
 fn lock_file(chance: &mut StdRng) -> String {
     let mut names: Vec<&str> = PROVIDERS.choose_multiple(chance, 4).copied().collect();
     names.sort_unstable();

@@ -1,4 +1,4 @@
-//! A site for the doctor, and what it finds.
+//! A setup for the doctor, and its findings.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use super::site::{CommandSetup, json};
 use super::terraform::host_override;
 use super::upstream::{FakeUpstream, Provider};
 
-/// An upstream that has what the doctor asks a public registry for.
+/// An upstream with everything that the doctor requests from a public registry.
 pub(crate) async fn registry() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("hashicorp", "null"));
@@ -51,7 +51,7 @@ pub(crate) fn speak_tls(setup: &mut CommandSetup, certificate: &str, key: &str) 
     setup.text = setup.text.replacen("[server]\n", tls, 1);
 }
 
-/// What the doctor found.
+/// The doctor's findings.
 #[derive(Debug)]
 pub(crate) struct Found {
     code: Option<i32>,
@@ -96,24 +96,24 @@ impl Found {
         assert!(check["to_do"].as_array().is_some_and(|to_do| !to_do.is_empty()), "{check:#} says nothing to do");
     }
 
-    /// The ids of what is worth a warning.
+    /// The ids of the warnings.
     pub(crate) fn ids_of_warnings(&self) -> Vec<&str> {
         self.ids("warn")
     }
 
-    /// What to do about what was found under an id.
+    /// The advice of the check with an id.
     pub(crate) fn advice(&self, id: &str) -> String {
         let check = self.checks.iter().find(|check| check["id"] == id).unwrap();
         check["to_do"].to_string()
     }
 
-    /// What was found under an id about one of several.
+    /// The finding of the check with an id and a subject.
     pub(crate) fn of(&self, id: &str, name: &str) -> &str {
         let check = self.checks.iter().find(|check| check["id"] == id && check["of"] == name);
         check.unwrap_or_else(|| panic!("no {id} of {name} in {self:#?}"))["found"].as_str().unwrap()
     }
 
-    /// What was found under an id, for one that is there once.
+    /// The finding of the only check with an id.
     pub(crate) fn found(&self, id: &str) -> &str {
         let mut found = self.checks.iter().filter(|check| check["id"] == id);
         let check = found.next().unwrap_or_else(|| panic!("no {id} in {self:#?}"));
@@ -130,7 +130,7 @@ pub(crate) fn doctor(setup: &CommandSetup, arguments: &[&str], set: Set<'_>) -> 
     for name in FOREIGN {
         command.env_remove(name);
     }
-    // The clients that are there: none, so that both are looked at.
+    // No client is on PATH, so both are examined.
     command.env("PATH", setup.home.path()).envs(set.iter().copied());
     command
 }
@@ -139,7 +139,7 @@ pub(crate) async fn examine(setup: &CommandSetup, set: Set<'_>) -> Found {
     Found::said(&run(doctor(setup, &["--json"], set)).await)
 }
 
-/// The same on a machine where no larder was ever set up, for the one client that is there.
+/// The doctor on a machine without a configured larder and with terraform only.
 pub(crate) async fn examine_terraform_alone(home: &Path) -> Found {
     std::fs::write(home.join("terraform"), "").unwrap();
     let mut command = command(home, &["doctor", "--json"]);
@@ -153,7 +153,7 @@ pub(crate) async fn examine_terraform_alone(home: &Path) -> Found {
 /// A client's environment, beside its home.
 pub(crate) type Set<'a> = &'a [(&'a str, &'a str)];
 
-/// What nothing of this machine may decide.
+/// Variables that must not leak in from this machine.
 pub(crate) const FOREIGN: [&str; 14] = [
     "TF_CLI_CONFIG_FILE",
     "TERRAFORM_CONFIG",

@@ -44,13 +44,13 @@ impl EstateFixture {
         for name in ["net", "compute", "disk", "login", "secret", "text", "state"] {
             publish(&upstream, "acme", name);
         }
-        // Nobody requires these two: blocks imply them.
+        // No configuration requires these two: blocks imply them.
         publish(&upstream, "hashicorp", "random");
         publish(&upstream, "hashicorp", "clock");
         for (name, calls, providers) in MODULES {
             publish_module(&upstream, name, "1.0.0", &text_of_module(name, calls, providers));
         }
-        // The newest of these must not be taken: it wants what nobody has.
+        // The newest version must not be chosen: it needs a provider that nobody publishes.
         publish_module(
             &upstream,
             "network",

@@ -5,11 +5,11 @@ use super::configurations::Configuration;
 /// The files of one form, by their paths below the folder that `init` is run in.
 type Form = &'static [(&'static str, &'static str)];
 
-/// What the client installs from.
+/// Forms that the client installs.
 const INSTALLED: &[Form] = &[
     // Every block that names a provider, or looks as if it did.
     &[("main.tf", EVERY_BLOCK), ("child/main.tf", "resource \"p3_thing\" \"x\" {}\n")],
-    // Override files: of a provider's entry all is replaced, of a module call what is said.
+    // Override files: a provider's entry is replaced as a whole, a module call attribute by attribute.
     &[
         (
             "main.tf",
@@ -36,7 +36,7 @@ const INSTALLED: &[Form] = &[
             {"locals": {"//": 1, "a": 2}, "resource": {"q_thing": {"x": {"//": "c", "provider": "q.y"}}}, "variable": {"v": {"//": ["c"]}},
              "module": {"m": [{"source": "acme/bottom/test", "version": "<= 1.1.4"}]}, "provider": {"q": [{"alias": "y"}]}}]"#,
     )],
-    // What only the other client reads, what editors leave, and what nobody reads.
+    // Files of the other client, editor leftovers, and ignored files.
     &[
         ("main.tf", "resource \"p0_thing\" \"x\" {}\n"),
         ("main.tofu", "resource \"nobody_has_this\" \"x\" {}\n"),
@@ -69,7 +69,7 @@ const INSTALLED: &[Form] = &[
         ("deep/down/main.tf", "module \"up\" {\n  source = \"../../deep/beside\"\n}\n"),
         ("deep/beside/main.tf", "resource \"p1_thing\" \"x\" {}\n"),
     ],
-    // Tests: the modules of their runs, from the root on; nothing else that stands beside them.
+    // Test files: the modules of their runs, relative to the root; no other files beside them.
     &[
         ("main.tf", ""),
         (
@@ -88,7 +88,7 @@ const INSTALLED: &[Form] = &[
         "main.tf",
         "terraform {\n  required_providers {\n    a = { source = \"acme/p0\", version = \"= 2.0.0-beta.2, ~> 1.0\" }\n    b = { source = \"acme/p1\", version = \"1.2.0-rc.1, ~> 1.1.0, != 1.2.3\" }\n    c = { source = \"acme/p2\", version = \"= 2.0.0-beta.2, < 2, >= 1\" }\n    d = { source = \"hashicorp/p3\", version = \"!= 1.2.3, != 2.0.0\" }\n  }\n}\n",
     )],
-    // Which clients are asked for: the last override file that says so counts.
+    // The client constraint: the last override file with one counts.
     &[
         (
             "main.tf",
@@ -100,7 +100,7 @@ const INSTALLED: &[Form] = &[
     ],
 ];
 
-/// What the client refuses.
+/// Forms that the client refuses.
 const REFUSED: &[Form] = &[
     &[("main.tf", "terraform {\n  required_version = \"~> 0.11.0\"\n}\n")],
     &[("main.tf", "terraform {\n  required_version = \">= 1.0.0-beta1\"\n}\n")],
@@ -196,7 +196,7 @@ IN
 }
 "#;
 
-/// Each with what it is called.
+/// Each with its name.
 pub(crate) fn forms() -> Vec<(String, Configuration)> {
     let all = [("installed", INSTALLED), ("refused", REFUSED)];
     let named =

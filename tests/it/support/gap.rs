@@ -49,7 +49,7 @@ impl BundleKey {
         larder.with(&format!("[bundle]\ntrusted_keys = [\"{}\"]", self.key.public()))
     }
 
-    /// An offline larder of the usual registry that trusts it. There is nobody at its upstream.
+    /// An offline larder of the usual registry that trusts this key. No upstream runs.
     pub(crate) fn sealed(&self) -> Builder {
         self.is_trusted_by(sealed())
     }
@@ -84,12 +84,12 @@ pub(crate) async fn warmed(larder: &Larder, subject: &[&str], platforms: &[&str]
     id
 }
 
-/// The bundle of what a job warmed.
+/// The bundle of a job's packages.
 pub(crate) async fn bundle_of(larder: &Larder, job: &str, since: Option<Value>) -> Vec<u8> {
     bundle_made_at(larder, job, since, 1_795_293_761).await
 }
 
-/// The same, made at this time.
+/// The same, created at this time.
 pub(crate) async fn bundle_made_at(larder: &Larder, job: &str, since: Option<Value>, created: u64) -> Vec<u8> {
     let body = json!({ "job": job, "since": since, "created": created }).to_string();
     let request = client().post(format!("{}/admin/v1/bundle", larder.admin())).bearer_auth(larder.token());
@@ -98,13 +98,13 @@ pub(crate) async fn bundle_made_at(larder: &Larder, job: &str, since: Option<Val
     answer.body
 }
 
-/// What a running larder answers to a bundle.
+/// A running larder's answer to a bundle.
 pub(crate) async fn given(larder: &Larder, bundle: Vec<u8>) -> Answer {
     let request = client().post(format!("{}/admin/v1/bundle/apply", larder.admin())).bearer_auth(larder.token());
     send(request.header("content-type", "application/x-tar").body(bundle)).await.unwrap()
 }
 
-/// A bundle on its way to a running larder, a piece at a time.
+/// An upload of a bundle to a running larder, piece by piece.
 pub(crate) struct Giving {
     sent: mpsc::Sender<Result<Vec<u8>, io::Error>>,
     answer: JoinHandle<Result<Answer, reqwest::Error>>,
@@ -130,20 +130,20 @@ impl Giving {
         self.sent.send(Ok(bytes.to_vec())).await.unwrap();
     }
 
-    /// That was all.
+    /// Ends the body.
     pub(crate) async fn ends(self) -> Answer {
         drop(self.sent);
         self.answer.await.unwrap().unwrap()
     }
 
-    /// Nobody is there any more.
+    /// Closes the connection.
     pub(crate) async fn breaks_off(self) {
         drop(self.sent);
         let _ = self.answer.await;
     }
 }
 
-/// The receipt in what a running larder answered.
+/// The receipt in a running larder's answer.
 pub(crate) fn receipt_in(answer: &Answer) -> Receipt {
     match serde_json::from_str(answer.text().lines().last().unwrap()).unwrap() {
         ApplyEvent::Done { receipt } => receipt,
@@ -186,7 +186,7 @@ impl Sealed {
         self.apply_from(Cursor::new(bundle), how).await
     }
 
-    /// The same as they are read.
+    /// The same from a reader.
     pub(crate) async fn apply_from(
         &self,
         bundle: impl Read + Send + 'static,
@@ -195,7 +195,7 @@ impl Sealed {
         self.apply_telling(bundle, how, |_| {}).await
     }
 
-    /// The same, and tells each step.
+    /// The same, with each event.
     pub(crate) async fn apply_telling(
         &self,
         bundle: impl Read + Send + 'static,
@@ -207,7 +207,7 @@ impl Sealed {
         clock.advance(Duration::from_secs(3600));
         let applying = tokio::task::spawn_blocking(move || mirror.apply(bundle, &how, &clock, &mut tell));
         let applied = applying.await.unwrap();
-        // So that stores can be compared: it is done behind whoever applied.
+        // Hashes are computed in the background; stores can be compared when they are done.
         self.mirror.complete_hashes().await.unwrap();
         applied
     }
@@ -218,15 +218,14 @@ impl Sealed {
     }
 }
 
-/// The same of a store that nobody has open, once everything that is computed behind others is.
+/// The contents of a closed store, once its background hashes are done.
 pub(crate) async fn settled_contents(builder: Builder, folder: &Folder) -> BTreeMap<String, Vec<u8>> {
     let there = Sealed::open(builder, folder);
     there.mirror.complete_hashes().await.unwrap();
     contents(&there.close().await)
 }
 
-/// Everything in a store that a client could be given: each file below its folder, and what is in it. Times at which
-/// something was kept are left out.
+/// The servable content of a store: each file below its folder, with its bytes. Timestamps are left out.
 pub(crate) fn contents(folder: &Folder) -> BTreeMap<String, Vec<u8>> {
     let root = folder.path().join("v1");
     let files = ["blobs", "names", "documents", "seen"].into_iter().flat_map(|kind| folder.files(kind));
@@ -249,7 +248,7 @@ fn without_times(file: Vec<u8>) -> Vec<u8> {
     format!("{}\n{rest}", parts.collect::<Vec<_>>().join(":")).into_bytes()
 }
 
-/// What became of each thing: its name, and one word.
+/// The outcome of each entry: its name, and one word.
 pub(crate) fn outcomes(receipt: &Receipt) -> Vec<(String, String)> {
     let word = |value: Value| value["outcome"].as_str().unwrap().to_owned();
     receipt
@@ -259,7 +258,7 @@ pub(crate) fn outcomes(receipt: &Receipt) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The only refusal of a receipt: the thing, and why.
+/// The only refusal of a receipt: subject and reason.
 pub(crate) fn refusal(receipt: &Receipt) -> (String, String) {
     let report = serde_json::to_value(receipt).unwrap();
     let refused: Vec<&Value> =

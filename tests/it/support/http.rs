@@ -1,4 +1,4 @@
-//! A plain HTTP client that sees what a client of larder sees: statuses, headers, exact bytes.
+//! A plain HTTP client that sees the exact statuses, headers and bytes that a client of larder gets.
 
 use reqwest::header::HeaderMap;
 
@@ -29,20 +29,20 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The same, if its status is this one.
+    /// The same answer, if it has this status.
     pub(crate) fn expect(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", self.text());
         self
     }
 
-    /// Whether Cache-Status says this.
+    /// True if Cache-Status is this text.
     pub(crate) fn is(&self, subject: &str) -> bool {
         self.header("cache-status").contains(subject)
     }
 }
 
-/// A client that follows nothing, undoes no coding and trusts nobody: to read the system's certificates takes longer than
-/// most requests.
+/// A client that follows no redirect, decodes nothing and trusts no authority: reading the system's certificates takes
+/// longer than most requests.
 pub(crate) fn client() -> reqwest::Client {
     trusting(None)
 }
@@ -69,7 +69,7 @@ pub(crate) async fn get(url: &str) -> Answer {
     send(client().get(url)).await.unwrap_or_else(|e| panic!("{url}: {e:?}"))
 }
 
-/// What arrived of a body, and whether that was all of it.
+/// The received part of a body, and its completeness.
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) status: u16,

@@ -22,7 +22,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Bytes {
     frame.freeze()
 }
 
-/// HEADERS of a GET (RFC 7541, nothing indexed but what the static table has).
+/// HEADERS of a GET (RFC 7541, indexed by the static table only).
 pub(crate) fn get_frame(stream: u32, path: &str) -> Bytes {
     let mut block = vec![0x82, 0x86, 0x04, 0x7f];
     // A length of seven bits, and the rest of it in the bytes after.

@@ -48,7 +48,7 @@ pub(crate) async fn killed_half_way(upstream: &FakeUpstream, folder: &Folder) ->
     path
 }
 
-/// What lies in `aside`, and what is left of indexes set aside.
+/// The files in `aside`, and the indexes that were set aside.
 pub(crate) fn set_aside(folder: &Path) -> Vec<String> {
     let names = |folder: PathBuf| {
         let entries = std::fs::read_dir(folder).into_iter().flatten();

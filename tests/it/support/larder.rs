@@ -1,4 +1,4 @@
-//! A larder in this process: real sockets on port 0, a real store in a folder that goes when nobody needs it.
+//! A larder in this process: real sockets on port 0, and a real store in a temporary folder.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -21,11 +21,11 @@ use super::http::{Answer, Received, client, get, receive, send};
 use super::tls::TestCa;
 use super::upstream::FakeUpstream;
 
-/// What registry the tests' upstream stands for, unless a test says otherwise.
+/// The registry that the tests' upstream stands for, unless a test says otherwise.
 pub(crate) const HOST: &str = "registry.terraform.io";
 
-/// A process that another test starts has every open file of this one, until it becomes its own program: so a lock that
-/// was given up may be held for a moment more.
+/// A process that another test starts shares every open file of this one until it executes its program, so a released
+/// lock may stay taken for a moment.
 pub(crate) const LOCK_LINGERS: Duration = Duration::from_secs(20);
 
 /// A store folder; two larders in turn may use the same.
@@ -55,14 +55,14 @@ impl Folder {
         found
     }
 
-    /// What is left of downloads that are not done.
+    /// Partial downloads.
     pub(crate) fn staged(&self) -> Vec<PathBuf> {
-        // A record on its way into its place is no download.
+        // A record that is being written is no download.
         let is_record = |path: &Path| path.file_name().unwrap().to_string_lossy().starts_with("record-");
         self.files("staging").into_iter().filter(|path| !is_record(path)).collect()
     }
 
-    /// The proof sets that are kept.
+    /// The stored proof sets.
     pub(crate) fn sets(&self) -> Vec<PathBuf> {
         self.files("documents").into_iter().filter(|path| path.extension().is_some_and(|ext| ext == "set")).collect()
     }
@@ -73,7 +73,7 @@ impl Folder {
     }
 }
 
-/// How a larder is to be started.
+/// The settings of a larder.
 pub(crate) struct Builder {
     folder: Folder,
     server: String,
@@ -150,7 +150,7 @@ impl Larder {
         format!("{}/registry/{host}/v1/providers/", self.base)
     }
 
-    /// Asks for a path. No answer of larder's ever tells a client to wait: they obey it without a cap.
+    /// Requests a path. Larder's answers never carry Retry-After: clients obey it without a limit.
     pub(crate) async fn get(&self, path: &str) -> Answer {
         let answer = get(&format!("{}{path}", self.base)).await;
         assert!(answer.headers.get("retry-after").is_none(), "{path}: {:?}", answer.headers);
@@ -199,7 +199,7 @@ impl Larder {
         std::fs::read_to_string(self.folder.path().join("admin-token")).unwrap()
     }
 
-    /// Tells the admin listener to do something to an address; what it answers.
+    /// Sends an address to a command of the admin listener; returns its answer.
     pub(crate) async fn tell(&self, command: &str, subject: &str) -> serde_json::Value {
         let body = serde_json::json!({ "what": [subject] }).to_string();
         let request = client().post(format!("{}/admin/v1/{command}", self.admin())).bearer_auth(self.token());
@@ -223,7 +223,7 @@ impl Larder {
         lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 
-    /// Whether it answers itself, as its service manager is told.
+    /// The result of larder's own liveness check, as reported to its service manager.
     pub(crate) async fn answers(&self) -> Result<(), LivenessError> {
         self.running.check_liveness().await
     }
@@ -269,7 +269,7 @@ impl Builder {
         self
     }
 
-    /// Lets nothing stay fresh: everything held is asked about again each time.
+    /// Sets every freshness lifetime to zero: each request revalidates.
     pub(crate) fn nothing_stays_fresh(self) -> Self {
         self.with(
             "fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", api = \"0s\", not_found = \"0s\" }",
@@ -312,7 +312,7 @@ impl Builder {
         self
     }
 
-    /// Trusts a test CA on the way out.
+    /// Trusts a test CA for outbound connections.
     pub(crate) fn trusting(self, ca: &TestCa) -> Self {
         let path = self.folder.path().join("upstream-ca.pem");
         std::fs::write(&path, ca.pem()).unwrap();
@@ -368,7 +368,7 @@ impl Builder {
         self
     }
 
-    /// Waits this long, once told to stop, for the requests that are being answered.
+    /// Waits this long for requests in flight at a stop.
     pub(crate) fn drain(mut self, limit: Duration) -> Self {
         self.settings.connections.drain = limit;
         self
@@ -386,7 +386,7 @@ impl Builder {
         self
     }
 
-    /// Lets this much be under way upstream.
+    /// Sets limits for upstream requests.
     pub(crate) fn bounds(mut self, change: impl FnOnce(&mut UpstreamLimits)) -> Self {
         change(&mut self.settings.bounds);
         self
@@ -425,8 +425,8 @@ impl Builder {
         )
     }
 
-    /// The `[[upstream]]` sections, each with as much patience as may be unless it was given some: no machine is so busy
-    /// that a test sees what is held instead of what it asked for.
+    /// The `[[upstream]]` sections, each with the greatest `patience` unless a test set one: on a busy machine a test
+    /// must not get the cached copy in place of the answer it asked for.
     fn patient_upstreams(&self) -> String {
         let patient = |section: &str| match section {
             "" => String::new(),

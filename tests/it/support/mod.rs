@@ -1,4 +1,4 @@
-//! What the tests stand on: a fake upstream that signs real archives, a larder on port 0, the real client.
+//! Support for the tests: a fake upstream that signs real archives, a larder on port 0, the real client.
 
 pub(crate) mod admin;
 pub(crate) mod another_user;
@@ -37,8 +37,8 @@ pub(crate) mod warm_jobs;
 
 use std::time::Duration;
 
-/// How long anything is waited for that must happen: far longer than it takes the slowest machine, so that what hangs fails
-/// with a name, and what is merely slow does not.
+/// The limit of every wait: far longer than the slowest machine needs, so that a hang fails with a name and a slow run
+/// does not.
 pub(crate) const HANGS_AFTER: Duration = Duration::from_secs(120);
 
 /// Looks again every few milliseconds until there is something; for what larder does behind its answers.
@@ -49,7 +49,7 @@ pub(crate) async fn eventually<T>(subject: &str, mut there: impl AsyncFnMut() ->
             if let Some(found) = there().await {
                 return found;
             }
-            // Not at once: a test that spins takes the processor from what it waits for.
+            // With a pause: a test that spins takes the processor from the work it waits for.
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(20));
         }

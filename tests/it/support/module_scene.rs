@@ -30,12 +30,12 @@ pub(crate) struct ModuleScene {
     folder: TempDir,
 }
 
-/// One module: what is published, and how a configuration calls it.
+/// One module: its published files, and its call in a configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct Form {
     /// Its name in the registry, and in the configuration.
     pub(crate) name: String,
-    /// What follows `acme/NAME/test` in the configuration: `//modules/x`, or nothing.
+    /// The text after `acme/NAME/test` in the configuration: `//modules/x`, or nothing.
     pub(crate) called: &'static str,
     pub(crate) location: String,
     pub(crate) telling: Telling,
@@ -44,7 +44,7 @@ pub(crate) struct Form {
 }
 
 impl ModuleScene {
-    /// None where git or sshd cannot run, which is said. `forges` is the address their names lead to.
+    /// `None` where git or sshd cannot run, with a note. `forges` is the address of the forge names.
     pub(crate) async fn start(forges: Option<Ipv4Addr>) -> Option<Self> {
         let repositories = Repositories::new()?;
         let root = repositories.root();
@@ -87,7 +87,7 @@ impl ModuleScene {
         self.larder_with("")
     }
 
-    /// The same with more lines about its upstream.
+    /// The same with more lines for its upstream.
     pub(crate) fn larder_with(&self, more: &str) -> Builder {
         let authority = self.folder.path().join("ca.pem");
         std::fs::write(&authority, self.ca.pem()).unwrap();
@@ -109,7 +109,7 @@ impl ModuleScene {
         workspace
     }
 
-    /// Gives a client what it needs to go to the servers itself.
+    /// Gives a client the keys and names that it needs to reach the servers directly.
     pub(crate) fn let_in(&self, workspace: &mut Workspace) {
         workspace.trust(&self.ca.pem());
         let authority = workspace.path().join("../ca.pem");
@@ -118,7 +118,7 @@ impl ModuleScene {
         workspace.env("GIT_SSH_COMMAND", &self.ssh_command());
     }
 
-    /// The same for git itself.
+    /// The same for git.
     pub(crate) async fn checkout(&self, url: &str, reference: &str) -> TempDir {
         let authority = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(authority.path(), self.ca.pem()).unwrap();
@@ -128,7 +128,7 @@ impl ModuleScene {
         self.repositories.checkout(url, reference, &environment).await
     }
 
-    /// The client goes to the registry itself.
+    /// A CLI configuration for direct access to the registry.
     pub(crate) fn direct(&self) -> String {
         host_override(HOST, &self.registry.providers_url(), &self.registry.modules_url())
     }
@@ -146,7 +146,7 @@ impl ModuleScene {
     }
 
     fn ssh_command(&self) -> String {
-        // One client for both servers, each with keys of its own.
+        // One client for both servers, each with its own keys.
         let Some((_, forge)) = &self.forges else { return self.ssh.client_command() };
         format!(
             "{} -i {} -o UserKnownHostsFile='{} {}'",
@@ -249,7 +249,7 @@ pub(crate) async fn every_form(fixture: &ModuleScene) -> Vec<Form> {
         });
         forms.len() - 1
     };
-    // Each from an address of its own: of a package that it has already, a client makes copies without hidden files.
+    // Each from its own address: of a package that it already has, a client makes copies without hidden files.
     let own = |name: &str, rest: &str| {
         fixture.repositories.alias("acme/net", &format!("acme/net-{name}"));
         format!("git::{}/acme/net-{name}.git{rest}", fixture.git.origin())
@@ -325,8 +325,7 @@ pub(crate) async fn every_form(fixture: &ModuleScene) -> Vec<Form> {
     forms
 }
 
-/// Whether two folders of clients hold the same modules, byte for byte: each module's own folder, and the package that
-/// it came in.
+/// The differences between two clients' modules, byte for byte: each module's folder, and its package.
 pub(crate) fn same_modules(one: &Workspace, other: &Workspace) -> Vec<String> {
     let (one_has, other_has) = (installed(one), installed(other));
     let mut text = Vec::new();
@@ -364,7 +363,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// What a `204` says.
+    /// The location in a `204`.
     pub(crate) fn of(answer: &Answer) -> Self {
         assert_eq!(answer.status, 204, "{}", answer.text());
         let text = answer.header("x-terraform-get");
@@ -375,16 +374,16 @@ impl Place {
     }
 }
 
-/// The path at larder that tells where version 1.0.0 of `acme/NAME/test` is.
+/// Larder's path for the location of version 1.0.0 of `acme/NAME/test`.
 pub(crate) fn download_path(name: &str) -> String {
     format!("/registry/{HOST}/v1/modules/acme/{name}/test/1.0.0/download")
 }
 
-/// Asks a larder where a module is and fetches it from there: the place as it was told at last, and the archive.
+/// Requests a module's location from a larder and fetches it: the last location, and the archive.
 pub(crate) async fn fetch(larder: &str, name: &str) -> (Place, Vec<u8>) {
     let text = Place::of(&get(&format!("{larder}{}", download_path(name))).await);
     let archive = get(&format!("{larder}{}", text.path)).await.expect(200).body;
-    // The first answer may have come before the archive was known.
+    // The first answer may precede the archive's digest.
     let text = match text.sha256 {
         Some(_) => text,
         None => Place::of(&get(&format!("{larder}{}", download_path(name))).await),

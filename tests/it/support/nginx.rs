@@ -18,7 +18,7 @@ pub(crate) struct Nginx {
 }
 
 impl Nginx {
-    /// Serves what is in `root` as it is, by a certificate for 127.0.0.1.
+    /// Serves the files of `root`, with a certificate for 127.0.0.1.
     pub(crate) async fn serving(program: &Path, root: &Path, ca: &TestCa) -> Self {
         let folder = tempfile::Builder::new().prefix("larder-nginx-").tempdir().unwrap();
         let place = folder.path();
@@ -64,7 +64,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // The master ends its workers when it is told to, not when it is killed.
+        // The master ends its workers on SIGTERM, not when it is killed.
         if let Some(process) = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw) {
             let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
         }

@@ -1,4 +1,4 @@
-//! A strict reader of OpenMetrics: what is not exactly as the specification has it fails the test.
+//! A strict reader of OpenMetrics: any deviation from the specification fails the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,7 @@ impl Exposition {
     }
 }
 
-/// A family on its way.
+/// A family that is being read.
 #[derive(Default)]
 struct Family {
     name: String,
@@ -44,7 +44,7 @@ struct Family {
 }
 
 impl Family {
-    /// Whether a sample of this name belongs to it.
+    /// True for a sample name of this family.
     fn takes(&self, sample: &str) -> bool {
         let Some(suffix) = sample.strip_prefix(self.name.as_str()) else { return false };
         match self.kind.as_deref() {
@@ -123,7 +123,7 @@ fn sample(line: &str) -> (String, Vec<(String, String)>, &str) {
     let name = line[..end].to_owned();
     assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
     let Some(rest) = line[end..].strip_prefix('{') else { return (name, Vec::new(), &line[end + 1..]) };
-    // None of our label values holds a quote, a backslash or a brace: so this is all of the grammar that may occur.
+    // Our label values contain no quote, backslash or brace, so this is the whole grammar.
     let (labels, value) = rest.split_once("} ").unwrap();
     let pair = |pair: &str| {
         let (label, value) = pair.split_once('=').unwrap();

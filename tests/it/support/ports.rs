@@ -1,5 +1,4 @@
-//! Ports that are named before anybody listens there: for configurations that must name one, and programs that take no
-//! port 0.
+//! Reserved ports: for configurations that must name one, and programs that take no port 0.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -8,7 +7,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// A port of 127.0.0.1 where nobody listens; each one is given once.
+/// A free port of 127.0.0.1; each is given out once.
 pub(crate) fn free_port() -> u16 {
     static GIVEN: AtomicU16 = AtomicU16::new(0);
     // Two runs of the tests at one time begin at different places.

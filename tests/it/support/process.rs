@@ -1,4 +1,4 @@
-//! The real binary as a process of its own, for what only a process can suffer: signals and `kill -9`.
+//! The real binary as a separate process, for signals and `kill -9`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::http::{Answer, client, get, send};
 use super::larder::{Builder, HOST, LOCK_LINGERS};
 use super::{HANGS_AFTER, eventually};
 
-/// What a process writes, as far as it is read.
+/// The output of a process, read continuously.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Output {
     text: Arc<Mutex<String>>,
@@ -23,7 +23,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Reads on a thread of its own, which ends when nothing more can come.
+    /// Reads in a thread that ends with the stream.
     fn of(mut from: impl Read + Send + 'static) -> (Self, JoinHandle<()>) {
         let output = Self::default();
         let shared = output.clone();
@@ -66,7 +66,7 @@ impl Output {
     }
 }
 
-/// What a command that has ended said.
+/// The output and the exit status of a finished command.
 #[derive(Debug)]
 pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
@@ -79,7 +79,7 @@ pub(crate) fn command(home: &Path, arguments: &[&str]) -> Command {
     command_of(Path::new(env!("CARGO_BIN_EXE_larder")), home, arguments)
 }
 
-/// The same of another binary.
+/// A command of another binary.
 pub(crate) fn command_of(binary: &Path, home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(binary);
     command
@@ -133,7 +133,7 @@ impl Killed {
     }
 }
 
-/// Starts a command that goes on; gives what it writes to its standard output and its standard error.
+/// Starts a command that keeps running; returns its standard output and its standard error.
 pub(crate) fn serving(mut command: Command) -> (Killed, Output, Output) {
     let mut child = command.spawn().unwrap();
     let (out, _) = Output::of(child.stdout.take().unwrap());
@@ -160,17 +160,17 @@ impl Process {
         Self::try_start(builder, folder).unwrap_or_else(|error| panic!("larder did not start: {error}"))
     }
 
-    /// The same; what it said where it ended instead.
+    /// Starts larder; the error is its output where it ended instead.
     pub(crate) fn try_start(builder: &Builder, folder: &Path) -> Result<Self, String> {
         Self::serve(&builder.config_text(), folder).map_err(|output| output.err)
     }
 
-    /// Starts the binary with this configuration; how it ended where it did not come to listen.
+    /// Starts the binary with this configuration; the error is its output where it ended before it listened.
     pub(crate) fn serve(config: &str, folder: &Path) -> Result<Self, CommandOutput> {
         Self::serve_with(config, folder, |_| {})
     }
 
-    /// The same, with a word on its environment.
+    /// Starts it with another environment.
     pub(crate) fn serve_with(
         config: &str,
         folder: &Path,
@@ -184,7 +184,7 @@ impl Process {
         Self::spawn(command)
     }
 
-    /// The same, by a shell that does something first; the binary keeps its process id.
+    /// Starts it by a shell that runs a preparation first; the binary keeps the shell's process id.
     pub(crate) fn serve_after(preparation: &str, builder: &Builder, folder: &Path) -> Result<Self, CommandOutput> {
         let file = folder.join("mirror.toml");
         std::fs::write(&file, builder.config_text()).unwrap();
@@ -213,7 +213,7 @@ impl Process {
         }
     }
 
-    /// How a second larder with this configuration ends, beside the one that runs.
+    /// The output of a second larder with this configuration, which ends because the first one runs.
     pub(crate) fn second(config: &str, folder: &Path) -> CommandOutput {
         let file = folder.join("second.toml");
         std::fs::write(&file, config).unwrap();
@@ -241,7 +241,7 @@ impl Process {
         self.child.id()
     }
 
-    /// What it said of itself when it began to listen.
+    /// Its announcement when it began to listen.
     pub(crate) fn said(&self) -> &serde_json::Value {
         &self.said
     }
@@ -255,7 +255,7 @@ impl Process {
         format!("http://{}", self.said["admin"].as_str().unwrap())
     }
 
-    /// What it writes to its standard error.
+    /// Its standard error.
     pub(crate) fn log(&self) -> &Output {
         &self.log
     }
@@ -278,17 +278,17 @@ impl Process {
         self.document(name).await.expect(200).json()["download_url"].as_str().unwrap().to_owned()
     }
 
-    /// How much memory of it is resident.
+    /// Resident memory in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
         self.memory("VmRSS:")
     }
 
-    /// The most memory it has had in use at one time.
+    /// Peak resident memory in bytes.
     pub(crate) fn most_resident_bytes(&self) -> u64 {
         self.memory("VmHWM:")
     }
 
-    /// How much memory of it is its own and no file's.
+    /// Anonymous memory in bytes.
     pub(crate) fn anonymous_bytes(&self) -> u64 {
         self.memory("RssAnon:")
     }
@@ -306,8 +306,8 @@ impl Process {
         line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
-    /// Lets none of its files grow beyond this: a disk that is full for every file, on any machine and for any user.
-    /// `None` makes room again.
+    /// Limits the size of its files: a disk that is full for every file, on any machine and for any user. `None` lifts
+    /// the limit.
     pub(crate) fn let_files_grow_to(&self, bytes: Option<u64>) {
         prlimit(Some(self.pid()), Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
     }

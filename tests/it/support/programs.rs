@@ -1,9 +1,10 @@
-//! The programs of the machine that tests run for real: where they are, and what is said where they are not.
+//! Real programs of the machine: their paths, and a note where one is absent.
 
 use std::io::Write as _;
 use std::path::PathBuf;
 
-/// A program on PATH or where servers are. Where it is absent this says so, and panics when `LARDER_REQUIRE_CLIENT=1`.
+/// A program on PATH or in the folders of servers. A missing program is printed; with `LARDER_REQUIRE_CLIENT=1` it is a
+/// panic.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let servers = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
@@ -19,6 +20,6 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 pub(crate) fn cannot(reason: &str) {
     let missing = format!("{reason}: some tests were not run");
     assert!(std::env::var("LARDER_REQUIRE_CLIENT").as_deref() != Ok("1"), "{missing}");
-    // Straight to the terminal: the test runner would swallow what is printed by a test that passes.
+    // Straight to the terminal: the test runner hides the output of a passing test.
     let _ = writeln!(std::io::stderr(), "\n*** {missing} ***\n");
 }

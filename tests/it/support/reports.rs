@@ -1,4 +1,4 @@
-//! What the reports of larder are about, read from their JSON.
+//! Readers of larder's JSON reports.
 
 use larder::address::PackageRef;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! The scene of most archive tests: one archive whose set is held and which itself is not.
+//! The fixture of most archive tests: one archive that is not stored, with its proof set stored.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use super::http::Received;
 use super::larder::{Folder, Larder};
 use super::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
 
-/// The size of an archive that is proven before the status line.
+/// Size of an archive that is verified before the status line.
 pub(crate) const SMALL: usize = 200_000;
 /// The size of one that streams while it arrives.
 pub(crate) const LARGE: usize = 3_000_000;
-/// What of a large one is held back until it is proven and committed.
+/// The part of a large archive that is withheld until it is verified and committed.
 pub(crate) const TAIL: usize = 64 * 1024;
 
-/// acme/null 1.2.0 for linux_amd64, its upstream, and a larder that holds its set only.
+/// acme/null 1.2.0 for linux_amd64, its upstream, and a larder with its proof set stored.
 pub(crate) struct PackageFixture {
     pub(crate) upstream: FakeUpstream,
     pub(crate) larder: Larder,
@@ -22,7 +22,7 @@ pub(crate) struct PackageFixture {
 }
 
 impl PackageFixture {
-    /// An archive of this size, its set held, itself not.
+    /// An archive of this size that is not stored, with its proof set stored.
     pub(crate) async fn with(size: usize) -> Self {
         Self::with_stall(size, Duration::from_secs(30)).await
     }
@@ -64,7 +64,7 @@ impl PackageFixture {
         assert_eq!((self.folder().blobs().len(), self.folder().staged().len()), (1, 0));
     }
 
-    /// The body broke off, what came of it is true, and none of it is its tail.
+    /// Panics unless the body broke off, its bytes are right, and none of them are of its tail.
     pub(crate) fn broke_off(&self, received: &Received) {
         assert_eq!((received.status, received.is_whole), (200, false));
         assert!(received.body.len() <= self.zip.len() - TAIL, "{}", received.body.len());

@@ -1,5 +1,4 @@
-//! A registry whose modules are archives, and the host that serves them: what a scene of the module tests takes that
-//! needs no git.
+//! A registry whose modules are archives, and their host, for module tests that need no git.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -60,12 +59,12 @@ impl ModuleFixture {
         Larder::mirroring(&self.registry).trusting(&self.ca).allow_private("127.0.0.1")
     }
 
-    /// The same, on a store that was there before.
+    /// The same, on an existing store.
     pub(crate) fn larder_on(&self, folder: &super::larder::Folder) -> Builder {
         Larder::mirroring(&self.registry).on(folder).trusting(&self.ca).allow_private("127.0.0.1")
     }
 
-    /// Nobody is there any more.
+    /// Stops both servers.
     pub(crate) async fn stop(&mut self) {
         self.registry.stop().await;
         self.archives.stop().await;
@@ -104,7 +103,7 @@ pub(crate) fn unpacked(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
     entries.filter(|(path, _)| !path.ends_with('/')).collect()
 }
 
-/// The same on any machine, and does not compress.
+/// Pseudo-random bytes: the same on any machine, and incompressible.
 pub(crate) fn noise(seed: u32, bytes: usize) -> Vec<u8> {
     let mut state = u64::from(seed) + 1;
     let mut next = || {

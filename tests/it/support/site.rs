@@ -1,4 +1,4 @@
-//! A site: a configuration file with ports that commands can find, in a home directory of its own.
+//! A configuration file with ports that commands can find, in a home directory of its own.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use super::ports::free_port;
 use super::process::{CommandOutput, Process, command, run};
 use super::upstream::FakeUpstream;
 
-/// A configuration with ports that commands can find, in a home of its own.
+/// A configuration with ports that commands can find, in its own home.
 pub(crate) struct CommandSetup {
     pub(crate) home: Folder,
     pub(crate) text: String,
@@ -53,7 +53,7 @@ impl CommandSetup {
         run(command(self.home.path(), &arguments)).await
     }
 
-    /// Runs a command that must succeed, and gives what it printed.
+    /// Runs a command that must succeed; returns its output.
     pub(crate) async fn out(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments).await;
         assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");

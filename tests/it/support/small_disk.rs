@@ -1,5 +1,5 @@
-//! A disk of a few megabytes of its own for a larder: a tmpfs in a mount namespace that no other process sees. Takes no
-//! root, but user namespaces.
+//! A private disk of a few megabytes: a tmpfs in a mount namespace that no other process sees. Needs user namespaces,
+//! and no root.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::larder::{Builder, Folder};
 use super::process::{CommandOutput, Process};
 use super::programs::cannot;
 
-/// A larder whose store is on a disk of its own.
+/// A larder whose store is on a private disk.
 pub(crate) struct SmallDisk {
     pub(crate) larder: Process,
     store: PathBuf,
@@ -17,7 +17,7 @@ pub(crate) struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Whether there can be one here; where not, this says so. The scenes with a limit on files run anywhere.
+    /// True where namespaces work; otherwise prints a note. The tests with a file size limit run anywhere.
     pub(crate) fn is_possible() -> bool {
         let folder = Folder::new();
         let mount = format!("mount -t tmpfs -o size=64k none '{}'", folder.path().display());
@@ -70,12 +70,12 @@ impl SmallDisk {
 
     /// Takes the ballast away.
     pub(crate) fn make_room(&self) {
-        // Emptied first: a child that another test forks meanwhile may hold the file open until it has executed.
+        // Emptied first: a child that another test forks meanwhile may have the file open until it executes.
         std::fs::File::create(&self.ballast).unwrap();
         std::fs::remove_file(&self.ballast).unwrap();
     }
 
-    /// Mounts it anew with this option: `ro` or `rw`.
+    /// Mounts it again with this option: `ro` or `rw`.
     pub(crate) fn remount(&self, option: &str) {
         let id = self.larder.id().to_string();
         let v1 = self.store.to_str().unwrap().strip_prefix(&format!("/proc/{id}/root")).unwrap();

@@ -1,5 +1,5 @@
 //! The real client: finds the `terraform` binary, gives it a folder, a home and a CLI configuration of its own, and
-//! runs it with a limit in time. It looks at nothing of the machine it runs on but PATH.
+//! runs it with a time limit. It reads nothing of this machine but PATH.
 
 #![expect(clippy::disallowed_methods, reason = "the client's folders are no store, and its environment is made here")]
 
@@ -22,7 +22,7 @@ pub(crate) struct Terraform {
 }
 
 impl Terraform {
-    /// `terraform` on PATH. Where it is absent this says so, and panics when `LARDER_REQUIRE_CLIENT=1`.
+    /// `terraform` on PATH. A missing binary is printed; with `LARDER_REQUIRE_CLIENT=1` it is a panic.
     pub(crate) fn find() -> Option<Self> {
         Self::find_named("terraform")
     }
@@ -53,10 +53,10 @@ impl Terraform {
     }
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// How the client ended.
+    /// The exit status.
     pub(crate) status: ExitStatus,
     /// Standard output and standard error, as a terminal would show them.
     pub(crate) text: String,
@@ -68,13 +68,13 @@ impl Output {
         self.text.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
     }
 
-    /// Panics with what the client said, unless it succeeded.
+    /// Panics with the client's output unless it succeeded.
     pub(crate) fn expect_success(self) -> Self {
         assert!(self.status.success(), "the client failed ({}):\n{}", self.status, self.text);
         self
     }
 
-    /// Panics with what the client said, unless it failed.
+    /// Panics with the client's output unless it failed.
     pub(crate) fn expect_failure(self) -> Self {
         assert!(!self.status.success(), "the client succeeded:\n{}", self.text);
         self
@@ -168,14 +168,14 @@ impl Workspace {
         fs::read_to_string(self.path().join(".terraform.lock.hcl")).unwrap_or_default()
     }
 
-    /// Forgets what was installed and locked.
+    /// Removes installed packages and the lock file.
     pub(crate) fn forget(&self) {
         self.forget_installed();
         // Neither need be there.
         let _ = fs::remove_file(self.path().join(".terraform.lock.hcl"));
     }
 
-    /// Forgets what was installed, and keeps the lock file.
+    /// Removes installed packages and keeps the lock file.
     pub(crate) fn forget_installed(&self) {
         let _ = fs::remove_dir_all(self.path().join(".terraform"));
     }

@@ -1,5 +1,5 @@
-//! A throwaway certificate authority, so that the real client can speak https to 127.0.0.1. It writes no
-//! files: whoever needs one (`SSL_CERT_FILE`) writes the PEM text where it likes.
+//! A throwaway certificate authority, so that the real client can use https to 127.0.0.1. It writes no files: a test
+//! that needs one (`SSL_CERT_FILE`) writes the PEM text.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -50,7 +50,7 @@ impl TestCa {
         self.issue_until(names, None)
     }
 
-    /// The same, ending at this time.
+    /// The same, with this end of validity.
     pub(crate) fn issue_until(&self, names: &[&str], end: Option<SystemTime>) -> (String, String) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).expect("names a certificate can hold");
@@ -66,7 +66,7 @@ impl TestCa {
         (certificate.pem(), key.serialize_pem())
     }
 
-    /// What a TLS listener needs for these names; speaks HTTP/2 and HTTP/1.1, or only the latter.
+    /// The TLS configuration of a listener for these names; with HTTP/2 and HTTP/1.1, or the latter only.
     pub(crate) fn server_config(&self, names: &[&str], http2: bool) -> Arc<rustls::ServerConfig> {
         let (certificate, key) = self.issue(names);
         let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).expect("our own PEM");

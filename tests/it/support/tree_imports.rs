@@ -8,7 +8,7 @@ use super::site::CommandSetup;
 use super::terraform::{Terraform, host_override};
 use super::upstream::FakeUpstream;
 
-/// A site that asks nobody.
+/// An offline setup.
 pub(crate) fn sealed(upstream: &FakeUpstream) -> CommandSetup {
     let mut setup = CommandSetup::new(upstream);
     setup.text.push_str("[network]\noffline = true\n");
@@ -23,7 +23,7 @@ pub(crate) async fn lock_of_upstream(client: &Terraform, upstream: &FakeUpstream
     direct.lock_file()
 }
 
-/// What each file came to, as `FILE STATE`.
+/// The state of each file, as `FILE STATE`.
 pub(crate) fn states(out: &str) -> Vec<String> {
     let steps = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let files = steps.filter(|step| step["step"] == "file");

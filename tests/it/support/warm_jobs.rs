@@ -11,7 +11,7 @@ use super::upstream::Provider;
 
 pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
 
-/// Where a larder is told to warm something, in this process or another.
+/// A larder that takes warm-up orders, in this process or another.
 #[derive(Debug, Clone)]
 pub(crate) struct WarmFixture {
     admin: String,

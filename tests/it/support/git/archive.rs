@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::trees::{Found, tree};
 
-/// How an archive is packed.
+/// Archive formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Zip,
@@ -50,7 +50,7 @@ fn zip(files: impl Iterator<Item = (String, Found)>) -> Vec<u8> {
     zip.finish().unwrap().into_inner()
 }
 
-/// With folders of their own entries and the global header that forges put first.
+/// With directory entries, and the global header that forges write first.
 fn tar(files: impl Iterator<Item = (String, Found)>) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     let comment = b"52 comment=0123456789012345678901234567890123456789\n";

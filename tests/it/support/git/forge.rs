@@ -1,5 +1,6 @@
-//! A place where names of public forges lead to a server of the test's own: the test runs itself once more, as root, in
-//! a mount namespace with another `/etc/hosts` and a user git, and may listen at 443 and 22 of a loopback address that nobody uses.
+//! A namespace where names of public forges lead to the test's own servers: the test runs itself again, as root, in a
+//! mount namespace with another `/etc/hosts` and a user git, and may listen at 443 and 22 of an unused loopback
+//! address.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -14,13 +15,13 @@ pub(crate) const NAMES: [&str; 4] = ["github.com", "bitbucket.org", "api.bitbuck
 const ADDRESS: &str = "LARDER_TEST_FORGES_AT";
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// Whether a test is within.
+/// The namespace's state.
 pub(crate) enum Forges {
     /// It is, and the names lead to this address.
     Here(Ipv4Addr),
     /// It was: it ran within, to its end, and succeeded.
     Done,
-    /// It cannot be, which was said.
+    /// Impossible on this machine; a note was printed.
     Nowhere,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Repositories {
     git: PathBuf,
 }
 
-/// One repository: what is written goes into its work tree, and `commit` takes all of that.
+/// One repository: files are written into its work tree, and `commit` takes all of them.
 #[derive(Clone)]
 pub(crate) struct Repository {
     host: Repositories,
@@ -29,7 +29,7 @@ pub(crate) struct Repository {
 }
 
 impl Repositories {
-    /// An empty folder; none where git is not installed, which is said.
+    /// An empty repository; `None` where git is not installed, with a note.
     pub(crate) fn new() -> Option<Self> {
         let git = find("git")?;
         let folder = tempfile::Builder::new().prefix("larder-git-").tempdir().unwrap();
@@ -66,7 +66,7 @@ impl Repositories {
         self.run(Command::new(&self.git).current_dir(bare).args(["rev-parse", "HEAD"]))
     }
 
-    /// What a clone, a checkout and an update of all submodules leave: a folder that is removed with the value.
+    /// The files after a clone, a checkout and an update of all submodules, in a folder that is removed with the value.
     pub(crate) async fn checkout(&self, url: &str, reference: &str, environment: &[(&str, &str)]) -> TempDir {
         let folder = tempfile::Builder::new().prefix("larder-checkout-").tempdir().unwrap();
         let steps = [
@@ -84,7 +84,7 @@ impl Repositories {
         folder
     }
 
-    /// Runs git with nothing of this machine's configuration; its output, or a panic with what it said.
+    /// Runs git without this machine's configuration; returns its output, or panics with it.
     fn run(&self, command: &mut Command) -> String {
         command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_TERMINAL_PROMPT", "0");
         command.env("HOME", self.folder.path()).env("XDG_CONFIG_HOME", self.folder.path()).env("LC_ALL", "C");
@@ -102,7 +102,7 @@ impl Repositories {
     }
 }
 
-/// What is in the work tree.
+/// The work tree.
 impl Repository {
     /// A file with this text.
     pub(crate) fn file(&self, path: &str, text: &str) -> &Self {
@@ -174,7 +174,7 @@ impl Repository {
         self
     }
 
-    /// A tag that is an object of its own.
+    /// An annotated tag.
     pub(crate) fn annotated_tag(&self, name: &str) -> &Self {
         self.git(&["tag", "--force", "--annotate", "--message", name, name]);
         self
@@ -193,7 +193,7 @@ impl Repository {
         self
     }
 
-    /// Deletes a branch: what it alone reached is there, and reached by nothing.
+    /// Deletes a branch: its own commits stay as unreachable objects.
     pub(crate) fn delete_branch(&self, name: &str) -> &Self {
         self.git(&["update-ref", "-d", &format!("refs/heads/{name}")]);
         self
@@ -205,7 +205,7 @@ impl Repository {
         self
     }
 
-    /// The full id that a name stands for.
+    /// The full id of a name.
     pub(crate) fn id(&self, name: &str) -> String {
         self.git(&["rev-parse", name])
     }

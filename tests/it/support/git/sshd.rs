@@ -1,5 +1,5 @@
-//! A real `sshd` on a port of 127.0.0.1, with throwaway keys, run as the user that runs the tests. All it lets anyone do
-//! is `git-upload-pack` on one folder; it can be told to say nothing, or to break off.
+//! A real `sshd` on a port of 127.0.0.1, with throwaway keys, run as the tests' user. It allows `git-upload-pack` on
+//! one folder only; it can fall silent or break off.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -24,12 +24,12 @@ pub(crate) struct Sshd {
 }
 
 impl Sshd {
-    /// Serves a folder of repositories; none where it cannot, which is said.
+    /// Serves a folder of repositories; `None` where sshd cannot run, with a note.
     pub(crate) async fn start(root: &Path) -> Option<Self> {
         Self::start_at(root, SocketAddr::from(([127, 0, 0, 1], free_port()))).await
     }
 
-    /// The same at this address: 22 in a namespace of the test's own.
+    /// Serves at this address: 22 in the test's own namespace.
     pub(crate) async fn start_at(root: &Path, address: SocketAddr) -> Option<Self> {
         let program = find("sshd")?;
         let keygen = find("ssh-keygen")?;
@@ -94,12 +94,12 @@ impl Sshd {
         self.folder.path().join("user")
     }
 
-    /// The file of host keys by which this server is known.
+    /// The known_hosts file for this server.
     pub(crate) fn known_hosts(&self) -> PathBuf {
         self.folder.path().join("known_hosts")
     }
 
-    /// The server is known by this name too.
+    /// Adds a name of this server.
     pub(crate) fn known_as(&self, name: &str) {
         let key = fs::read_to_string(self.folder.path().join("host.pub")).unwrap();
         let before = fs::read_to_string(self.known_hosts()).unwrap();
@@ -116,7 +116,7 @@ impl Sshd {
         )
     }
 
-    /// What clients asked it to run, in order.
+    /// The commands that clients ran, in order.
     pub(crate) fn asked(&self) -> Vec<String> {
         let requests = fs::read_to_string(self.folder.path().join("asked")).unwrap_or_default();
         requests.lines().map(str::to_owned).collect()
@@ -173,7 +173,7 @@ fn configuration(folder: &Path, address: SocketAddr) -> String {
     )
 }
 
-/// What every client gets instead of a shell.
+/// The forced command of every session.
 fn command(git: &Path, root: &Path, folder: &Path) -> String {
     let (git, root, folder) = (git.display(), root.display(), folder.display());
     format!(

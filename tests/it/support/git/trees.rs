@@ -1,4 +1,4 @@
-//! What lies in a folder, as a client sees it: links followed, `.git` not looked at.
+//! The content of a folder as a client sees it: links followed, `.git` ignored.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! From a request to the content it names: which URL shows what. How it can go wrong on its way is left to `reply`.
+//! Maps a request to the content it names. `reply` adds the faults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use super::requests::{RecordedRequest, Requests};
 use super::signing::SigningKey;
 use super::wire::Wire;
 
-/// Which of the two ports a request came to.
+/// The port of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Registry,
     Releases,
 }
 
-/// How documents name files.
+/// The way documents name files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileUrls {
     Plain,
@@ -38,7 +38,7 @@ pub(super) enum FileUrls {
     Redirected(u16),
 }
 
-/// What does not change while it runs.
+/// The part that is fixed at the start.
 pub(super) struct Character {
     pub(super) registry_origin: String,
     pub(super) releases_origin: Option<String>,
@@ -47,7 +47,7 @@ pub(super) struct Character {
     pub(super) token: Option<String>,
 }
 
-/// What does.
+/// The part that changes.
 #[derive(Default)]
 pub(super) struct State {
     /// By namespace and type, in the order of publishing.
@@ -63,7 +63,7 @@ pub(super) struct State {
     pub(super) changes: u64,
 }
 
-/// What both ports answer from.
+/// The content behind both ports.
 pub(super) struct Registry {
     pub(super) character: Character,
     pub(super) state: Mutex<State>,

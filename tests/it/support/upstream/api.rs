@@ -74,7 +74,7 @@ impl Listed {
     }
 }
 
-/// What is listed: modules and providers, in this order.
+/// The listed modules and providers, in this order.
 #[derive(Clone, Default)]
 pub(crate) struct Api {
     pub(super) modules: Vec<Listed>,
@@ -82,7 +82,7 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    /// What is there at a path, if it is one of the API's.
+    /// The answer at a path of the API.
     pub(super) fn page(&self, path: &str, query: &str) -> Option<Reply> {
         if self.modules.is_empty() && self.providers.is_empty() {
             return None;

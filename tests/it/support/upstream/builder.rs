@@ -1,4 +1,4 @@
-//! What a fake upstream is like from its start to its end: TLS, origins, how it names its files.
+//! The fixed properties of a fake upstream: TLS, origins, and the way it names its files.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::answer::{Character, FileUrls, Registry, State};
 use super::requests::Requests;
 use super::wire::Listener;
 
-/// How a fake upstream shall be; `start` makes it.
+/// The settings of a fake upstream; `start` makes it.
 pub(crate) struct Builder {
     ca: Option<TestCa>,
     releases_ca: Option<TestCa>,
@@ -37,7 +37,7 @@ impl Builder {
         }
     }
 
-    /// https, with an authority of its own (`ca`).
+    /// https, with its own certificate authority (`ca`).
     pub(crate) fn tls(self) -> Self {
         self.tls_with(&TestCa::new())
     }
@@ -66,7 +66,7 @@ impl Builder {
         self
     }
 
-    /// The same over https, with a certificate from an authority of that origin's own.
+    /// Archives over https as well, with a certificate of another authority.
     pub(crate) fn releases_tls_with(mut self, ca: &TestCa) -> Self {
         self.releases_ca = Some(ca.clone());
         self.releases_elsewhere()

@@ -24,12 +24,12 @@ pub(super) fn bomb() -> Bytes {
     BOMB.get_or_init(make).clone()
 }
 
-/// What every gzip stream begins with.
+/// The header of every gzip stream.
 pub(super) fn beginning() -> Bytes {
     Bytes::from_static(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255])
 }
 
-/// Whole deflate blocks, none of them the last, that can follow each other for ever.
+/// Whole deflate blocks, none of them the last, that can repeat without end.
 pub(super) fn more() -> Bytes {
     let mut blocks = DeflateEncoder::new(Vec::new(), Compression::fast());
     blocks.write_all(&vec![b'a'; PIECE_BYTES]).expect("memory takes it");
@@ -38,7 +38,7 @@ pub(super) fn more() -> Bytes {
     Bytes::from(blocks.get_ref().clone())
 }
 
-/// Blocks that hold nothing, none of them the last.
+/// Empty blocks, none of them the last.
 pub(super) fn nothing() -> Bytes {
     Bytes::from([0, 0, 0, 0xff, 0xff].repeat(12 * 1024))
 }

@@ -1,4 +1,4 @@
-//! The JSON that a registry shows for what was published, written by hand so that it can be odd where it should be.
+//! The JSON of a registry, written by hand so that it can be odd where a test needs it.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::faults::Fault;
 use super::package::{Provider, Release, sha256_hex};
 use super::signing::SigningKey;
 
-/// What stands at the start of each object that is to hold things nobody knows.
+/// The beginning of each object with unknown fields.
 const UNKNOWN_FIELDS: &str =
     "\"x-huge\" :\t1e400 ,\r\n  \"x-nested\": {\"deep\" : [ 1 ,{\"er\":null} ]},\"x-text\":\"\\u00e9 \\/\",";
 

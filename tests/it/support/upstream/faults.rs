@@ -1,4 +1,4 @@
-//! What can go wrong at a registry, by name, and which answers it hits. What each fault does to an answer is in `reply`.
+//! Faults of a registry by name, and the answers they apply to. `reply` applies them.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use http::Method;
 
 use super::reply::Gate;
 
-/// Which answers are meant.
+/// The answers that a fault applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// `/.well-known/terraform.json`.
@@ -25,7 +25,7 @@ pub(crate) enum Target {
     ModuleVersions,
     /// Where any version of a module is.
     Location,
-    /// What is below `/files/`: archives of modules.
+    /// Paths below `/files/`: module archives.
     ModuleArchive,
     /// Anything that git asks.
     Git,
@@ -55,7 +55,7 @@ impl Target {
     }
 }
 
-/// One thing that goes wrong.
+/// A fault.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     // Of the content: length and framing are right.
@@ -65,7 +65,8 @@ pub(crate) enum Fault {
     WrongLastByte,
     /// The very first byte is one that no text begins with: for answers whose middle differs from one server to another.
     WrongFirstByte,
-    /// The first object of a git pack is wrong, wherever the server puts its progress lines; what holds no pack is right.
+    /// The first object of a git pack is wrong, wherever the server puts its progress lines; an answer without a pack
+    /// is intact.
     WrongPack,
     /// A friendly HTML page with status 200.
     Html,
@@ -85,11 +86,11 @@ pub(crate) enum Fault {
     HugeHeader,
     /// gzip, whatever was accepted, that unpacks to 256 MiB of JSON.
     GzipBomb,
-    /// gzip that unpacks to more and more, for ever.
+    /// gzip that unpacks without end.
     GzipWithoutEnd,
-    /// gzip that goes on for ever and unpacks to nothing.
+    /// gzip that continues without end and unpacks to nothing.
     GzipOfNothing,
-    /// Zeros for ever, without a length.
+    /// Zeros without end and without a length.
     Endless,
 
     // Of the proof set: whatever the target, these change the documents they are about. `fault_once` ends
@@ -124,13 +125,13 @@ pub(crate) enum Fault {
     RedirectTo(u16, String),
 
     // Of ranges.
-    /// 200 and the whole, as if Range had not been asked for; no Accept-Ranges either.
+    /// 200 and the whole body in place of the range, without Accept-Ranges.
     RangeIgnored,
     /// 200 to a Range request, and every byte differs from before.
     RangeOtherBytes,
 
     // Of the wire.
-    /// Content-Length tells the truth, but the connection is closed after this many bytes of the body.
+    /// Content-Length is right, but the connection closes after this many bytes of the body.
     Truncated(usize),
     /// The connection is reset (RST) after this many bytes of the body; the last of them may be lost with it.
     Reset(usize),
@@ -178,7 +179,7 @@ pub(super) struct Rules {
     holds: Vec<Hold>,
 }
 
-/// What is in force for one request.
+/// The faults of one request.
 pub(super) struct InForce {
     /// Every fault there is, whatever its target.
     pub(super) anywhere: Vec<Fault>,
@@ -203,8 +204,8 @@ impl Rules {
         gate
     }
 
-    /// What a request of this kind meets; faults that happen once are over with it, unless it is the HEAD that
-    /// some clients send before they fetch a file.
+    /// The faults for a request of this kind; a fault that happens once is used up by it, unless the request is the
+    /// HEAD that some clients send before a download.
     pub(super) fn take(&mut self, kind: &Target, path: &str, method: &Method) -> InForce {
         let anywhere = self.rules.iter().map(|rule| rule.fault.clone()).collect();
         let here: Vec<&Rule> = self.rules.iter().filter(|rule| rule.target.covers(kind, path)).collect();

@@ -1,5 +1,5 @@
-//! A git server in the fake upstream: what is asked below a repository (`/acme/net.git/…`) goes to the real
-//! `git http-backend` as CGI, and its answer leaves as every other does, by the same faults and gates.
+//! A git server in the fake upstream: requests below a repository (`/acme/net.git/…`) go to the real `git http-backend`
+//! as CGI; its answers pass the same faults and gates as all others.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -24,13 +24,13 @@ pub(super) struct GitHost {
     fetched: Arc<Mutex<Vec<String>>>,
 }
 
-/// Whether a path is one of a repository's.
+/// True for a path of a repository.
 pub(super) fn is_of_repository(path: &str) -> bool {
     path.contains(".git/")
 }
 
 impl GitHost {
-    /// What a repository answers. Ends when the backend does.
+    /// The repository's answer. Ends when the backend ends.
     pub(super) async fn answer(self, parts: Parts, body: Bytes) -> Reply {
         let shown = parts.headers.get(AUTHORIZATION).map(|shown| shown.as_bytes().to_vec());
         if self.authorization.as_ref().is_some_and(|wanted| shown.as_deref() != Some(wanted.as_bytes())) {
@@ -81,7 +81,7 @@ impl GitHost {
     }
 }
 
-/// Of the two commands that are POSTed, the one that brings objects.
+/// True for the POSTed command that fetches objects.
 fn asks_for_a_pack(parts: &Parts, body: &Bytes) -> bool {
     let mut requests = Vec::new();
     let is_read = match parts.headers.get(CONTENT_ENCODING) {
@@ -119,7 +119,7 @@ impl FakeUpstream {
         });
     }
 
-    /// How often a pack of this repository (`acme/net`) was asked for.
+    /// The number of packs fetched from this repository (`acme/net`).
     pub(crate) fn git_fetches(&self, repository: &str) -> usize {
         let host = self.registry.state.lock().git.clone();
         host.map_or(0, |host| host.fetched.lock().iter().filter(|fetched| *fetched == repository).count())

@@ -1,5 +1,5 @@
-//! A registry that stands in for registry.terraform.io: real zips, real SHA256SUMS, real signatures, on a port of
-//! 127.0.0.1. It counts what it is asked, waits at gates, and goes wrong by one word. Stops when dropped.
+//! A stand-in for registry.terraform.io: real zips, real SHA256SUMS, real signatures, on a port of 127.0.0.1. It
+//! records requests, waits at gates, and fails in a named way. Stops when dropped.
 
 mod answer;
 mod api;
@@ -85,7 +85,7 @@ impl FakeUpstream {
         format!("{}/v1/modules/", self.origin())
     }
 
-    /// The authority to trust, where it speaks TLS.
+    /// The certificate authority to trust, with TLS.
     pub(crate) fn ca(&self) -> &TestCa {
         self.ca.as_ref().expect("only a builder with .tls() has an authority")
     }
@@ -117,7 +117,7 @@ impl FakeUpstream {
         [&self.registry_listener].into_iter().chain(&self.releases_listener)
     }
 
-    /// Listens again at the same ports, with everything it had.
+    /// Listens again at the same ports, with the same content.
     pub(crate) async fn restart(&mut self) {
         for (origin, listener) in
             [(Origin::Registry, Some(&mut self.registry_listener)), (Origin::Releases, self.releases_listener.as_mut())]
@@ -130,7 +130,7 @@ impl FakeUpstream {
     }
 }
 
-/// What it has.
+/// Content.
 impl FakeUpstream {
     /// Publishes a version, or publishes it again in place of the one before.
     pub(crate) fn publish(&self, provider: Provider) {
@@ -174,7 +174,7 @@ impl FakeUpstream {
         });
     }
 
-    /// Answers this path as if nothing had been served there.
+    /// Removes the content of this path.
     pub(crate) fn unserve(&self, path: &str) {
         self.change(|state| {
             state.pages.remove(path);
@@ -228,7 +228,7 @@ impl FakeUpstream {
     }
 }
 
-/// How it goes wrong.
+/// Faults.
 impl FakeUpstream {
     /// From now on.
     pub(crate) fn fault(&self, target: Target, fault: Fault) {
@@ -261,34 +261,34 @@ impl FakeUpstream {
     }
 }
 
-/// What it was asked.
+/// Requests.
 impl FakeUpstream {
     /// Every request so far, in order of arrival.
     pub(crate) fn requests(&self) -> Vec<RecordedRequest> {
         self.registry.requests.all()
     }
 
-    /// How many requests had this path.
+    /// The number of requests with this path.
     pub(crate) fn count(&self, path: &str) -> usize {
         self.count_where(|request| request.path == path)
     }
 
-    /// How many requests were for this kind of answer, HEAD included.
+    /// The number of requests for this kind of answer, HEAD included.
     pub(crate) fn count_of(&self, target: Target) -> usize {
         self.count_where(|request| target.covers(&request.target, &request.path))
     }
 
-    /// How many requests were so.
+    /// The number of requests for which the predicate holds.
     pub(crate) fn count_where(&self, is_wanted: impl Fn(&RecordedRequest) -> bool) -> usize {
         self.requests().iter().filter(|request| is_wanted(request)).count()
     }
 
-    /// How many bytes of bodies were sent.
+    /// The number of body bytes sent.
     pub(crate) fn bytes_sent(&self) -> u64 {
         self.requests().iter().map(|request| request.bytes_sent).sum()
     }
 
-    /// How many connections were made.
+    /// The number of connections.
     pub(crate) fn connections(&self) -> usize {
         self.listeners().map(Listener::connections).sum()
     }

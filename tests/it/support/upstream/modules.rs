@@ -1,5 +1,5 @@
-//! The module side of the registry: versions and where each is, told in every way that registries tell it, and the
-//! files of an archive host. Lists, search and details are no part of it.
+//! The module side of the registry: versions and locations, in every way that registries report them, and the files of
+//! an archive host. Lists, search and details are in `api`.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::FakeUpstream;
 use super::reply::Reply;
 
-/// How a registry tells where a version is (PROTOCOL 4.3).
+/// The way a registry reports a location (PROTOCOL 4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Telling {
     /// `204` and `X-Terraform-Get`, as registry.terraform.io does.
@@ -32,7 +32,7 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    /// 1.0.0, told by `204`, at no place yet.
+    /// 1.0.0, reported by `204`, without a location yet.
     pub(crate) fn new(namespace: &str, name: &str, system: &str) -> Self {
         Self {
             address: (namespace.to_owned(), name.to_owned(), system.to_owned()),
@@ -48,13 +48,13 @@ impl Module {
         self
     }
 
-    /// Where it is: any text, shown as it is.
+    /// The location: any text, sent unchanged.
     pub(crate) fn at(mut self, location: &str) -> Self {
         location.clone_into(&mut self.location);
         self
     }
 
-    /// Its place is told in this way.
+    /// Reports the location in this way.
     pub(crate) fn told(mut self, telling: Telling) -> Self {
         self.telling = telling;
         self
@@ -91,7 +91,7 @@ impl Modules {
         self.0.get(&(namespace.to_owned(), name.to_owned(), system.to_owned()))
     }
 
-    /// What is shown below `/v1/modules/`; nothing for what is not there.
+    /// The answer below `/v1/modules/`; none for an unknown path.
     pub(super) fn answer(&self, rest: &[&str]) -> Option<Reply> {
         match rest {
             [namespace, name, system, "versions"] => {
@@ -137,7 +137,7 @@ impl FakeUpstream {
         });
     }
 
-    /// Answers this path with a page that leads on: the header that go-getter looks at first.
+    /// Answers this path with a page that names another source by the header that go-getter reads first.
     pub(crate) fn serve_terraform_get(&self, path: &str, location: &str) {
         let mut headers = HeaderMap::new();
         headers.insert("x-terraform-get", location.parse().expect("a header value"));

@@ -1,5 +1,5 @@
-//! What an author publishes: `Provider` describes one version of one provider, `Release` is what came of it,
-//! with real zips, real checksums and a real signature. How a registry shows it is left to `documents`.
+//! An author's work: `Provider` describes one version of one provider, `Release` is the result, with real zips, real
+//! checksums and a real signature. `documents` has the registry's JSON.
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Write};
@@ -11,8 +11,8 @@ use zip::write::SimpleFileOptions;
 
 use super::signing::SigningKey;
 
-/// One version of one provider, as its author describes it. The same description always yields the same bytes, in
-/// whatever namespace it is published.
+/// One version of one provider, as its author describes it. The same description always yields the same bytes, in any
+/// namespace.
 #[derive(Clone)]
 pub(crate) struct Provider {
     pub(super) namespace: String,
@@ -88,7 +88,7 @@ impl Provider {
         self
     }
 
-    /// The plugin protocols that this version speaks, in place of 5.0.
+    /// The plugin protocols of this version, in place of 5.0.
     pub(crate) fn protocols(mut self, protocols: &[&str]) -> Self {
         self.protocols = protocols.iter().map(|protocol| (*protocol).to_owned()).collect();
         self
@@ -106,7 +106,7 @@ impl Provider {
         self
     }
 
-    /// An unconventional file name; `{platform}` stands for the platform.
+    /// An unconventional file name; `{platform}` is replaced by the platform.
     pub(crate) fn filename(mut self, pattern: &str) -> Self {
         self.filename = Some(pattern.to_owned());
         self
@@ -118,7 +118,7 @@ impl Provider {
         self
     }
 
-    /// Fields nobody knows, a number no float can hold, and odd whitespace, at every level of every document.
+    /// Unknown fields, a number beyond any float, and odd whitespace, at every level of every document.
     pub(crate) fn unknown_fields(mut self) -> Self {
         self.has_unknown_fields = true;
         self
@@ -205,13 +205,13 @@ pub(super) struct SignedSums {
     pub(super) signature: Bytes,
 }
 
-/// What publishing a `Provider` made.
+/// The result of publishing a `Provider`.
 #[derive(Clone)]
 pub(super) struct Release {
     pub(super) provider: Provider,
     pub(super) archives: BTreeMap<String, Archive>,
     pub(super) signed_sums: SignedSums,
-    /// What the same version had before it was published again.
+    /// The version's sums before it was republished.
     pub(super) previous_sums: Option<SignedSums>,
 }
 
@@ -251,7 +251,7 @@ impl Release {
         format!("terraform-provider-{}_{}_SHA256SUMS", self.provider.name, self.provider.version)
     }
 
-    /// Where this release's files are, from the root of the origin that holds them.
+    /// The folder of this release's files, from the root of their origin.
     pub(super) fn folder(&self) -> String {
         let Provider { namespace, name, version, .. } = &self.provider;
         format!("/releases/{namespace}/terraform-provider-{name}/{version}/")

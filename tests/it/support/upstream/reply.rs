@@ -1,5 +1,5 @@
-//! One answer on its way out: content, then faults, then validators and ranges, then the script by which its body
-//! leaves. Which content belongs to which URL is left to `answer`.
+//! One answer: content, then faults, then validators and ranges, then the steps that send its body. `answer` maps URLs
+//! to content.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,7 +27,7 @@ pub(super) type ReplyBody = UnsyncBoxBody<Bytes, io::Error>;
 
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// A gate that answers wait at until it is opened, for good.
+/// A gate that stops answers until it is opened; it does not close again.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     is_open: Arc<watch::Sender<bool>>,
@@ -54,10 +54,10 @@ impl Gate {
     }
 }
 
-/// What the steps of a body do, one after the other.
+/// The steps that send a body, in order.
 enum Step {
     Send(Bytes),
-    /// The same bytes again and again, with a pause between.
+    /// The same bytes repeatedly, with a pause between.
     Repeat(Bytes, Duration),
     Wait(Gate),
     Pause(Duration),
@@ -105,8 +105,8 @@ impl Reply {
 
     /// Everything that may go wrong before the wire, then validators and ranges, as a client asked for them.
     pub(super) fn finish(mut self, path: &str, query: &str, headers: &HeaderMap, faults: &[Fault]) -> Self {
-        // The validator stays the true content's where a fault spoils the bytes on their way; but a fault must
-        // not hide behind a 304.
+        // The validator is that of the true content, also where a fault changes the bytes; but a fault must not hide
+        // behind a 304.
         let truth = (self.body.clone(), self.headers.get(CONTENT_TYPE).cloned());
         let etag = format!("\"{}\"", &sha256_hex(&self.body)[..20]);
         for fault in faults {
@@ -170,7 +170,7 @@ impl Reply {
         let content_range = if first < end {
             self.status = StatusCode::PARTIAL_CONTENT;
             self.body = self.body.slice(first..end);
-            // A lie is told in one piece: one that contradicts itself would be no Content-Range at all.
+            // The false length must be consistent: a Content-Range that contradicts itself would be ignored.
             let end = if end == total { announced } else { end };
             format!("bytes {first}-{}/{announced}", end - 1)
         } else {

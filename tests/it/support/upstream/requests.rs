@@ -1,4 +1,4 @@
-//! The record of what was asked, kept from the moment a request arrives, and the wait for a number of them.
+//! The record of requests, kept from their arrival, and the wait for a number of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -18,13 +18,13 @@ pub(crate) struct RecordedRequest {
     pub(crate) path: String,
     /// Without the question mark; empty if there is none.
     pub(crate) query: String,
-    /// All of them, as they came.
+    /// All headers, in order.
     pub(crate) headers: HeaderMap,
-    /// What kind of answer it was for.
+    /// The kind of answer.
     pub(crate) target: Target,
     /// The status answered; none while no answer was begun.
     pub(crate) status: Option<u16>,
-    /// How much of the body was given to the connection so far.
+    /// Body bytes given to the connection so far.
     pub(crate) bytes_sent: u64,
 }
 
@@ -35,7 +35,7 @@ impl RecordedRequest {
     }
 }
 
-/// The part of a record that changes while the answer is under way.
+/// The part of a record that changes while the answer is sent.
 #[derive(Clone, Default)]
 pub(super) struct Arrival(Arc<Progress>);
 

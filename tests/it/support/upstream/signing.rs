@@ -19,13 +19,13 @@ pub(crate) struct SigningKey {
 }
 
 impl SigningKey {
-    /// The key that everything is signed with unless told otherwise; made once per test process.
+    /// The default signing key; made once per test process.
     pub(crate) fn usual() -> Self {
         static USUAL: OnceLock<SigningKey> = OnceLock::new();
         USUAL.get_or_init(Self::another).clone()
     }
 
-    /// A new key that nobody has seen before.
+    /// A new key.
     pub(crate) fn another() -> Self {
         Self::generate(KeyType::Ed25519Legacy)
     }
@@ -80,7 +80,7 @@ impl SigningKey {
         &self.armored
     }
 
-    /// The sixteen upper-case hexadecimal digits that `key_id` holds.
+    /// The key's `key_id`: sixteen upper-case hexadecimal digits.
     pub(crate) fn id(&self) -> String {
         hex::encode_upper(self.secret.primary_key.legacy_key_id().as_ref())
     }

@@ -1,5 +1,5 @@
-//! The listening side: a port that is kept while nobody listens on it, connections with or without TLS, and
-//! closing them gently or with a reset.
+//! The listening side: a port that is reserved while no socket listens, connections with or without TLS, and closing
+//! them gently or with a reset.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::reply::ReplyBody;
 
-/// What a body may ask of the connection it leaves by.
+/// A body's control over its connection.
 #[derive(Default)]
 pub(super) struct Wire {
     flush: Notify,
@@ -79,12 +79,12 @@ impl Listener {
         format!("{scheme}://{}", self.address)
     }
 
-    /// How many connections were accepted.
+    /// The number of accepted connections.
     pub(super) fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Whether new connections get no byte from us.
+    /// Accepts connections and sends no byte.
     pub(super) fn mute(&self, is_mute: bool) {
         self.is_mute.store(is_mute, Ordering::Relaxed);
     }
@@ -131,7 +131,7 @@ fn bound_socket(address: SocketAddr) -> TcpSocket {
     socket
 }
 
-/// What listens, and how often it accepted.
+/// A listener with a count of its connections.
 struct Counted {
     listener: TcpListener,
     connections: Arc<AtomicUsize>,
