@@ -1,5 +1,5 @@
-//! The least that a server on hyper can do: this program again, in a process of its own, with whole answers in a map. It
-//! takes its answers from larder, headers and all, when it starts.
+//! The fastest possible server on hyper: this program in a process of its own, with whole answers in a map. It copies
+//! its answers from larder, headers included, when it starts.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -27,10 +27,10 @@ use crate::process::Running;
 use crate::tls::{self, Certificate};
 use crate::upstream::accepts_gzip;
 
-/// What makes this program a bare server.
+/// The argument that makes this program a bare server.
 pub(crate) const ARGUMENT: &str = "be-bare";
 
-/// What it is told.
+/// Its parameters.
 #[derive(Serialize, Deserialize)]
 struct Told {
     larder: SocketAddr,
@@ -133,7 +133,7 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, answers: Arc<An
 async fn converse(stream: TcpStream, tls: Option<TlsAcceptor>, answers: &Answers) {
     let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, answers))));
     let http = auto::Builder::new(TokioExecutor::new());
-    // Who goes away goes away.
+    // A client may close its connection.
     match tls {
         None => drop(http.serve_connection(TokioIo::new(stream), service).await),
         Some(tls) => {

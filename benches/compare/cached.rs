@@ -1,4 +1,4 @@
-//! The rows of what is held already: documents in requests, archives in bytes.
+//! Cached content: documents in requests, archives in bytes.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::peer::{Name, Peer, Subject, Wire};
 use crate::report::{Section, Target, cell};
 use crate::stand::{ARCHIVES, Stand};
 
-/// One thing that is measured.
+/// One measured row.
 struct Row {
     name: String,
     subject: Subject,
@@ -45,7 +45,7 @@ fn documents() -> Vec<Row> {
         rows.push(row("version list, 32 KB plain", Subject::List, false, connections, &targets));
     }
     rows.push(row("download document", Subject::Document, false, 64, &[(Name::Bare, 0.95)]));
-    // The base of its URLs is looked up by Host and certificate.
+    // The base of its URLs depends on Host and certificate.
     let absolute = row("download document, absolute URLs, TLS", Subject::Document, false, 64, &[(Name::Bare, 0.9)]);
     rows.push(Row { wire: Wire::Tls1, ..absolute });
     rows.push(row("VERSION.json", Subject::MirrorVersion, false, 64, &[(Name::Bare, 0.95)]));
@@ -79,7 +79,7 @@ fn archives() -> Vec<Row> {
     rows
 }
 
-/// Measures what is wanted of them; a section each.
+/// Measures the selected rows, with one section for each kind.
 pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
     let wanted = |rows: Vec<Row>| -> Vec<Row> { rows.into_iter().filter(|row| bench.wants(&row.name)).collect() };
     let (documents, archives) = (wanted(documents()), wanted(archives()));

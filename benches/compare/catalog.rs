@@ -1,4 +1,4 @@
-//! What the registry has: providers with real zips, sums and signatures, as pages by path.
+//! The registry's content: providers with real zips, sums and signatures, as pages by path.
 
 use std::io::{Cursor, Write as _};
 
@@ -33,7 +33,7 @@ const PLATFORMS: [&str; 13] = [
     "windows_amd64",
 ];
 
-/// How many versions the long list has.
+/// Versions in the long list.
 const LISTED: usize = 104;
 
 /// The platform that is downloaded.
@@ -124,8 +124,8 @@ pub(crate) fn list(version: &str) -> anyhow::Result<Page> {
     versions([entry(version, &["5.0"], &[PLATFORM])].into())
 }
 
-/// A version list of 32 KB, as the larger providers have it: 1.0.0 first, then versions that are listed only. The
-/// platforms of each are others, in an order of their own, as the registry's are.
+/// A version list of 32 KB, the size of the larger providers' lists: 1.0.0 first, then versions without archives. As in
+/// the registry, the platforms of each version differ in number and order.
 pub(crate) fn long_list() -> anyhow::Result<Page> {
     let mut rng = StdRng::seed_from_u64(32);
     let mut entries = vec![entry("1.0.0", &["5.0"], &[PLATFORM])];

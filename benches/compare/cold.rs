@@ -1,4 +1,4 @@
-//! The rows of what is not held yet: one client beside a direct download, and a hundred at once.
+//! Content that is not cached: one client beside a direct download, and a hundred at once.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,10 +18,10 @@ use crate::report::{Section, Target, cell};
 /// The pace of the registry.
 const BYTES_PER_SECOND: u64 = 50_000_000;
 
-/// How much longer than a direct download it may take.
+/// The allowed ratio to a direct download.
 const WHOLE_AT_MOST: f64 = 1.05;
 
-/// How much later than from the registry its first byte may come, in milliseconds.
+/// The allowed delay of the first byte against the registry, in milliseconds.
 const FIRST_AT_MOST_MS: f64 = 10.0;
 
 const NAME: &str = "cold";
@@ -35,7 +35,7 @@ enum From {
     Nginx,
 }
 
-/// What serves one cold archive, once.
+/// A server for one cold archive, used once.
 struct Cold<'a> {
     bench: &'a Bench,
     nginx: Option<&'a Path>,
@@ -44,7 +44,7 @@ struct Cold<'a> {
     path: String,
 }
 
-/// Measures what is wanted of them.
+/// Measures the selected rows.
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let archive_bytes = if bench.options.quick { 15_000_000 } else { 150_000_000 };
     let size = format!("{} MB", archive_bytes / 1_000_000);

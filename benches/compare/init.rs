@@ -32,7 +32,7 @@ enum From {
     Folder,
 }
 
-/// Measures what is wanted of it.
+/// Measures the selected rows.
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let megabytes = if bench.options.quick { 1 } else { 5 };
     let name = format!("init of {PROVIDERS} providers of {megabytes} MB");
@@ -105,7 +105,7 @@ fn publish(bench: &Bench, names: &[String], bytes: usize) -> anyhow::Result<Temp
     Ok(folder)
 }
 
-/// How long it took, in seconds, in a folder where nothing is installed or locked.
+/// Seconds of an `init` in a folder without installed packages and without a lock file.
 fn init(bench: &Bench, names: &[String], cli_config: &str) -> anyhow::Result<f64> {
     let terraform = Terraform::find().context("terraform is not installed")?;
     let mut workspace = terraform.workspace();

@@ -31,7 +31,7 @@ pub(crate) fn check() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits so long, unless it is over before.
+/// Sleeps for this span, or until the program is interrupted.
 pub(crate) fn pause(span: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + span;
     loop {

@@ -1,4 +1,4 @@
-//! larder, the release binary: on a store of its own, in front of the registry.
+//! larder, the release binary: on its own store, in front of the registry.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -15,14 +15,14 @@ use crate::support::larder::HOST;
 use crate::support::process::command_of;
 use crate::tls::Certificate;
 
-/// Whether each request is logged.
+/// Logging of each request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Log {
     On,
     Off,
 }
 
-/// Its folder, with a configuration: what is left where it does not run.
+/// Its folder, with a configuration; it stays when larder ends.
 pub(crate) struct Home {
     folder: TempDir,
     binary: PathBuf,
@@ -42,7 +42,7 @@ impl Home {
         Self::before(bench, &format!("http://{}/", bench.upstream.address()), tls, log)
     }
 
-    /// The same before any registry.
+    /// The same for another registry.
     pub(crate) fn before(bench: &Bench, registry: &str, tls: Option<&Certificate>, log: Log) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("compare-larder-").tempdir()?;
         let tls = tls.map_or(String::new(), |tls| {
@@ -81,7 +81,7 @@ impl Home {
         Ok(self)
     }
 
-    /// What changes something on the admin listener is sent with.
+    /// The bearer token of the admin listener.
     pub(crate) fn token(&self) -> anyhow::Result<String> {
         Ok(fs::read_to_string(self.folder.path().join("store/admin-token"))?)
     }
@@ -90,7 +90,7 @@ impl Home {
         self.folder.path().join("log")
     }
 
-    /// How many archives are stored.
+    /// The number of stored archives.
     pub(crate) fn archives(&self) -> usize {
         let mut files = 0;
         let mut folders = vec![self.folder.path().join("store/v1/blobs")];
@@ -129,7 +129,7 @@ impl Larder {
         self.running.ids()
     }
 
-    /// A clean stop; what it leaves can be started again.
+    /// A clean stop; the folder can be started again.
     pub(crate) fn stop(self) -> anyhow::Result<Home> {
         let Self { home, mut running, .. } = self;
         let ended = running.end();

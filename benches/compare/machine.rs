@@ -1,4 +1,4 @@
-//! Where and with what the figures came about.
+//! The machine and the programs of a run.
 
 use std::fs;
 use std::path::Path;
@@ -35,7 +35,7 @@ pub(crate) fn circumstances<'a>(
     ])
 }
 
-/// Name and version, as the program tells it.
+/// Name and version, as the program reports them.
 fn version(program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let argument = if name == "terraform" { "version" } else { "-v" };

@@ -51,22 +51,22 @@ struct Options {
     /// Another larder binary: each table is measured with it, too, right after it was measured with this one
     #[arg(long, value_name = "BINARY")]
     beside: Option<PathBuf>,
-    /// How often everything is measured
+    /// Rounds of each measurement
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-    /// How long each measurement of something cached lasts
+    /// Seconds of each measurement of cached content
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// One round, and smaller things where that is possible: to see that everything works
+    /// One round of small sizes, as a smoke test
     #[arg(long)]
     quick: bool,
-    /// What this program is told when it is the bare server
+    /// Parameters of the bare server; set by this program itself
     #[arg(long = bare::ARGUMENT, hide = true)]
     be_bare: Option<String>,
-    /// What cargo says when it runs benches; without it nothing happens
+    /// Set by `cargo bench`; without it nothing runs
     #[arg(long, hide = true)]
     bench: bool,
-    /// What cargo says when it tests benches
+    /// Set by `cargo test`
     #[arg(long, hide = true)]
     test: bool,
 }
@@ -77,7 +77,7 @@ impl Options {
     }
 }
 
-/// What all rows share.
+/// The state shared by all rows.
 pub(crate) struct Bench {
     options: Options,
     runtime: Runtime,
@@ -89,7 +89,7 @@ pub(crate) struct Bench {
     nginx: Option<PathBuf>,
     wrk: Option<PathBuf>,
     terraform: Option<PathBuf>,
-    /// How many parts could not be measured.
+    /// The number of parts that failed.
     failed: Cell<usize>,
     _folder: TempDir,
 }
@@ -126,13 +126,14 @@ impl Bench {
         Ok(())
     }
 
-    /// Whether a row is to be measured.
+    /// True for a selected row.
     fn wants(&self, row: &str) -> bool {
         let (wanted, row) = (&self.options.rows, row.to_lowercase());
         wanted.is_empty() || wanted.iter().any(|part| row.contains(&part.to_lowercase()))
     }
 
-    /// What was measured; nothing where that failed, and the rest goes on. An error once it is interrupted.
+    /// Returns the measurement, or `None` after reporting a failure, so that the rest continues. An error once it is
+    /// interrupted.
     fn without<T>(&self, subject: &str, measured: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
         interrupt::check()?;
         if let Err(error) = &measured {
@@ -148,7 +149,7 @@ impl Bench {
     }
 }
 
-/// The tables of a part, as far as anything of them is wanted.
+/// Measures the selected tables of a part.
 type Measure = fn(&Bench) -> anyhow::Result<Vec<Section>>;
 
 /// All parts, and what they are about.

@@ -2,13 +2,13 @@
 
 use crate::interrupt;
 
-/// What one server did in one round.
+/// The result of one server in one round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     /// Answers, or bytes.
     pub(crate) amount: f64,
     pub(crate) seconds: f64,
-    /// What it took of the server's processes.
+    /// Processor time of the server's processes.
     pub(crate) processor_seconds: f64,
 }
 

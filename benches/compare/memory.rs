@@ -1,4 +1,4 @@
-//! What memory a server takes of its own: when it has just started, and while many clients download.
+//! Memory of a server's own: just after the start, and while many clients download.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -21,15 +21,15 @@ const ARCHIVE_BYTES: u64 = 150_000_000;
 const BEFORE_AT_MOST_MIB: f64 = 32.0;
 const UNDER_LOAD_AT_MOST_MIB: f64 = 96.0;
 
-/// How long it may take until all have theirs.
+/// The limit for all downloads.
 const WITHIN: Duration = Duration::from_secs(120);
 
-/// How long a new process has to come to rest.
+/// The time a new process has to become idle.
 const SETTLE: Duration = Duration::from_millis(500);
 
 const EVERY: Duration = Duration::from_millis(10);
 
-/// Measures what is wanted of it.
+/// Measures the selected rows.
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let before = "memory before the first request";
     let wires = [Wire::Http1, Wire::Tls1, Wire::Tls2];

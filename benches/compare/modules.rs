@@ -43,7 +43,7 @@ struct Forge {
     _repositories: Repositories,
 }
 
-/// Measures what is wanted of it.
+/// Measures the selected rows.
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let row = |reference: &str| format!("init of {MODULES} modules by {reference}");
     let wanted: Vec<&str> = ["tag", "commit"].into_iter().filter(|reference| bench.wants(&row(reference))).collect();
@@ -78,7 +78,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     Ok(Some(section))
 }
 
-/// How long each takes in each round, in seconds.
+/// Seconds of each source in each round.
 fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<From, Vec<f64>>> {
     let larder = || Larder::before(bench, forge);
     let warm = larder()?;
@@ -144,7 +144,7 @@ fn lines(seed: usize, count: usize) -> String {
     (0..count).map(line).collect()
 }
 
-/// How long it took, in seconds, in a folder where nothing is installed.
+/// Seconds of an `init` in a folder without installed modules.
 fn init(bench: &Bench, forge: &Forge, modules: usize, cli_config: &str) -> anyhow::Result<f64> {
     let terraform = Terraform::find().context("terraform is not installed")?;
     let mut workspace: Workspace = terraform.workspace();

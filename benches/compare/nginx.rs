@@ -1,4 +1,4 @@
-//! nginx with `proxy_cache` and what else its manual advises for speed, on a configuration and a cache folder of its own.
+//! nginx with `proxy_cache` and its manual's advice for speed, with its own configuration and cache folder.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,4 @@
-//! A server under comparison, as the clients see it: where it listens, what it calls the things that all have, and which
-//! processes it is.
+//! A server under comparison, as clients see it: its address, its URLs for the common content, and its processes.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,7 +8,7 @@ use http::header::ACCEPT_ENCODING;
 
 use crate::process::processor_time;
 
-/// Who is compared.
+/// The compared servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name {
     Larder,
@@ -27,7 +26,7 @@ impl Name {
     }
 }
 
-/// What is asked of all of them.
+/// The common content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Subject {
     /// The long version list.
@@ -40,7 +39,7 @@ pub(crate) enum Subject {
     Archive(&'static str),
 }
 
-/// How they are spoken to.
+/// The protocol to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wire {
     Http1,
@@ -85,7 +84,7 @@ pub(crate) struct Peer {
     pub(crate) processes: Processes,
 }
 
-/// Whose processor time and memory is meant.
+/// The processes whose time and memory count.
 #[derive(Clone, Debug)]
 pub(crate) struct Processes {
     pub(crate) plain: Vec<u32>,
@@ -93,7 +92,7 @@ pub(crate) struct Processes {
 }
 
 impl Processes {
-    /// The same for both.
+    /// The same processes for both.
     pub(crate) fn both(processes: Vec<u32>) -> Self {
         Self { plain: processes.clone(), tls: processes }
     }
@@ -113,7 +112,7 @@ impl Peer {
         path.map(String::as_str).with_context(|| format!("{} has no {subject:?}", self.name.text()))
     }
 
-    /// Who answers there.
+    /// The processes that answer in this protocol.
     pub(crate) fn processes(&self, wire: Wire) -> &[u32] {
         if wire.is_tls() { &self.processes.tls } else { &self.processes.plain }
     }
@@ -130,8 +129,7 @@ pub(crate) fn client() -> anyhow::Result<reqwest::Client> {
     Ok(client.danger_accept_invalid_certs(true).redirect(reqwest::redirect::Policy::none()).build()?)
 }
 
-/// Asks until it is answered from what is held, as the server's own word has it, in both codings. All that comes after is
-/// a hit.
+/// Repeats a request in both codings until the server reports a hit. All later requests are hits.
 pub(crate) async fn warm(client: &reqwest::Client, url: &str) -> anyhow::Result<()> {
     for coding in ["gzip", "identity"] {
         let mut output = String::new();

@@ -1,4 +1,4 @@
-//! Processes that end when nobody needs them any more, and what they take: processor time and memory.
+//! Child processes that end with their handle, and their processor time and memory.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-/// How long a process may take to end by itself.
+/// The time a process has to end by itself.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// What `/proc` counts processor time in (USER_HZ).
+/// The unit of processor time in `/proc` (USER_HZ).
 const TICKS_PER_SECOND: u64 = 100;
 
 /// A process with those it starts itself; ended when dropped, as after a panic or Ctrl-C.
 pub(crate) struct Running(Child);
 
 impl Running {
-    /// Starts it in a process group of its own, so that nobody of it stays behind.
+    /// Starts it in its own process group, so that no child of it stays behind.
     pub(crate) fn start(command: &mut Command) -> std::io::Result<Self> {
         use std::os::unix::process::CommandExt as _;
         command.process_group(0).spawn().map(Self)
@@ -78,7 +78,7 @@ pub(crate) fn processor_time(processes: &[u32]) -> Duration {
         .iter()
         .filter_map(|process| {
             let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-            // The name, in parentheses, may hold anything.
+            // The name, in parentheses, may contain any character.
             let after_name = stat.rsplit_once(')')?.1;
             let mut fields = after_name.split_whitespace().skip(11);
             Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)

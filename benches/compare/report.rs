@@ -1,13 +1,13 @@
-//! What is printed: tables for the terminal, the same as Markdown, and which targets were met.
+//! The output: tables for the terminal, the same as Markdown, and the targets met.
 #![expect(clippy::print_stdout, reason = "printing is what it is for")]
 
 use comfy_table::{CellAlignment, Table, presets};
 
-/// What larder shall reach in a row.
+/// A target of a row.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) met: bool,
-    /// What it is.
+    /// Its text.
     pub(crate) text: String,
 }
 
@@ -39,7 +39,7 @@ impl Section {
         self.rows.push((name.to_owned(), cells, targets));
     }
 
-    /// The same with this in front of its title.
+    /// The same with a prefix before its title.
     pub(crate) fn of(mut self, whose: &str) -> Self {
         self.title = format!("{whose}: {}", self.title);
         self

@@ -1,5 +1,5 @@
-//! A store of many archives, filled through larder: how long it takes to start and to stop, and what a fill costs once the size
-//! limit is reached.
+//! A store of many archives, filled through larder: the time of a start and a stop, and the cost of a fill at the size
+//! limit.
 
 use std::time::{Duration, Instant};
 
@@ -36,14 +36,14 @@ const VERSIONS: usize = 10;
 
 const ARCHIVE_BYTES: usize = 1_000;
 
-/// How many are downloaded at a time to fill the store.
+/// Parallel downloads while filling the store.
 const AT_A_TIME: usize = 32;
 
-/// How many providers are downloaded in one round, one archive after the other: of 100,000 archives more than are evicted at
-/// one go.
+/// Providers downloaded in one round, one archive after the other: with 100,000 archives, more than one eviction pass
+/// removes.
 const PROVIDERS_IN_A_ROUND: usize = 25;
 
-/// How long anything of this may take.
+/// The limit of each step.
 const WITHIN: Duration = Duration::from_secs(120);
 
 /// On which side of its size limit a store is.
@@ -53,7 +53,7 @@ enum Limit {
     Reached,
 }
 
-/// What one round told of a store.
+/// The results of one round.
 #[derive(Default)]
 struct Figures {
     ready: Vec<Duration>,
@@ -61,7 +61,7 @@ struct Figures {
     stopped: Vec<Duration>,
 }
 
-/// Measures what is wanted of it.
+/// Measures the selected rows.
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let providers = if bench.options.quick { 3 } else { 1000 };
     let archives = providers * VERSIONS * PLATFORMS.len();
@@ -115,7 +115,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     Ok(Some(section))
 }
 
-/// How the larder before the one that is measured ended.
+/// The end of the larder before the measured one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
     Clean,
@@ -176,7 +176,7 @@ fn fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
         round += 1;
         let names: Vec<String> = (0..PROVIDERS_IN_A_ROUND).map(|number| format!("round{round}x{number}")).collect();
         let before = home.take().context("a round before it failed")?;
-        // What is measured is archives: their documents are there before, and the limit is what is stored then.
+        // Only archives are measured: their documents are cached beforehand, and the limit is the space used then.
         let (larder, _) = start(bench, before.store("max_size = \"1TiB\"")?)?;
         let paths = bench.block_on(paths_of(bench, &larder, publish(bench, &names)?))?;
         let stored = metric(bench, &larder, "larder_store_bytes")?;

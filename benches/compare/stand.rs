@@ -1,4 +1,4 @@
-//! All servers in front of one registry, warm: what the rows of cached things are measured against.
+//! All servers in front of one registry, warm: the setting of the rows of cached content.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use crate::nginx::Nginx;
 use crate::peer::{Listening, Name, Peer, Processes, Subject, archive_path, warm};
 use crate::upstream::Page;
 
-/// The archives: the name of their provider, what the rows call them, their size.
+/// The archives: provider name, label, size.
 pub(crate) const ARCHIVES: [(&str, &str, usize); 3] =
     [("small", "64 KB", 64_000), ("middle", "15 MB", 15_000_000), ("large", "150 MB", 150_000_000)];
 
@@ -74,7 +74,7 @@ fn larders_at(larders: &[Larder]) -> (Listening, Processes) {
     (listening, Processes { plain: plain.processes(), tls: tls.processes() })
 }
 
-/// What the registry needs to have for this to be asked.
+/// The registry's content for these subjects.
 fn publish(bench: &Bench, subjects: &HashSet<Subject>) -> anyhow::Result<()> {
     let archives = ARCHIVES.into_iter().filter(|(name, ..)| subjects.contains(&Subject::Archive(name)));
     for (name, _, bytes) in archives {
@@ -85,7 +85,7 @@ fn publish(bench: &Bench, subjects: &HashSet<Subject>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What larder calls it all; warms it.
+/// Larder's paths of the content; warms it.
 async fn larder_paths(bench: &Bench, base: &str, subjects: &HashSet<Subject>) -> anyhow::Result<Paths> {
     let mut paths = Paths::new();
     for subject in subjects {
@@ -104,7 +104,7 @@ async fn larder_paths(bench: &Bench, base: &str, subjects: &HashSet<Subject>) ->
     Ok(paths)
 }
 
-/// What the registry calls it, and nginx in front of it; warms it.
+/// The paths of the registry and of nginx in front of it; warms them.
 async fn upstream_paths(
     bench: &Bench,
     base: &str,

@@ -1,4 +1,4 @@
-//! One certificate for all servers, and clients that all speak one cipher suite: what Go's clients ask for first.
+//! One certificate for all servers, and one cipher suite for all clients: the first choice of Go's clients.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ impl Certificate {
     }
 }
 
-/// What a server needs, from files as [`Certificate`] has them.
+/// The TLS configuration of a server, from the files of a [`Certificate`].
 pub(crate) fn server(certificate_file: &Path, key_file: &Path) -> anyhow::Result<Arc<ServerConfig>> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)

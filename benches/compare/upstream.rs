@@ -1,5 +1,5 @@
-//! The registry in front of which all stand: answers from memory, gzips documents for who accepts it, counts what it is
-//! asked, and sends what is large no faster than it is told.
+//! The registry behind all servers: answers from memory, compresses documents for clients that accept gzip, counts
+//! requests, and limits the rate of large answers.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -25,12 +25,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::catalog;
 
-/// How much is sent at a time where the pace is kept.
+/// The size of a piece of a rate-limited answer.
 const PIECE_BYTES: usize = 64 * 1024;
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// What stands at a path.
+/// The content of a path.
 #[derive(Clone)]
 pub(crate) struct Page {
     content_type: &'static str,
@@ -52,7 +52,7 @@ impl Page {
         Self { content_type, body: body.into(), gzip: None, pace: None }
     }
 
-    /// The same, sent at this many bytes in a second.
+    /// The same, sent at this many bytes per second.
     pub(crate) fn paced(self, pace: u64) -> Self {
         Self { pace: Some(pace), ..self }
     }
@@ -102,7 +102,7 @@ impl Upstream {
         self.site.lock().pages.insert(path, page);
     }
 
-    /// How often this path was asked for.
+    /// The number of requests for this path.
     pub(crate) fn asked(&self, path: &str) -> u64 {
         self.site.lock().asked.get(path).copied().unwrap_or(0)
     }
@@ -126,7 +126,7 @@ impl Upstream {
             });
             tokio::spawn(async move {
                 let _ = stream.set_nodelay(true);
-                // Who goes away goes away.
+                // A client may close its connection.
                 let _ =
                     hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
             });
@@ -168,7 +168,7 @@ impl Upstream {
     }
 }
 
-/// Whether an answer may be gzip.
+/// True if an answer may be gzip.
 pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
     headers.get(ACCEPT_ENCODING).is_some_and(|value| value.to_str().is_ok_and(|value| value.contains("gzip")))
 }

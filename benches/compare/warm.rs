@@ -17,23 +17,23 @@ use crate::larder::{Larder, Log};
 use crate::measure::{median, rounds};
 use crate::report::{Section, Target, cell};
 
-/// How long the registry takes to answer a request.
+/// The registry's delay of each answer.
 const LATENCY: Duration = Duration::from_millis(20);
-/// How many providers the downloader has under way.
+/// Parallel providers of the downloader.
 const AT_ONE_TIME: usize = 16;
-/// What part of the downloader's throughput a warm-up is to have.
+/// The target ratio of warm-up throughput to the downloader's.
 const AT_LEAST: f64 = 0.7;
 /// The sizes of archives, in turn.
 const SIZES: [usize; 5] = [20_000, 40_000, 60_000, 80_000, 100_000];
 
-/// Who fetches it all.
+/// The measured program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Downloader,
     Larder,
 }
 
-/// Measures what is wanted of it.
+/// Measures the selected rows.
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let count = if bench.options.quick { 100 } else { 1000 };
     let name = format!("warm {count} small items");
@@ -66,7 +66,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     Ok(Some(section))
 }
 
-/// How long a larder takes with an empty store, in seconds: from the order to the end of its job.
+/// Seconds of a warm-up with an empty store, from the order to the end of its job.
 fn warm(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
     let larder = Larder::start(bench, None, Log::Off)?;
     let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
@@ -104,7 +104,7 @@ async fn end_of(bench: &Bench, events: &str) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(end.trim())?)
 }
 
-/// The same files by a plain downloader, in seconds: one provider after the other in each of its lanes.
+/// Seconds of a plain downloader for the same files: each lane fetches one provider after the other.
 async fn download(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
     let folder = tempfile::Builder::new().prefix("compare-downloads-").tempdir()?;
     let began = Instant::now();

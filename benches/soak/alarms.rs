@@ -1,4 +1,4 @@
-//! What larder tells of attacks: an alarm for each, with the command that resolves it, and none without an attack.
+//! The alarms that an attack must raise: one each, with the command that resolves it, and none without an attack.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::sources::download_path;
 use crate::support::larder::HOST;
 use crate::truth::PLATFORMS;
 
-/// How long larder has to look at everything again, with nothing in its way.
+/// The time larder has for revalidating everything without faults.
 const WITHIN: Duration = Duration::from_secs(90);
 
 /// An alarm that must be there.
@@ -21,7 +21,7 @@ const WITHIN: Duration = Duration::from_secs(90);
 pub(crate) struct Expected {
     kind: &'static str,
     address: String,
-    /// None for an alarm about the provider as a whole, whatever version it came out with.
+    /// `None` for an alarm about the provider as a whole.
     version: Option<String>,
     resolve: String,
     /// The path that makes larder look.
@@ -29,7 +29,7 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// Other bytes, and no key that may vouch for them.
+    /// Other bytes under a key that may not change the version.
     pub(crate) fn waits_for_accept(name: &str, version: &str) -> Self {
         let address = format!("{HOST}/acme/{name}");
         let resolve = format!("larder accept {address}@{version}");
@@ -37,12 +37,12 @@ impl Expected {
         Self { kind: "waits-for-accept", address, version, resolve, path }
     }
 
-    /// Other bytes, by a key that may vouch for them.
+    /// Other bytes under a key that may change the version.
     pub(crate) fn republished(name: &str, version: &str) -> Self {
         Self { kind: "republished", ..Self::waits_for_accept(name, version) }
     }
 
-    /// The same bytes, and no signature.
+    /// The same bytes without a signature.
     pub(crate) fn signature_lost(name: &str, version: &str) -> Self {
         let (address, path) = (format!("{HOST}/acme/{name}"), document(name, version));
         let resolve = format!("larder accept {address}");
@@ -73,7 +73,7 @@ fn document(name: &str, version: &str) -> String {
     format!("/registry/{HOST}/v1/providers/acme/{name}/{version}/download/{platform}")
 }
 
-/// Lets larder look at what upstream has now, and holds its status against what was done; gives how many alarms there are.
+/// Makes larder revalidate everything and compares its alarms with the attacks; returns their number.
 pub(crate) async fn reckon(setup: &Arc<Site>, hostile: &Hostile) -> anyhow::Result<usize> {
     let mut expected = hostile.expected().await;
     expected.extend(setup.sources.moved().iter().map(|name| Expected::moved(name)));
@@ -89,7 +89,7 @@ pub(crate) async fn reckon(setup: &Arc<Site>, hostile: &Hostile) -> anyhow::Resu
         if missing.is_empty() || Instant::now() > deadline {
             break alarms;
         }
-        // Of these alone: larder asks upstream only so often about what it has.
+        // These only: larder limits the rate of its revalidations.
         for wanted in &missing {
             // Judged by the alarm that comes of it.
             let _ = client.get(format!("{}{}", life.base, wanted.path)).send().await;

@@ -16,7 +16,7 @@ const DOCUMENT_WITHIN: Duration = Duration::from_secs(30);
 /// A silent upstream is given up after 30 s, and asked again.
 const ARCHIVE_WITHIN: Duration = Duration::from_secs(120);
 
-/// How a body is read.
+/// The way a body is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reading {
     Whole,
@@ -24,11 +24,11 @@ pub(crate) enum Reading {
     Slowly(Duration),
     /// Until this many bytes are there.
     LeaveAfter(usize),
-    /// Over HTTP/1.0, on a connection of its own.
+    /// Over HTTP/1.0, on its own connection.
     Http10,
 }
 
-/// What is asked for.
+/// A request.
 #[derive(Clone, Copy)]
 pub(crate) struct Ask<'a> {
     pub(crate) kind: Kind,
@@ -43,7 +43,7 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// How a body ended.
+/// The end of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// As a client takes for complete.
@@ -54,7 +54,7 @@ pub(crate) enum Ended {
     Left,
 }
 
-/// What arrived.
+/// The received answer.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     headers: HeaderMap,
@@ -118,7 +118,7 @@ impl Client {
                 ledger.count(kind, &status.to_string());
                 if stored {
                     ledger.broken(Broken::HeldRefused, order(&format!("{status} {}", text())));
-                // Upstream's 400 and 422 are passed on, where nothing is held.
+                // Upstream's 400 and 422 are passed on where nothing is cached.
                 } else if !matches!(status, 400 | 404 | 421 | 422 | 502 | 503 | 504) {
                     ledger.broken(Broken::UnexpectedStatus, order(&format!("{status} {}", text())));
                 }

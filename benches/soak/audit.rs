@@ -16,7 +16,7 @@ use crate::sources::archive_path;
 use crate::support::larder::Folder;
 use crate::support::upstream::sha256_hex;
 
-/// What the audits found.
+/// The findings of an audit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Found {
     pub(crate) blobs: usize,
@@ -75,7 +75,7 @@ pub(crate) async fn what_was_acknowledged(setup: &Arc<Site>, at_most: usize) -> 
     Ok(archives.len().min(at_most))
 }
 
-/// Hashes every file of a store that nobody uses.
+/// Hashes every file of a closed store.
 pub(crate) async fn the_store(setup: &Site, folder: &Folder) -> anyhow::Result<Found> {
     let mut true_digests = setup.truth.digests().await;
     true_digests.extend(setup.sources.seen().into_values());

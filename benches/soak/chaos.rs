@@ -1,5 +1,5 @@
-//! Everything that goes wrong, and everything that changes: faults at upstream, new versions, new editions, versions
-//! withdrawn, URLs that expire, upstream away, `kill -9`.
+//! Faults and changes: faults at upstream, new versions, new editions, withdrawn versions, expiring URLs, upstream
+//! outages, `kill -9`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::ledger::Broken;
 use crate::support::upstream::{FakeUpstream, Fault, Target};
 use crate::truth::Draft;
 
-/// How often what upstream was asked is looked at.
+/// The interval of checks of upstream's request log.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How often one version is published anew; beyond 64 records of it larder waits for `accept`.
+/// Republications of one version; beyond 64 records of it larder waits for `accept`.
 const MAX_EDITIONS: u32 = 60;
 
-/// What was done.
+/// The faults and changes so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
     pub(crate) faults: u32,
@@ -41,11 +41,11 @@ pub(crate) struct Done {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kills {
     pub(crate) every: Duration,
-    /// Its last life lasts from then on: long enough to see what memory comes to.
+    /// The last process runs until then: long enough to measure its memory.
     pub(crate) until: Duration,
 }
 
-/// Who makes trouble. Owns upstream.
+/// The source of faults. Owns upstream.
 pub(crate) struct Chaos {
     pub(crate) site: Arc<Site>,
     pub(crate) upstream: FakeUpstream,
@@ -55,7 +55,7 @@ pub(crate) struct Chaos {
     pub(crate) done: Done,
     /// Versions that were published once and are there, with their name.
     pub(crate) single: Vec<(String, String)>,
-    /// Archives at upstream that had been acknowledged when it was looked at last.
+    /// Archives that clients had when the log was last checked.
     acknowledged: HashSet<String>,
     largest_new: usize,
 }
@@ -98,7 +98,7 @@ impl Chaos {
             let now = Instant::now();
             if now >= fault {
                 fault = after(self.next_fault());
-                // Something that nobody holds yet: what is held meets no fault.
+                // A new version: stored archives meet no fault.
                 change = now;
             }
             if now >= change {
@@ -214,7 +214,7 @@ impl Chaos {
         Ok(())
     }
 
-    /// Nothing that a client has whole is fetched again, except where it was published anew.
+    /// Checks that no archive that a client has is fetched again, unless it was republished.
     fn look(&mut self) {
         self.site.lives.look();
         let mut requests = self.upstream.requests();
@@ -258,7 +258,7 @@ fn any_fault(rng: &mut StdRng) -> (Target, Fault) {
     let target = anywhere.choose(rng).cloned().unwrap_or(Target::Archive);
     let offset = *[0, 100, 70_000, 600_000, 1_100_000, 2_500_000].choose(rng).unwrap_or(&0);
     let redirect = *[301, 302, 303, 307, 308].choose(rng).unwrap_or(&302);
-    // What matters most is tried most.
+    // Frequent faults are the important ones.
     if rng.gen_bool(0.1) {
         return (Target::Archive, Fault::Stalls(offset));
     }
@@ -285,7 +285,7 @@ fn any_fault(rng: &mut StdRng) -> (Target, Fault) {
         19 => Fault::StatusBody(422, "{\"errors\":[\"not like this\"]}"),
         20 => Fault::Redirect(redirect),
         21 => Fault::RedirectLoop(redirect),
-        // Nobody listens there.
+        // No server listens there.
         22 => Fault::RedirectTo(redirect, "http://127.0.0.1:9/".to_owned()),
         23 => Fault::RangeIgnored,
         24 => Fault::RangeOtherBytes,

@@ -1,4 +1,4 @@
-//! Sixteen of these ask for everything in every way at once, and hold each answer against the truth.
+//! Sixteen clients that send every kind of request at once and compare each answer with the truth.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::support::larder::HOST;
 use crate::support::upstream::sha256_hex;
 use crate::truth::{Edition, Package, Zip};
 
-/// Whoever asks larder for things.
+/// A client of larder.
 pub(crate) struct Client {
     pub(crate) site: Arc<Site>,
     pub(crate) http: reqwest::Client,
@@ -23,7 +23,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// The client of this number. Every fourth speaks HTTP/2.
+    /// The client of this number. Every fourth uses HTTP/2.
     pub(crate) fn new(setup: &Arc<Site>, number: u64, seed: u64) -> anyhow::Result<Self> {
         let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
         let builder = builder.no_gzip().connect_timeout(Duration::from_secs(30));
@@ -48,10 +48,10 @@ impl Client {
         }
     }
 
-    /// What `init` does: the list, a document, its three files.
+    /// The requests of an `init`: the list, a document, its three files.
     async fn install(&mut self) {
         let Some((name, versions)) = self.versions().await else { return };
-        // Rather a new one: the old ones are held soon.
+        // New versions are preferred: the old ones are cached soon.
         let newest = versions.len().saturating_sub(3);
         let among = if self.rng.gen_bool(0.6) { &versions[newest..] } else { &versions[..] };
         let Some(version) = among.choose(&mut self.rng) else { return };
@@ -59,7 +59,7 @@ impl Client {
         self.install_package(&Package { name, version: version.clone(), platform }).await;
     }
 
-    /// The same of a version that is attacked, or will be.
+    /// The same for a version that is or will be attacked.
     async fn install_prey(&mut self) {
         let prey = self.site.prey.lock().choose(&mut self.rng).cloned();
         let Some((name, version)) = prey else { return };
@@ -67,7 +67,7 @@ impl Client {
         self.install_package(&Package { name, version, platform }).await;
     }
 
-    /// Gives whether all of it came.
+    /// Returns true if everything arrived.
     pub(crate) async fn install_package(&mut self, package: &Package) -> bool {
         let Package { name, version, platform } = package;
         let platform_path = platform.replacen('_', "/", 1);
@@ -77,7 +77,7 @@ impl Client {
         let editions = self.site.truth.editions(name, version).await;
         let shasum = text("shasum");
         let is_of_it = |edition: &&Arc<Edition>| edition.zips.get(platform).is_some_and(|zip| zip.sha256 == shasum);
-        // The same bytes may have been signed more than once.
+        // Several signatures may exist for the same bytes.
         let matching: Vec<&Arc<Edition>> = editions.iter().filter(is_of_it).collect();
         if matching.is_empty() {
             self.wrong(format!("{path}: no edition that may be served has the shasum {shasum}"));
@@ -110,7 +110,7 @@ impl Client {
         came & self.archive(package, &archive, &[], reading).await
     }
 
-    /// What somebody has whole already is asked for again, in all the ways that HTTP knows.
+    /// Requests a complete archive again, with every kind of condition and range.
     async fn reinstall(&mut self) {
         let archives = self.site.ledger.archives();
         let Some((path, archive)) = archives.choose(&mut self.rng) else { return };
@@ -193,7 +193,7 @@ impl Client {
         }
     }
 
-    /// What does not exist: an answer other than an error would be one of somebody's making.
+    /// Requests for absent packages: any answer but an error is wrong.
     async fn stray(&mut self) {
         let number: u32 = self.rng.gen_range(0..50);
         let path = match self.rng.gen_range(0..4) {
@@ -215,7 +215,7 @@ impl Client {
         }
     }
 
-    /// Asks for an archive; gives whether it came whole.
+    /// Requests an archive; returns true if it arrived complete.
     pub(crate) async fn archive(
         &mut self,
         package: &Package,
@@ -279,7 +279,7 @@ impl Client {
         self.site.ledger.broken(Broken::WrongBytes, format!("{how} [{}]", self.site.weather()));
     }
 
-    /// How long until an answer begins.
+    /// Records the time to the first byte.
     pub(crate) fn took(&self, kind: Kind, began: Instant) {
         self.site.ledger.took(kind, began.elapsed());
     }

@@ -1,6 +1,6 @@
-//! A registry that attacks: versions that clients have are published anew under other file names, by keys that nobody
-//! knows or by nobody at all; strangers sign new versions, or the same bytes, before they change old ones; modules move;
-//! everything falls silent. The truth says of each edition whether larder may serve it.
+//! A hostile registry: it republishes versions under other file names, under unknown keys or unsigned; foreign keys
+//! sign new versions, or the same bytes, before they change old ones; modules move; servers fall silent. `truth`
+//! decides for each edition if larder may serve it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) const PREY: [(&str, usize); 3] = [("hare", 40_000), ("deer", 250_000)
 /// The versions that each of them has from the start.
 pub(crate) const FIRST_VERSIONS: [&str; 3] = ["1.0.0", "1.1.0", "1.2.0"];
 
-/// What was done.
+/// The attacks so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
     pub(crate) attacks: u32,
@@ -49,9 +49,9 @@ struct Stranger {
     /// The new version that he signed, or the version whose bytes he signed again.
     name: String,
     version: String,
-    /// Versions that clients had before he came.
+    /// Versions that clients had before the attack.
     victims: Vec<String>,
-    /// Steps until he goes on.
+    /// Steps until the next attack.
     waits: u32,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Hostile {
     rng: StdRng,
     targets: Vec<Target>,
     strangers: Vec<Stranger>,
-    /// A second key of each provider, which becomes known as any other does.
+    /// A second key of each provider, which becomes known like any other.
     deputies: Vec<(String, Signer)>,
     /// New versions by new keys.
     newcomers: Vec<(String, String)>,
@@ -103,14 +103,14 @@ impl Hostile {
         self.targets.push(Target { now, first, changed_by: None, standing: Standing::Rightful, editions: 1 });
     }
 
-    /// A version that nobody has yet.
+    /// A version that no client has yet.
     fn new_draft(&mut self, name: &str) -> Draft {
         self.versions += 1;
         let size = PREY.iter().find(|(prey, _)| *prey == name).map_or(40_000, |(_, size)| *size);
         Draft::new(name, &format!("3.0.{}", self.versions), size)
     }
 
-    /// One more thing that a hostile registry does.
+    /// The next step of the attack.
     pub(crate) async fn step(&mut self, upstream: &FakeUpstream) {
         if self.is_silent {
             self.speak_again(upstream);
@@ -157,7 +157,7 @@ impl Hostile {
         found.choose(&mut self.rng).copied()
     }
 
-    /// Publishes a version anew with other bytes, as its own or under other file names.
+    /// Republishes a version with other bytes, under its own or other file names.
     async fn change(&mut self, upstream: &FakeUpstream, offset: usize, signer: Signer) {
         let is_renamed = self.rng.gen_bool(0.5);
         let target = &mut self.targets[offset];
@@ -181,7 +181,7 @@ impl Hostile {
     async fn attack_outright(&mut self, upstream: &FakeUpstream, name: &str) {
         let Some(offset) = self.victim(name).await else { return };
         match self.rng.gen_range(0..8) {
-            // The same bytes, whose signature is gone.
+            // The same bytes without their signature.
             0 => {
                 let target = &mut self.targets[offset];
                 let draft = target.first.clone().signed_by(Signer::Nobody);
@@ -226,7 +226,7 @@ impl Hostile {
         }
     }
 
-    /// Strangers whom larder knows by now change what was there before them.
+    /// Foreign keys that larder has seen by now change older versions.
     async fn pursue(&mut self, upstream: &FakeUpstream) {
         self.strangers.iter_mut().for_each(|stranger| stranger.waits = stranger.waits.saturating_sub(1));
         for offset in (0..self.strangers.len()).rev() {
@@ -249,7 +249,8 @@ impl Hostile {
         }
     }
 
-    /// A second key of the provider's own changes a version that came after it; until there is one, makes way for that.
+    /// The provider's own second key changes a version that is younger than the key; publishes one first where there is
+    /// none.
     async fn change_lawfully(&mut self, upstream: &FakeUpstream, name: &str) {
         let Some((_, deputy)) = self.deputies.iter().find(|(deputy_of, _)| deputy_of == name).cloned() else { return };
         for offset in 0..self.targets.len() {
@@ -269,7 +270,7 @@ impl Hostile {
         self.publish_new(upstream, draft).await;
     }
 
-    /// The registry has its own again, and what it published at first is there as before.
+    /// The registry is back in the owner's hands and serves its first content again.
     async fn take_back(&mut self, upstream: &FakeUpstream, name: &str) {
         let is_foreign = |target: &&mut Target| target.now.name == name && target.standing == Standing::Foreign;
         let Some(target) = self.targets.iter_mut().find(is_foreign) else { return };
@@ -285,7 +286,7 @@ impl Hostile {
         rightful.map(|target| (target.now.name.as_str(), target.now.version.as_str()))
     }
 
-    /// The alarms that larder must have raised once it has looked at what upstream has now.
+    /// The alarms that larder must have raised once it has revalidated everything.
     pub(crate) async fn expected(&self) -> BTreeSet<Expected> {
         let mut expected = BTreeSet::new();
         for target in self.targets.iter().filter(|target| target.standing == Standing::Foreign) {
@@ -312,7 +313,7 @@ impl Hostile {
     }
 }
 
-/// A key that nobody has seen before. Each run has its own: nothing falls by them.
+/// A new key. Each run has its own, so that runs are independent.
 fn stranger() -> Signer {
     Signer::Key(SigningKey::another())
 }

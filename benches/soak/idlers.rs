@@ -1,5 +1,5 @@
-//! Clients that open streams on what larder has and read nothing, over HTTP/1.1 and HTTP/2: they may take a bounded memory
-//! only, and hold back nobody.
+//! Clients that open streams on cached content and read nothing, over HTTP/1.1 and HTTP/2: their memory is bounded, and
+//! they delay no other client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,16 +15,16 @@ use crate::Site;
 use crate::life::Life;
 use crate::support::http2_frames::{get_frame, open_windows, preface};
 
-/// The clients that speak HTTP/1.1, a stream each.
+/// HTTP/1.1 clients, with one stream each.
 const HTTP1: u64 = 24;
-/// The clients that speak HTTP/2.
+/// HTTP/2 clients.
 const HTTP2: u64 = 8;
 /// The streams of each of these: as many as larder takes.
 const STREAMS: u32 = 64;
 /// All of them.
 pub(crate) const IDLERS: u64 = HTTP1 + HTTP2;
 
-/// How many streams were opened and left.
+/// Streams that were opened and abandoned.
 #[derive(Default)]
 pub(crate) struct Unread(AtomicU64);
 
@@ -34,7 +34,7 @@ impl Unread {
     }
 }
 
-/// Opens streams, reads nothing for a while, and does it again until it is over.
+/// Opens streams, reads nothing for a while, and repeats this until the end.
 pub(crate) async fn idle(setup: Arc<Site>, number: u64, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(500 + number));
     while !setup.is_over() {

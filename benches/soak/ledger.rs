@@ -1,4 +1,4 @@
-//! What clients were given and told, and every promise that was broken on the way.
+//! The answers that clients got, and every broken promise.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::truth::Package;
 
-/// What can be asked for.
+/// Kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
     Discovery,
@@ -40,7 +40,7 @@ impl Kind {
         }
     }
 
-    /// Whether it is fetched and sent piece by piece.
+    /// True for a kind that is streamed.
     pub(crate) fn is_archive(self) -> bool {
         matches!(self, Self::Archive | Self::ModuleArchive)
     }
@@ -110,7 +110,7 @@ pub(crate) struct Acknowledged {
     pub(crate) sha256: String,
 }
 
-/// How many examples of each broken promise are kept.
+/// Examples shown of each broken promise.
 const EXAMPLES: usize = 8;
 
 #[derive(Default)]
@@ -167,7 +167,7 @@ impl Ledger {
         self.inner.lock().archives.insert(path.to_owned(), archive);
     }
 
-    /// A client has this document: from now on it is held.
+    /// Records that a client has this document: from now on larder must have it cached.
     pub(crate) fn answered(&self, path: &str) {
         let mut inner = self.inner.lock();
         if !inner.documents.contains(path) {
@@ -175,7 +175,7 @@ impl Ledger {
         }
     }
 
-    /// Whether what this path names has been given out before.
+    /// True if a client has been given the content of this path.
     pub(crate) fn is_held(&self, path: &str) -> bool {
         let inner = self.inner.lock();
         inner.archives.contains_key(path) || inner.documents.contains(path)

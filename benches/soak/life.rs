@@ -1,5 +1,4 @@
-//! The larder under test: a process that is killed and started again on one store, its log, what it takes of memory
-//! and descriptors.
+//! The larder under test: a process that is killed and restarted on one store, its log, its memory and its descriptors.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -15,9 +14,9 @@ use tokio::sync::watch;
 use crate::ledger::{Broken, Ledger};
 use crate::support::process::command;
 
-/// How long a start may take on a busy machine.
+/// The limit of a start on a busy machine.
 const START_WITHIN: Duration = Duration::from_secs(60);
-/// How often its memory is looked at.
+/// The interval of memory samples.
 const LOOK_AT_MEMORY_EVERY: Duration = Duration::from_millis(100);
 
 /// One life of the process, as clients see it.
@@ -29,7 +28,7 @@ pub(crate) struct Life {
     is_up: bool,
 }
 
-/// What the process has taken so far.
+/// The resources that the process has used so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) peak_kib: u64,
@@ -95,13 +94,13 @@ impl Lives {
         life.wait_for(|life| life.is_up).await.map(|life| life.clone()).unwrap_or_default()
     }
 
-    /// Whether this life goes on. Once this says no it was a kill, and no fault of larder's.
+    /// True while this process has not been killed by the test.
     pub(crate) fn goes_on(&self, life: &Life) -> bool {
         let now = self.life.borrow();
         now.is_up && now.number == life.number
     }
 
-    /// How many lives there were.
+    /// The number of processes so far.
     pub(crate) fn number(&self) -> u32 {
         self.life.borrow().number
     }
@@ -140,7 +139,7 @@ impl Lives {
         code
     }
 
-    /// Notes what it takes, and whether it is still there.
+    /// Samples its resources, and checks that it runs.
     pub(crate) fn look(&self) {
         let mut child = self.child.lock();
         let Some(child) = child.as_mut() else { return };
@@ -160,7 +159,7 @@ impl Lives {
         taken.descriptors = descriptors;
     }
 
-    /// Looks at the memory that it has, again and again, and holds each look against the bound. Never ends by itself.
+    /// Samples its memory and compares each sample with the limit. Runs until it is cancelled.
     pub(crate) async fn watch_memory(&self, bound_kib: u64) {
         let mut ticks = tokio::time::interval(LOOK_AT_MEMORY_EVERY);
         loop {

@@ -1,9 +1,9 @@
-//! A mixed run: real archives, sixteen clients that ask for everything in every way, others that read nothing, a fault at
-//! upstream every few seconds, `kill -9` and a restart every half minute; and an upstream that is hostile itself: it
-//! publishes old versions anew under other names and keys, and leads to what never comes to an end. Then the reckoning.
-//! Nine minutes with room for everything, one with a store too small for it, where archives come and go.
+//! A mixed load: real archives, sixteen clients with every kind of request, others that read nothing, a fault at
+//! upstream every few seconds, `kill -9` and a restart every half minute; and a hostile upstream that republishes old
+//! versions under other names and keys and serves answers without end. Then the audit. Nine minutes with a large store,
+//! one with a store that is too small and evicts all the time.
 //!
-//! The seed decides everything that is random, but for the keys themselves, by which nothing falls.
+//! The seed decides every random choice except the keys themselves, which decide nothing.
 //!
 //! `cargo bench --bench soak -- --seed 7`
 #![expect(clippy::disallowed_methods, reason = "it stands outside the walls between the rooms")]
@@ -49,7 +49,7 @@ use crate::support::larder::{Folder, Larder};
 use crate::support::upstream::FakeUpstream;
 use crate::truth::{PLATFORMS, Package, Truth};
 
-/// Name and archive size of what is there from the start.
+/// Name and archive size of the initial providers.
 const PROVIDERS: [(&str, usize); 6] = [
     ("first", 50_000),
     ("second", 300_000),
@@ -59,54 +59,54 @@ const PROVIDERS: [(&str, usize); 6] = [
     ("sixth", 30_000_000),
 ];
 
-/// The anonymous memory that larder may have resident, whatever clients and upstreams do: its budgets for finished answers
-/// (64 MiB), small archives on their way (64 MiB), what is read of large ones (64 MiB) and documents that arrive (256 MiB).
-/// They are never all full, so all the rest is in it, too.
+/// The limit of larder's resident anonymous memory, whatever clients and upstreams do: the budgets for rendered answers
+/// (64 MiB), small archives in flight (64 MiB), reads of large archives (64 MiB) and arriving documents (256 MiB). They
+/// are never all full at once, so everything else fits, too.
 const MEMORY_BOUND_KIB: u64 = 512 << 10;
 
-/// How long the clients have to finish once it is over, and the fills after them.
+/// The time for clients to finish at the end, and for fills after them.
 const SETTLE_WITHIN: Duration = Duration::from_secs(150);
 
 #[derive(Debug, Parser)]
 struct Options {
-    /// How long there is room for everything
+    /// Seconds of the phase with a large store
     #[arg(long, default_value_t = 540)]
     seconds: u64,
-    /// How long the store is too small
+    /// Seconds of the phase with a small store
     #[arg(long, default_value_t = 60)]
     eviction_seconds: u64,
-    /// What the dice fall by; another one each time unless given
+    /// Seed of the random choices; random unless given
     #[arg(long)]
     seed: Option<u64>,
-    /// How many clients there are
+    /// Number of clients
     #[arg(long, default_value_t = 16)]
     clients: u64,
     /// Seconds between kills
     #[arg(long, default_value_t = 30)]
     kill_every: u64,
-    /// What cargo says when it runs benches; without it nothing happens
+    /// Set by `cargo bench`; without it nothing runs
     #[arg(long, hide = true)]
     bench: bool,
-    /// What cargo says when it tests benches
+    /// Set by `cargo test`
     #[arg(long, hide = true)]
     test: bool,
 }
 
-/// What all who take part know.
+/// The state shared by all tasks.
 pub(crate) struct Site {
     lives: Lives,
     truth: Truth,
     sources: Sources,
     ledger: Arc<Ledger>,
     names: Mutex<Vec<String>>,
-    /// Names and versions of what is attacked.
+    /// Names and versions under attack.
     prey: Mutex<Vec<(String, String)>>,
     unread: Unread,
     weather: Mutex<String>,
     is_over: AtomicBool,
-    /// Whether what was acknowledged must stay; not where it is evicted.
+    /// True if acknowledged archives must stay stored; false where eviction may remove them.
     judges_what_is_held: bool,
-    /// Whether a provider without keys is refused in any case.
+    /// True if a provider without keys must be refused.
     asks_for_signatures: bool,
 }
 
@@ -240,7 +240,7 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     Ok(summary::print(phase.title, &setup, done, began.elapsed()))
 }
 
-/// A signature of every provider is seen before anything is wrong: what is unsigned later is known to have been signed.
+/// Fetches every provider once before any attack: its key is then known, and a later unsigned version is suspicious.
 async fn meet_every_provider(setup: &Arc<Site>, seed: u64) -> anyhow::Result<()> {
     let mut client = Client::new(setup, 999, seed)?;
     for (name, _) in PROVIDERS.into_iter().chain(PREY) {
@@ -283,9 +283,9 @@ async fn settle(setup: &Arc<Site>, mut clients: JoinSet<()>) {
     setup.ledger.broken(Broken::NoAnswer, format!("fills under way {SETTLE_WITHIN:?} after the last fault"));
 }
 
-/// The next request without a fault succeeds: everything that is published can be had.
+/// Without faults the next request succeeds: every published package can be installed.
 async fn without_faults(setup: &Arc<Site>, chaos: &Chaos, seed: u64) -> anyhow::Result<()> {
-    // What was said not to exist is believed for a second.
+    // A "not found" is cached for a second.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let old = PROVIDERS.iter().flat_map(|(name, _)| FIRST_VERSIONS.map(|version| (*name, version)));
     let new = chaos.single.iter().map(|(name, version)| (name.as_str(), version.as_str()));
@@ -315,7 +315,7 @@ async fn without_faults(setup: &Arc<Site>, chaos: &Chaos, seed: u64) -> anyhow::
     Ok(())
 }
 
-/// A task that goes when nobody needs it.
+/// A task that ends when its handle is dropped.
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
 impl Drop for AbortOnDrop {

@@ -1,5 +1,5 @@
-//! Modules, and the host of their archives: sound ones, ones that move, and ones that lead to pages, lists of checksums
-//! and archives that never come to an end.
+//! Modules and their archive host: intact ones, ones that move, and ones that lead to pages, checksum lists and
+//! archives without end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,11 +19,11 @@ use crate::support::upstream::{FakeUpstream, Fault, Module, Target, sha256_hex};
 /// The files of a module.
 type Tree = BTreeMap<String, Vec<u8>>;
 
-/// Modules that can be had.
+/// Modules that can be installed.
 const SOUND: [&str; 3] = ["sound-small", "sound-large", "sound-page"];
 /// Modules whose archives become other ones.
 const MOVING: [&str; 4] = ["moving-one", "moving-two", "moving-three", "moving-four"];
-/// What never comes to an end, by the fault that keeps it from that.
+/// Sources without end, by their fault.
 const SILENT: [(&str, Silence); 4] =
     [("never", Silence::Never), ("stalls", Silence::Stalls), ("drips", Silence::Drips), ("endless", Silence::Endless)];
 
@@ -46,10 +46,10 @@ impl Silence {
     }
 }
 
-/// The host of the archives, and what it truly has.
+/// The archive host and its true content.
 pub(crate) struct Sources {
     pub(crate) upstream: FakeUpstream,
-    /// By the name of the module: what it was at first.
+    /// The first tree, by module name.
     truth: BTreeMap<String, Tree>,
     names: Vec<String>,
     state: Mutex<State>,
@@ -127,13 +127,13 @@ impl Sources {
         self.state.lock().moved.clone()
     }
 
-    /// Modules that everybody can have, when nothing is wrong.
+    /// Modules that can be installed when nothing fails.
     pub(crate) fn sound(&self) -> [&'static str; 3] {
         SOUND
     }
 
     fn some_name(&self, rng: &mut StdRng) -> String {
-        // Who waits for nothing is not asking for anything else: rather one that comes.
+        // A client of a silent source sends nothing else meanwhile, so sources that answer are preferred.
         let among = if rng.gen_bool(0.7) { &self.names[..SOUND.len() + MOVING.len()] } else { &self.names[..] };
         among.choose(rng).cloned().unwrap_or_default()
     }
@@ -171,7 +171,7 @@ impl Client {
         self.install_module(&name).await;
     }
 
-    /// Gives whether all of it came.
+    /// Returns true if everything arrived.
     pub(crate) async fn install_module(&mut self, name: &str) -> bool {
         let download = download_path(name);
         let Some(text) = self.ask(Ask::whole(Kind::Module, &download)).await else { return false };

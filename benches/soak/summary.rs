@@ -1,4 +1,4 @@
-//! What a phase came to, for people.
+//! The summary of a phase, for people.
 #![expect(clippy::print_stdout, reason = "printing is what it is for")]
 
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::audit::Found;
 use crate::ledger::{Broken, Kind};
 use crate::{MEMORY_BOUND_KIB, Site, chaos, hostile};
 
-/// What was done and found.
+/// Totals of a phase.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Totals {
     pub(crate) done: chaos::Done,

@@ -1,5 +1,5 @@
-//! Every edition that upstream published, and whether it may take the place of the one before (promise 14): so that
-//! whatever a client gets can be held against it.
+//! Every edition that upstream published, and its right to replace the one before (DESIGN, promise 14), so that every
+//! answer can be compared with it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{Cursor, Read as _};
@@ -40,9 +40,9 @@ pub(crate) struct Edition {
 /// The right of an edition to be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// The first of its version, the same bytes as a rightful one, or signed by a key that may vouch for others.
+    /// The first of its version, the same bytes as a rightful one, or signed by a key that may change the version.
     Rightful,
-    /// Published anew, after the version was served, by a key that may not vouch for that, or by nobody.
+    /// Republished after the version was served, under a key that may not change it or without a signature.
     Foreign,
 }
 
@@ -74,7 +74,7 @@ impl PartialEq for Signer {
     }
 }
 
-/// What is to be published.
+/// A version to publish.
 #[derive(Clone)]
 pub(crate) struct Draft {
     pub(crate) name: String,
@@ -125,11 +125,11 @@ impl Draft {
 /// The platforms of everything.
 pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
 
-/// One version. Times are counts of what was published and seen, in the order in which it was.
+/// One version. Times are positions in the order of publications and observations.
 #[derive(Default)]
 struct Version {
     published: u64,
-    /// When a client had first been shown it: larder had verified it then.
+    /// The first time a client got it: larder had verified it then.
     seen: Option<u64>,
     editions: Vec<Arc<Edition>>,
 }
@@ -138,7 +138,7 @@ struct Version {
 #[derive(Default)]
 struct Key {
     signed: u64,
-    /// When a client had first been shown what this key alone signed.
+    /// The first time a client got a version that only this key signed.
     seen: Option<u64>,
 }
 
@@ -157,7 +157,7 @@ impl Known {
         self.now
     }
 
-    /// Whether a signer may give other bytes to a version; none where clients have not seen enough to tell.
+    /// The right of a signer to change a version; `None` where clients have not seen enough to decide.
     fn standing(&self, name: &str, version: &str, signer: Option<&str>) -> Option<Standing> {
         let Some(known) = self.versions.get(&(name.to_owned(), version.to_owned())) else {
             return Some(Standing::Rightful);
@@ -178,8 +178,8 @@ impl Known {
 pub(crate) struct Truth(RwLock<Known>);
 
 impl Truth {
-    /// Publishes, and knows it before anybody who asks here can have seen it. Publishes nothing, and says so, where nobody
-    /// could tell whether larder may serve it.
+    /// Records an edition, then publishes it. Publishes nothing and returns `None` where the right to change is
+    /// undecidable.
     pub(crate) async fn publish(&self, upstream: &FakeUpstream, draft: Draft) -> Option<Standing> {
         let mut known = self.0.write().await;
         let (name, version) = (draft.name.as_str(), draft.version.as_str());
@@ -203,7 +203,7 @@ impl Truth {
         if history.editions.is_empty() {
             history.published = now;
         }
-        // Anybody may sign the same bytes; that what was signed is so no more is a change.
+        // Any key may sign the same bytes; losing a signature is a change.
         let is_rightful = |before: &Arc<Edition>| before.is_rightful() && before.sums == sums;
         let standing = match key.is_some() && history.editions.iter().any(is_rightful) {
             true => Standing::Rightful,
@@ -213,7 +213,7 @@ impl Truth {
         Some(standing)
     }
 
-    /// A client was shown a rightful edition of a version, by the digest of one of its archives.
+    /// Records that a client got a rightful edition of a version, by the digest of one of its archives.
     pub(crate) async fn saw(&self, package: &Package, sha256: &str) {
         let mut known = self.0.write().await;
         let now = known.tick();
@@ -229,13 +229,13 @@ impl Truth {
         }
     }
 
-    /// Whether a client was shown the version.
+    /// True if a client got the version.
     pub(crate) async fn is_seen(&self, name: &str, version: &str) -> bool {
         let known = self.0.read().await;
         known.versions.get(&(name.to_owned(), version.to_owned())).is_some_and(|history| history.seen.is_some())
     }
 
-    /// Whether this signer may give other bytes to a version; none where nobody could tell.
+    /// The right of this signer to change a version; `None` where it is undecidable.
     pub(crate) async fn standing(&self, name: &str, version: &str, signer: &Signer) -> Option<Standing> {
         self.0.read().await.standing(name, version, signer.fingerprint().as_deref())
     }
@@ -259,7 +259,7 @@ impl Truth {
         zips.find(|zip| zip.sha256.starts_with(digest)).cloned()
     }
 
-    /// Whether such a version was ever published.
+    /// True if the version was ever published.
     pub(crate) async fn has(&self, name: &str, version: &str) -> bool {
         self.0.read().await.versions.contains_key(&(name.to_owned(), version.to_owned()))
     }

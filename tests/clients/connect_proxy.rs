@@ -12,7 +12,7 @@ pub(crate) async fn leading_to(target: SocketAddr) -> String {
     tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
             tokio::spawn(async move {
-                // A client that goes away is its own affair.
+                // A client may close its connection.
                 let _ = tunnel(socket, target).await;
             });
         }

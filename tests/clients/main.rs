@@ -1,5 +1,5 @@
-//! Real clients, each straight at a registry and through larder: what it gets must be the same, or differ for a reason that
-//! is written down. Run by `tests/clients/run`, which installs the clients; prints one table, and fails where a row is wrong.
+//! Real clients, each directly at a registry and through larder: the results must be equal, or differ for a written
+//! reason. `tests/clients/run` installs the clients and runs this; it prints one table, and fails if a row is wrong.
 #![expect(clippy::disallowed_methods, reason = "it stands outside the walls between the rooms")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the table is what it is for")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -28,7 +28,7 @@ struct Tools {
 }
 
 impl Tools {
-    /// Whether the clients of this name are to be run.
+    /// True if the clients of this name are selected.
     fn wants(&self, name: &str) -> bool {
         self.chosen.is_empty() || self.chosen.iter().any(|chosen| chosen == name)
     }

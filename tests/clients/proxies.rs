@@ -30,7 +30,7 @@ impl Server {
     async fn start(program: &Path, arguments: &[&str], config: &str, upstream: SocketAddr, ca: &TestCa) -> Self {
         let folder = tempfile::Builder::new().prefix("larder-proxy-").tempdir().unwrap();
         let place = folder.path().display().to_string();
-        // Some give up root for a user of their own.
+        // Some programs drop root for another user.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let (certificate, key) = ca.issue(&["127.0.0.1", "localhost"]);
         std::fs::write(folder.path().join("cert.pem"), format!("{certificate}{key}")).unwrap();

@@ -1,6 +1,6 @@
-//! The table of what was run, as the documents have it.
+//! The table of results, in the form of docs/clients.md.
 
-/// How a client fared through larder.
+/// The result of a client through larder.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// As straight at the registry.
@@ -27,7 +27,7 @@ impl Verdict {
 struct Row {
     client: String,
     route: String,
-    /// What was compared, more than one thing where all came to the same.
+    /// The compared items, several where their results are equal.
     what: Vec<String>,
     verdict: Verdict,
 }
@@ -64,7 +64,7 @@ impl Report {
         println!("\n{} comparisons, {wrong} rows wrong", self.compared);
     }
 
-    /// Whether nothing is wrong, and anything was run.
+    /// True if at least one row ran and none is wrong.
     pub(crate) fn is_good(&self) -> bool {
         let ran = self.rows.iter().any(|row| !matches!(row.verdict, Verdict::NotRun(_)));
         ran && !self.rows.iter().any(|row| matches!(row.verdict, Verdict::Wrong(_)))

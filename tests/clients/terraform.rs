@@ -17,7 +17,7 @@ use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Listed, Module, Provider, SigningKey, sha256_hex};
 use crate::tools::with_version;
 
-/// A client, and what it knows.
+/// A client and its features.
 struct Cli {
     name: String,
     client: Terraform,
@@ -27,7 +27,7 @@ struct Cli {
     default_host: &'static str,
 }
 
-/// How the client comes to larder.
+/// The client's route to larder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Route {
     Straight,
@@ -44,7 +44,7 @@ impl Route {
     const THROUGH: [Self; 6] =
         [Self::Override, Self::OverrideTls, Self::Mirror, Self::TrustedMirror, Self::TakeOver, Self::OwnName];
 
-    /// Whether a client comes for providers alone.
+    /// True for the route that serves providers only.
     fn is_mirror(self) -> bool {
         matches!(self, Self::Mirror | Self::TrustedMirror)
     }
@@ -62,7 +62,7 @@ impl Route {
     }
 }
 
-/// What a step of a run leaves behind: files by path with their digests, and the lock file.
+/// The result of a step: files by path with their digests, and the lock file.
 pub(crate) type Left = BTreeMap<String, String>;
 
 pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
@@ -93,8 +93,8 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     }
 }
 
-/// A configuration whose module is chosen by values: `larder warm` of its folder brings what `init` then needs without the
-/// registry.
+/// A configuration whose module is chosen by values: `larder warm` of its folder stores everything that `init` then
+/// needs without the registry.
 async fn with_constants(cli: &Cli, report: &mut Report) {
     let subject = "modules chosen by variables: `larder warm FOLDER`, then `init` without the registry";
     let mut upstream = registry().await;
@@ -169,7 +169,7 @@ fn judged(route: Route, straight: &Left, left: &Left, cli: &Cli) -> Verdict {
     if !route.is_mirror() {
         return differences(straight, left);
     }
-    // A network mirror has no modules, and no signatures: the client writes down what it has seen alone (PROTOCOL 3.3).
+    // A network mirror has no modules and no signatures: the client records only the hashes it computed (PROTOCOL 3.3).
     let no_modules = |left: &Left| -> Left {
         left.iter()
             .filter(|(path, _)| !path.contains("/modules/") && *path != LOCK)
@@ -216,7 +216,7 @@ fn differences(straight: &Left, through: &Left) -> Verdict {
     compared(&select(straight, through), &select(through, straight))
 }
 
-/// The lock file among what is left.
+/// The lock file's name in a result.
 const LOCK: &str = ".terraform.lock.hcl";
 
 /// A registry with two providers for three platforms and a module that calls another one.
@@ -245,7 +245,7 @@ fn rsa_key() -> &'static SigningKey {
     KEY.get_or_init(SigningKey::another_rsa)
 }
 
-/// What `init` leaves behind with these services of Terraform's registry.
+/// The result of an `init` with these services of Terraform's registry.
 pub(crate) async fn left_by_init(
     client: &Terraform,
     providers_url: &str,
@@ -271,7 +271,7 @@ fn null(version: &str) -> Provider {
     PLATFORMS.into_iter().fold(null, Provider::platform)
 }
 
-/// All steps of a client on one route: what each leaves behind, or what the client said where it failed.
+/// All steps of a client on one route: the result of each, or the client's error.
 async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<Left, String>)> {
     let (upstream, ca) = (registry().await, TestCa::new());
     let larder = Larder::builder()

@@ -59,13 +59,13 @@ impl TlsFixture {
         ("larder's base of one registry", format!("{}/registry/{HOST}", self.larder.base()))
     }
 
-    /// How many lines SHA256SUMS has.
+    /// The number of lines of SHA256SUMS.
     fn hashes(&self) -> usize {
         String::from_utf8(self.upstream.sums_bytes("acme", "null", "1.2.0")).unwrap().lines().count()
     }
 
-    /// Compares what a tool gets straight at the registry, which must be `whole`, with what it gets on each route. It is
-    /// given the registry, and an empty folder.
+    /// Compares a tool's result at the registry, which must be `whole`, with its result on each route. The tool gets
+    /// the registry and an empty folder.
     async fn beside(
         &self,
         report: &mut Report,
@@ -97,7 +97,7 @@ impl TlsFixture {
     }
 }
 
-/// What a program prints; what it says where it fails.
+/// A program's standard output; the error is its standard error.
 pub(crate) async fn output_of(
     program: &Path,
     arguments: &[&str],
@@ -166,7 +166,7 @@ pub(crate) async fn renovate(tools: &Tools, report: &mut Report) {
     fixture.beside(report, (title, "versions, hashes for a lock file"), &routes, is_whole, ask).await;
 }
 
-/// Checkov: what it finds in a module that it downloads.
+/// Checkov: its findings in a module that it downloads.
 pub(crate) async fn checkov(tools: &Tools, report: &mut Report) {
     let title = "Checkov 3.3.30";
     let Some(program) = tools.program("checkov") else {
@@ -188,7 +188,7 @@ pub(crate) async fn checkov(tools: &Tools, report: &mut Report) {
     fixture.beside(report, (title, "findings in a downloaded module"), &[fixture.own_host()], is_whole, ask).await;
 }
 
-/// What failed, by resource.
+/// The failed checks, by resource.
 fn findings(report: &str) -> String {
     let report: serde_json::Value = serde_json::from_str(report).unwrap_or_default();
     let failed = report["results"]["failed_checks"].as_array().cloned().unwrap_or_default();
@@ -207,7 +207,7 @@ fn calls_the_module(registry: &str, folder: &Path) -> String {
     host
 }
 
-/// Trivy: what it finds in a module that it downloads.
+/// Trivy: its findings in a module that it downloads.
 pub(crate) async fn trivy(report: &mut Report) {
     let title = "Trivy";
     let Some(program) = std::env::var_os("LARDER_TRIVY") else {
@@ -303,7 +303,7 @@ pub(crate) async fn terragrunt(tools: &Tools, report: &mut Report) {
     fixture.beside(report, (&title, "a module by tfr:, and init in it"), &[fixture.own_host()], is_whole, ask).await;
 }
 
-/// tfmodcache: the files of a module; it goes on to /v1/modules/ without discovery.
+/// tfmodcache: the files of a module; it requests /v1/modules/ without discovery.
 pub(crate) async fn tfmodcache(tools: &Tools, report: &mut Report) {
     let title = "tfmodcache 0.1.0";
     let Some(program) = tools.program("tfmodcache") else {

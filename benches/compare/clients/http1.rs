@@ -13,7 +13,7 @@ use super::Shared;
 
 const BUFFER_BYTES: usize = 256 * 1024;
 
-/// A server that sends nothing for so long has failed; a cold archive may wait for all of it.
+/// A server that is silent for so long has failed; a cold archive may wait for its whole fill.
 const SILENT_AT_MOST: Duration = Duration::from_secs(60);
 
 /// Asks until it is over.
@@ -46,7 +46,7 @@ pub(super) fn request(address: SocketAddr, path: &str, gzip: bool) -> String {
 trait Stream: Read + Write {}
 impl<S: Read + Write> Stream for S {}
 
-/// A connection that is kept.
+/// A persistent connection.
 pub(super) struct Connection {
     stream: Box<dyn Stream>,
     buffer: Vec<u8>,
@@ -66,7 +66,8 @@ impl Connection {
         Ok(Self { stream: Box::new(StreamOwned::new(tls, stream)), buffer })
     }
 
-    /// Asks, and tells the size of each piece of the body. Whether all of it came: not where `goes_on` says no.
+    /// Sends a request and passes the size of each piece of the body. Returns true if all of it arrived, false if
+    /// `goes_on` stopped it.
     pub(super) fn ask(&mut self, request: &str, mut goes_on: impl FnMut(usize) -> bool) -> anyhow::Result<bool> {
         let Self { stream, buffer } = self;
         stream.write_all(request.as_bytes())?;

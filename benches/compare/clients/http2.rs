@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 
 use super::Shared;
 
-/// What Go's client lets a server send ahead.
+/// The flow-control window of Go's client.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 1 << 30;
 

@@ -1,4 +1,4 @@
-//! Who asks: wrk for documents where it is installed, readers of our own for everything else.
+//! The clients: wrk for documents where it is installed, our own readers for everything else.
 
 mod http1;
 mod http2;
@@ -19,7 +19,7 @@ use crate::measure::Sample;
 use crate::peer::{Peer, Wire};
 use crate::tls::Certificate;
 
-/// What a number of clients ask for, again and again.
+/// The requests of a number of clients.
 #[derive(Clone, Debug)]
 pub(crate) struct Asking {
     address: SocketAddr,
@@ -45,7 +45,7 @@ impl Asking {
     }
 }
 
-/// What the clients of one measurement share.
+/// The state shared by the clients of one measurement.
 struct Shared {
     asking: Asking,
     /// All are connected.
@@ -69,15 +69,15 @@ impl Shared {
     }
 }
 
-/// What came in a span of time.
+/// The bytes and requests of a span of time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Came {
     pub(crate) bytes: u64,
     pub(crate) answers: u64,
 }
 
-/// Lets this many clients ask, each on a thread and a connection of its own; `watch` is called when all are connected,
-/// and ends it by coming back.
+/// Runs this many clients, each with its own thread and connection. Calls `watch` when all are connected, and stops
+/// them when it returns.
 pub(crate) fn run<T>(
     asking: Asking,
     connections: usize,
@@ -113,14 +113,14 @@ pub(crate) fn run<T>(
     watched
 }
 
-/// What is counted.
+/// The counted unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
     Bytes,
     Answers,
 }
 
-/// Lets this many clients ask for so long; what came, and what it took of the server.
+/// Runs this many clients for so long; returns their counts and the server's resources.
 pub(crate) fn sample(
     peer: &Peer,
     asking: Asking,

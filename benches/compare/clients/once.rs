@@ -1,4 +1,4 @@
-//! One answer, and when what of it came.
+//! One answer with the times of its parts.
 
 use std::net::SocketAddr;
 use std::sync::Barrier;
@@ -9,7 +9,7 @@ use anyhow::bail;
 
 use super::http1::{self, Connection};
 
-/// How an answer came, from before the connection.
+/// The times of an answer, from before the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Once {
     /// The first byte of its body.
@@ -19,7 +19,7 @@ pub(crate) struct Once {
     pub(crate) bytes: usize,
 }
 
-/// Asks once, without TLS, over a connection of its own.
+/// Sends one request without TLS over its own connection.
 pub(crate) fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Once> {
     let began = Instant::now();
     let mut connection = Connection::new(address, None)?;

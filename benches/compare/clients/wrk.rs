@@ -1,4 +1,4 @@
-//! wrk, which asks for small things faster than any server here answers them.
+//! wrk, which sends small requests faster than any server here answers them.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
