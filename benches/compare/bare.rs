@@ -32,7 +32,7 @@ pub(crate) const ARGUMENT: &str = "be-bare";
 
 /// Its parameters.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct BareOptions {
     larder: SocketAddr,
     paths: Vec<String>,
     certificate: PathBuf,
@@ -55,7 +55,7 @@ pub(crate) struct Bare {
 impl Bare {
     /// Starts it with what larder answers to these paths.
     pub(crate) fn start(larder: SocketAddr, paths: Vec<String>, certificate: &Certificate) -> anyhow::Result<Self> {
-        let text = Told {
+        let text = BareOptions {
             larder,
             paths,
             certificate: certificate.certificate_file.clone(),
@@ -80,14 +80,14 @@ impl Bare {
 }
 
 /// Is the bare server until it is ended. The runtime is as larder's.
-pub(crate) fn be(order: &str) -> anyhow::Result<()> {
+pub(crate) fn serve_bare(order: &str) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(serde_json::from_str(order)?))
 }
 
 /// By path, plain and gzip.
 type Answers = HashMap<String, [(HeaderMap, Bytes); 2]>;
 
-async fn serve(text: Told) -> anyhow::Result<()> {
+async fn serve(text: BareOptions) -> anyhow::Result<()> {
     let client = peer::client()?;
     let mut answers = Answers::new();
     for path in text.paths {

@@ -4,51 +4,52 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::Bench;
-use crate::clients::{self, Asking, Counted, wrk};
+use crate::clients::{self, CountedUnit, RequestLoad, wrk};
 use crate::larder::Log;
 use crate::measure::{Sample, median, rounds};
-use crate::peer::{Name, Peer, Subject, Wire};
+use crate::peer::{ClientProtocol, Peer, ServerName, Subject};
 use crate::report::{Section, Target, cell};
-use crate::stand::{ARCHIVES, Stand};
+use crate::stand::{ARCHIVES, ComparedServers};
 
 /// One measured row.
 struct Row {
     name: String,
     subject: Subject,
     gzip: bool,
-    wire: Wire,
+    wire: ClientProtocol,
     connections: usize,
-    counted: Counted,
+    counted: CountedUnit,
     log: Log,
     /// At least so many times another's rate.
-    targets: Vec<(Name, f64)>,
+    targets: Vec<(ServerName, f64)>,
 }
 
 fn documents() -> Vec<Row> {
-    let row = |name: &str, subject, gzip, connections, targets: &[(Name, f64)]| Row {
+    let row = |name: &str, subject, gzip, connections, targets: &[(ServerName, f64)]| Row {
         name: format!("{name}, {connections} connection{}", if connections == 1 { "" } else { "s" }),
         subject,
         gzip,
-        wire: Wire::Http1,
+        wire: ClientProtocol::Http1,
         connections,
-        counted: Counted::Answers,
+        counted: CountedUnit::Answers,
         log: Log::Off,
         targets: targets.to_vec(),
     };
     let mut rows = Vec::new();
     for connections in [1, 64, 256] {
-        let targets = [(Name::Nginx, 1.0), (Name::Bare, 0.95)];
+        let targets = [(ServerName::Nginx, 1.0), (ServerName::Bare, 0.95)];
         rows.push(row("version list, 2 KB gzip", Subject::List, true, connections, &targets));
     }
     for connections in [1, 64, 256] {
-        let targets = [(Name::Nginx, 0.9), (Name::Bare, 0.95)];
+        let targets = [(ServerName::Nginx, 0.9), (ServerName::Bare, 0.95)];
         rows.push(row("version list, 32 KB plain", Subject::List, false, connections, &targets));
     }
-    rows.push(row("download document", Subject::Document, false, 64, &[(Name::Bare, 0.95)]));
+    rows.push(row("download document", Subject::Document, false, 64, &[(ServerName::Bare, 0.95)]));
     // The base of its URLs depends on Host and certificate.
-    let absolute = row("download document, absolute URLs, TLS", Subject::Document, false, 64, &[(Name::Bare, 0.9)]);
-    rows.push(Row { wire: Wire::Tls1, ..absolute });
-    rows.push(row("VERSION.json", Subject::MirrorVersion, false, 64, &[(Name::Bare, 0.95)]));
+    let absolute =
+        row("download document, absolute URLs, TLS", Subject::Document, false, 64, &[(ServerName::Bare, 0.9)]);
+    rows.push(Row { wire: ClientProtocol::Tls1, ..absolute });
+    rows.push(row("VERSION.json", Subject::MirrorVersion, false, 64, &[(ServerName::Bare, 0.95)]));
     let logged = row("version list, 2 KB gzip, logs on", Subject::List, true, 64, &[]);
     rows.push(Row { log: Log::On, ..logged });
     rows
@@ -57,7 +58,7 @@ fn documents() -> Vec<Row> {
 fn archives() -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, size, bytes) in ARCHIVES {
-        for wire in Wire::ALL {
+        for wire in ClientProtocol::ALL {
             let is_small = bytes < 1_000_000;
             let least = match (is_small, wire.is_tls()) {
                 (true, _) => 0.9,
@@ -70,9 +71,9 @@ fn archives() -> Vec<Row> {
                 gzip: false,
                 wire,
                 connections: if is_small { 16 } else { 4 },
-                counted: Counted::Bytes,
+                counted: CountedUnit::Bytes,
                 log: Log::Off,
-                targets: vec![(Name::Nginx, least)],
+                targets: vec![(ServerName::Nginx, least)],
             });
         }
     }
@@ -89,7 +90,7 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
         let subjects: HashSet<Subject> = rows.map(|row| row.subject).collect();
         stands.push(match subjects.is_empty() {
             true => None,
-            false => Some(Stand::start(bench, &subjects, log)?),
+            false => Some(ComparedServers::start(bench, &subjects, log)?),
         });
     }
     let mut sections = Vec::new();
@@ -101,10 +102,10 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
             let stand = &stands[usize::from(row.log == Log::On)];
             let peers = stand.iter().flat_map(|stand| &stand.peers);
             // Bare means: without a log.
-            let peers: Vec<&Peer> = peers.filter(|peer| row.log == Log::Off || peer.name != Name::Bare).collect();
+            let peers: Vec<&Peer> = peers.filter(|peer| row.log == Log::Off || peer.name != ServerName::Bare).collect();
             bench.progress(&row.name);
             let samples = rounds(&peers, bench.options.rounds(), |peer| measure(bench, &row, peer));
-            let Some(samples) = bench.without(&row.name, samples)? else { continue };
+            let Some(samples) = bench.or_report(&row.name, samples)? else { continue };
             add(&mut section, &row, &peers.iter().map(|peer| peer.name).zip(samples).collect::<Vec<_>>());
         }
         sections.extend(Some(section).filter(|section| !section.is_empty()));
@@ -115,39 +116,41 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
 fn measure(bench: &Bench, row: &Row, peer: &Peer) -> anyhow::Result<Sample> {
     let path = peer.path(row.subject)?;
     let seconds = bench.options.seconds;
-    if let (Some(wrk), Counted::Answers, false) = (&bench.wrk, row.counted, row.wire.is_tls()) {
+    if let (Some(wrk), CountedUnit::Answers, false) = (&bench.wrk, row.counted, row.wire.is_tls()) {
         return wrk::sample(wrk, peer, path, row.gzip, row.connections, seconds);
     }
-    let asking = Asking::new(peer, row.wire, path, &bench.certificate)?.gzip(row.gzip);
+    let asking = RequestLoad::new(peer, row.wire, path, &bench.certificate)?.gzip(row.gzip);
     clients::sample(peer, asking, row.connections, Duration::from_secs(seconds), row.counted)
 }
 
 const HEAD: [&str; 9] = ["", "larder", "nginx", "bare", "larder/nginx", "larder/bare", "CPU larder", "nginx", "bare"];
 
-fn add(section: &mut Section, row: &Row, samples: &[(Name, Vec<Sample>)]) {
-    let select = |name: Name| samples.iter().find(|(whose, _)| *whose == name).map(|(_, samples)| samples);
-    let rate = |name: Name| {
+fn add(section: &mut Section, row: &Row, samples: &[(ServerName, Vec<Sample>)]) {
+    let select = |name: ServerName| samples.iter().find(|(whose, _)| *whose == name).map(|(_, samples)| samples);
+    let rate = |name: ServerName| {
         let rate = median(select(name)?.iter().map(Sample::rate));
         Some(match row.counted {
-            Counted::Answers => format!("{rate:.0}"),
-            Counted::Bytes => format!("{:.2}", rate / 1e9),
+            CountedUnit::Answers => format!("{rate:.0}"),
+            CountedUnit::Bytes => format!("{:.2}", rate / 1e9),
         })
     };
-    let cost = |name: Name| {
+    let cost = |name: ServerName| {
         let cost = median(select(name)?.iter().map(Sample::cost));
         Some(match row.counted {
-            Counted::Answers => format!("{:.1}", cost * 1e6),
-            Counted::Bytes => format!("{:.2}", cost * 1e9),
+            CountedUnit::Answers => format!("{:.1}", cost * 1e6),
+            CountedUnit::Bytes => format!("{:.2}", cost * 1e9),
         })
     };
     // Of each round, because what else the machine does changes from one to the next.
-    let ratio = |other: Name| {
-        let rounds = select(Name::Larder)?.iter().zip(select(other)?);
+    let ratio = |other: ServerName| {
+        let rounds = select(ServerName::Larder)?.iter().zip(select(other)?);
         Some(median(rounds.map(|(larder, other)| larder.rate() / other.rate())))
     };
-    let names = [Name::Larder, Name::Nginx, Name::Bare];
+    let names = [ServerName::Larder, ServerName::Nginx, ServerName::Bare];
     let mut cells: Vec<String> = names.map(|name| cell(rate(name))).into();
-    cells.extend([Name::Nginx, Name::Bare].map(|other| cell(ratio(other).map(|ratio| format!("{ratio:.2}")))));
+    cells.extend(
+        [ServerName::Nginx, ServerName::Bare].map(|other| cell(ratio(other).map(|ratio| format!("{ratio:.2}")))),
+    );
     cells.extend(names.map(|name| cell(cost(name))));
     let targets = row.targets.iter().filter_map(|(other, least)| {
         let ratio = ratio(*other)?;

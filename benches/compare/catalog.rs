@@ -34,7 +34,7 @@ const PLATFORMS: [&str; 13] = [
 ];
 
 /// Versions in the long list.
-const LISTED: usize = 104;
+const LISTED_VERSIONS: usize = 104;
 
 /// The platform that is downloaded.
 pub(crate) const PLATFORM: &str = "linux_amd64";
@@ -129,7 +129,7 @@ pub(crate) fn list(version: &str) -> anyhow::Result<Page> {
 pub(crate) fn long_list() -> anyhow::Result<Page> {
     let mut rng = StdRng::seed_from_u64(32);
     let mut entries = vec![entry("1.0.0", &["5.0"], &[PLATFORM])];
-    for number in 1..LISTED {
+    for number in 1..LISTED_VERSIONS {
         let mut platforms = PLATFORMS.to_vec();
         platforms.shuffle(&mut rng);
         platforms.truncate(rng.gen_range(4..=PLATFORMS.len()));

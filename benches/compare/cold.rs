@@ -8,7 +8,7 @@ use anyhow::ensure;
 
 use crate::Bench;
 use crate::catalog::{self, PLATFORM, Release};
-use crate::clients::once::{self, Once};
+use crate::clients::once::{self, AnswerTiming};
 use crate::larder::{self, Larder, Log};
 use crate::measure::{median, rounds};
 use crate::nginx::Nginx;
@@ -19,17 +19,17 @@ use crate::report::{Section, Target, cell};
 const BYTES_PER_SECOND: u64 = 50_000_000;
 
 /// The allowed ratio to a direct download.
-const WHOLE_AT_MOST: f64 = 1.05;
+const MAX_WHOLE_RATIO: f64 = 1.05;
 
 /// The allowed delay of the first byte against the registry, in milliseconds.
-const FIRST_AT_MOST_MS: f64 = 10.0;
+const MAX_FIRST_BYTE_DELAY_MS: f64 = 10.0;
 
 const NAME: &str = "cold";
 const CLIENTS: usize = 100;
 
 /// From whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum From {
+enum Route {
     Registry,
     Larder,
     Nginx,
@@ -62,11 +62,11 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let rounds = bench.options.rounds().min(3);
     if bench.wants(&one) {
         bench.progress(&one);
-        cold.one(&mut section, &one, rounds)?;
+        cold.measure_one_client(&mut section, &one, rounds)?;
     }
     if bench.wants(&many) {
         bench.progress(&many);
-        cold.many(&mut section, &many, rounds)?;
+        cold.measure_many_clients(&mut section, &many, rounds)?;
     }
     Ok(Some(section))
 }
@@ -87,8 +87,8 @@ fn publish(bench: &Bench, archive_bytes: usize) -> anyhow::Result<String> {
 }
 
 impl Cold<'_> {
-    fn one(&self, section: &mut Section, name: &str, count: usize) -> anyhow::Result<()> {
-        let from = self.from(&[From::Registry]);
+    fn measure_one_client(&self, section: &mut Section, name: &str, count: usize) -> anyhow::Result<()> {
+        let from = self.from(&[Route::Registry]);
         let all = rounds(&from, count, |from| {
             self.serve(*from, |address, path| {
                 let once = once::ask(address, path)?;
@@ -96,19 +96,20 @@ impl Cold<'_> {
                 Ok(once)
             })
         })?;
-        let select = |wanted: From, value: fn(&Once) -> Duration| {
+        let select = |wanted: Route, value: fn(&AnswerTiming) -> Duration| {
             let (_, came) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
             Some(median(came.iter().map(|once| value(once).as_secs_f64())))
         };
-        let medians =
-            |value: fn(&Once) -> Duration| [From::Registry, From::Larder, From::Nginx].map(|from| select(from, value));
+        let medians = |value: fn(&AnswerTiming) -> Duration| {
+            [Route::Registry, Route::Larder, Route::Nginx].map(|from| select(from, value))
+        };
 
         let [direct, larder, nginx] = medians(|once| once.first);
         let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{:.1} ms", seconds * 1e3)));
         let later = |other: Option<f64>| Some((larder? - other?) * 1e3);
         let text_of = |other: Option<f64>| cell(later(other).map(|later| format!("{later:+.1} ms")));
-        let met = later(direct).is_some_and(|later| later <= FIRST_AT_MOST_MS);
-        let target = Target { met, text: format!("+{FIRST_AT_MOST_MS} ms") };
+        let met = later(direct).is_some_and(|later| later <= MAX_FIRST_BYTE_DELAY_MS);
+        let target = Target { met, text: format!("+{MAX_FIRST_BYTE_DELAY_MS} ms") };
         let cells = vec![text(direct), text(larder), text(nginx), text_of(direct), text_of(nginx)];
         section.add(&format!("{name}: first byte"), cells, vec![target]);
 
@@ -116,14 +117,14 @@ impl Cold<'_> {
         let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{seconds:.2} s")));
         let ratio = |other: Option<f64>| Some(larder? / other?);
         let text_of = |other: Option<f64>| cell(ratio(other).map(|ratio| format!("{ratio:.2}")));
-        let met = ratio(direct).is_some_and(|ratio| ratio <= WHOLE_AT_MOST);
-        let target = Target { met, text: format!("{WHOLE_AT_MOST} x direct") };
+        let met = ratio(direct).is_some_and(|ratio| ratio <= MAX_WHOLE_RATIO);
+        let target = Target { met, text: format!("{MAX_WHOLE_RATIO} x direct") };
         let cells = vec![text(direct), text(larder), text(nginx), text_of(direct), text_of(nginx)];
         section.add(&format!("{name}: whole"), cells, vec![target]);
         Ok(())
     }
 
-    fn many(&self, section: &mut Section, name: &str, count: usize) -> anyhow::Result<()> {
+    fn measure_many_clients(&self, section: &mut Section, name: &str, count: usize) -> anyhow::Result<()> {
         let from = self.from(&[]);
         let all = rounds(&from, count, |from| {
             let before = self.bench.upstream.asked(&self.path);
@@ -134,14 +135,14 @@ impl Cold<'_> {
             })?;
             Ok((self.bench.upstream.asked(&self.path) - before, last.as_secs_f64()))
         })?;
-        let select = |wanted: From, value: fn(&(u64, f64)) -> f64| {
+        let select = |wanted: Route, value: fn(&(u64, f64)) -> f64| {
             let (_, came) = from.iter().zip(&all).find(|(from, _)| **from == wanted)?;
             Some(median(came.iter().map(value)))
         };
-        let most = from.iter().zip(&all).filter(|(from, _)| **from == From::Larder);
+        let most = from.iter().zip(&all).filter(|(from, _)| **from == Route::Larder);
         let most = most.flat_map(|(_, came)| came).map(|(request, _)| *request).max();
         let requests =
-            [From::Larder, From::Nginx].map(|from| cell(select(from, |came| came.0 as f64).map(|n| format!("{n}"))));
+            [Route::Larder, Route::Nginx].map(|from| cell(select(from, |came| came.0 as f64).map(|n| format!("{n}"))));
         let [larder, nginx] = requests;
         let target = Target { met: most == Some(1), text: "1".into() };
         section.add(
@@ -149,29 +150,29 @@ impl Cold<'_> {
             vec![cell(None), larder, nginx, cell(None), cell(None)],
             vec![target],
         );
-        let [larder, nginx] = [From::Larder, From::Nginx].map(|from| select(from, |came| came.1));
+        let [larder, nginx] = [Route::Larder, Route::Nginx].map(|from| select(from, |came| came.1));
         let ratio = cell(larder.zip(nginx).map(|(larder, nginx)| format!("{:.2}", larder / nginx)));
         let [larder, nginx] = [larder, nginx].map(|last| cell(last.map(|last| format!("{last:.2} s"))));
         section.add(&format!("{name}: until all have it"), vec![cell(None), larder, nginx, cell(None), ratio], vec![]);
         Ok(())
     }
 
-    fn from(&self, first: &[From]) -> Vec<From> {
-        first.iter().copied().chain([From::Larder]).chain(self.nginx.map(|_| From::Nginx)).collect()
+    fn from(&self, first: &[Route]) -> Vec<Route> {
+        first.iter().copied().chain([Route::Larder]).chain(self.nginx.map(|_| Route::Nginx)).collect()
     }
 
     /// With a new server on an empty store, but for the documents that lead to the archive: a client has them then.
-    fn serve<T>(&self, from: From, ask: impl FnOnce(SocketAddr, &str) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    fn serve<T>(&self, from: Route, ask: impl FnOnce(SocketAddr, &str) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let Bench { upstream, certificate, client, .. } = self.bench;
         let document = catalog::document_path(NAME, "1.0.0", PLATFORM);
         match (from, self.nginx) {
-            (From::Larder, _) => {
+            (Route::Larder, _) => {
                 let larder = Larder::start(self.bench, None, Log::Off)?;
                 let document = format!("http://{}{}", larder.address, larder::under(&document));
                 let path = self.bench.block_on(archive_path(client, &document))?;
                 ask(larder.address, &path)
             }
-            (From::Nginx, Some(program)) => {
+            (Route::Nginx, Some(program)) => {
                 let nginx = Nginx::start(program, upstream, certificate, Log::Off)?;
                 let address = nginx.listening.plain;
                 self.bench.block_on(archive_path(client, &format!("http://{address}{document}")))?;

@@ -134,7 +134,7 @@ impl Bench {
 
     /// Returns the measurement, or `None` after reporting a failure, so that the rest continues. An error once it is
     /// interrupted.
-    fn without<T>(&self, subject: &str, measured: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+    fn or_report<T>(&self, subject: &str, measured: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
         interrupt::check()?;
         if let Err(error) = &measured {
             self.progress(&format!("{subject} could not be measured: {error:#}"));
@@ -166,7 +166,7 @@ const PARTS: [(&str, Measure); 7] = [
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     if let Some(text) = &options.be_bare {
-        return bare::be(text);
+        return bare::serve_bare(text);
     }
     if !options.bench || options.test {
         return Ok(());
@@ -184,10 +184,10 @@ fn main() -> anyhow::Result<()> {
     let mut sections = Vec::new();
     let this = bench.binary.clone();
     for (subject, measure) in PARTS {
-        sections.extend(bench.without(subject, measure(&bench))?.into_iter().flatten());
+        sections.extend(bench.or_report(subject, measure(&bench))?.into_iter().flatten());
         if let Some(other) = bench.options.beside.clone() {
             bench.binary.clone_from(&other);
-            let beside = bench.without(subject, measure(&bench))?.into_iter().flatten();
+            let beside = bench.or_report(subject, measure(&bench))?.into_iter().flatten();
             sections.extend(beside.map(|section| section.of(&other.display().to_string())));
             bench.binary.clone_from(&this);
         }

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 
 use crate::Bench;
-use crate::clients::{self, Asking};
+use crate::clients::{self, RequestLoad};
 use crate::interrupt;
 use crate::larder::Log;
 use crate::nginx::Nginx;
-use crate::peer::{Name, Peer, Subject, Wire};
+use crate::peer::{ClientProtocol, Peer, ServerName, Subject};
 use crate::process::own_memory;
 use crate::report::{Section, Target, cell};
-use crate::stand::Stand;
+use crate::stand::ComparedServers;
 
 const CLIENTS: usize = 64;
 const ARCHIVE_BYTES: u64 = 150_000_000;
@@ -22,7 +22,7 @@ const BEFORE_AT_MOST_MIB: f64 = 32.0;
 const UNDER_LOAD_AT_MOST_MIB: f64 = 96.0;
 
 /// The limit for all downloads.
-const WITHIN: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// The time a new process has to become idle.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -32,15 +32,15 @@ const EVERY: Duration = Duration::from_millis(10);
 /// Measures the selected rows.
 pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     let before = "memory before the first request";
-    let wires = [Wire::Http1, Wire::Tls1, Wire::Tls2];
-    let under = |wire: Wire| format!("memory, {CLIENTS} clients x 150 MB, {}", wire.text());
-    let wires: Vec<Wire> = wires.into_iter().filter(|wire| bench.wants(&under(*wire))).collect();
+    let wires = [ClientProtocol::Http1, ClientProtocol::Tls1, ClientProtocol::Tls2];
+    let under = |wire: ClientProtocol| format!("memory, {CLIENTS} clients x 150 MB, {}", wire.text());
+    let wires: Vec<ClientProtocol> = wires.into_iter().filter(|wire| bench.wants(&under(*wire))).collect();
     if wires.is_empty() && !bench.wants(before) {
         return Ok(None);
     }
     let mut section = Section::new("Memory (RssAnon at most, MiB)", &["", "larder", "nginx"]);
     let subject = Subject::Archive("large");
-    let mut stand = Stand::start(bench, &HashSet::from([subject]), Log::Off)?;
+    let mut stand = ComparedServers::start(bench, &HashSet::from([subject]), Log::Off)?;
     if bench.wants(before) {
         bench.progress(before);
         stand.restart_larder()?;
@@ -48,9 +48,9 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         let nginx =
             nginx.map(|program| Nginx::start(program, &bench.upstream, &bench.certificate, Log::Off)).transpose()?;
         interrupt::pause(SETTLE)?;
-        let larder = stand.peers.iter().find(|peer| peer.name == Name::Larder);
-        let larder = larder.map(|peer| (peer.name, own_memory(peer.processes(Wire::Http1))));
-        let nginx = nginx.map(|nginx| (Name::Nginx, own_memory(&nginx.processes())));
+        let larder = stand.peers.iter().find(|peer| peer.name == ServerName::Larder);
+        let larder = larder.map(|peer| (peer.name, own_memory(peer.processes(ClientProtocol::Http1))));
+        let nginx = nginx.map(|nginx| (ServerName::Nginx, own_memory(&nginx.processes())));
         add(&mut section, before, larder.into_iter().chain(nginx).collect(), BEFORE_AT_MOST_MIB);
     }
     for wire in wires {
@@ -58,7 +58,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         // The peak of one must not be the start of another.
         stand.restart_larder()?;
         let mut peaks = Vec::new();
-        for peer in stand.peers.iter().filter(|peer| peer.name != Name::Bare) {
+        for peer in stand.peers.iter().filter(|peer| peer.name != ServerName::Bare) {
             interrupt::check()?;
             peaks.push((peer.name, peak(bench, peer, wire, peer.path(subject)?)?));
         }
@@ -67,14 +67,14 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     Ok(Some(section))
 }
 
-fn peak(bench: &Bench, peer: &Peer, wire: Wire, path: &str) -> anyhow::Result<u64> {
-    let asking = Asking::new(peer, wire, path, &bench.certificate)?;
+fn peak(bench: &Bench, peer: &Peer, wire: ClientProtocol, path: &str) -> anyhow::Result<u64> {
+    let asking = RequestLoad::new(peer, wire, path, &bench.certificate)?;
     let processes = peer.processes(wire);
     clients::run(asking, CLIENTS, |came| {
         let began = Instant::now();
         let mut peak = 0;
         while came().bytes < CLIENTS as u64 * ARCHIVE_BYTES {
-            ensure!(began.elapsed() < WITHIN, "{CLIENTS} downloads take more than {WITHIN:?}");
+            ensure!(began.elapsed() < TIME_LIMIT, "{CLIENTS} downloads take more than {TIME_LIMIT:?}");
             peak = peak.max(own_memory(processes));
             interrupt::pause(EVERY)?;
         }
@@ -82,10 +82,11 @@ fn peak(bench: &Bench, peer: &Peer, wire: Wire, path: &str) -> anyhow::Result<u6
     })
 }
 
-fn add(section: &mut Section, name: &str, bytes: Vec<(Name, u64)>, at_most_mib: f64) {
-    let select =
-        |wanted: Name| bytes.iter().find(|(name, _)| *name == wanted).map(|(_, bytes)| *bytes as f64 / 1_048_576.0);
-    let cells = [Name::Larder, Name::Nginx].map(|name| cell(select(name).map(|mib| format!("{mib:.1}"))));
-    let met = select(Name::Larder).is_some_and(|mib| mib <= at_most_mib);
+fn add(section: &mut Section, name: &str, bytes: Vec<(ServerName, u64)>, at_most_mib: f64) {
+    let select = |wanted: ServerName| {
+        bytes.iter().find(|(name, _)| *name == wanted).map(|(_, bytes)| *bytes as f64 / 1_048_576.0)
+    };
+    let cells = [ServerName::Larder, ServerName::Nginx].map(|name| cell(select(name).map(|mib| format!("{mib:.1}"))));
+    let met = select(ServerName::Larder).is_some_and(|mib| mib <= at_most_mib);
     section.add(name, cells.into(), vec![Target { met, text: format!("{at_most_mib} MiB") }]);
 }

@@ -28,7 +28,7 @@ const WARM_AT_MOST: f64 = 0.3;
 
 /// Where it gets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum From {
+enum Route {
     Nowhere,
     Git,
     Cold,
@@ -58,17 +58,17 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         bench.progress(&name);
         let forge = bench.block_on(forge(reference))?;
         let seconds = measure(bench, &forge)?;
-        let select = |from: From| seconds[&from].iter().copied();
+        let select = |from: Route| seconds[&from].iter().copied();
         // Of each round by itself, what its `init` without modules took taken away.
-        let of_direct = |from: From| {
-            let rounds = select(from).zip(select(From::Git)).zip(select(From::Nowhere));
+        let of_direct = |from: Route| {
+            let rounds = select(from).zip(select(Route::Git)).zip(select(Route::Nowhere));
             median(rounds.map(|((took, direct), nothing)| (took - nothing) / (direct - nothing)))
         };
-        let mut cells: Vec<String> = [From::Cold, From::Warm, From::Git, From::Nowhere]
+        let mut cells: Vec<String> = [Route::Cold, Route::Warm, Route::Git, Route::Nowhere]
             .map(|from| cell(Some(format!("{:.2} s", median(select(from))))))
             .into();
         let mut goals = Vec::new();
-        for (from, most) in [(From::Cold, COLD_AT_MOST), (From::Warm, WARM_AT_MOST)] {
+        for (from, most) in [(Route::Cold, COLD_AT_MOST), (Route::Warm, WARM_AT_MOST)] {
             let ratio = of_direct(from);
             cells.push(format!("{ratio:.2}"));
             goals.push(Goal { met: ratio <= most, text: format!("{from:?} at most {most} x direct").to_lowercase() });
@@ -79,22 +79,22 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
 }
 
 /// Seconds of each source in each round.
-fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<From, Vec<f64>>> {
+fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<Route, Vec<f64>>> {
     let larder = || Larder::before(bench, forge);
     let warm = larder()?;
     let base = |larder: &Larder| format!("http://{}", larder.address);
     let directly = host_override(HOST, &forge.registry.providers_url(), &forge.registry.modules_url());
-    let run = |from: From| match from {
-        From::Nowhere => init(bench, forge, 0, &directly),
-        From::Git => init(bench, forge, MODULES, &directly),
-        From::Warm => init(bench, forge, MODULES, &through(&base(&warm))),
-        From::Cold => {
+    let run = |from: Route| match from {
+        Route::Nowhere => init(bench, forge, 0, &directly),
+        Route::Git => init(bench, forge, MODULES, &directly),
+        Route::Warm => init(bench, forge, MODULES, &through(&base(&warm))),
+        Route::Cold => {
             let cold = larder()?;
             init(bench, forge, MODULES, &through(&base(&cold)))
         }
     };
-    run(From::Warm)?;
-    let from = [From::Nowhere, From::Git, From::Cold, From::Warm];
+    run(Route::Warm)?;
+    let from = [Route::Nowhere, Route::Git, Route::Cold, Route::Warm];
     let seconds = rounds(&from, bench.options.rounds(), |from| run(*from))?;
     Ok(from.into_iter().zip(seconds).collect())
 }

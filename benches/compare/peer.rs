@@ -10,13 +10,13 @@ use crate::process::processor_time;
 
 /// The compared servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Name {
+pub(crate) enum ServerName {
     Larder,
     Nginx,
     Bare,
 }
 
-impl Name {
+impl ServerName {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Larder => "larder",
@@ -41,7 +41,7 @@ pub(crate) enum Subject {
 
 /// The protocol to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wire {
+pub(crate) enum ClientProtocol {
     Http1,
     /// Prior knowledge, without TLS.
     Http2,
@@ -49,7 +49,7 @@ pub(crate) enum Wire {
     Tls2,
 }
 
-impl Wire {
+impl ClientProtocol {
     pub(crate) const ALL: [Self; 4] = [Self::Http1, Self::Http2, Self::Tls1, Self::Tls2];
 
     pub(crate) fn text(self) -> &'static str {
@@ -78,7 +78,7 @@ pub(crate) struct Listening {
 /// One of those compared.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    pub(crate) name: Name,
+    pub(crate) name: ServerName,
     pub(crate) listening: Listening,
     pub(crate) paths: HashMap<Subject, String>,
     pub(crate) processes: Processes,
@@ -99,11 +99,11 @@ impl Processes {
 }
 
 impl Peer {
-    pub(crate) fn address(&self, wire: Wire) -> SocketAddr {
+    pub(crate) fn address(&self, wire: ClientProtocol) -> SocketAddr {
         match wire {
-            Wire::Http1 => self.listening.plain,
-            Wire::Http2 => self.listening.plain_http2,
-            Wire::Tls1 | Wire::Tls2 => self.listening.tls,
+            ClientProtocol::Http1 => self.listening.plain,
+            ClientProtocol::Http2 => self.listening.plain_http2,
+            ClientProtocol::Tls1 | ClientProtocol::Tls2 => self.listening.tls,
         }
     }
 
@@ -113,12 +113,12 @@ impl Peer {
     }
 
     /// The processes that answer in this protocol.
-    pub(crate) fn processes(&self, wire: Wire) -> &[u32] {
+    pub(crate) fn processes(&self, wire: ClientProtocol) -> &[u32] {
         if wire.is_tls() { &self.processes.tls } else { &self.processes.plain }
     }
 
     /// The processor time they have taken so far, in seconds.
-    pub(crate) fn processor_seconds(&self, wire: Wire) -> f64 {
+    pub(crate) fn processor_seconds(&self, wire: ClientProtocol) -> f64 {
         processor_time(self.processes(wire)).as_secs_f64()
     }
 }

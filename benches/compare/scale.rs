@@ -37,14 +37,14 @@ const VERSIONS: usize = 10;
 const ARCHIVE_BYTES: usize = 1_000;
 
 /// Parallel downloads while filling the store.
-const AT_A_TIME: usize = 32;
+const PARALLEL_DOWNLOADS: usize = 32;
 
 /// Providers downloaded in one round, one archive after the other: with 100,000 archives, more than one eviction pass
 /// removes.
 const PROVIDERS_IN_A_ROUND: usize = 25;
 
 /// The limit of each step.
-const WITHIN: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// On which side of its size limit a store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     add(&whole, &figures.whole, None);
 
     bench.progress(&fill);
-    if let Some([below, offset]) = bench.without(&fill, fills(bench, home))? {
+    if let Some([below, offset]) = bench.or_report(&fill, fills(bench, home))? {
         let ratio = offset / below;
         let figure = format!("{ratio:.2} ({:.2} ms to {:.2} ms)", offset * 1e3, below * 1e3);
         let target = Target { met: ratio <= FILL_AT_MOST, text: FILL_AT_MOST.to_string() };
@@ -133,7 +133,7 @@ fn started(bench: &Bench, mut home: Home, before: Stop) -> anyhow::Result<(Home,
         let (larder, took) = start(bench, home)?;
         figures.ready.push(took);
         while metric(bench, &larder, "larder_index_whole")? < 1.0 {
-            ensure!(began.elapsed() < WITHIN, "the index is not made again");
+            ensure!(began.elapsed() < TIME_LIMIT, "the index is not made again");
             interrupt::pause(Duration::from_millis(10))?;
         }
         figures.whole.push(began.elapsed());
@@ -152,7 +152,7 @@ fn start(bench: &Bench, home: Home) -> anyhow::Result<(Larder, Duration)> {
     let url = format!("http://{}/readyz", larder.address);
     bench.block_on(async {
         while !bench.client.get(&url).send().await.is_ok_and(|answer| answer.status() == 200) {
-            ensure!(began.elapsed() < WITHIN, "larder does not get ready");
+            ensure!(began.elapsed() < TIME_LIMIT, "larder does not get ready");
         }
         Ok(())
     })?;
@@ -202,7 +202,7 @@ async fn paths_of(bench: &Bench, larder: &Larder, documents: Vec<String>) -> any
         let url = format!("{base}{}", larder::under(&document));
         async move { archive_path(&bench.client, &url).await }
     });
-    paths.buffered(AT_A_TIME).try_collect().await
+    paths.buffered(PARALLEL_DOWNLOADS).try_collect().await
 }
 
 /// Downloads archives one after the other.
@@ -233,7 +233,7 @@ async fn fill_store(bench: &Bench, larder: &Larder, providers: usize) -> anyhow:
     let documents = publish(bench, &names)?;
     let base = format!("http://{}", larder.address);
     stream::iter(documents.iter().map(anyhow::Ok))
-        .try_for_each_concurrent(AT_A_TIME, async |document| {
+        .try_for_each_concurrent(PARALLEL_DOWNLOADS, async |document| {
             interrupt::check()?;
             let path = archive_path(&bench.client, &format!("{base}{}", larder::under(document))).await?;
             download(bench, &format!("{base}{path}")).await

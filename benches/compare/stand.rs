@@ -7,7 +7,7 @@ use crate::bare::Bare;
 use crate::catalog::{self, PLATFORM, Release};
 use crate::larder::{self, Home, Larder, Log};
 use crate::nginx::Nginx;
-use crate::peer::{Listening, Name, Peer, Processes, Subject, archive_path, warm};
+use crate::peer::{Listening, Peer, Processes, ServerName, Subject, archive_path, warm};
 use crate::upstream::Page;
 
 /// The archives: provider name, label, size.
@@ -20,7 +20,7 @@ const DOCUMENTED: &str = "documented";
 type Paths = HashMap<Subject, String>;
 
 /// The running servers, and how they are asked.
-pub(crate) struct Stand {
+pub(crate) struct ComparedServers {
     /// One listener of larder's has TLS or not: so there are two.
     larders: Vec<Larder>,
     _nginx: Option<Nginx>,
@@ -28,7 +28,7 @@ pub(crate) struct Stand {
     pub(crate) peers: Vec<Peer>,
 }
 
-impl Stand {
+impl ComparedServers {
     /// Starts all of them, and warms them for what will be asked.
     pub(crate) fn start(bench: &Bench, subjects: &HashSet<Subject>, log: Log) -> anyhow::Result<Self> {
         publish(bench, subjects)?;
@@ -38,7 +38,7 @@ impl Stand {
         let Listening { plain, tls, .. } = listening;
         bench.block_on(larder_paths(bench, &format!("https://{tls}"), subjects))?;
         let paths = bench.block_on(larder_paths(bench, &format!("http://{plain}"), subjects))?;
-        let mut peers = vec![Peer { name: Name::Larder, listening, paths: paths.clone(), processes }];
+        let mut peers = vec![Peer { name: ServerName::Larder, listening, paths: paths.clone(), processes }];
 
         let nginx = bench.nginx.as_ref();
         let nginx = nginx.map(|program| Nginx::start(program, upstream, certificate, log)).transpose()?;
@@ -46,12 +46,12 @@ impl Stand {
             let base = format!("http://{}", nginx.listening.plain);
             let paths = bench.block_on(upstream_paths(bench, &base, &peers[0], subjects))?;
             let (listening, processes) = (nginx.listening, Processes::both(nginx.processes()));
-            peers.push(Peer { name: Name::Nginx, listening, paths, processes });
+            peers.push(Peer { name: ServerName::Nginx, listening, paths, processes });
         }
 
         let bare = Bare::start(plain, paths.values().cloned().collect(), certificate)?;
         let (listening, processes) = (bare.listening, Processes::both(bare.processes()));
-        peers.push(Peer { name: Name::Bare, listening, paths, processes });
+        peers.push(Peer { name: ServerName::Bare, listening, paths, processes });
         Ok(Self { larders, _nginx: nginx, _bare: bare, peers })
     }
 
@@ -60,7 +60,7 @@ impl Stand {
         let homes: Vec<Home> = self.larders.drain(..).map(Larder::stop).collect::<Result<_, _>>()?;
         self.larders = homes.into_iter().map(Home::start).collect::<Result<_, _>>()?;
         let (listening, processes) = larders_at(&self.larders);
-        for peer in self.peers.iter_mut().filter(|peer| peer.name == Name::Larder) {
+        for peer in self.peers.iter_mut().filter(|peer| peer.name == ServerName::Larder) {
             (peer.listening, peer.processes) = (listening, processes.clone());
         }
         Ok(())

@@ -20,15 +20,15 @@ use crate::report::{Section, Target, cell};
 /// The registry's delay of each answer.
 const LATENCY: Duration = Duration::from_millis(20);
 /// Parallel providers of the downloader.
-const AT_ONE_TIME: usize = 16;
+const PARALLEL_PROVIDERS: usize = 16;
 /// The target ratio of warm-up throughput to the downloader's.
-const AT_LEAST: f64 = 0.7;
+const MIN_THROUGHPUT_RATIO: f64 = 0.7;
 /// The sizes of archives, in turn.
 const SIZES: [usize; 5] = [20_000, 40_000, 60_000, 80_000, 100_000];
 
 /// The measured program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum Fetcher {
     Downloader,
     Larder,
 }
@@ -47,21 +47,21 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         bench.publish(&Release::of(name, *size))?;
     }
     bench.upstream.answer_after(LATENCY);
-    let seconds = rounds(&[By::Downloader, By::Larder], bench.options.rounds().min(3), |by| match by {
-        By::Downloader => bench.block_on(download(bench, &names)),
-        By::Larder => warm(bench, &names),
+    let seconds = rounds(&[Fetcher::Downloader, Fetcher::Larder], bench.options.rounds().min(3), |by| match by {
+        Fetcher::Downloader => bench.block_on(download(bench, &names)),
+        Fetcher::Larder => warm(bench, &names),
     });
     bench.upstream.answer_after(Duration::ZERO);
     let seconds = seconds?;
     let [direct, larder] = [0, 1].map(|by: usize| median(seconds.get(by).into_iter().flatten().copied()));
     let title = format!(
-        "Warm-up, the registry {} ms away for each request (the downloader has {AT_ONE_TIME} under way, and syncs each file)",
+        "Warm-up, the registry {} ms away for each request (the downloader has {PARALLEL_PROVIDERS} under way, and syncs each file)",
         LATENCY.as_millis()
     );
     let mut section = Section::new(&title, &["", "downloader", "larder", "larder's throughput"]);
     let ratio = direct / larder;
     let text_of = |seconds: f64| cell(Some(format!("{seconds:.2} s ({:.0}/s)", count as f64 / seconds)));
-    let target = Target { met: ratio >= AT_LEAST, text: format!("{AT_LEAST} x downloader") };
+    let target = Target { met: ratio >= MIN_THROUGHPUT_RATIO, text: format!("{MIN_THROUGHPUT_RATIO} x downloader") };
     section.add(&name, vec![text_of(direct), text_of(larder), format!("{ratio:.2}")], vec![target]);
     Ok(Some(section))
 }
@@ -109,7 +109,7 @@ async fn download(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
     let folder = tempfile::Builder::new().prefix("compare-downloads-").tempdir()?;
     let began = Instant::now();
     stream::iter(names.iter().map(anyhow::Ok))
-        .try_for_each_concurrent(AT_ONE_TIME, async |name| {
+        .try_for_each_concurrent(PARALLEL_PROVIDERS, async |name| {
             interrupt::check()?;
             let fetch = async |path: &str, file: String| {
                 let url = format!("http://{}{path}", bench.upstream.address());

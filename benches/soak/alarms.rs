@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::Site;
+use crate::SoakSetup;
 use crate::hostile::{Hostile, PREY};
-use crate::ledger::Broken;
+use crate::ledger::BrokenPromise;
 use crate::sources::download_path;
 use crate::support::larder::HOST;
 use crate::truth::PLATFORMS;
 
 /// The time larder has for revalidating everything without faults.
-const WITHIN: Duration = Duration::from_secs(90);
+const TIME_LIMIT: Duration = Duration::from_secs(90);
 
 /// An alarm that must be there.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,12 +74,12 @@ fn document(name: &str, version: &str) -> String {
 }
 
 /// Makes larder revalidate everything and compares its alarms with the attacks; returns their number.
-pub(crate) async fn reckon(setup: &Arc<Site>, hostile: &Hostile) -> anyhow::Result<usize> {
+pub(crate) async fn compare_alarms(setup: &Arc<SoakSetup>, hostile: &Hostile) -> anyhow::Result<usize> {
     let mut expected = hostile.expected().await;
     expected.extend(setup.sources.moved().iter().map(|name| Expected::moved(name)));
     let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60)).build()?;
     let life = setup.lives.up().await;
-    let deadline = Instant::now() + WITHIN;
+    let deadline = Instant::now() + TIME_LIMIT;
     let mut missing: Vec<&Expected> = expected.iter().collect();
     let alarms = loop {
         let status = client.get(format!("{}/admin/v1/status", life.admin)).send().await?.bytes().await?;
@@ -106,18 +106,20 @@ pub(crate) async fn reckon(setup: &Arc<Site>, hostile: &Hostile) -> anyhow::Resu
                 let line = format!(
                     "no alarm: {wanted:?}; it is answered with {status} {state:?} {text}, and told is {others:?}"
                 );
-                setup.ledger.broken(Broken::NotTold, line);
+                setup.ledger.broken(BrokenPromise::NotTold, line);
             }
             Some(alarm) if alarm["resolve"] != *wanted.resolve => {
-                setup.ledger.broken(Broken::NotTold, format!("another remedy than `{}`: {alarm}", wanted.resolve));
+                setup
+                    .ledger
+                    .broken(BrokenPromise::NotTold, format!("another remedy than `{}`: {alarm}", wanted.resolve));
             }
             Some(_) => {}
         }
     }
-    let prey: BTreeSet<String> = PREY.iter().map(|(name, _)| format!("{HOST}/acme/{name}")).collect();
+    let attacked: BTreeSet<String> = PREY.iter().map(|(name, _)| format!("{HOST}/acme/{name}")).collect();
     for alarm in alarms.iter().filter(|alarm| alarm["kind"] == "waits-for-accept") {
-        if !prey.contains(alarm["address"].as_str().unwrap_or_default()) {
-            setup.ledger.broken(Broken::NotTold, format!("an alarm without an attack: {alarm}"));
+        if !attacked.contains(alarm["address"].as_str().unwrap_or_default()) {
+            setup.ledger.broken(BrokenPromise::NotTold, format!("an alarm without an attack: {alarm}"));
         }
     }
     Ok(alarms.len())

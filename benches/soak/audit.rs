@@ -10,22 +10,22 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::Site;
-use crate::ledger::{Broken, Kind};
+use crate::SoakSetup;
+use crate::ledger::{BrokenPromise, Kind};
 use crate::sources::archive_path;
 use crate::support::larder::Folder;
 use crate::support::upstream::sha256_hex;
 
 /// The findings of an audit.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct AuditResult {
     pub(crate) blobs: usize,
     pub(crate) bytes: u64,
     pub(crate) staged: usize,
 }
 
 /// Asks a larder whose upstream is away for archives and documents that were acknowledged, some or all of them.
-pub(crate) async fn what_was_acknowledged(setup: &Arc<Site>, at_most: usize) -> anyhow::Result<usize> {
+pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -> anyhow::Result<usize> {
     let client = reqwest::Client::builder().no_proxy().no_gzip();
     let client = client.timeout(Duration::from_secs(60)).build()?;
     let base = setup.lives.up().await.base;
@@ -41,12 +41,12 @@ pub(crate) async fn what_was_acknowledged(setup: &Arc<Site>, at_most: usize) -> 
         };
         match answer.await {
             Ok((200, body)) if truth.as_ref().is_some_and(|zip| zip.bytes == body) => {}
-            Ok((200, _)) => setup.ledger.broken(Broken::WrongBytes, format!("{path}, with upstream away")),
+            Ok((200, _)) => setup.ledger.broken(BrokenPromise::WrongBytes, format!("{path}, with upstream away")),
             Ok((status, body)) => {
                 let reason = String::from_utf8_lossy(&body).into_owned();
-                setup.ledger.broken(Broken::ArchiveLost, format!("{path}: {status} {reason}"));
+                setup.ledger.broken(BrokenPromise::ArchiveLost, format!("{path}: {status} {reason}"));
             }
-            Err(e) => setup.ledger.broken(Broken::ArchiveLost, format!("{path}: {e:?}")),
+            Err(e) => setup.ledger.broken(BrokenPromise::ArchiveLost, format!("{path}: {e:?}")),
         }
     }
     let mut documents = setup.ledger.documents();
@@ -57,17 +57,17 @@ pub(crate) async fn what_was_acknowledged(setup: &Arc<Site>, at_most: usize) -> 
             Ok(response) => format!("{} {}", response.status(), response.text().await.unwrap_or_default()),
             Err(e) => format!("{e:?}"),
         };
-        setup.ledger.broken(Broken::HeldRefused, format!("{path}, with upstream away: {status}"));
+        setup.ledger.broken(BrokenPromise::HeldRefused, format!("{path}, with upstream away: {status}"));
     }
     for (name, sha256) in setup.sources.seen() {
         let path = archive_path(&name, &sha256);
         let broken = match client.get(format!("{base}{path}")).send().await {
             Ok(response) if response.status().as_u16() == 200 => match response.bytes().await {
                 Ok(body) if sha256_hex(&body) == sha256 => continue,
-                Ok(_) => Broken::WrongBytes,
-                Err(_) => Broken::ArchiveLost,
+                Ok(_) => BrokenPromise::WrongBytes,
+                Err(_) => BrokenPromise::ArchiveLost,
             },
-            _ => Broken::ArchiveLost,
+            _ => BrokenPromise::ArchiveLost,
         };
         setup.ledger.broken(broken, format!("{path}, with upstream away"));
     }
@@ -76,25 +76,25 @@ pub(crate) async fn what_was_acknowledged(setup: &Arc<Site>, at_most: usize) -> 
 }
 
 /// Hashes every file of a closed store.
-pub(crate) async fn the_store(setup: &Site, folder: &Folder) -> anyhow::Result<Found> {
+pub(crate) async fn audit_store(setup: &SoakSetup, folder: &Folder) -> anyhow::Result<AuditResult> {
     let mut true_digests = setup.truth.digests().await;
     true_digests.extend(setup.sources.seen().into_values());
-    let mut found = Found { staged: folder.staged().len(), ..Found::default() };
+    let mut found = AuditResult { staged: folder.staged().len(), ..AuditResult::default() };
     for blob in folder.blobs() {
         let bytes = fs::read(&blob)?;
         let name = blob.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if sha256_hex(&bytes) != name || !true_digests.contains(&name) {
-            setup.ledger.broken(Broken::WrongBytes, format!("the store's {}", blob.display()));
+            setup.ledger.broken(BrokenPromise::WrongBytes, format!("the store's {}", blob.display()));
         }
         found.blobs += 1;
         found.bytes += bytes.len() as u64;
     }
     for file in set_aside(folder.path()) {
-        setup.ledger.broken(Broken::SetAside, file.display().to_string());
+        setup.ledger.broken(BrokenPromise::SetAside, file.display().to_string());
     }
     let records = folder.files("staging").len() - found.staged;
     if records > 0 {
-        setup.ledger.broken(Broken::Leaked, format!("{records} records in staging"));
+        setup.ledger.broken(BrokenPromise::Leaked, format!("{records} records in staging"));
     }
     Ok(found)
 }

@@ -10,22 +10,22 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use tokio::time::{Instant, sleep_until};
 
-use crate::Site;
+use crate::SoakSetup;
 use crate::audit;
 use crate::hostile::Hostile;
-use crate::ledger::Broken;
+use crate::ledger::BrokenPromise;
 use crate::support::upstream::{FakeUpstream, Fault, Target};
 use crate::truth::Draft;
 
 /// The interval of checks of upstream's request log.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Republications of one version; beyond 64 records of it larder waits for `accept`.
 const MAX_EDITIONS: u32 = 60;
 
 /// The faults and changes so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Done {
+pub(crate) struct FaultCounts {
     pub(crate) faults: u32,
     pub(crate) kills: u32,
     pub(crate) away: u32,
@@ -47,12 +47,12 @@ pub(crate) struct Kills {
 
 /// The source of faults. Owns upstream.
 pub(crate) struct Chaos {
-    pub(crate) site: Arc<Site>,
+    pub(crate) site: Arc<SoakSetup>,
     pub(crate) upstream: FakeUpstream,
     pub(crate) hostile: Hostile,
     pub(crate) rng: StdRng,
     pub(crate) kills: Kills,
-    pub(crate) done: Done,
+    pub(crate) done: FaultCounts,
     /// Versions that were published once and are there, with their name.
     pub(crate) single: Vec<(String, String)>,
     /// Archives that clients had when the log was last checked.
@@ -61,8 +61,14 @@ pub(crate) struct Chaos {
 }
 
 impl Chaos {
-    pub(crate) fn new(setup: &Arc<Site>, upstream: FakeUpstream, hostile: Hostile, rng: StdRng, kills: Kills) -> Self {
-        let (setup, done) = (Arc::clone(setup), Done::default());
+    pub(crate) fn new(
+        setup: &Arc<SoakSetup>,
+        upstream: FakeUpstream,
+        hostile: Hostile,
+        rng: StdRng,
+        kills: Kills,
+    ) -> Self {
+        let (setup, done) = (Arc::clone(setup), FaultCounts::default());
         Self {
             site: setup,
             upstream,
@@ -121,15 +127,15 @@ impl Chaos {
                 attack = after(Duration::from_millis(self.rng.gen_range(700..2000)));
             }
             if now >= look {
-                self.look();
-                look = after(LOOK_EVERY);
+                self.check_refetches();
+                look = after(LOG_CHECK_INTERVAL);
             }
             sleep_until(fault.min(change).min(away).min(kill).min(look).min(attack).min(until)).await;
         }
         self.upstream.heal();
         self.hostile.speak_again(&self.upstream);
         self.site.set_weather("calm");
-        self.look();
+        self.check_refetches();
         Ok(())
     }
 
@@ -198,7 +204,7 @@ impl Chaos {
     async fn kill(&mut self) -> anyhow::Result<()> {
         self.done.kills += 1;
         let alone = self.rng.gen_bool(0.4);
-        self.look();
+        self.check_refetches();
         self.site.lives.kill();
         if alone {
             self.upstream.stop().await;
@@ -206,8 +212,8 @@ impl Chaos {
         }
         self.site.lives.start().await?;
         if alone {
-            if self.site.judges_what_is_held {
-                audit::what_was_acknowledged(&self.site, 40).await?;
+            if self.site.checks_acknowledged {
+                audit::audit_acknowledged(&self.site, 40).await?;
             }
             self.upstream.restart().await;
         }
@@ -215,20 +221,20 @@ impl Chaos {
     }
 
     /// Checks that no archive that a client has is fetched again, unless it was republished.
-    fn look(&mut self) {
-        self.site.lives.look();
+    fn check_refetches(&mut self) {
+        self.site.lives.sample();
         let mut requests = self.upstream.requests();
         self.upstream.forget_requests();
         requests.extend(self.site.sources.upstream.requests());
         self.site.sources.upstream.forget_requests();
         self.done.asked += requests.len() as u64;
         self.done.sent += requests.iter().map(|request| request.bytes_sent).sum::<u64>();
-        if !self.site.judges_what_is_held {
+        if !self.site.checks_acknowledged {
             return;
         }
         for request in requests.iter().filter(|request| request.target == Target::Archive) {
             if self.acknowledged.contains(&request.path) {
-                self.site.ledger.broken(Broken::FetchedAgain, request.path.clone());
+                self.site.ledger.broken(BrokenPromise::FetchedAgain, request.path.clone());
             }
         }
         let once =

@@ -8,23 +8,23 @@ use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::Value;
 
-use crate::Site;
-use crate::asking::{Ask, Ended, Reading};
-use crate::ledger::{Acknowledged, Broken, Kind};
+use crate::SoakSetup;
+use crate::asking::{BodyEnd, BodyReading, SoakRequest};
+use crate::ledger::{Acknowledged, BrokenPromise, Kind};
 use crate::support::larder::HOST;
 use crate::support::upstream::sha256_hex;
 use crate::truth::{Edition, Package, Zip};
 
 /// A client of larder.
 pub(crate) struct Client {
-    pub(crate) site: Arc<Site>,
+    pub(crate) site: Arc<SoakSetup>,
     pub(crate) http: reqwest::Client,
     pub(crate) rng: StdRng,
 }
 
 impl Client {
     /// The client of this number. Every fourth uses HTTP/2.
-    pub(crate) fn new(setup: &Arc<Site>, number: u64, seed: u64) -> anyhow::Result<Self> {
+    pub(crate) fn new(setup: &Arc<SoakSetup>, number: u64, seed: u64) -> anyhow::Result<Self> {
         let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
         let builder = builder.no_gzip().connect_timeout(Duration::from_secs(30));
         let builder = if number % 4 == 3 { builder.http2_prior_knowledge() } else { builder };
@@ -37,13 +37,13 @@ impl Client {
         while !self.site.is_over() {
             match self.rng.gen_range(0..100) {
                 0..35 => self.install().await,
-                35..45 => self.install_prey().await,
+                35..45 => self.install_attacked().await,
                 45..50 => self.module().await,
                 50..70 => self.reinstall().await,
                 70..85 => self.through_the_mirror().await,
                 85..92 => drop(self.versions().await),
                 92..95 => self.discovery().await,
-                _ => self.stray().await,
+                _ => self.request_absent().await,
             }
         }
     }
@@ -60,9 +60,9 @@ impl Client {
     }
 
     /// The same for a version that is or will be attacked.
-    async fn install_prey(&mut self) {
-        let prey = self.site.prey.lock().choose(&mut self.rng).cloned();
-        let Some((name, version)) = prey else { return };
+    async fn install_attacked(&mut self) {
+        let attacked = self.site.attacked.lock().choose(&mut self.rng).cloned();
+        let Some((name, version)) = attacked else { return };
         let platform = crate::truth::PLATFORMS[self.rng.gen_range(0..2)].to_owned();
         self.install_package(&Package { name, version, platform }).await;
     }
@@ -83,7 +83,7 @@ impl Client {
             self.wrong(format!("{path}: no edition that may be served has the shasum {shasum}"));
             return false;
         }
-        self.site.truth.saw(package, &shasum).await;
+        self.site.truth.record_seen(package, &shasum).await;
         let (sums, signature, archive) = (text("shasums_url"), text("shasums_signature_url"), text("download_url"));
         let mut came = true;
         if self.rng.gen_bool(0.3) {
@@ -92,7 +92,7 @@ impl Client {
                 (Kind::Signature, &signature, matching.iter().map(|edition| &edition.signature).collect()),
             ];
             for (kind, path, truths) in truths {
-                match self.ask(Ask::whole(kind, path)).await {
+                match self.ask(SoakRequest::whole(kind, path)).await {
                     Some(answer) if answer.is_complete(200) && !truths.contains(&&answer.body) => {
                         self.wrong(format!("{path} is not of the edition of its document"));
                     }
@@ -101,11 +101,11 @@ impl Client {
             }
         }
         let reading = match self.rng.gen_range(0..100) {
-            _ if self.site.is_over() => Reading::Whole,
-            0..6 => Reading::LeaveAfter(self.rng.gen_range(0..400_000)),
-            6..10 => Reading::Slowly(Duration::from_millis(self.rng.gen_range(1..15))),
-            10..16 => Reading::Http10,
-            _ => Reading::Whole,
+            _ if self.site.is_over() => BodyReading::Whole,
+            0..6 => BodyReading::LeaveAfter(self.rng.gen_range(0..400_000)),
+            6..10 => BodyReading::Slowly(Duration::from_millis(self.rng.gen_range(1..15))),
+            10..16 => BodyReading::Http10,
+            _ => BodyReading::Whole,
         };
         came & self.archive(package, &archive, &[], reading).await
     }
@@ -119,14 +119,14 @@ impl Client {
         let (first, last) = (self.rng.gen_range(0..size), self.rng.gen_range(0..size));
         let (first, last) = (first.min(last), first.max(last));
         let (header, reading) = match self.rng.gen_range(0..8) {
-            0 => (("range", format!("bytes={first}-{last}")), Reading::Whole),
-            1 => (("range", format!("bytes={first}-")), Reading::Whole),
-            2 => (("range", format!("bytes=-{}", last + 1)), Reading::Whole),
-            3 => (("if-none-match", format!("\"{}\"", zip.sha256)), Reading::Whole),
-            4 => (("if-none-match", "\"another\"".to_owned()), Reading::LeaveAfter(last)),
-            5 => (("accept", "*/*".to_owned()), Reading::Http10),
-            6 if size < 4 << 20 => (("accept", "*/*".to_owned()), Reading::Slowly(Duration::from_millis(5))),
-            _ => (("accept", "*/*".to_owned()), Reading::Whole),
+            0 => (("range", format!("bytes={first}-{last}")), BodyReading::Whole),
+            1 => (("range", format!("bytes={first}-")), BodyReading::Whole),
+            2 => (("range", format!("bytes=-{}", last + 1)), BodyReading::Whole),
+            3 => (("if-none-match", format!("\"{}\"", zip.sha256)), BodyReading::Whole),
+            4 => (("if-none-match", "\"another\"".to_owned()), BodyReading::LeaveAfter(last)),
+            5 => (("accept", "*/*".to_owned()), BodyReading::Http10),
+            6 if size < 4 << 20 => (("accept", "*/*".to_owned()), BodyReading::Slowly(Duration::from_millis(5))),
+            _ => (("accept", "*/*".to_owned()), BodyReading::Whole),
         };
         let (path, package) = (path.clone(), archive.package.clone());
         self.archive(&package, &path, &[header], reading).await;
@@ -159,7 +159,7 @@ impl Client {
             }
         }
         let Some((package, url)) = archives.choose(&mut self.rng).cloned() else { return };
-        self.archive(&package, &url, &[], Reading::Whole).await;
+        self.archive(&package, &url, &[], BodyReading::Whole).await;
     }
 
     fn all_hashes_are_of(&self, hashes: &[&str], zip: &Zip) -> bool {
@@ -194,7 +194,7 @@ impl Client {
     }
 
     /// Requests for absent packages: any answer but an error is wrong.
-    async fn stray(&mut self) {
+    async fn request_absent(&mut self) {
         let number: u32 = self.rng.gen_range(0..50);
         let path = match self.rng.gen_range(0..4) {
             0 => format!("/registry/{HOST}/v1/providers/acme/nothing-{number}/versions"),
@@ -208,7 +208,7 @@ impl Client {
             ),
             _ => format!("/registry/elsewhere-{number}.example/v1/providers/acme/x/versions?q={number}"),
         };
-        if let Some(answer) = self.ask(Ask::whole(Kind::Stray, &path)).await
+        if let Some(answer) = self.ask(SoakRequest::whole(Kind::Stray, &path)).await
             && answer.is_complete(200)
         {
             self.wrong(format!("{path} was answered with {} bytes", answer.body.len()));
@@ -221,10 +221,12 @@ impl Client {
         package: &Package,
         path: &str,
         headers: &[(&'static str, String)],
-        reading: Reading,
+        reading: BodyReading,
     ) -> bool {
-        let Some(answer) = self.ask(Ask { kind: Kind::Archive, path, headers, reading }).await else { return false };
-        if answer.ended != Ended::Complete {
+        let Some(answer) = self.ask(SoakRequest { kind: Kind::Archive, path, headers, reading }).await else {
+            return false;
+        };
+        if answer.ended != BodyEnd::Complete {
             return false;
         }
         let digest = path.split('/').rev().nth(1).unwrap_or_default();
@@ -261,7 +263,7 @@ impl Client {
 
     /// Asks for a JSON document.
     async fn json(&mut self, kind: Kind, path: &str) -> Option<Value> {
-        let answer = self.ask(Ask::whole(kind, path)).await.filter(|answer| answer.is_complete(200))?;
+        let answer = self.ask(SoakRequest::whole(kind, path)).await.filter(|answer| answer.is_complete(200))?;
         let read = serde_json::from_slice(&answer.body);
         match read {
             Ok(json) => {
@@ -276,11 +278,11 @@ impl Client {
     }
 
     fn wrong(&self, how: String) {
-        self.site.ledger.broken(Broken::WrongBytes, format!("{how} [{}]", self.site.weather()));
+        self.site.ledger.broken(BrokenPromise::WrongBytes, format!("{how} [{}]", self.site.weather()));
     }
 
     /// Records the time to the first byte.
-    pub(crate) fn took(&self, kind: Kind, began: Instant) {
+    pub(crate) fn record_latency(&self, kind: Kind, began: Instant) {
         self.site.ledger.took(kind, began.elapsed());
     }
 }

@@ -9,10 +9,10 @@ use rand::Rng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::Site;
+use crate::SoakSetup;
 use crate::alarms::Expected;
 use crate::support::upstream::{FakeUpstream, SigningKey};
-use crate::truth::{Draft, Signer, Standing};
+use crate::truth::{ChangeRight, Draft, Signer};
 
 /// The providers that are attacked, with the size of their archives.
 pub(crate) const PREY: [(&str, usize); 3] = [("hare", 40_000), ("deer", 250_000), ("boar", 1_200_000)];
@@ -21,7 +21,7 @@ pub(crate) const FIRST_VERSIONS: [&str; 3] = ["1.0.0", "1.1.0", "1.2.0"];
 
 /// The attacks so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Done {
+pub(crate) struct AttackCounts {
     pub(crate) attacks: u32,
     pub(crate) renamed: u32,
     pub(crate) unsigned: u32,
@@ -39,7 +39,7 @@ struct Target {
     first: Draft,
     /// The signer of a rightful edition with other bytes than the first.
     changed_by: Option<Signer>,
-    standing: Standing,
+    standing: ChangeRight,
     editions: u64,
 }
 
@@ -57,7 +57,7 @@ struct Stranger {
 
 /// The attacker.
 pub(crate) struct Hostile {
-    site: Arc<Site>,
+    site: Arc<SoakSetup>,
     rng: StdRng,
     targets: Vec<Target>,
     strangers: Vec<Stranger>,
@@ -67,11 +67,11 @@ pub(crate) struct Hostile {
     newcomers: Vec<(String, String)>,
     versions: u32,
     is_silent: bool,
-    pub(crate) done: Done,
+    pub(crate) done: AttackCounts,
 }
 
 impl Hostile {
-    pub(crate) fn new(setup: &Arc<Site>, rng: StdRng) -> Self {
+    pub(crate) fn new(setup: &Arc<SoakSetup>, rng: StdRng) -> Self {
         let deputies = PREY.map(|(name, _)| (name.to_owned(), stranger()));
         Self {
             site: Arc::clone(setup),
@@ -82,7 +82,7 @@ impl Hostile {
             newcomers: Vec::new(),
             versions: 0,
             is_silent: false,
-            done: Done::default(),
+            done: AttackCounts::default(),
         }
     }
 
@@ -98,15 +98,15 @@ impl Hostile {
 
     async fn publish_new(&mut self, upstream: &FakeUpstream, draft: Draft) {
         self.site.truth.publish(upstream, draft.clone()).await;
-        self.site.prey.lock().push((draft.name.clone(), draft.version.clone()));
+        self.site.attacked.lock().push((draft.name.clone(), draft.version.clone()));
         let (now, first) = (draft.clone(), draft);
-        self.targets.push(Target { now, first, changed_by: None, standing: Standing::Rightful, editions: 1 });
+        self.targets.push(Target { now, first, changed_by: None, standing: ChangeRight::Rightful, editions: 1 });
     }
 
     /// A version that no client has yet.
     fn new_draft(&mut self, name: &str) -> Draft {
         self.versions += 1;
-        let size = PREY.iter().find(|(prey, _)| *prey == name).map_or(40_000, |(_, size)| *size);
+        let size = PREY.iter().find(|(attacked, _)| *attacked == name).map_or(40_000, |(_, size)| *size);
         Draft::new(name, &format!("3.0.{}", self.versions), size)
     }
 
@@ -116,7 +116,7 @@ impl Hostile {
             self.speak_again(upstream);
             return;
         }
-        self.pursue(upstream).await;
+        self.change_by_seen_keys(upstream).await;
         let name = PREY[self.rng.gen_range(0..PREY.len())].0;
         match self.rng.gen_range(0..100) {
             0..30 => self.attack_outright(upstream, name).await,
@@ -149,7 +149,7 @@ impl Hostile {
     async fn victim(&mut self, name: &str) -> Option<usize> {
         let mut found = Vec::new();
         for (offset, target) in self.targets.iter().enumerate() {
-            let is_first = target.standing == Standing::Rightful && target.changed_by.is_none();
+            let is_first = target.standing == ChangeRight::Rightful && target.changed_by.is_none();
             if target.now.name == name && is_first && self.site.truth.is_seen(name, &target.now.version).await {
                 found.push(offset);
             }
@@ -166,11 +166,11 @@ impl Hostile {
         let Some(standing) = self.site.truth.publish(upstream, draft.clone()).await else { return };
         (target.now, target.standing) = (draft, standing);
         match standing {
-            Standing::Rightful => {
+            ChangeRight::Rightful => {
                 target.changed_by = Some(signer);
                 self.done.lawful += 1;
             }
-            Standing::Foreign => {
+            ChangeRight::Foreign => {
                 self.done.attacks += 1;
                 self.done.renamed += u32::from(is_renamed);
                 self.done.unsigned += u32::from(matches!(signer, Signer::Nobody));
@@ -227,7 +227,7 @@ impl Hostile {
     }
 
     /// Foreign keys that larder has seen by now change older versions.
-    async fn pursue(&mut self, upstream: &FakeUpstream) {
+    async fn change_by_seen_keys(&mut self, upstream: &FakeUpstream) {
         self.strangers.iter_mut().for_each(|stranger| stranger.waits = stranger.waits.saturating_sub(1));
         for offset in (0..self.strangers.len()).rev() {
             let Stranger { name, version, waits, .. } = &self.strangers[offset];
@@ -239,7 +239,7 @@ impl Hostile {
             for version in victims.into_iter().take(2) {
                 let is_it = |target: &Target| {
                     (&target.now.name, &target.now.version) == (&name, &version)
-                        && target.standing == Standing::Rightful
+                        && target.standing == ChangeRight::Rightful
                         && target.changed_by.is_none()
                 };
                 if let Some(victim) = self.targets.iter().position(is_it) {
@@ -255,12 +255,12 @@ impl Hostile {
         let Some((_, deputy)) = self.deputies.iter().find(|(deputy_of, _)| deputy_of == name).cloned() else { return };
         for offset in 0..self.targets.len() {
             let Target { now, first, changed_by, standing, .. } = &self.targets[offset];
-            let is_as_at_first = *standing == Standing::Rightful && changed_by.is_none();
+            let is_as_at_first = *standing == ChangeRight::Rightful && changed_by.is_none();
             if now.name != name || !is_as_at_first || first.signer == deputy {
                 continue;
             }
             let version = now.version.clone();
-            let may = self.site.truth.standing(name, &version, &deputy).await == Some(Standing::Rightful);
+            let may = self.site.truth.change_right(name, &version, &deputy).await == Some(ChangeRight::Rightful);
             if may && self.site.truth.is_seen(name, &version).await {
                 return self.change(upstream, offset, deputy).await;
             }
@@ -272,7 +272,7 @@ impl Hostile {
 
     /// The registry is back in the owner's hands and serves its first content again.
     async fn take_back(&mut self, upstream: &FakeUpstream, name: &str) {
-        let is_foreign = |target: &&mut Target| target.now.name == name && target.standing == Standing::Foreign;
+        let is_foreign = |target: &&mut Target| target.now.name == name && target.standing == ChangeRight::Foreign;
         let Some(target) = self.targets.iter_mut().find(is_foreign) else { return };
         if let Some(standing) = self.site.truth.publish(upstream, target.first.clone()).await {
             (target.now, target.standing) = (target.first.clone(), standing);
@@ -282,18 +282,18 @@ impl Hostile {
 
     /// The versions that upstream has as larder may serve them.
     pub(crate) fn rightful(&self) -> impl Iterator<Item = (&str, &str)> {
-        let rightful = self.targets.iter().filter(|target| target.standing == Standing::Rightful);
+        let rightful = self.targets.iter().filter(|target| target.standing == ChangeRight::Rightful);
         rightful.map(|target| (target.now.name.as_str(), target.now.version.as_str()))
     }
 
     /// The alarms that larder must have raised once it has revalidated everything.
     pub(crate) async fn expected(&self) -> BTreeSet<Expected> {
         let mut expected = BTreeSet::new();
-        for target in self.targets.iter().filter(|target| target.standing == Standing::Foreign) {
+        for target in self.targets.iter().filter(|target| target.standing == ChangeRight::Foreign) {
             let (name, version) = (&target.now.name, &target.now.version);
             let is_unsigned = matches!(target.now.signer, Signer::Nobody);
             // Where a signature is asked for in any case, this is a set that is not verified, and no history.
-            if is_unsigned && self.site.asks_for_signatures {
+            if is_unsigned && self.site.requires_signatures {
                 continue;
             }
             expected.insert(match is_unsigned && target.now.edition == 1 {

@@ -11,8 +11,8 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::Site;
-use crate::life::Life;
+use crate::SoakSetup;
+use crate::life::LarderProcess;
 use crate::support::http2_frames::{get_frame, open_windows, preface};
 
 /// HTTP/1.1 clients, with one stream each.
@@ -35,7 +35,7 @@ impl Unread {
 }
 
 /// Opens streams, reads nothing for a while, and repeats this until the end.
-pub(crate) async fn idle(setup: Arc<Site>, number: u64, seed: u64) {
+pub(crate) async fn idle(setup: Arc<SoakSetup>, number: u64, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(500 + number));
     while !setup.is_over() {
         let life = setup.lives.up().await;
@@ -53,7 +53,7 @@ pub(crate) async fn idle(setup: Arc<Site>, number: u64, seed: u64) {
         let until = Instant::now() + Duration::from_millis(rng.gen_range(2000..45_000));
         if let Ok(Ok((_stream, streams))) = timeout(Duration::from_secs(10), opened).await {
             setup.unread.0.fetch_add(streams, Ordering::Relaxed);
-            while Instant::now() < until && !setup.is_over() && setup.lives.goes_on(&life) {
+            while Instant::now() < until && !setup.is_over() && setup.lives.is_running(&life) {
                 sleep(Duration::from_millis(100)).await;
             }
         }
@@ -62,7 +62,7 @@ pub(crate) async fn idle(setup: Arc<Site>, number: u64, seed: u64) {
 }
 
 /// An archive of which most has no place in a socket.
-fn a_large_one(setup: &Site, rng: &mut StdRng) -> Option<String> {
+fn a_large_one(setup: &SoakSetup, rng: &mut StdRng) -> Option<String> {
     let mut large = setup.ledger.archives();
     large.retain(|(_, archive)| ["fifth", "sixth"].contains(&archive.package.name.as_str()));
     large.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -70,18 +70,18 @@ fn a_large_one(setup: &Site, rng: &mut StdRng) -> Option<String> {
     large.into_iter().nth(offset).map(|(path, _)| path)
 }
 
-async fn connected(life: &Life) -> std::io::Result<TcpStream> {
+async fn connected(life: &LarderProcess) -> std::io::Result<TcpStream> {
     TcpStream::connect(life.base.trim_start_matches("http://")).await
 }
 
-async fn over_http1(life: &Life, path: &str) -> std::io::Result<TcpStream> {
+async fn over_http1(life: &LarderProcess, path: &str) -> std::io::Result<TcpStream> {
     let mut stream = connected(life).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", life.base.trim_start_matches("http://"));
     stream.write_all(request.as_bytes()).await?;
     Ok(stream)
 }
 
-async fn over_http2(life: &Life, path: &str, opens_windows: bool) -> std::io::Result<TcpStream> {
+async fn over_http2(life: &LarderProcess, path: &str, opens_windows: bool) -> std::io::Result<TcpStream> {
     let mut stream = connected(life).await?;
     stream.write_all(&preface()).await?;
     if opens_windows {

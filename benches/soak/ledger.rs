@@ -48,7 +48,7 @@ impl Kind {
 
 /// A promise that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Broken {
+pub(crate) enum BrokenPromise {
     WrongBytes,
     ArchiveLost,
     FetchedAgain,
@@ -65,7 +65,7 @@ pub(crate) enum Broken {
     MemoryBeyond,
 }
 
-impl Broken {
+impl BrokenPromise {
     pub(crate) const ALL: [Self; 14] = [
         Self::WrongBytes,
         Self::ArchiveLost,
@@ -116,7 +116,7 @@ const EXAMPLES: usize = 8;
 #[derive(Default)]
 struct Inner {
     answers: BTreeMap<(Kind, String), u64>,
-    broken: BTreeMap<Broken, (u64, Vec<String>)>,
+    broken: BTreeMap<BrokenPromise, (u64, Vec<String>)>,
     archives: HashMap<String, Acknowledged>,
     documents: HashSet<String>,
     bytes: u64,
@@ -152,7 +152,7 @@ impl Ledger {
     }
 
     /// Notes a broken promise.
-    pub(crate) fn broken(&self, subject: Broken, how: String) {
+    pub(crate) fn broken(&self, subject: BrokenPromise, how: String) {
         let offset = self.began.elapsed().as_secs_f64();
         let mut inner = self.inner.lock();
         let (count, examples) = inner.broken.entry(subject).or_default();
@@ -176,7 +176,7 @@ impl Ledger {
     }
 
     /// True if a client has been given the content of this path.
-    pub(crate) fn is_held(&self, path: &str) -> bool {
+    pub(crate) fn is_acknowledged(&self, path: &str) -> bool {
         let inner = self.inner.lock();
         inner.archives.contains_key(path) || inner.documents.contains(path)
     }
@@ -193,7 +193,7 @@ impl Ledger {
         self.inner.lock().answers.clone()
     }
 
-    pub(crate) fn broken_promises(&self) -> BTreeMap<Broken, (u64, Vec<String>)> {
+    pub(crate) fn broken_promises(&self) -> BTreeMap<BrokenPromise, (u64, Vec<String>)> {
         self.inner.lock().broken.clone()
     }
 

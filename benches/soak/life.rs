@@ -11,17 +11,17 @@ use anyhow::{Context as _, bail};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::ledger::{Broken, Ledger};
+use crate::ledger::{BrokenPromise, Ledger};
 use crate::support::process::command;
 
 /// The limit of a start on a busy machine.
 const START_WITHIN: Duration = Duration::from_secs(60);
 /// The interval of memory samples.
-const LOOK_AT_MEMORY_EVERY: Duration = Duration::from_millis(100);
+const MEMORY_SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// One life of the process, as clients see it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Life {
+pub(crate) struct LarderProcess {
     pub(crate) number: u32,
     pub(crate) base: String,
     pub(crate) admin: String,
@@ -30,7 +30,7 @@ pub(crate) struct Life {
 
 /// The resources that the process has used so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct ResourceUsage {
     pub(crate) peak_kib: u64,
     /// Memory that is its own and no file's.
     pub(crate) most_anonymous_kib: u64,
@@ -41,16 +41,16 @@ pub(crate) struct Taken {
 }
 
 /// All lives of one larder on one store.
-pub(crate) struct Lives {
+pub(crate) struct LarderProcesses {
     home: PathBuf,
     config: PathBuf,
     child: Mutex<Option<Child>>,
-    life: watch::Sender<Life>,
-    taken: Mutex<Taken>,
+    life: watch::Sender<LarderProcess>,
+    taken: Mutex<ResourceUsage>,
     ledger: Arc<Ledger>,
 }
 
-impl Lives {
+impl LarderProcesses {
     pub(crate) fn new(home: &Path, config: &str, ledger: &Arc<Ledger>) -> anyhow::Result<Self> {
         let file = home.join("mirror.toml");
         fs::write(&file, config)?;
@@ -58,7 +58,7 @@ impl Lives {
             home: home.to_owned(),
             config: file,
             child: Mutex::new(None),
-            life: watch::Sender::new(Life::default()),
+            life: watch::Sender::new(LarderProcess::default()),
             taken: Mutex::default(),
             ledger: Arc::clone(ledger),
         })
@@ -83,19 +83,19 @@ impl Lives {
         };
         let text = |key: &str| report[key].as_str().unwrap_or_default().to_owned();
         let admin = format!("http://{}", text("admin"));
-        self.life.send_replace(Life { number, base: text("base"), admin, is_up: true });
+        self.life.send_replace(LarderProcess { number, base: text("base"), admin, is_up: true });
         Ok(())
     }
 
     /// The life that is, once there is one.
-    pub(crate) async fn up(&self) -> Life {
+    pub(crate) async fn up(&self) -> LarderProcess {
         let mut life = self.life.subscribe();
         // The sender lives in `self`.
         life.wait_for(|life| life.is_up).await.map(|life| life.clone()).unwrap_or_default()
     }
 
     /// True while this process has not been killed by the test.
-    pub(crate) fn goes_on(&self, life: &Life) -> bool {
+    pub(crate) fn is_running(&self, life: &LarderProcess) -> bool {
         let now = self.life.borrow();
         now.is_up && now.number == life.number
     }
@@ -107,7 +107,7 @@ impl Lives {
 
     /// `kill -9`.
     pub(crate) fn kill(&self) {
-        self.look();
+        self.sample();
         self.life.send_modify(|life| life.is_up = false);
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.kill();
@@ -118,7 +118,7 @@ impl Lives {
 
     /// SIGTERM; the exit code.
     pub(crate) async fn terminate(&self) -> Option<i32> {
-        self.look();
+        self.sample();
         self.life.send_modify(|life| life.is_up = false);
         let mut child = self.child.lock().take()?;
         let process = rustix::process::Pid::from_child(&child);
@@ -140,13 +140,13 @@ impl Lives {
     }
 
     /// Samples its resources, and checks that it runs.
-    pub(crate) fn look(&self) {
+    pub(crate) fn sample(&self) {
         let mut child = self.child.lock();
         let Some(child) = child.as_mut() else { return };
         if let Ok(Some(status)) = child.try_wait() {
             let life = self.life.borrow().clone();
             if life.is_up {
-                self.ledger.broken(Broken::EndedByItself, format!("life {}: {status}", life.number));
+                self.ledger.broken(BrokenPromise::EndedByItself, format!("life {}: {status}", life.number));
             }
             return;
         }
@@ -161,7 +161,7 @@ impl Lives {
 
     /// Samples its memory and compares each sample with the limit. Runs until it is cancelled.
     pub(crate) async fn watch_memory(&self, bound_kib: u64) {
-        let mut ticks = tokio::time::interval(LOOK_AT_MEMORY_EVERY);
+        let mut ticks = tokio::time::interval(MEMORY_SAMPLE_INTERVAL);
         loop {
             ticks.tick().await;
             let Some(id) = self.child.lock().as_ref().map(Child::id) else { continue };
@@ -171,12 +171,12 @@ impl Lives {
             taken.most_anonymous_kib = taken.most_anonymous_kib.max(kib);
             taken.looks_at_memory += 1;
             if kib > bound_kib {
-                self.ledger.broken(Broken::MemoryBeyond, format!("{} MiB in life {life}", kib >> 10));
+                self.ledger.broken(BrokenPromise::MemoryBeyond, format!("{} MiB in life {life}", kib >> 10));
             }
         }
     }
 
-    pub(crate) fn taken(&self) -> Taken {
+    pub(crate) fn taken(&self) -> ResourceUsage {
         *self.taken.lock()
     }
 
@@ -189,7 +189,7 @@ impl Lives {
         let text = fs::read(self.log(number)).unwrap_or_default();
         for line in String::from_utf8_lossy(&text).lines() {
             if line.contains("panicked at") {
-                self.ledger.broken(Broken::Panicked, format!("life {number}: {line}"));
+                self.ledger.broken(BrokenPromise::Panicked, format!("life {number}: {line}"));
             }
             if line.contains("ERROR") {
                 self.taken.lock().log_errors += 1;
@@ -205,7 +205,7 @@ fn memory_kib(process: &Path, field: &str) -> u64 {
     figure.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-impl Drop for Lives {
+impl Drop for LarderProcesses {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.kill();

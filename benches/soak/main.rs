@@ -41,8 +41,8 @@ use crate::chaos::{Chaos, Kills};
 use crate::clients::Client;
 use crate::hostile::{FIRST_VERSIONS, Hostile, PREY};
 use crate::idlers::{IDLERS, Unread};
-use crate::ledger::{Broken, Kind, Ledger};
-use crate::life::Lives;
+use crate::ledger::{BrokenPromise, Kind, Ledger};
+use crate::life::LarderProcesses;
 use crate::sources::Sources;
 use crate::summary::Totals;
 use crate::support::larder::{Folder, Larder};
@@ -93,24 +93,24 @@ struct Options {
 }
 
 /// The state shared by all tasks.
-pub(crate) struct Site {
-    lives: Lives,
+pub(crate) struct SoakSetup {
+    lives: LarderProcesses,
     truth: Truth,
     sources: Sources,
     ledger: Arc<Ledger>,
     names: Mutex<Vec<String>>,
     /// Names and versions under attack.
-    prey: Mutex<Vec<(String, String)>>,
+    attacked: Mutex<Vec<(String, String)>>,
     unread: Unread,
     weather: Mutex<String>,
     is_over: AtomicBool,
     /// True if acknowledged archives must stay stored; false where eviction may remove them.
-    judges_what_is_held: bool,
+    checks_acknowledged: bool,
     /// True if a provider without keys must be refused.
-    asks_for_signatures: bool,
+    requires_signatures: bool,
 }
 
-impl Site {
+impl SoakSetup {
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
@@ -133,7 +133,7 @@ struct Phase {
     title: &'static str,
     max_size: &'static str,
     verification: &'static str,
-    judges_what_is_held: bool,
+    checks_acknowledged: bool,
     seconds: u64,
 }
 
@@ -148,14 +148,14 @@ fn main() -> anyhow::Result<()> {
         title: "Room for everything",
         max_size: "20GiB",
         verification: "signature-if-keys",
-        judges_what_is_held: true,
+        checks_acknowledged: true,
         seconds: options.seconds,
     };
     let tight = Phase {
         title: "A store of 96 MiB, too small",
         max_size: "96MiB",
         verification: "signature",
-        judges_what_is_held: false,
+        checks_acknowledged: false,
         seconds: options.eviction_seconds,
     };
     let mut broken = 0;
@@ -182,18 +182,18 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
         .with("fresh = { versions = \"2s\", discovery = \"5s\", download = \"4s\", api = \"1s\", not_found = \"1s\" }")
         .config_text();
     let ledger = Arc::new(Ledger::new());
-    let setup = Arc::new(Site {
-        lives: Lives::new(folder.path(), &config, &ledger)?,
+    let setup = Arc::new(SoakSetup {
+        lives: LarderProcesses::new(folder.path(), &config, &ledger)?,
         truth: Truth::default(),
         sources,
         ledger,
         names: Mutex::default(),
-        prey: Mutex::default(),
+        attacked: Mutex::default(),
         unread: Unread::default(),
         weather: Mutex::new("calm".into()),
         is_over: AtomicBool::new(false),
-        judges_what_is_held: phase.judges_what_is_held,
-        asks_for_signatures: phase.verification == "signature",
+        checks_acknowledged: phase.checks_acknowledged,
+        requires_signatures: phase.verification == "signature",
     });
     say(&format!("\n{}: {} s with seed {seed}", phase.title, phase.seconds));
     let hostile = Hostile::new(&setup, StdRng::seed_from_u64(seed.wrapping_add(1 << 32)));
@@ -204,7 +204,7 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     setup.lives.start().await?;
     let watching = Arc::clone(&setup);
     let watching = AbortOnDrop(tokio::spawn(async move { watching.lives.watch_memory(MEMORY_BOUND_KIB).await }));
-    meet_every_provider(&setup, seed).await?;
+    fetch_every_provider(&setup, seed).await?;
     let mut clients = JoinSet::new();
     for number in 0..options.clients {
         clients.spawn(Client::new(&setup, number, seed)?.run());
@@ -216,10 +216,10 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     setup.is_over.store(true, Ordering::Relaxed);
     settle(&setup, clients).await;
     without_faults(&setup, &chaos, seed).await?;
-    let alarms = alarms::reckon(&setup, &chaos.hostile).await?;
+    let alarms = alarms::compare_alarms(&setup, &chaos.hostile).await?;
     let descriptors = setup.lives.taken().descriptors;
     if descriptors > 150 {
-        setup.ledger.broken(Broken::Leaked, format!("{descriptors} descriptors, and nobody asks"));
+        setup.ledger.broken(BrokenPromise::Leaked, format!("{descriptors} descriptors, and nobody asks"));
     }
 
     // Only the store is left, and it was never closed.
@@ -227,21 +227,21 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     setup.set_weather("upstream away");
     setup.lives.kill();
     setup.lives.start().await?;
-    if phase.judges_what_is_held {
-        audit::what_was_acknowledged(&setup, usize::MAX).await?;
+    if phase.checks_acknowledged {
+        audit::audit_acknowledged(&setup, usize::MAX).await?;
     }
     let code = setup.lives.terminate().await;
     if code != Some(0) {
-        setup.ledger.broken(Broken::EndedByItself, format!("SIGTERM ended it with {code:?}"));
+        setup.ledger.broken(BrokenPromise::EndedByItself, format!("SIGTERM ended it with {code:?}"));
     }
     drop(watching);
-    let found = audit::the_store(&setup, &folder).await?;
+    let found = audit::audit_store(&setup, &folder).await?;
     let done = Totals { done: chaos.done, hostile: chaos.hostile.done, alarms, found };
     Ok(summary::print(phase.title, &setup, done, began.elapsed()))
 }
 
 /// Fetches every provider once before any attack: its key is then known, and a later unsigned version is suspicious.
-async fn meet_every_provider(setup: &Arc<Site>, seed: u64) -> anyhow::Result<()> {
+async fn fetch_every_provider(setup: &Arc<SoakSetup>, seed: u64) -> anyhow::Result<()> {
     let mut client = Client::new(setup, 999, seed)?;
     for (name, _) in PROVIDERS.into_iter().chain(PREY) {
         let (version, platform) = (FIRST_VERSIONS[0].into(), PLATFORMS[0].into());
@@ -257,16 +257,16 @@ async fn meet_every_provider(setup: &Arc<Site>, seed: u64) -> anyhow::Result<()>
 }
 
 /// Waits until the clients have finished, and then the fills.
-async fn settle(setup: &Arc<Site>, mut clients: JoinSet<()>) {
+async fn settle(setup: &Arc<SoakSetup>, mut clients: JoinSet<()>) {
     let all = async {
         while let Some(ended) = clients.join_next().await {
             if let Err(e) = ended {
-                setup.ledger.broken(Broken::NoAnswer, format!("a client of this bench: {e}"));
+                setup.ledger.broken(BrokenPromise::NoAnswer, format!("a client of this bench: {e}"));
             }
         }
     };
     if tokio::time::timeout(SETTLE_WITHIN, all).await.is_err() {
-        setup.ledger.broken(Broken::NoAnswer, format!("clients that still wait after {SETTLE_WITHIN:?}"));
+        setup.ledger.broken(BrokenPromise::NoAnswer, format!("clients that still wait after {SETTLE_WITHIN:?}"));
     }
     let admin = setup.lives.up().await.admin;
     let deadline = Instant::now() + SETTLE_WITHIN;
@@ -280,11 +280,11 @@ async fn settle(setup: &Arc<Site>, mut clients: JoinSet<()>) {
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    setup.ledger.broken(Broken::NoAnswer, format!("fills under way {SETTLE_WITHIN:?} after the last fault"));
+    setup.ledger.broken(BrokenPromise::NoAnswer, format!("fills under way {SETTLE_WITHIN:?} after the last fault"));
 }
 
 /// Without faults the next request succeeds: every published package can be installed.
-async fn without_faults(setup: &Arc<Site>, chaos: &Chaos, seed: u64) -> anyhow::Result<()> {
+async fn without_faults(setup: &Arc<SoakSetup>, chaos: &Chaos, seed: u64) -> anyhow::Result<()> {
     // A "not found" is cached for a second.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let old = PROVIDERS.iter().flat_map(|(name, _)| FIRST_VERSIONS.map(|version| (*name, version)));
@@ -295,23 +295,23 @@ async fn without_faults(setup: &Arc<Site>, chaos: &Chaos, seed: u64) -> anyhow::
             let package = Package { name: name.into(), version: version.into(), platform: platform.into() };
             // Once more: a download that a fault spoilt and a kill cut short is found out when it has been resumed.
             if !client.install_package(&package).await && !client.install_package(&package).await {
-                setup.ledger.broken(Broken::NotHealed, format!("{package:?} cannot be had"));
+                setup.ledger.broken(BrokenPromise::NotHealed, format!("{package:?} cannot be had"));
             }
         }
     }
     for name in setup.sources.sound() {
         if !client.install_module(name).await && !client.install_module(name).await {
-            setup.ledger.broken(Broken::NotHealed, format!("the module {name} cannot be had"));
+            setup.ledger.broken(BrokenPromise::NotHealed, format!("the module {name} cannot be had"));
         }
     }
     let answers = setup.ledger.answers();
     let installed = answers.get(&(Kind::Archive, "200".to_owned())).copied().unwrap_or_default();
     if installed == 0 {
-        setup.ledger.broken(Broken::NotHealed, "no archive was ever installed".into());
+        setup.ledger.broken(BrokenPromise::NotHealed, "no archive was ever installed".into());
     }
     drop(client);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    setup.lives.look();
+    setup.lives.sample();
     Ok(())
 }
 

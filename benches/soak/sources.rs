@@ -9,9 +9,9 @@ use rand::Rng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::asking::{Ask, Ended};
+use crate::asking::{BodyEnd, SoakRequest};
 use crate::clients::Client;
-use crate::ledger::{Broken, Kind};
+use crate::ledger::{BrokenPromise, Kind};
 use crate::support::larder::HOST;
 use crate::support::shelf::{noise, tar_gz, unpacked};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target, sha256_hex};
@@ -20,11 +20,11 @@ use crate::support::upstream::{FakeUpstream, Fault, Module, Target, sha256_hex};
 type Tree = BTreeMap<String, Vec<u8>>;
 
 /// Modules that can be installed.
-const SOUND: [&str; 3] = ["sound-small", "sound-large", "sound-page"];
+const INTACT: [&str; 3] = ["sound-small", "sound-large", "sound-page"];
 /// Modules whose archives become other ones.
 const MOVING: [&str; 4] = ["moving-one", "moving-two", "moving-three", "moving-four"];
 /// Sources without end, by their fault.
-const SILENT: [(&str, Silence); 4] =
+const ENDLESS: [(&str, Silence); 4] =
     [("never", Silence::Never), ("stalls", Silence::Stalls), ("drips", Silence::Drips), ("endless", Silence::Endless)];
 
 #[derive(Clone, Copy)]
@@ -68,7 +68,7 @@ impl Sources {
         let upstream = FakeUpstream::start().await;
         let mut truth = BTreeMap::new();
         let mut names = Vec::new();
-        for (number, name) in (0..).zip(SOUND.into_iter().chain(MOVING)) {
+        for (number, name) in (0..).zip(INTACT.into_iter().chain(MOVING)) {
             let size = if name == "sound-large" { 3_000_000 } else { 30_000 };
             let tree = tree(name, number, size);
             upstream.serve_file(&format!("/files/{name}.tar.gz"), "application/gzip", packed(&tree));
@@ -77,7 +77,7 @@ impl Sources {
         }
         let sound = format!("{}/files/sound-page.tar.gz", upstream.origin());
         upstream.serve_terraform_get("/pages/sound", &sound);
-        for (name, silence) in SILENT {
+        for (name, silence) in ENDLESS {
             for path in [format!("/pages/{name}"), format!("/sums/{name}")] {
                 upstream.serve_file(&path, "text/plain", vec![b'x'; 1000]);
                 upstream.fault(Target::Path(path), silence.fault());
@@ -96,11 +96,11 @@ impl Sources {
         let address = |name: &str, location: String| {
             registry.publish_module(Module::new("acme", name, "test").at(&location));
         };
-        for name in SOUND.into_iter().chain(MOVING).filter(|name| *name != "sound-page") {
+        for name in INTACT.into_iter().chain(MOVING).filter(|name| *name != "sound-page") {
             address(name, format!("{origin}/files/{name}.tar.gz"));
         }
         address("sound-page", format!("{origin}/pages/sound"));
-        for (name, _) in SILENT {
+        for (name, _) in ENDLESS {
             address(&format!("{name}-page"), format!("{origin}/pages/{name}"));
             address(
                 &format!("{name}-list"),
@@ -129,12 +129,12 @@ impl Sources {
 
     /// Modules that can be installed when nothing fails.
     pub(crate) fn sound(&self) -> [&'static str; 3] {
-        SOUND
+        INTACT
     }
 
     fn some_name(&self, rng: &mut StdRng) -> String {
         // A client of a silent source sends nothing else meanwhile, so sources that answer are preferred.
-        let among = if rng.gen_bool(0.7) { &self.names[..SOUND.len() + MOVING.len()] } else { &self.names[..] };
+        let among = if rng.gen_bool(0.7) { &self.names[..INTACT.len() + MOVING.len()] } else { &self.names[..] };
         among.choose(rng).cloned().unwrap_or_default()
     }
 
@@ -174,15 +174,15 @@ impl Client {
     /// Returns true if everything arrived.
     pub(crate) async fn install_module(&mut self, name: &str) -> bool {
         let download = download_path(name);
-        let Some(text) = self.ask(Ask::whole(Kind::Module, &download)).await else { return false };
+        let Some(text) = self.ask(SoakRequest::whole(Kind::Module, &download)).await else { return false };
         if !text.is_complete(204) {
             return false;
         }
         let location = text.header("x-terraform-get");
         let (path, query) = location.split_once('?').unwrap_or((&location, ""));
         let sha256 = query.strip_prefix("checksum=sha256:");
-        let Some(archive) = self.ask(Ask::whole(Kind::ModuleArchive, path)).await else { return false };
-        if archive.ended != Ended::Complete || archive.status != 200 {
+        let Some(archive) = self.ask(SoakRequest::whole(Kind::ModuleArchive, path)).await else { return false };
+        if archive.ended != BodyEnd::Complete || archive.status != 200 {
             return false;
         }
         let was = sha256_hex(&archive.body);
@@ -193,14 +193,15 @@ impl Client {
                 std::panic::catch_unwind(|| unpacked(body)).is_ok_and(|found| found == *tree)
             });
         if !is_right {
-            self.site
-                .ledger
-                .broken(Broken::WrongBytes, format!("{path} of {name}: SHA-256 {was} [{}]", self.site.weather()));
+            self.site.ledger.broken(
+                BrokenPromise::WrongBytes,
+                format!("{path} of {name}: SHA-256 {was} [{}]", self.site.weather()),
+            );
             return false;
         }
         let before = self.site.sources.state.lock().seen.insert(name.to_owned(), was.clone());
         if before.is_some_and(|before| before != was) {
-            self.site.ledger.broken(Broken::WrongBytes, format!("{name} was packed twice, and differs"));
+            self.site.ledger.broken(BrokenPromise::WrongBytes, format!("{name} was packed twice, and differs"));
         }
         if sha256.is_some() {
             self.site.ledger.answered(&download);

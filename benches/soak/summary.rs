@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::audit::Found;
-use crate::ledger::{Broken, Kind};
-use crate::{MEMORY_BOUND_KIB, Site, chaos, hostile};
+use crate::audit::AuditResult;
+use crate::ledger::{BrokenPromise, Kind};
+use crate::{MEMORY_BOUND_KIB, SoakSetup, chaos, hostile};
 
 /// Totals of a phase.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Totals {
-    pub(crate) done: chaos::Done,
-    pub(crate) hostile: hostile::Done,
+    pub(crate) done: chaos::FaultCounts,
+    pub(crate) hostile: hostile::AttackCounts,
     /// The alarms that stand at the end.
     pub(crate) alarms: usize,
-    pub(crate) found: Found,
+    pub(crate) found: AuditResult,
 }
 
 /// Prints it; gives how many promises were broken.
-pub(crate) fn print(title: &str, setup: &Site, totals: Totals, took: Duration) -> u64 {
+pub(crate) fn print(title: &str, setup: &SoakSetup, totals: Totals, took: Duration) -> u64 {
     let Totals { done, hostile, alarms, found } = totals;
     let ledger = &setup.ledger;
     let answers = ledger.answers();
@@ -91,7 +91,7 @@ pub(crate) fn print(title: &str, setup: &Site, totals: Totals, took: Duration) -
     let broken = ledger.broken_promises();
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
-    for subject in Broken::ALL {
+    for subject in BrokenPromise::ALL {
         table.add_row([subject.name().to_owned(), broken.get(&subject).map_or(0, |(count, _)| *count).to_string()]);
     }
     right(&mut table);

@@ -34,12 +34,12 @@ pub(crate) struct Edition {
     pub(crate) signature: Vec<u8>,
     /// The fingerprint; none where the registry lists no key.
     key: Option<String>,
-    standing: Standing,
+    standing: ChangeRight,
 }
 
 /// The right of an edition to be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum ChangeRight {
     /// The first of its version, the same bytes as a rightful one, or signed by a key that may change the version.
     Rightful,
     /// Republished after the version was served, under a key that may not change it or without a signature.
@@ -158,18 +158,18 @@ impl Known {
     }
 
     /// The right of a signer to change a version; `None` where clients have not seen enough to decide.
-    fn standing(&self, name: &str, version: &str, signer: Option<&str>) -> Option<Standing> {
+    fn change_right(&self, name: &str, version: &str, signer: Option<&str>) -> Option<ChangeRight> {
         let Some(known) = self.versions.get(&(name.to_owned(), version.to_owned())) else {
-            return Some(Standing::Rightful);
+            return Some(ChangeRight::Rightful);
         };
-        let Some(key) = signer else { return known.seen.map(|_| Standing::Foreign) };
+        let Some(key) = signer else { return known.seen.map(|_| ChangeRight::Foreign) };
         let is_own = known.editions.first().is_some_and(|first| first.key.as_deref() == Some(key));
         let times = self.keys.get(&(name.to_owned(), key.to_owned()));
         if is_own || times.is_some_and(|times| times.seen.is_some_and(|seen| seen < known.published)) {
-            return Some(Standing::Rightful);
+            return Some(ChangeRight::Rightful);
         }
         let seen = known.seen?;
-        times.is_none_or(|times| seen < times.signed).then_some(Standing::Foreign)
+        times.is_none_or(|times| seen < times.signed).then_some(ChangeRight::Foreign)
     }
 }
 
@@ -180,11 +180,11 @@ pub(crate) struct Truth(RwLock<Known>);
 impl Truth {
     /// Records an edition, then publishes it. Publishes nothing and returns `None` where the right to change is
     /// undecidable.
-    pub(crate) async fn publish(&self, upstream: &FakeUpstream, draft: Draft) -> Option<Standing> {
+    pub(crate) async fn publish(&self, upstream: &FakeUpstream, draft: Draft) -> Option<ChangeRight> {
         let mut known = self.0.write().await;
         let (name, version) = (draft.name.as_str(), draft.version.as_str());
         let key = draft.signer.fingerprint();
-        let of_signer = known.standing(name, version, key.as_deref())?;
+        let of_signer = known.change_right(name, version, key.as_deref())?;
         let (zips, sums, signature) = tokio::task::block_in_place(|| {
             upstream.publish(draft.provider());
             let zip = |platform: &str| {
@@ -206,7 +206,7 @@ impl Truth {
         // Any key may sign the same bytes; losing a signature is a change.
         let is_rightful = |before: &Arc<Edition>| before.is_rightful() && before.sums == sums;
         let standing = match key.is_some() && history.editions.iter().any(is_rightful) {
-            true => Standing::Rightful,
+            true => ChangeRight::Rightful,
             false => of_signer,
         };
         history.editions.push(Arc::new(Edition { zips, sums, signature, key, standing }));
@@ -214,7 +214,7 @@ impl Truth {
     }
 
     /// Records that a client got a rightful edition of a version, by the digest of one of its archives.
-    pub(crate) async fn saw(&self, package: &Package, sha256: &str) {
+    pub(crate) async fn record_seen(&self, package: &Package, sha256: &str) {
         let mut known = self.0.write().await;
         let now = known.tick();
         let Some(history) = known.versions.get_mut(&(package.name.clone(), package.version.clone())) else { return };
@@ -236,8 +236,8 @@ impl Truth {
     }
 
     /// The right of this signer to change a version; `None` where it is undecidable.
-    pub(crate) async fn standing(&self, name: &str, version: &str, signer: &Signer) -> Option<Standing> {
-        self.0.read().await.standing(name, version, signer.fingerprint().as_deref())
+    pub(crate) async fn change_right(&self, name: &str, version: &str, signer: &Signer) -> Option<ChangeRight> {
+        self.0.read().await.change_right(name, version, signer.fingerprint().as_deref())
     }
 
     /// Every edition of a version that may be served.
@@ -275,7 +275,7 @@ impl Truth {
 
 impl Edition {
     fn is_rightful(&self) -> bool {
-        self.standing == Standing::Rightful
+        self.standing == ChangeRight::Rightful
     }
 }
 

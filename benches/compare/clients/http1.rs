@@ -14,7 +14,7 @@ use super::Shared;
 const BUFFER_BYTES: usize = 256 * 1024;
 
 /// A server that is silent for so long has failed; a cold archive may wait for its whole fill.
-const SILENT_AT_MOST: Duration = Duration::from_secs(60);
+const MAX_SILENCE: Duration = Duration::from_secs(60);
 
 /// Asks until it is over.
 pub(super) fn ask(shared: &Shared) -> anyhow::Result<()> {
@@ -56,7 +56,7 @@ impl Connection {
     pub(super) fn new(address: SocketAddr, tls: Option<&Arc<ClientConfig>>) -> anyhow::Result<Self> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(SILENT_AT_MOST))?;
+        stream.set_read_timeout(Some(MAX_SILENCE))?;
         let buffer = vec![0; BUFFER_BYTES];
         let Some(tls) = tls else { return Ok(Self { stream: Box::new(stream), buffer }) };
         let mut tls = ClientConnection::new(Arc::clone(tls), ServerName::from(address.ip()))?;

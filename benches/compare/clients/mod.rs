@@ -16,25 +16,30 @@ use rustls::ClientConfig;
 
 use crate::interrupt;
 use crate::measure::Sample;
-use crate::peer::{Peer, Wire};
+use crate::peer::{ClientProtocol, Peer};
 use crate::tls::Certificate;
 
 /// The requests of a number of clients.
 #[derive(Clone, Debug)]
-pub(crate) struct Asking {
+pub(crate) struct RequestLoad {
     address: SocketAddr,
-    wire: Wire,
+    wire: ClientProtocol,
     path: String,
     gzip: bool,
     tls: Option<Arc<ClientConfig>>,
 }
 
-impl Asking {
-    pub(crate) fn new(peer: &Peer, wire: Wire, path: &str, certificate: &Certificate) -> anyhow::Result<Self> {
+impl RequestLoad {
+    pub(crate) fn new(
+        peer: &Peer,
+        wire: ClientProtocol,
+        path: &str,
+        certificate: &Certificate,
+    ) -> anyhow::Result<Self> {
         let tls = match wire {
-            Wire::Tls1 => Some(certificate.client(b"http/1.1")?),
-            Wire::Tls2 => Some(certificate.client(b"h2")?),
-            Wire::Http1 | Wire::Http2 => None,
+            ClientProtocol::Tls1 => Some(certificate.client(b"http/1.1")?),
+            ClientProtocol::Tls2 => Some(certificate.client(b"h2")?),
+            ClientProtocol::Http1 | ClientProtocol::Http2 => None,
         };
         Ok(Self { address: peer.address(wire), wire, path: path.to_owned(), gzip: false, tls })
     }
@@ -47,7 +52,7 @@ impl Asking {
 
 /// The state shared by the clients of one measurement.
 struct Shared {
-    asking: Asking,
+    asking: RequestLoad,
     /// All are connected.
     ready: Barrier,
     is_over: AtomicBool,
@@ -71,7 +76,7 @@ impl Shared {
 
 /// The bytes and requests of a span of time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Came {
+pub(crate) struct Throughput {
     pub(crate) bytes: u64,
     pub(crate) answers: u64,
 }
@@ -79,9 +84,9 @@ pub(crate) struct Came {
 /// Runs this many clients, each with its own thread and connection. Calls `watch` when all are connected, and stops
 /// them when it returns.
 pub(crate) fn run<T>(
-    asking: Asking,
+    asking: RequestLoad,
     connections: usize,
-    watch: impl FnOnce(&dyn Fn() -> Came) -> anyhow::Result<T>,
+    watch: impl FnOnce(&dyn Fn() -> Throughput) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let shared = Arc::new(Shared {
         asking,
@@ -93,13 +98,13 @@ pub(crate) fn run<T>(
     let client = |_| {
         let shared = Arc::clone(&shared);
         thread::Builder::new().name("client".into()).spawn(move || match shared.asking.wire {
-            Wire::Http1 | Wire::Tls1 => http1::ask(&shared),
-            Wire::Http2 | Wire::Tls2 => http2::ask(&shared),
+            ClientProtocol::Http1 | ClientProtocol::Tls1 => http1::ask(&shared),
+            ClientProtocol::Http2 | ClientProtocol::Tls2 => http2::ask(&shared),
         })
     };
     let threads: Vec<_> = (0..connections).map(client).collect::<Result<_, _>>()?;
     shared.ready.wait();
-    let watched = watch(&|| Came {
+    let watched = watch(&|| Throughput {
         bytes: shared.bytes.load(Ordering::Relaxed),
         answers: shared.answers.load(Ordering::Relaxed),
     });
@@ -115,7 +120,7 @@ pub(crate) fn run<T>(
 
 /// The counted unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Counted {
+pub(crate) enum CountedUnit {
     Bytes,
     Answers,
 }
@@ -123,16 +128,16 @@ pub(crate) enum Counted {
 /// Runs this many clients for so long; returns their counts and the server's resources.
 pub(crate) fn sample(
     peer: &Peer,
-    asking: Asking,
+    asking: RequestLoad,
     connections: usize,
     span: Duration,
-    counted: Counted,
+    counted: CountedUnit,
 ) -> anyhow::Result<Sample> {
     let wire = asking.wire;
     run(asking, connections, |came| {
-        let amount = |came: Came| match counted {
-            Counted::Bytes => came.bytes,
-            Counted::Answers => came.answers,
+        let amount = |came: Throughput| match counted {
+            CountedUnit::Bytes => came.bytes,
+            CountedUnit::Answers => came.answers,
         };
         let (began, before, busy) = (Instant::now(), amount(came()), peer.processor_seconds(wire));
         interrupt::pause(span)?;

@@ -11,7 +11,7 @@ use super::http1::{self, Connection};
 
 /// The times of an answer, from before the connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Once {
+pub(crate) struct AnswerTiming {
     /// The first byte of its body.
     pub(crate) first: Duration,
     /// The last one.
@@ -20,7 +20,7 @@ pub(crate) struct Once {
 }
 
 /// Sends one request without TLS over its own connection.
-pub(crate) fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Once> {
+pub(crate) fn ask(address: SocketAddr, path: &str) -> anyhow::Result<AnswerTiming> {
     let began = Instant::now();
     let mut connection = Connection::new(address, None)?;
     let mut first = None;
@@ -33,11 +33,11 @@ pub(crate) fn ask(address: SocketAddr, path: &str) -> anyhow::Result<Once> {
         true
     })?;
     let whole = began.elapsed();
-    Ok(Once { first: first.unwrap_or(whole), whole, bytes })
+    Ok(AnswerTiming { first: first.unwrap_or(whole), whole, bytes })
 }
 
 /// So many clients ask at the same moment.
-pub(crate) fn ask_together(address: SocketAddr, path: &str, clients: usize) -> anyhow::Result<Vec<Once>> {
+pub(crate) fn ask_together(address: SocketAddr, path: &str, clients: usize) -> anyhow::Result<Vec<AnswerTiming>> {
     let ready = Barrier::new(clients);
     thread::scope(|scope| {
         let client = || {
