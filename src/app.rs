@@ -27,8 +27,8 @@ use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::error::Error;
 use crate::http::clients::Clients;
+use crate::http::connection_slots::{ConnectionSlots, PeerClass};
 use crate::http::listener::{self, serve};
-use crate::http::places::{ConnectionSlots, PeerClass};
 use crate::http::tls::Tls;
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerCheck, LivenessError};
 use crate::http::{Admin, MainListener, RequestMetrics};
@@ -40,7 +40,7 @@ use crate::protocol::client_config::{self, ClientRoute};
 use crate::protocol::route::{Mount, RouteContext};
 use crate::store::{Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
-use crate::upstream::bounds::UpstreamLimits;
+use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
 

@@ -13,7 +13,7 @@ use crate::asking::{BodyEnd, SoakRequest};
 use crate::clients::Client;
 use crate::ledger::{BrokenPromise, Kind};
 use crate::support::larder::HOST;
-use crate::support::shelf::{noise, tar_gz, unpacked};
+use crate::support::module_fixture::{noise, tar_gz, unpacked};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target, sha256_hex};
 
 /// The files of a module.

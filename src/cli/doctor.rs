@@ -1,6 +1,6 @@
 //! `larder doctor`: prints one line per check, with advice below where something is wrong.
 
-mod page;
+mod table;
 
 use anyhow::Context;
 use serde_json::json;
@@ -15,7 +15,7 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
 }
 
 fn examine(common: &CommonOptions) -> anyhow::Result<bool> {
-    let page = page::CheckPage::of_the_terminal();
+    let page = table::CheckPage::of_the_terminal();
     let mut checks: Vec<Check> = Vec::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("the runtime would not start")?;

@@ -14,10 +14,10 @@ mod missing;
 mod order;
 mod plan;
 mod progress;
-mod screen;
 mod serve;
 mod service;
 mod status;
+mod terminal;
 mod text;
 mod verify;
 mod warm;
@@ -35,9 +35,9 @@ use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
-use self::screen::LogOutput;
+use self::terminal::LogOutput;
 
-use self::screen::with_bars_hidden;
+use self::terminal::with_bars_hidden;
 use self::text::escape_for_terminal;
 use crate::app::StartError;
 use crate::config::{self, Config, Problems, Warning};

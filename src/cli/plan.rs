@@ -1,6 +1,6 @@
 //! `larder plan`: reports whether `init` will work offline, and which packages are stored, needed or unavailable.
 
-mod page;
+mod table;
 
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
@@ -42,7 +42,7 @@ impl PlanCommand {
         if self.common.json {
             print_line(&serde_json::to_string(&plan)?);
         } else {
-            print_line(&page::text(&plan, &config.default_host(), self.verbose, width_of_stdout()));
+            print_line(&table::text(&plan, &config.default_host(), self.verbose, width_of_stdout()));
         }
         Ok(plan.ready)
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytesize::ByteSize;
 use tokio::task::JoinHandle;
 
-use super::screen::TerminalLines;
+use super::terminal::TerminalLines;
 use super::text::width_of_stderr;
 
 const REDRAW_INTERVAL: Duration = Duration::from_millis(200);

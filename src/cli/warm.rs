@@ -1,7 +1,7 @@
 //! `larder warm`: starts a job in the running larder, or in this process where none runs, and shows its progress.
 
-mod drawing;
-mod larder;
+mod job_runner;
+mod progress_bars;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
-use self::drawing::{
+pub(super) use self::job_runner::JobRunner;
+use self::progress_bars::{
     ItemKey, JobProgress, TransferRate, bars, name_of, newly_finished_lines, notes, stopped_message, summary,
 };
-pub(super) use self::larder::JobRunner;
 use super::order::OrderArgs;
-use super::screen::TerminalLines;
+use super::terminal::TerminalLines;
 use super::text::{width_of_stderr, width_of_stdout};
 use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, print_line, runtime};
 use crate::address::Hostname;

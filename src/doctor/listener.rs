@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use url::{Host, Url};
 
-use super::recognise::{Identified, ProbedService, ServerKind, identify_server};
+use super::identify_server::{Identified, ProbedService, ServerKind, identify_server};
 use super::running::RunningLarder;
 use super::{Check, Findings, clock};
 use crate::app;

@@ -5,8 +5,8 @@ mod check;
 mod client;
 mod clock;
 mod disk;
+mod identify_server;
 mod listener;
-mod recognise;
 mod running;
 mod upstreams;
 
@@ -26,7 +26,7 @@ use crate::config::{self, Config, Problems, Warning};
 use crate::http::client_roots::ClientRoots;
 use crate::requirements::cli_config::search_paths::Environment;
 use crate::store::{Store, StoreFindings};
-use crate::upstream::bounds::UpstreamLimits;
+use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
 

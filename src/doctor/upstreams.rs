@@ -11,12 +11,12 @@ use crate::address::{Hostname, Name, ProviderAddress};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::{Clock, Timestamp};
 use crate::store::Store;
-use crate::upstream::ask::{Document, Fetched, RequestPriority, UpstreamRequest};
 use crate::upstream::discovery::{self, Discovery};
 use crate::upstream::egress_policy::EgressRefusal;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, origin};
 use crate::upstream::providers::{VersionList, versions_url};
+use crate::upstream::request::{Document, Fetched, RequestPriority, UpstreamRequest};
 use crate::upstream::{CredentialScope, Upstream};
 
 const NAME: &str = "upstream.name";

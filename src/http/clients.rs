@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use http::header::HeaderMap;
 use ipnet::IpNet;
 
-use super::places::PeerClass;
+use super::connection_slots::PeerClass;
 
 /// Access rules of one listener.
 #[derive(Debug, Clone, Default)]

@@ -34,8 +34,8 @@ use tokio_util::{
 };
 
 use super::{
+    connection_slots::{ConnectionSlot, ConnectionSlots, PeerClass},
     idle::{Activity, BoxError, CloseReason, InFlightBody, Protocol, WatchedSocket},
-    places::{ConnectionSlot, ConnectionSlots, PeerClass},
     tls::Tls,
 };
 use crate::store::{ReadMemory, ReadShare};

@@ -7,8 +7,8 @@ use http::{Method, Request, Response, StatusCode, Version};
 use serde::Serialize;
 
 use super::body::Body;
-use super::phrase;
 use super::range::{RequestedRange, requested_range};
+use super::reason_phrase;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::{Explanation, Kind, public_text};
@@ -364,7 +364,7 @@ pub(super) fn log_text(failure: &RequestFailure) -> String {
 /// Responds with an error: the body has subject, cause and remedy, the reason phrase cause and remedy.
 pub(super) fn explained(code: StatusCode, reason: &Explanation) -> Response<Body> {
     let mut response = errors(code, vec![reason.to_string()]);
-    if let Some(phrase) = phrase::of(reason) {
+    if let Some(phrase) = reason_phrase::of(reason) {
         response.extensions_mut().insert(phrase);
     }
     response
@@ -377,7 +377,7 @@ pub(super) fn errors(code: StatusCode, errors: Vec<String>) -> Response<Body> {
         errors: Vec<String>,
     }
     let errors: Vec<String> = errors.iter().map(|error| public_text(error)).collect();
-    let phrase = errors.first().and_then(|first| phrase::of(&Explanation::of(first)));
+    let phrase = errors.first().and_then(|first| reason_phrase::of(&Explanation::of(first)));
     let mut response = json(code, &ErrorBody { errors });
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     // Marks the error as larder's own.

@@ -14,7 +14,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::Instant;
 
 use super::admin_client;
-use super::places::{ConnectionSlots, PeerClass};
+use super::connection_slots::{ConnectionSlots, PeerClass};
 
 /// No request in any protocol that larder speaks, with TLS or without: refused before it reaches a handler, a log or a
 /// counter.

@@ -15,10 +15,10 @@ use crate::address::Package;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::upstream::CredentialScope;
-use crate::upstream::ask::{IncomingFile, UpstreamRequest, Validators};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
+use crate::upstream::request::{IncomingFile, UpstreamRequest, Validators};
 use crate::verify::VerificationError;
 
 /// The archive of a verified set, and the state of its download.

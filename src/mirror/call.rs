@@ -13,8 +13,8 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::upstream::Upstream;
-use crate::upstream::ask::RequestPriority;
 use crate::upstream::backoff::RevalidationPermit;
+use crate::upstream::request::RequestPriority;
 
 /// The context of one request: its time, its client, its limits and its configuration.
 #[derive(Debug, Clone)]

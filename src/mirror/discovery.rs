@@ -14,12 +14,12 @@ use crate::address::Hostname;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Key, StoreError};
-use crate::upstream::ask::Fetched;
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::{self, Discovery, Service};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Connectivity, origin};
 use crate::upstream::providers::RawObject;
+use crate::upstream::request::Fetched;
 use crate::upstream::{CredentialScope, Upstream};
 
 /// The discovery document that a fetch may rely on.

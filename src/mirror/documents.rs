@@ -16,12 +16,12 @@ use crate::clock::Timestamp;
 use crate::digest::{FastHash, FastHasher};
 use crate::error::Error;
 use crate::store::{Durability, Key, StoreError};
-use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::breaker::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::error::UpstreamError;
 use crate::upstream::memory_budget::MemoryGrant;
 use crate::upstream::providers::VersionList;
+use crate::upstream::request::{Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::{CredentialScope, Upstream};
 
 /// The number of retries of a fetch when nothing is stored.

@@ -14,8 +14,8 @@ use super::follow::FillProgress;
 use super::library::Reservation;
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StoreError};
-use crate::upstream::ask::IncomingFile;
 use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::request::IncomingFile;
 
 /// Pieces queued between reader and writer. With the buffers of the connection, this is all the memory of a fill.
 const PIECES_WAITING: usize = 4;

@@ -21,8 +21,8 @@ use crate::address::Package;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::store::{FileBytes, Staged, StagedNote, StoreError};
-use crate::upstream::ask::{IncomingFile, Validators};
 use crate::upstream::error::Fault;
+use crate::upstream::request::{IncomingFile, Validators};
 use crate::verify::Verified;
 
 /// Extra bytes to reserve next time, after an archive of unknown length did not fit.

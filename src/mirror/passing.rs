@@ -21,9 +21,9 @@ use crate::address::Package;
 use crate::digest::Hasher;
 use crate::error::Error;
 use crate::store::StoreError;
-use crate::upstream::ask::{IncomingFile, Validators};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::Connectivity;
+use crate::upstream::request::{IncomingFile, Validators};
 
 /// The most clients with a pass-through at a time. Each takes a connection to upstream.
 pub(super) const MAX_PASS_THROUGHS: usize = 16;

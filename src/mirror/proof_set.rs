@@ -14,9 +14,9 @@ use super::pull::Revalidatable;
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
-use crate::upstream::ask::Validators;
 use crate::upstream::breaker::Origin;
 use crate::upstream::providers::DownloadDocument;
+use crate::upstream::request::Validators;
 use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy};
 
 const PREDECESSOR_LIFETIME_SECONDS: u64 = 24 * 3600;

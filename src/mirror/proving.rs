@@ -16,12 +16,12 @@ use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::StoreError;
-use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::breaker::Origin;
 use crate::upstream::error::{Fault, UpstreamError, sanitized};
 use crate::upstream::memory_budget::MemoryGrant;
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
+use crate::upstream::request::{Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::{CredentialScope, Upstream};
 use crate::verify::{Proof, VerificationPolicy, verify_proof_set};
 

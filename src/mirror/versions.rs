@@ -19,10 +19,10 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::Upstream;
-use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::Fault;
 use crate::upstream::providers::{ListedVersion, VersionList, versions_url};
+use crate::upstream::request::Fetched;
 
 impl Mirror {
     /// Returns the version list of a provider.

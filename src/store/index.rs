@@ -3,7 +3,7 @@
 mod entry;
 mod folder;
 mod names;
-mod standing;
+mod state;
 mod totals;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ pub use self::entry::IndexedArchive;
 use self::entry::{ARCHIVE, DOCUMENT, EvictableEntry, PAGE, archive_key, counted, document_key};
 use self::folder::{refuse_if_locked, set_aside};
 pub use self::names::{IndexedName, ListedArchive};
-use self::standing::IndexState;
+use self::state::IndexState;
 pub use self::totals::Totals;
 use super::index_backend::IndexBackend;
 use super::{Key, StoreError};

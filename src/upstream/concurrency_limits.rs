@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::ask::RequestPriority;
+use super::request::RequestPriority;
 use crate::address::Hostname;
 
 /// Concurrency limit for one kind of request.

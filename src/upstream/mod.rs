@@ -1,9 +1,7 @@
 //! The registries behind us: requests to them, limits, and the documents they send. Independent of the store and of
 //! larder's own URLs.
 
-pub mod ask;
 pub mod backoff;
-pub mod bounds;
 pub mod breaker;
 pub mod clients;
 pub mod concurrency_limits;
@@ -13,6 +11,7 @@ pub mod discovery;
 pub mod egress_policy;
 pub mod error;
 pub mod git;
+pub mod limits;
 pub mod memory_budget;
 pub mod modules;
 pub mod outbound;
@@ -20,6 +19,7 @@ pub mod page_query;
 pub mod pages;
 pub mod providers;
 pub mod rate_budget;
+pub mod request;
 pub mod retry_after;
 pub mod source;
 pub mod special_purpose_ips;

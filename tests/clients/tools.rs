@@ -9,8 +9,8 @@ use tokio::process::Command;
 use crate::Tools;
 use crate::report::{Report, Verdict, compared};
 use crate::support::larder::{HOST, Larder};
+use crate::support::module_fixture::tar_gz;
 use crate::support::programs::find;
-use crate::support::shelf::tar_gz;
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Listed, Module, Provider, sha256_hex};
 

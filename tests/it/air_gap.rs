@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::support::estate::{EstateFixture, PLATFORMS, ROOTS};
+use crate::support::estate_fixture::{EstateFixture, PLATFORMS, ROOTS};
+use crate::support::git_module_fixture::through;
 use crate::support::http::{client, send};
 use crate::support::larder::{Folder, Larder};
-use crate::support::module_scene::through;
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::reports::name;
 use crate::support::terraform::Terraform;

@@ -4,11 +4,11 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::support::bundle_commands::{larder_in, write_beside};
-use crate::support::estate::{EstateFixture, PLATFORMS, ROOTS};
-use crate::support::gap::{BundleKey, Sealed, bundle, bundle_of, contents, outcomes, sealed, warmed};
+use crate::support::bundle_transfer::{BundleKey, Sealed, bundle, bundle_of, contents, outcomes, sealed, warmed};
+use crate::support::estate_fixture::{EstateFixture, PLATFORMS, ROOTS};
+use crate::support::git_module_fixture::{Form, ModuleScene, through};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::module_scene::{Form, ModuleScene, through};
 use crate::support::process::{CommandOutput, Process};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Provider, Telling};
@@ -177,7 +177,7 @@ async fn a_delta_leaves_out_an_archive_that_is_there_and_brings_its_new_proof() 
     assert!(receipt.ok, "{receipt:#?}");
     // A store without the archives of that inventory refuses the delta's entry.
     let receipt = Sealed::new(key.sealed()).apply(delta, &key.trust()).await.unwrap();
-    let (subject, reason) = crate::support::gap::refusal(&receipt);
+    let (subject, reason) = crate::support::bundle_transfer::refusal(&receipt);
     assert_eq!(subject, format!("{HOST}/acme/null 1.2.0 (linux_amd64)"));
     assert!(reason.contains("a delta for an inventory of another store"), "{reason}");
 }
@@ -226,7 +226,7 @@ async fn a_module_of_a_repository_is_carried_with_its_commit_and_installs() {
     let folder = there.close().await;
     let there = key.sealed().on(&folder).start().await;
     let mut workspace = client.workspace();
-    workspace.file("main.tf", &crate::support::module_scene::calls(&[form])).cli_config(&through(there.base()));
+    workspace.file("main.tf", &crate::support::git_module_fixture::calls(&[form])).cli_config(&through(there.base()));
     workspace.init().await.expect_success();
 }
 

@@ -8,8 +8,8 @@ use larder::mirror::ApplyError;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 
+use crate::support::bundle_transfer::{BundleKey, Giving, Sealed, bundle, contents, outcomes, settled_contents};
 use crate::support::eventually;
-use crate::support::gap::{BundleKey, Giving, Sealed, bundle, contents, outcomes, settled_contents};
 use crate::support::larder::Folder;
 use crate::support::process::{Process, command, run, serving};
 use crate::support::published_module::publish_module;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::support::bundle_commands::{larder_in, write_beside};
-use crate::support::gap::{BundleKey, sealed};
+use crate::support::bundle_transfer::{BundleKey, sealed};
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::process::{CommandOutput, Process};
 use crate::support::upstream::{FakeUpstream, Provider, Target};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder::clock::Clock;
 
-use crate::support::gap::{BundleKey, applied_by, bundle, bundle_of, given, outcomes, warmed};
+use crate::support::bundle_transfer::{BundleKey, applied_by, bundle, bundle_of, given, outcomes, warmed};
 use crate::support::larder::{HOST, Larder};
 use crate::support::published_module::publish_module;
 use crate::support::until;

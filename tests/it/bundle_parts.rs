@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::support::bundle_commands::write_beside;
-use crate::support::gap::{BundleKey, Sealed, settled_contents};
+use crate::support::bundle_transfer::{BundleKey, Sealed, settled_contents};
 use crate::support::larder::{Folder, Larder};
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::upstream::{FakeUpstream, Provider};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use larder::bundle::{BundleEntry, BundleWriter, Inventory, Manifest, SigningKey};
 use serde_json::{Value, json};
 
-use crate::support::gap::{BundleKey, Sealed, bundle, contents, outcomes, refusal, sealed, warmed};
+use crate::support::bundle_transfer::{BundleKey, Sealed, bundle, contents, outcomes, refusal, sealed, warmed};
 use crate::support::git::{Format, pack};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
@@ -61,7 +61,7 @@ async fn an_untrusted_bundle_is_refused_before_anything_changes() {
     let signed = bundle(&upstream, &foreign, &["acme/null"], &["linux_amd64"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
-    let unsigned = crate::support::gap::bundle_of(&larder, &job, None).await;
+    let unsigned = crate::support::bundle_transfer::bundle_of(&larder, &job, None).await;
     let there = Sealed::new(key.sealed());
     for (bytes, reason) in [(&signed, "not in [bundle] trusted_keys"), (&unsigned, "it is not signed")] {
         let error = there.apply(bytes.clone(), &key.trust()).await.unwrap_err().to_string();
@@ -169,7 +169,7 @@ async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     upstream.publish(provider);
     let lax = key.signs(Larder::mirroring(&upstream).with("verification = \"checksum\"")).start().await;
     let job = warmed(&lax, &["acme/null"], &["linux_amd64"]).await;
-    let bytes = crate::support::gap::bundle_of(&lax, &job, None).await;
+    let bytes = crate::support::bundle_transfer::bundle_of(&lax, &job, None).await;
     let there = Sealed::new(key.sealed());
     let receipt = there.apply(bytes.clone(), &key.trust()).await.unwrap();
     let (subject, reason) = refusal(&receipt);
@@ -468,7 +468,7 @@ async fn a_replayed_bundle_reports_its_age_and_is_refused_beyond_max_age() {
     upstream.publish(null());
     let larder = key.signs(Larder::mirroring(&upstream)).start().await;
     let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
-    let old = crate::support::gap::bundle_made_at(&larder, &job, None, 1_000_000_000).await;
+    let old = crate::support::bundle_transfer::bundle_made_at(&larder, &job, None, 1_000_000_000).await;
     let there = Sealed::new(key.sealed());
     assert!(there.mirror.status().last_bundle.is_none());
     let mut bounded = key.trust();

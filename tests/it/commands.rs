@@ -7,9 +7,9 @@ use larder::clock::Timestamp;
 use larder::store::{Durability, Key, Store};
 use serde_json::Value;
 
+use crate::support::command_setup::{CommandSetup, json};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, install, outcomes, upstream_with, zip};
-use crate::support::site::{CommandSetup, json};
 use crate::support::upstream::{Fault, Provider, SigningKey, Target, sha256_hex};
 
 const NEVER_FRESH: &str =

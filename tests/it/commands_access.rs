@@ -1,9 +1,9 @@
 //! Access rules of the admin listener (section 3): a web page in a browser on the same machine must not be able to
 //! purge.
 
+use crate::support::command_setup::CommandSetup;
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::Larder;
-use crate::support::site::CommandSetup;
 use crate::support::upstream::{FakeUpstream, Provider};
 
 const PATHS: [&str; 6] = [

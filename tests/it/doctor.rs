@@ -8,11 +8,11 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
-use crate::support::doctor_site::{Found, doctor, examine, paste, providers, registry, site, speak_tls, write};
+use crate::support::command_setup::{CommandSetup, json};
+use crate::support::doctor_setup::{Found, doctor, examine, paste, providers, registry, site, speak_tls, write};
 use crate::support::larder::HOST;
 use crate::support::ports::free_port;
 use crate::support::process::run;
-use crate::support::site::{CommandSetup, json};
 use crate::support::small_disk::SmallDisk;
 use crate::support::terraform::host_override;
 use crate::support::tls::TestCa;

@@ -3,14 +3,14 @@
 
 use std::io::{Read, Write};
 
-use crate::support::doctor_site::{
+use crate::support::command_setup::CommandSetup;
+use crate::support::doctor_setup::{
     examine, examine_terraform_alone, paste, providers, registry, site, speak_tls, write,
 };
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
 use crate::support::ports::free_port;
 use crate::support::process::Process;
-use crate::support::site::CommandSetup;
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider};
@@ -53,7 +53,7 @@ async fn no_client_configuration_is_a_warning_with_the_lines_to_paste() {
 /// A larder whose `[server] clients` leave out this machine refuses every `init` here.
 #[tokio::test]
 async fn a_larder_that_does_not_serve_this_machine_is_reported() {
-    let upstream = crate::support::doctor_site::registry().await;
+    let upstream = crate::support::doctor_setup::registry().await;
     let mut setup = site(&upstream);
     setup.text = setup.text.replace("[server]\n", "[server]\nclients = [\"192.0.2.0/24\"]\n");
     let _larder = setup.serve();

@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
+use crate::support::module_fixture::tar_gz;
 use crate::support::ports::free_port;
 use crate::support::process::{CommandOutput, Process, command, run};
-use crate::support::shelf::tar_gz;
 use crate::support::upstream::{FakeUpstream, Module, Provider};
 
 const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];

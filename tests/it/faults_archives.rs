@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 
 use crate::support::http::Received;
 use crate::support::larder::{HOST, Larder};
-use crate::support::scene::{LARGE, SMALL};
+use crate::support::package_fixture::{LARGE, SMALL};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 

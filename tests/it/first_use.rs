@@ -1,11 +1,11 @@
 //! Problems of a first-time user, each reported with the line that helps (promise 15).
 
 use crate::support::another_user::AnotherUser;
-use crate::support::doctor_site::{examine, paste, site};
+use crate::support::command_setup::{CommandSetup, json};
+use crate::support::doctor_setup::{examine, paste, site};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::ports::free_port;
 use crate::support::process::{Process, command, run, serving};
-use crate::support::site::{CommandSetup, json};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 async fn publishing() -> FakeUpstream {

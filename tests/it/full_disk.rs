@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use crate::support::eventually;
 use crate::support::http::{Answer, Received, client, get, receive};
 use crate::support::larder::{Folder, Larder};
+use crate::support::package_fixture::{LARGE, SMALL, TAIL};
 use crate::support::process::Process;
-use crate::support::scene::{LARGE, SMALL, TAIL};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target, sha256_hex};
 
 /// acme/null 1.2.0, a larder that has stored its proof set only, and a disk that takes at most half of the archive.

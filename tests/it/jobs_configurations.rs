@@ -3,12 +3,12 @@
 
 use serde_json::{Value, json};
 
+use crate::support::command_setup::CommandSetup;
 use crate::support::larder::HOST;
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::reports;
-use crate::support::shelf::{ModuleFixture, tar_gz};
-use crate::support::site::CommandSetup;
 use crate::support::upstream::{Provider, Target};
-use crate::support::warm_jobs::{WarmFixture, both, error};
+use crate::support::warm_fixture::{WarmFixture, both, error};
 
 const MAIN: &str = r#"
 terraform {

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::support::http::{client, send};
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
-use crate::support::warm_jobs::{WarmFixture, states};
+use crate::support::warm_fixture::{WarmFixture, states};
 use crate::support::{HANGS_AFTER, eventually};
 
 const HALF: usize = 1_500_000;

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::support::command_setup;
 use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::process::command;
 use crate::support::process::{Process, run};
-use crate::support::site;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_jobs::{WarmFixture, both, items};
+use crate::support::warm_fixture::{WarmFixture, both, items};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -231,7 +231,7 @@ async fn a_run_that_a_restart_interrupted_does_not_continue_offline_and_begins_a
 #[tokio::test]
 async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
     let upstream = upstream().await;
-    let mut setup = site::CommandSetup::new(&upstream);
+    let mut setup = command_setup::CommandSetup::new(&upstream);
     setup.text += "[[warm]]\nwhat = [\"./gone\", \"no.lock.hcl\"]\nplatforms = [\"linux_amd64\"]\n";
     let output = setup.run(&["check"]).await;
     assert_eq!(output.code, Some(0), "{output:?}");
@@ -254,7 +254,7 @@ async fn a_path_in_warm_may_be_missing_and_is_read_at_each_run() {
 #[tokio::test]
 async fn check_reports_problems_of_recurring_jobs_and_status_lists_them_without_a_larder() {
     let upstream = upstream().await;
-    let mut setup = site::CommandSetup::new(&upstream);
+    let mut setup = command_setup::CommandSetup::new(&upstream);
     let good = setup.text.clone();
     setup.text = format!(
         "{good}[[warm]]\nwhat = [\"acme/null@=> 1\", \"~/gone\"]\nplatforms = [\"linux\"]\nevery = \"1m\"\nclient = \"tofu\"\n[[warm]]\npin = true\n"

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use crate::support::command_setup::CommandSetup;
 use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::process::{Process, command, serving};
-use crate::support::site::CommandSetup;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
-use crate::support::warm_jobs::{WarmFixture, error, states};
+use crate::support::warm_fixture::{WarmFixture, error, states};
 
 const HALF: usize = 1_500_000;
 

@@ -3,8 +3,8 @@
 
 use crate::support::http::{self, Answer, client, client_trusting, send};
 use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::module_fixture::tar_gz;
 use crate::support::process::Process;
-use crate::support::shelf::tar_gz;
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Listed, Provider, Target};
 

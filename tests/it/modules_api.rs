@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::http::{Answer, get};
 use crate::support::larder::{HOST, Larder};
-use crate::support::shelf::tar_gz;
+use crate::support::module_fixture::tar_gz;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Listed, Target};
 

@@ -3,7 +3,7 @@
 
 use crate::support::git::differences;
 use crate::support::git::forge::{self, Forges};
-use crate::support::module_scene::{Form, ModuleScene, calls, every_form, installed, same_modules, through};
+use crate::support::git_module_fixture::{Form, ModuleScene, calls, every_form, installed, same_modules, through};
 use crate::support::terraform::{Terraform, Workspace};
 
 /// The forms that the client installs without larder too.

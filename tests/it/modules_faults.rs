@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use crate::support::git_module_fixture::{Place, download_path, fetch};
 use crate::support::http::{client, get, receive, send};
 use crate::support::larder::{HOST, Larder};
-use crate::support::module_scene::{Place, download_path, fetch};
-use crate::support::shelf::{ModuleFixture, noise, tar_gz, unpacked};
+use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpacked};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Module, RecordedRequest, Target, sha256_hex};
 

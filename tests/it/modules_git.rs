@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use crate::support::git_module_fixture::{Form, ModuleScene, Place, download_path, fetch};
 use crate::support::http::get;
 use crate::support::larder::HOST;
-use crate::support::module_scene::{Form, ModuleScene, Place, download_path, fetch};
 use crate::support::upstream::{Fault, Target, Telling};
 
 /// Silence allowed to these servers: longer than a busy machine needs to begin a session.

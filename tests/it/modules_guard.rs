@@ -2,9 +2,9 @@
 //! https and over ssh. The scene's servers are named in the configuration; nothing else of this machine is.
 
 use crate::support::git::{Repository, Sshd};
+use crate::support::git_module_fixture::{Form, ModuleScene, download_path, fetch};
 use crate::support::http::Answer;
 use crate::support::larder::{HOST, Larder};
-use crate::support::module_scene::{Form, ModuleScene, download_path, fetch};
 use crate::support::upstream::{FakeUpstream, Fault, Target, Telling};
 
 /// A scene, and servers of the same kind that no configuration names.

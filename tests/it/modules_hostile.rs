@@ -5,8 +5,8 @@ use std::io::Write as _;
 
 use tar::EntryType;
 
-use crate::support::module_scene::{download_path, fetch};
-use crate::support::shelf::{ModuleFixture, gz, tar_gz};
+use crate::support::git_module_fixture::{download_path, fetch};
+use crate::support::module_fixture::{ModuleFixture, gz, tar_gz};
 
 /// An entry of a tar with any name, also one that no honest writer takes.
 fn entry(tar: &mut tar::Builder<Vec<u8>>, name: &str, kind: EntryType, target: &str, bytes: &[u8]) {
@@ -134,7 +134,7 @@ async fn more_entries_than_may_be_are_refused() {
 
 #[tokio::test]
 async fn files_that_are_no_archive_or_a_truncated_one_are_refused() {
-    let whole = tar_gz(&[("main.tf", &crate::support::shelf::noise(1, 100_000))]);
+    let whole = tar_gz(&[("main.tf", &crate::support::module_fixture::noise(1, 100_000))]);
     refuses("m.tar.gz", &whole[..50_000], &["cannot be read"]).await;
     refuses("m.tar.gz", b"<html>sign in</html>", &["cannot be read"]).await;
     refuses("m.zip", b"PK but no zip", &["cannot be read"]).await;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::support::git_module_fixture::{Form, ModuleScene, calls, download_path, fetch, through};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::module_scene::{Form, ModuleScene, calls, download_path, fetch, through};
 use crate::support::process::Process;
 use crate::support::terraform::Terraform;
 use crate::support::upstream::{Target, Telling};

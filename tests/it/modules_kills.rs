@@ -1,11 +1,11 @@
 //! Modules after `kill -9` and on a full disk.
 
 use crate::support::eventually;
+use crate::support::git_module_fixture::{download_path, fetch};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, Folder};
-use crate::support::module_scene::{download_path, fetch};
+use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpacked};
 use crate::support::process::Process;
-use crate::support::shelf::{ModuleFixture, noise, tar_gz, unpacked};
 use crate::support::small_disk::SmallDisk;
 use crate::support::upstream::{Fault, Target};
 

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::command_setup::CommandSetup;
+use crate::support::git_module_fixture::{download_path, fetch};
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
-use crate::support::module_scene::{download_path, fetch};
+use crate::support::module_fixture::{ModuleFixture, tar_gz, unpacked};
 use crate::support::reports::name;
-use crate::support::shelf::{ModuleFixture, tar_gz, unpacked};
-use crate::support::site::CommandSetup;
 use crate::support::upstream::{FakeUpstream, Fault, Listed, Module, Provider, Target};
-use crate::support::warm_jobs::{WarmFixture, error, states};
+use crate::support::warm_fixture::{WarmFixture, error, states};
 
 const ONE: &str = "acme/one/test@1.0.0";
 
@@ -128,7 +128,7 @@ async fn two_fetches_of_one_archive_at_one_time_do_not_meet() {
     let fixture = ModuleFixture::of_one().await;
     let larder = fixture.larder().start().await;
     fetch(larder.base(), "one").await;
-    let noise = crate::support::shelf::noise(7, 500_000);
+    let noise = crate::support::module_fixture::noise(7, 500_000);
     fixture.put("one", &tar_gz(&[("noise", &noise)]));
     larder.tell("purge", ONE).await;
     let held = fixture.archives.hold_after(Target::ModuleArchive, 100_000);

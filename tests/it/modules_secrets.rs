@@ -1,9 +1,9 @@
 //! DESIGN, promise 8, for modules: which origin gets which credential, and where no secret of a location may appear.
 
+use crate::support::git_module_fixture::{download_path, fetch};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::module_scene::{download_path, fetch};
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::process::Process;
-use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::upstream::{FakeUpstream, Fault, Target};
 
 const TOKEN: &str = "r3gistryS3cret";

@@ -5,11 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
+use crate::support::command_setup::{CommandSetup, json};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::ports::free_port;
 use crate::support::process::Process;
-use crate::support::site::{CommandSetup, json};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, SigningKey};
 

@@ -3,14 +3,14 @@
 
 use serde_json::{Value, json};
 
+use crate::support::git_module_fixture::fetch;
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
-use crate::support::module_scene::fetch;
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::reports::name;
 use crate::support::sealed::{hold, upstream_of_four};
-use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
-use crate::support::warm_jobs::WarmFixture;
+use crate::support::warm_fixture::WarmFixture;
 
 async fn plan(larder: &Larder, order: &Value) -> Value {
     WarmFixture::of(larder).post("/admin/v1/plan", order).await.expect(200).json()

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::support::configurations::{Configuration, publish};
 use crate::support::forms::forms;
+use crate::support::git_module_fixture::through;
 use crate::support::http::{client, send};
 use crate::support::larder::Larder;
-use crate::support::module_scene::through;
 use crate::support::reports;
 use crate::support::terraform::{Terraform, Workspace};
 use crate::support::upstream::FakeUpstream;

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::git_module_fixture::fetch;
 use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::module_scene::fetch;
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::process::{Process, command};
 use crate::support::sealed::{hold, upstream_of_four};
-use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
 /// A store with 1.0.0 for both platforms, 1.1.0 for linux_amd64, 1.2.0 for darwin_arm64, of 1.3.0 a set; and the list.

@@ -1,9 +1,9 @@
 //! The real client before an offline larder: constraints resolve to stored versions, and errors name what is missing.
 
+use crate::support::git_module_fixture::through;
 use crate::support::larder::{HOST, Larder};
-use crate::support::module_scene::through;
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::sealed::{hold, upstream_of_four};
-use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::terraform::{Terraform, Workspace, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Module};

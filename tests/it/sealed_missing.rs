@@ -4,15 +4,15 @@
 use serde_json::{Value, json};
 
 use crate::support::eventually;
+use crate::support::git_module_fixture::{download_path, fetch, through};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::module_scene::{download_path, fetch, through};
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::process::{Process, command, run};
 use crate::support::sealed::{hold, upstream_of_four};
-use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Provider};
-use crate::support::warm_jobs::{WarmFixture, states};
+use crate::support::warm_fixture::{WarmFixture, states};
 
 async fn missing(admin: &str) -> Value {
     get(&format!("{admin}/admin/v1/missing")).await.expect(200).json()

@@ -7,13 +7,13 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::support::eventually;
+use crate::support::git_module_fixture::{fetch, through};
 use crate::support::http::{client, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::module_scene::{fetch, through};
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::programs::find;
 use crate::support::sealed::{hold, upstream_of_four};
-use crate::support::shelf::{ModuleFixture, tar_gz};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::Provider;
 

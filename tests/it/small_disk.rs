@@ -3,8 +3,8 @@
 use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, Larder};
+use crate::support::package_fixture::LARGE;
 use crate::support::process::Process;
-use crate::support::scene::LARGE;
 use crate::support::small_disk::SmallDisk;
 use crate::support::upstream::{FakeUpstream, Provider};
 

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use serde_json::json;
 use tempfile::NamedTempFile;
 
-use crate::support::gap::warmed;
+use crate::support::bundle_transfer::warmed;
 use crate::support::http::{client, get};
 use crate::support::larder::Larder;
 use crate::support::until;

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::support::command_setup::CommandSetup;
 use crate::support::http::{client, send};
 use crate::support::larder::HOST;
 use crate::support::provider_trees::{export, folder_of, site, upstream};
-use crate::support::site::CommandSetup;
 use crate::support::upstream::FakeUpstream;
 
 const LINUX: &str = "terraform-provider-null_1.2.0_linux_amd64.zip";

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::support::command_setup::CommandSetup;
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{Process, command, serving};
 use crate::support::provider_trees::{export, folder_of, requiring, site, upstream};
-use crate::support::site::CommandSetup;
 use crate::support::terraform::{Terraform, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::tree_imports::{lock_of_upstream, sealed, states};
@@ -178,7 +178,7 @@ async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word
     assert_eq!(archives["archives"].as_object().unwrap().len(), 2, "{archives}");
 
     // As soon as upstream has it, its proof counts: the same bytes are then verified.
-    other.publish(crate::support::warm_jobs::both(Provider::new("acme", "null").version("1.2.0").size(200_000)));
+    other.publish(crate::support::warm_fixture::both(Provider::new("acme", "null").version("1.2.0").size(200_000)));
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     assert!(document["signing_keys"]["gpg_public_keys"][0].is_object(), "{document}");
     other.forget_requests();
@@ -186,7 +186,7 @@ async fn a_package_that_upstream_does_not_know_is_imported_on_the_operators_word
     assert_eq!(zip.body, other.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     assert_eq!(other.count_of(Target::Archive), 0, "it was held all the time");
     // Other bytes are an alarm, and no silent change.
-    other.publish(crate::support::warm_jobs::both(Provider::new("acme", "random").version("3.0.1").edition(2)));
+    other.publish(crate::support::warm_fixture::both(Provider::new("acme", "random").version("3.0.1").edition(2)));
     let document = larder.document("random", "3.0.1").await.expect(200).json();
     let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
     assert_eq!(zip.body, other.archive_bytes("acme", "random", "3.0.1", "linux_amd64"));
@@ -202,7 +202,7 @@ async fn a_damaged_first_seen_record_lets_no_unsigned_archive_in() {
     export(&outside, &tree).await;
     let setup = sealed(&upstream);
     let first = FakeUpstream::start().await;
-    first.publish(crate::support::warm_jobs::both(Provider::new("acme", "null").version("1.2.0").edition(7)));
+    first.publish(crate::support::warm_fixture::both(Provider::new("acme", "null").version("1.2.0").edition(7)));
     let larder = Larder::mirroring(&first).on(&setup.home).start().await;
     larder.document("null", "1.2.0").await.expect(200);
     larder.stop().await;

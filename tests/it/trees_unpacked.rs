@@ -9,12 +9,12 @@ use larder::clock::Timestamp;
 use larder::store::{Durability, Key, Store};
 use serde_json::Value;
 
+use crate::support::command_setup::CommandSetup;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{command, run};
 use crate::support::programs::find;
 use crate::support::provider_trees::{requiring, upstream};
-use crate::support::site::CommandSetup;
 use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::tree_imports::{lock_of_upstream, sealed, states};
@@ -161,7 +161,7 @@ async fn an_archive_published_later_replaces_a_packed_one_without_an_alarm() {
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
     let null = crate::support::upstream::Provider::new("acme", "null").version("1.2.0").size(200_000);
-    other.publish(crate::support::warm_jobs::both(null));
+    other.publish(crate::support::warm_fixture::both(null));
     let document = larder.document("null", "1.2.0").await.expect(200).json();
     assert!(document["signing_keys"]["gpg_public_keys"][0].is_object(), "{document}");
     let zip = larder.get(document["download_url"].as_str().unwrap()).await.expect(200);

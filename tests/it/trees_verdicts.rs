@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::support::command_setup::CommandSetup;
 use crate::support::http::{client, send};
 use crate::support::larder::HOST;
 use crate::support::provider_trees::{export, folder_of, site, upstream};
-use crate::support::site::CommandSetup;
 use crate::support::tree_imports::{sealed, states};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
@@ -131,7 +131,7 @@ async fn a_disk_that_is_full_ends_an_import_and_no_file_is_blamed_for_it() {
 #[tokio::test]
 async fn nothing_is_evicted_for_what_stays_out_and_what_does_not_fit_offline_ends_the_import() {
     let upstream = FakeUpstream::start().await;
-    upstream.publish(crate::support::warm_jobs::both(Provider::new("acme", "null").size(700_000)));
+    upstream.publish(crate::support::warm_fixture::both(Provider::new("acme", "null").size(700_000)));
     let (outside, tree) = site(&upstream);
     outside.out(&["export", tree.to_str().unwrap(), "--platform", "linux_amd64", "--for", "acme/null"]).await;
     let zip = folder_of(&tree, "null").join(LINUX);

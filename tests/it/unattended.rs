@@ -2,10 +2,10 @@
 
 use futures_util::future::join_all;
 
+use crate::support::git_module_fixture::{download_path, fetch};
 use crate::support::http::{Answer, client, send};
 use crate::support::larder::{HOST, Larder};
-use crate::support::module_scene::{download_path, fetch};
-use crate::support::shelf::{ModuleFixture, noise, tar_gz};
+use crate::support::module_fixture::{ModuleFixture, noise, tar_gz};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 

@@ -3,7 +3,7 @@
 
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
-use crate::support::shelf::{ModuleFixture, tar_gz};
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
 /// Promise 11: a registry that answers for any version fills neither the store nor the first-seen records.

@@ -2,7 +2,7 @@
 //! served.
 
 use crate::support::larder::{Folder, Larder};
-use crate::support::scene::{LARGE, SMALL, TAIL};
+use crate::support::package_fixture::{LARGE, SMALL, TAIL};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 
 fn null() -> Provider {

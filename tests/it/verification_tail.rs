@@ -1,7 +1,7 @@
 //! The part of an archive that a client gets before verification: with and without a length, whole and by Range.
 
 use crate::support::http::{client, receive};
-use crate::support::scene::{LARGE, PackageFixture, SMALL, TAIL};
+use crate::support::package_fixture::{LARGE, PackageFixture, SMALL, TAIL};
 use crate::support::upstream::{Fault, Target};
 
 /// DESIGN, promise 3: without a length, the first 1 MiB is withheld, then the body streams without a length.

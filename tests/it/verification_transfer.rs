@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::support::larder::Larder;
-use crate::support::scene::{LARGE, PackageFixture, SMALL};
+use crate::support::package_fixture::{LARGE, PackageFixture, SMALL};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 /// Promise 4: a broken download is resumed, and no byte is fetched twice.

@@ -7,13 +7,13 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::support::admin::{FakeAdmin, Script};
+use crate::support::command_setup;
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST};
 use crate::support::ports::free_port;
 use crate::support::process::{CommandOutput, command, run, serving};
-use crate::support::site;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_jobs::{both, items};
+use crate::support::warm_fixture::{both, items};
 
 const AWS: &str = "registry.terraform.io/hashicorp/aws@5.31.0";
 const NULL: &str = "registry.terraform.io/hashicorp/null@3.2.2";
@@ -198,12 +198,12 @@ async fn an_order_that_cannot_be_warmed_is_refused_before_any_request() {
 }
 
 /// A configuration without a larder, and the upstream that it is to mirror.
-async fn without_larder() -> (site::CommandSetup, FakeUpstream) {
+async fn without_larder() -> (command_setup::CommandSetup, FakeUpstream) {
     let upstream = FakeUpstream::start().await;
     for name in ["null", "other"] {
         upstream.publish(both(Provider::new("acme", name)));
     }
-    let mut setup = site::CommandSetup::new(&upstream);
+    let mut setup = command_setup::CommandSetup::new(&upstream);
     // Not made yet, in a folder that is not made yet either.
     let home = setup.home.path().display().to_string();
     setup.text = setup.text.replace(&format!("path = \"{home}\""), &format!("path = \"{home}/a/store\""));
@@ -211,7 +211,7 @@ async fn without_larder() -> (site::CommandSetup, FakeUpstream) {
 }
 
 /// Panics unless a larder serves all of this for linux_amd64 without a request to upstream.
-async fn is_served(setup: &site::CommandSetup, upstream: &FakeUpstream, name: &str) {
+async fn is_served(setup: &command_setup::CommandSetup, upstream: &FakeUpstream, name: &str) {
     upstream.forget_requests();
     let larder = setup.serve();
     larder.get(&format!("/registry/{HOST}/v1/providers/acme/{name}/versions")).await.expect(200);
@@ -240,7 +240,10 @@ async fn where_no_larder_runs_it_fetches_into_a_store_of_its_own_making() {
     let requests = upstream.requests().len();
     let again = setup.run(&[&warm[..], &["--json"]].concat()).await;
     assert_eq!((again.code, again.err.as_str()), (Some(0), ""), "{again:?}");
-    assert_eq!(items(&site::json(again.out.trim())), ["null@1.2.0 linux_amd64 held", "other@1.2.0 linux_amd64 held"]);
+    assert_eq!(
+        items(&command_setup::json(again.out.trim())),
+        ["null@1.2.0 linux_amd64 held", "other@1.2.0 linux_amd64 held"]
+    );
     assert_eq!(upstream.requests().len(), requests);
 
     is_served(&setup, &upstream, "null").await;

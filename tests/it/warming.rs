@@ -9,7 +9,7 @@ use crate::support::http::client;
 use crate::support::larder::{HOST, Larder};
 use crate::support::reports;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_jobs::{PLATFORMS, WarmFixture, both, error, items, states};
+use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both, error, items, states};
 
 async fn versions(list: &[&str]) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;

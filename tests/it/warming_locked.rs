@@ -14,7 +14,7 @@ use crate::support::reports;
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
-use crate::support::warm_jobs::{PLATFORMS, WarmFixture, both, error, items, states};
+use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both, error, items, states};
 
 const BOTH: &str = "platform=linux_amd64&platform=darwin_arm64";
 // Larger than the archives that are fetched in parallel.

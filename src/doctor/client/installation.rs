@@ -1,7 +1,7 @@
 //! Checks a `provider_installation` block: are providers still installed from larder (PROTOCOL 3)?
 
+use super::connection_attempts::UrlProbe;
 use super::files::ClientFiles;
-use super::tried::UrlProbe;
 use super::{Check, ClientChecks, OVERRIDE, default_host};
 use crate::address::Hostname;
 use crate::requirements::cli_config::InstallationSource;

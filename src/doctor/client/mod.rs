@@ -1,12 +1,12 @@
 //! Checks whether the clients of this machine use this larder: reads their configuration as they do (PROTOCOL 1.1 to
 //! 1.3), and requests its URLs as they would.
 
+mod connection_attempts;
+mod environment;
 mod files;
 mod installation;
 mod proxies;
 mod services;
-mod surroundings;
-mod tried;
 
 use tokio::time::timeout;
 

@@ -3,13 +3,13 @@
 use http::StatusCode;
 use url::Url;
 
+use super::connection_attempts::{OTHER_HOST, PATH, SLASH, UrlProbe, host_of_base};
 use super::installation::ProviderSources;
-use super::tried::{OTHER_HOST, PATH, SLASH, UrlProbe, host_of_base};
 use super::{Check, ClientChecks, OVERRIDE};
 use crate::address::Hostname;
 use crate::doctor::WITHIN;
+use crate::doctor::identify_server::{Identified, ProbedService, ServerKind, identify_server};
 use crate::doctor::listener::is_ours;
-use crate::doctor::recognise::{Identified, ProbedService, ServerKind, identify_server};
 use crate::http::probe_client::probe;
 use crate::protocol::route::{Route, modules_base};
 use crate::requirements::cli_config::{self, Services};

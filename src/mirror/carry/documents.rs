@@ -9,8 +9,8 @@ use crate::address::Version;
 use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, FileRole};
 use crate::clock::Timestamp;
 use crate::store::{Durability, Key};
-use crate::upstream::ask::Validators;
 use crate::upstream::memory_budget::MemoryGrant;
+use crate::upstream::request::Validators;
 
 pub(super) struct BundledDocumentUpdate {
     key: Key,

@@ -18,9 +18,9 @@ use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ProviderEntry, Signatur
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{Durability, Key, StoreError};
-use crate::upstream::ask::Validators;
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
+use crate::upstream::request::Validators;
 use crate::verify::{ProofBasis, verify_proof_set};
 
 pub(super) struct BundledSet {

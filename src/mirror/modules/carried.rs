@@ -16,7 +16,7 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, Hasher};
 use crate::pack::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack_from};
 use crate::store::{Durability, Key, StoreError};
-use crate::upstream::ask::Validators;
+use crate::upstream::request::Validators;
 use crate::verify::{PackedTree, Proof, ProofBasis};
 
 /// A stored version that can be exported.

@@ -18,9 +18,9 @@ use super::super::library::Reservation;
 use crate::digest::FastHash;
 use crate::error::Error;
 use crate::store::Staged;
-use crate::upstream::ask::{IncomingFile, UpstreamRequest, Validators};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, origin};
+use crate::upstream::request::{IncomingFile, UpstreamRequest, Validators};
 
 /// The staging names in use. Two fetches that append to one file would mix their bytes.
 #[derive(Debug, Clone, Default)]

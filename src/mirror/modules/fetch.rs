@@ -17,12 +17,12 @@ use crate::address::ModulePackage;
 use crate::error::Error;
 use crate::pack::{Tree, TreeError, TreeLimits, TreePath, find_folder};
 use crate::store::{Scratch, StoreError};
-use crate::upstream::ask::{Fetched, UpstreamRequest, Validators};
 use crate::upstream::concurrency_limits::{ConcurrencyLimit, Permit};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::git::{self, GitError, GitRequest};
 use crate::upstream::outbound::origin;
+use crate::upstream::request::{Fetched, UpstreamRequest, Validators};
 use crate::upstream::source::{GitSource, LocatedSource, PackageSource, Subdir, location_in_page};
 use crate::upstream::{CredentialScope, Upstream};
 

@@ -22,11 +22,11 @@ use crate::address::ModulePackage;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::Key;
-use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::modules::download_url;
 use crate::upstream::outbound::origin;
+use crate::upstream::request::Fetched;
 use crate::upstream::source::{BadSource, LocatedSource, PackageSource, Subdir, Unsupported, location_in_download};
 
 /// The location document of a version: a source address, parsed relative to the URL it came from.

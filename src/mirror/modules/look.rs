@@ -13,8 +13,8 @@ use crate::address::ModulePackage;
 use crate::clock::CLOCK_SLACK;
 use crate::error::Error;
 use crate::pack::{PACKER, pack};
-use crate::upstream::ask::{Fetched, RequestPriority};
 use crate::upstream::error::Fault;
+use crate::upstream::request::{Fetched, RequestPriority};
 use crate::upstream::source::PackageSource;
 
 /// Minimum interval between two attempts to check one version, unless its location becomes stale earlier.

@@ -7,7 +7,7 @@ use crate::address::ModulePackage;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{Durability, Key, Recorded, StoreError};
-use crate::upstream::ask::Validators;
+use crate::upstream::request::Validators;
 use crate::verify::PackedTree;
 
 /// The first-seen record of a module version, and the differences found since.

@@ -17,10 +17,10 @@ use crate::address::{ModuleAddress, ModulePackage, Version};
 use crate::error::Error;
 use crate::store::Key;
 use crate::upstream::Upstream;
-use crate::upstream::ask::Fetched;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::Fault;
 use crate::upstream::modules::{ListedModuleVersion, ModuleVersionList, versions_url};
+use crate::upstream::request::Fetched;
 
 impl Mirror {
     /// The version list of a module. `address` is in the client's spelling, which is also sent to upstream.

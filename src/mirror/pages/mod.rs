@@ -19,11 +19,11 @@ use super::{Answer, Mirror, Outcome, RequestContext, RuntimeConfig};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::store::Key;
-use crate::upstream::ask::Fetched;
 use crate::upstream::error::Fault;
 use crate::upstream::outbound::Connectivity;
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::RawObject;
+use crate::upstream::request::Fetched;
 
 /// The source of a page.
 #[derive(Debug, Clone)]

@@ -14,9 +14,9 @@ use crate::filesystem_mirror::carried::TarFileContents;
 use crate::filesystem_mirror::index::{self, VersionIndex};
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
 use crate::upstream::Upstream;
-use crate::upstream::ask::Validators;
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::{DownloadDocument, download_url};
+use crate::upstream::request::Validators;
 use crate::verify::{Checksums, Proof, VerificationPolicy, checksums, verify_proof_set};
 
 const MAX_DOCUMENT_BYTES: usize = 2 << 20;

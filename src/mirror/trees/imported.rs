@@ -19,9 +19,9 @@ use crate::error::Error;
 use crate::filesystem_mirror::MirrorPath;
 use crate::store::{Key, StoreError};
 use crate::upstream::Upstream;
-use crate::upstream::ask::Validators;
 use crate::upstream::memory_budget::MemoryGrant;
 use crate::upstream::providers::versions_url;
+use crate::upstream::request::Validators;
 use crate::verify::{Proof, ProofBasis};
 
 /// The body of the signature file. OpenTofu requests it even if the document lists no keys.

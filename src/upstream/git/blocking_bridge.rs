@@ -14,7 +14,7 @@ use url::Url;
 
 use super::repository::SshRepository;
 use super::throughput_guard::ThroughputGuard;
-use crate::upstream::bounds::GitLimits;
+use crate::upstream::limits::GitLimits;
 
 /// Queue length between the two sides, in pieces.
 const WAITING_PIECES: usize = 8;

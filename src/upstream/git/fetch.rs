@@ -29,7 +29,7 @@ use super::refs::OfferedRef;
 use super::repository::Repository;
 use super::throughput_guard::ThroughputGuard;
 use crate::pack::TreeError;
-use crate::upstream::bounds::GitLimits;
+use crate::upstream::limits::GitLimits;
 
 /// User agent, in git's form.
 const AGENT: &str = concat!("git/larder-", env!("CARGO_PKG_VERSION"));

@@ -15,7 +15,7 @@ use super::repository::Repository;
 use super::submodules::{Submodule, Submodules};
 use super::{GitSource, GitTree};
 use crate::pack::{Tree, TreeError, TreePath};
-use crate::upstream::bounds::GitLimits;
+use crate::upstream::limits::GitLimits;
 
 /// A git fetch and its limits.
 pub(super) struct Job {

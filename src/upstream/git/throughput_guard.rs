@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::upstream::bounds::GitLimits;
 use crate::upstream::error::Fault;
+use crate::upstream::limits::GitLimits;
 
 /// The minimum speed, as for archives. A slower transfer would delay others.
 const MIN_BYTES_PER_SECOND: f64 = 1024.0;

@@ -10,11 +10,11 @@ use tokio::time::timeout;
 
 use super::GitRequest;
 use super::blocking_bridge::{BridgeRequest, Head, Request, WirePiece};
-use crate::upstream::ask::fault_of_client_error;
 use crate::upstream::backoff::{RequestObserver, RequestTime};
 use crate::upstream::clients::AcceptedCoding;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::{Outbound, UpstreamResponse, failure, origin};
+use crate::upstream::request::fault_of_client_error;
 
 pub(super) struct ReceivedBytes {
     pub(super) bytes: u64,

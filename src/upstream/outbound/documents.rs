@@ -7,11 +7,11 @@ use url::Url;
 
 use super::hops::UpstreamResponse;
 use super::{Outbound, failure, insert};
-use crate::upstream::ask::{Document, Fetched, UpstreamRequest, Validators, fault_of_client_error};
 use crate::upstream::backoff::RequestTime;
 use crate::upstream::clients::AcceptedCoding;
 use crate::upstream::error::{Fault, UpstreamError, sanitized};
 use crate::upstream::memory_budget::{MemoryGrant, MemoryLimitReached};
+use crate::upstream::request::{Document, Fetched, UpstreamRequest, Validators, fault_of_client_error};
 use crate::upstream::retry_after::{date, retry_after};
 
 const MAX_ERROR_BODY: u64 = 64 * 1024;

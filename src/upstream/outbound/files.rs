@@ -5,12 +5,12 @@ use http::header::{self, HeaderMap};
 use url::Url;
 
 use super::{Outbound, failure, insert, origin};
-use crate::upstream::ask::{IncomingFile, RequestPriority, UpstreamRequest, Validators};
 use crate::upstream::backoff::{RequestObserver, RequestTime};
 use crate::upstream::clients::AcceptedCoding;
 use crate::upstream::concurrency_limits::Permit;
 use crate::upstream::content_range::content_range;
 use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::request::{IncomingFile, RequestPriority, UpstreamRequest, Validators};
 
 impl Outbound {
     /// Requests a file from byte `from`, on condition that the stored validators still match.

@@ -6,12 +6,12 @@ use reqwest::RequestBuilder;
 use url::Url;
 
 use super::{CDN_LOOP, Connectivity, Outbound, failure};
-use crate::upstream::ask::{UpstreamRequest, fault_of_client_error};
 use crate::upstream::backoff::{RequestObserver, RequestTime};
 use crate::upstream::breaker::Origin;
 use crate::upstream::clients::AcceptedCoding;
 use crate::upstream::egress_policy::{EgressRefusal, HttpClientKind};
 use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::request::{UpstreamRequest, fault_of_client_error};
 
 const MAX_HOPS: usize = 10;
 

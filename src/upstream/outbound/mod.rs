@@ -16,15 +16,15 @@ use url::Url;
 
 pub(super) use self::hops::UpstreamResponse;
 use super::Traffic;
-use super::ask::{RequestPriority, UpstreamRequest};
 use super::backoff::{BudgetPurpose, Rates, RevalidationPermit, UpstreamBackoff};
-use super::bounds::{GitLimits, UpstreamLimits};
 use super::breaker::Origin;
 use super::clients::{Clients, ConnectorError};
 use super::concurrency_limits::{ConcurrencyLimits, Permit};
 use super::egress_policy::EgressPolicy;
 use super::error::{Fault, UpstreamError};
+use super::limits::{GitLimits, UpstreamLimits};
 use super::memory_budget::DocumentMemory;
+use super::request::{RequestPriority, UpstreamRequest};
 use crate::address::Hostname;
 use crate::cdn_loop::OwnEntry;
 use crate::clock::Timestamp;

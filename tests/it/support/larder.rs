@@ -12,7 +12,7 @@ use larder::config::Config;
 use larder::http::listener::Limits;
 use larder::http::watchdog::LivenessError;
 use larder::store::StoreError;
-use larder::upstream::bounds::UpstreamLimits;
+use larder::upstream::limits::UpstreamLimits;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use super::command_setup::CommandSetup;
 use super::larder::HOST;
-use super::site::CommandSetup;
 use super::terraform::{Terraform, Workspace};
 use super::upstream::{FakeUpstream, Provider};
-use super::warm_jobs::both;
+use super::warm_fixture::both;
 
 /// acme/null 1.2.0 and 1.3.0, acme/random 3.0.1 whose zips have entries for folders; for two platforms.
 pub(crate) async fn upstream() -> FakeUpstream {

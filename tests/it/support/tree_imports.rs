@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
+use super::command_setup::CommandSetup;
 use super::larder::HOST;
 use super::provider_trees::requiring;
-use super::site::CommandSetup;
 use super::terraform::{Terraform, host_override};
 use super::upstream::FakeUpstream;
 

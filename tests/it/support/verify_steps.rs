@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
+use super::command_setup::json;
 use super::http::{Answer, client, send};
 use super::larder::Larder;
-use super::site::json;
 
 pub(crate) async fn verify(larder: &Larder) -> Vec<Value> {
     let answer = send(asking(larder)).await.unwrap().expect(200);

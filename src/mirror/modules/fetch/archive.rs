@@ -8,9 +8,9 @@ use super::super::download::{DownloadedSource, SourceDownload};
 use super::{FetchTreeError, SourceFetch, TreePermit, ask_for, location_fault};
 use crate::error::Error;
 use crate::pack::{Tree, TreeError, unpack};
-use crate::upstream::ask::{Fetched, Validators};
 use crate::upstream::error::Fault;
 use crate::upstream::outbound::origin;
+use crate::upstream::request::{Fetched, Validators};
 use crate::upstream::source::{ArchiveSource, Checksum, ExpectedChecksum};
 
 /// Maximum size of a checksum list, in bytes.

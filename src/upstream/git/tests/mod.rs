@@ -28,9 +28,9 @@ use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::Timestamp;
 use crate::config::{self, Credential, Network, PrivateDestination};
 use crate::pack::{Tree, TreeEntry, TreeLimits};
-use crate::upstream::ask::RequestPriority;
-use crate::upstream::bounds::UpstreamLimits;
+use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
+use crate::upstream::request::RequestPriority;
 use crate::upstream::{Traffic, Upstream, Upstreams};
 
 /// Runs git without any user configuration, and returns its output.

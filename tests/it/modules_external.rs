@@ -1,10 +1,10 @@
 //! Modules at sources that larder cannot fetch: clients are sent there as upstream says, unless that could give away a
 //! secret or lead out of a sealed network.
 
+use crate::support::git_module_fixture::{Place, download_path, fetch};
 use crate::support::larder::{Folder, HOST};
-use crate::support::module_scene::{Place, download_path, fetch};
+use crate::support::module_fixture::ModuleFixture;
 use crate::support::process::Process;
-use crate::support::shelf::ModuleFixture;
 use crate::support::upstream::{Module, Telling};
 
 const PASSED: [&str; 7] = [
@@ -82,7 +82,7 @@ async fn a_source_that_was_refused_is_asked_for_again() {
     for _ in 0..2 {
         larder.get(&download_path("one")).await.expect(502);
     }
-    fixture.put("one", &crate::support::shelf::tar_gz(&[("main.tf", b"# here\n")]));
+    fixture.put("one", &crate::support::module_fixture::tar_gz(&[("main.tf", b"# here\n")]));
     fetch(larder.base(), "one").await;
 }
 

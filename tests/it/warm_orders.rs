@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::command_setup::{CommandSetup, json as read};
 use crate::support::http::{client, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::null_provider::outcomes;
 use crate::support::process::Process;
-use crate::support::site::{CommandSetup, json as read};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
-use crate::support::warm_jobs::{PLATFORMS, WarmFixture, both, error, states};
+use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both, error, states};
 
 async fn upstream_with(names: &[&str], size: usize) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;

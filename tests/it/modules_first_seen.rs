@@ -3,10 +3,10 @@
 
 use serde_json::{Value, json};
 
+use crate::support::git_module_fixture::{Place, download_path, fetch};
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::module_scene::{Place, download_path, fetch};
-use crate::support::shelf::{ModuleFixture, noise, tar_gz, unpacked};
+use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpacked};
 use crate::support::verify_steps::verify;
 
 const ONE: &str = "acme/one/test@1.0.0";

@@ -8,7 +8,7 @@ use larder::clock::Clock;
 
 use crate::support::http::{Answer, client, get};
 use crate::support::larder::{Folder, Larder};
-use crate::support::scene::{LARGE, PackageFixture, SMALL, TAIL};
+use crate::support::package_fixture::{LARGE, PackageFixture, SMALL, TAIL};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 

@@ -4,8 +4,8 @@ use larder::bundle::{ApplyOutcome, Receipt};
 use serde_json::Value;
 
 use crate::support::bundle_commands::{larder_in, write_beside};
+use crate::support::bundle_transfer::{BundleKey, Giving, Sealed, bundle, receipt_in, settled_contents};
 use crate::support::eventually;
-use crate::support::gap::{BundleKey, Giving, Sealed, bundle, receipt_in, settled_contents};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
 use crate::support::small_disk::SmallDisk;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::git_module_fixture::{Place, download_path, fetch};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::module_scene::{Place, download_path, fetch};
-use crate::support::shelf::{ModuleFixture, noise, tar_gz, unpacked};
+use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpacked};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use larder::clock::Clock;
 
+use crate::support::command_setup::{CommandSetup, json};
 use crate::support::http::send;
 use crate::support::larder::{Folder, Larder};
-use crate::support::scene::{LARGE, SMALL};
-use crate::support::site::{CommandSetup, json};
+use crate::support::package_fixture::{LARGE, SMALL};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
 use crate::support::verify_steps::{asking, steps, verify};

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::command_setup::{CommandSetup, json};
 use super::larder::HOST;
 use super::process::{CommandOutput, command, run};
-use super::site::{CommandSetup, json};
 use super::terraform::host_override;
 use super::upstream::{FakeUpstream, Provider};
 

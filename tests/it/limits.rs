@@ -68,7 +68,7 @@ async fn a_hundred_downloads_starve_no_version_list() {
 #[tokio::test]
 async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
     let upstream = upstream_with_providers(&["null", "random"], 20_000).await;
-    let bounds = |bounds: &mut larder::upstream::bounds::UpstreamLimits| {
+    let bounds = |bounds: &mut larder::upstream::limits::UpstreamLimits| {
         (bounds.archives.per_upstream, bounds.archives.wait) = (1, SHORT);
     };
     let larder = Larder::mirroring(&upstream).bounds(bounds).start().await;
@@ -92,7 +92,7 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() 
     for name in ["null", "random", "tls"] {
         upstream.publish(Provider::new("acme", name).size(20_000));
     }
-    let bounds = |bounds: &mut larder::upstream::bounds::UpstreamLimits| {
+    let bounds = |bounds: &mut larder::upstream::limits::UpstreamLimits| {
         (bounds.documents.per_upstream, bounds.documents.wait) = (1, Duration::from_secs(1));
         bounds.archives.per_upstream = 1;
     };
@@ -154,7 +154,7 @@ async fn documents_of_one_upstream_leave_memory_for_those_of_others() {
     }
     other.serve_json("/v1/providers/acme/null/versions", &list);
     let larder = Larder::mirroring(&slow).upstream(OTHER, &format!("{}/", other.origin()), "");
-    let bounds = |bounds: &mut larder::upstream::bounds::UpstreamLimits| {
+    let bounds = |bounds: &mut larder::upstream::limits::UpstreamLimits| {
         (bounds.document_memory.each_kib, bounds.document_memory.all_kib) = (100, 200);
     };
     let larder = larder.bounds(bounds).start().await;

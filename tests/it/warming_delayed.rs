@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::support::eventually;
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_jobs::{WarmFixture, both, error, items, states};
+use crate::support::warm_fixture::{WarmFixture, both, error, items, states};
 
 const DAY: Duration = Duration::from_secs(25 * 3600);
 
