@@ -144,7 +144,7 @@ pub(super) fn escape_for_terminal(name: &str) -> String {
 /// False for control characters, and for those that change the direction of the text around them.
 pub(super) fn is_plain(c: char) -> bool {
     !c.is_control()
-        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        && !matches!(c, '\u{061c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 pub(super) fn plural(number: u64, noun: &str) -> String {

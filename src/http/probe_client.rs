@@ -206,10 +206,18 @@ fn bad_certificate(bad: &CertificateError) -> BadCertificate {
         CertificateError::NotValidForNameContext { presented, .. } if presented.is_empty() => {
             BadCertificate::OtherName(vec!["no name at all".to_owned()])
         }
-        CertificateError::NotValidForNameContext { presented, .. } => BadCertificate::OtherName(presented.clone()),
+        CertificateError::NotValidForNameContext { presented, .. } => {
+            BadCertificate::OtherName(presented.iter().map(|name| presented_name(name)).collect())
+        }
         other if is_authority_itself(other) => BadCertificate::Untrusted,
         other => BadCertificate::Other(other.to_string()),
     }
+}
+
+/// The library presents a name in its debug form: `DnsName("mirror.example")`.
+fn presented_name(name: &str) -> String {
+    let inner = name.strip_prefix("DnsName(\"").and_then(|name| name.strip_suffix("\")"));
+    inner.unwrap_or(name).to_owned()
 }
 
 /// Recognises an authority's certificate in the place of a server's. The library keeps the type of this error private.

@@ -70,7 +70,7 @@ pub struct PassThrough {
     incoming: Option<IncomingFile>,
     validators: Validators,
     length: Option<u64>,
-    /// `received` counts all connections; `had` is its value at the start of the last one.
+    /// `received` counts all connections; `received_before` is its value at the start of the last one.
     received: u64,
     received_before: u64,
     hasher: Hasher,
@@ -81,7 +81,7 @@ pub struct PassThrough {
 
 impl std::fmt::Debug for PassThrough {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Passing").field("received", &self.received).finish_non_exhaustive()
+        f.debug_struct("PassThrough").field("received", &self.received).finish_non_exhaustive()
     }
 }
 

@@ -96,12 +96,11 @@ impl Manifest {
 
 impl BundleEntry {
     fn check(&self) -> Result<(), String> {
-        let is_list = !matches!(self, Self::Provider(_));
+        let is_provider = matches!(self, Self::Provider(_));
         for EntryFile { role, file, .. } in self.files() {
             let largest = match role {
-                FileRole::Document if is_list => MAX_DOCUMENT,
-                FileRole::Document => MAX_DOWNLOAD_DOCUMENT,
-                FileRole::Dropped => MAX_DOCUMENT,
+                FileRole::Document if is_provider => MAX_DOWNLOAD_DOCUMENT,
+                FileRole::Document | FileRole::Dropped => MAX_DOCUMENT,
                 FileRole::Sums => MAX_SUMS,
                 FileRole::Signature => MAX_SIGNATURE,
                 FileRole::Location => MAX_LOCATION,

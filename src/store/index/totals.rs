@@ -3,8 +3,8 @@
 use super::super::FORMAT;
 use super::entry::{ARCHIVE, PAGE};
 
-/// In the mark: the index knows the names, too. An older larder's does not.
-const KNOWS_NAMES: u32 = 2;
+/// The version of the index. Version 1, of older larders, has no names.
+const INDEX_VERSION: u32 = 2;
 
 /// Totals of the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Totals {
 
     /// The mark of a clean close: the format, the index version, and these totals.
     pub(super) fn mark(mut self) -> Vec<u8> {
-        let mut mark = [FORMAT.to_be_bytes(), KNOWS_NAMES.to_be_bytes()].concat();
+        let mut mark = [FORMAT.to_be_bytes(), INDEX_VERSION.to_be_bytes()].concat();
         self.members().iter().for_each(|number| mark.extend_from_slice(&number.to_be_bytes()));
         mark
     }
@@ -56,7 +56,7 @@ impl Totals {
     pub(super) fn in_mark(mark: &[u8]) -> Option<Self> {
         let (begin, numbers) = mark.split_at_checked(8)?;
         let mut totals = Self::default();
-        let is_ours = begin == [FORMAT.to_be_bytes(), KNOWS_NAMES.to_be_bytes()].concat() && numbers.len() == 5 * 8;
+        let is_ours = begin == [FORMAT.to_be_bytes(), INDEX_VERSION.to_be_bytes()].concat() && numbers.len() == 5 * 8;
         for (to, from) in totals.members().into_iter().zip(numbers.chunks_exact(8)) {
             *to = u64::from_be_bytes(from.try_into().ok()?);
         }
