@@ -88,7 +88,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promise 7: our own entry is recognised among any others, and a fifth larder is too many.
+        /// DESIGN, promise 7: our own entry is recognised among any others, and a fifth larder is too many.
         #[test]
         fn what_is_sent_on_is_known_again(values in prop::collection::vec("[ -~]{0,30}|(larder;id=[0-9]?[ ,;]*){1,3}", 0..4)) {
             let own = OwnEntry::random().unwrap();

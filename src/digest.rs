@@ -6,7 +6,7 @@ use std::fmt;
 use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A text that is no digest of the kind that was expected.
+/// A text that is not a digest of the kind that was expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} is {rule}, not {actual:?}")]
 pub struct BadDigest {

@@ -48,7 +48,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Makes a text safe to show (promise 8): one line, no control characters, and no userinfo or query of a URL.
+/// Makes a text safe to show (DESIGN, promise 8): one line, no control characters, and no userinfo or query of a URL.
 pub fn public_text(text: &str) -> String {
     let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let mut shown = String::with_capacity(printable.len());
@@ -102,7 +102,7 @@ const AGAIN: &str = "ask again in a moment";
 /// A request that could not be answered. Cheap to clone, because all who wait for one fill share its error.
 #[derive(Debug, Clone)]
 pub enum Error {
-    /// The host is no configured upstream.
+    /// The host is not a configured upstream.
     UnknownHost(Hostname),
     /// Upstream reports that it does not exist, now or a moment ago.
     NotFound(String),
@@ -252,7 +252,7 @@ impl From<UpstreamError> for Error {
 pub enum Kind {
     /// It does not exist.
     NotFound,
-    /// The host is no upstream here.
+    /// The host is not an upstream here.
     NotAnUpstream,
     /// Upstream failed, refused larder, or sent data that does not verify.
     BadUpstream,
@@ -313,7 +313,7 @@ mod tests {
 
     use super::*;
 
-    /// Promise 8: what may be secret of a URL is left out, what an operator needs of a text stays.
+    /// DESIGN, promise 8: what may be secret of a URL is left out, what an operator needs of a text stays.
     #[test]
     fn a_public_text_has_no_userinfo_no_query_and_no_second_line() {
         for (text, shown) in [

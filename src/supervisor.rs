@@ -142,7 +142,7 @@ mod tests {
         text
     }
 
-    /// Promise 11: a background task that panics is counted, and is there again.
+    /// DESIGN, promise 11: a background task that panics is counted, and is there again.
     #[tokio::test]
     async fn a_task_that_panics_is_counted_and_started_again_until_it_ends() {
         let supervisor = Supervisor { first_pause: Duration::from_millis(1), ..Supervisor::default() };

@@ -187,7 +187,7 @@ impl Client {
         }
         let was = sha256_hex(&archive.body);
         let is_right = sha256.is_none_or(|sha256| sha256 == was)
-            // Whatever is no archive is no tree, either.
+            // Whatever is not an archive is not a tree, either.
             && self.site.sources.truth.get(name).is_some_and(|tree| {
                 let body = &archive.body;
                 std::panic::catch_unwind(|| unpacked(body)).is_ok_and(|found| found == *tree)

@@ -57,7 +57,7 @@ fn parse(text: &str) -> Read {
     Config::parse(text, Path::new("/nowhere/mirror.toml"), &env)
 }
 
-/// Promise 8.
+/// DESIGN, promise 8.
 fn shows_no_secret(read: &Read) {
     let shown = match read {
         Ok((config, warnings)) => {

@@ -31,7 +31,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Promise 8: only what a trusted proxy added counts, whatever the client wrote before it.
+/// DESIGN, promise 8: only what a trusted proxy added counts, whatever the client wrote before it.
 fn forwarded(values: &[HeaderValue]) {
     let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
     let (client, stranger, proxy) = (ip("10.1.2.3"), ip("192.0.2.1"), ip("10.9.0.5"));
@@ -54,7 +54,7 @@ fn forwarded(values: &[HeaderValue]) {
     admits(proxy, &with(None));
 }
 
-/// Promise 7: what we send on ends with our own entry, and is known again when it comes back.
+/// DESIGN, promise 7: what we send on ends with our own entry, and is known again when it comes back.
 fn looped(values: &[HeaderValue]) {
     let texts: Vec<&str> = values.iter().filter_map(|value| value.to_str().ok()).collect();
     let via = CdnLoop::received(texts.iter().copied());

@@ -1,4 +1,4 @@
-//! Range and conditional headers: a part is that part, and nothing that is not held has parts (promise 3).
+//! Range and conditional headers: a part is that part, and nothing that is not held has parts (DESIGN, promise 3).
 //! Lines of the input are headers; one that is `HEAD` or `miss` says so of the request and of the answer.
 #![no_main]
 

@@ -47,7 +47,7 @@ pub enum Versions {
 pub enum BadSelector {
     /// It has too few parts, or too many.
     #[error(
-        "{0:?} is no address: write NAMESPACE/TYPE or NAMESPACE/NAME/SYSTEM, HOST/ before it where it is of another registry (a host has a dot or a port), and @VERSION or @CONSTRAINT after it where not all are meant"
+        "{0:?} is not an address: write NAMESPACE/TYPE or NAMESPACE/NAME/SYSTEM, HOST/ before it where it is of another registry (a host has a dot or a port), and @VERSION or @CONSTRAINT after it where not all are meant"
     )]
     Shape(String),
     /// A constraint that a shell has cut off: it takes `>` for a redirection, and `~` or `!` for its own.
@@ -249,11 +249,11 @@ mod tests {
     #[test]
     fn what_is_no_address_is_refused_with_its_reason() {
         for (given, reason) in [
-            ("", "is no address"),
-            ("null", "is no address"),
-            ("a/b/c/d", "is no address"),
-            ("other.example/null", "is no address"),
-            ("h.example/a/b/c/d", "is no address"),
+            ("", "is not an address"),
+            ("null", "is not an address"),
+            ("a/b/c/d", "is not an address"),
+            ("other.example/null", "is not an address"),
+            ("h.example/a/b/c/d", "is not an address"),
             ("acme/vpc/AWS", "is not a module system"),
             ("acme/null@=> 5.0", "its operators can be"),
             ("acme/vpc/aws@=> 5.0", "of a module"),

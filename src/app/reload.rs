@@ -105,7 +105,7 @@ async fn keep_restart_options(mut config: Config, before: &Config) -> Result<(Co
     if config.server.tls.is_some() != before.server.tls.is_some() {
         config.server.tls.clone_from(&before.server.tls);
     }
-    // Promise 8 applies to the open listener; the file's new address only takes effect after a restart.
+    // DESIGN, promise 8 applies to the open listener; the file's new address only takes effect after a restart.
     problems.extend(config.refusal().filter(|refusal| !problems.contains(refusal)));
     if problems.is_empty() { Ok((config, take_a_restart)) } else { Err(NotReloaded(problems)) }
 }

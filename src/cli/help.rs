@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// Promise 15: every command is listed in exactly one group, and each listed command exists.
+    /// DESIGN, promise 15: every command is listed in exactly one group, and each listed command exists.
     #[test]
     fn every_command_is_in_one_group() {
         let command = Arguments::command();

@@ -99,8 +99,8 @@ impl Config {
         }
     }
 
-    /// Promise 8: with a credential and reachable from elsewhere, larder starts only when the configuration says which
-    /// clients are allowed. Returns the reason not to start, and the lines to add.
+    /// DESIGN, promise 8: with a credential and reachable from elsewhere, larder starts only when the configuration
+    /// says which clients are allowed. Returns the reason not to start, and the lines to add.
     pub fn refusal(&self) -> Option<String> {
         if self.server.clients.is_some() || self.server.open {
             return None;

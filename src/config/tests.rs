@@ -177,7 +177,7 @@ fn files_are_relative_to_the_folder_of_the_configuration_and_a_secrets_final_new
     );
 }
 
-/// Promise 8: secrets stay home.
+/// DESIGN, promise 8: secrets stay home.
 #[test]
 fn debug_output_and_messages_hold_no_secret() {
     let text = "[admin]\ntoken = { env = 'A' }\n[[upstream]]\nhost = 'a.example'\ntoken = { env = 'A' }\n[[upstream]]\n\
@@ -203,7 +203,8 @@ fn debug_output_and_messages_hold_no_secret() {
     }
 }
 
-/// Promise 8: with a credential and reachable from elsewhere, larder starts only with allowed clients configured.
+/// DESIGN, promise 8: with a credential and reachable from elsewhere, larder starts only with allowed clients
+/// configured.
 #[test]
 fn a_reachable_larder_with_credentials_does_not_start_without_allowed_clients() {
     let upstream = "[[upstream]]\nhost = 'r.example'\ntoken = { env = 'TOKEN' }\n";

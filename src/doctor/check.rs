@@ -65,7 +65,7 @@ impl Check {
         self
     }
 
-    /// Limits the result to a warning, because the doctor's situation differs from the client's. Appends `why`.
+    /// Limits the result to a warning, because the doctor's situation differs from the client's. Appends `reason`.
     pub(super) fn at_most_warn(mut self, reason: &str) -> Self {
         self.verdict = self.verdict.min(CheckResult::Warn);
         self.found.push_str(reason);

@@ -57,7 +57,7 @@ pub(super) async fn check_listener(config: &Config, running: &RunningLarder, tru
                 time,
                 local_time: Clock::system().now(),
             });
-            // The Date header of this machine is no independent time source.
+            // The Date header of this machine is not an independent time source.
             let time_source = time_source.filter(|_| config.server.public_url.is_some());
             let checks = of_met(&met, &base, &shown).into_iter().chain(links(config)).collect();
             Findings { checks, announced_times: time_source.into_iter().collect() }

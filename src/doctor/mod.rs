@@ -46,7 +46,7 @@ impl From<Vec<Check>> for Findings {
     }
 }
 
-/// Runs all checks. Calls `tell` with each check in order, as soon as it is available.
+/// Runs all checks. Calls `report` with each check in order, as soon as it is available.
 pub async fn examine(loaded: Result<(Config, Vec<Warning>), Problems>, mut report: impl FnMut(Check)) {
     let (config, warnings) = match loaded {
         Ok(loaded) => loaded,

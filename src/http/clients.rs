@@ -1,4 +1,4 @@
-//! Access to the main listener: `[server] clients`, seen through `trusted_proxies` (promise 8).
+//! Access to the main listener: `[server] clients`, seen through `trusted_proxies` (DESIGN, promise 8).
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ pub struct Clients {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestClient {
     address: IpAddr,
-    /// An entry of X-Forwarded-For that is no address, sent by the trusted proxy at `address`.
+    /// An entry of X-Forwarded-For that is not an address, sent by the trusted proxy at `address`.
     unreadable: Option<String>,
 }
 
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// Promise 8: of X-Forwarded-For the right-most address that is not trusted counts.
+    /// DESIGN, promise 8: of X-Forwarded-For the right-most address that is not trusted counts.
     #[test]
     fn only_what_a_trusted_proxy_says_is_believed() {
         let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promise 8: a client cannot change its address by writing into X-Forwarded-For.
+        /// DESIGN, promise 8: a client cannot change its address by writing into X-Forwarded-For.
         #[test]
         fn forged_forwarded_addresses_are_ignored(
             forged in prop::collection::vec("[ -~]{0,20}|((10\\.1\\.2\\.3|10\\.9\\.0\\.5|::1)[, ]*){1,3}", 0..3),

@@ -100,7 +100,7 @@ impl Activity {
         Arc::new(Self { state: Mutex::new(state), outsider_asked: Notify::new(), memory, idle, head })
     }
 
-    /// Marks the connection as an outsider's: it must send its only request by `at`.
+    /// Marks the connection as an outsider's: it must send its only request by `deadline`.
     pub(super) fn limit_to_one_request(&self, deadline: Instant) {
         self.state.lock().ask_by = Some(deadline);
     }

@@ -121,7 +121,7 @@ pub struct Peer {
 }
 
 /// Accepts connections on `listener` until `stop`, and answers their requests with `handler`. `places` limits the
-/// connections by the class that `standing` gives to their address.
+/// connections by the class that `classify` gives to their address.
 ///
 /// After `stop`, refuses new connections, lets running answers end within `limits.drain`, cuts the rest and returns.
 /// Dropping the future cuts all connections at once.

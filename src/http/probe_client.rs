@@ -74,7 +74,7 @@ pub enum ProbeError {
     #[error("no answer within {} s", .0.as_secs())]
     Slow(Duration),
     /// No http or https URL.
-    #[error("it is no http or https URL")]
+    #[error("it is not an http or https URL")]
     NoUrl,
 }
 

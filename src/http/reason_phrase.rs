@@ -71,7 +71,7 @@ mod tests {
         if remedy.is_empty() { reason } else { reason.remedied_by(remedy) }
     }
 
-    /// Promise 15: cause first, remedy second, no subject.
+    /// DESIGN, promise 15: cause first, remedy second, no subject.
     #[test]
     fn a_phrase_tells_the_cause_and_the_remedy_and_leaves_the_subject_to_the_client() {
         let reason = explanation("https://registry.example: name not found", "check larder's DNS")
@@ -198,7 +198,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promises 8 and 15, for any failure with any foreign text.
+        /// DESIGN, promises 8 and 15, for any failure with any foreign text.
         #[test]
         fn no_phrase_no_body_and_no_log_line_has_a_secret_a_control_character_or_a_private_path(failure in failure()) {
             let phrase = text(&failure.explain());
@@ -213,7 +213,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promise 15: nothing breaks the status line, or makes it long.
+        /// DESIGN, promise 15: nothing breaks the status line, or makes it long.
         #[test]
         fn any_error_makes_a_phrase_of_printable_ascii(cause in "(?s).{0,300}", remedy in "(?s).{0,300}") {
             let text = text(&explanation(&cause, &remedy));

@@ -35,7 +35,7 @@ const HTTP2_PIECE_BYTES: usize = 32 * 1024;
 pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, memory: &ReadShare) -> Response<Body> {
     let is_http2 = request.version() >= Version::HTTP_2;
     let memory = if is_http2 { memory.in_pieces_of(HTTP2_PIECE_BYTES) } else { memory.clone() };
-    // An archive that was not stored at the time of the request has no ranges (promise 3).
+    // An archive that was not stored at the time of the request has no ranges (DESIGN, promise 3).
     let has_parts = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::PassedThrough));
     let conditions =
         RequestConditions { headers: request.headers(), has_parts, is_get: request.method() == Method::GET };

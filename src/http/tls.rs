@@ -257,7 +257,7 @@ fn certified_key(certificate: &Path, key: &Path, provider: &CryptoProvider) -> R
     let signing = provider.key_provider.load_private_key(private).map_err(|error| key_error(error.to_string()))?;
     let pair = CertifiedKey::new(chain, signing);
     match pair.keys_match() {
-        // `Unknown` is no mismatch: the key does not expose its public half.
+        // `Unknown` is not a mismatch: the key does not expose its public half.
         Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(pair),
         Err(rustls::Error::InconsistentKeys(_)) => {
             Err(TlsError::Mismatch { certificate: certificate.to_owned(), key: key.to_owned() })

@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// Promise 11: threads blocked forever by larder's own work are noticed; threads blocked by a disk are not.
+    /// DESIGN, promise 11: threads blocked forever by larder's own work are noticed; threads blocked by a disk are not.
     #[test]
     fn a_starved_pool_counts_only_while_the_disk_works() {
         let runtime = tokio::runtime::Builder::new_multi_thread().max_blocking_threads(2).enable_all().build().unwrap();
@@ -337,7 +337,7 @@ mod tests {
         for tls in [None, Some(tls)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let handler = |_: Request<Incoming>, _: Peer| async { panic!("it is no request") as Response<Body> };
+            let handler = |_: Request<Incoming>, _: Peer| async { panic!("it is not a request") as Response<Body> };
             let limits = Limits::default();
             let places = ConnectionSlots::new(&limits, RequestMetrics::default());
             let (classify, stop) = (|_| PeerClass::Client, CancellationToken::new());

@@ -386,7 +386,8 @@ impl Mirror {
         })
     }
 
-    /// Waits until a response can begin: the archive is verified and committed, or large and streaming (Promise 3).
+    /// Waits until a response can begin: the archive is verified and committed, or large and streaming (DESIGN, promise
+    /// 3).
     async fn wait_for_fill(
         self: &Arc<Self>,
         package: &Package,

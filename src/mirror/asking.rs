@@ -61,7 +61,7 @@ impl ArchiveRequest {
         }
     }
 
-    /// Handles a connection that broke at byte `at` after `brought` new bytes: pauses before the next attempt, or
+    /// Handles a connection that broke at byte `offset` after `brought` new bytes: pauses before the next attempt, or
     /// returns the error.
     pub(super) async fn handle_break(&mut self, error: UpstreamError, brought: u64, offset: u64) -> Result<(), Error> {
         match self.attempts.after_break(brought) {

@@ -1,5 +1,5 @@
 //! Re-hashes stored archives at a limited rate. A wrong one is quarantined, taken off its names, and fetched again
-//! (Promise 10).
+//! (DESIGN, promise 10).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -245,7 +245,7 @@ impl Mirror {
 mod tests {
     use super::*;
 
-    /// Promise 11: re-hashing everything leaves disk bandwidth to others.
+    /// DESIGN, promise 11: re-hashing everything leaves disk bandwidth to others.
     #[test]
     fn the_read_rate_is_limited_and_pauses_are_not_made_up_for() {
         let mut pace = ReadRate::of(1000);

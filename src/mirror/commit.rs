@@ -19,7 +19,7 @@ pub(super) const MAX_CONCURRENT_HASHING: usize = 2;
 
 impl Mirror {
     /// Commits a verified archive: blob, then proof set, then name, each synced with its folder. Only now is the
-    /// archive committed, and the index is updated (Promise 9).
+    /// archive committed, and the index is updated (DESIGN, promise 9).
     pub(super) fn commit(
         &self,
         package: &Package,
@@ -130,7 +130,7 @@ impl Mirror {
             Err(bad) => PackageHashState::Impossible { why: bad.to_string() },
         };
         if let PackageHashState::Impossible { why: reason } = &hashes {
-            tracing::error!(%package, reason, "a verified archive is no zip that a client could install; it has no h1");
+            tracing::error!(%package, reason, "a verified archive is not a zip that a client could install; it has no h1");
         }
         self.catalog.change_name(package, |name| {
             if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == *digest) {

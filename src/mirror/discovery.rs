@@ -39,7 +39,8 @@ impl DiscoveryTrust {
 }
 
 impl StoredDocument {
-    /// Returns true if no redirect led to another origin, so that the document is the upstream's own (Promise 8).
+    /// Returns true if no redirect led to another origin, so that the document is the upstream's own (DESIGN, promise
+    /// 8).
     fn is_from_asked_origin(self: &Arc<Self>) -> bool {
         self.origins().iter().all(|origin| *origin == Origin::of(&self.metadata.url))
     }
@@ -158,7 +159,7 @@ impl Mirror {
         Ok(self.stored_document(&Key::Discovery(host.clone())).await?.map(|stored| stored.value))
     }
 
-    /// The freshness rule for something fetched from a service at `asked`: stale at any age if the stored discovery
+    /// The freshness rule for something fetched from a service at `url`: stale at any age if the stored discovery
     /// document now names another location. An outdated discovery document is replaced by the next request for it.
     pub(super) async fn rule_for_location(
         self: &Arc<Self>,
@@ -269,9 +270,9 @@ impl Mirror {
                 let dropped = before.filter(|_| settings.keep_gone).map(|before| before.dropped_in(&url));
                 StoredDocument { dropped: dropped.unwrap_or_default(), ..url }
             }
-            // A registry without discovery is no registry. This must never look like a missing provider.
+            // A registry without discovery is not a registry. This must never look like a missing provider.
             (Err(UpstreamError { fault: Fault::Absent(status), .. }), _) => {
-                return Err(unusable(format!("it has no discovery document ({status}): it is no registry")).into());
+                return Err(unusable(format!("it has no discovery document ({status}): it is not a registry")).into());
             }
             (Err(error), _) => return Err(error.into()),
         };

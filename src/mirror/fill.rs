@@ -1,5 +1,5 @@
 //! Fills one archive into the store: fetch, stage, resume, verify, commit. A fill outlives the client that started it,
-//! and publishes its progress to all followers (Promise 4).
+//! and publishes its progress to all followers (DESIGN, promise 4).
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! Streams a fill in progress to one client, from the start and at the client's speed. The last bytes are withheld
-//! until the archive is verified and committed (Promise 3).
+//! until the archive is verified and committed (DESIGN, promise 3).
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Opens stored archives and checks them before they are served (Promise 10).
+//! Opens stored archives and checks them before they are served (DESIGN, promise 10).
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::store::{Blob, StoreError};
 
 impl Mirror {
-    /// Opens and checks a stored archive (Promise 10). A missing or damaged one is taken off its name, so that it is
-    /// fetched again.
+    /// Opens and checks a stored archive (DESIGN, promise 10). A missing or damaged one is taken off its name, so that
+    /// it is fetched again.
     pub(super) async fn open_stored(
         self: &Arc<Self>,
         artifact: impl Into<Artifact>,

@@ -1,5 +1,5 @@
 //! Passes an archive that cannot be stored from upstream to one client. It is hashed in transit, and its last bytes are
-//! withheld until it is verified (Promise 9).
+//! withheld until it is verified (DESIGN, promise 9).
 
 use std::io;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) const MAX_PASS_THROUGHS: usize = 16;
 const LENGTH_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 impl Mirror {
-    /// Passes an archive through to one client. `why` is the reason that it cannot be stored.
+    /// Passes an archive through to one client. `reason` is the error that prevents storing it.
     pub(super) async fn pass_through(
         self: &Arc<Self>,
         package: &Package,
@@ -105,7 +105,7 @@ impl PassThrough {
         })
     }
 
-    /// Receives the bytes that are needed before the status line (Promise 3).
+    /// Receives the bytes that are needed before the status line (DESIGN, promise 3).
     async fn into_archive(mut self, call: &RequestContext) -> Result<Archive, Error> {
         loop {
             let may_begin = match self.length {

@@ -135,7 +135,7 @@ impl Mirror {
         let none = Ok(CompanionFile::default());
         let Some(url) = &document.signature_url else { return none };
         match self.companion(visit, "the signature of SHA256SUMS", url, before_file, MAX_SIGNATURE).await {
-            // A policy of checksums needs no signature, so its absence is no error.
+            // A policy of checksums needs no signature, so its absence is not an error.
             Err(Error::Upstream(error))
                 if policy == VerificationPolicy::Checksum && matches!(error.fault, Fault::Absent(_)) =>
             {
@@ -171,7 +171,7 @@ impl Mirror {
         }
     }
 
-    /// Admits a verified set, unless it contradicts an earlier one without the right to (Promise 14).
+    /// Admits a verified set, unless it contradicts an earlier one without the right to (DESIGN, promise 14).
     pub(super) async fn admit(
         self: &Arc<Self>,
         package: &Package,

@@ -70,7 +70,7 @@ impl From<Error> for SetFetchError {
 
 impl Mirror {
     /// Returns the proof set to serve for a package: the current one, or its predecessor while only that one's archive
-    /// is stored and upstream does not answer (Promise 2).
+    /// is stored and upstream does not answer (DESIGN, promise 2).
     pub async fn proof_set(
         self: &Arc<Self>,
         package: &Package,
@@ -182,7 +182,7 @@ impl Mirror {
         Ok(self.join_set_flight(package, upstream, None, ProofSetRefresh::Whole, call).await?.value)
     }
 
-    /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (Promise 1).
+    /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (DESIGN, promise 1).
     pub(super) async fn usable_set(
         self: &Arc<Self>,
         package: &Package,

@@ -1,5 +1,5 @@
 //! Small archives in memory while they are sent, within one memory budget, however many are requested and however
-//! slowly they are read (Promise 11). Concurrent readers of an archive share a copy.
+//! slowly they are read (DESIGN, promise 11). Concurrent readers of an archive share a copy.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -65,7 +65,7 @@ impl SmallCopies {
 mod tests {
     use super::*;
 
-    /// Promise 11: an entry without a reader takes no memory, and all copies stay within the budget.
+    /// DESIGN, promise 11: an entry without a reader takes no memory, and all copies stay within the budget.
     #[test]
     fn a_copy_holds_its_memory_while_it_is_read() {
         let copies = SmallCopies::default();

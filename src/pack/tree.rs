@@ -98,7 +98,7 @@ impl Tree {
         Self { entries: BTreeMap::new(), spool, spooled: 0, limits, name_bytes: 0 }
     }
 
-    /// Adds a folder and its parents. A folder that exists already is no error.
+    /// Adds a folder and its parents. A folder that exists already is not an error.
     ///
     /// # Errors
     /// [`TreeError::Refused`] where the path or one of its parents is a file or a link.

@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(local.may_read(page), Err(AdminRefusal::WebPage));
     }
 
-    /// Section 3: requests that change something always need the bearer token.
+    /// DESIGN 3: requests that change something always need the bearer token.
     #[test]
     fn changing_something_needs_the_token_on_loopback_too() {
         let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));

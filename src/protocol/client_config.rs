@@ -110,7 +110,7 @@ fn host_block(host: &Hostname, known: Option<&RawObject>, base: &str) -> String 
     match known {
         Some(services) => {
             for (name, value) in services {
-                // A client cannot represent such a number, so it is no service.
+                // A client cannot represent such a number, so it is not a service.
                 let value = serde_json::from_str::<Value>(value.get()).ok();
                 if let Some(value) = value.and_then(|value| hcl(&value, "    ")) {
                     line(&mut text, format_args!("    {} = {value}", quoted(name)));
@@ -178,7 +178,7 @@ fn hcl(value: &Value, indent: &str) -> Option<String> {
     }
 }
 
-/// Formats a string in HCL 1. HCL 1 does not treat `${…}` as text, and doubling the `$` is no escape, so every unusual
+/// Formats a string in HCL 1. HCL 1 does not treat `${…}` as text, and doubling the `$` is not an escape, so every unusual
 /// character is written by its code point.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');

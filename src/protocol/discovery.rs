@@ -84,7 +84,7 @@ fn has_userinfo(value: &Value, base: &Url) -> bool {
     }
 }
 
-/// Resolves a URL. Text that is no URL stays unchanged, because clients ignore it; so does a reference to the document
+/// Resolves a URL. Text that is not a URL stays unchanged, because clients ignore it; so does a reference to the document
 /// itself.
 fn resolved(reference: &str, base: &Url) -> Option<Box<RawValue>> {
     if reference.is_empty() || reference.starts_with('#') {

@@ -80,7 +80,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promise 5: of the download document only the three URLs change.
+        /// DESIGN, promise 5: of the download document only the three URLs change.
         #[test]
         fn only_the_three_urls_of_a_document_change(
             signature in prop::option::of("(https?://[a-z]{1,5}\\.example)?/?[a-z%?&=.]{0,12}"),

@@ -66,7 +66,7 @@ pub enum FinishedReply {
     Document(Arc<RenderedDocument>),
     /// The location of a module, as sent to clients.
     Location(Arc<str>),
-    /// A small archive that was checked when it was read (promise 10).
+    /// A small archive that was checked when it was read (DESIGN, promise 10).
     Archive {
         /// Its bytes.
         bytes: Bytes,
@@ -203,7 +203,7 @@ mod tests {
     use crate::address::Hostname;
     use crate::protocol::route::{Origin, Scheme};
 
-    /// Promise 11: a client that keeps changing its Host gets its answers, and fills no memory with them.
+    /// DESIGN, promise 11: a client that keeps changing its Host gets its answers, and fills no memory with them.
     #[test]
     fn answers_are_cached_for_the_most_requested_bases_only() {
         let answers = RenderedAnswers::with_capacity(64 << 20);

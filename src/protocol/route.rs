@@ -80,7 +80,7 @@ pub enum RouteError {
     /// Unknown path: 404.
     #[error("{0}")]
     Unknown(String),
-    /// The path names a host that is no upstream.
+    /// The path names a host that is not an upstream.
     #[error("{}", Error::UnknownHost(.0.clone()))]
     UnknownHost(Hostname),
     /// The client's configuration uses a wrong URL for a protocol.
@@ -169,7 +169,7 @@ impl RouteContext {
         })
     }
 
-    /// Parses a host segment. A host that is no upstream is an error that names it.
+    /// Parses a host segment. A host that is not an upstream is an error that names it.
     fn host(&self, segment: &str) -> Result<Hostname, RouteError> {
         if let Some(host) = self.upstreams.get(segment) {
             return Ok(host.clone());
@@ -446,7 +446,7 @@ fn decode_path(path: &str) -> Result<Cow<'_, str>, RouteError> {
     Ok(decoded)
 }
 
-/// Explains the refusal of a host with a final dot (RFC 1034 3.1). It is no spelling of a registry's host: clients
+/// Explains the refusal of a host with a final dot (RFC 1034 3.1). It is not a spelling of a registry's host: clients
 /// refuse it, too.
 fn final_dot(host: &str) -> Explanation {
     let without = host.trim_end_matches('.');

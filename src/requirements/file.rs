@@ -28,12 +28,12 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 pub fn read_up_to(path: &Path, largest: usize) -> io::Result<Vec<u8>> {
     // Opening a pipe without a writer blocks.
     if !path.metadata()?.is_file() {
-        return Err(io::Error::other("it is no file"));
+        return Err(io::Error::other("it is not a file"));
     }
     let file = File::open(path)?;
     // A pipe would never end, and a device may not either.
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no file"));
+        return Err(io::Error::other("it is not a file"));
     }
     let mut bytes = Vec::new();
     file.take(largest as u64 + 1).read_to_end(&mut bytes)?;
@@ -50,7 +50,7 @@ pub fn read_up_to(path: &Path, largest: usize) -> io::Result<Vec<u8>> {
 pub fn read_lock_file(path: &Path) -> Result<String, String> {
     let name = path.display();
     let bytes = read(path).map_err(|error| format!("{name} cannot be read: {error}"))?;
-    String::from_utf8(bytes).map_err(|_| format!("{name} is no UTF-8 text"))
+    String::from_utf8(bytes).map_err(|_| format!("{name} is not UTF-8 text"))
 }
 
 /// Reads a user's tar of folders; of its values only those that decide which modules are

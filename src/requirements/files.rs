@@ -57,17 +57,19 @@ pub enum FileContents {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum Unreadable {
-    /// A file is no text.
-    #[error("it is no UTF-8 text")]
+    /// A file is not text.
+    #[error("it is not UTF-8 text")]
     NoText,
     /// One is larger than clients' files are.
     #[error("it has more than 1 MiB")]
     TooLarge,
     /// A link leads out of the tar, or to a folder, or to nothing.
-    #[error("it is a link, and what it leads to is no file in the tar: make the tar with `tar -h --hard-dereference`")]
+    #[error(
+        "it is a link, and what it leads to is not a file in the tar: make the tar with `tar -h --hard-dereference`"
+    )]
     Link,
     /// An entry that is neither file nor folder.
-    #[error("it is no plain file in the tar: make the tar without --sparse, of files and folders")]
+    #[error("it is not a plain file in the tar: make the tar without --sparse, of files and folders")]
     NoFile,
 }
 
@@ -76,14 +78,14 @@ pub enum Unreadable {
 pub enum BadFiles {
     /// A path is none.
     #[error(
-        "{0:?} is no path of a file in a folder: write segments between /, without . and .. and without control characters"
+        "{0:?} is not a path of a file in a folder: write segments between /, without . and .. and without control characters"
     )]
     Path(String),
     /// It is more than one order may be about.
     #[error("these are more than {MAX_FILES} files or 16 MiB: name fewer folders")]
     TooMany,
     /// Not a tar.
-    #[error("it is no tar of files: {0}")]
+    #[error("it is not a tar of files: {0}")]
     NoTar(String),
 }
 

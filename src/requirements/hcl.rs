@@ -14,14 +14,14 @@ const DUPLICATE_KEY_MESSAGE: &str = "redefined object key";
 const MAX_TRIES: usize = 256;
 const MAX_PARSED: usize = 8 << 20;
 
-/// Why a text is no HCL that is read here.
+/// Why a text is not HCL that is read here.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadHcl {
     /// It is larger than [`LARGEST`].
     #[error("it has {0} bytes; at most 1 MiB is read")]
     TooLarge(usize),
-    /// It is no UTF-8.
-    #[error("it is no UTF-8 text")]
+    /// It is not UTF-8.
+    #[error("it is not UTF-8 text")]
     NotUtf8,
     /// It does not parse.
     #[error("line {line}, column {column}: {reason}")]

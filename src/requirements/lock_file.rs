@@ -43,7 +43,7 @@ pub struct LockedProvider {
 /// Every problem of a lock file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadLockFile {
-    /// It is no HCL.
+    /// It is not HCL.
     #[error("the lock file: {0}")]
     Hcl(#[from] BadHcl),
     /// Invalid contents; each problem with its line.
@@ -191,7 +191,7 @@ impl LockFileReader {
         for value in list.iter() {
             let read = text(value, "a hash").and_then(|hash| match hash.split_once(':') {
                 Some((scheme, rest)) if !scheme.is_empty() && !rest.is_empty() => Ok(hash),
-                _ => Err(format!("{} is no hash: it begins with h1:, zh: or the like", shortened(&hash))),
+                _ => Err(format!("{} is not a hash: it begins with h1:, zh: or the like", shortened(&hash))),
             });
             hashes.push(self.or_record(value.span().or(attribute.span()), read)?);
         }

@@ -28,7 +28,7 @@ impl<'a> UnpackedTar<'a> {
     /// Takes it apart; of two entries at one path, the later one counts. Folders are left out.
     ///
     /// # Errors
-    /// [`BadFiles`]: it is no tar, or has no end.
+    /// [`BadFiles`]: it is not a tar, or has no end.
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self, BadFiles> {
         let bad = |e: std::io::Error| BadFiles::NoTar(e.to_string());
         let mut by_path = BTreeMap::new();

@@ -328,7 +328,7 @@ impl Quarantine {
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// Quarantines `path`. A missing file is no error.
+    /// Quarantines `path`. A missing file is not an error.
     pub(super) fn take(&self, path: &Path) -> Result<PathBuf, StoreError> {
         static TAKEN: AtomicU64 = AtomicU64::new(0);
         let name = path.file_name().map_or_else(|| "unnamed".into(), |name| name.to_string_lossy().into_owned());

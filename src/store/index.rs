@@ -131,7 +131,7 @@ impl Index {
                 None => is_readable = false,
             })?;
         }
-        is_readable.then_some(totals).ok_or_else(|| StoreError::Index("an entry of it is no entry".into()))
+        is_readable.then_some(totals).ok_or_else(|| StoreError::Index("an entry of it is unreadable".into()))
     }
 
     /// Notes that a name could not be read and that the index does not know it: it may list any archive. The next start

@@ -132,7 +132,8 @@ mod tests {
 
     use super::*;
 
-    /// Promise 11: clients that fill the budget and read nothing leave every other connection one piece at a time.
+    /// DESIGN, promise 11: clients that fill the budget and read nothing leave every other connection one piece at a
+    /// time.
     #[tokio::test]
     async fn a_connection_goes_on_where_others_use_up_the_budget() {
         let memory = ReadMemory::new(100_000);

@@ -27,7 +27,7 @@ impl SizeLimit {
 mod tests {
     use super::*;
 
-    /// Promise 9: the default limit of a new store fits its disk.
+    /// DESIGN, promise 9: the default limit of a new store fits its disk.
     #[test]
     fn the_default_limit_fits_the_disk_and_does_not_shrink_as_it_fills() {
         const GIB: u64 = 1 << 30;

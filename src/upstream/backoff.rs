@@ -111,7 +111,7 @@ impl UpstreamBackoff {
         Self(Arc::new(Inner { rates, jitter: RandomState::new(), state: Mutex::default() }))
     }
 
-    /// Returns a permit to revalidate at all of these origins; `None` while a breaker is open. `by` is the permit of
+    /// Returns a permit to revalidate at all of these origins; `None` while a breaker is open. `permit` is that of
     /// the enclosing work, whose probes count as taken by this work.
     pub(super) fn revalidation_permit(
         &self,

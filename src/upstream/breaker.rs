@@ -90,7 +90,7 @@ impl<T> Default for Breaker<T> {
 
 impl<T> Breaker<T> {
     /// Checks that all these origins may be revalidated, and takes the probe of each origin whose pause is over. `None`
-    /// if one may not. `by` are the caller's own probes.
+    /// if one may not. `own_probes` are the caller's.
     pub(super) fn admit(&mut self, origins: &[Origin], own_probes: &[Probe], now: Timestamp) -> Option<Vec<Probe>> {
         let mut taken = Vec::new();
         for origin in origins {

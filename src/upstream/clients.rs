@@ -119,7 +119,7 @@ impl Clients {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectorError {
     /// `[network] ca_file` is not a list of certificates.
-    #[error("[network] ca_file {path} is no PEM file of certificates: {reason}", path = .path.display())]
+    #[error("[network] ca_file {path} is not a PEM file of certificates: {reason}", path = .path.display())]
     Authorities {
         /// The file.
         path: PathBuf,

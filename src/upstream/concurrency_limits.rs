@@ -189,7 +189,7 @@ mod tests {
         let _fourth = take_permit(&permits, "b.example").await;
     }
 
-    /// Promise 11: clients go before jobs.
+    /// DESIGN, promise 11: clients go before jobs.
     #[tokio::test]
     async fn a_released_permit_goes_to_clients_before_jobs_in_order() {
         let permits = ConcurrencyLimits::new(ConcurrencyLimit {
@@ -216,7 +216,7 @@ mod tests {
         }
     }
 
-    /// Promise 11: an upstream with slow requests does not delay others.
+    /// DESIGN, promise 11: an upstream with slow requests does not delay others.
     #[tokio::test]
     async fn a_released_permit_goes_to_the_upstream_with_the_fewest_and_queues_are_limited() {
         let permits = ConcurrencyLimits::new(ConcurrencyLimit {

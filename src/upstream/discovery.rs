@@ -45,7 +45,7 @@ impl Discovery {
     /// The reason why it is invalid, for an operator.
     pub fn parse(body: &[u8], url: Url) -> Result<Self, String> {
         let entries =
-            serde_json::from_slice(body).map_err(|e| format!("its discovery document is no JSON object: {e}"))?;
+            serde_json::from_slice(body).map_err(|e| format!("its discovery document is not a JSON object: {e}"))?;
         Ok(Self { entries, url })
     }
 

@@ -1,5 +1,5 @@
-//! The egress policy (promise 7). Configured origins may be anywhere. All others must be https and public, which is
-//! checked on every hop against the addresses that the connection uses.
+//! The egress policy (DESIGN, promise 7). Configured origins may be anywhere. All others must be https and public,
+//! which is checked on every hop against the addresses that the connection uses.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -128,7 +128,7 @@ impl EgressPolicy {
         }
     }
 
-    /// Checks a URL against the policy. `grant` is the credential scope of the upstream that the request is for.
+    /// Checks a URL against the policy. `credential_scope` is that of the upstream that the request is for.
     ///
     /// # Errors
     /// [`EgressRefusal`] for a forbidden URL. Resolved addresses are checked later, by [`PublicResolver`].
@@ -277,8 +277,8 @@ mod tests {
         addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0)).collect()
     }
 
-    /// Promise 7, at connect time: a name that resolves elsewhere the second time is refused then. Of mixed addresses,
-    /// only the public ones are connected to.
+    /// DESIGN, promise 7, at connect time: a name that resolves elsewhere the second time is refused then. Of mixed
+    /// addresses, only the public ones are connected to.
     #[test]
     fn a_name_is_checked_by_its_current_addresses() {
         let allowed = [PrivateDestination::Network("10.9.0.0/16".parse().unwrap())];

@@ -167,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// Promise 8: no userinfo, no query of an upstream URL, and no line break from upstream.
+    /// DESIGN, promise 8: no userinfo, no query of an upstream URL, and no line break from upstream.
     #[test]
     fn upstream_text_is_shown_in_one_line_without_secrets() {
         for (text, shown) in [

@@ -1,4 +1,4 @@
-//! Limits for upstream requests and git jobs (promise 11).
+//! Limits for upstream requests and git jobs (DESIGN, promise 11).
 
 use std::time::Duration;
 

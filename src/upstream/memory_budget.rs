@@ -1,5 +1,5 @@
-//! The memory budget of document bodies (promise 11). Each upstream has a share, so that one with large and slow
-//! documents leaves memory for the others.
+//! The memory budget of document bodies (DESIGN, promise 11). Each upstream has a share, so that one with large and
+//! slow documents leaves memory for the others.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ impl Drop for GrowingMemory {
 mod tests {
     use super::*;
 
-    /// Promise 11: limits hold to the KiB, the last copy releases its memory, and no empty entry stays.
+    /// DESIGN, promise 11: limits hold to the KiB, the last copy releases its memory, and no empty entry stays.
     #[test]
     fn each_upstream_has_a_share_of_the_memory_budget() {
         let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 100, all_kib: 150 });
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(memory.0.taken.lock().all, 0);
     }
 
-    /// Promise 11: a body without a length grows in steps; a refused one releases its memory.
+    /// DESIGN, promise 11: a body without a length grows in steps; a refused one releases its memory.
     #[test]
     fn a_body_grows_until_it_reaches_a_limit() {
         let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 130, all_kib: 150 });

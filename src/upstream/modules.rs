@@ -51,9 +51,9 @@ impl ModuleVersionList {
     /// clients treat as equal, the first counts.
     ///
     /// # Errors
-    /// The reason why the document is no version list.
+    /// The reason why the document is not a version list.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
-        let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is no JSON object: {e}"))?;
+        let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is not a JSON object: {e}"))?;
         let modules = rest.shift_remove("modules").ok_or("it has no \"modules\"")?;
         refuse_other_spellings(&rest, &["modules"])?;
         let modules: Vec<RawObject> =

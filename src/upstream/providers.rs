@@ -59,9 +59,9 @@ impl VersionList {
     /// them (PROTOCOL 2.2). Of versions that clients treat as equal, the first counts.
     ///
     /// # Errors
-    /// The reason why the document is no version list.
+    /// The reason why the document is not a version list.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
-        let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is no JSON object: {e}"))?;
+        let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is not a JSON object: {e}"))?;
         let listed = rest.shift_remove("versions").ok_or("it has no \"versions\"")?;
         refuse_other_spellings(&rest, &["versions"])?;
         let listed: Vec<Box<RawValue>> =
@@ -182,7 +182,7 @@ impl DownloadDocument {
             return Err(format!("its download document is for {}_{} and not for {platform}", fields.os, fields.arch));
         }
         let file = |name: &str, reference: &str| {
-            let resolved = url.join(reference).map_err(|e| format!("its {name} is no URL: {e}"))?;
+            let resolved = url.join(reference).map_err(|e| format!("its {name} is not a URL: {e}"))?;
             match resolved.scheme() {
                 _ if reference.is_empty() => Err(format!("its {name} is empty")),
                 "http" | "https" => Ok(resolved),
@@ -202,7 +202,7 @@ impl DownloadDocument {
         })
     }
 
-    /// Renders the document with other URLs for the archive, SHA256SUMS and the signature (promise 5).
+    /// Renders the document with other URLs for the archive, SHA256SUMS and the signature (DESIGN, promise 5).
     ///
     /// # Errors
     /// A serialization error, which no document can cause.

@@ -71,7 +71,7 @@ impl BadSource {
 
 impl PackageSource {
     /// Parses the location of a module. `base` is the requested URL, against which `/…`, `./…` and `../…` resolve.
-    /// Addresses with userinfo are refused (promise 7), except `ssh://git@…`.
+    /// Addresses with userinfo are refused (DESIGN, promise 7), except `ssh://git@…`.
     ///
     /// # Errors
     /// [`BadSource`] for an unusable or forbidden address.
@@ -162,7 +162,7 @@ fn is_known(scheme: &str) -> bool {
 }
 
 fn parse_url(text: &str) -> Result<Url, BadSource> {
-    let url = Url::parse(text).map_err(|_| BadSource::new("is no URL that can be read"))?;
+    let url = Url::parse(text).map_err(|_| BadSource::new("is not a URL that can be read"))?;
     if !url.has_host() {
         return Err(BadSource::new("names no host"));
     }

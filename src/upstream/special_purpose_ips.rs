@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// Promise 7: literal, mapped, translated and tunnelled forms of every class.
+    /// DESIGN, promise 7: literal, mapped, translated and tunnelled forms of every class.
     #[test]
     fn every_special_purpose_address_has_its_class() {
         for (address, class) in [

@@ -32,7 +32,7 @@ pub enum BadChecksums {
     /// Not text.
     #[error("SHA256SUMS is not UTF-8 text (from byte {line})")]
     NotText {
-        /// The offset of the first byte that is no text.
+        /// The offset of the first byte that is not text.
         line: usize,
     },
     /// One name stands there with two digests.

@@ -169,8 +169,8 @@ impl VerificationError {
     }
 }
 
-/// Promise 1: verifies a proof set. SHA256SUMS must list `filename` with exactly `shasum`, and one of `keys`, the
-/// armoured keys that the registry lists, must have signed it if the policy requires that.
+/// DESIGN, promise 1: verifies a proof set. SHA256SUMS must list `filename` with exactly `shasum`, and one of `keys`,
+/// the armoured keys that the registry lists, must have signed it if the policy requires that.
 pub fn verify_proof_set(
     policy: VerificationPolicy,
     sums: &[u8],

@@ -46,7 +46,7 @@ pub struct PackageHashes {
 #[derive(Debug, thiserror::Error)]
 pub enum BadPackage {
     /// The archive as a whole cannot be read.
-    #[error("the package is no readable zip")]
+    #[error("the package is not a readable zip")]
     Unreadable(#[source] ZipError),
     /// One entry is encrypted, damaged or of an unsupported kind.
     #[error("entry {name:?} of the package cannot be unpacked")]

@@ -102,8 +102,8 @@ pub enum SignatureError {
     },
 }
 
-/// Promise 1: finds the listed key that signed the document. Keys are tried in order, keys that issued none of the
-/// signatures are skipped, and of several signatures one good one suffices.
+/// DESIGN, promise 1: finds the listed key that signed the document. Keys are tried in order, keys that issued none of
+/// the signatures are skipped, and of several signatures one good one suffices.
 pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String]) -> Result<Signer, SignatureError> {
     match armored_keys.len() {
         0 => return Err(SignatureError::NoKeys),
@@ -267,7 +267,7 @@ fn read_signatures(bytes: &[u8]) -> Result<Vec<DocumentSignature>, SignatureErro
         let read = match packet {
             Ok(Packet::Signature(signature)) => DocumentSignature::from_packet(signature),
             Ok(_) => Err("holds something else than a signature".to_owned()),
-            Err(error) => Err(format!("is no OpenPGP signature ({})", pgp_error_text(&error))),
+            Err(error) => Err(format!("is not an OpenPGP signature ({})", pgp_error_text(&error))),
         };
         match read {
             Ok(signature) => signatures.push(signature),

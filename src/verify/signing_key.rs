@@ -248,7 +248,7 @@ fn fingerprint(key: &impl KeyDetails) -> String {
 }
 
 fn unreadable(error: pgp::errors::Error) -> String {
-    format!("is no OpenPGP public key ({})", pgp_error_text(&error))
+    format!("is not an OpenPGP public key ({})", pgp_error_text(&error))
 }
 
 /// Shortens an error of the OpenPGP crate to one line. Its texts contain data and stack traces, which must reach

@@ -45,7 +45,7 @@ fn item_name(item: &Value) -> String {
     format!("{} {}", name(item), item["platform"].as_str().unwrap_or(""))
 }
 
-/// True if this record is needed for the plan's item `what`.
+/// True if this record is needed for the plan's item `subject`.
 fn is_needed_for(record: &Path, subject: &str) -> bool {
     let (name, platform) = subject.rsplit_once(' ').unwrap();
     let (host, name) = name.split('@').next().unwrap().split_once('/').unwrap();

@@ -65,7 +65,7 @@ async fn larder_with_new_key_alarm(upstream: &FakeUpstream, stranger: &SigningKe
     larder
 }
 
-/// Promise 14: only an accept that succeeded resolves an alarm.
+/// DESIGN, promise 14: only an accept that succeeded resolves an alarm.
 #[tokio::test]
 async fn an_accept_that_fails_resolves_no_alarm() {
     let upstream = upstream_with(edition(1)).await;
@@ -79,7 +79,7 @@ async fn an_accept_that_fails_resolves_no_alarm() {
     assert_eq!(open_alarms(&larder).await, alarms(&[]));
 }
 
-/// Promise 14: the accepted key is the one that signs now, and no other.
+/// DESIGN, promise 14: the accepted key is the one that signs now, and no other.
 #[tokio::test]
 async fn accepting_one_new_key_does_not_resolve_the_alarm_of_another() {
     let upstream = upstream_with(edition(1)).await;
@@ -91,7 +91,7 @@ async fn accepting_one_new_key_does_not_resolve_the_alarm_of_another() {
     assert!(larder.alarms().await[0].3["detail"].as_str().unwrap().contains(&first.fingerprint()));
 }
 
-/// Promise 15: widening the trust in a key to all versions is reported, although no file changes.
+/// DESIGN, promise 15: widening the trust in a key to all versions is reported, although no file changes.
 #[tokio::test]
 async fn accepting_a_new_key_for_the_provider_is_reported() {
     let upstream = upstream_with(edition(1)).await;
@@ -106,7 +106,7 @@ async fn accepting_a_new_key_for_the_provider_is_reported() {
     assert!(install(&larder).await.2 == zip(&upstream));
 }
 
-/// Promise 14: two keys that sign one version raise two alarms.
+/// DESIGN, promise 14: two keys that sign one version raise two alarms.
 #[tokio::test]
 async fn a_second_new_key_of_a_version_does_not_hide_the_first() {
     let upstream = upstream_with(edition(1)).await;
@@ -124,7 +124,7 @@ async fn a_second_new_key_of_a_version_does_not_hide_the_first() {
     }
 }
 
-/// Promise 14: an unchanged set of another platform does not resolve a refusal.
+/// DESIGN, promise 14: an unchanged set of another platform does not resolve a refusal.
 #[tokio::test]
 async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
     let both = |provider: crate::support::upstream::Provider| provider.platform("linux_amd64").platform("darwin_arm64");
@@ -148,7 +148,8 @@ async fn the_set_of_another_platform_does_not_resolve_a_refusal() {
     assert_eq!(open_alarms(&larder).await, alarms(&[]));
 }
 
-/// Promise 15: after upstream withdraws a re-release, there is nothing to accept, and its alarm must not stay forever.
+/// DESIGN, promise 15: after upstream withdraws a re-release, there is nothing to accept, and its alarm must not stay
+/// forever.
 #[tokio::test]
 async fn accept_of_a_withdrawn_version_resolves_its_alarms() {
     for is_held in [true, false] {
@@ -201,7 +202,7 @@ async fn purge_of_a_dropped_version_resolves_its_alarm() {
     assert_eq!(open_alarms(&larder).await, alarms(&[("dropped", "1.3.0")]));
 }
 
-/// A registry that is no upstream any more cannot be asked, so `accept` is impossible: `purge` resolves its alarms.
+/// A registry that is not an upstream any more cannot be asked, so `accept` is impossible: `purge` resolves its alarms.
 #[tokio::test]
 async fn purge_resolves_the_alarms_of_a_registry_that_is_no_upstream_any_more() {
     let upstream = upstream_with(edition(1)).await;
@@ -218,7 +219,7 @@ async fn purge_resolves_the_alarms_of_a_registry_that_is_no_upstream_any_more() 
     assert_eq!(open_alarms(&other).await, alarms(&[]), "{done}");
 }
 
-/// Section 4: a version list that is 404 has dropped every stored version.
+/// DESIGN 4: a version list that is 404 has dropped every stored version.
 #[tokio::test]
 async fn a_version_list_that_is_gone_has_dropped_all_that_is_stored() {
     let upstream = upstream_with(edition(1)).await;
@@ -236,7 +237,7 @@ async fn a_version_list_that_is_gone_has_dropped_all_that_is_stored() {
     assert_eq!(open_alarms(&larder).await, alarms(&[]));
 }
 
-/// Promise 14: alarms are limited per provider, so those of one provider never suppress those of another.
+/// DESIGN, promise 14: alarms are limited per provider, so those of one provider never suppress those of another.
 #[tokio::test]
 async fn the_alarms_of_one_provider_leave_room_for_those_of_another() {
     let upstream = upstream_with(edition(1)).await;
@@ -253,8 +254,8 @@ async fn the_alarms_of_one_provider_leave_room_for_those_of_another() {
     assert_eq!(raised.len(), 1001);
 }
 
-/// Promise 10: an unreadable alarm is skipped without affecting others. An alarm of an unknown kind stays in the record
-/// for a newer larder.
+/// DESIGN, promise 10: an unreadable alarm is skipped without affecting others. An alarm of an unknown kind stays in
+/// the record for a newer larder.
 #[tokio::test]
 async fn an_alarm_that_cannot_be_read_takes_no_other_with_it() {
     let upstream = upstream_with(edition(1)).await;
@@ -275,7 +276,7 @@ async fn an_alarm_that_cannot_be_read_takes_no_other_with_it() {
     assert!(written.len() == 4 && written.contains(&unknown), "{written:?}");
 }
 
-/// Promise 14: the alarm is written before the first-seen record; otherwise a restart would lose it.
+/// DESIGN, promise 14: the alarm is written before the first-seen record; otherwise a restart would lose it.
 #[tokio::test]
 async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     let upstream = upstream_with(edition(1)).await;
@@ -293,7 +294,7 @@ async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
 }
 
-/// Promise 14: once the alarm can be written, first-seen records are written again.
+/// DESIGN, promise 14: once the alarm can be written, first-seen records are written again.
 #[tokio::test]
 async fn an_alarm_that_could_not_be_written_is_written_later() {
     let upstream = upstream_with(edition(1)).await;
@@ -313,7 +314,7 @@ async fn an_alarm_that_could_not_be_written_is_written_later() {
     assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
 }
 
-/// Section 3: an alarm of `verify` has the kind and address that `accept` resolves.
+/// DESIGN 3: an alarm of `verify` has the kind and address that `accept` resolves.
 #[tokio::test]
 async fn verify_raises_an_alarm_for_a_first_seen_record_that_cannot_be_rebuilt() {
     let upstream = upstream_with(edition(1)).await;

@@ -50,7 +50,7 @@ async fn is_revalidated(larder: &Larder, name: &str) {
     assert!(answer.is("fwd=stale; stored"), "{name}: {}", answer.header("cache-status"));
 }
 
-/// Section 4, promise 11: a failure costs one request, then the origin is left alone for a short, growing while.
+/// DESIGN 4, DESIGN, promise 11: a failure costs one request, then the origin is left alone for a short, growing while.
 #[tokio::test]
 async fn a_failing_upstream_opens_the_breaker_for_growing_times() {
     let upstream = publishing(&["null", "random"]).await;
@@ -118,7 +118,7 @@ async fn a_package_that_is_not_stored_is_fetched_however_often_upstream_failed()
     is_revalidated(&larder, "null").await;
 }
 
-/// Promise 11: no connection at all is a failure like another.
+/// DESIGN, promise 11: no connection at all is a failure like another.
 #[tokio::test]
 async fn an_upstream_that_is_down_is_not_asked_for_each_request() {
     let mut upstream = publishing(&["null"]).await;
@@ -180,7 +180,7 @@ async fn an_abandoned_request_counts_as_a_failure_of_its_origin() {
     assert_eq!(upstream.count_of(list_of("random")), 0);
 }
 
-/// Section 4: when the while is over one revalidation finds out, and the others do not wait for it.
+/// DESIGN 4: when the while is over one revalidation finds out, and the others do not wait for it.
 #[tokio::test]
 async fn one_revalidation_probes_the_origin_and_others_do_not_wait_for_it() {
     let upstream = publishing(&["null", "random"]).await;

@@ -257,7 +257,7 @@ async fn the_admin_listener_reports_why_it_makes_no_bundle() {
     for (body, status, reason) in [
         ("{}", 400, "missing field"),
         (r#"{"job":"0011223344556677"}"#, 404, "no job"),
-        (r#"{"job":"x"}"#, 400, "no name of a job"),
+        (r#"{"job":"x"}"#, 400, "not a job id"),
     ] {
         let answer = ask(Method::POST, bundle, json, body.to_owned()).await.expect(status);
         assert!(answer.text().contains(reason), "{body}: {}", answer.text());

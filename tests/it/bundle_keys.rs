@@ -30,7 +30,7 @@ fn write_again(builder: &Builder, folder: &Folder, running: &Process) {
     std::fs::write(folder.path().join("mirror.toml"), text).unwrap();
 }
 
-/// Promise 15: an unsigned bundle must be asked for explicitly, before anything is fetched for it.
+/// DESIGN, promise 15: an unsigned bundle must be asked for explicitly, before anything is fetched for it.
 #[tokio::test]
 async fn an_unsigned_bundle_needs_the_unsigned_option() {
     let (upstream, folder, there) = (publishing().await, Folder::new(), Folder::new());
@@ -52,7 +52,8 @@ async fn an_unsigned_bundle_needs_the_unsigned_option() {
     assert_eq!(output.code, Some(0), "{output:?}");
 }
 
-/// Promise 15: if the file names a key and the running larder still has the old configuration, the remedy is a reload.
+/// DESIGN, promise 15: if the file names a key and the running larder still has the old configuration, the remedy is a
+/// reload.
 #[tokio::test]
 async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after_a_reload() {
     let (upstream, key, work) = (publishing().await, BundleKey::new(), tempfile::tempdir().unwrap());
@@ -86,7 +87,7 @@ async fn a_key_that_the_running_larder_has_not_read_yet_is_named_and_works_after
     assert!(output.code == Some(0) && output.out.contains(&format!("bundles signed by key {id}")), "{output:?}");
 }
 
-/// Promise 15: a file of another kind is distinguished from an altered bundle.
+/// DESIGN, promise 15: a file of another kind is distinguished from an altered bundle.
 #[tokio::test]
 async fn a_file_that_is_no_bundle_is_refused_before_anything_is_sent() {
     let (there, work) = (Folder::new(), tempfile::tempdir().unwrap());

@@ -75,8 +75,8 @@ async fn a_bundle_that_fits_only_in_place_of_what_it_names_itself_is_refused_at_
     until("what the bundle does not name is evicted", async || larder.folder.blobs().len() == 1).await;
 }
 
-/// Promise 8: an origin that only a bundle's discovery document names gets no credential until the upstream names it
-/// too.
+/// DESIGN, promise 8: an origin that only a bundle's discovery document names gets no credential until the upstream
+/// names it too.
 #[tokio::test]
 async fn an_origin_that_only_a_bundle_names_is_shown_no_credential() {
     let (registry, services, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());
@@ -131,7 +131,7 @@ fn publish_net_module(upstream: &FakeUpstream, version: &str) {
     upstream.publish_module(Module::new("acme", "net", "test").version(version).at("/files/net.tar.gz"));
 }
 
-/// Section 4: stored versions stay listed whatever list is imported, each entry as its own upstream wrote it.
+/// DESIGN 4: stored versions stay listed whatever list is imported, each entry as its own upstream wrote it.
 #[tokio::test]
 async fn a_list_that_a_bundle_brings_hides_nothing_that_is_stored() {
     let (mut upstream, elsewhere, key) = (FakeUpstream::start().await, FakeUpstream::start().await, BundleKey::new());

@@ -159,7 +159,7 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
     }
 }
 
-/// Promise 1: the bundle's signature is no substitute for the publisher's.
+/// DESIGN, promise 1: the bundle's signature is not a substitute for the publisher's.
 #[tokio::test]
 async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     let key = BundleKey::new();
@@ -232,7 +232,7 @@ async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     assert!(there.apply(null_bundle(&key, next()).await, &key.trust()).await.unwrap().ok);
 }
 
-/// Promise 14: a key from an untrusted bundle is not recorded as a key of the provider.
+/// DESIGN, promise 14: a key from an untrusted bundle is not recorded as a key of the provider.
 #[tokio::test]
 async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
     let (key, foreign, stranger) = (BundleKey::new(), BundleKey::new(), PublisherKey::another());

@@ -176,7 +176,7 @@ async fn an_answer_made_of_several_documents_waits_for_one_patience() {
     assert!(several_waited < one_waited * 3 / 2, "{several_waited:?}, and one document {one_waited:?}");
 }
 
-/// Promise 6: whatever goes wrong upstream, the stale copy is served and marked as stale.
+/// DESIGN, promise 6: whatever goes wrong upstream, the stale copy is served and marked as stale.
 #[tokio::test]
 async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
     let faults = [
@@ -216,7 +216,7 @@ async fn a_failed_revalidation_serves_the_cached_copy_at_once() {
     }
 }
 
-/// Promise 6: without upstream, every earlier response is given again.
+/// DESIGN, promise 6: without upstream, every earlier response is given again.
 #[tokio::test]
 async fn every_kind_of_answer_outlives_the_upstream() {
     let mut upstream = upstream_with_null().await;
@@ -286,7 +286,7 @@ async fn a_404_is_forgotten_when_a_list_newly_names_the_version() {
     larder.document("null", "1.3.0").await.expect(200);
 }
 
-/// Section 4: a missing object is always requested; of all failures only a 404 is cached.
+/// DESIGN 4: a missing object is always requested; of all failures only a 404 is cached.
 #[tokio::test]
 async fn nothing_but_a_404_is_remembered() {
     for (fault, status) in [
@@ -314,7 +314,7 @@ async fn nothing_but_a_404_is_remembered() {
     }
 }
 
-/// Section 4: an archive URL that no document lists costs one upstream request, and none for `not_found` after it.
+/// DESIGN 4: an archive URL that no document lists costs one upstream request, and none for `not_found` after it.
 #[tokio::test]
 async fn an_archive_url_that_nothing_lists_is_asked_about_once() {
     for (version, requests) in [("1.2.0", Target::Document), ("9.9.9", Target::Versions)] {

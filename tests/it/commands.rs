@@ -98,7 +98,7 @@ async fn refresh_forgets_a_remembered_404() {
     assert_eq!((&absent["items"][0]["outcome"], &absent["ok"]), (&"absent".into(), &false.into()));
 }
 
-/// Promise 12: nothing leaves, and the error says that larder is offline.
+/// DESIGN, promise 12: nothing leaves, and the error says that larder is offline.
 #[tokio::test]
 async fn offline_nothing_is_refreshed_or_accepted() {
     let upstream = upstream_with(edition(1)).await;
@@ -173,7 +173,7 @@ async fn purge_of_a_provider_removes_all_but_its_first_seen_records() {
     assert!(refused.text().contains("larder accept registry.terraform.io/acme/null@1.2.0"), "{}", refused.text());
 }
 
-/// Section 5: an archive is deleted when no package record lists it.
+/// DESIGN 5: an archive is deleted when no package record lists it.
 #[tokio::test]
 async fn purge_leaves_bytes_that_another_package_names() {
     let upstream = upstream_with(edition(1)).await;
@@ -249,7 +249,7 @@ async fn purge_leaves_and_reports_pinned_packages() {
     assert!(larder.get(&path).await.expect(200).is("larder; hit"));
 }
 
-/// Section 3: commands talk to the running larder; without one, they open the store themselves.
+/// DESIGN 3: commands talk to the running larder; without one, they open the store themselves.
 #[tokio::test]
 async fn the_commands_report_the_same_whether_larder_runs_or_not() {
     let upstream = upstream_with(edition(1)).await;

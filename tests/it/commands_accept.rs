@@ -101,7 +101,7 @@ async fn accept_stores_an_unsigned_version_where_checksums_suffice() {
     assert!(install(&larder).await.2 == zip(&upstream));
 }
 
-/// Promise 1: a set that does not verify cannot be accepted.
+/// DESIGN, promise 1: a set that does not verify cannot be accepted.
 #[tokio::test]
 async fn accept_takes_nothing_that_does_not_verify() {
     for fault in

@@ -55,7 +55,7 @@ impl AdminScene {
     }
 }
 
-/// Section 3: requests that change something always need the bearer token, on loopback too.
+/// DESIGN 3: requests that change something always need the bearer token, on loopback too.
 #[tokio::test]
 async fn a_command_without_the_token_is_refused() {
     let fixture = AdminScene::new().await;
@@ -69,7 +69,7 @@ async fn a_command_without_the_token_is_refused() {
     fixture.assert_unchanged().await;
 }
 
-/// Section 3: requests with an `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
+/// DESIGN 3: requests with an `Origin`, or on loopback with a foreign `Host`, are refused even with the token.
 #[tokio::test]
 async fn a_page_in_a_browser_cannot_command() {
     let fixture = AdminScene::new().await;
@@ -100,7 +100,7 @@ async fn a_page_in_a_browser_cannot_command() {
     fixture.assert_unchanged().await;
 }
 
-/// Section 3: a page of another site is refused, also where the browser sends no `Origin`, as for embedded resources. A
+/// DESIGN 3: a page of another site is refused, also where the browser sends no `Origin`, as for embedded resources. A
 /// typed address and larder's own page are not.
 #[tokio::test]
 async fn a_page_of_another_site_reads_nothing() {
@@ -125,7 +125,7 @@ async fn a_page_of_another_site_reads_nothing() {
     fixture.assert_unchanged().await;
 }
 
-/// Section 3: browsers must not guess a content type, and no cache may store a response.
+/// DESIGN 3: browsers must not guess a content type, and no cache may store a response.
 #[tokio::test]
 async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
     let fixture = AdminScene::new().await;
@@ -181,7 +181,7 @@ async fn a_command_that_cannot_be_read_is_refused_with_the_reason() {
     for (subject, reason) in [
         (r#"["acme/vpc/AWS"]"#, "is not a module system"),
         (r#"["acme/null@=> 1.0"]"#, "its operators can be"),
-        (r#"["acme/null","nonsense"]"#, "is no address"),
+        (r#"["acme/null","nonsense"]"#, "is not an address"),
         ("[]", "1 to 256"),
     ] {
         let refused = fixture.post("/admin/v1/purge", &known, format!("{{\"what\":{subject}}}")).await.expect(400);

@@ -13,7 +13,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}"))
 }
 
-/// Section 3: with `--json` an error is JSON on the standard output, with one entry per problem of a configuration.
+/// DESIGN 3: with `--json` an error is JSON on the standard output, with one entry per problem of a configuration.
 #[tokio::test]
 async fn with_json_an_error_is_json_too() {
     let folder = Folder::new();
@@ -58,7 +58,7 @@ async fn the_options_that_move_a_larder_lead_every_command_to_it() {
     drop(larder);
 }
 
-/// Section 3: `--config`, then `LARDER_CONFIG`, then each user's default locations.
+/// DESIGN 3: `--config`, then `LARDER_CONFIG`, then each user's default locations.
 #[tokio::test]
 async fn the_environment_names_the_configuration_where_the_command_does_not() {
     let folder = Folder::new();
@@ -104,7 +104,7 @@ async fn the_version_is_printed_by_either_spelling() {
     assert_eq!(json(&output.out)["version"], version);
 }
 
-/// Promise 15: help groups the commands; the long form adds examples, environment and exit codes.
+/// DESIGN, promise 15: help groups the commands; the long form adds examples, environment and exit codes.
 #[tokio::test]
 async fn help_has_groups_and_its_long_form_examples_environment_and_exit_codes() {
     let folder = Folder::new();
@@ -143,7 +143,7 @@ async fn the_log_is_json_when_the_environment_asks_for_it() {
     assert!(output.code == Some(78) && output.err.contains("LARDER_LOG says \"loud\""), "{output:?}");
 }
 
-/// Promise 15: a user who may not read the token is told that, not that the token is wrong.
+/// DESIGN, promise 15: a user who may not read the token is told that, not that the token is wrong.
 #[tokio::test]
 async fn a_command_of_another_user_names_the_token_and_who_may_read_it() {
     let (upstream, folder, user) = (FakeUpstream::start().await, Folder::new(), AnotherUser::new());

@@ -41,7 +41,7 @@ async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
     }
 }
 
-/// Section 5: eviction removes a proof set only after its first-seen record is written.
+/// DESIGN 5: eviction removes a proof set only after its first-seen record is written.
 #[tokio::test]
 async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     let upstream = upstream_with(edition(1)).await;
@@ -66,7 +66,7 @@ async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     larder.document("null", "1.2.0").await.expect(502);
 }
 
-/// Section 4: the same order applies when upstream deleted the version.
+/// DESIGN 4: the same order applies when upstream deleted the version.
 #[tokio::test]
 async fn a_deleted_versions_first_seen_record_is_written_before_it_is_evicted() {
     let upstream = upstream_with(edition(1)).await;
@@ -102,7 +102,7 @@ async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     assert!(folder.sets().is_empty());
 }
 
-/// Promise 10: the record is rewritten while the proof sets with its contents are still stored.
+/// DESIGN, promise 10: the record is rewritten while the proof sets with its contents are still stored.
 #[tokio::test]
 async fn verify_rewrites_a_first_seen_record_at_once() {
     let upstream = upstream_with(edition(1)).await;
@@ -117,7 +117,7 @@ async fn verify_rewrites_a_first_seen_record_at_once() {
     assert_eq!(crate::support::verify_steps::verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// Section 5: an unreadable package record may name any archive, so nothing is changed, and the error names the record.
+/// DESIGN 5: an unreadable package record may name any archive, so nothing is changed, and the error names the record.
 #[tokio::test]
 async fn purge_changes_nothing_while_a_name_cannot_be_read() {
     let upstream = upstream_with(edition(1)).await;

@@ -1,5 +1,5 @@
-//! Promise 11: connection limits, so that no client can use up all connections. On Linux, tests can connect from any
-//! address in 127.0.0.0/8.
+//! DESIGN, promise 11: connection limits, so that no client can use up all connections. On Linux, tests can connect
+//! from any address in 127.0.0.0/8.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -71,7 +71,8 @@ fn outsiders_and_one_address_have_a_quarter_of_the_places() {
     assert_eq!(limits.outsider_time, Duration::from_secs(10));
 }
 
-/// Promise 11: addresses that are not clients cannot lock out clients, and their refused connections are counted.
+/// DESIGN, promise 11: addresses that are not clients cannot lock out clients, and their refused connections are
+/// counted.
 #[tokio::test]
 async fn idle_connections_of_outsiders_lock_no_client_out() {
     let upstream = FakeUpstream::start().await;
@@ -98,7 +99,8 @@ async fn idle_connections_of_outsiders_lock_no_client_out() {
     }
 }
 
-/// Promise 11: one response with the reason, then the connection is closed; also for a health probe and over HTTP/2.
+/// DESIGN, promise 11: one response with the reason, then the connection is closed; also for a health probe and over
+/// HTTP/2.
 #[tokio::test]
 async fn an_outsider_is_answered_once() {
     let upstream = FakeUpstream::start().await;
@@ -126,7 +128,7 @@ async fn an_outsider_is_answered_once() {
     }
 }
 
-/// Promise 11: an outsider that sends no complete request loses its connection, whatever it sends instead.
+/// DESIGN, promise 11: an outsider that sends no complete request loses its connection, whatever it sends instead.
 #[tokio::test]
 async fn an_outsider_without_a_request_is_disconnected_after_a_time() {
     let upstream = FakeUpstream::start().await;
@@ -145,8 +147,8 @@ async fn an_outsider_without_a_request_is_disconnected_after_a_time() {
     assert!(ask(&mut client, "/healthz", "").await.starts_with("HTTP/1.1 200 "), "a client was not waited for");
 }
 
-/// Promise 11: one address leaves connections for others, loopback included; a trusted proxy is exempt because it
-/// connects for many.
+/// DESIGN, promise 11: one address leaves connections for others, loopback included; a trusted proxy is exempt because
+/// it connects for many.
 #[tokio::test]
 async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy() {
     let upstream = FakeUpstream::start().await;
@@ -183,7 +185,7 @@ async fn one_address_has_only_so_many_connections_unless_it_is_a_trusted_proxy()
     }
 }
 
-/// Promise 8: a refused client behind a trusted proxy does not close the proxy's connection.
+/// DESIGN, promise 8: a refused client behind a trusted proxy does not close the proxy's connection.
 #[tokio::test]
 async fn a_trusted_proxys_connection_continues_after_a_refusal() {
     let upstream = FakeUpstream::start().await;

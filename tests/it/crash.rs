@@ -15,7 +15,7 @@ use crate::support::larder::{Folder, HOST};
 use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
 
-/// Promise 9: a kill before anything was received.
+/// DESIGN, promise 9: a kill before anything was received.
 #[tokio::test]
 async fn a_kill_before_the_first_byte_leaves_nothing_and_the_next_start_fetches() {
     let upstream = FakeUpstream::start().await;
@@ -63,7 +63,7 @@ async fn fetch_named_file(larder: &Process, document: &Value, field: &str) -> An
     answer
 }
 
-/// Promises 2 and 9: document, sums and signature are of one edition, whenever the kill comes.
+/// DESIGN, promises 2 and 9: document, sums and signature are of one edition, whenever the kill comes.
 #[tokio::test]
 async fn a_kill_while_a_set_is_replaced_leaves_the_old_set_or_the_new_one() {
     let mut upstream = FakeUpstream::start().await;
@@ -99,7 +99,7 @@ async fn a_kill_while_a_set_is_replaced_leaves_the_old_set_or_the_new_one() {
     assert!((1..24).contains(&replaced), "{replaced} of 24 were replaced: the moment of the kill did not vary");
 }
 
-/// Promise 9: no acknowledged archive is lost.
+/// DESIGN, promise 9: no acknowledged archive is lost.
 #[tokio::test]
 async fn an_archive_whose_last_byte_was_sent_survives_a_kill() {
     let mut upstream = FakeUpstream::start().await;
@@ -124,7 +124,7 @@ async fn an_archive_whose_last_byte_was_sent_survives_a_kill() {
     }
 }
 
-/// Section 5: the lock is taken before anything is read, swept or moved.
+/// DESIGN 5: the lock is taken before anything is read, swept or moved.
 #[tokio::test]
 async fn a_second_larder_on_the_same_store_refuses_to_start_and_harms_nothing() {
     let upstream = FakeUpstream::start().await;
@@ -156,7 +156,7 @@ async fn a_second_larder_on_the_same_store_refuses_to_start_and_harms_nothing() 
     get(&format!("{}/readyz", first.admin())).await.expect(200);
 }
 
-/// Promise 9, and section 5: half-written records are deleted at the next start, downloads only after a day.
+/// DESIGN, promise 9, and section 5: half-written records are deleted at the next start, downloads only after a day.
 #[tokio::test]
 async fn leftovers_in_staging_are_swept_at_the_start_and_fresh_downloads_are_kept() {
     let upstream = FakeUpstream::start().await;
@@ -183,7 +183,7 @@ fn refusal_of_store(upstream: &FakeUpstream, folder: &Folder) -> String {
     error.err
 }
 
-/// Section 5: an older binary that meets a newer format says so, stops, and changes nothing.
+/// DESIGN 5: an older binary that meets a newer format says so, stops, and changes nothing.
 #[tokio::test]
 async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_untouched() {
     let upstream = FakeUpstream::start().await;
@@ -207,7 +207,7 @@ async fn a_store_that_a_newer_larder_wrote_to_is_refused_and_left_untouched() {
     assert_eq!(set_aside(folder.path()), Vec::<String>::new());
 }
 
-/// Section 5: a document of a newer format could be fetched again, but an older larder must not replace it.
+/// DESIGN 5: a document of a newer format could be fetched again, but an older larder must not replace it.
 #[tokio::test]
 async fn a_document_of_a_newer_format_is_an_error_and_is_left_untouched() {
     let upstream = FakeUpstream::start().await;
@@ -230,7 +230,7 @@ async fn a_document_of_a_newer_format_is_an_error_and_is_left_untouched() {
     assert_eq!(set_aside(folder.path()), Vec::<String>::new());
 }
 
-/// Section 4: package records without `h1:` are completed at the next start.
+/// DESIGN 4: package records without `h1:` are completed at the next start.
 #[tokio::test]
 async fn hashes_that_a_kill_left_undone_are_computed_after_the_restart() {
     let mut upstream = FakeUpstream::start().await;

@@ -56,7 +56,7 @@ fn flip_the_middle(file: &Path) {
     flip(file, file.metadata().unwrap().len() as usize / 2);
 }
 
-/// Promise 10.
+/// DESIGN, promise 10.
 #[tokio::test]
 async fn a_damaged_archive_is_quarantined_and_fetched_again() {
     let upstream = upstream_with_both().await;
@@ -74,7 +74,7 @@ async fn a_damaged_archive_is_quarantined_and_fetched_again() {
     }
 }
 
-/// Promise 10: not served even while it cannot be replaced.
+/// DESIGN, promise 10: not served even while it cannot be replaced.
 #[tokio::test]
 async fn a_damaged_archive_is_an_error_while_the_upstream_is_gone() {
     let mut upstream = upstream_with_both().await;
@@ -99,7 +99,7 @@ async fn a_damaged_archive_is_an_error_while_the_upstream_is_gone() {
     }
 }
 
-/// Promise 10: archives up to 1 MiB are checked on every read.
+/// DESIGN, promise 10: archives up to 1 MiB are checked on every read.
 #[tokio::test]
 async fn a_small_archive_that_is_damaged_after_it_was_served_is_not_served_again() {
     let upstream = upstream_with_both().await;
@@ -125,7 +125,7 @@ async fn larder_with_memory_copy(upstream: &FakeUpstream, clock: &Clock) -> (Lar
     (larder, path)
 }
 
-/// Promise 10: a checked memory copy is served for a minute without reading the file.
+/// DESIGN, promise 10: a checked memory copy is served for a minute without reading the file.
 #[tokio::test]
 async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_minute() {
     let upstream = upstream_with_both().await;
@@ -141,7 +141,7 @@ async fn a_small_archive_that_is_asked_for_again_is_served_from_memory_for_a_min
     assert_eq!(larder.folder.files("aside").len(), 1, "it was read again, and found damaged");
 }
 
-/// Promise 10: a purge or a quarantine drops the memory copy too.
+/// DESIGN, promise 10: a purge or a quarantine drops the memory copy too.
 #[tokio::test]
 async fn purge_and_quarantine_drop_the_memory_copy() {
     let mut upstream = upstream_with_both().await;
@@ -156,7 +156,7 @@ async fn purge_and_quarantine_drop_the_memory_copy() {
     larder.get(&path).await.expect(502);
 }
 
-/// Promise 10.
+/// DESIGN, promise 10.
 #[tokio::test]
 async fn an_archive_of_another_length_is_not_served() {
     let upstream = upstream_with_both().await;
@@ -172,8 +172,8 @@ async fn an_archive_of_another_length_is_not_served() {
     }
 }
 
-/// Promises 4 and 10: requests that find the damage at the same time share one fetch, and none quarantines the repaired
-/// archive.
+/// DESIGN, promises 4 and 10: requests that find the damage at the same time share one fetch, and none quarantines the
+/// repaired archive.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
     let upstream = upstream_with_both().await;
@@ -189,7 +189,7 @@ async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
     }
 }
 
-/// Promise 10: a quarantined file is preserved for a week from then on, however old the archive was.
+/// DESIGN, promise 10: a quarantined file is preserved for a week from then on, however old the archive was.
 #[tokio::test]
 async fn a_damaged_archive_stays_in_quarantine_for_inspection() {
     let upstream = upstream_with_both().await;
@@ -220,7 +220,7 @@ fn only_record(folder: &Folder, ending: &str) -> PathBuf {
 const RECORDS: [&str; 6] =
     ["linux_amd64.json", "linux_amd64.set", "/versions", "/discovery", "small/1.2.0.json", "small/keys.json"];
 
-/// Promise 10, for records: each has its own checksum.
+/// DESIGN, promise 10, for records: each has its own checksum.
 #[tokio::test]
 async fn a_damaged_record_is_quarantined_and_healed() {
     let mut upstream = upstream_with_both().await;
@@ -252,7 +252,7 @@ async fn a_damaged_record_is_quarantined_and_healed() {
     }
 }
 
-/// Section 5: the package record is rebuilt from its proof set, and the archive is adopted.
+/// DESIGN 5: the package record is rebuilt from its proof set, and the archive is adopted.
 #[tokio::test]
 async fn an_archive_whose_name_is_lost_is_adopted_without_a_fetch() {
     let mut upstream = upstream_with_both().await;
@@ -276,7 +276,7 @@ async fn an_archive_whose_name_is_lost_is_adopted_without_a_fetch() {
     }
 }
 
-/// Section 5: bytes without a package record and a proof set are verified again, not fetched again.
+/// DESIGN 5: bytes without a package record and a proof set are verified again, not fetched again.
 #[tokio::test]
 async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_verified() {
     let upstream = upstream_with_both().await;
@@ -291,8 +291,8 @@ async fn an_archive_whose_name_and_set_are_lost_is_adopted_once_its_set_is_verif
     }
 }
 
-/// Promise 2: while only the previous set's archive is stored, all of that set is served, however long upstream is
-/// down.
+/// DESIGN, promise 2: while only the previous set's archive is stored, all of that set is served, however long upstream
+/// is down.
 #[tokio::test]
 async fn a_predecessor_whose_archive_alone_is_stored_answers_whole_after_days_without_upstream() {
     let mut upstream = upstream_with_both().await;
@@ -314,7 +314,8 @@ async fn a_predecessor_whose_archive_alone_is_stored_answers_whole_after_days_wi
     }
 }
 
-/// Promise 9: a crash may leave the archive without its record, and a person may delete the archive of a record.
+/// DESIGN, promise 9: a crash may leave the archive without its record, and a person may delete the archive of a
+/// record.
 #[tokio::test]
 async fn an_archive_that_vanished_below_its_name_is_fetched_again() {
     let upstream = upstream_with_both().await;
@@ -370,7 +371,7 @@ const INDEX_DAMAGES: [(&str, IndexDamage); 7] = [
     ("removed", |index| std::fs::remove_dir_all(index).unwrap()),
 ];
 
-/// Promise 9: an index that does not open is quarantined and rebuilt from the files.
+/// DESIGN, promise 9: an index that does not open is quarantined and rebuilt from the files.
 #[tokio::test]
 async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
     let mut upstream = upstream_with_both().await;
@@ -411,8 +412,8 @@ async fn a_ruined_index_is_rebuilt_and_everything_stored_is_still_served() {
     }
 }
 
-/// Promise 10: damage inside an index that opens is found in the background after the start, and the index is rebuilt
-/// from the files.
+/// DESIGN, promise 10: damage inside an index that opens is found in the background after the start, and the index is
+/// rebuilt from the files.
 #[tokio::test]
 async fn an_index_that_is_damaged_inside_is_made_again() {
     let upstream = FakeUpstream::start().await;
@@ -449,8 +450,8 @@ async fn an_index_that_is_damaged_inside_is_made_again() {
     assert!(made_again > 0, "no damage was found");
 }
 
-/// Promise 10: a file that cannot be read at all is an error for one request at most, and is replaced like any other
-/// damage.
+/// DESIGN, promise 10: a file that cannot be read at all is an error for one request at most, and is replaced like any
+/// other damage.
 #[tokio::test]
 async fn unreadable_files_are_quarantined_and_fetched_again() {
     let upstream = upstream_with_both().await;
@@ -481,7 +482,7 @@ async fn a_staging_folder_that_was_removed_is_made_again() {
     }
 }
 
-/// Section 5: an index that another process has open is in use, not damaged: it is not quarantined.
+/// DESIGN 5: an index that another process has open is in use, not damaged: it is not quarantined.
 #[tokio::test]
 async fn an_index_locked_by_another_process_is_reported_and_left_untouched() {
     let upstream = upstream_with_both().await;

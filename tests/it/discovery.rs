@@ -113,7 +113,7 @@ async fn a_host_that_is_no_upstream_is_421_with_the_reason() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// Promise 5, for discovery: unknown fields pass through byte for byte.
+/// DESIGN, promise 5, for discovery: unknown fields pass through byte for byte.
 #[tokio::test]
 async fn every_other_service_is_made_absolute_and_unknown_fields_survive() {
     let upstream = FakeUpstream::start().await;
@@ -174,8 +174,8 @@ async fn the_services_of_a_redirected_document_resolve_against_where_it_is() {
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"][0]["version"], "7.0.0");
 }
 
-/// Promise 8: when the discovery document is redirected to another origin, that origin chooses the services. They are
-/// requested without the upstream's credential, unless `credentials_for` names their origin.
+/// DESIGN, promise 8: when the discovery document is redirected to another origin, that origin chooses the services.
+/// They are requested without the upstream's credential, unless `credentials_for` names their origin.
 #[tokio::test]
 async fn services_named_by_another_origin_get_no_credential_of_the_upstream() {
     let (upstream, elsewhere) = (FakeUpstream::start().await, FakeUpstream::start().await);
@@ -347,8 +347,8 @@ async fn a_registry_without_providers_is_502_with_the_cause_and_asked_again_next
     }
 }
 
-/// Promise 6, for each service by itself: a missing service does not affect the other one, and its stored documents are
-/// served.
+/// DESIGN, promise 6, for each service by itself: a missing service does not affect the other one, and its stored
+/// documents are served.
 #[tokio::test]
 async fn a_service_dropped_from_discovery_stays_available_and_so_does_the_other() {
     let upstream = FakeUpstream::start().await;
@@ -373,7 +373,7 @@ async fn a_service_dropped_from_discovery_stays_available_and_so_does_the_other(
     assert_eq!(modules.status, 502, "its upstream names no modules.v1 any more: {}", modules.text());
 }
 
-/// Promise 6: stored documents are served while discovery fails.
+/// DESIGN, promise 6: stored documents are served while discovery fails.
 #[tokio::test]
 async fn a_stored_document_is_served_stale_while_the_upstreams_is_unusable() {
     let upstream = FakeUpstream::start().await;
@@ -388,7 +388,7 @@ async fn a_stored_document_is_served_stale_while_the_upstreams_is_unusable() {
     }
 }
 
-/// Promise 7: the CDN-Loop list is passed on with our own entry at its end.
+/// DESIGN, promise 7: the CDN-Loop list is passed on with our own entry at its end.
 #[tokio::test]
 async fn the_cdn_loop_list_is_extended_and_sent_upstream() {
     let upstream = FakeUpstream::start().await;
@@ -399,7 +399,7 @@ async fn the_cdn_loop_list_is_extended_and_sent_upstream() {
     assert!(own.len() >= 16 && own.bytes().all(|byte| byte.is_ascii_hexdigit()), "{sent}");
 }
 
-/// Promise 7: our own id, or more than four larders, is 508 at once, and never remembered.
+/// DESIGN, promise 7: our own id, or more than four larders, is 508 at once, and never remembered.
 #[tokio::test]
 async fn a_request_loop_is_508_and_asks_no_upstream() {
     let upstream = FakeUpstream::start().await;
@@ -420,8 +420,8 @@ async fn a_request_loop_is_508_and_asks_no_upstream() {
     assert_eq!(upstream.count_of(Target::Everything), 1);
 }
 
-/// Promise 11: an upstream's response to one client's CDN-Loop list is never shared with a client that sent none, not
-/// even when both wait for the same object.
+/// DESIGN, promise 11: an upstream's response to one client's CDN-Loop list is never shared with a client that sent
+/// none, not even when both wait for the same object.
 #[tokio::test]
 async fn a_508_for_one_clients_cdn_loop_is_not_shared_with_others() {
     let download = format!("{}acme/null/1.2.0/download/linux/amd64", providers_of(HOST));

@@ -128,7 +128,7 @@ async fn a_larder_with_another_configuration_is_distinguished_from_none() {
     assert!(found.found("running").contains("is not in use"), "{found:#?}");
 }
 
-/// Promise 15: the doctor and every command distinguish another program on the port from a larder that hangs.
+/// DESIGN, promise 15: the doctor and every command distinguish another program on the port from a larder that hangs.
 #[tokio::test]
 async fn another_program_on_the_port_of_the_admin_listener_is_reported() {
     let upstream = registry().await;
@@ -175,7 +175,7 @@ async fn each_kind_of_upstream_failure_has_its_own_error() {
     paste(&setup);
     for (target, fault, id, output) in [
         (Target::Discovery, Fault::Html, "upstream.discovery", "expected application/json, got text/html"),
-        (Target::Discovery, Fault::InvalidJson, "upstream.discovery", "is no JSON object"),
+        (Target::Discovery, Fault::InvalidJson, "upstream.discovery", "is not a JSON object"),
         (Target::Discovery, Fault::Status(503), "upstream.discovery", "answered 503"),
         (Target::Discovery, Fault::Status(404), "upstream.discovery", "does not exist (404)"),
         (Target::Discovery, Fault::Status(401), "upstream.discovery", "refused larder's request (401)"),
@@ -228,7 +228,7 @@ async fn an_upstream_that_never_answers_is_not_waited_for() {
     found.fails(&["running", "upstream.connection"], "no answer from");
 }
 
-/// Promise 12: the doctor sends nothing to the upstreams of an offline larder.
+/// DESIGN, promise 12: the doctor sends nothing to the upstreams of an offline larder.
 #[tokio::test]
 async fn offline_no_upstream_is_asked_and_the_report_names_the_reason() {
     let upstream = registry().await;
@@ -422,7 +422,7 @@ async fn a_certificate_is_reported_before_and_after_it_expires() {
     }
 }
 
-/// Promise 8: no secret is printed, from any file or variable.
+/// DESIGN, promise 8: no secret is printed, from any file or variable.
 #[tokio::test]
 async fn no_secret_is_printed() {
     let upstream = FakeUpstream::builder().token("s3cret-of-larder").start().await;

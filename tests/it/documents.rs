@@ -125,7 +125,7 @@ fn every_block_has_a_language_and_a_command_that_does_not_run_has_a_reason() {
     for (path, page) in pages() {
         for block in blocks(&page) {
             let offset = format!("{path}:{}", block.line);
-            assert!(known.contains(&block.language.as_str()), "{offset}: {:?} is no known language", block.language);
+            assert!(known.contains(&block.language.as_str()), "{offset}: {:?} is not a known language", block.language);
             if let Some(reason) = block.comment_above.strip_prefix("not run:") {
                 assert!(reason.trim().len() > 10, "{offset}: a reason is missing");
             } else {

@@ -140,7 +140,7 @@ async fn no_broken_document_is_cached() {
     }
 }
 
-/// Promise 6 and DESIGN 4: stored copies are served unchanged.
+/// DESIGN, promise 6 and DESIGN 4: stored copies are served unchanged.
 #[tokio::test]
 async fn no_document_failure_hides_stored_packages() {
     let cases = cases();
@@ -260,7 +260,7 @@ async fn an_upstream_that_accepts_and_says_nothing_is_a_504_and_hides_nothing() 
     }
 }
 
-/// Promise 11: endless responses do not delay requests to other upstreams.
+/// DESIGN, promise 11: endless responses do not delay requests to other upstreams.
 #[tokio::test]
 async fn upstreams_that_never_end_delay_no_other_upstream() {
     let upstream = publishing((0..8).map(name)).await;
@@ -286,7 +286,7 @@ async fn upstreams_that_never_end_delay_no_other_upstream() {
     assert_eq!(drowning(&impatient).await.unwrap(), [504; 6]);
 }
 
-/// Section 4: clients are answered before they give up, whatever upstream does.
+/// DESIGN 4: clients are answered before they give up, whatever upstream does.
 #[test]
 fn larder_gives_up_before_its_clients_do() {
     assert!(StartSettings::default().limits.answer_within < PATIENCE_OF_CLIENTS);

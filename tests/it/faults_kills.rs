@@ -107,7 +107,7 @@ async fn kill_at_random_moments(
     }
 }
 
-/// Promise 9: a kill during fills and replacements loses no acknowledged archive and tears no proof set.
+/// DESIGN, promise 9: a kill during fills and replacements loses no acknowledged archive and tears no proof set.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing() {
     let upstream = FakeUpstream::start().await;
@@ -141,8 +141,8 @@ async fn kills_at_random_moments_lose_no_acknowledged_archive_and_tear_nothing()
     assert!((1..10 * NAMES.len()).contains(&acknowledged_in_all), "the moments did not vary: {acknowledged_in_all}");
 }
 
-/// Promise 9: after a kill during an eviction, no record names a missing archive, nothing is left over, and the store
-/// still observes its limit.
+/// DESIGN, promise 9: after a kill during an eviction, no record names a missing archive, nothing is left over, and the
+/// store still observes its limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_at_random_moments_of_evictions_leave_a_store_that_keeps_to_its_limit() {
     const LIMIT: u64 = 3 << 20;

@@ -1,4 +1,4 @@
-//! Problems of a first-time user, each reported with the line that helps (promise 15).
+//! Problems of a first-time user, each reported with the line that helps (DESIGN, promise 15).
 
 use crate::support::another_user::AnotherUser;
 use crate::support::command_setup::{CommandSetup, json};
@@ -14,7 +14,7 @@ async fn publishing() -> FakeUpstream {
     upstream
 }
 
-/// Section 3: the default limit fits the disk, so a fresh start has no warnings.
+/// DESIGN 3: the default limit fits the disk, so a fresh start has no warnings.
 #[tokio::test]
 async fn a_fresh_start_has_a_limit_that_its_disk_can_hold() {
     let upstream = publishing().await;

@@ -81,7 +81,7 @@ impl FullDisk {
     }
 }
 
-/// Promise 9: what does not fit is passed through; the next request fills once there is disk space.
+/// DESIGN, promise 9: what does not fit is passed through; the next request fills once there is disk space.
 #[tokio::test]
 async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
     for size in [SMALL, LARGE] {
@@ -97,7 +97,7 @@ async fn an_archive_that_does_not_fit_is_passed_through_until_it_does() {
     }
 }
 
-/// Promises 3 and 9: a small archive is verified in memory, so its length is sent even if upstream sends none.
+/// DESIGN, promises 3 and 9: a small archive is verified in memory, so its length is sent even if upstream sends none.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_passed_through_whole() {
     let fixture = FullDisk::with(SMALL).await;
@@ -110,8 +110,8 @@ async fn a_small_archive_without_a_length_is_passed_through_whole() {
     fixture.assert_recovery().await;
 }
 
-/// Promise 9: without a length no disk space can be reserved. Clients of the failed fill are cut off; the next request
-/// is passed through.
+/// DESIGN, promise 9: without a length no disk space can be reserved. Clients of the failed fill are cut off; the next
+/// request is passed through.
 #[tokio::test]
 async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_request_passes_through() {
     let fixture = FullDisk::with(LARGE).await;
@@ -128,7 +128,7 @@ async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_req
     fixture.assert_recovery().await;
 }
 
-/// Promise 3: a pass-through withholds its last chunk until the archive is verified, too.
+/// DESIGN, promise 3: a pass-through withholds its last chunk until the archive is verified, too.
 #[tokio::test]
 async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
     let fixture = FullDisk::with(LARGE).await;
@@ -148,7 +148,7 @@ async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
     fixture.assert_nothing_stored();
 }
 
-/// Promises 1 and 3: wrong bytes never look complete, and the next request succeeds.
+/// DESIGN, promises 1 and 3: wrong bytes never look complete, and the next request succeeds.
 #[tokio::test]
 async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     for length in [None, Some(Fault::NoLength)] {
@@ -174,7 +174,7 @@ async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
     }
 }
 
-/// Promise 4: a broken pass-through is resumed with If-Range, each time where it broke off.
+/// DESIGN, promise 4: a broken pass-through is resumed with If-Range, each time where it broke off.
 #[tokio::test]
 async fn a_broken_download_that_is_passed_through_is_resumed() {
     for size in [SMALL, LARGE] {
@@ -193,8 +193,8 @@ async fn a_broken_download_that_is_passed_through_is_resumed() {
     }
 }
 
-/// Promise 4: passed-through bytes are not stored, so the bytes of a restarted response cannot be compared and the
-/// client is aborted, unless no client has received any.
+/// DESIGN, promise 4: passed-through bytes are not stored, so the bytes of a restarted response cannot be compared and
+/// the client is aborted, unless no client has received any.
 #[tokio::test]
 async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     for fault in [Fault::RangeIgnored, Fault::RangeOtherBytes] {
@@ -221,7 +221,7 @@ async fn an_upstream_that_starts_over_aborts_a_pass_through() {
     assert_eq!(fixture.archive_requests().len(), 3);
 }
 
-/// Promise 4: the client receives the announced length or an abort.
+/// DESIGN, promise 4: the client receives the announced length or an abort.
 #[tokio::test]
 async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     for more in [-1_i64, 1] {
@@ -240,7 +240,7 @@ async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     }
 }
 
-/// Section 4: signed URLs expire, so the download document is fetched again once, in a pass-through too.
+/// DESIGN 4: signed URLs expire, so the download document is fetched again once, in a pass-through too.
 #[tokio::test]
 async fn an_expired_url_is_refreshed_in_a_pass_through() {
     let fixture = FullDisk::with_upstream(FakeUpstream::builder().signed_urls().start().await, LARGE).await;
@@ -249,7 +249,7 @@ async fn an_expired_url_is_refreshed_in_a_pass_through() {
     fixture.assert_recovery().await;
 }
 
-/// Promise 11: each pass-through is an upstream stream; beyond the limit the response is 503.
+/// DESIGN, promise 11: each pass-through is an upstream stream; beyond the limit the response is 503.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
     let fixture = FullDisk::with(LARGE).await;
@@ -277,7 +277,7 @@ async fn no_more_than_sixteen_clients_are_passed_through_at_one_time() {
     fixture.assert_recovery().await;
 }
 
-/// Promise 3: without a length, an HTTP/1.0 client cannot tell a part from the whole.
+/// DESIGN, promise 3: without a length, an HTTP/1.0 client cannot tell a part from the whole.
 #[tokio::test]
 async fn an_http_1_0_client_is_refused_a_pass_through_without_a_length() {
     let fixture = FullDisk::with(LARGE).await;
@@ -293,7 +293,7 @@ async fn an_http_1_0_client_is_refused_a_pass_through_without_a_length() {
     assert!(received.status == 200 && received.body == fixture.zip);
 }
 
-/// Promise 9: documents and archives are served although neither they nor first-seen records can be written.
+/// DESIGN, promise 9: documents and archives are served although neither they nor first-seen records can be written.
 #[tokio::test]
 async fn a_disk_without_a_free_byte_costs_no_document() {
     let upstream = FakeUpstream::start().await;
@@ -334,7 +334,7 @@ async fn a_store_that_fits_only_documents_reports_not_keeping() {
     assert!(is("ready").await);
 }
 
-/// Promise 9: larder starts and serves what is stored while nothing can be written, also after a kill.
+/// DESIGN, promise 9: larder starts and serves what is stored while nothing can be written, also after a kill.
 #[tokio::test]
 async fn a_larder_starts_although_not_a_byte_can_be_written() {
     for killed in [true, false] {

@@ -1,4 +1,4 @@
-//! Promises 1 and 14, against a registry that renames archives, signs with other keys, drops its signatures, or
+//! DESIGN, promises 1 and 14, against a registry that renames archives, signs with other keys, drops its signatures, or
 //! exploits a damaged first-seen record.
 
 use std::path::PathBuf;
@@ -93,7 +93,7 @@ fn truncate_file(file: &PathBuf) {
     std::fs::write(file, &bytes[..bytes.len() - 3]).unwrap();
 }
 
-/// Promise 14: the registry chooses file names, so no verdict depends on them, in any mode of `verification`.
+/// DESIGN, promise 14: the registry chooses file names, so no verdict depends on them, in any mode of `verification`.
 #[tokio::test]
 async fn a_renamed_archive_of_a_known_platform_is_a_change() {
     for (mode, is_signed) in [("signature", true), ("signature-if-keys", true), ("checksum", false)] {
@@ -129,7 +129,7 @@ async fn a_renamed_archive_of_a_known_platform_is_a_change() {
     }
 }
 
-/// Promise 14: sums without any line of the record are a change, also for a platform that was never requested.
+/// DESIGN, promise 14: sums without any line of the record are a change, also for a platform that was never requested.
 #[tokio::test]
 async fn sums_that_drop_every_known_line_are_a_change() {
     let upstream = upstream_with(edition(1).filename("one.zip").platform("linux_amd64")).await;
@@ -144,8 +144,8 @@ async fn sums_that_drop_every_known_line_are_a_change() {
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.2.0")]));
 }
 
-/// Promise 14: a new key may sign new versions, with an alarm that names both keys. It never vouches for other bytes of
-/// a version that was verified before.
+/// DESIGN, promise 14: a new key may sign new versions, with an alarm that names both keys. It never vouches for other
+/// bytes of a version that was verified before.
 #[tokio::test]
 async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
     let upstream = upstream_with(edition(1)).await;
@@ -174,7 +174,7 @@ async fn a_key_that_signed_a_new_version_vouches_for_no_older_one() {
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0"), ("new-key", "1.3.0")]));
 }
 
-/// Promise 14: re-signing the same bytes first does not entitle a key to sign other bytes.
+/// DESIGN, promise 14: re-signing the same bytes first does not entitle a key to sign other bytes.
 #[tokio::test]
 async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
     let upstream = upstream_with(edition(1)).await;
@@ -194,8 +194,8 @@ async fn a_key_that_re_signed_the_same_bytes_vouches_for_no_others() {
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
 }
 
-/// Promise 14: a key that the provider used before a version was first verified vouches for that version, with an
-/// alarm.
+/// DESIGN, promise 14: a key that the provider used before a version was first verified vouches for that version, with
+/// an alarm.
 #[tokio::test]
 async fn a_key_that_was_known_before_a_version_vouches_for_it() {
     let upstream = upstream_with(edition(1)).await;
@@ -211,8 +211,8 @@ async fn a_key_that_was_known_before_a_version_vouches_for_it() {
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.4.0"), ("new-key", "1.3.0")]));
 }
 
-/// Promise 14: `accept` of a provider admits the key for all versions; `accept` of a version admits it for that version
-/// only.
+/// DESIGN, promise 14: `accept` of a provider admits the key for all versions; `accept` of a version admits it for that
+/// version only.
 #[tokio::test]
 async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
     for of_all in [true, false] {
@@ -235,7 +235,7 @@ async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
     }
 }
 
-/// Promise 14: unsigned sets of a provider that was signed are refused until they are accepted.
+/// DESIGN, promise 14: unsigned sets of a provider that was signed are refused until they are accepted.
 #[tokio::test]
 async fn a_provider_that_was_signed_is_not_taken_unsigned() {
     let upstream = upstream_with(edition(1)).await;
@@ -259,7 +259,7 @@ async fn a_provider_that_was_signed_is_not_taken_unsigned() {
     installed_digest(&larder, "1.4.0").await.unwrap();
 }
 
-/// Promise 14: a damaged record does not lead to trust on first use.
+/// DESIGN, promise 14: a damaged record does not lead to trust on first use.
 #[tokio::test]
 async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
     for ending in ["/1.2.0.json", "/keys.json"] {
@@ -292,8 +292,8 @@ async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
     }
 }
 
-/// Promise 14: when a provider's key log is lost, the command that the alarm names ends the refusal. The key that signs
-/// the accepted version vouches for no older one.
+/// DESIGN, promise 14: when a provider's key log is lost, the command that the alarm names ends the refusal. The key
+/// that signs the accepted version vouches for no older one.
 #[tokio::test]
 async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_known() {
     for mode in ["signature", "checksum"] {
@@ -332,7 +332,8 @@ async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_k
     }
 }
 
-/// Promise 14: accepting a version whose record was damaged admits no key that was foreign to that version before.
+/// DESIGN, promise 14: accepting a version whose record was damaged admits no key that was foreign to that version
+/// before.
 #[tokio::test]
 async fn accept_of_a_damaged_version_makes_no_later_key_vouch_for_it() {
     let upstream = upstream_with(edition(1)).await;
@@ -352,7 +353,7 @@ async fn accept_of_a_damaged_version_makes_no_later_key_vouch_for_it() {
     assert!(raised_alarms(&larder).await.contains(&("waits-for-accept".to_owned(), "1.2.0".to_owned())));
 }
 
-/// Promise 11: first-seen records are limited, so a publisher of endless new versions cannot fill the disk.
+/// DESIGN, promise 11: first-seen records are limited, so a publisher of endless new versions cannot fill the disk.
 #[tokio::test]
 async fn the_number_of_first_seen_records_of_a_provider_is_limited() {
     let upstream = upstream_with(edition(1)).await;
@@ -409,7 +410,7 @@ async fn first_seen_records_of_an_older_store_are_carried_over() {
     );
     assert!(
         first_seen_files(&folder, "/1.1.0.json").is_empty(),
-        "a version that was only listed is no first-seen record"
+        "a version that was only listed has no first-seen record"
     );
 }
 

@@ -81,7 +81,7 @@ fn is_held(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
     larder.folder.blobs().iter().any(|blob| std::fs::read(blob).unwrap() == archive)
 }
 
-/// Promise 11: one record that the disk does not return delays only the requests for it.
+/// DESIGN, promise 11: one record that the disk does not return delays only the requests for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn eviction_and_purge_read_no_name_but_those_that_they_change() {
     let upstream = publishing().await;
@@ -95,7 +95,8 @@ async fn eviction_and_purge_read_no_name_but_those_that_they_change() {
     assert!(asleep.readers().is_none());
 }
 
-/// Promises 9 and 10: without its index larder serves at once; eviction and purge wait until the index is rebuilt.
+/// DESIGN, promises 9 and 10: without its index larder serves at once; eviction and purge wait until the index is
+/// rebuilt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwards() {
     let upstream = publishing().await;

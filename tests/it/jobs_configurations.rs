@@ -100,7 +100,7 @@ async fn the_requirements_of_a_configuration_are_warmed_and_served_without_upstr
     assert_eq!(sorted(&again), all("held"));
 }
 
-/// Section 3: a tar can be sent with `curl`.
+/// DESIGN 3: a tar can be sent with `curl`.
 #[tokio::test]
 async fn a_tar_of_configurations_is_the_same_order() {
     let fixture = shelf().await;

@@ -99,7 +99,8 @@ async fn job_events_are_the_whole_job_then_changes_then_the_end() {
     assert_eq!((head.header("content-type"), head.body.len()), ("text/event-stream", 0));
 }
 
-/// Promise 11: the events that one reader has not read are bounded by the size of the job, however long it runs.
+/// DESIGN, promise 11: the events that one reader has not read are bounded by the size of the job, however long it
+/// runs.
 #[tokio::test]
 async fn many_clients_may_follow_a_job_and_one_that_reads_nothing_delays_no_other() {
     let upstream = upstream_of(&["one", "two"]).await;

@@ -31,7 +31,7 @@ async fn install(larder: &Larder, name: &str) -> String {
     path
 }
 
-/// Promise 6 and section 4: a version that upstream dropped stays listed and installable, with `detail=gone`.
+/// DESIGN, promise 6 and section 4: a version that upstream dropped stays listed and installable, with `detail=gone`.
 #[tokio::test]
 async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
     let upstream = upstream_with_two_platforms().await;
@@ -53,7 +53,7 @@ async fn a_version_that_upstream_withdrew_stays_while_it_is_stored() {
     assert!(version.json()["archives"]["linux_amd64"]["url"].is_string());
 }
 
-/// Section 4: the whole provider is withdrawn, with 404 or with 410.
+/// DESIGN 4: the whole provider is withdrawn, with 404 or with 410.
 #[tokio::test]
 async fn a_provider_that_upstream_withdrew_stays_while_it_is_stored() {
     for status in [404, 410] {
@@ -75,7 +75,7 @@ async fn a_provider_that_upstream_withdrew_stays_while_it_is_stored() {
     }
 }
 
-/// Section 4: without `keep_gone` larder follows upstream's deletions.
+/// DESIGN 4: without `keep_gone` larder follows upstream's deletions.
 #[tokio::test]
 async fn without_keep_gone_what_upstream_deletes_is_gone() {
     let upstream = upstream_with_two_platforms().await;
@@ -129,7 +129,7 @@ async fn a_platform_that_was_absent_appears_once_its_404_is_no_longer_believed()
     assert_eq!(platforms().await, ["darwin_arm64", "linux_amd64"]);
 }
 
-/// Section 3: `keep_gone = false` also unlists versions that were preserved before it was set.
+/// DESIGN 3: `keep_gone = false` also unlists versions that were preserved before it was set.
 #[tokio::test]
 async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
     let upstream = upstream_with_two_platforms().await;
@@ -143,8 +143,8 @@ async fn dropped_versions_disappear_when_keep_gone_is_switched_off() {
     assert_eq!(larder.versions("null").await.expect(200).json()["versions"], serde_json::json!([]));
 }
 
-/// Promise 12: offline, stored packages are served however old, nothing is sent upstream, and errors name the missing
-/// package.
+/// DESIGN, promise 12: offline, stored packages are served however old, nothing is sent upstream, and errors name the
+/// missing package.
 #[tokio::test]
 async fn offline_serves_stored_packages_and_asks_no_upstream() {
     let upstream = upstream_with_two_platforms().await;
@@ -185,7 +185,7 @@ async fn offline_serves_stored_packages_and_asks_no_upstream() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// Section 4: offline, a listed version of which nothing is stored has no archives.
+/// DESIGN 4: offline, a listed version of which nothing is stored has no archives.
 #[tokio::test]
 async fn offline_a_listed_version_without_archives_has_none() {
     let upstream = upstream_with_two_platforms().await;
@@ -196,7 +196,7 @@ async fn offline_a_listed_version_without_archives_has_none() {
     assert_eq!(larder.get(VERSION_JSON).await.expect(200).body, b"{\"archives\":{}}");
 }
 
-/// Promise 13: the other registry has other bytes for the same version.
+/// DESIGN, promise 13: the other registry has other bytes for the same version.
 #[tokio::test]
 async fn two_registries_never_mix() {
     let (terraform, opentofu) = (FakeUpstream::start().await, FakeUpstream::start().await);
@@ -220,7 +220,7 @@ async fn two_registries_never_mix() {
     assert_eq!((terraform.count_of(Target::Archive), opentofu.count_of(Target::Archive)), (1, 1));
 }
 
-/// Promise 4: a restart loses nothing: documents, archives, SHA256SUMS and its signature, the h1 hash.
+/// DESIGN, promise 4: a restart loses nothing: documents, archives, SHA256SUMS and its signature, the h1 hash.
 #[tokio::test]
 async fn a_restart_keeps_everything() {
     let upstream = upstream_with_two_platforms().await;
@@ -246,7 +246,7 @@ async fn a_restart_keeps_everything() {
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
 
-/// Section 4: a rendered response is renewed when its contents change, with any size of the memory cache.
+/// DESIGN 4: a rendered response is renewed when its contents change, with any size of the memory cache.
 #[tokio::test]
 async fn the_h1_appears_in_an_answer_that_was_rendered_before() {
     for memory in ["64MiB", "1KiB", "0B"] {
@@ -283,7 +283,7 @@ async fn a_clock_that_was_set_back_makes_nothing_fresh_for_ever() {
     larder.get(&archive).await.expect(200);
 }
 
-/// Promise 2: while only the previous set's archive is stored, that whole set is served, also after its 24 h.
+/// DESIGN, promise 2: while only the previous set's archive is stored, that whole set is served, also after its 24 h.
 #[tokio::test]
 async fn a_replaced_set_whose_archive_alone_is_stored_answers_whole_while_upstream_is_down() {
     let mut upstream = FakeUpstream::start().await;
@@ -304,7 +304,7 @@ async fn a_replaced_set_whose_archive_alone_is_stored_answers_whole_while_upstre
     }
 }
 
-/// Promise 6: a platform that was never fetched, with an unconventional file name, does not hide a stored one.
+/// DESIGN, promise 6: a platform that was never fetched, with an unconventional file name, does not hide a stored one.
 #[tokio::test]
 async fn an_unknown_platform_hides_no_known_one_when_the_upstream_is_gone() {
     let mut upstream = FakeUpstream::start().await;
@@ -319,7 +319,7 @@ async fn an_unknown_platform_hides_no_known_one_when_the_upstream_is_gone() {
     assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);
 }
 
-/// Promise 12: offline, one damaged package record does not hide a platform whose archive is stored.
+/// DESIGN, promise 12: offline, one damaged package record does not hide a platform whose archive is stored.
 #[tokio::test]
 async fn a_damaged_name_hides_nothing_that_is_stored() {
     let upstream = upstream_with_two_platforms().await;

@@ -19,7 +19,7 @@ use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 const LARGE: usize = 3_000_000;
 
-/// Section 3: SIGTERM refuses new connections and lets downloads in flight finish.
+/// DESIGN 3: SIGTERM refuses new connections and lets downloads in flight finish.
 #[tokio::test]
 async fn sigterm_lets_a_running_download_finish_and_refuses_new_connections() {
     let upstream = FakeUpstream::start().await;
@@ -57,8 +57,8 @@ async fn sigterm_without_downloads_exits_at_once_despite_open_connections() {
     larder.terminate_at_once().await;
 }
 
-/// Promise 8: documents contain signed URLs, so only larder's own user may read the store, whatever mode its folder was
-/// in.
+/// DESIGN, promise 8: documents contain signed URLs, so only larder's own user may read the store, whatever mode its
+/// folder was in.
 #[tokio::test]
 async fn the_store_is_private_whatever_it_was() {
     let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
@@ -69,7 +69,7 @@ async fn the_store_is_private_whatever_it_was() {
     assert_eq!(v1.metadata().unwrap().permissions().mode() & 0o777, 0o700);
 }
 
-/// Section 3: on both listeners. Ready means that the store is usable, whatever the upstreams do.
+/// DESIGN 3: on both listeners. Ready means that the store is usable, whatever the upstreams do.
 #[tokio::test]
 async fn readiness_follows_the_store_and_not_the_upstreams() {
     let mut upstream = FakeUpstream::start().await;
@@ -89,7 +89,7 @@ async fn readiness_follows_the_store_and_not_the_upstreams() {
     larder.get("/readyz").await.expect(200);
 }
 
-/// Section 3: all problems are reported together, each with its line.
+/// DESIGN 3: all problems are reported together, each with its line.
 #[tokio::test]
 async fn all_problems_of_a_bad_configuration_are_reported_at_once_with_their_lines() {
     let folder = Folder::new();
@@ -114,7 +114,7 @@ async fn a_configuration_that_is_named_and_absent_is_an_error() {
     assert!(err.contains("nowhere.toml: the configuration cannot be read"), "{err}");
 }
 
-/// Section 3: without any settings for them, both registries are mirrored, and the CLI configuration is printed.
+/// DESIGN 3: without any settings for them, both registries are mirrored, and the CLI configuration is printed.
 #[tokio::test]
 async fn serve_prints_its_address_and_the_client_configuration() {
     let home = Folder::new();
@@ -137,7 +137,7 @@ async fn serve_prints_its_address_and_the_client_configuration() {
     drop(child);
 }
 
-/// Section 3: the working directory is never searched.
+/// DESIGN 3: the working directory is never searched.
 #[tokio::test]
 async fn a_configuration_in_the_working_directory_is_not_read() {
     let home = Folder::new();
@@ -171,7 +171,7 @@ pub(crate) fn der(pem: &str) -> Vec<u8> {
     CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec()
 }
 
-/// Section 3: PEM files are reloaded when they change.
+/// DESIGN 3: PEM files are reloaded when they change.
 #[tokio::test]
 async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_break() {
     let upstream = FakeUpstream::start().await;
@@ -205,7 +205,7 @@ async fn a_certificate_is_taken_over_when_its_files_change_and_kept_when_they_br
         .await;
 }
 
-/// Promise 8: one log line per request, without anything that could be a secret.
+/// DESIGN, promise 8: one log line per request, without anything that could be a secret.
 #[tokio::test]
 async fn a_request_is_logged_with_its_route_outcome_bytes_and_time_but_not_its_query() {
     let upstream = FakeUpstream::start().await;
@@ -245,7 +245,7 @@ async fn no_query_reaches_the_log_although_the_upstream_signs_its_urls() {
     assert!(!answer.text().contains("sig="), "{}", answer.text());
 }
 
-/// Promise 8: with a credential, and reachable from other machines, larder refuses to start.
+/// DESIGN, promise 8: with a credential, and reachable from other machines, larder refuses to start.
 #[tokio::test]
 async fn credentials_and_a_listener_off_loopback_need_clients_or_open() {
     let folder = Folder::new();
@@ -284,7 +284,7 @@ async fn credentials_and_a_listener_off_loopback_need_clients_or_open() {
     assert_eq!(started.unwrap_or_else(|said| panic!("{said:?}")).terminate().await, Some(0));
 }
 
-/// Promise 8: even at log level `trace`.
+/// DESIGN, promise 8: even at log level `trace`.
 #[tokio::test]
 async fn no_secret_reaches_the_log_at_level_trace() {
     let upstream = FakeUpstream::builder().token("s3cret-t0ken").signed_urls().start().await;
@@ -323,7 +323,7 @@ async fn a_port_that_is_taken_is_named_with_its_section() {
     }
 }
 
-/// Promise 6: a log that cannot be written loses its lines only.
+/// DESIGN, promise 6: a log that cannot be written loses its lines only.
 #[tokio::test]
 async fn a_log_that_cannot_be_written_costs_no_answer() {
     let upstream = FakeUpstream::start().await;

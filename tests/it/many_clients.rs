@@ -63,7 +63,7 @@ async fn nothing_is_filling(larder: &Larder) {
     until("no download is under way", async || larder.metric("larder_fills_under_way").await == 0.0).await;
 }
 
-/// Promise 4: clients that come before, in the middle of and after a download share it from its first byte.
+/// DESIGN, promise 4: clients that come before, in the middle of and after a download share it from its first byte.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_cold_archive_cause_one_download() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
@@ -88,7 +88,7 @@ async fn a_hundred_clients_of_a_cold_archive_cause_one_download() {
     assert_eq!(larder.folder.blobs().len(), 1);
 }
 
-/// Promise 4: the same for small archives and every document, however the requests fall beside one another.
+/// DESIGN, promise 4: the same for small archives and every document, however the requests fall beside one another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_anything_cold_cause_one_request() {
     for _ in 0..5 {
@@ -110,7 +110,7 @@ async fn a_hundred_clients_of_anything_cold_cause_one_request() {
     }
 }
 
-/// Promise 4: what upstream answers late is still one request for all who wait.
+/// DESIGN, promise 4: what upstream answers late is still one request for all who wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_slow_list_or_an_absent_one_cause_one_request() {
     let (upstream, _) = publishing(10).await;
@@ -133,7 +133,7 @@ async fn a_hundred_clients_of_a_slow_list_or_an_absent_one_cause_one_request() {
     }
 }
 
-/// Promise 4: stale documents are revalidated once for all who ask.
+/// DESIGN, promise 4: stale documents are revalidated once for all who ask.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
     let (upstream, _) = publishing(10).await;
@@ -152,7 +152,7 @@ async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
     }
 }
 
-/// Promise 4: a client that leaves cancels nothing, also when it is the only one.
+/// DESIGN, promise 4: a client that leaves cancels nothing, also when it is the only one.
 #[tokio::test]
 async fn a_client_that_leaves_cancels_nothing() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
@@ -170,7 +170,7 @@ async fn a_client_that_leaves_cancels_nothing() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// Promise 4: the same before anything has arrived, and for documents.
+/// DESIGN, promise 4: the same before anything has arrived, and for documents.
 #[tokio::test]
 async fn a_client_that_leaves_before_the_first_byte_cancels_nothing() {
     let (upstream, bytes) = publishing(100_000).await;
@@ -244,7 +244,7 @@ async fn head_and_get_share_one_fetch() {
     }
 }
 
-/// Promise 4: a HEAD alone fetches, so that the GET after it finds the archive.
+/// DESIGN, promise 4: a HEAD alone fetches, so that the GET after it finds the archive.
 #[tokio::test]
 async fn a_head_fills_for_the_get_after_it() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
@@ -256,7 +256,7 @@ async fn a_head_fills_for_the_get_after_it() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// Promise 4: a finished fetch is never repeated, also after a restart.
+/// DESIGN, promise 4: a finished fetch is never repeated, also after a restart.
 #[tokio::test]
 async fn a_finished_fetch_is_never_repeated() {
     let (upstream, bytes) = publishing(ARCHIVE_BYTES).await;
@@ -310,7 +310,7 @@ async fn fills_that_evict_each_other_serve_everybody() {
     .await;
 }
 
-/// Promise 4: a dozen real clients on a cold store fetch every file once, and lock the same.
+/// DESIGN, promise 4: a dozen real clients on a cold store fetch every file once, and lock the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_dozen_inits_at_once_fetch_every_file_once() {
     let Some(client) = Terraform::find() else { return };
@@ -341,8 +341,8 @@ async fn a_dozen_inits_at_once_fetch_every_file_once() {
     assert!(requests.values().all(|times| *times == 1), "{requests:?}");
 }
 
-/// Promise 4: the URLs of `VERSION.json` are named by convention from another platform's sums; the set they need is
-/// asked once for all who come with one.
+/// DESIGN, promise 4: the URLs of `VERSION.json` are named by convention from another platform's sums; the set they
+/// need is asked once for all who come with one.
 #[tokio::test]
 async fn a_hundred_clients_of_a_mirrored_archive_ask_for_its_set_once() {
     let upstream = FakeUpstream::start().await;

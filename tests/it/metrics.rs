@@ -452,7 +452,7 @@ fn hostile(random: &mut StdRng, client: &reqwest::Client, larder: &Larder, archi
     }
 }
 
-/// Promise 11: nothing that an outsider sends makes a label.
+/// DESIGN, promise 11: nothing that an outsider sends makes a label.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_thousand_hostile_requests_make_not_one_more_series() {
     let upstream = FakeUpstream::start().await;

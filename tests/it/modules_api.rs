@@ -144,7 +144,7 @@ async fn only_the_urls_of_further_pages_change() {
     assert!(through.contains("1.50E+2") && through.contains("1.10e+300") && through.contains("/images/logo.png"));
 }
 
-/// Done when 4: pages through to the end, forwards and back, and never past larder; with a public URL too.
+/// Pages through to the end, forwards and back, and never past larder; with a public URL too.
 #[tokio::test]
 async fn a_list_is_paged_through_to_its_end_and_back() {
     for server in ["", "public_url = \"http://mirror.example/tf/\""] {
@@ -217,7 +217,7 @@ async fn the_latest_versions_download_is_a_redirect_to_our_own_url_of_it() {
     );
 }
 
-/// Section 3: tools that skip discovery, under a name that was taken over.
+/// DESIGN 3: tools that skip discovery, under a name that was taken over.
 #[tokio::test]
 async fn a_taken_over_name_has_the_api_at_the_registrys_own_paths() {
     let upstream = listing().await;
@@ -325,7 +325,7 @@ async fn upstream_failures_have_the_statuses_of_the_table() {
     }
 }
 
-/// Section 4: a search without `q` is upstream's own 4xx, and not remembered; what no parameter can be is ours.
+/// DESIGN 4: a search without `q` is upstream's own 4xx, and not remembered; what no parameter can be is ours.
 #[tokio::test]
 async fn a_search_without_words_is_what_upstream_says_of_it() {
     let upstream = listing().await;
@@ -390,7 +390,7 @@ async fn varied_queries_leave_no_more_pages_than_may_be() {
     until("only so many pages are left", async || larder.folder.files(&pages).len() <= 8).await;
 }
 
-/// Section 5: pages never cost a small store its archives.
+/// DESIGN 5: pages never cost a small store its archives.
 #[tokio::test]
 async fn pages_have_an_eighth_of_a_small_store() {
     let upstream = listing().await;
@@ -501,7 +501,7 @@ async fn a_sealed_mirror_answers_from_what_it_has_and_says_so() {
     assert!(page.get("warnings").is_none(), "{page}");
 }
 
-/// Section 9's larder behind a larder: pages are led back at each.
+/// DESIGN 9's larder behind a larder: pages are led back at each.
 #[tokio::test]
 async fn pages_come_through_two_larders() {
     let upstream = listing().await;

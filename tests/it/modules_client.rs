@@ -35,7 +35,7 @@ async fn the_test_registry_works_with_the_real_client_directly() {
     assert!(installed(&direct).len() >= forms.len(), "{:?}", installed(&direct));
 }
 
-/// Done when 1, in a namespace where the names of public forges lead to the test's own servers; without those names where
+/// In a namespace where the names of public forges lead to the test's own servers; without those names where
 /// there can be no such namespace.
 #[tokio::test]
 async fn every_form_of_a_module_installs_as_it_does_directly_and_again_without_any_upstream() {

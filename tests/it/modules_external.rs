@@ -86,7 +86,7 @@ async fn a_source_that_was_refused_is_asked_for_again() {
     fetch(larder.base(), "one").await;
 }
 
-/// Promise 12: a sealed client is not sent out.
+/// DESIGN, promise 12: a sealed client is not sent out.
 #[tokio::test]
 async fn a_sealed_larder_sends_nobody_out() {
     let fixture = ModuleFixture::start().await;

@@ -13,7 +13,7 @@ fn plain_path(name: &str) -> String {
     format!("/archive/{HOST}/modules/acme/{name}/test/1.0.0/module.tar.gz")
 }
 
-/// Promise 4: who leaves cancels nothing.
+/// DESIGN, promise 4: who leaves cancels nothing.
 #[tokio::test]
 async fn a_client_that_leaves_cancels_nothing() {
     let fixture = ModuleFixture::start().await;
@@ -31,7 +31,8 @@ async fn a_client_that_leaves_cancels_nothing() {
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
-/// Promise 4: a download that breaks is resumed where its server can say that the bytes are the same, else begun again.
+/// DESIGN, promise 4: a download that breaks is resumed where its server can say that the bytes are the same, else
+/// begun again.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_or_restarted() {
     for (faults, resumes) in [
@@ -72,7 +73,7 @@ async fn a_download_that_changes_while_it_is_resumed_is_never_mixed() {
     assert!(unpacked(&archive)["noise"] == noise(2, 100_000));
 }
 
-/// Section 4: a slow archive host.
+/// DESIGN 4: a slow archive host.
 #[tokio::test]
 async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
     let fixture = ModuleFixture::of_one().await;
@@ -87,8 +88,8 @@ async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
     assert!(larder.folder.staged().is_empty());
 }
 
-/// Promise 11 and section 4: whatever the location of a module leads to, who is silent about it, or drips, is given up, and
-/// keeps no place among the documents of its registry.
+/// DESIGN, promise 11 and section 4: whatever the location of a module leads to, who is silent about it, or drips, is
+/// given up, and keeps no place among the documents of its registry.
 #[tokio::test]
 async fn a_page_or_a_list_of_checksums_that_does_not_come_is_given_up_and_keeps_no_place() {
     let fixture = ModuleFixture::of_one().await;
@@ -219,7 +220,7 @@ async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
     assert_eq!(place.subdir.as_deref(), Some("modules/x"));
 }
 
-/// Section 4: a digest that nothing lists.
+/// DESIGN 4: a digest that nothing lists.
 #[tokio::test]
 async fn a_digest_that_no_archive_has_is_asked_for_once_and_not_found() {
     let fixture = ModuleFixture::of_one().await;

@@ -102,7 +102,7 @@ async fn a_commit_id_is_fetched_from_a_server_without_filter_too() {
     assert!(fetch(with_filter.base(), "one").await == here);
 }
 
-/// Promise 8: a `[[credential]]` for the upstreams that it lists, and for no other.
+/// DESIGN, promise 8: a `[[credential]]` for the upstreams that it lists, and for no other.
 #[tokio::test]
 async fn a_git_server_that_wants_a_credential_gets_the_one_that_is_for_it() {
     let Some(fixture) = ModuleScene::start(None).await else { return };

@@ -1,5 +1,5 @@
-//! Promise 7 for modules: whatever a repository, a page or a redirect names is judged as the location itself is, over
-//! https and over ssh. The scene's servers are named in the configuration; nothing else of this machine is.
+//! DESIGN, promise 7 for modules: whatever a repository, a page or a redirect names is judged as the location itself
+//! is, over https and over ssh. The scene's servers are named in the configuration; nothing else of this machine is.
 
 use crate::support::git::{Repository, Sshd};
 use crate::support::git_module_fixture::{Form, ModuleScene, download_path, fetch};
@@ -79,7 +79,7 @@ async fn configured_git_hosts_are_fetched_over_https_and_ssh() {
     assert!(fetch(guarded.larder.base(), "https").await.1 == fetch(guarded.larder.base(), "ssh").await.1);
 }
 
-/// Done when 6.
+///
 #[tokio::test]
 async fn a_location_a_submodule_and_a_redirect_to_a_private_address_are_refused() {
     let Some(guarded) = Guarded::start().await else { return };

@@ -246,7 +246,7 @@ async fn pass_on(mut stream: TcpStream, larder: Arc<str>, tampers: bool) {
     let _ = stream.shutdown().await;
 }
 
-/// Done when 5 and promise 4.
+/// Done when 5 and DESIGN, promise 4.
 #[tokio::test]
 async fn fifty_clients_of_a_cold_module_cause_one_fetch_of_each_repository() {
     let Some(fixture) = scene_at("v1.0.0").await else { return };

@@ -26,7 +26,7 @@ fn start(fixture: &ModuleFixture, folder: &Folder) -> Process {
     Process::start(&builder(fixture, folder), folder.path())
 }
 
-/// Promise 4: resumed also after a restart, where the server gave a validator; else begun again.
+/// DESIGN, promise 4: resumed also after a restart, where the server gave a validator; else begun again.
 #[tokio::test]
 async fn a_download_of_a_module_is_resumed_after_a_kill() {
     for has_validators in [true, false] {
@@ -57,7 +57,8 @@ async fn a_download_of_a_module_is_resumed_after_a_kill() {
     }
 }
 
-/// Promise 9: seen, then the blob, then its name: whatever of that is there after a kill, the next request has all.
+/// DESIGN, promise 9: seen, then the blob, then its name: whatever of that is there after a kill, the next request has
+/// all.
 #[tokio::test]
 async fn a_commit_that_a_kill_interrupted_is_completed() {
     let (fixture, folder) = large().await;

@@ -21,7 +21,7 @@ fn list_path(name: &str) -> String {
     format!("/registry/{HOST}/v1/modules/acme/{name}/test/versions")
 }
 
-/// Promise 6: the registry down, the archive host down, both; before and after a restart.
+/// DESIGN, promise 6: the registry down, the archive host down, both; before and after a restart.
 #[tokio::test]
 async fn a_stored_module_is_served_while_every_upstream_is_down() {
     let mut fixture = ModuleFixture::of_one().await;
@@ -39,7 +39,7 @@ async fn a_stored_module_is_served_while_every_upstream_is_down() {
     assert!(larder.get(&list_path("one")).await.expect(200).body == list);
 }
 
-/// Section 4: trouble is never disguised, and nothing of it is remembered.
+/// DESIGN 4: trouble is never disguised, and nothing of it is remembered.
 #[tokio::test]
 async fn a_cold_module_fails_with_its_cause_and_heals_at_once() {
     let mut fixture = ModuleFixture::of_one().await;
@@ -71,7 +71,7 @@ async fn a_cold_module_fails_with_its_cause_and_heals_at_once() {
     assert_eq!((larder.folder.blobs().len(), larder.folder.staged().len()), (1, 0));
 }
 
-/// Section 4: 404 and 410.
+/// DESIGN 4: 404 and 410.
 #[tokio::test]
 async fn a_module_that_upstream_deleted_stays_where_gone_things_are_kept() {
     for status in [404, 410] {
@@ -111,7 +111,7 @@ async fn a_version_of_a_module_that_upstream_dropped_stays_listed() {
     assert_eq!(status(&larder).await["alarms"][0]["kind"], "dropped");
 }
 
-/// Promise 12.
+/// DESIGN, promise 12.
 #[tokio::test]
 async fn offline_stored_packages_are_served_at_any_age_and_others_are_named() {
     let fixture = ModuleFixture::of_one().await;
@@ -179,7 +179,7 @@ async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stay
     assert_eq!(larder.metric("larder_evictions_total").await, 2.0);
 }
 
-/// Promise 13.
+/// DESIGN, promise 13.
 #[tokio::test]
 async fn the_same_module_of_two_registries_never_mixes() {
     let (here, there) = (ModuleFixture::of_one().await, FakeUpstream::start().await);
@@ -254,7 +254,7 @@ fn flip(path: &std::path::Path) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Promise 10: whatever its size, and whether the damage is found by a request or by `verify`.
+/// DESIGN, promise 10: whatever its size, and whether the damage is found by a request or by `verify`.
 #[tokio::test]
 async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
     for size in [1000, 2_000_000] {
@@ -281,7 +281,8 @@ async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
     }
 }
 
-/// Promise 10: a name or a sighting that was damaged costs a fetch at most, and never the pin of the first tree.
+/// DESIGN, promise 10: a name or a sighting that was damaged costs a fetch at most, and never the pin of the first
+/// tree.
 #[tokio::test]
 async fn a_damaged_name_or_first_seen_record_heals_and_the_first_tree_stays() {
     for subject in ["names", "seen"] {

@@ -62,7 +62,7 @@ async fn spellings_of_a_name_are_one_list_only_where_fold_case_says_so() {
     }
 }
 
-/// Section 4: a new version shows up once the fresh time is over, by a conditional request.
+/// DESIGN 4: a new version shows up once the fresh time is over, by a conditional request.
 #[tokio::test]
 async fn a_list_is_fresh_for_five_minutes_and_is_asked_about_then() {
     let upstream = listing(&["1.0.0"]).await;
@@ -132,7 +132,7 @@ async fn a_module_that_is_not_there_is_404_and_asked_for_again_after_a_while() {
     larder.get(&ours("Acme/vpc/aws")).await.expect(404);
 }
 
-/// Promise 4: one request upstream, however many ask, in whatever spelling.
+/// DESIGN, promise 4: one request upstream, however many ask, in whatever spelling.
 #[tokio::test]
 async fn many_who_ask_for_a_cold_list_cause_one_request() {
     let upstream = listing(&["1.0.0"]).await;

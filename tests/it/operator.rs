@@ -23,7 +23,7 @@ async fn check_says_that_a_configuration_is_good() {
     assert_eq!(output["problems"], Value::Array(vec![]));
 }
 
-/// Section 3: every problem at once, with its line.
+/// DESIGN 3: every problem at once, with its line.
 #[tokio::test]
 async fn check_reports_every_problem_of_a_bad_configuration() {
     let mut setup = CommandSetup::new(&FakeUpstream::start().await);
@@ -45,7 +45,7 @@ async fn check_reports_every_problem_of_a_bad_configuration() {
     }
 }
 
-/// Promise 8: what `serve` would refuse is a problem too.
+/// DESIGN, promise 8: what `serve` would refuse is a problem too.
 #[tokio::test]
 async fn check_reports_everything_that_serve_would_refuse() {
     let mut setup = CommandSetup::new(&FakeUpstream::start().await);
@@ -177,7 +177,7 @@ async fn status_shows_alarms_that_a_person_must_resolve() {
     std::fs::rename(&away, &there).unwrap();
 }
 
-/// Section 3: the commands find the token where it was made, or where it is configured.
+/// DESIGN 3: the commands find the token where it was made, or where it is configured.
 #[tokio::test]
 async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
     let upstream = FakeUpstream::start().await;
@@ -191,7 +191,7 @@ async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
     }
 }
 
-/// Section 3: commands open the store themselves where none runs, and then leave it in good order.
+/// DESIGN 3: commands open the store themselves where none runs, and then leave it in good order.
 #[tokio::test]
 async fn a_command_that_cannot_have_the_store_says_who_has_it() {
     let upstream = FakeUpstream::start().await;
@@ -205,7 +205,7 @@ async fn a_command_that_cannot_have_the_store_says_who_has_it() {
     assert!(output.err.contains("is in use") && output.err.contains("--admin-listen"), "{output:?}");
 }
 
-/// Section 3: requests with an Origin, or on loopback with a foreign Host, are refused.
+/// DESIGN 3: requests with an Origin, or on loopback with a foreign Host, are refused.
 #[tokio::test]
 async fn the_admin_listener_refuses_web_pages_and_foreign_names() {
     let larder = Larder::mirroring(&FakeUpstream::start().await).start().await;
@@ -224,7 +224,7 @@ async fn the_admin_listener_refuses_web_pages_and_foreign_names() {
     }
 }
 
-/// Section 3: reading needs the token as soon as the listener is not on loopback; probes are for all.
+/// DESIGN 3: reading needs the token as soon as the listener is not on loopback; probes are for all.
 #[tokio::test]
 async fn off_loopback_the_admin_listener_wants_its_token() {
     let upstream = FakeUpstream::start().await;

@@ -15,8 +15,8 @@ async fn installs(larder: &Larder, upstream: &FakeUpstream) {
     assert_eq!(archive.body, upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
 }
 
-/// Section 3, `addresses`: where the registry's own name leads to larder, the real one is still found; its
-/// certificate is that of the name.
+/// DESIGN 3, `addresses`: where the registry's own name leads to larder, the real one is still found; its certificate
+/// is that of the name.
 #[tokio::test]
 async fn a_taken_over_registry_is_reached_at_its_address_by_its_name() {
     let ca = TestCa::new();

@@ -32,7 +32,7 @@ fn files(upstream: &FakeUpstream) -> [Vec<u8>; 2] {
     [upstream.sums_bytes("acme", "null", "1.2.0"), upstream.signature_bytes("acme", "null", "1.2.0")]
 }
 
-/// Promises 2 and 5.
+/// DESIGN, promises 2 and 5.
 #[tokio::test]
 async fn all_platforms_of_a_version_name_one_sums_and_one_signature() {
     let upstream = FakeUpstream::start().await;
@@ -79,7 +79,7 @@ async fn urls_that_name_the_platform_continue_answering() {
     }
 }
 
-/// Promise 2: while it is some platform's current set, or for a day after it was the previous one.
+/// DESIGN, promise 2: while it is some platform's current set, or for a day after it was the previous one.
 #[tokio::test]
 async fn whichever_stored_set_holds_the_digest_answers_current_or_previous() {
     let upstream = FakeUpstream::start().await;
@@ -141,7 +141,7 @@ async fn a_digest_in_no_stored_proof_set_is_asked_of_upstream() {
     assert!(text.contains(&upstream.origin()) && text.contains("acme/null"), "{text}");
 }
 
-/// Promise 12.
+/// DESIGN, promise 12.
 #[tokio::test]
 async fn offline_stored_sums_are_served_and_others_are_noted_as_missing() {
     let upstream = FakeUpstream::start().await;

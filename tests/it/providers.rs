@@ -53,7 +53,7 @@ async fn expect_everything(larder: &Larder, upstream: &FakeUpstream, case: &str)
     }
 }
 
-/// Promise 5: of the download document only the three URLs change.
+/// DESIGN, promise 5: of the download document only the three URLs change.
 #[tokio::test]
 async fn only_the_three_urls_of_a_download_document_change() {
     let upstream = FakeUpstream::start().await;
@@ -70,7 +70,7 @@ async fn only_the_three_urls_of_a_download_document_change() {
     }
 }
 
-/// Promise 2: the URLs carry the digest of the very file they name.
+/// DESIGN, promise 2: the URLs carry the digest of the very file they name.
 #[tokio::test]
 async fn each_url_carries_the_digest_of_its_own_file() {
     let upstream = FakeUpstream::start().await;
@@ -95,7 +95,7 @@ async fn each_url_carries_the_digest_of_its_own_file() {
     assert_eq!(upstream.count_of(Target::Archive), 0);
 }
 
-/// Promise 5: archives, SHA256SUMS and signatures are byte-identical to upstream's.
+/// DESIGN, promise 5: archives, SHA256SUMS and signatures are byte-identical to upstream's.
 #[tokio::test]
 async fn archive_sums_and_signature_are_byte_identical_when_cold_and_when_stored() {
     let upstream = FakeUpstream::start().await;
@@ -176,7 +176,7 @@ async fn relative_urls_in_a_redirected_document_resolve_against_where_it_is() {
     expect_everything(&larder, &upstream, "relative").await;
 }
 
-/// Promise 7: redirects are followed inside, never handed to the client.
+/// DESIGN, promise 7: redirects are followed inside, never handed to the client.
 #[tokio::test]
 async fn redirects_of_every_kind_are_followed_inside_for_every_document_and_file() {
     for status in [301, 302, 303, 307, 308] {
@@ -204,7 +204,7 @@ async fn files_on_another_origin_behind_redirects_come_through_whole() {
     }
 }
 
-/// Promise 13, and DESIGN 3: HOST is one key, so one upstream request.
+/// DESIGN, promise 13, and DESIGN 3: HOST is one key, so one upstream request.
 #[tokio::test]
 async fn every_spelling_of_a_host_is_one_key_and_one_upstream_request() {
     let upstream = FakeUpstream::start().await;
@@ -244,7 +244,7 @@ async fn every_spelling_of_a_host_is_one_key_and_one_upstream_request() {
     larder.get("/registry/registry.example:8443/v1/providers/acme/null/versions").await.expect(421);
 }
 
-/// Promise 13: two registries never mix.
+/// DESIGN, promise 13: two registries never mix.
 #[tokio::test]
 async fn the_same_version_of_two_registries_keeps_its_own_bytes() {
     let (first, second) = (FakeUpstream::start().await, FakeUpstream::start().await);
@@ -262,7 +262,7 @@ async fn the_same_version_of_two_registries_keeps_its_own_bytes() {
     }
 }
 
-/// Promise 7: only configured upstreams are asked.
+/// DESIGN, promise 7: only configured upstreams are asked.
 #[tokio::test]
 async fn a_host_that_is_not_configured_is_reported_with_the_reason() {
     let upstream = FakeUpstream::start().await;
@@ -447,7 +447,7 @@ async fn the_urls_of_a_document_work_at_a_larder_that_never_saw_it() {
     }
 }
 
-/// Promise 8: a client's credentials go nowhere.
+/// DESIGN, promise 8: a client's credentials go nowhere.
 #[tokio::test]
 async fn the_clients_own_credentials_go_nowhere() {
     let upstream = FakeUpstream::builder().releases_elsewhere().start().await;
@@ -466,7 +466,8 @@ async fn the_clients_own_credentials_go_nowhere() {
     }
 }
 
-/// Promise 8: an upstream's credentials go to its own origin, never to one that a document or a redirect leads to.
+/// DESIGN, promise 8: an upstream's credentials go to its own origin, never to one that a document or a redirect leads
+/// to.
 #[tokio::test]
 async fn the_upstreams_token_goes_to_the_registry_and_not_to_the_origin_of_the_files() {
     let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(302).token("t0ken").start().await;
@@ -495,7 +496,7 @@ async fn the_upstreams_token_goes_to_the_registry_and_not_to_the_origin_of_the_f
     }
 }
 
-/// Promise 8: the same, request by request, for a plain installation.
+/// DESIGN, promise 8: the same, request by request, for a plain installation.
 #[tokio::test]
 async fn the_token_is_on_every_request_to_the_registry_and_on_no_other() {
     let upstream = FakeUpstream::builder().releases_elsewhere().redirected_urls(307).token("t0ken").start().await;

@@ -37,7 +37,7 @@ fn overridden(larder: &Larder) -> String {
     host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/")
 }
 
-/// Done when 1 and 2, and the acceptance test of the design (section 8).
+/// The acceptance test of DESIGN 8.
 #[tokio::test]
 async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
     let Some(client) = Terraform::find() else { return };
@@ -158,7 +158,7 @@ async fn providers_lock_and_providers_mirror_work_through_an_override() {
     assert_eq!(std::fs::read(zip).unwrap(), upstream.archive_bytes("acme", "null", "1.2.0", "linux_arm64"));
 }
 
-/// Done when 6: a larder whose upstream is another larder.
+/// A larder whose upstream is another larder.
 #[tokio::test]
 async fn a_larder_behind_a_larder_gives_the_same_lock_file() {
     let Some(client) = Terraform::find() else { return };

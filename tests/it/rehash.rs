@@ -93,7 +93,8 @@ async fn verify_finds_damaged_archives_and_fetches_them_again() {
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// Promise 10: an archive that a name lists and that is not there, and records that do not match their checksums.
+/// DESIGN, promise 10: an archive that a name lists and that is not there, and records that do not match their
+/// checksums.
 #[tokio::test]
 async fn verify_finds_missing_archives_and_damaged_records() {
     let upstream = upstream_with_both().await;
@@ -204,7 +205,7 @@ async fn a_verify_whose_client_leaves_ends() {
     until("nobody verifies", async || asking(&larder).send().await.unwrap().status() == 200).await;
 }
 
-/// Section 3: progress and the result on the command line, with a running larder and without.
+/// DESIGN 3: progress and the result on the command line, with a running larder and without.
 #[tokio::test]
 async fn the_verify_command_reports_damage_and_exits_with_3() {
     let upstream = upstream_with_both().await;
@@ -268,7 +269,7 @@ async fn verify_fetches_again_by_the_configuration_of_the_moment() {
     assert_eq!((upstream.count_of(Target::Archive), shown(Target::Archive)), (2, 1));
 }
 
-/// Section 5: the interval scrub, whose due times survive a restart.
+/// DESIGN 5: the interval scrub, whose due times survive a restart.
 #[tokio::test]
 async fn the_scrub_finds_damage_when_it_is_due() {
     let upstream = upstream_with_both().await;

@@ -90,7 +90,7 @@ async fn a_smaller_store_evicts_at_once() {
     assert_eq!(status["max_size_bytes"], 1 << 20);
 }
 
-/// Promise 8.
+/// DESIGN, promise 8.
 #[tokio::test]
 async fn the_clients_that_may_ask_are_those_of_the_new_configuration() {
     let upstream = publishing(&["null"], 10_000).await;
@@ -121,7 +121,7 @@ async fn where_clients_find_larder_and_what_its_own_name_stands_for_follow() {
     assert!(config.contains("https://m.example/base/registry/"), "{config}");
 }
 
-/// Section 3: what changes something needs the token, and that is the one of the new configuration.
+/// DESIGN 3: what changes something needs the token, and that is the one of the new configuration.
 #[tokio::test]
 async fn a_new_admin_token_takes_the_place_of_the_old_one() {
     let upstream = publishing(&["null"], 10_000).await;
@@ -274,7 +274,7 @@ async fn stricter_verification_applies_to_stored_packages_too() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
-/// Promise 12.
+/// DESIGN, promise 12.
 #[tokio::test]
 async fn offline_after_a_reload_nothing_leaves() {
     let upstream = publishing(&["null", "random"], 10_000).await;
@@ -386,7 +386,8 @@ async fn options_that_take_a_restart_are_named_and_stay_as_they_are() {
     assert!(larder.reload(Larder::mirroring(&upstream)).await.unwrap().take_a_restart.is_empty());
 }
 
-/// Promise 8: it is about the listener that is open, not about the one that the file would have after a restart.
+/// DESIGN, promise 8: it is about the listener that is open, not about the one that the file would have after a
+/// restart.
 #[tokio::test]
 async fn a_credential_is_not_taken_over_while_anybody_may_ask() {
     let upstream = publishing(&["null"], 10_000).await;
@@ -408,7 +409,7 @@ async fn a_credential_is_not_taken_over_while_anybody_may_ask() {
     larder.reload(with_token().server(everywhere).server("clients = [\"127.0.0.0/8\"]")).await.unwrap();
 }
 
-/// Section 3: all problems are reported together with the line; the configuration before stays in force.
+/// DESIGN 3: all problems are reported together with the line; the configuration before stays in force.
 #[tokio::test]
 async fn a_reload_of_a_bad_file_changes_nothing_and_reports_all_problems() {
     let (first, second) = (publishing(&["null"], 10_000).await, publishing(&["random"], 10_000).await);
@@ -437,7 +438,7 @@ async fn a_reload_of_a_bad_file_changes_nothing_and_reports_all_problems() {
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// Section 3: `--offline` is the command line's word, and no file takes it back.
+/// DESIGN 3: `--offline` is the command line's word, and no file takes it back.
 #[tokio::test]
 async fn offline_by_the_command_line_stays_so() {
     let upstream = publishing(&["null"], 10_000).await;

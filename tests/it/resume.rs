@@ -11,7 +11,7 @@ fn archive_requests(upstream: &FakeUpstream) -> Vec<RecordedRequest> {
     upstream.requests().into_iter().filter(|request| request.target == Target::Archive).collect()
 }
 
-/// Promises 4 and 9.
+/// DESIGN, promises 4 and 9.
 #[tokio::test]
 async fn a_download_that_a_kill_cut_short_is_resumed_after_the_restart() {
     let upstream = FakeUpstream::start().await;
@@ -44,7 +44,7 @@ async fn an_upstream_that_starts_over_after_the_restart_is_taken_at_its_bytes() 
     assert_eq!(archive_requests(&upstream).len(), 1);
 }
 
-/// Promise 4: without a length or a validator to go by, the bytes themselves decide.
+/// DESIGN, promise 4: without a length or a validator to go by, the bytes themselves decide.
 #[tokio::test]
 async fn a_download_without_length_or_validators_is_served_right_after_the_restart() {
     for fault in [Fault::NoValidators, Fault::NoLength] {
@@ -126,7 +126,7 @@ async fn heals(larder: &Process, path: &str, right: &[u8]) {
     panic!("three requests did not heal it");
 }
 
-/// Promise 4: never a mix of two downloads.
+/// DESIGN, promise 4: never a mix of two downloads.
 #[tokio::test]
 async fn bytes_of_another_download_are_never_mixed_with_what_a_kill_left() {
     let upstream = FakeUpstream::start().await;

@@ -76,7 +76,7 @@ async fn an_offline_list_names_versions_stored_for_any_platform_and_keeps_upstre
         ("1.0.0", &["darwin_arm64", "linux_amd64"][..]),
         ("1.1.0", &["linux_amd64"]),
         ("1.2.0", &["darwin_arm64"]),
-        // A set is no archive.
+        // A set is not an archive.
         ("1.3.0", &[]),
     ] {
         assert_eq!(archives(&larder, version).await, platforms, "{version}");

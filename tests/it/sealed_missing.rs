@@ -161,7 +161,7 @@ async fn sealed_platforms_are_those_that_are_brought() {
     assert_eq!(missing(&larder.admin()).await, order(&[("null", both), ("other", both)]));
 }
 
-/// Section 3: only who has the token forgets it, and it survives SIGTERM, kill -9 and damage.
+/// DESIGN 3: only who has the token forgets it, and it survives SIGTERM, kill -9 and damage.
 #[tokio::test]
 async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     let fixture = shelf().await;

@@ -99,7 +99,7 @@ async fn a_short_retry_after_does_not_extend_the_breaker() {
     assert!(!larder.versions("null").await.expect(200).is("detail=stale"));
 }
 
-/// Promises 4 and 11: a download that broke is resumed before those who wait for their turn begin.
+/// DESIGN, promises 4 and 11: a download that broke is resumed before those who wait for their turn begin.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_download_continues_while_others_wait_for_their_turn() {
     let upstream = publishing(&[("null", 3_000_000), ("random", 3_000_000), ("tls", 3_000_000)]).await;

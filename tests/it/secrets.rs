@@ -261,7 +261,7 @@ async fn ask_for_everything(larder: &Process, heard: &mut Heard) {
     ask(larder, "/nothing", heard).await.expect(404);
 }
 
-/// Promise 8: "to the origin of its `url`, to the service origins its discovery names, and to the hosts in its
+/// DESIGN, promise 8: "to the origin of its `url`, to the service origins its discovery names, and to the hosts in its
 /// `credentials_for`; never to an origin that is none of these, by redirect or document".
 #[tokio::test]
 async fn each_credential_reaches_exactly_the_origins_that_it_is_for() {
@@ -344,7 +344,7 @@ fn wrong_configurations() -> Vec<String> {
     all
 }
 
-/// Promise 8: "No secret, userinfo or query of an upstream URL reaches a log, an error, a key or a client."
+/// DESIGN, promise 8: "No secret, userinfo or query of an upstream URL reaches a log, an error, a key or a client."
 #[tokio::test]
 async fn no_secret_of_a_whole_run_is_found_anywhere() {
     let fixture = SecretsFixture::new().await;

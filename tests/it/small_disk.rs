@@ -54,7 +54,7 @@ const STORED: &str = "larder; fwd=miss; stored";
 const PASSED: &str = "larder; fwd=miss";
 const HIT: &str = "larder; hit";
 
-/// Promise 9: a full disk evicts first; for what would not fit all the same nothing is evicted.
+/// DESIGN, promise 9: a full disk evicts first; for what would not fit all the same nothing is evicted.
 #[tokio::test]
 async fn a_full_disk_evicts_first_and_passes_through_what_would_not_fit_all_the_same() {
     if !SmallDisk::is_possible() {
@@ -95,7 +95,7 @@ async fn a_full_disk_empties_the_quarantine_before_it_evicts() {
     assert_eq!(std::fs::read_dir(aside).unwrap().count(), 0);
 }
 
-/// Promise 9: to the last byte.
+/// DESIGN, promise 9: to the last byte.
 #[tokio::test]
 async fn a_disk_that_is_full_to_the_last_byte_costs_no_answer() {
     if !SmallDisk::is_possible() {
@@ -146,7 +146,7 @@ async fn a_larder_starts_on_a_disk_that_is_full_or_read_only() {
     }
 }
 
-/// Section 5: a store that is not there cannot be made on a disk that cannot be written, and the error says where.
+/// DESIGN 5: a store that is not there cannot be made on a disk that cannot be written, and the error says where.
 #[tokio::test]
 async fn a_new_store_on_a_read_only_disk_is_refused_with_its_path() {
     if !SmallDisk::is_possible() {

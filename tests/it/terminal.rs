@@ -1,4 +1,5 @@
-//! Promise 15: the cause and the remedy of every failure that the client shows, as a person sees it in the terminal.
+//! DESIGN, promise 15: the cause and the remedy of every failure that the client shows, as a person sees it in the
+//! terminal.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -197,7 +198,7 @@ async fn the_terminal_shows_the_failures_of_modules() {
     }
 }
 
-/// Promise 14: what waits for the operator's word names the command, in the terminal too.
+/// DESIGN, promise 14: what waits for the operator's word names the command, in the terminal too.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_that_waits_for_accept_names_the_command_in_the_terminal() {
     let Some(client) = Terraform::find() else { return };

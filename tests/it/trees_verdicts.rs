@@ -84,7 +84,7 @@ async fn a_file_that_is_refused_keeps_out_no_other_of_the_same_package() {
     assert_eq!((states.len(), setup.home.blobs().len(), output.code), (5, 4, Some(1)));
 }
 
-/// Promise 10.
+/// DESIGN, promise 10.
 #[tokio::test]
 async fn an_archive_that_is_stored_and_damaged_is_healed_by_an_import() {
     let upstream = upstream().await;

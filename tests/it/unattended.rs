@@ -1,4 +1,5 @@
-//! Promise 11: a client that asks for many archives and leaves each has larder fetch only so many of them at one time.
+//! DESIGN, promise 11: a client that asks for many archives and leaves each has larder fetch only so many of them at
+//! one time.
 
 use futures_util::future::join_all;
 
@@ -56,8 +57,8 @@ async fn publishing(count: usize) -> (FakeUpstream, Vec<String>) {
     (upstream, names)
 }
 
-/// Promises 4 and 11: those who leave cancel nothing, and start only so many; a client that joins, another one, and the
-/// same one once they have ended are answered as ever.
+/// DESIGN, promises 4 and 11: those who leave cancel nothing, and start only so many; a client that joins, another one,
+/// and the same one once they have ended are answered as ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_client_that_leaves_many_downloads_starts_no_more_of_them_until_they_end() {
     let (upstream, names) = publishing(MOST + 2).await;
@@ -132,7 +133,7 @@ async fn a_download_started_by_head_counts_as_unattended() {
     nobody_waits_for(&larder, 0).await;
 }
 
-/// Promise 11: a client that stays is not limited, however many archives it waits for.
+/// DESIGN, promise 11: a client that stays is not limited, however many archives it waits for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_client_that_waits_may_have_as_many_downloads_as_it_likes() {
     let (upstream, names) = publishing(2 * MOST).await;

@@ -6,7 +6,7 @@ use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
-/// Promise 11: a registry that answers for any version fills neither the store nor the first-seen records.
+/// DESIGN, promise 11: a registry that answers for any version fills neither the store nor the first-seen records.
 #[tokio::test]
 async fn a_version_that_a_readable_list_does_not_name_is_not_found() {
     let upstream = FakeUpstream::start().await;

@@ -76,7 +76,7 @@ async fn a_pass_through_ignores_ranges() {
     }
 }
 
-/// Promise 9: a stage that cannot be made costs the keeping, not the answer.
+/// DESIGN, promise 9: a stage that cannot be made costs the keeping, not the answer.
 #[tokio::test]
 async fn without_a_place_to_stage_everything_is_answered_and_nothing_is_kept() {
     for size in [SMALL, LARGE] {
@@ -254,7 +254,7 @@ fn tree(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Section 5: one that comes back is used again, as it was: nothing of it was taken for gone meanwhile.
+/// DESIGN 5: one that comes back is used again, as it was: nothing of it was taken for gone meanwhile.
 #[tokio::test]
 async fn a_store_that_comes_back_is_used_again() {
     let upstream = FakeUpstream::start().await;
@@ -315,7 +315,8 @@ async fn an_upstream_that_announces_another_length_when_it_resumes_is_not_believ
     }
 }
 
-/// Promise 3: a length that is wrong from the start makes no whole body: too many bytes are refused, too few awaited.
+/// DESIGN, promise 3: a length that is wrong from the start makes no whole body: too many bytes are refused, too few
+/// awaited.
 #[tokio::test]
 async fn an_upstream_that_announces_a_wrong_length_is_not_believed() {
     for (size, more) in [(LARGE, -1_isize), (LARGE, 1), (SMALL, -1), (SMALL, 1)] {

@@ -205,7 +205,7 @@ async fn an_answer_that_is_no_document_is_refused() {
     }
 }
 
-/// Promise 11, and the table: too large, by default and by a limit of our own.
+/// DESIGN, promise 11, and the table: too large, by default and by a limit of our own.
 #[tokio::test]
 async fn a_document_larger_than_the_limit_is_not_taken() {
     with_nothing_held(impatient, Fault::HugeJson, 502).await;

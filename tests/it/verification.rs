@@ -53,7 +53,7 @@ async fn a_small_archive_with_wrong_bytes_is_a_502_with_the_verdict() {
     }
 }
 
-/// Promise 3: wrong bytes never look complete.
+/// DESIGN, promise 3: wrong bytes never look complete.
 #[tokio::test]
 async fn a_large_archive_with_wrong_bytes_is_broken_off_before_its_tail() {
     for fault in [Fault::WrongBytes, Fault::WrongLastByte] {
@@ -70,7 +70,7 @@ async fn a_large_archive_with_wrong_bytes_is_broken_off_before_its_tail() {
     }
 }
 
-/// Promise 1: a page of a captive portal is no archive, however large the archive would have been.
+/// DESIGN, promise 1: a page of a captive portal is not an archive, however large the archive would have been.
 #[tokio::test]
 async fn a_page_in_place_of_a_large_archive_is_a_502() {
     let upstream = publishing(LARGE).await;
@@ -93,7 +93,7 @@ fn unproven() -> [(Fault, &'static str); 6] {
     ]
 }
 
-/// Promise 2: nothing of an unproven set is answered.
+/// DESIGN, promise 2: nothing of an unproven set is answered.
 #[tokio::test]
 async fn without_a_stored_set_nothing_of_an_unverified_one_is_answered() {
     let upstream = publishing(SMALL).await;
@@ -140,7 +140,7 @@ async fn a_stored_set_stays_when_the_new_one_does_not_verify() {
     }
 }
 
-/// Promise 1: what `verification` lets in where the registry lists no key.
+/// DESIGN, promise 1: what `verification` lets in where the registry lists no key.
 #[tokio::test]
 async fn a_set_without_keys_is_kept_only_where_the_policy_says_so() {
     let upstream = FakeUpstream::start().await;
@@ -156,7 +156,7 @@ async fn a_set_without_keys_is_kept_only_where_the_policy_says_so() {
     }
 }
 
-/// Promise 1: one listed key makes the signature count.
+/// DESIGN, promise 1: one listed key makes the signature count.
 #[tokio::test]
 async fn a_wrong_signature_is_let_in_by_the_checksum_policy_alone() {
     let upstream = FakeUpstream::start().await;
@@ -168,7 +168,7 @@ async fn a_wrong_signature_is_let_in_by_the_checksum_policy_alone() {
     }
 }
 
-/// Promise 1: no policy lets other bytes in than SHA256SUMS names.
+/// DESIGN, promise 1: no policy lets other bytes in than SHA256SUMS names.
 #[tokio::test]
 async fn the_checksum_policy_still_refuses_wrong_bytes_and_wrong_sums() {
     let upstream = publishing(SMALL).await;
@@ -185,8 +185,8 @@ async fn the_checksum_policy_still_refuses_wrong_bytes_and_wrong_sums() {
     it_heals(&upstream, &larder, &path).await;
 }
 
-/// Promise 8: an upstream URL (here: with what may be a secret in its query) reaches no client, not even that of a
-/// signature that is not there and need not be.
+/// DESIGN, promise 8: an upstream URL (here: with what may be a secret in its query) reaches no client, not even that
+/// of a signature that is not there and need not be.
 #[tokio::test]
 async fn a_missing_signature_is_no_reason_to_tell_where_it_should_have_been() {
     let upstream = FakeUpstream::builder().signed_urls().start().await;

@@ -58,7 +58,7 @@ fn impatient(upstream: &FakeUpstream) -> Builder {
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Promise 2: one file, sums and signature asked for side by side.
+/// DESIGN, promise 2: one file, sums and signature asked for side by side.
 #[tokio::test]
 async fn a_set_is_one_file_and_its_sums_and_signature_are_asked_for_together() {
     let upstream = upstream_with(edition(1)).await;
@@ -78,7 +78,8 @@ async fn a_set_is_one_file_and_its_sums_and_signature_are_asked_for_together() {
     assert_eq!(requests, [1, 1, 1]);
 }
 
-/// Promise 2: while upstream shows half of a new set, the old one is answered, and the new one once it is whole.
+/// DESIGN, promise 2: while upstream shows half of a new set, the old one is answered, and the new one once it is
+/// whole.
 #[tokio::test]
 async fn a_half_published_set_does_not_replace_the_stored_one() {
     let upstream = upstream_with(edition(1)).await;
@@ -105,7 +106,7 @@ async fn a_half_published_set_does_not_replace_the_stored_one() {
     assert_eq!((larder.folder.sets().len(), larder.folder.blobs().len()), (1, 2));
 }
 
-/// Promise 2: the sums are new, the document says 304.
+/// DESIGN, promise 2: the sums are new, the document says 304.
 #[tokio::test]
 async fn new_sums_under_an_unchanged_document_replace_the_old_ones() {
     let upstream = upstream_with(edition(1)).await;
@@ -121,7 +122,7 @@ async fn new_sums_under_an_unchanged_document_replace_the_old_ones() {
     leads_to(&larder, &before, &old).await;
 }
 
-/// Promise 2: a set that is current costs three conditional requests and no byte.
+/// DESIGN, promise 2: a set that is current costs three conditional requests and no byte.
 #[tokio::test]
 async fn an_unchanged_set_is_confirmed_without_a_byte() {
     let upstream = upstream_with(edition(1)).await;
@@ -133,7 +134,7 @@ async fn an_unchanged_set_is_confirmed_without_a_byte() {
     assert_eq!(upstream.count_of(Target::Sums) + upstream.count_of(Target::Signature), 2);
 }
 
-/// Promise 2: the digests of a set that was replaced answer for another 24 h.
+/// DESIGN, promise 2: the digests of a set that was replaced answer for another 24 h.
 #[tokio::test]
 async fn urls_of_a_replaced_set_answer_for_a_day() {
     let upstream = upstream_with(edition(1)).await;
@@ -179,7 +180,7 @@ async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_an_up
     leads_to(&larder, &document(&larder).await, &truth(&upstream)).await;
 }
 
-/// Promise 2: the same where only the files' origin is down, and where larder is sealed.
+/// DESIGN, promise 2: the same where only the files' origin is down, and where larder is sealed.
 #[tokio::test]
 async fn while_only_the_predecessors_archive_is_stored_its_set_answers_for_files_that_are_down_and_offline() {
     let mut upstream = FakeUpstream::builder().releases_elsewhere().start().await;
@@ -319,7 +320,7 @@ async fn an_expired_archive_url_is_reported_while_its_document_is_down() {
     leads_to(&larder, &answer, &truth(&upstream)).await;
 }
 
-/// Promise 2: a document that is new while its sums are still old is no set.
+/// DESIGN, promise 2: a document that is new while its sums are still old is not a set.
 #[tokio::test]
 async fn a_half_published_set_is_a_502_until_it_is_whole() {
     let upstream = upstream_with(edition(1)).await;

@@ -23,7 +23,7 @@ async fn an_archive_without_a_length_streams_after_its_first_mebibyte() {
     fixture.arrives_whole().await;
 }
 
-/// Promise 3: a small one without a length is answered with one.
+/// DESIGN, promise 3: a small one without a length is answered with one.
 #[tokio::test]
 async fn a_small_archive_without_a_length_is_verified_before_the_status_line() {
     let fixture = PackageFixture::with(SMALL).await;
@@ -33,7 +33,7 @@ async fn a_small_archive_without_a_length_is_verified_before_the_status_line() {
     fixture.arrives_whole().await;
 }
 
-/// Promise 3: wrong bytes without a length: refused where they are few, else broken off without the last chunk.
+/// DESIGN, promise 3: wrong bytes without a length: refused where they are few, else broken off without the last chunk.
 #[tokio::test]
 async fn wrong_bytes_without_a_length_never_look_complete() {
     let fixture = PackageFixture::with(SMALL).await;
@@ -66,7 +66,7 @@ async fn an_old_client_waits_for_an_archive_without_a_length() {
     assert!(received.is_whole && received.body == fixture.zip);
 }
 
-/// Promise 3: and where it is cut each time: a 502 up to 1 MiB, an abort above.
+/// DESIGN, promise 3: and where it is cut each time: a 502 up to 1 MiB, an abort above.
 #[tokio::test]
 async fn a_download_without_a_length_that_is_always_cut_never_looks_complete() {
     let fixture = PackageFixture::with(LARGE).await;
@@ -102,7 +102,7 @@ async fn a_range_of_a_cold_archive_is_answered_with_the_whole() {
     }
 }
 
-/// Promise 3: an unproven part never looks complete.
+/// DESIGN, promise 3: an unproven part never looks complete.
 #[tokio::test]
 async fn a_range_of_a_cold_archive_with_wrong_bytes_gets_no_answer_that_looks_complete() {
     let fixture = PackageFixture::with(LARGE).await;
@@ -117,7 +117,7 @@ async fn a_range_of_a_cold_archive_with_wrong_bytes_gets_no_answer_that_looks_co
     fixture.heals().await;
 }
 
-/// Promise 3: bytes stream as they arrive, and none of the last 64 KiB leaves before the archive is committed.
+/// DESIGN, promise 3: bytes stream as they arrive, and none of the last 64 KiB leaves before the archive is committed.
 #[tokio::test]
 async fn the_tail_is_sent_only_when_the_archive_is_committed() {
     let fixture = PackageFixture::with(LARGE).await;

@@ -7,7 +7,7 @@ use crate::support::larder::Larder;
 use crate::support::package_fixture::{LARGE, PackageFixture, SMALL};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// Promise 4: a broken download is resumed, and no byte is fetched twice.
+/// DESIGN, promise 4: a broken download is resumed, and no byte is fetched twice.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_where_it_broke() {
     for (size, offset) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
@@ -34,7 +34,7 @@ async fn a_download_without_validators_is_resumed_too() {
     assert_eq!(fixture.archive_requests()[1].header("range"), Some("bytes=1500000-"));
 }
 
-/// Promise 4, and the table: also where the archive's URL has expired meanwhile.
+/// DESIGN, promise 4, and the table: also where the archive's URL has expired meanwhile.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_at_its_new_url() {
     let upstream = FakeUpstream::builder().signed_urls().start().await;
@@ -55,7 +55,7 @@ async fn a_download_that_breaks_is_resumed_at_its_new_url() {
     assert_eq!(fixture.upstream.count_of(Target::Document), 2);
 }
 
-/// Promise 4: a download that broke after its very last byte has nothing left to resume.
+/// DESIGN, promise 4: a download that broke after its very last byte has nothing left to resume.
 #[tokio::test]
 async fn a_download_that_breaks_at_its_very_end_is_complete() {
     for size in [SMALL, LARGE] {
@@ -65,7 +65,7 @@ async fn a_download_that_breaks_at_its_very_end_is_complete() {
     }
 }
 
-/// Promise 4: a reset is no different.
+/// DESIGN, promise 4: a reset is no different.
 #[tokio::test]
 async fn a_reset_connection_is_resumed() {
     for (size, offset) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
@@ -76,7 +76,7 @@ async fn a_reset_connection_is_resumed() {
     }
 }
 
-/// Promise 3: a truncated archive never looks complete.
+/// DESIGN, promise 3: a truncated archive never looks complete.
 #[tokio::test]
 async fn a_large_archive_that_never_comes_whole_is_broken_off() {
     let fixture = PackageFixture::with(LARGE).await;
@@ -97,7 +97,7 @@ async fn a_large_archive_without_its_last_byte_is_broken_off_before_its_tail() {
     fixture.heals().await;
 }
 
-/// Promise 3: a small one is refused before the status line.
+/// DESIGN, promise 3: a small one is refused before the status line.
 #[tokio::test]
 async fn a_small_archive_that_never_comes_whole_is_a_502() {
     for offset in [0, 70_000] {
@@ -110,7 +110,7 @@ async fn a_small_archive_that_never_comes_whole_is_a_502() {
     }
 }
 
-/// Promise 4: a chunked body without its last chunk is a broken one.
+/// DESIGN, promise 4: a chunked body without its last chunk is a broken one.
 #[tokio::test]
 async fn a_cut_download_without_a_length_is_resumed() {
     for (size, offset) in [(SMALL, 70_000), (LARGE, 500_000), (LARGE, 2_500_000)] {
@@ -121,7 +121,7 @@ async fn a_cut_download_without_a_length_is_resumed() {
     }
 }
 
-/// Promise 4: an upstream that cannot resume starts over, and clients notice nothing.
+/// DESIGN, promise 4: an upstream that cannot resume starts over, and clients notice nothing.
 #[tokio::test]
 async fn a_download_that_starts_over_with_the_same_bytes_is_complete() {
     for (size, offset) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
@@ -134,7 +134,7 @@ async fn a_download_that_starts_over_with_the_same_bytes_is_complete() {
     }
 }
 
-/// Promise 4: where it starts over with other bytes, every client that got some is aborted.
+/// DESIGN, promise 4: where it starts over with other bytes, every client that got some is aborted.
 #[tokio::test]
 async fn a_download_that_starts_over_with_other_bytes_breaks_off_all_who_follow_it() {
     let fixture = PackageFixture::with(LARGE).await;
@@ -170,7 +170,7 @@ async fn an_archive_that_stalls_is_given_up_and_resumed_by_the_next_request() {
     assert_eq!(requests[1].header("range"), Some("bytes=1500000-"));
 }
 
-/// Promise 4: a broken fetch is resumed also after a restart.
+/// DESIGN, promise 4: a broken fetch is resumed also after a restart.
 #[tokio::test]
 async fn an_archive_that_stalls_is_resumed_after_a_restart() {
     let fixture = PackageFixture::with_stall(LARGE, Duration::from_millis(500)).await;

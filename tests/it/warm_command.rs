@@ -222,7 +222,7 @@ async fn is_served(setup: &command_setup::CommandSetup, upstream: &FakeUpstream,
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// Section 3: where no larder runs, a command opens the store itself; with warming, a store may begin.
+/// DESIGN 3: where no larder runs, a command opens the store itself; with warming, a store may begin.
 #[tokio::test]
 async fn where_no_larder_runs_it_fetches_into_a_store_of_its_own_making() {
     let (setup, upstream) = without_larder().await;

@@ -22,7 +22,7 @@ async fn upstream_with(names: &[&str], size: usize) -> FakeUpstream {
 
 const ONE: &str = "provider \"registry.terraform.io/acme/null\" {\n  version = \"1.2.0\"\n}\n";
 
-/// Section 3: what changes something needs the token; pages and rebound names are refused whatever they know.
+/// DESIGN 3: what changes something needs the token; pages and rebound names are refused whatever they know.
 #[tokio::test]
 async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_page() {
     let upstream = upstream_with(&["null"], 100).await;
@@ -98,7 +98,7 @@ async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
             "a/.terraform.lock.hcl: ",
         ),
         (json!({ "lock_files": [{ "name": "empty", "text": "" }] }), "empty: the lock file names no provider"),
-        (json!({ "files": { "../main.tf": "" } }), "is no path of a file in a folder"),
+        (json!({ "files": { "../main.tf": "" } }), "is not a path of a file in a folder"),
         (json!({ "files": { "main.tf": "" }, "roots": ["prod"] }), "there is no file that a client reads in \"prod\""),
         (json!({ "files": { "readme.md": "" } }), "there is no file that a client reads"),
         (json!({ "files": { "main.tf": "" }, "client": "pulumi" }), "the body is not"),
@@ -128,7 +128,7 @@ async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
     fixture.send("POST", "/admin/v1/warm", "application/json", large.repeat(25)).await.expect(413);
     fixture.send("POST", "/admin/v1/warm", "application/x-tar", large.repeat(33)).await.expect(413);
     for (tar, query, reason) in [
-        (&large[..], "", "it is no tar of files"),
+        (&large[..], "", "it is not a tar of files"),
         ("", "", "the tar holds no file that a client reads"),
         ("", "?platform=linux_amd64&root=prod", "the tar holds no file that a client reads"),
     ] {
@@ -204,7 +204,7 @@ async fn is_held(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
     upstream.count_of(Target::Archive) == before
 }
 
-/// Section 5: pins are never evicted; a whole job can be pinned, when it begins or afterwards.
+/// DESIGN 5: pins are never evicted; a whole job can be pinned, when it begins or afterwards.
 #[tokio::test]
 async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
     for afterwards in [false, true] {
@@ -307,7 +307,7 @@ async fn pinning_a_package_that_is_not_stored_is_an_error() {
     fixture.post("/admin/v1/unpin", &json!({ "job": "0011223344556677" })).await.expect(404);
 }
 
-/// Section 3: commands talk to the running larder; where none runs, they open the store themselves.
+/// DESIGN 3: commands talk to the running larder; where none runs, they open the store themselves.
 #[tokio::test]
 async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_without() {
     let upstream = upstream_with(&["null"], 100).await;

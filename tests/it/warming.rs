@@ -264,7 +264,7 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
     assert_eq!(upstream.count_of(Target::Archive), 0, "something that was called warm is not held");
 }
 
-/// Promise 12.
+/// DESIGN, promise 12.
 #[tokio::test]
 async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
     let upstream = versions(&["1.1.0", "1.2.0"]).await;

@@ -230,7 +230,7 @@ async fn the_client_chooses_the_version_that_was_warmed() {
     }
 }
 
-/// Done when 4: `curl` is all it takes.
+/// `curl` is all it takes.
 #[tokio::test]
 async fn curl_warms_a_lock_file() {
     let Some(curl) = find("curl") else { return };

@@ -76,7 +76,7 @@ impl CheckPage {
         if self.has_colour { format!("{style}{word}{style:#}") } else { word.to_owned() }
     }
 
-    /// Wraps a text that starts at column `at`, and indents its further lines to it. Words are never split, so that
+    /// Wraps a text that starts at column `indent`, and indents its further lines to it. Words are never split, so that
     /// they can be copied; a word too long for a line starts further left.
     fn wrapped(&self, text: &str, indent: usize) -> String {
         let width = self.width.saturating_sub(indent);

@@ -144,7 +144,7 @@ mod tests {
     }
 
     fn plan() -> Plan {
-        let reason = "git::https://git.corp.example/net.git is no registry's: the client fetches it itself, so it is not there without the network";
+        let reason = "git::https://git.corp.example/net.git is not a registry's: the client fetches it itself, so it is not there without the network";
         let items = vec![
             item(
                 "registry.terraform.io/hashicorp/aws@5.31.0",

@@ -185,7 +185,7 @@ fn needs_no_fetch(state: &ItemState) -> bool {
     matches!(state, ItemState::Held | ItemState::Failed { .. } | ItemState::Cancelled)
 }
 
-/// Renders the archives that finished since the last call. Adds their positions to `told`.
+/// Renders the archives that finished since the last call. Adds their positions to `reported`.
 pub(super) fn newly_finished_lines(
     job: &Job,
     host: &Hostname,

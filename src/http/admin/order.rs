@@ -89,6 +89,6 @@ fn parse_body(body: OrderBody, query: Option<&str>, default_host: &Hostname) -> 
 fn lock_file(body: &Bytes) -> Result<NamedText, Vec<String>> {
     match std::str::from_utf8(body) {
         Ok(text) => Ok(NamedText { name: ".terraform.lock.hcl".to_owned(), text: text.to_owned() }),
-        Err(_) => Err(vec!["the body is no UTF-8 text, so it is no lock file".to_owned()]),
+        Err(_) => Err(vec!["the body is not UTF-8 text, so it is not a lock file".to_owned()]),
     }
 }

@@ -210,7 +210,7 @@ fn both() -> Limits {
     Limits { http2: true, ..Limits::default() }
 }
 
-/// Promise 15: HTTP/2 has no reason phrase, and clients choose it wherever it is offered.
+/// DESIGN, promise 15: HTTP/2 has no reason phrase, and clients choose it wherever it is offered.
 #[tokio::test]
 async fn http2_is_neither_offered_nor_taken_unless_it_is_allowed() {
     let pki = Pki::new();

@@ -139,7 +139,7 @@ impl Evictor {
         self.passes.send_modify(|_| ());
     }
 
-    /// Reports the end of a pass to the requests up to `asked`.
+    /// Reports the end of a pass to the requests up to `request`.
     pub(in crate::mirror) fn finish_pass(&self, request: u64, failed: Option<StoreError>) {
         self.passes.send_replace(EvictionProgress { ended: request, failed });
     }

@@ -82,7 +82,7 @@ impl<'a> SourceDownload<'a> {
         Self { mirror, outbound, ask, reservation, attempts: DownloadAttempts::new(mirror.limits.stall) }
     }
 
-    /// Downloads until the archive is complete. `of` names the package: a staging file belongs to one package and one
+    /// Downloads until the archive is complete. `subject` names the package: a staging file belongs to one package and one
     /// URL.
     pub(super) async fn run(mut self, subject: &str) -> Result<DownloadedSource, Error> {
         let name = FastHash::of(format!("{subject} {}", self.ask.url).as_bytes()).to_string();

@@ -1,5 +1,5 @@
 //! Fills one module version: locate, fetch, pack, compare with the first-seen tree, commit. A fill outlives its first
-//! caller. Concurrent callers share its result (promise 4).
+//! caller. Concurrent callers share its result (DESIGN, promise 4).
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -174,7 +174,7 @@ impl Mirror {
     }
 
     /// Commits a packed archive in this order, each step synced: first-seen record, blob, name. Only then the index is
-    /// updated (promise 9).
+    /// updated (DESIGN, promise 9).
     fn commit_module(
         &self,
         package: &ModulePackage,

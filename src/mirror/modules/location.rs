@@ -143,7 +143,7 @@ impl Mirror {
         Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
     }
 
-    /// Serves a stored archive if upstream fails or has deleted the version (promise 6).
+    /// Serves a stored archive if upstream fails or has deleted the version (DESIGN, promise 6).
     async fn location_without_upstream(
         self: &Arc<Self>,
         package: &ModulePackage,

@@ -143,5 +143,5 @@ impl Mirror {
 /// Checks that a page is a JSON object. Its contents are left to the reader.
 fn is_page(document: &StoredDocument) -> Result<(), String> {
     let read = serde_json::from_slice::<RawObject>(&document.body);
-    read.map(drop).map_err(|e| format!("its page is no JSON object: {e}"))
+    read.map(drop).map_err(|e| format!("its page is not a JSON object: {e}"))
 }

@@ -1,5 +1,5 @@
-//! Offline mode (promise 12): lists name only versions that can be installed from the store, and requests for anything
-//! else are recorded as missing.
+//! Offline mode (DESIGN, promise 12): lists name only versions that can be installed from the store, and requests for
+//! anything else are recorded as missing.
 //!
 //! Clients choose a version by the list alone, whatever platforms it names (PROTOCOL 2.2, 3.2, 4.2). So the list must
 //! name nothing else for a constraint to select a stored version. Stored documents stay unchanged: back online, the

@@ -60,7 +60,7 @@ impl SidecarFiles {
             && sums_scopes(version, platform).into_iter().any(is_signed)
     }
 
-    /// Reads a file of this provider that is no archive.
+    /// Reads a file of this provider that is not an archive.
     ///
     /// # Errors
     /// The tar broke off. The inner error is the reason that the file is refused.

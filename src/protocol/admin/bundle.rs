@@ -51,7 +51,7 @@ impl BundleRequest {
         if let Some(inventory) = &request.since {
             inventory.check().map_err(|bad| format!("\"since\": {bad}"))?;
         }
-        let id = JobId::parse(&request.job).ok_or_else(|| format!("{:?} is no name of a job", request.job))?;
+        let id = JobId::parse(&request.job).ok_or_else(|| format!("{:?} is not a job id", request.job))?;
         Ok((request, id))
     }
 }
@@ -105,7 +105,7 @@ mod tests {
         for (body, reason) in [
             ("[]", "the body is not"),
             ("{}", "missing field `job`"),
-            (r#"{"job":"x"}"#, "no name of a job"),
+            (r#"{"job":"x"}"#, "not a job id"),
             (r#"{"job":"0011223344556677","all":1}"#, "unknown field"),
             (r#"{"job":"0011223344556677","since":{"larder_inventory":2,"made":1}}"#, "has format 2"),
         ] {

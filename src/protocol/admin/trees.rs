@@ -37,7 +37,7 @@ impl ExportRequest {
     pub fn read(body: &[u8]) -> Result<(Self, JobId), String> {
         let request: Self = serde_json::from_slice(body).map_err(|e| format!("send {SHAPE}: {e}"))?;
         let id =
-            JobId::parse(&request.job).ok_or_else(|| format!("{:?} is no name of a job: send {SHAPE}", request.job))?;
+            JobId::parse(&request.job).ok_or_else(|| format!("{:?} is not a job id: send {SHAPE}", request.job))?;
         Ok((request, id))
     }
 }

@@ -37,7 +37,7 @@ impl PinRequest {
             Either { what: Some(addresses), job: None } => Ok(Self::Addresses(OperationTarget { what: addresses })),
             Either { what: None, job: Some(job) } => match JobId::parse(&job) {
                 Some(id) => Ok(Self::Job(id)),
-                None => Err(format!("{:?} is no name of a job: those have sixteen hex digits", short(&job))),
+                None => Err(format!("{:?} is not a job id: those have sixteen hex digits", short(&job))),
             },
             _ => Err("the body names either \"what\" or \"job\"".to_owned()),
         }

@@ -77,7 +77,7 @@ fn what_no_name_can_be_is_malformed_and_what_is_not_there_is_unknown() {
     }
 }
 
-/// Promise 15: mistakes in a client's configuration are answered with the line to write.
+/// DESIGN, promise 15: mistakes in a client's configuration are answered with the line to write.
 #[test]
 fn a_missing_slash_and_a_name_that_is_no_upstream_are_recognised() {
     for (path, api, cause) in [
@@ -291,7 +291,7 @@ fn any_path() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Law 8: every URL we print parses back to the same route.
+    /// DESIGN, law 8: every URL we print parses back to the same route.
     #[test]
     fn every_printed_route_parses_back(route in any_route()) {
         if let Some(route) = route {
@@ -302,7 +302,7 @@ proptest! {
         }
     }
 
-    /// Law 8, from the other side: whatever parses is one route, however it was spelled.
+    /// From the other side: whatever parses is one route, however it was spelled.
     #[test]
     fn every_route_that_is_asked_for_prints_as_itself(path in any_path(), host in prop::option::of("(registry\\.example|bücher\\.example)(:[0-9]{1,5})?")) {
         if let Ok(route) = parse_at(&path, host.as_deref()) {

@@ -29,7 +29,7 @@ impl Node {
         let value: Value = serde_json::from_slice(file).map_err(|error| BadHcl::Syntax {
             line: error.line(),
             column: error.column(),
-            reason: "it begins with a brace, and is no JSON".to_owned(),
+            reason: "it begins with a brace, and is not JSON".to_owned(),
         })?;
         Ok(Self::of_json(value))
     }

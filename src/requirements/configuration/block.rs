@@ -140,7 +140,7 @@ impl<'a> Value<'a> {
             Self::Hcl { expression, .. } => expression::is_other_than_text(expression),
             Self::Json(json) => !json.is_text(),
         };
-        if is_other { Constant::unknown("a value that is no string") } else { self.constant() }
+        if is_other { Constant::unknown("a value that is not a string") } else { self.constant() }
     }
 
     /// The names of a reference; empty where it is none.

@@ -359,7 +359,7 @@ impl<'a> Scope<'a> {
                 (Constant::Text(part), _) => text.push_str(&part),
                 (unknown @ Constant::Unknown(_), _) => return unknown,
                 (Constant::Null | Constant::List(_) | Constant::Object(_), _) => {
-                    return Constant::unknown("a template with a value in it that is no string");
+                    return Constant::unknown("a template with a value in it that is not a string");
                 }
             }
             if text.len() > MAX_TEXT {
@@ -375,7 +375,7 @@ impl<'a> Scope<'a> {
             match self.value(name) {
                 Constant::Text(name) => drop(object.insert(name, self.value(value))),
                 unknown @ Constant::Unknown(_) => return unknown,
-                _ => return Constant::unknown("an object with a key that is no string"),
+                _ => return Constant::unknown("an object with a key that is not a string"),
             }
         }
         self.bounded(Constant::Object(Arc::new(object)))

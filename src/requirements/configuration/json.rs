@@ -80,7 +80,7 @@ pub(super) fn check(file: &str) -> Result<&RawValue, BadHcl> {
     serde_json::from_str(file).map_err(|error| BadHcl::Syntax {
         line: error.line().max(1),
         column: error.column(),
-        reason: "it is no JSON from here on".to_owned(),
+        reason: "it is not JSON from here on".to_owned(),
     })
 }
 

@@ -78,7 +78,7 @@ pub(super) struct Problem {
 /// A line of a file, counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SourceLine {
-    /// Its path, with the module that it is in where it is no file of the user's.
+    /// Its path, with the module that it is in where it is not a file of the user's.
     pub(super) file: String,
     /// Its line.
     pub(super) line: usize,

@@ -250,6 +250,6 @@ impl ModuleReader {
 fn not_known(subject: &str, value: &Constant) -> String {
     match value {
         Constant::Unknown(depends_on) => format!("its {subject} depends on {depends_on}"),
-        _ => format!("its {subject} is no string, and clients take nothing else"),
+        _ => format!("its {subject} is not a string, and clients take nothing else"),
     }
 }

@@ -72,7 +72,7 @@ pub(super) fn of_local_name(name: &str, client: ClientKind) -> Result<ProviderRe
     match name {
         "terraform" => Ok(ProviderReference::BuiltIn),
         // No name of a provider has any: it would be read as something else.
-        name if name.contains('/') => Err(format!("{name:?} is no name of a provider")),
+        name if name.contains('/') => Err(format!("{name:?} is not a provider name")),
         name => of_source(name, client),
     }
 }
@@ -83,9 +83,7 @@ pub(super) fn of_local_name(name: &str, client: ClientKind) -> Result<ProviderRe
 /// Why clients refuse it.
 pub(in super::super) fn checked(part: &str) -> Result<(), String> {
     if part.contains('_') || part.contains("--") || part.starts_with('-') || part.ends_with('-') {
-        return Err(format!(
-            "{part:?} is no name of a provider: it may hold letters, digits, and single - between them"
-        ));
+        return Err(format!("{part:?} is not a provider name: it may hold letters, digits, and single - between them"));
     }
     Ok(())
 }

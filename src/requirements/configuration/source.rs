@@ -124,7 +124,7 @@ fn registry(given: &str, client: ClientKind) -> Result<ModuleSource, String> {
         return Err(format!("{host} has no dot, as the host of a module must"));
     }
     if NO_REGISTRIES.contains(&host.as_str()) {
-        return Err(format!("{host} is no registry to the clients"));
+        return Err(format!("{host} is not a registry to the clients"));
     }
     let module_name = |given: &str| {
         let is_well = given.len() <= 64 && given.ends_with(|c: char| c.is_ascii_alphanumeric());

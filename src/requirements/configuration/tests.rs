@@ -668,9 +668,9 @@ fn what_clients_refuse_of_required_providers_is_wrong() {
         ("a = null", "version is not a plain string"),
         ("a = { source = \"x/a\", foo = \"x\" }", "refuse \"foo\""),
         ("D = { source = \"x/a\" }", "lower case"),
-        ("my_a = { source = \"x/a\" }", "no name of a provider"),
-        ("my--a = { source = \"x/a\" }", "no name of a provider"),
-        ("a = { source = \"my_x/a\" }", "no name of a provider"),
+        ("my_a = { source = \"x/a\" }", "not a provider name"),
+        ("my--a = { source = \"x/a\" }", "not a provider name"),
+        ("a = { source = \"my_x/a\" }", "not a provider name"),
         ("a = { source = \"x/a\", version = \">=  1.0\" }", "one space"),
     ] {
         let text = format!("terraform {{\n  required_providers {{\n    {entry}\n  }}\n}}\n");
@@ -678,7 +678,7 @@ fn what_clients_refuse_of_required_providers_is_wrong() {
     }
     let json = r#"{"terraform": {"required_providers": {"a": {"source": "x/a", "version": 1.2}}}}"#;
     assert_problems(&terraform(&[("main.tf.json", json)]), &["version is not a plain string"]);
-    assert_problems(&terraform(&[("main.tf.json", &format!("\u{feff}{json}"))]), &["no JSON"]);
+    assert_problems(&terraform(&[("main.tf.json", &format!("\u{feff}{json}"))]), &["not JSON"]);
     assert_eq!(problems(&terraform(&[("main.tf", "\u{feff}locals {}\n")])), [""; 0]);
 }
 
@@ -692,7 +692,7 @@ fn a_file_that_cannot_be_read_is_a_problem_of_its_folder_only() {
         (problems(&read_folder("")), requirements_of(&read_folder(""))),
         (vec![], vec!["hashicorp/r".to_owned()])
     );
-    assert_problems(&read_folder("b"), &["b/large.tf:1: … more than 1 MiB", "b/odd.tf:1: … no UTF-8"]);
+    assert_problems(&read_folder("b"), &["b/large.tf:1: … more than 1 MiB", "b/odd.tf:1: … not UTF-8"]);
 }
 
 proptest! {
@@ -815,9 +815,9 @@ fn sources_are_evaluated_as_each_client_does() {
         ("timestamp()", "the function timestamp()", "…"),
         ("replace(\"./a\", \"/a/\", \"b\")", "the function replace()", "…"),
         ("\"./${1 + 1}\"", "depends on arithmetic", "…"),
-        ("[\"./x\"]", "its source is no string", "…"),
-        ("null", "its source is no string", "…"),
-        ("\"./${null}\"", "a value in it that is no string", "…"),
+        ("[\"./x\"]", "its source is not a string", "…"),
+        ("null", "its source is not a string", "…"),
+        ("\"./${null}\"", "a value in it that is not a string", "…"),
     ] {
         let expected = [
             (ClientKind::Terraform, terraform),

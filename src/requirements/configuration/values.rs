@@ -31,7 +31,7 @@ impl GivenValues {
     pub fn add(&mut self, given: &str) -> Result<(), String> {
         let (name, value) = given.split_once('=').ok_or_else(|| format!("{given:?} is not NAME=VALUE"))?;
         if name.is_empty() || name.contains(char::is_whitespace) {
-            return Err(format!("{name:?} is no name of a variable"));
+            return Err(format!("{name:?} is not a variable name"));
         }
         let value = match value.trim_start().starts_with(['[', '{']) {
             false => Constant::Text(value.to_owned()),

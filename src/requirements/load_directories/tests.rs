@@ -127,7 +127,7 @@ fn what_is_no_file_or_no_text_is_refused_with_its_name() {
     )
     .unwrap();
     let refused = collect(&[top.path().to_owned()], &GivenValues::default()).unwrap_err().to_string();
-    assert!(refused.contains("pipe.tf") && refused.contains("no file"), "{refused}");
+    assert!(refused.contains("pipe.tf") && refused.contains("not a file"), "{refused}");
     fs::remove_file(top.path().join("pipe.tf")).unwrap();
     fs::create_dir(top.path().join("folder.tf")).unwrap();
     assert_eq!(paths(&collected(&top, &[""]).files), ["main.tf"]);
@@ -187,9 +187,12 @@ fn values_of_the_command_line_win_and_lead_to_local_modules() {
     values.add("v=d").unwrap();
     values.add("list=[\"y\", \"z\"]").unwrap();
     assert!(joined(&values).contains("d/y"), "{}", joined(&values));
-    for (bad, reason) in
-        [("v", "is not NAME=VALUE"), ("=x", "is no name"), ("a b=c", "is no name"), ("v=[", "v: line 1")]
-    {
+    for (bad, reason) in [
+        ("v", "is not NAME=VALUE"),
+        ("=x", "is not a variable name"),
+        ("a b=c", "is not a variable name"),
+        ("v=[", "v: line 1"),
+    ] {
         assert!(values.clone().add(bad).unwrap_err().contains(reason), "{bad}: {:?}", values.clone().add(bad));
     }
     assert!(values.add_file("x.tfvars", "v = {").unwrap_err().contains("line 1"));

@@ -48,7 +48,7 @@ fn what_clients_refuse_is_refused() {
         (provider("r.example/Acme/null", version), "unless it is written r.example/acme/null"),
         (provider("R.example/acme/null", version), "unless it is written r.example/acme/null"),
         (provider("r.example:443/acme/null", version), "unless it is written r.example/acme/null"),
-        (provider("r.example/my_acme/null", version), "is no name of a provider"),
+        (provider("r.example/my_acme/null", version), "is not a provider name"),
         (provider("terraform.io/builtin/terraform", version), "part of the client"),
     ] {
         let message = problems(&file);
@@ -89,7 +89,7 @@ provider "r.example/acme/twice" { version = "1.0.0" }
         (8, "is not a version"),
         (9, "hashes is not a list"),
         (11, "has no version"),
-        (15, "\"nothing\" is no hash"),
+        (15, "\"nothing\" is not a hash"),
         (17, "not one label"),
         (19, "r.example/acme/twice stands there twice"),
     ]) {

@@ -50,7 +50,7 @@ pub(super) fn of(configurations: &Configurations, found: &mut ResolutionResult) 
 }
 
 /// The folders with a configuration that no other calls; the tests of one are read for what they call. The folder that
-/// a client finds these in is no root: it reads nothing else there.
+/// a client finds these in is not a root: it reads nothing else there.
 pub(in super::super) fn uncalled(files: &Files) -> Vec<String> {
     let has = |folder: &str, is: fn(&str) -> bool| files.in_folder(folder).iter().any(|(name, _)| is(name));
     let has_configuration = |folder: &str| has(folder, is_configuration);

@@ -321,7 +321,7 @@ fn cycles_and_endless_chains_come_to_an_end() {
         &["acme/a/test@1.0.0", "acme/b/test@1.0.0"],
         &["acme/b/test@1.0.0//main.tf:2: it leads back"],
     );
-    // A folder that two call is no cycle.
+    // A folder that two call is not a cycle.
     let shared = [
         ("main.tf", &*(calls("a", "./a") + &calls("b", "./b"))),
         ("a/main.tf", &*calls("b", "../b")),

@@ -94,7 +94,7 @@ pub(super) fn counted(key: &Key, size_bytes: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Section 5: a newer binary reads older files.
+    /// DESIGN 5: a newer binary reads older files.
     #[test]
     fn an_entry_from_before_there_was_a_scrub_was_never_checked() {
         let entry = EvictableEntry { last_use: Timestamp(7), size_bytes: 9, last_check: Timestamp(8) };

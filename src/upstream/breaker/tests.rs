@@ -57,7 +57,7 @@ fn run_events(story: &str, happenings: Vec<(u64, BreakerEvent)>) {
     }
 }
 
-/// Promise 11, DESIGN 4: pauses are short and grow, one probe follows each, and a Retry-After is bounded.
+/// DESIGN, promise 11, DESIGN 4: pauses are short and grow, one probe follows each, and a Retry-After is bounded.
 #[test]
 fn the_breaker_follows_the_table_of_events() {
     run_events("one that never failed", vec![(1000, MayAsk(true)), (1000, MayAsk(true)), (1000, Answers(false))]);

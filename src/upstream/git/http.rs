@@ -39,7 +39,8 @@ impl Http for HttpTransport {
         if head.url != parsed_url {
             let tail = url.strip_prefix(base_url).unwrap_or_default();
             let base = head.url.as_str().strip_suffix(tail).filter(|_| !tail.is_empty());
-            let base = base.ok_or_else(|| failed(io::Error::other("a redirect to a URL that is no git repository")))?;
+            let base =
+                base.ok_or_else(|| failed(io::Error::other("a redirect to a URL that is not a git repository")))?;
             self.moved = Some(base.to_owned());
         }
         let exchange = Rc::new(RefCell::new(Exchange::Answered(pieces)));

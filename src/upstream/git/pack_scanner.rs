@@ -366,7 +366,7 @@ mod tests {
         }
     }
 
-    /// Promise 11: no memory is reserved for more objects than allowed.
+    /// DESIGN, promise 11: no memory is reserved for more objects than allowed.
     #[test]
     fn a_pack_that_announces_too_many_objects_is_refused_by_its_header_alone() {
         for (announced, is_refused) in [(100_u32, false), (101, true), (u32::MAX, true)] {

@@ -71,7 +71,7 @@ impl Outbound {
         Err(failed(last))
     }
 
-    /// Promise 8: ssh connects only to hosts of a `[[credential]]` for this upstream.
+    /// DESIGN, promise 8: ssh connects only to hosts of a `[[credential]]` for this upstream.
     fn ssh_allowed<'a>(&self, ask: &GitRequest<'a>, repository: &SshRepository) -> Result<&'a SshFiles, EgressRefusal> {
         if self.connectivity() == Connectivity::Offline {
             return Err(EgressRefusal::Offline);

@@ -26,7 +26,7 @@ impl Submodules {
         let Some(file) = file else { return Ok(Self(None)) };
         let nothing_more = gix_config::File::default();
         let parsed = gix_submodule::File::from_bytes(file, None, &nothing_more);
-        let parsed = parsed.map_err(|_| TreeError::refused(".gitmodules", "it is no configuration file of git"))?;
+        let parsed = parsed.map_err(|_| TreeError::refused(".gitmodules", "it is not a configuration file of git"))?;
         Ok(Self(Some(parsed)))
     }
 

@@ -18,7 +18,7 @@ const MAX_ERROR_BODY: u64 = 64 * 1024;
 const X_TERRAFORM_GET: HeaderName = HeaderName::from_static("x-terraform-get");
 
 impl Outbound {
-    /// Fetches a document of at most `limit` bytes, conditionally if `held` has validators. Fails if the document is
+    /// Fetches a document of at most `limit` bytes, conditionally if `validators` are given. Fails if the document is
     /// incomplete after the time limit.
     pub async fn document(
         &self,

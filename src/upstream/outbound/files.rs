@@ -75,7 +75,7 @@ impl Outbound {
                 .to_str()
                 .ok()
                 .and_then(|text| text.parse::<u64>().ok())
-                .ok_or_else(|| failed("a Content-Length that is no number"))
+                .ok_or_else(|| failed("a Content-Length that is not a number"))
         });
         let announced = announced.transpose()?;
         let (from, length) = match response.status().as_u16() {

@@ -48,7 +48,7 @@ pub struct Outbound {
     pub(super) guard: EgressPolicy,
     /// The setting of this configuration.
     link: Connectivity,
-    /// The effective setting, shared with the connectors of earlier configurations (promise 12).
+    /// The effective setting, shared with the connectors of earlier configurations (DESIGN, promise 12).
     sealed: Arc<AtomicBool>,
     own: OwnEntry,
     pub(super) traffic: Traffic,
@@ -130,7 +130,7 @@ impl Outbound {
         self.sealed.store(self.link == Connectivity::Offline, Ordering::SeqCst);
     }
 
-    /// Permission to revalidate at these origins; `None` while a breaker is open. `by` is the permit of the enclosing
+    /// Permission to revalidate at these origins; `None` while a breaker is open. `permit` is that of the enclosing
     /// work.
     pub fn revalidation_permit(
         &self,
@@ -275,7 +275,7 @@ mod tests {
     use crate::cdn_loop::CdnLoop;
     use crate::upstream::CredentialScope;
 
-    /// A server that sends `said` to each client and then stays silent.
+    /// A server that sends `answer` to each client and then stays silent.
     async fn silent_after(answer: &'static str) -> Url {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -290,8 +290,8 @@ mod tests {
         Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap()
     }
 
-    /// Promise 11 and DESIGN 4: an upstream that does not finish its answer in time is given up, for every kind of
-    /// request.
+    /// DESIGN, promise 11 and DESIGN 4: an upstream that does not finish its answer in time is given up, for every kind
+    /// of request.
     #[tokio::test]
     async fn every_kind_of_request_has_a_time_limit() {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

@@ -41,7 +41,7 @@ pub(super) fn parse(mut url: Url) -> Result<PackageSource, BadSource> {
             let expected = ExpectedChecksum::parse(&checksum).map_err(|bad| BadSource::for_url(&url, bad.0))?;
             Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: Some(expected) }))
         }
-        (None, Some(_)) => Err(BadSource::for_url(&url, "has a checksum, but is no archive")),
+        (None, Some(_)) => Err(BadSource::for_url(&url, "has a checksum, but is not an archive")),
         (None, None) => {
             url.query_pairs_mut().append_pair("terraform-get", "1");
             Ok(PackageSource::Indirect(url))

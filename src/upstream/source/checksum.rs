@@ -85,7 +85,7 @@ impl Checksum {
         self.kind
     }
 
-    /// Finds the checksum of `archive` in the checksum list at `at`, in GNU's or BSD's form. A line with a bare
+    /// Finds the checksum of `archive` in the checksum list from `url`, in GNU's or BSD's form. A line with a bare
     /// checksum matches any archive.
     pub fn in_list(list: &[u8], url: &Url, archive: &Url) -> Option<Self> {
         let file = archive.path().rsplit('/').next().unwrap_or_default();

@@ -175,13 +175,13 @@ fn an_invalid_or_forbidden_source_is_refused_without_its_secrets() {
         ("//user:s3cret@h.example/m.zip", "a user or a password"),
         ("https://h.example/m.zip?checksum=file:https://s3cret@h.example/SUMS", "cannot be fetched"),
         ("https://h.example/m.zip?checksum=sha256:s3cret", "not of its length"),
-        ("https://h.example/m?checksum=sha256:s3cret", "no archive"),
+        ("https://h.example/m?checksum=sha256:s3cret", "not an archive"),
         ("git::https://h.example/r?archive=zip", "an archive or a checksum"),
         ("git::https://h.example/r//../x", ".. in its //subdir"),
         ("git::https://h.example/r//x/../../s3cret", ".. in its //subdir"),
         ("github.com/o", "HOST/OWNER/REPOSITORY"),
-        ("https://", "no URL"),
-        ("git::https://h.example:99999/r", "no URL"),
+        ("https://", "not a URL"),
+        ("git::https://h.example:99999/r", "not a URL"),
         ("git::ssh:x", "names no host"),
     ] {
         let refused = PackageSource::parse(text, &base()).expect_err(text).to_string();

@@ -90,7 +90,7 @@ fn what_a_package_says_of_itself_refuses_it_before_anything_is_unpacked() {
     assert!(matches!(refused, Err(BadPackage::TooLarge { limit: 10_000 })), "{refused:?}");
 }
 
-/// Promise 11: no package makes larder unpack more than 4 GiB.
+/// DESIGN, promise 11: no package makes larder unpack more than 4 GiB.
 #[test]
 fn a_package_that_says_it_unpacks_to_more_than_four_gib_is_refused() {
     let mut zip = zip_of(&[File("a", b"x"), File("b", b"y")]);

@@ -203,7 +203,7 @@ fn one_good_signature_of_several_suffices() {
     }
 }
 
-/// Promise 11: a registry chooses how many keys and signatures it lists, not how much work they are.
+/// DESIGN, promise 11: a registry chooses how many keys and signatures it lists, not how much work they are.
 #[test]
 fn keys_and_signatures_that_are_made_to_be_expensive_are_refused() {
     let (stranger, keys): (TestKey, Vec<TestKey>) = (TestKey::new(), (0..40).map(|_| TestKey::new()).collect());

@@ -57,7 +57,7 @@ impl Folder {
 
     /// Partial downloads.
     pub(crate) fn staged(&self) -> Vec<PathBuf> {
-        // A record that is being written is no download.
+        // A record that is being written is not a download.
         let is_record = |path: &Path| path.file_name().unwrap().to_string_lossy().starts_with("record-");
         self.files("staging").into_iter().filter(|path| !is_record(path)).collect()
     }

@@ -1,4 +1,4 @@
-//! Promise 11: everything has a limit, and each error names the limit that was reached.
+//! DESIGN, promise 11: everything has a limit, and each error names the limit that was reached.
 
 use std::time::Duration;
 
@@ -250,7 +250,7 @@ async fn a_server_that_drips_is_given_up() {
     setting.fetch(&forge.source("r", "main")).await.unwrap();
 }
 
-/// Promise 11: repositories that never finish do not block those of other upstreams.
+/// DESIGN, promise 11: repositories that never finish do not block those of other upstreams.
 #[tokio::test]
 async fn one_upstream_never_takes_all_git_jobs() {
     let (forge, stuck) = (Forge::new(), Forge::new());
@@ -290,7 +290,7 @@ async fn one_upstream_never_takes_all_git_jobs() {
     }
 }
 
-/// Promise 11: progress messages do not count as pack data, however many there are.
+/// DESIGN, promise 11: progress messages do not count as pack data, however many there are.
 #[tokio::test]
 async fn a_server_that_sends_progress_but_no_pack_is_given_up() {
     let forge = Forge::new();

@@ -105,7 +105,7 @@ async fn a_repository_is_fetched_over_ssh_with_the_configured_key() {
     assert_eq!(setting.resolve(&server.source(&r.join(".git"), "main")).await.unwrap(), Some(fetched.commit));
 }
 
-/// Promise 8, without prompts: an unknown host key and a refused user key are errors.
+/// DESIGN, promise 8, without prompts: an unknown host key and a refused user key are errors.
 #[tokio::test]
 async fn an_unknown_host_and_a_refused_key_are_errors() {
     let Some(server) = SshServer::start() else { return };

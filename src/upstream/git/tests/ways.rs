@@ -41,7 +41,7 @@ async fn a_repository_that_has_moved_is_fetched_at_its_new_place() {
     assert!(request.iter().all(|asked| asked.header("cdn-loop").is_some_and(|list| list.contains("larder;id="))));
 }
 
-/// Promise 7, on every hop.
+/// DESIGN, promise 7, on every hop.
 #[tokio::test]
 async fn a_redirect_against_the_egress_policy_is_refused() {
     let forge = Forge::new();
@@ -71,7 +71,7 @@ async fn a_redirect_of_a_post_is_not_followed() {
     assert_eq!(forge.server.requests().len(), 2);
 }
 
-/// Promise 8: a credential is sent to its host, and to no other after a redirect.
+/// DESIGN, promise 8: a credential is sent to its host, and to no other after a redirect.
 #[tokio::test]
 async fn a_credential_is_sent_to_its_host_only() {
     let (private, public) = (Forge::new(), Forge::new());
@@ -127,7 +127,7 @@ async fn an_http_error_of_a_forge_is_reported_as_such() {
     }
 }
 
-/// Promise 12: sealed means sealed.
+/// DESIGN, promise 12: sealed means sealed.
 #[tokio::test]
 async fn offline_nothing_is_asked_and_no_ssh_started() {
     let forge = Forge::new();
@@ -169,7 +169,7 @@ async fn a_cancelled_job_ends_and_releases_its_permit() {
     setting.fetch_with(&outbound, &source).await.unwrap();
 }
 
-/// Promise 8: a secret that a server quotes is not shown.
+/// DESIGN, promise 8: a secret that a server quotes is not shown.
 #[tokio::test]
 async fn a_text_that_quotes_a_credential_is_not_shown() {
     let forge = Forge::new();
