@@ -1,14 +1,14 @@
 //! Warming configurations: the job resolves their requirements and adds items as it finds them. A folder, a tar and
 //! JSON are equivalent requests.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::support::command_setup::CommandSetup;
 use crate::support::larder::HOST;
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
-use crate::support::reports;
+use crate::support::reports::JobReport;
 use crate::support::upstream::{Provider, Target};
-use crate::support::warm_fixture::{WarmFixture, both, error};
+use crate::support::warm_fixture::{WarmFixture, both};
 
 const MAIN: &str = r#"
 terraform {
@@ -43,12 +43,10 @@ fn files() -> [(&'static str, &'static str); 2] {
 }
 
 /// Each item as `NAME@VERSION STATE`, sorted.
-fn sorted(job: &Value) -> Vec<String> {
-    let word = |item: &Value, key: &str| item[key].as_str().unwrap().to_owned();
+fn sorted(job: &JobReport) -> Vec<String> {
     let short = |what: String| what.strip_prefix(&format!("{HOST}/")).map_or(what.clone(), str::to_owned);
-    let items = job["items"].as_array().unwrap().iter();
     let mut items: Vec<String> =
-        items.map(|item| format!("{} {}", short(reports::name(item)), word(item, "state"))).collect();
+        job.items.iter().map(|item| format!("{} {}", short(item.name()), item.state)).collect();
     items.sort();
     items
 }
@@ -86,13 +84,13 @@ async fn the_requirements_of_a_configuration_are_warmed_and_served_without_upstr
     });
     let path = warm_fixture.begin(&order).await;
     // The two modules are items before the job knows their requirements.
-    let is_resolving = |job: &Value| job["resolving"] == true && job["items"].as_array().unwrap().len() == 2;
+    let is_resolving = |job: &JobReport| job.resolving && job.items.len() == 2;
     let job = warm_fixture.once(&path, is_resolving).await;
-    assert_eq!(job["what"], json!(["./prod"]), "{job}");
+    assert_eq!(job.what, ["./prod"], "{job}");
     gate.open();
     let job = warm_fixture.ended(&path).await;
-    assert_eq!((sorted(&job), &job["state"]), (all("fetched"), &json!("done")), "{job}");
-    assert_eq!(job["resolving"], Value::Null);
+    assert_eq!((sorted(&job), &*job.state), (all("fetched"), "done"), "{job}");
+    assert!(!job.resolving);
 
     fixture.registry.stop().await;
     fixture.archives.stop().await;
@@ -120,7 +118,7 @@ async fn a_tar_of_configurations_is_the_same_order() {
     };
     let taken = send("root=prod&platform=linux_amd64&client=terraform&pin").await.expect(202);
     let job = warm_fixture.ended(taken.header("location")).await;
-    assert_eq!((sorted(&job), &job["pin"]), (all("fetched"), &json!(true)), "{job}");
+    assert_eq!((sorted(&job), job.pin), (all("fetched"), true), "{job}");
     let done = warm_fixture
         .post("/admin/v1/pin", &json!({ "what": ["acme/net/test", "acme/third"] }))
         .await
@@ -148,18 +146,18 @@ async fn an_unavailable_requirement_is_a_failed_item_with_its_file_and_line() {
         "platforms": ["linux_amd64"],
     });
     let job = warm_fixture.warm(&order).await;
-    assert_eq!(job["state"], "failed", "{job}");
-    let items = job["items"].as_array().unwrap();
+    assert_eq!(job.state, "failed", "{job}");
+    let items = &job.items;
     let item = |part: &str| {
-        let found = items.iter().position(|item| reports::name(item).contains(part));
+        let found = items.iter().position(|item| item.name().contains(part));
         found.unwrap_or_else(|| panic!("{part}: {job}"))
     };
-    assert!(error(&job, item("git.example")).contains("prod/main.tf"), "{job}");
-    assert!(error(&job, item("acme/net/test")).contains("prod/main.tf"), "{job}");
-    let failed = items.iter().filter(|item| item["state"] == "failed").count();
+    assert!(job.error(item("git.example")).contains("prod/main.tf"), "{job}");
+    assert!(job.error(item("acme/net/test")).contains("prod/main.tf"), "{job}");
+    let failed = items.iter().filter(|item| item.state == "failed").count();
     assert_eq!(failed, 2, "one thing is told twice: {job}");
     for name in ["acme/null@1.2.0", "acme/other@1.2.0"] {
-        assert_ne!(items[item(name)]["state"], "failed", "{job}");
+        assert_ne!(items[item(name)].state, "failed", "{job}");
     }
 }
 
@@ -179,7 +177,7 @@ async fn a_job_of_a_configuration_continues_after_a_restart() {
     // The CA file is in the store's folder.
     let larder = fixture.larder_on(&folder).start().await;
     let job = WarmFixture::of(&larder).ended(&path).await;
-    assert_eq!((sorted(&job).len(), &job["state"]), (5, &json!("done")), "{job}");
+    assert_eq!((sorted(&job).len(), &*job.state), (5, "done"), "{job}");
     assert_eq!(fixture.archives.requests().len(), archives, "a module was fetched twice");
 }
 

@@ -11,6 +11,7 @@ use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::process::command;
 use crate::support::process::{Process, run};
+use crate::support::reports::JobReport;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::support::warm_fixture::{WarmFixture, both, items};
 
@@ -47,7 +48,7 @@ async fn next_run(larder: &Larder, before: &Value) -> Value {
     .await
 }
 
-async fn job_of(larder: &Larder, last: &Value) -> Value {
+async fn job_of(larder: &Larder, last: &Value) -> JobReport {
     WarmFixture::of(larder).job(&format!("/admin/v1/jobs/{}", last["job"].as_str().unwrap())).await
 }
 

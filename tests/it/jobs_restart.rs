@@ -10,8 +10,9 @@ use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::process::{Process, command, serving};
+use crate::support::reports::JobReport;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
-use crate::support::warm_fixture::{WarmFixture, error, states};
+use crate::support::warm_fixture::WarmFixture;
 
 const HALF: usize = 1_500_000;
 
@@ -60,13 +61,11 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
 
     let (larder, fixture) = start(&builder(), &folder);
     let path = fixture.begin(&job_request(&all)).await;
-    let half_way = |job: &Value| {
-        let items = job["items"].as_array().unwrap().iter();
-        items.filter(|item| item["state"] == "fetching" && item["bytes"] == HALF).count()
-    };
+    let half_way =
+        |job: &JobReport| job.items.iter().filter(|item| item.state == "fetching" && item.bytes == HALF as u64).count();
     // A few archives complete; then every concurrent fetch waits in the middle of a large one.
     gates[..3].iter().for_each(|gate| gate.open());
-    let fetched = |job: &Value| states(job).iter().filter(|state| **state == "fetched").count();
+    let fetched = |job: &JobReport| job.states().iter().filter(|state| **state == "fetched").count();
     let before = fixture.once(&path, |job| half_way(job) == 4 && fetched(job) >= 3).await;
     larder.kill();
     let whole = folder.blobs().len();
@@ -76,13 +75,9 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
 
     let (larder, fixture) = start(&builder(), &folder);
     let job = fixture.ended(&path).await;
-    assert_eq!(
-        (&job["state"], &job["id"], &job["started"]),
-        (&json!("done"), &before["id"], &before["started"]),
-        "{job}"
-    );
-    assert_eq!(states(&job).iter().filter(|state| **state == "held").count(), whole, "{job}");
-    assert_eq!((states(&job).len(), folder.blobs().len(), folder.staged().len()), (30, 30, 0));
+    assert_eq!((&*job.state, &job.id, job.started), ("done", &before.id, before.started), "{job}");
+    assert_eq!(job.states().iter().filter(|state| **state == "held").count(), whole, "{job}");
+    assert_eq!((job.states().len(), folder.blobs().len(), folder.staged().len()), (30, 30, 0));
     assert_eq!(listed_jobs(&fixture).await.as_array().unwrap().len(), 1);
 
     let requests = archive_requests(&upstream);
@@ -118,10 +113,10 @@ async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
     }
     let path = fixture.begin(&job_request(&["slow".to_owned()])).await;
     upstream.wait_for(Target::Archive.of("slow"), 1).await;
-    let cancelled = fixture.send("DELETE", &path, "application/json", "").await.expect(200).json();
+    let cancelled = fixture.cancel(&path).await;
     larder.kill();
     jobs.push((cancelled, path));
-    let ended: Vec<&str> = jobs.iter().map(|(job, _)| job["state"].as_str().unwrap()).collect();
+    let ended: Vec<&str> = jobs.iter().map(|(job, _)| job.state.as_str()).collect();
     assert_eq!(ended, ["done", "failed", "cancelled"]);
     gate.open();
     upstream.forget_requests();
@@ -130,12 +125,12 @@ async fn jobs_that_ended_are_listed_as_they_ended_and_stay_so() {
     for (job, path) in &jobs {
         assert_eq!(fixture.job(path).await, *job);
     }
-    let newest_first: Vec<Value> = jobs.iter().rev().map(|(job, _)| job["id"].clone()).collect();
-    let again: Vec<Value> =
-        listed_jobs(&fixture).await.as_array().unwrap().iter().map(|job| job["id"].clone()).collect();
+    let newest_first: Vec<&str> = jobs.iter().rev().map(|(job, _)| job.id.as_str()).collect();
+    let listed = listed_jobs(&fixture).await;
+    let again: Vec<&str> = listed.as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect();
     assert_eq!(again, newest_first);
     // The packages of a finished job can still be pinned together.
-    let done = fixture.post("/admin/v1/pin", &json!({ "job": jobs[0].0["id"] })).await.expect(200).json();
+    let done = fixture.post("/admin/v1/pin", &json!({ "job": jobs[0].0.id })).await.expect(200).json();
     assert_eq!(done["items"][0]["outcome"], "pinned", "{done}");
     assert_eq!(fixture.job(&jobs[0].1).await, jobs[0].0, "what is told of a job that ended has changed");
     assert_eq!(upstream.requests().len(), 0, "something that had ended goes on");
@@ -153,7 +148,7 @@ async fn a_job_whose_end_the_disk_did_not_take_does_not_continue() {
     let (larder, fixture) = start(&builder(), &folder);
     let path = fixture.begin(&job_request(&["slow".to_owned()])).await;
     // Before that, the job may still create files in the folder that is removed below, and would fail by itself.
-    fixture.once(&path, |job| job["items"][0]["bytes"] == HALF).await;
+    fixture.once(&path, |job| job.items[0].bytes == HALF as u64).await;
     assert_eq!(records(&folder).len(), 1);
     // Records are created in staging, so no record can be written; existing ones can be deleted.
     let staging = folder.path().join("v1/staging");
@@ -192,7 +187,7 @@ async fn a_job_that_was_pinned_while_it_ran_pins_after_a_restart() {
     gate.open();
     let (larder, fixture) = start(&builder(), &folder);
     let job = fixture.ended(&path).await;
-    assert_eq!((&job["state"], &job["pin"]), (&json!("done"), &json!(true)), "{job}");
+    assert_eq!((&*job.state, job.pin), ("done", true), "{job}");
     let done = fixture.post("/admin/v1/pin", &json!({ "what": ["acme/null"] })).await.expect(200).json();
     assert_eq!(done["items"][0]["outcome"], "as_before", "{done}");
     assert_eq!(larder.terminate().await, Some(0));
@@ -227,7 +222,7 @@ async fn an_unreadable_job_record_is_quarantined_and_logged_and_the_others_are_l
     for path in &paths[..2] {
         fixture.get(path).await.expect(404);
     }
-    assert_eq!(fixture.job(&paths[2]).await["state"], "done");
+    assert_eq!(fixture.job(&paths[2]).await.state, "done");
     assert_eq!((folder.files("aside").len(), records(&folder).len()), (2, 1));
     let log = larder.log().text();
     assert_eq!(log.matches("a damaged record was quarantined").count(), 2, "{log}");
@@ -261,14 +256,14 @@ async fn a_job_resumed_in_a_sealed_larder_fails_and_lists_missing_packages() {
     let folder = Folder::new();
     let (larder, fixture) = start(&Larder::mirroring(&upstream).on(&folder), &folder);
     let path = fixture.begin(&job_request(&["held".to_owned(), "slow".to_owned()])).await;
-    fixture.once(&path, |job| states(job)[0] == "fetched" && job["items"][1]["bytes"] == HALF).await;
+    fixture.once(&path, |job| job.states()[0] == "fetched" && job.items[1].bytes == HALF as u64).await;
     larder.kill();
     gate.open();
     upstream.forget_requests();
     let (larder, fixture) = start(&Larder::mirroring(&upstream).network("offline = true").on(&folder), &folder);
     let job = fixture.ended(&path).await;
-    assert_eq!((states(&job), &job["state"]), (vec!["held", "failed"], &json!("failed")), "{job}");
-    assert!(error(&job, 1).contains("offline"), "{job}");
+    assert_eq!((job.states(), &*job.state), (vec!["held", "failed"], "failed"), "{job}");
+    assert!(job.error(1).contains("offline"), "{job}");
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     assert!(status["missing"].to_string().contains("acme/slow"), "{status}");
     assert_eq!(upstream.requests().len(), 0);

@@ -297,8 +297,8 @@ async fn upstream_failures_have_the_statuses_of_the_table() {
         (Fault::StatusBody(422, "{\"errors\":[\"no such filter\"]}"), 422, "no such filter"),
         (Fault::Status(429), 503, "429"),
         (Fault::Status(500), 502, "500"),
-        (Fault::Html, 502, "no JSON object"),
-        (Fault::InvalidJson, 502, "no JSON object"),
+        (Fault::Html, 502, "not a JSON object"),
+        (Fault::InvalidJson, 502, "not a JSON object"),
         (Fault::HugeJson, 502, "more than"),
         (Fault::Status(508), 508, "508"),
     ] {

@@ -11,7 +11,7 @@ use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz, unpacked};
 use crate::support::reports::name;
 use crate::support::upstream::{FakeUpstream, Fault, Listed, Module, Provider, Target};
-use crate::support::warm_fixture::{WarmFixture, error, states};
+use crate::support::warm_fixture::WarmFixture;
 
 const ONE: &str = "acme/one/test@1.0.0";
 
@@ -44,13 +44,13 @@ async fn warmed_modules_are_served_with_upstream_gone() {
         "what": ["acme/one/test@~> 1.0", "acme/sub/test", "acme/null"], "platforms": ["linux_amd64"], "pin": true
     });
     let job = warm_fixture.warm(&told).await;
-    assert_eq!((states(&job), &job["state"]), (vec!["fetched"; 3], &"done".into()), "{job}");
-    assert_eq!(name(&job["items"][0]), format!("{HOST}/acme/one/test@1.2.0"));
-    assert!(job["items"][0].get("platform").is_none_or(Value::is_null), "{job}");
-    assert_eq!(job["items"][2]["platform"], "linux_amd64");
+    assert_eq!((job.states(), &*job.state), (vec!["fetched"; 3], "done"), "{job}");
+    assert_eq!(job.items[0].name(), format!("{HOST}/acme/one/test@1.2.0"));
+    assert_eq!(job.items[0].package.platform, None, "{job}");
+    assert_eq!(job.items[2].package.platform.as_deref(), Some("linux_amd64"));
     let asked = (fixture.registry.requests().len(), fixture.archives.requests().len());
     let again = warm_fixture.warm(&told).await;
-    assert_eq!(states(&again), ["held"; 3], "{again}");
+    assert_eq!(again.states(), ["held"; 3], "{again}");
     assert_eq!((fixture.registry.requests().len(), fixture.archives.requests().len()), asked);
 
     fixture.stop().await;
@@ -79,9 +79,9 @@ async fn an_item_that_cannot_be_warmed_says_why() {
     let larder = fixture.larder().start().await;
     let things = ["acme/bucket/test", "acme/broken/test", "acme/absent/test", "acme/one/test@> 9", "acme/one/test"];
     let job = WarmFixture::of(&larder).warm(&json!({ "what": things, "platforms": ["linux_amd64"] })).await;
-    assert_eq!(states(&job), ["failed", "failed", "failed", "failed", "fetched"], "{job}");
+    assert_eq!(job.states(), ["failed", "failed", "failed", "failed", "fetched"], "{job}");
     for (item, words) in ["S3", "404", "acme/absent/test", "> 9"].into_iter().enumerate() {
-        assert!(error(&job, item).contains(words), "{item}: {job}");
+        assert!(job.error(item).contains(words), "{item}: {job}");
     }
 }
 

@@ -115,7 +115,8 @@ async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside
         ],
         "{text:?}"
     );
-    for (name, reason) in [(0, "neither is verified"), (1, "link"), (2, "link"), (3, "no readable zip"), (4, "either")]
+    for (name, reason) in
+        [(0, "neither is verified"), (1, "link"), (2, "link"), (3, "not a readable zip"), (4, "either")]
     {
         assert!(text[name].1.contains(reason), "{text:?}");
     }

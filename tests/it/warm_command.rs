@@ -12,6 +12,7 @@ use crate::support::eventually;
 use crate::support::larder::{Folder, HOST};
 use crate::support::ports::free_port;
 use crate::support::process::{CommandOutput, command, run, serving};
+use crate::support::reports::JobReport;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::support::warm_fixture::{both, items};
 
@@ -241,7 +242,7 @@ async fn where_no_larder_runs_it_fetches_into_a_store_of_its_own_making() {
     let again = setup.run(&[&warm[..], &["--json"]].concat()).await;
     assert_eq!((again.code, again.err.as_str()), (Some(0), ""), "{again:?}");
     assert_eq!(
-        items(&command_setup::json(again.out.trim())),
+        items(&JobReport::parse(command_setup::json(again.out.trim()))),
         ["null@1.2.0 linux_amd64 held", "other@1.2.0 linux_amd64 held"]
     );
     assert_eq!(upstream.requests().len(), requests);

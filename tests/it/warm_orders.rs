@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::support::command_setup::{CommandSetup, json as read};
 use crate::support::http::{client, send};
@@ -10,7 +10,7 @@ use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::null_provider::outcomes;
 use crate::support::process::Process;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
-use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both, error, states};
+use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both};
 
 async fn upstream_with(names: &[&str], size: usize) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
@@ -60,7 +60,7 @@ async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_pag
     assert_eq!(now["jobs"].as_array().unwrap().len(), 1);
     assert_eq!((&now["jobs"][0]["id"], &now["jobs"][0]["state"]), (&jobs["jobs"][0]["id"], &json!("running")));
     stored.open();
-    assert_eq!(fixture.ended(&path).await["state"], "done");
+    assert_eq!(fixture.ended(&path).await.state, "done");
 }
 
 /// This machine's own platform, where none is named.
@@ -71,9 +71,9 @@ async fn without_a_platform_this_machines_own_is_warmed() {
     let fixture = WarmFixture::of(&larder);
     let here = larder::address::Platform::of_this_machine().to_string();
     let job = fixture.warm(&json!({ "what": ["acme/null"] })).await;
-    assert_eq!((&job["platforms"], &job["items"][0]["platform"]), (&json!([here]), &json!(here)));
+    assert_eq!((&job.platforms, &job.items[0].package.platform), (&vec![here.clone()], &Some(here.clone())));
     let path = fixture.begin_lock_file(ONE, "").await;
-    assert_eq!(fixture.job(&path).await["platforms"], json!([here]));
+    assert_eq!(fixture.job(&path).await.platforms, [here]);
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn the_number_of_jobs_is_limited() {
     paths.push(fixture.begin(&order).await);
     stored.open();
     for path in &paths {
-        assert_ne!(fixture.ended(path).await["state"], "failed");
+        assert_ne!(fixture.ended(path).await.state, "failed");
     }
     for _ in 0..10 {
         let path = fixture.begin(&order).await;
@@ -214,9 +214,9 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
         let order = json!({ "what": ["acme/one", "acme/two"], "platforms": ["linux_amd64"], "pin": !afterwards });
         let path = fixture.begin(&order).await;
         let job = fixture.ended(&path).await;
-        assert_eq!((states(&job), &job["pin"]), (vec!["fetched"; 2], &json!(!afterwards)), "{job}");
+        assert_eq!((job.states(), job.pin), (vec!["fetched"; 2], !afterwards), "{job}");
         if afterwards {
-            let done = fixture.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
+            let done = fixture.post("/admin/v1/pin", &json!({ "job": job.id })).await.expect(200).json();
             assert_eq!(outcomes(&done).iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["pinned"; 2]);
         }
         for name in ["three", "four"] {
@@ -230,7 +230,7 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
         // Not even for something new: it does not fit then.
         let job =
             fixture.warm(&json!({ "what": ["acme/three", "acme/four"], "platforms": PLATFORMS, "pin": true })).await;
-        assert_eq!(job["state"], "failed", "{job}");
+        assert_eq!(job.state, "failed", "{job}");
         for name in ["one", "two"] {
             assert!(is_held(&larder, &upstream, name).await, "{name}");
         }
@@ -262,7 +262,7 @@ async fn the_documents_of_what_is_pinned_are_not_evicted() {
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let fixture = WarmFixture::of(&larder);
     let job = fixture.warm(&json!({ "what": ["acme/pinned"], "platforms": ["linux_amd64"], "pin": true })).await;
-    assert_eq!(job["state"], "done", "{job}");
+    assert_eq!(job.state, "done", "{job}");
     for name in &names {
         larder.clock.advance(Duration::from_secs(120));
         larder.document(name, "1.2.0").await.expect(200);
@@ -337,10 +337,10 @@ async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     let fixture = WarmFixture::of(&larder);
     let path =
         fixture.begin(&json!({ "what": ["acme/null", "acme/never"], "platforms": ["linux_amd64", "plan9_386"] })).await;
-    let job: Value = fixture.ended(&path).await;
-    assert_eq!(states(&job), ["fetched", "failed", "failed", "failed"]);
-    assert!(error(&job, 1).contains("404"), "{job}");
-    let done = fixture.post("/admin/v1/pin", &json!({ "job": job["id"] })).await.expect(200).json();
+    let job = fixture.ended(&path).await;
+    assert_eq!(job.states(), ["fetched", "failed", "failed", "failed"]);
+    assert!(job.error(1).contains("404"), "{job}");
+    let done = fixture.post("/admin/v1/pin", &json!({ "job": job.id })).await.expect(200).json();
     let words: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
     assert_eq!((words, &done["ok"]), (vec!["pinned", "not_held", "not_held", "not_held"], &json!(false)), "{done}");
     assert_eq!(outcomes(&done)[2].0, format!("{HOST}/acme/never (linux_amd64)"));
@@ -365,7 +365,7 @@ async fn a_job_can_be_pinned_before_it_has_fetched_anything() {
     assert_eq!(tell("pin").await, (vec!["when_it_comes".to_owned(); 2], json!(true)));
     stored.open();
     let ended = fixture.ended(&path).await;
-    assert_eq!((states(&ended), &ended["pin"]), (vec!["fetched"; 2], &json!(true)), "{ended}");
+    assert_eq!((ended.states(), ended.pin), (vec!["fetched"; 2], true), "{ended}");
     assert_eq!(tell("pin").await, (vec!["as_before".to_owned(); 2], json!(true)));
     let purged = larder.tell("purge", "acme/null").await;
     assert_eq!(purged["items"][0]["pinned"].as_array().unwrap().len(), 2, "{purged}");
@@ -381,8 +381,8 @@ async fn an_archive_that_the_disk_refused_is_not_reported_as_warm() {
     let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
     larder.let_files_grow_to(Some(1_000_000));
     let job = fixture.warm(&order).await;
-    assert_eq!((states(&job), folder.blobs().len()), (vec!["failed"], 0), "{job}");
-    assert!(error(&job, 0).contains("the store failed"), "{job}");
+    assert_eq!((job.states(), folder.blobs().len()), (vec!["failed"], 0), "{job}");
+    assert!(job.error(0).contains("the store failed"), "{job}");
     larder.let_files_grow_to(None);
-    assert_eq!(states(&fixture.warm(&order).await), ["fetched"]);
+    assert_eq!(fixture.warm(&order).await.states(), ["fetched"]);
 }

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::support::http::client;
 use crate::support::larder::{HOST, Larder};
-use crate::support::reports;
+use crate::support::reports::{JobItemReport, JobReport};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both, error, items, states};
+use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both, items};
 
 async fn versions(list: &[&str]) -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
@@ -57,10 +57,10 @@ async fn warmed_packages_are_served_without_upstream() {
             "large@1.2.0 linux_amd64 fetched"
         ],
     );
-    assert_eq!((&job["state"], &job["what"][1]), (&json!("done"), &json!("registry.terraform.io/acme/large@~> 1.0")));
-    let size = upstream.archive_bytes("acme", "large", "1.2.0", "linux_amd64").len();
-    assert_eq!((&job["items"][3]["bytes"], &job["items"][3]["size_bytes"]), (&json!(size), &json!(size)));
-    assert!(job["ended"].as_u64().unwrap() >= job["started"].as_u64().unwrap());
+    assert_eq!((&*job.state, &*job.what[1]), ("done", "registry.terraform.io/acme/large@~> 1.0"));
+    let size = upstream.archive_bytes("acme", "large", "1.2.0", "linux_amd64").len() as u64;
+    assert_eq!((job.items[3].bytes, job.items[3].size_bytes), (size, Some(size)));
+    assert!(job.ended.unwrap() >= job.started);
     assert_eq!(larder.metric("larder_passed_through_total").await, 0.0);
 
     upstream.stop().await;
@@ -70,7 +70,7 @@ async fn warmed_packages_are_served_without_upstream() {
     everything_is_there(&larder, "large", "1.2.0").await;
     let job =
         WarmFixture::of(&larder).warm(&json!({ "what": ["acme/null", "acme/large"], "platforms": PLATFORMS })).await;
-    assert_eq!((states(&job), &job["state"]), (vec!["held"; 4], &json!("done")), "{job}");
+    assert_eq!((job.states(), &*job.state), (vec!["held"; 4], "done"), "{job}");
 }
 
 #[tokio::test]
@@ -81,11 +81,11 @@ async fn a_second_warm_up_fetches_nothing() {
     let all = json!({ "what": ["acme/null@1.2.0"], "platforms": PLATFORMS });
     fixture.warm(&all).await;
     upstream.forget_requests();
-    assert_eq!(states(&fixture.warm(&all).await), ["held"; 2]);
+    assert_eq!(fixture.warm(&all).await.states(), ["held"; 2]);
     assert_eq!(upstream.requests().len(), 0);
     // A day later it revalidates stale documents, and fetches no archive.
     larder.clock.advance(Duration::from_secs(25 * 3600));
-    assert_eq!(states(&fixture.warm(&all).await), ["held"; 2]);
+    assert_eq!(fixture.warm(&all).await.states(), ["held"; 2]);
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (2, 0));
 }
 
@@ -103,8 +103,8 @@ async fn the_newest_version_that_is_meant_is_warmed() {
         ("acme/null@1.1", "1.1.0"),
     ] {
         let job = fixture.warm(&told(subject)).await;
-        assert_eq!(reports::name(&job["items"][0]), format!("{HOST}/acme/null@{chosen}"), "{subject}: {job}");
-        assert_eq!(job["state"], "done", "{job}");
+        assert_eq!(job.items[0].name(), format!("{HOST}/acme/null@{chosen}"), "{subject}: {job}");
+        assert_eq!(job.state, "done", "{job}");
     }
     for (subject, reason) in [
         ("acme/null@> 2.0.0", "none of the 5 versions that are listed is"),
@@ -113,8 +113,8 @@ async fn the_newest_version_that_is_meant_is_warmed() {
         ("elsewhere.example/acme/null", "is not an upstream of this mirror"),
     ] {
         let job = fixture.warm(&told(subject)).await;
-        assert_eq!(job["state"], "failed", "{job}");
-        assert!(error(&job, 0).contains(reason), "{job}");
+        assert_eq!(job.state, "failed", "{job}");
+        assert!(job.error(0).contains(reason), "{job}");
     }
 }
 
@@ -142,9 +142,9 @@ async fn a_failing_recurring_job_is_reported_and_stops_no_other() {
             "one@1.2.0 linux_amd64 fetched",
         ]
     );
-    assert_eq!(job["state"], "failed");
+    assert_eq!(job.state, "failed");
     for (item, reason) in [(0, "404"), (1, "its bytes have SHA-256"), (5, "signature"), (6, "404")] {
-        assert!(error(&job, item).contains(reason), "{item}: {job}");
+        assert!(job.error(item).contains(reason), "{item}: {job}");
     }
     assert_eq!(larder.folder.blobs().len(), 3);
 }
@@ -162,21 +162,19 @@ async fn a_job_reports_the_progress_of_each_archive_and_fetches_four_at_a_time()
     let fixture = WarmFixture::of(&larder);
     let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
     let path = fixture.begin(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
-    let size = upstream.archive_bytes("acme", "p0", "1.2.0", "linux_amd64").len();
-    let half_way = |item: &&Value| item["state"] == "fetching" && item["bytes"] == HALF && item["size_bytes"] == size;
-    let four_half_way = |job: &Value| job["items"].as_array().unwrap().iter().filter(half_way).count() == 4;
+    let size = upstream.archive_bytes("acme", "p0", "1.2.0", "linux_amd64").len() as u64;
+    let half_way =
+        |item: &&JobItemReport| item.state == "fetching" && item.bytes == HALF as u64 && item.size_bytes == Some(size);
+    let four_half_way = |job: &JobReport| job.items.iter().filter(half_way).count() == 4;
     let job = fixture.once(&path, four_half_way).await;
-    assert_eq!(
-        (states(&job).iter().filter(|state| **state == "waiting").count(), &job["state"]),
-        (2, &json!("running"))
-    );
+    assert_eq!((job.states().iter().filter(|state| **state == "waiting").count(), &*job.state), (2, "running"));
     assert_eq!(upstream.count_of(Target::Archive), 4);
     let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
-    assert_eq!((&listed["jobs"][0]["id"], &listed["jobs"][0]["items"]["all"]), (&job["id"], &json!(6)), "{listed}");
+    assert_eq!((&listed["jobs"][0]["id"], &listed["jobs"][0]["items"]["all"]), (&json!(job.id), &json!(6)), "{listed}");
 
     stored.open();
     let job = fixture.ended(&path).await;
-    assert_eq!((states(&job), &job["state"]), (vec!["fetched"; 6], &json!("done")));
+    assert_eq!((job.states(), &*job.state), (vec!["fetched"; 6], "done"));
     let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
     assert_eq!((&listed["jobs"][0]["state"], &listed["jobs"][0]["items"]["fetched"]), (&json!("done"), &json!(6)));
 }
@@ -194,18 +192,18 @@ async fn a_job_that_is_cancelled_fetches_no_more_and_keeps_what_it_has() {
     let all = json!({ "what": ["acme/one", "acme/two", "acme/three", "acme/four", "acme/five", "acme/six"], "platforms": ["linux_amd64"] });
     let path = fixture.begin(&all).await;
     upstream.wait_for(Target::Archive, 5).await;
-    fixture.once(&path, |job| job["items"][0]["state"] == "held").await;
-    let ended = fixture.send("DELETE", &path, "application/json", "").await.expect(200).json();
-    assert_eq!(ended["state"], "cancelled");
-    assert_eq!(states(&ended), ["held", "cancelled", "cancelled", "cancelled", "cancelled", "cancelled"]);
-    assert!(ended["ended"].is_u64());
+    fixture.once(&path, |job| job.items[0].state == "held").await;
+    let ended = fixture.cancel(&path).await;
+    assert_eq!(ended.state, "cancelled");
+    assert_eq!(ended.states(), ["held", "cancelled", "cancelled", "cancelled", "cancelled", "cancelled"]);
+    assert!(ended.ended.is_some());
     assert_eq!(fixture.job(&path).await, ended);
     // To stop what has ended changes nothing.
-    assert_eq!(fixture.send("DELETE", &path, "application/json", "").await.expect(200).json(), ended);
+    assert_eq!(fixture.cancel(&path).await, ended);
 
     stored.open();
     let job = fixture.warm(&all).await;
-    assert_eq!(job["state"], "done", "{job}");
+    assert_eq!(job.state, "done", "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 6, "something was fetched twice");
     assert_eq!(fixture.job(&path).await, ended);
 }
@@ -219,12 +217,12 @@ async fn a_job_waits_for_as_long_as_its_upstream_asks() {
     let fixture = WarmFixture::of(&larder);
     upstream.fault_once(Target::Archive, Fault::RetryAfter(429, 600));
     let path = fixture.begin(&told("acme/null")).await;
-    fixture.once(&path, |job| job["items"][0]["state"] == "waiting" && upstream.count_of(Target::Archive) >= 1).await;
+    fixture.once(&path, |job| job.items[0].state == "waiting" && upstream.count_of(Target::Archive) >= 1).await;
     let requests = upstream.requests().len();
     // Another job waits too; stored archives do not matter for it.
     let other = fixture.begin(&told("acme/other")).await;
     larder.versions("null").await.expect(200);
-    fixture.once(&other, |job| job["items"][0]["state"] == "waiting").await;
+    fixture.once(&other, |job| job.items[0].state == "waiting").await;
     assert_eq!(upstream.requests().len(), requests);
     let document = larder.document("other", "1.2.0").await;
     assert_eq!(document.status, 200, "a client was held back");
@@ -232,7 +230,7 @@ async fn a_job_waits_for_as_long_as_its_upstream_asks() {
     larder.clock.advance(Duration::from_secs(601));
     for path in [path, other] {
         let job = fixture.ended(&path).await;
-        assert_eq!(job["state"], "done", "{job}");
+        assert_eq!(job.state, "done", "{job}");
     }
 }
 
@@ -247,15 +245,15 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
     let fixture = WarmFixture::of(&larder);
     let job = fixture.warm(&told("acme/large")).await;
-    assert!(error(&job, 0).contains("do not fit: the store may have 1048576"), "{job}");
+    assert!(job.error(0).contains("do not fit: the store may have 1048576"), "{job}");
     let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
     let job = fixture.warm(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
-    assert_eq!(job["state"], "failed", "{job}");
-    let warm: Vec<usize> = (0..8).filter(|item| job["items"][*item]["state"] == "fetched").collect();
+    assert_eq!(job.state, "failed", "{job}");
+    let warm: Vec<usize> = (0..8).filter(|item| job.items[*item].state == "fetched").collect();
     // As many as fit at the end; each may have evicted an earlier one.
     assert!(warm.len() <= 3, "{job}");
     let lost = (0..8).find(|item| !warm.contains(item)).unwrap();
-    assert!(error(&job, lost).contains("was downloaded and is not stored"), "{job}");
+    assert!(job.error(lost).contains("was downloaded and is not stored"), "{job}");
     upstream.forget_requests();
     for item in warm {
         let path = larder.archive_path(&format!("p{item}"), "1.2.0").await;
@@ -276,10 +274,10 @@ async fn offline_a_warm_up_of_stored_packages_succeeds_without_requests() {
     let job = WarmFixture::of(&larder)
         .warm(&json!({ "what": ["acme/null@1.1.0", "acme/null@1.2.0", "acme/other"], "platforms": ["linux_amd64"] }))
         .await;
-    assert_eq!((states(&job), upstream.requests().len()), (vec!["held", "failed", "failed"], 0), "{job}");
+    assert_eq!((job.states(), upstream.requests().len()), (vec!["held", "failed", "failed"], 0), "{job}");
     // Clients are shown the stored versions.
-    assert!(error(&job, 1).contains("1.2.0 is none of the 1 versions that are listed"), "{job}");
-    assert!(error(&job, 2).contains("this mirror is offline"), "{job}");
+    assert!(job.error(1).contains("1.2.0 is none of the 1 versions that are listed"), "{job}");
+    assert!(job.error(2).contains("this mirror is offline"), "{job}");
 }
 
 /// A client has priority, and joins a download that a job has begun.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::support::eventually;
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
-use crate::support::warm_fixture::{WarmFixture, both, error, items, states};
+use crate::support::warm_fixture::{WarmFixture, both, items};
 
 const DAY: Duration = Duration::from_secs(25 * 3600);
 
@@ -37,11 +37,11 @@ async fn a_job_has_more_patience_with_a_list_than_a_client() {
     let path = fixture.begin(&told()).await;
     upstream.wait_for(Target::Versions, 1).await;
     assert!(larder.versions("null").await.expect(200).is("larder; hit; detail=stale"), "the client waited");
-    assert_eq!(fixture.job(&path).await["state"], "running", "a stale list was taken for good");
+    assert_eq!(fixture.job(&path).await.state, "running", "a stale list was taken for good");
     stored.open();
     let job = fixture.ended(&path).await;
     assert_eq!(items(&job), ["null@1.3.0 linux_amd64 fetched"], "{job}");
-    assert_eq!(job["items"][0]["unconfirmed"], Value::Null, "{job}");
+    assert_eq!(job.items[0].unconfirmed, None, "{job}");
     upstream.stop().await;
     let path = larder.archive_path("null", "1.3.0").await;
     assert!(larder.get(&path).await.expect(200).is("larder; hit"));
@@ -53,7 +53,7 @@ async fn a_version_chosen_from_an_unconfirmed_list_says_so() {
     upstream.stop().await;
     let job = fixture.warm(&told()).await;
     assert_eq!(items(&job), ["null@1.2.0 linux_amd64 held"], "{job}");
-    let output = job["items"][0]["unconfirmed"].as_str().unwrap();
+    let output = job.items[0].unconfirmed.as_deref().unwrap();
     assert!(
         output.contains("could not be asked about the version list of registry.terraform.io/acme/null"),
         "{output}"
@@ -66,8 +66,8 @@ async fn a_list_is_asked_for_later_where_its_upstream_says_so() {
     upstream.fault_once(Target::Versions, Fault::RetryAfter(429, 600));
     let path = fixture.begin(&told()).await;
     upstream.wait_for(Target::Versions, 1).await;
-    let job = fixture.once(&path, |job| job["items"][0]["state"] != "resolving").await;
-    assert_eq!(states(&job), ["waiting"], "{job}");
+    let job = fixture.once(&path, |job| job.items[0].state != "resolving").await;
+    assert_eq!(job.states(), ["waiting"], "{job}");
     larder.clock.advance(Duration::from_secs(601));
     assert_eq!(items(&fixture.ended(&path).await), ["null@1.3.0 linux_amd64 fetched"]);
 }
@@ -83,13 +83,13 @@ async fn being_asked_to_retry_later_many_times_is_no_failure() {
     let path = fixture.begin(&told()).await;
     for times in 1..=15 {
         upstream.wait_for(Target::Archive, times).await;
-        fixture.once(&path, |job| job["items"][0]["state"] != "fetching").await;
+        fixture.once(&path, |job| job.items[0].state != "fetching").await;
         larder.clock.advance(Duration::from_secs(61));
     }
     upstream.heal();
     larder.clock.advance(Duration::from_secs(61));
     let job = fixture.ended(&path).await;
-    assert_eq!((states(&job), &job["state"]), (vec!["fetched"], &json!("done")), "{job}");
+    assert_eq!((job.states(), &*job.state), (vec!["fetched"], "done"), "{job}");
 }
 
 /// The number of delays is limited.
@@ -102,10 +102,10 @@ async fn a_job_without_progress_ends() {
     upstream.fault(Target::Archive, Fault::RetryAfter(429, 60));
     let path = fixture.begin(&told()).await;
     upstream.wait_for(Target::Archive, 1).await;
-    fixture.once(&path, |job| job["items"][0]["state"] == "waiting").await;
+    fixture.once(&path, |job| job.items[0].state == "waiting").await;
     larder.clock.advance(Duration::from_secs(7 * 3600));
     let job = fixture.ended(&path).await;
-    assert!(error(&job, 0).contains("asks for a pause"), "{job}");
+    assert!(job.error(0).contains("asks for a pause"), "{job}");
 }
 
 /// The delay may come from the target of a redirect, and not from the registry or a host that a document names.
@@ -120,12 +120,12 @@ async fn a_job_waits_for_whom_a_redirect_leads_to() {
     elsewhere.fault(Target::Everything, Fault::RetryAfter(503, 600));
     let path = fixture.begin(&told()).await;
     elsewhere.wait_for(Target::Other, 1).await;
-    let job = fixture.once(&path, |job| job["items"][0]["state"] != "fetching").await;
-    assert_eq!(states(&job), ["waiting"], "{job}");
+    let job = fixture.once(&path, |job| job.items[0].state != "fetching").await;
+    assert_eq!(job.states(), ["waiting"], "{job}");
     assert_eq!(elsewhere.requests().len(), 1, "it was asked again although it wants to be left alone");
     upstream.heal();
     larder.clock.advance(Duration::from_secs(601));
-    assert_eq!(states(&fixture.ended(&path).await), ["fetched"]);
+    assert_eq!(fixture.ended(&path).await.states(), ["fetched"]);
 }
 
 #[tokio::test]
@@ -138,9 +138,9 @@ async fn waiting_for_a_local_limit_ends_in_a_failure() {
     let path = fixture.begin(&told()).await;
     let job = eventually("it gives up", async || {
         larder.clock.advance(Duration::from_secs(7 * 3600));
-        Some(fixture.job(&path).await).filter(|job| job["state"] != "running")
+        Some(fixture.job(&path).await).filter(|job| job.state != "running")
     })
     .await;
-    assert_eq!(job["state"], "failed", "{job}");
-    assert!(error(&job, 0).contains("has been asked often enough for now"), "{job}");
+    assert_eq!(job.state, "failed", "{job}");
+    assert!(job.error(0).contains("has been asked often enough for now"), "{job}");
 }

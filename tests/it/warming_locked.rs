@@ -4,17 +4,17 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::{Process, run};
 use crate::support::programs::find;
-use crate::support::reports;
+use crate::support::reports::{JobItemReport, JobReport};
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
-use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both, error, items, states};
+use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both, items};
 
 const BOTH: &str = "platform=linux_amd64&platform=darwin_arm64";
 // Larger than the archives that are fetched in parallel.
@@ -85,7 +85,7 @@ async fn a_lock_file_that_was_warmed_is_installed_and_locked_with_the_upstream_s
     let fixture = WarmFixture::of(&larder);
     let path = fixture.begin_lock_file(&lock, BOTH).await;
     let job = fixture.ended(&path).await;
-    assert_eq!((states(&job), &job["state"]), (vec!["fetched"; 16], &json!("done")), "{job}");
+    assert_eq!((job.states(), &*job.state), (vec!["fetched"; 16], "done"), "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 16);
     upstream.stop().await;
 
@@ -123,10 +123,9 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
     let larder = Process::start(&builder(), folder.path());
     let fixture = WarmFixture::at(&larder, token(&folder));
     let path = fixture.begin_lock_file(&lock, BOTH).await;
-    let half_way = |job: &Value| {
-        let at_half = |item: &&Value| item["state"] == "fetching" && item["bytes"] == HALF;
-        let items = job["items"].as_array().unwrap().iter().filter(at_half);
-        items.map(reports::name).collect::<Vec<_>>()
+    let half_way = |job: &JobReport| {
+        let at_half = |item: &&JobItemReport| item.state == "fetching" && item.bytes == HALF as u64;
+        job.items.iter().filter(at_half).map(JobItemReport::name).collect::<Vec<_>>()
     };
     // The first four come whole; the next four stop in the middle.
     let first = fixture.once(&path, |job| half_way(job).len() == 4).await;
@@ -135,7 +134,7 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
             gate.open();
         }
     }
-    let fetched = |job: &Value| states(job).iter().filter(|state| **state == "fetched").count();
+    let fetched = |job: &JobReport| job.states().iter().filter(|state| **state == "fetched").count();
     let second = fixture.once(&path, |job| half_way(job).len() == 4 && fetched(job) >= 4).await;
     larder.kill();
     let whole = folder.blobs().len();
@@ -147,8 +146,8 @@ async fn a_warm_up_that_was_killed_continues_and_fetches_nothing_twice_completel
     let larder = Process::start(&builder(), folder.path());
     let fixture = WarmFixture::at(&larder, token(&folder));
     let job = fixture.ended(&path).await;
-    assert_eq!((job["state"].as_str(), job["items"].as_array().unwrap().len()), (Some("done"), 16), "{job}");
-    assert_eq!(states(&job).iter().filter(|state| **state == "held").count(), whole, "{job}");
+    assert_eq!((&*job.state, job.items.len()), ("done", 16), "{job}");
+    assert_eq!(job.states().iter().filter(|state| **state == "held").count(), whole, "{job}");
     assert_eq!((folder.blobs().len(), folder.staged().len()), (16, 0));
 
     let requests = archive_requests(&upstream);
@@ -217,8 +216,8 @@ async fn the_client_chooses_the_version_that_was_warmed() {
     for constraint in constraints {
         let order = json!({ "what": [format!("acme/null@{constraint}")], "platforms": ["linux_amd64"] });
         let job = fixture.warm(&order).await;
-        assert_eq!(job["state"], "done", "{constraint}: {job}");
-        chosen.push(job["items"][0]["version"].as_str().unwrap().to_owned());
+        assert_eq!(job.state, "done", "{constraint}: {job}");
+        chosen.push(job.items[0].package.version.clone().unwrap());
     }
     upstream.stop().await;
     for (constraint, version) in constraints.iter().zip(chosen) {
@@ -255,10 +254,10 @@ async fn curl_warms_a_lock_file() {
     let address = format!("{}{place}", larder.admin());
     let done = eventually("the job ends", async || {
         let output = curl(&[&address]).await;
-        Some(serde_json::from_str::<Value>(&output.out).unwrap()).filter(|job| job["state"] != "running")
+        Some(JobReport::parse(serde_json::from_str(&output.out).unwrap())).filter(|job| job.state != "running")
     });
     let done = done.await;
-    assert_eq!((done["state"].as_str(), states(&done)), (Some("done"), vec!["fetched"; 16]), "{done}");
+    assert_eq!((&*done.state, done.states()), ("done", vec!["fetched"; 16]), "{done}");
 }
 
 /// A job must not outlive the shutdown; it continues after the next start and resumes its partial files.
@@ -273,7 +272,7 @@ async fn sigterm_ends_a_warm_up_at_once_and_the_next_start_resumes_it() {
     let order = json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] });
     let fixture = WarmFixture::at(&larder, token(&folder));
     let path = fixture.begin(&order).await;
-    fixture.once(&path, |job| job["items"][0]["bytes"] == 1_000_000).await;
+    fixture.once(&path, |job| job.items[0].bytes == 1_000_000).await;
     larder.terminate_at_once().await;
     stored.open();
     upstream.forget_requests();
@@ -298,14 +297,14 @@ async fn an_archive_that_none_of_the_locked_hashes_fits_fails_its_item() {
     };
     let other = format!("zh:{}", "0".repeat(64));
     let job = warm(&[&other]).await;
-    assert_eq!(states(&job), ["failed"; 2]);
-    assert!(error(&job, 0).contains("none of the 1 hashes in the lock file fits"), "{job}");
-    assert!(error(&job, 0).contains("-platform=darwin_arm64"), "{job}");
+    assert_eq!(job.states(), ["failed"; 2]);
+    assert!(job.error(0).contains("none of the 1 hashes in the lock file fits"), "{job}");
+    assert!(job.error(0).contains("-platform=darwin_arm64"), "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 0, "it was fetched all the same");
 
     // One platform only is locked, by hashes that a client computed.
     let job = warm(&["h1:bm90aGluZw==", &other]).await;
-    assert_eq!((states(&job), larder.folder.blobs().len()), (vec!["failed"; 2], 2), "{job}");
+    assert_eq!((job.states(), larder.folder.blobs().len()), (vec!["failed"; 2], 2), "{job}");
     let listed = larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200).json();
     let hashes = listed["archives"]["linux_amd64"]["hashes"].as_array().unwrap().clone();
     let h1 = hashes.iter().map(|hash| hash.as_str().unwrap()).find(|hash| hash.starts_with("h1:")).unwrap();
@@ -313,7 +312,7 @@ async fn an_archive_that_none_of_the_locked_hashes_fits_fails_its_item() {
     assert_eq!(items(&job), ["null@1.2.0 darwin_arm64 failed", "null@1.2.0 linux_amd64 held"]);
     // One match is enough, and a lock file without hashes takes the verified archive.
     let locked = hashes.iter().map(|hash| hash.as_str().unwrap()).find(|hash| hash.starts_with("zh:")).unwrap();
-    assert_eq!(states(&warm(&[&other, locked]).await), ["failed", "held"]);
-    assert_eq!(states(&warm(&[]).await), ["held", "held"]);
-    assert_eq!(states(&warm(&["x9:unheard-of"]).await), ["held", "held"]);
+    assert_eq!(warm(&[&other, locked]).await.states(), ["failed", "held"]);
+    assert_eq!(warm(&[]).await.states(), ["held", "held"]);
+    assert_eq!(warm(&["x9:unheard-of"]).await.states(), ["held", "held"]);
 }

@@ -1,4 +1,4 @@
-//! TODO null_provider
+//! acme/null, the provider of most tests: its upstream, its larder and its archive.
 
 use serde_json::Value;
 

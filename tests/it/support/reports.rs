@@ -1,10 +1,75 @@
-//! Readers of larder's JSON reports.
+//! Larder's JSON reports, with types of their own: the format is a contract, so the tests do not read it with the types
+//! that write it.
+
+use std::fmt;
 
 use larder::address::PackageRef;
+use serde::Deserialize;
 use serde_json::Value;
+
+/// A job: `GET /admin/v1/jobs/ID`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct JobReport {
+    pub(crate) id: String,
+    pub(crate) state: String,
+    pub(crate) started: u64,
+    pub(crate) ended: Option<u64>,
+    pub(crate) what: Vec<String>,
+    pub(crate) platforms: Vec<String>,
+    pub(crate) pin: bool,
+    #[serde(default)]
+    pub(crate) resolving: bool,
+    pub(crate) items: Vec<JobItemReport>,
+}
+
+/// One archive of a job.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct JobItemReport {
+    #[serde(flatten)]
+    pub(crate) package: PackageRef,
+    pub(crate) state: String,
+    pub(crate) bytes: u64,
+    pub(crate) size_bytes: Option<u64>,
+    pub(crate) error: Option<String>,
+    pub(crate) unconfirmed: Option<String>,
+}
+
+impl JobReport {
+    pub(crate) fn parse(json: Value) -> Self {
+        serde_json::from_value(json.clone()).unwrap_or_else(|e| panic!("not a job: {e}: {json:#}"))
+    }
+
+    /// The state of each item.
+    pub(crate) fn states(&self) -> Vec<&str> {
+        self.items.iter().map(|item| item.state.as_str()).collect()
+    }
+
+    /// The reason why an item failed.
+    pub(crate) fn error(&self, item: usize) -> &str {
+        self.items[item].error.as_deref().unwrap_or_else(|| panic!("it did not fail: {self}"))
+    }
+}
+
+impl fmt::Display for JobReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:#?}")
+    }
+}
+
+impl JobItemReport {
+    /// As an operator writes it: `ADDRESS@VERSION`.
+    pub(crate) fn name(&self) -> String {
+        address_and_version(&self.package)
+    }
+}
 
 fn package(item: &Value) -> PackageRef {
     serde_json::from_value(item.clone()).unwrap_or_else(|e| panic!("{e}: {item}"))
+}
+
+fn address_and_version(package: &PackageRef) -> String {
+    let address = package.address.clone();
+    package.version.as_ref().map_or(address.clone(), |version| format!("{address}@{version}"))
 }
 
 /// As people read it: `ADDRESS VERSION (PLATFORM)`.
@@ -14,6 +79,5 @@ pub(crate) fn called(item: &Value) -> String {
 
 /// As an operator writes it: `ADDRESS@VERSION`.
 pub(crate) fn name(item: &Value) -> String {
-    let PackageRef { address, version, .. } = package(item);
-    version.map_or(address.clone(), |version| format!("{address}@{version}"))
+    address_and_version(&package(item))
 }

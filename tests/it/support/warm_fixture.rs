@@ -6,7 +6,7 @@ use super::eventually;
 use super::http::{Answer, client, send};
 use super::larder::Larder;
 use super::process::Process;
-use super::reports;
+use super::reports::{JobItemReport, JobReport};
 use super::upstream::Provider;
 
 pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
@@ -58,39 +58,37 @@ impl WarmFixture {
         path
     }
 
-    pub(crate) async fn job(&self, path: &str) -> Value {
-        self.get(path).await.expect(200).json()
+    pub(crate) async fn job(&self, path: &str) -> JobReport {
+        JobReport::parse(self.get(path).await.expect(200).json())
     }
 
     /// The job once it is so.
-    pub(crate) async fn once(&self, path: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn once(&self, path: &str, is_so: impl Fn(&JobReport) -> bool) -> JobReport {
         eventually("the job comes so far", async || Some(self.job(path).await).filter(&is_so)).await
     }
 
-    pub(crate) async fn ended(&self, path: &str) -> Value {
-        self.once(path, |job| job["state"] != "running").await
+    pub(crate) async fn ended(&self, path: &str) -> JobReport {
+        self.once(path, |job| job.state != "running").await
     }
 
-    pub(crate) async fn warm(&self, order: &Value) -> Value {
+    pub(crate) async fn cancel(&self, path: &str) -> JobReport {
+        JobReport::parse(self.send("DELETE", path, "application/json", "").await.expect(200).json())
+    }
+
+    pub(crate) async fn warm(&self, order: &Value) -> JobReport {
         let path = self.begin(order).await;
         self.ended(&path).await
     }
 }
 
 /// Each item as `TYPE@VERSION PLATFORM STATE`.
-pub(crate) fn items(job: &Value) -> Vec<String> {
-    let word = |item: &Value, key: &str| item[key].as_str().unwrap().to_owned();
-    let short = |item: &Value| reports::name(item).rsplit('/').next().unwrap().to_owned();
-    let items = job["items"].as_array().unwrap().iter();
-    items.map(|item| format!("{} {} {}", short(item), word(item, "platform"), word(item, "state"))).collect()
-}
-
-pub(crate) fn states(job: &Value) -> Vec<&str> {
-    job["items"].as_array().unwrap().iter().map(|item| item["state"].as_str().unwrap()).collect()
-}
-
-pub(crate) fn error(job: &Value, item: usize) -> &str {
-    job["items"][item]["error"].as_str().unwrap_or_else(|| panic!("it did not fail: {job}"))
+pub(crate) fn items(job: &JobReport) -> Vec<String> {
+    let line = |item: &JobItemReport| {
+        let name = item.name();
+        let (short, platform) = (name.rsplit('/').next().unwrap(), item.package.platform.as_deref().unwrap());
+        format!("{short} {platform} {}", item.state)
+    };
+    job.items.iter().map(line).collect()
 }
 
 pub(crate) fn both(provider: Provider) -> Provider {
