@@ -7,9 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::http::{client, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::null_provider::{
-    NULL, NULL_120, PACKAGE, edition, impatient, install, outcomes, upstream_with, zip,
-};
+use crate::support::null_provider::{NULL, NULL_120, PACKAGE, edition, impatient, install, upstream_with, zip};
 use crate::support::upstream::{FakeUpstream, Fault, SigningKey, Target};
 
 const PACKAGE_130: &str = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";
@@ -72,10 +70,10 @@ async fn an_accept_that_fails_resolves_no_alarm() {
     let larder = larder_with_new_key_alarm(&upstream, &SigningKey::another()).await;
     upstream.fault(Target::Document, Fault::Status(503));
     let done = larder.tell("accept", NULL).await;
-    assert_eq!(outcomes(&done), [(PACKAGE, "failed"), (PACKAGE_130, "failed")], "{done}");
+    assert_eq!(done.outcomes(), [(PACKAGE, "failed"), (PACKAGE_130, "failed")], "{done}");
     assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
     upstream.heal();
-    assert!(larder.tell("accept", NULL).await["ok"] == true);
+    assert!(larder.tell("accept", NULL).await.ok == true);
     assert_eq!(open_alarms(&larder).await, alarms(&[]));
 }
 
@@ -86,7 +84,7 @@ async fn accepting_one_new_key_does_not_resolve_the_alarm_of_another() {
     let (first, second) = (SigningKey::another(), SigningKey::another());
     let larder = larder_with_new_key_alarm(&upstream, &first).await;
     upstream.publish(version_with_new_key(&second));
-    assert!(larder.tell("accept", NULL).await["ok"] == true);
+    assert!(larder.tell("accept", NULL).await.ok == true);
     assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
     assert!(larder.alarms().await[0].3["detail"].as_str().unwrap().contains(&first.fingerprint()));
 }
@@ -98,10 +96,10 @@ async fn accepting_a_new_key_for_the_provider_is_reported() {
     let stranger = SigningKey::another();
     let larder = larder_with_new_key_alarm(&upstream, &stranger).await;
     let done = larder.tell("accept", NULL).await;
-    assert_eq!(outcomes(&done), [(PACKAGE, "nothing_to_accept"), (PACKAGE_130, "accepted")], "{done}");
-    assert_eq!(done["items"][1]["key"], stranger.fingerprint(), "{done}");
+    assert_eq!(done.outcomes(), [(PACKAGE, "nothing_to_accept"), (PACKAGE_130, "accepted")], "{done}");
+    assert_eq!(done.items[1].key, Some(stranger.fingerprint()), "{done}");
     let again = larder.tell("accept", NULL).await;
-    assert_eq!(outcomes(&again), [(PACKAGE, "nothing_to_accept"), (PACKAGE_130, "nothing_to_accept")], "{again}");
+    assert_eq!(again.outcomes(), [(PACKAGE, "nothing_to_accept"), (PACKAGE_130, "nothing_to_accept")], "{again}");
     upstream.publish(edition(2).signed_by(&stranger));
     assert!(install(&larder).await.2 == zip(&upstream));
 }
@@ -172,7 +170,7 @@ async fn accept_of_a_withdrawn_version_resolves_its_alarms() {
         upstream.heal();
 
         let done = larder.tell("accept", NULL_120).await;
-        assert_eq!((outcomes(&done), &done["ok"]), (vec![(PACKAGE, "withdrawn")], &true.into()), "{is_held}: {done}");
+        assert_eq!((done.outcomes(), done.ok), (vec![(PACKAGE, "withdrawn")], true), "{is_held}: {done}");
         assert!(!open_alarms(&larder).await.contains(&alarms(&[("waits-for-accept", "1.2.0")])[0]), "{is_held}");
         // The accept recorded nothing: the re-release is refused again.
         upstream.publish(edition(2).signed_by(&SigningKey::another()));
@@ -334,7 +332,7 @@ async fn verify_raises_an_alarm_for_a_first_seen_record_that_cannot_be_rebuilt()
     assert!(text.contains("larder accept registry.terraform.io/acme/null"), "{text}");
     assert_eq!(open_alarms(&larder).await, alarms(&[("damaged-record", "1.2.0")]));
     let done = larder.tell("accept", NULL).await;
-    assert_eq!(outcomes(&done), [(PACKAGE, "accepted")], "{done}");
+    assert_eq!(done.outcomes(), [(PACKAGE, "accepted")], "{done}");
     assert_eq!(open_alarms(&larder).await, alarms(&[]));
     assert!(install(&larder).await.2 == old);
 }

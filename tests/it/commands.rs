@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support::command_setup::{CommandSetup, json};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, install, outcomes, upstream_with, zip};
+use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, install, upstream_with, zip};
 use crate::support::upstream::{Fault, Provider, SigningKey, Target, sha256_hex};
 
 const NEVER_FRESH: &str =
@@ -29,15 +29,15 @@ async fn refresh_asks_upstream_however_fresh_everything_is() {
     assert_eq!(upstream.requests().len(), 0);
 
     let done = larder.tell("refresh", NULL).await;
-    assert_eq!((outcomes(&done), &done["ok"]), (vec![(LIST, "new"), (PACKAGE, "new")], &Value::Bool(true)));
+    assert_eq!((done.outcomes(), done.ok), (vec![(LIST, "new"), (PACKAGE, "new")], true));
     assert!(install(&larder).await.2 == zip(&upstream));
     assert!(larder.versions("null").await.expect(200).text().contains("1.3.0"));
 
     upstream.forget_requests();
     let done = larder.tell("refresh", NULL).await;
-    assert_eq!(outcomes(&done), [(LIST, "unchanged"), (PACKAGE, "unchanged")]);
+    assert_eq!(done.outcomes(), [(LIST, "unchanged"), (PACKAGE, "unchanged")]);
     assert_eq!((upstream.count_of(Target::Versions), upstream.count_of(Target::Document)), (1, 1));
-    assert_eq!(outcomes(&larder.tell("refresh", "acme/null@9.9.9").await), [(LIST, "unchanged")]);
+    assert_eq!(larder.tell("refresh", "acme/null@9.9.9").await.outcomes(), [(LIST, "unchanged")]);
 }
 
 #[tokio::test]
@@ -48,14 +48,14 @@ async fn refresh_reports_gone_and_failed_documents_and_keeps_both() {
     upstream.publish(edition(1).version("1.3.0"));
     upstream.withdraw("acme", "null", "1.2.0");
     let done = larder.tell("refresh", NULL).await;
-    assert_eq!(outcomes(&done), [(LIST, "new"), (PACKAGE, "gone")]);
+    assert_eq!(done.outcomes(), [(LIST, "new"), (PACKAGE, "gone")]);
     assert!(install(&larder).await.2 == stored);
 
     upstream.stop().await;
     let done = larder.tell("refresh", NULL).await;
     let failed = vec![(DISCOVERY, "failed"), (LIST, "failed"), (PACKAGE, "failed")];
-    assert_eq!((outcomes(&done), &done["ok"]), (failed, &Value::Bool(false)));
-    assert!(done["items"][0]["error"].as_str().unwrap().contains(&upstream.origin()), "{done}");
+    assert_eq!((done.outcomes(), done.ok), (failed, false));
+    assert!(done.items[0].error.as_deref().unwrap().contains(&upstream.origin()), "{done}");
     assert!(install(&larder).await.2 == stored);
 }
 
@@ -76,7 +76,7 @@ async fn refresh_asks_an_upstream_whose_breaker_is_open() {
     assert_eq!(upstream.requests().len(), 0, "it was not left alone");
 
     let done = larder.tell("refresh", NULL).await;
-    assert_eq!(outcomes(&done), [(LIST, "new"), (PACKAGE, "unchanged")]);
+    assert_eq!(done.outcomes(), [(LIST, "new"), (PACKAGE, "unchanged")]);
     assert!(larder.versions("null").await.expect(200).text().contains("1.3.0"));
 }
 
@@ -90,12 +90,12 @@ async fn refresh_forgets_a_remembered_404() {
     upstream.publish(edition(1).platform("linux_amd64").platform("darwin_arm64"));
     larder.versions("later").await.expect(404);
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(404);
-    assert_eq!(larder.tell("refresh", "acme/later").await["items"][0]["outcome"], "new");
+    assert_eq!(larder.tell("refresh", "acme/later").await.items[0].outcome.as_deref(), Some("new"));
     larder.tell("refresh", NULL_120).await;
     larder.versions("later").await.expect(200);
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
     let absent = larder.tell("refresh", "acme/never").await;
-    assert_eq!((&absent["items"][0]["outcome"], &absent["ok"]), (&"absent".into(), &false.into()));
+    assert_eq!((absent.items[0].outcome.as_deref(), absent.ok), (Some("absent"), false));
 }
 
 /// DESIGN, promise 12: nothing leaves, and the error says that larder is offline.
@@ -109,11 +109,11 @@ async fn offline_nothing_is_refreshed_or_accepted() {
     let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
     for command in ["refresh", "accept"] {
         let done = larder.tell(command, NULL_120).await;
-        assert_eq!(done["ok"], false);
-        assert!(done["errors"][0].as_str().unwrap().contains("this mirror is offline"), "{done}");
+        assert_eq!(done.ok, false);
+        assert!(done.errors[0].contains("this mirror is offline"), "{done}");
     }
     let unknown = larder.tell("refresh", "elsewhere.example/acme/null").await;
-    assert_eq!(unknown["ok"], false);
+    assert_eq!(unknown.ok, false);
     assert_eq!(upstream.requests().len(), 0);
 }
 
@@ -132,9 +132,9 @@ async fn purge_forgets_a_version_and_the_next_request_fetches_it_again() {
     upstream.forget_requests();
 
     let done = larder.tell("purge", NULL_120).await;
-    let item = &done["items"][0];
-    assert_eq!((&item["archives"], &item["archive_bytes"]), (&1.into(), &stored.len().into()), "{done}");
-    assert_eq!((&item["documents"], &item["shared"], &done["ok"]), (&1.into(), &0.into(), &true.into()), "{done}");
+    let item = &done.items[0];
+    assert_eq!((item.archives, item.archive_bytes), (Some(1), Some(stored.len() as u64)), "{done}");
+    assert_eq!((item.documents, item.shared, done.ok), (Some(1), Some(0), true), "{done}");
     assert_eq!((larder.folder.blobs().len(), larder.folder.sets().len()), (2, 2));
     assert_eq!(upstream.requests().len(), 0);
 
@@ -145,7 +145,7 @@ async fn purge_forgets_a_version_and_the_next_request_fetches_it_again() {
         assert!(larder.get(path).await.expect(200).is("larder; hit"));
     }
     let nothing = larder.tell("purge", "acme/null@7.7.7").await;
-    assert_eq!((&nothing["items"][0]["archives"], &nothing["ok"]), (&0.into(), &true.into()));
+    assert_eq!((nothing.items[0].archives, nothing.ok), (Some(0), true));
 }
 
 /// First-seen records survive a purge, because they reveal a republished version.
@@ -156,8 +156,8 @@ async fn purge_of_a_provider_removes_all_but_its_first_seen_records() {
     install(&larder).await;
     larder.versions("null").await.expect(200);
     let done = larder.tell("purge", NULL).await;
-    assert_eq!((&done["items"][0]["documents"], &done["items"][0]["archives"]), (&2.into(), &1.into()), "{done}");
-    assert_eq!(done["items"][0]["seen_is_kept"], true);
+    assert_eq!((&done.items[0].documents, &done.items[0].archives), (&2.into(), &1.into()), "{done}");
+    assert_eq!(done.items[0].seen_is_kept, Some(true));
     assert!(
         larder.folder.blobs().is_empty() && larder.folder.sets().is_empty() && larder.folder.files("names").is_empty()
     );
@@ -186,14 +186,14 @@ async fn purge_leaves_bytes_that_another_package_names() {
     assert_eq!(larder.folder.blobs().len(), 1);
 
     let done = larder.tell("purge", NULL).await;
-    assert_eq!((&done["items"][0]["archives"], &done["items"][0]["shared"]), (&0.into(), &1.into()), "{done}");
+    assert_eq!((&done.items[0].archives, &done.items[0].shared), (&0.into(), &1.into()), "{done}");
     upstream.forget_requests();
     assert!(larder.get(&other).await.expect(200).body == stored);
     assert!(larder.get(&path).await.expect(200).body == stored);
     assert_eq!(upstream.count_of(Target::Archive), 0);
     larder.tell("purge", NULL).await;
     let done = larder.tell("purge", "other/null").await;
-    assert_eq!((&done["items"][0]["archives"], larder.folder.blobs().len()), (&1.into(), 0), "{done}");
+    assert_eq!((&done.items[0].archives, larder.folder.blobs().len()), (&1.into(), 0), "{done}");
 }
 
 /// A dropped version is listed only while it is stored.
@@ -239,12 +239,8 @@ async fn purge_leaves_and_reports_pinned_packages() {
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
     for subject in [NULL, NULL_120] {
         let done = larder.tell("purge", subject).await;
-        assert_eq!(
-            (&done["items"][0]["pinned"], &done["ok"]),
-            (&serde_json::json!([PACKAGE]), &false.into()),
-            "{done}"
-        );
-        assert_eq!(done["items"][0]["documents"], 0);
+        assert_eq!((&done.items[0].pinned, done.ok), (&Some(vec![PACKAGE.into()]), false), "{done}");
+        assert_eq!(done.items[0].documents, Some(0));
     }
     assert!(larder.get(&path).await.expect(200).is("larder; hit"));
 }

@@ -3,12 +3,9 @@
 use std::time::Duration;
 
 use larder::clock::Clock;
-use serde_json::Value;
 
 use crate::support::larder::Larder;
-use crate::support::null_provider::{
-    NULL, NULL_120, PACKAGE, edition, impatient, install, outcomes, upstream_with, zip,
-};
+use crate::support::null_provider::{NULL, NULL_120, PACKAGE, edition, impatient, install, upstream_with, zip};
 use crate::support::upstream::{Fault, SigningKey, Target, sha256_hex};
 
 /// DESIGN 4: such a version is 502, or the old set is served, until `accept`.
@@ -23,18 +20,18 @@ async fn accept_stores_a_version_that_a_stranger_republished() {
     assert!(install(&larder).await.2 == old);
 
     let done = larder.tell("accept", NULL_120).await;
-    assert_eq!((outcomes(&done), &done["ok"]), (vec![(PACKAGE, "accepted")], &true.into()), "{done}");
-    let item = &done["items"][0];
+    assert_eq!((done.outcomes(), done.ok), (vec![(PACKAGE, "accepted")], true), "{done}");
+    let item = &done.items[0];
     let changed = serde_json::json!({"file": file, "before": [sha256_hex(&old)], "now": sha256_hex(&zip(&upstream))});
-    assert!(item["files"].as_array().unwrap().contains(&changed), "{item}");
-    let before = item["keys_before"].as_array().unwrap();
-    assert!(before.len() == 1 && !before.contains(&item["key"]), "{item}");
+    assert!(item.files.as_ref().unwrap().contains(&changed), "{done}");
+    let before = item.keys_before.as_ref().unwrap();
+    assert!(before.len() == 1 && !before.contains(item.key.as_ref().unwrap()), "{done}");
 
     let (document, _, new) = install(&larder).await;
     assert!(document.is("fwd=stale; stored") && new == zip(&upstream));
     clock.advance(Duration::from_secs(23 * 3600));
     assert!(larder.get(&old_path).await.expect(200).body == old);
-    assert_eq!(outcomes(&larder.tell("accept", NULL_120).await), [(PACKAGE, "nothing_to_accept")]);
+    assert_eq!(larder.tell("accept", NULL_120).await.outcomes(), [(PACKAGE, "nothing_to_accept")]);
 }
 
 /// The accepted key may republish the version again without another accept.
@@ -63,15 +60,15 @@ async fn accept_stores_a_version_that_was_not_stored() {
     larder.document("null", "1.2.0").await.expect(502);
 
     let done = larder.tell("accept", "acme/null@< 1.0").await;
-    assert_eq!(done["items"], Value::Array(vec![]));
+    assert_eq!(done.items, []);
     let done = larder.tell("accept", NULL_120).await;
     let other = "registry.terraform.io/acme/null 1.2.0 (darwin_arm64)";
-    assert_eq!(outcomes(&done), [(other, "accepted"), (PACKAGE, "accepted")], "{done}");
+    assert_eq!(done.outcomes(), [(other, "accepted"), (PACKAGE, "accepted")], "{done}");
     upstream.forget_requests();
     assert!(install(&larder).await.2 == zip(&upstream));
     assert_eq!(upstream.count_of(Target::Document), 0, "what was accepted was not kept");
     let unlisted = larder.tell("accept", "acme/null@9.9.9").await;
-    assert!(unlisted["errors"][0].as_str().unwrap().contains("lists no registry.terraform.io/acme/null@9.9.9"));
+    assert!(unlisted.errors[0].contains("lists no registry.terraform.io/acme/null@9.9.9"));
 }
 
 /// A stored platform may be gone upstream, and a listed one may never have been stored: neither stops the other.
@@ -84,7 +81,7 @@ async fn accept_of_a_version_fetches_stored_and_listed_platforms() {
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(502);
     let done = larder.tell("accept", NULL_120).await;
     let other = "registry.terraform.io/acme/null 1.2.0 (darwin_arm64)";
-    assert_eq!(outcomes(&done), [(other, "accepted"), (PACKAGE, "failed")], "{done}");
+    assert_eq!(done.outcomes(), [(other, "accepted"), (PACKAGE, "failed")], "{done}");
     larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
 }
 
@@ -97,7 +94,7 @@ async fn accept_stores_an_unsigned_version_where_checksums_suffice() {
     upstream.publish(edition(2).without_keys());
     assert!(install(&larder).await.2 == old);
     let done = larder.tell("accept", NULL).await;
-    assert_eq!((outcomes(&done), &done["items"][0]["key"]), (vec![(PACKAGE, "accepted")], &Value::Null));
+    assert_eq!((done.outcomes(), &done.items[0].key), (vec![(PACKAGE, "accepted")], &None));
     assert!(install(&larder).await.2 == zip(&upstream));
 }
 
@@ -113,7 +110,7 @@ async fn accept_takes_nothing_that_does_not_verify() {
         upstream.publish(edition(2).signed_by(&SigningKey::another()));
         upstream.fault(Target::Document, fault.clone());
         let done = larder.tell("accept", NULL_120).await;
-        assert_eq!((outcomes(&done), &done["ok"]), (vec![(PACKAGE, "failed")], &false.into()), "{fault:?}: {done}");
+        assert_eq!((done.outcomes(), done.ok), (vec![(PACKAGE, "failed")], false), "{fault:?}: {done}");
         upstream.heal();
         assert!(install(&larder).await.2 == old, "{fault:?}");
     }

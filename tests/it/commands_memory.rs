@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::eventually;
 use crate::support::larder::{Folder, Larder};
-use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, install, outcomes, upstream_with};
+use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, install, upstream_with};
 use crate::support::until;
 use crate::support::upstream::{Provider, SigningKey, Target};
 
@@ -33,7 +33,7 @@ async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
             _ => std::fs::write(&seen, "no record").unwrap(),
         }
         let done = larder.tell("purge", NULL).await;
-        assert_eq!((&done["items"][0]["seen_is_kept"], &done["ok"]), (&true.into(), &true.into()), "{lost}: {done}");
+        assert_eq!((done.items[0].seen_is_kept, done.ok), (Some(true), true), "{lost}: {done}");
         assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty(), "{lost}");
         upstream.publish(edition(2).signed_by(&SigningKey::another()));
         let refused = larder.document("null", "1.2.0").await.expect(502);
@@ -93,12 +93,12 @@ async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     let seen = first_seen(&larder.folder);
     let before = replace_with_newer_format(&seen);
     let done = larder.tell("purge", NULL).await;
-    let error = done["errors"][0].as_str().unwrap();
-    assert!(done["ok"] == false && error.contains(seen.to_str().unwrap()), "{done}");
+    let error = &done.errors[0];
+    assert!(done.ok == false && error.contains(seen.to_str().unwrap()), "{done}");
     let folder = &larder.folder;
     assert_eq!((folder.sets().len(), folder.blobs().len(), folder.files("names").len()), (1, 1, 1));
     std::fs::write(&seen, before).unwrap();
-    assert_eq!(larder.tell("purge", NULL).await["ok"], true);
+    assert_eq!(larder.tell("purge", NULL).await.ok, true);
     assert!(folder.sets().is_empty());
 }
 
@@ -135,15 +135,15 @@ async fn purge_changes_nothing_while_a_name_cannot_be_read() {
     std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
     let done = larder.tell("purge", NULL).await;
-    let error = done["errors"][0].as_str().unwrap();
-    assert!(done["ok"] == false && error.contains(other.to_str().unwrap()), "{done}");
+    let error = &done.errors[0];
+    assert!(done.ok == false && error.contains(other.to_str().unwrap()), "{done}");
     assert_eq!((folder.sets().len(), folder.blobs().len(), folder.files("names").len()), (2, 2, 2));
     upstream.forget_requests();
     assert!(larder.get(&path).await.expect(200).is("larder; hit"));
     std::fs::write(other, before).unwrap();
     larder.stop().await;
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
-    assert_eq!(larder.tell("purge", NULL).await["items"][0]["archives"], 1);
+    assert_eq!(larder.tell("purge", NULL).await.items[0].archives, Some(1));
 }
 
 /// An unreadable set is removed like the others, and the response lists it.
@@ -157,9 +157,9 @@ async fn purge_removes_and_reports_an_unreadable_proof_set() {
     let sets = larder.folder.sets();
     replace_with_newer_format(file_containing(&sets, "1.2.0"));
     let done = larder.tell("purge", NULL).await;
-    let item = &done["items"][0];
-    assert_eq!((&item["archives"], &item["seen_is_kept"], &done["ok"]), (&1.into(), &true.into(), &false.into()));
-    let unreadable = item["unreadable"].as_array().unwrap();
+    let item = &done.items[0];
+    assert_eq!((item.archives, item.seen_is_kept, done.ok), (Some(1), Some(true), false));
+    let unreadable = item.unreadable.as_ref().unwrap();
     assert!(unreadable.len() == 1 && unreadable[0].as_str().unwrap().contains("1.2.0 (linux_amd64)"), "{done}");
     assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty());
     upstream.forget_requests();
@@ -177,10 +177,10 @@ async fn purge_leaves_an_unreadable_proof_set_that_is_the_only_record_of_its_dig
     std::fs::remove_file(larder.folder.files("seen").remove(0)).unwrap();
     let before = replace_with_newer_format(&set);
     let done = larder.tell("purge", NULL_120).await;
-    assert!(done["ok"] == false && done["items"][0]["left"].as_array().unwrap().len() == 1, "{done}");
+    assert!(done.ok == false && done.items[0].left.as_ref().unwrap().len() == 1, "{done}");
     assert_eq!((larder.folder.sets().len(), larder.folder.blobs().len()), (1, 1));
     std::fs::write(&set, before).unwrap();
-    assert_eq!(larder.tell("purge", NULL_120).await["ok"], true);
+    assert_eq!(larder.tell("purge", NULL_120).await.ok, true);
     assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty());
 }
 
@@ -198,6 +198,6 @@ async fn refresh_continues_past_an_unreadable_proof_set() {
     let done = larder.tell("refresh", NULL).await;
     let other = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";
     let all = vec![(LIST, "unchanged"), (PACKAGE, "failed"), (other, "new")];
-    assert_eq!((outcomes(&done), &done["ok"]), (all, &false.into()), "{done}");
-    assert!(done["items"][1]["error"].as_str().unwrap().contains(unreadable.to_str().unwrap()), "{done}");
+    assert_eq!((done.outcomes(), done.ok), (all, false), "{done}");
+    assert!(done.items[1].error.as_deref().unwrap().contains(unreadable.to_str().unwrap()), "{done}");
 }

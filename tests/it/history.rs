@@ -225,7 +225,7 @@ async fn accept_makes_a_new_key_known_for_the_provider_or_for_one_version() {
         upstream.publish(edition(2).signed_by(&second));
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() != upstream_digest(&upstream, "1.2.0"));
         let done = larder.tell("accept", if of_all { "acme/null" } else { "acme/null@1.2.0" }).await;
-        assert_eq!(done["ok"], Value::Bool(true), "{done}");
+        assert_eq!(done.ok, Value::Bool(true), "{done}");
         assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "{done}");
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == upstream_digest(&upstream, "1.2.0"));
         upstream.publish(edition(2).version("1.1.0").signed_by(&second));
@@ -252,7 +252,7 @@ async fn a_provider_that_was_signed_is_not_taken_unsigned() {
     assert_eq!(raised[0].3["resolve"], format!("larder accept {PROVIDER}"));
 
     let done = larder.tell("accept", "acme/null").await;
-    assert_eq!(done["ok"], Value::Bool(true), "{done}");
+    assert_eq!(done.ok, Value::Bool(true), "{done}");
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]));
     assert!(installed_digest(&larder, "1.3.0").await.unwrap() == upstream_digest(&upstream, "1.3.0"));
     upstream.publish(edition(1).version("1.4.0").without_keys());
@@ -286,7 +286,7 @@ async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
         let refused = larder.document("null", "1.2.0").await.expect(502).text();
         assert!(refused.contains("damaged") && refused.contains("`larder accept"), "{refused}");
         assert!(raised_alarms(&larder).await.contains(&("damaged-record".to_owned(), "1.2.0".to_owned())), "{ending}");
-        assert!(larder.tell("accept", "acme/null").await["ok"] == true);
+        assert!(larder.tell("accept", "acme/null").await.ok == true);
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{ending}");
         assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "{ending}");
     }
@@ -316,7 +316,7 @@ async fn accept_over_a_lost_log_of_keys_ends_the_refusal_and_makes_no_stranger_k
         assert_eq!(alarm.0, "damaged-record", "{mode}");
         let command = alarm.3["resolve"].as_str().unwrap().strip_prefix("larder accept ").unwrap().to_owned();
         let done = larder.tell("accept", &command).await;
-        assert_eq!(done["ok"], Value::Bool(true), "{mode}: {done}");
+        assert_eq!(done.ok, Value::Bool(true), "{mode}: {done}");
         assert!(installed_digest(&larder, "1.3.0").await.unwrap() == upstream_digest(&upstream, "1.3.0"), "{mode}");
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == before, "{mode}");
         upstream.publish(edition(1).version("1.4.0").signed_by(&stranger));
@@ -346,7 +346,7 @@ async fn accept_of_a_damaged_version_makes_no_later_key_vouch_for_it() {
     truncate_file(&first_seen_files(&folder, "/1.2.0.json")[0]);
     let larder = impatient(&upstream).on(&folder).start().await;
     assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502));
-    assert!(larder.tell("accept", "acme/null@1.2.0").await["ok"] == true);
+    assert!(larder.tell("accept", "acme/null@1.2.0").await.ok == true);
     assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
     upstream.publish(edition(2).signed_by(&stranger));
     assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);

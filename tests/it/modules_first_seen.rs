@@ -7,6 +7,7 @@ use crate::support::git_module_fixture::{Place, download_path, fetch};
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpacked};
+use crate::support::reports::CommandItem;
 use crate::support::verify_steps::verify;
 
 const ONE: &str = "acme/one/test@1.0.0";
@@ -31,8 +32,8 @@ fn moved(fixture: &ModuleFixture) {
 }
 
 /// The outcome of accepting this.
-async fn accepted(larder: &Larder, subject: &str) -> Value {
-    larder.tell("accept", subject).await["items"][0].clone()
+async fn accepted(larder: &Larder, subject: &str) -> CommandItem {
+    larder.tell("accept", subject).await.items[0].clone()
 }
 
 /// A closed store with a first-seen record of acme/one/test 1.0.0 and without its archive.
@@ -69,11 +70,11 @@ async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accept
         let larder = fixture.larder_on(&folder).start().await;
         // Of the whole module: the damaged record waits for it, too.
         let item = accepted(&larder, "acme/one/test").await;
-        assert_eq!((&item["outcome"], &item["tree_before"]), (&"accepted_tree".into(), &Value::Null), "{item}");
+        assert_eq!((item.outcome.as_deref(), &item.tree_before), (Some("accepted_tree"), &None), "{item:?}");
         let (_, archive) = fetch(larder.base(), "one").await;
         assert_eq!(unpacked(&archive)["main.tf"], b"# moved\n");
         assert_eq!(alarms(&larder).await, json!([]));
-        assert_eq!(accepted(&larder, ONE).await["outcome"], "nothing_to_accept");
+        assert_eq!(accepted(&larder, ONE).await.outcome.as_deref(), Some("nothing_to_accept"));
     }
 }
 
@@ -132,7 +133,7 @@ async fn a_module_with_a_damaged_first_seen_record_sends_no_client_to_its_source
     let refused = larder.get(&download_path("one")).await.expect(502).text();
     assert!(refused.contains("larder accept"), "{refused}");
     let item = accepted(&larder, ONE).await;
-    assert_eq!((&item["outcome"], &item["tree_before"]), (&"accepted_elsewhere".into(), &Value::Null), "{item}");
+    assert_eq!((item.outcome.as_deref(), &item.tree_before), (Some("accepted_elsewhere"), &None), "{item:?}");
     larder.get(&download_path("one")).await.expect(204);
 }
 
@@ -194,7 +195,7 @@ async fn an_accept_between_two_switches_of_fold_case_mixes_nothing() {
         moved(&fixture);
         let larder = folding(&fixture, &folder, !first).await;
         larder.get(&other_spelling()).await.expect(502);
-        assert_eq!(accepted(&larder, "Acme/One/test@1.0.0").await["outcome"], "accepted_tree");
+        assert_eq!(accepted(&larder, "Acme/One/test@1.0.0").await.outcome.as_deref(), Some("accepted_tree"));
         let then = Place::of(&larder.get(&other_spelling()).await.expect(204));
         assert!(then.sha256 != seen_first.sha256);
         larder.stop().await;
@@ -221,7 +222,7 @@ async fn a_tree_accepted_under_another_spelling_is_not_asked_again_after_fold_ca
     fixture.registry.publish_module(crate::support::upstream::Module::new("Acme", "One", "test").at(elsewhere));
     let larder = folding(&fixture, &folder, false).await;
     larder.get(&other_spelling()).await.expect(502);
-    assert_eq!(accepted(&larder, "Acme/One/test@1.0.0").await["outcome"], "accepted_elsewhere");
+    assert_eq!(accepted(&larder, "Acme/One/test@1.0.0").await.outcome.as_deref(), Some("accepted_elsewhere"));
     for _ in 0..2 {
         let text = larder.get(&other_spelling()).await.expect(204);
         assert_eq!(text.header("x-terraform-get"), elsewhere);

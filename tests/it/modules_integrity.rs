@@ -176,9 +176,9 @@ async fn a_moved_tag_is_refused_when_the_first_archive_is_gone_until_it_is_accep
     larder.get(&download_path("one")).await.expect(502);
     assert!(is_reported(&larder).await);
     let done = larder.tell("accept", "acme/one/test@1.0.0").await;
-    let item = &done["items"][0];
-    assert_eq!((&done["ok"], &item["outcome"]), (&true.into(), &"accepted_tree".into()), "{done}");
-    let mut trees = ["tree_before", "tree"].map(|tree| item[tree].as_str().unwrap().to_owned());
+    let item = &done.items[0];
+    assert_eq!((done.ok, item.outcome.as_deref()), (true, Some("accepted_tree")), "{done}");
+    let mut trees = [&item.tree_before, &item.tree].map(|tree| tree.clone().unwrap());
     trees.sort();
     assert_eq!(trees.as_slice(), digests(&refused), "{done}");
     let (now, moved) = fetch(larder.base(), "one").await;

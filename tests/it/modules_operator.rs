@@ -9,7 +9,6 @@ use crate::support::git_module_fixture::{download_path, fetch};
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz, unpacked};
-use crate::support::reports::name;
 use crate::support::upstream::{FakeUpstream, Fault, Listed, Module, Provider, Target};
 use crate::support::warm_fixture::WarmFixture;
 
@@ -64,7 +63,7 @@ async fn warmed_modules_are_served_with_upstream_gone() {
     assert!(larder.get(&path).await.expect(204).header("x-terraform-get").contains("checksum=sha256:"));
     // It is pinned, so it cannot be purged.
     let purged = larder.tell("purge", "acme/one/test@1.2.0").await;
-    assert_eq!(purged["items"][0]["pinned"], json!([format!("{HOST}/acme/one/test@1.2.0")]), "{purged}");
+    assert_eq!(purged.items[0].pinned, Some(vec![format!("{HOST}/acme/one/test@1.2.0").into()]), "{purged}");
     larder.tell("unpin", "acme/one/test@1.2.0").await;
     larder.tell("purge", "acme/one/test@1.2.0").await;
     larder.get(&path).await.expect(502);
@@ -92,7 +91,7 @@ async fn refresh_finds_a_module_that_was_republished_and_accept_takes_it() {
     let larder = fixture.larder().start().await;
     let (place, archive) = fetch(larder.base(), "one").await;
     let same = larder.tell("refresh", "acme/one/test").await;
-    assert_eq!(same["ok"], true, "{same}");
+    assert_eq!(same.ok, true, "{same}");
     assert_eq!(status(&larder).await["alarms"], json!([]));
     moved(&fixture);
     larder.tell("refresh", "acme/one/test").await;
@@ -103,16 +102,16 @@ async fn refresh_finds_a_module_that_was_republished_and_accept_takes_it() {
     assert!(fetch(larder.base(), "one").await == (place.clone(), archive.clone()));
 
     let done = larder.tell("accept", "acme/one/test").await;
-    let item = &done["items"][0];
-    assert_eq!((name(item), &item["outcome"]), (what("one"), &"accepted_tree".into()), "{done}");
-    assert!(item["tree_before"].is_string() && item["tree"].is_string() && item["tree"] != item["tree_before"]);
+    let item = &done.items[0];
+    assert_eq!((item.name(), item.outcome.as_deref()), (what("one"), Some("accepted_tree")), "{done}");
+    assert!(item.tree_before.is_some() && item.tree.is_some() && item.tree != item.tree_before);
     let (now, new) = fetch(larder.base(), "one").await;
     assert_eq!(unpacked(&new)["main.tf"], b"# moved\n");
     assert_eq!(status(&larder).await["alarms"], json!([]));
     // A client that was given the old digest a moment ago gets that archive; new answers name the new one.
     assert!(larder.get(&place.path).await.expect(200).body == archive);
     let nothing = larder.tell("accept", ONE).await;
-    assert_eq!(nothing["items"][0]["outcome"], "nothing_to_accept", "{nothing}");
+    assert_eq!(nothing.items[0].outcome.as_deref(), Some("nothing_to_accept"), "{nothing}");
 
     // Where the accepted one is lost, the old one does not take its place.
     let blob = larder.folder.blobs().into_iter().find(|path| path.ends_with(now.sha256.clone().unwrap()));
@@ -146,7 +145,7 @@ async fn two_fetches_of_one_archive_at_one_time_do_not_meet() {
         tokio::join!(asking, open).0
     };
     let (accepted, _) = tokio::join!(accept, ask);
-    assert_eq!(accepted["items"][0]["outcome"], "accepted_tree", "{accepted}");
+    assert_eq!(accepted.items[0].outcome.as_deref(), Some("accepted_tree"), "{accepted}");
     assert!(unpacked(&fetch(larder.base(), "one").await.1)["noise"] == noise);
     assert!(larder.folder.files("staging").is_empty());
 }
@@ -233,7 +232,7 @@ async fn purge_removes_cached_detail_pages() {
             larder.get(&format!("/registry/{HOST}/v1/{page}")).await.expect(200);
         }
         let done = larder.tell("purge", what).await;
-        assert_eq!(done["items"][0]["documents"], about(what).len(), "{done}");
+        assert_eq!(done.items[0].documents, Some(about(what).len() as u64), "{done}");
         upstream.forget_requests();
         for page in &all {
             larder.get(&format!("/registry/{HOST}/v1/{page}")).await.expect(200);
@@ -243,7 +242,7 @@ async fn purge_removes_cached_detail_pages() {
     }
 
     let done = larder.tell("purge", "Acme/vpc/aws@1.0.0").await;
-    assert_eq!(done["items"][0]["documents"], 2, "its own page, and that of the module: {done}");
+    assert_eq!(done.items[0].documents, Some(2), "its own page, and that of the module: {done}");
 }
 
 /// DESIGN, promise 15: a version that the registry moved and then withdrew leaves nothing to accept and no lasting
@@ -264,7 +263,7 @@ async fn accept_of_a_module_that_upstream_has_withdrawn_resolves_its_alarms() {
     assert!(larder.get(&list).await.expect(200).is("detail=gone"));
     assert_eq!(kinds().await, ["moved", "dropped"]);
     let done = larder.tell("accept", ONE).await;
-    assert_eq!((&done["items"][0]["outcome"], &done["ok"]), (&"withdrawn".into(), &true.into()), "{done}");
+    assert_eq!((done.items[0].outcome.as_deref(), done.ok), (Some("withdrawn"), true), "{done}");
     assert_eq!(kinds().await, ["dropped"]);
     assert!(fetch(larder.base(), "one").await == held);
     larder.tell("purge", ONE).await;

@@ -7,8 +7,8 @@ use serde_json::json;
 use crate::support::command_setup::{CommandSetup, json as read};
 use crate::support::http::{client, send};
 use crate::support::larder::{Folder, HOST, Larder};
-use crate::support::null_provider::outcomes;
 use crate::support::process::Process;
+use crate::support::reports::CommandReport;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both};
 
@@ -216,8 +216,9 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
         let job = fixture.ended(&path).await;
         assert_eq!((job.states(), job.pin), (vec!["fetched"; 2], !afterwards), "{job}");
         if afterwards {
-            let done = fixture.post("/admin/v1/pin", &json!({ "job": job.id })).await.expect(200).json();
-            assert_eq!(outcomes(&done).iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["pinned"; 2]);
+            let done =
+                CommandReport::parse(fixture.post("/admin/v1/pin", &json!({ "job": job.id })).await.expect(200).json());
+            assert_eq!(done.outcomes().iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["pinned"; 2]);
         }
         for name in ["three", "four"] {
             larder.clock.advance(Duration::from_secs(120));
@@ -281,26 +282,27 @@ async fn pinning_a_package_that_is_not_stored_is_an_error() {
     upstream.publish(both(Provider::new("acme", "null").version("1.3.0")));
     let larder = Larder::mirroring(&upstream).start().await;
     let fixture = WarmFixture::of(&larder);
-    let pin =
-        async |subject: &str| fixture.post("/admin/v1/pin", &json!({ "what": [subject] })).await.expect(200).json();
+    let pin = async |subject: &str| {
+        let answer = fixture.post("/admin/v1/pin", &json!({ "what": [subject] })).await;
+        CommandReport::parse(answer.expect(200).json())
+    };
     let done = pin("acme/null").await;
-    assert_eq!((outcomes(&done), &done["ok"]), (vec![("registry.terraform.io/acme/null", "not_held")], &json!(false)));
+    assert_eq!((done.outcomes(), done.ok), (vec![("registry.terraform.io/acme/null", "not_held")], false));
     fixture.warm(&json!({ "what": ["acme/null@1.2.0", "acme/null@1.3.0"], "platforms": PLATFORMS })).await;
     let done = pin("acme/null@< 1.3").await;
     let [first, second] =
         ["darwin_arm64", "linux_amd64"].map(|platform| format!("registry.terraform.io/acme/null 1.2.0 ({platform})"));
-    assert_eq!(
-        (outcomes(&done), &done["ok"]),
-        (vec![(first.as_str(), "pinned"), (second.as_str(), "pinned")], &json!(true))
-    );
+    assert_eq!((done.outcomes(), done.ok), (vec![(first.as_str(), "pinned"), (second.as_str(), "pinned")], true));
     let done = pin("acme/null").await;
-    let words: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
+    let words: Vec<&str> = done.outcomes().iter().map(|(_, outcome)| *outcome).collect();
     assert_eq!(words, ["as_before", "as_before", "pinned", "pinned"]);
     let purged = larder.tell("purge", "acme/null").await;
-    assert_eq!((purged["items"][0]["pinned"].as_array().unwrap().len(), &purged["ok"]), (4, &json!(false)));
-    let done = fixture.post("/admin/v1/unpin", &json!({ "what": ["acme/null@1.2.0"] })).await.expect(200).json();
-    assert_eq!(outcomes(&done).iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["unpinned"; 2]);
-    assert_eq!(larder.tell("purge", "acme/null@~> 1.2.0").await["items"][0]["archives"], 2);
+    assert_eq!((purged.items[0].pinned.as_ref().unwrap().len(), purged.ok), (4, false));
+    let done = CommandReport::parse(
+        fixture.post("/admin/v1/unpin", &json!({ "what": ["acme/null@1.2.0"] })).await.expect(200).json(),
+    );
+    assert_eq!(done.outcomes().iter().map(|(_, outcome)| *outcome).collect::<Vec<_>>(), ["unpinned"; 2]);
+    assert_eq!(larder.tell("purge", "acme/null@~> 1.2.0").await.items[0].archives, Some(2));
     for body in [json!({}), json!({ "what": ["acme/null"], "job": "0011223344556677" }), json!({ "job": "x" })] {
         fixture.post("/admin/v1/pin", &body).await.expect(400);
     }
@@ -325,8 +327,8 @@ async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_withou
     let output = setup.run(&["pin", "acme/other"]).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.out.contains("acme/other: not stored"), "{output:?}");
-    let output = read(&setup.out(&["unpin", "acme/null", "--json"]).await);
-    assert_eq!((outcomes(&output), &output["ok"]), (vec![(package.as_str(), "unpinned")], &json!(true)));
+    let done = CommandReport::parse(read(&setup.out(&["unpin", "acme/null", "--json"]).await));
+    assert_eq!((done.outcomes(), done.ok), (vec![(package.as_str(), "unpinned")], true));
 }
 
 /// An archive that fails verification is not pinned, and the report says why.
@@ -340,10 +342,10 @@ async fn an_archive_that_was_not_warmed_is_not_pinned_with_its_job() {
     let job = fixture.ended(&path).await;
     assert_eq!(job.states(), ["fetched", "failed", "failed", "failed"]);
     assert!(job.error(1).contains("404"), "{job}");
-    let done = fixture.post("/admin/v1/pin", &json!({ "job": job.id })).await.expect(200).json();
-    let words: Vec<&str> = outcomes(&done).iter().map(|(_, outcome)| *outcome).collect();
-    assert_eq!((words, &done["ok"]), (vec!["pinned", "not_held", "not_held", "not_held"], &json!(false)), "{done}");
-    assert_eq!(outcomes(&done)[2].0, format!("{HOST}/acme/never (linux_amd64)"));
+    let done = CommandReport::parse(fixture.post("/admin/v1/pin", &json!({ "job": job.id })).await.expect(200).json());
+    let words: Vec<&str> = done.outcomes().iter().map(|(_, outcome)| *outcome).collect();
+    assert_eq!((words, done.ok), (vec!["pinned", "not_held", "not_held", "not_held"], false), "{done}");
+    assert_eq!(done.outcomes()[2].0, format!("{HOST}/acme/never (linux_amd64)"));
 }
 
 /// A running job can be pinned: its later archives are pinned as they are stored.
@@ -358,17 +360,18 @@ async fn a_job_can_be_pinned_before_it_has_fetched_anything() {
     let job = json!({ "job": path.rsplit('/').next().unwrap() });
     let tell = async |command: &str| {
         let done = fixture.post(&format!("/admin/v1/{command}"), &job).await.expect(200).json();
-        let outcomes: Vec<String> = outcomes(&done).iter().map(|(_, outcome)| (*outcome).to_owned()).collect();
-        (outcomes, done["ok"].clone())
+        let done = CommandReport::parse(done);
+        let outcomes: Vec<String> = done.outcomes().iter().map(|(_, outcome)| (*outcome).to_owned()).collect();
+        (outcomes, done.ok)
     };
-    assert_eq!(tell("unpin").await, (vec!["unpinned".to_owned(); 2], json!(true)));
-    assert_eq!(tell("pin").await, (vec!["when_it_comes".to_owned(); 2], json!(true)));
+    assert_eq!(tell("unpin").await, (vec!["unpinned".to_owned(); 2], true));
+    assert_eq!(tell("pin").await, (vec!["when_it_comes".to_owned(); 2], true));
     stored.open();
     let ended = fixture.ended(&path).await;
     assert_eq!((ended.states(), ended.pin), (vec!["fetched"; 2], true), "{ended}");
-    assert_eq!(tell("pin").await, (vec!["as_before".to_owned(); 2], json!(true)));
+    assert_eq!(tell("pin").await, (vec!["as_before".to_owned(); 2], true));
     let purged = larder.tell("purge", "acme/null").await;
-    assert_eq!(purged["items"][0]["pinned"].as_array().unwrap().len(), 2, "{purged}");
+    assert_eq!(purged.items[0].pinned.as_ref().unwrap().len(), 2, "{purged}");
 }
 
 /// Clients get the archive passed through; a job fails, and says so.

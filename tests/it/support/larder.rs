@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::http::{Answer, Received, client, get, receive, send};
+use super::reports::CommandReport;
 use super::tls::TestCa;
 use super::upstream::FakeUpstream;
 
@@ -200,10 +201,11 @@ impl Larder {
     }
 
     /// Sends an address to a command of the admin listener; returns its answer.
-    pub(crate) async fn tell(&self, command: &str, subject: &str) -> serde_json::Value {
+    pub(crate) async fn tell(&self, command: &str, subject: &str) -> CommandReport {
         let body = serde_json::json!({ "what": [subject] }).to_string();
         let request = client().post(format!("{}/admin/v1/{command}", self.admin())).bearer_auth(self.token());
-        send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(200).json()
+        let answer = send(request.header("content-type", "application/json").body(body)).await.unwrap();
+        CommandReport::parse(answer.expect(200).json())
     }
 
     /// The alarms of the status: kind, address, version, and the whole.

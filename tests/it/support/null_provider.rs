@@ -1,10 +1,7 @@
 //! acme/null, the provider of most tests: its upstream, its larder and its archive.
 
-use serde_json::Value;
-
 use super::http::Answer;
 use super::larder::{Builder, Larder};
-use super::reports::called;
 use super::upstream::{FakeUpstream, Provider};
 
 pub(crate) const NULL: &str = "acme/null";
@@ -31,12 +28,6 @@ pub(crate) async fn install(larder: &Larder) -> (Answer, String, Vec<u8>) {
     let path = document.json()["download_url"].as_str().unwrap().to_owned();
     let archive = larder.get(&path).await.expect(200).body;
     (document, path, archive)
-}
-
-/// The outcome of each item.
-pub(crate) fn outcomes(done: &Value) -> Vec<(&str, &str)> {
-    let items = done["items"].as_array().unwrap();
-    items.iter().map(|item| (&*called(item).leak(), item["outcome"].as_str().unwrap())).collect()
 }
 
 pub(crate) const LIST: &str = "the version list of registry.terraform.io/acme/null";

@@ -63,6 +63,68 @@ impl JobItemReport {
     }
 }
 
+/// The answer of the admin listener to refresh, purge, pin, unpin and accept.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct CommandReport {
+    pub(crate) ok: bool,
+    #[serde(default)]
+    pub(crate) items: Vec<CommandItem>,
+    #[serde(default)]
+    pub(crate) errors: Vec<String>,
+}
+
+/// One item of a command; each command has its own members.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct CommandItem {
+    #[serde(flatten)]
+    pub(crate) package: PackageRef,
+    /// As people read it: `ADDRESS VERSION (PLATFORM)`.
+    #[serde(skip)]
+    pub(crate) called: String,
+    pub(crate) outcome: Option<String>,
+    pub(crate) error: Option<String>,
+    pub(crate) archives: Option<u64>,
+    pub(crate) archive_bytes: Option<u64>,
+    pub(crate) documents: Option<u64>,
+    pub(crate) shared: Option<u64>,
+    pub(crate) pinned: Option<Vec<Value>>,
+    pub(crate) seen_is_kept: Option<bool>,
+    pub(crate) left: Option<Vec<String>>,
+    pub(crate) unreadable: Option<Vec<Value>>,
+    pub(crate) files: Option<Vec<Value>>,
+    pub(crate) key: Option<String>,
+    pub(crate) keys_before: Option<Vec<String>>,
+    pub(crate) tree: Option<String>,
+    pub(crate) tree_before: Option<String>,
+}
+
+impl CommandReport {
+    pub(crate) fn parse(json: Value) -> Self {
+        let report: Result<Self, _> = serde_json::from_value(json.clone());
+        let mut report = report.unwrap_or_else(|e| panic!("not a report of a command: {e}: {json:#}"));
+        report.items.iter_mut().for_each(|item| item.called = item.package.to_string());
+        report
+    }
+
+    /// The name and the outcome of each item.
+    pub(crate) fn outcomes(&self) -> Vec<(&str, &str)> {
+        self.items.iter().map(|item| (item.called.as_str(), item.outcome.as_deref().unwrap_or("none"))).collect()
+    }
+}
+
+impl fmt::Display for CommandReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:#?}")
+    }
+}
+
+impl CommandItem {
+    /// As an operator writes it: `ADDRESS@VERSION`.
+    pub(crate) fn name(&self) -> String {
+        address_and_version(&self.package)
+    }
+}
+
 fn package(item: &Value) -> PackageRef {
     serde_json::from_value(item.clone()).unwrap_or_else(|e| panic!("{e}: {item}"))
 }
