@@ -73,7 +73,7 @@ async fn an_accept_that_fails_resolves_no_alarm() {
     assert_eq!(done.outcomes(), [(PACKAGE, "failed"), (PACKAGE_130, "failed")], "{done}");
     assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
     upstream.heal();
-    assert!(larder.tell("accept", NULL).await.ok == true);
+    assert!(larder.tell("accept", NULL).await.ok);
     assert_eq!(open_alarms(&larder).await, alarms(&[]));
 }
 
@@ -84,7 +84,7 @@ async fn accepting_one_new_key_does_not_resolve_the_alarm_of_another() {
     let (first, second) = (SigningKey::another(), SigningKey::another());
     let larder = larder_with_new_key_alarm(&upstream, &first).await;
     upstream.publish(version_with_new_key(&second));
-    assert!(larder.tell("accept", NULL).await.ok == true);
+    assert!(larder.tell("accept", NULL).await.ok);
     assert_eq!(open_alarms(&larder).await, alarms(&[("new-key", "1.3.0")]));
     assert!(larder.alarms().await[0].3["detail"].as_str().unwrap().contains(&first.fingerprint()));
 }

@@ -109,11 +109,11 @@ async fn offline_nothing_is_refreshed_or_accepted() {
     let larder = Larder::mirroring(&upstream).network("offline = true").on(&folder).start().await;
     for command in ["refresh", "accept"] {
         let done = larder.tell(command, NULL_120).await;
-        assert_eq!(done.ok, false);
+        assert!(!done.ok);
         assert!(done.errors[0].contains("this mirror is offline"), "{done}");
     }
     let unknown = larder.tell("refresh", "elsewhere.example/acme/null").await;
-    assert_eq!(unknown.ok, false);
+    assert!(!unknown.ok);
     assert_eq!(upstream.requests().len(), 0);
 }
 

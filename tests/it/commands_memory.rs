@@ -94,11 +94,11 @@ async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     let before = replace_with_newer_format(&seen);
     let done = larder.tell("purge", NULL).await;
     let error = &done.errors[0];
-    assert!(done.ok == false && error.contains(seen.to_str().unwrap()), "{done}");
+    assert!(!done.ok && error.contains(seen.to_str().unwrap()), "{done}");
     let folder = &larder.folder;
     assert_eq!((folder.sets().len(), folder.blobs().len(), folder.files("names").len()), (1, 1, 1));
     std::fs::write(&seen, before).unwrap();
-    assert_eq!(larder.tell("purge", NULL).await.ok, true);
+    assert!(larder.tell("purge", NULL).await.ok);
     assert!(folder.sets().is_empty());
 }
 
@@ -136,7 +136,7 @@ async fn purge_changes_nothing_while_a_name_cannot_be_read() {
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;
     let done = larder.tell("purge", NULL).await;
     let error = &done.errors[0];
-    assert!(done.ok == false && error.contains(other.to_str().unwrap()), "{done}");
+    assert!(!done.ok && error.contains(other.to_str().unwrap()), "{done}");
     assert_eq!((folder.sets().len(), folder.blobs().len(), folder.files("names").len()), (2, 2, 2));
     upstream.forget_requests();
     assert!(larder.get(&path).await.expect(200).is("larder; hit"));
@@ -177,10 +177,10 @@ async fn purge_leaves_an_unreadable_proof_set_that_is_the_only_record_of_its_dig
     std::fs::remove_file(larder.folder.files("seen").remove(0)).unwrap();
     let before = replace_with_newer_format(&set);
     let done = larder.tell("purge", NULL_120).await;
-    assert!(done.ok == false && done.items[0].left.as_ref().unwrap().len() == 1, "{done}");
+    assert!(!done.ok && done.items[0].left.as_ref().unwrap().len() == 1, "{done}");
     assert_eq!((larder.folder.sets().len(), larder.folder.blobs().len()), (1, 1));
     std::fs::write(&set, before).unwrap();
-    assert_eq!(larder.tell("purge", NULL_120).await.ok, true);
+    assert!(larder.tell("purge", NULL_120).await.ok);
     assert!(larder.folder.sets().is_empty() && larder.folder.blobs().is_empty());
 }
 

@@ -286,7 +286,7 @@ async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
         let refused = larder.document("null", "1.2.0").await.expect(502).text();
         assert!(refused.contains("damaged") && refused.contains("`larder accept"), "{refused}");
         assert!(raised_alarms(&larder).await.contains(&("damaged-record".to_owned(), "1.2.0".to_owned())), "{ending}");
-        assert!(larder.tell("accept", "acme/null").await.ok == true);
+        assert!(larder.tell("accept", "acme/null").await.ok);
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{ending}");
         assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "{ending}");
     }
@@ -346,7 +346,7 @@ async fn accept_of_a_damaged_version_makes_no_later_key_vouch_for_it() {
     truncate_file(&first_seen_files(&folder, "/1.2.0.json")[0]);
     let larder = impatient(&upstream).on(&folder).start().await;
     assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502));
-    assert!(larder.tell("accept", "acme/null@1.2.0").await.ok == true);
+    assert!(larder.tell("accept", "acme/null@1.2.0").await.ok);
     assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);
     upstream.publish(edition(2).signed_by(&stranger));
     assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old);

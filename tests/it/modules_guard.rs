@@ -79,7 +79,6 @@ async fn configured_git_hosts_are_fetched_over_https_and_ssh() {
     assert!(fetch(guarded.larder.base(), "https").await.1 == fetch(guarded.larder.base(), "ssh").await.1);
 }
 
-///
 #[tokio::test]
 async fn a_location_a_submodule_and_a_redirect_to_a_private_address_are_refused() {
     let Some(guarded) = Guarded::start().await else { return };

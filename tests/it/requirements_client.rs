@@ -121,7 +121,6 @@ async fn compare_all(client: &Terraform, configurations: &[(String, Configuratio
     went_well
 }
 
-///
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plan_names_exactly_what_the_real_client_chooses() {
     let Some(client) = Terraform::find_since(1, 10) else { return };
@@ -132,7 +131,6 @@ async fn a_plan_names_exactly_what_the_real_client_chooses() {
     assert!(successes >= 30 && went_well.len() - successes >= 8, "{successes} of {}", went_well.len());
 }
 
-///
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forms_that_people_write_are_read_as_the_real_client_reads_them() {
     let Some(client) = Terraform::find_since(1, 10) else { return };

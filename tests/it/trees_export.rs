@@ -27,7 +27,6 @@ fn filesystem_mirror(tree: &Path) -> String {
     format!("provider_installation {{\n  filesystem_mirror {{\n    path = \"{}\"\n  }}\n}}\n", tree.display())
 }
 
-///
 #[tokio::test]
 async fn an_exported_tree_works_as_a_filesystem_mirror_and_under_nginx_as_a_network_mirror() {
     let (Some(client), Some(program)) = (Terraform::find(), find("nginx")) else { return };
