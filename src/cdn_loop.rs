@@ -46,7 +46,7 @@ impl CdnLoop {
         self.entries().filter(|entry| entry.split(';').next().is_some_and(|name| name.trim() == OUR_NAME))
     }
 
-    /// Returns true for an empty list, as of a client that asks larder directly.
+    /// Returns true for an empty list: the client asked larder directly.
     pub fn is_empty(&self) -> bool {
         self.entries().next().is_none()
     }

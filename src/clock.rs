@@ -21,7 +21,7 @@ pub(crate) const CLOCK_SLACK: Duration = Duration::from_secs(60);
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// The moment a file's time names; times before 1970 count as 1970.
+    /// The time in a file's metadata; times before 1970 count as 1970.
     pub fn of(time: SystemTime) -> Self {
         Self(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
     }
@@ -31,28 +31,28 @@ impl Timestamp {
         Duration::from_secs(self.0.saturating_sub(earlier.0))
     }
 
-    /// The day it is in, as `2026-08-01`.
+    /// The date, as `2026-08-01`.
     pub fn day(self) -> String {
         self.date_time().chars().take(10).collect()
     }
 
-    /// The day and the time, as `2026-08-01T12:00:00Z`.
+    /// Date and time, as `2026-08-01T12:00:00Z`.
     pub fn date_time(self) -> String {
         humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(self.0.min(LAST_SECOND))).to_string()
     }
 
-    /// The day and the time as HTTP writes them (RFC 9110 5.6.7).
+    /// Date and time in HTTP's form (RFC 9110 5.6.7).
     pub fn http_date(self) -> String {
         httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(self.0.min(LAST_SECOND)))
     }
 
-    /// The moment `duration` later, in whole seconds.
+    /// The time after `duration`, in whole seconds.
     pub fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(duration.as_secs()))
     }
 }
 
-/// Where `now` comes from.
+/// The source of `now`.
 #[derive(Debug, Clone, Default)]
 pub struct Clock {
     /// The fixed time of a test clock; `None` follows the machine.
@@ -66,7 +66,7 @@ impl Clock {
         Self::default()
     }
 
-    /// A clock that moves only when told to. Tests see effects of seconds on it, however busy the machine is.
+    /// A clock that moves only when a test moves it, so that effects of seconds are visible on any machine.
     pub fn frozen() -> Self {
         Self { stands_at: Some(Self::system().now()), ..Self::default() }
     }
@@ -78,7 +78,7 @@ impl Clock {
         self.stands_at.unwrap_or_else(|| Timestamp::of(SystemTime::now())).after(ahead)
     }
 
-    /// Moves this clock ahead, so that what ages can be seen old without waiting.
+    /// Moves this clock ahead, so that documents age without waiting.
     pub fn advance(&self, by: Duration) {
         self.ahead_seconds.send_modify(|ahead| *ahead += by.as_secs());
     }
@@ -106,7 +106,7 @@ impl Clock {
             }
             tokio::select! {
                 () = tokio::time::sleep(left.min(MAX_SLEEP)) => {}
-                // Its sender is this clock, which is there.
+                // The sender is this clock, so it exists.
                 _ = moved.changed() => {}
             }
         }

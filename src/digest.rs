@@ -20,19 +20,19 @@ pub struct BadDigest {
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// The digest of bytes that are all at hand; for a stream use [`Hasher`].
+    /// The digest of bytes in memory; for a stream use [`Hasher`].
     pub fn of(bytes: &[u8]) -> Self {
         let mut context = Context::new(&SHA256);
         context.update(bytes);
         Self::finished(context)
     }
 
-    /// Reads exactly 64 hex digits of either case, as `shasum` and SHA256SUMS have them.
+    /// Reads exactly 64 hex digits of either case, as in SHA256SUMS.
     pub fn parse(text: &str) -> Result<Self, BadDigest> {
         parse_hex(text).map(Self).ok_or_else(|| bad("a SHA-256 digest", "64 hex digits", text))
     }
 
-    /// The part of the digest that stands in an archive's URL.
+    /// The part of the digest in an archive's URL.
     pub fn prefix(&self) -> DigestPrefix {
         let mut prefix = [0; 8];
         for (to, from) in prefix.iter_mut().zip(self.0) {
@@ -41,7 +41,7 @@ impl Digest {
         DigestPrefix(prefix)
     }
 
-    /// The digest as lock files and mirrors spell the hash of a whole zip: `zh:HEX`.
+    /// The digest in the form of lock files and mirrors for a whole zip: `zh:HEX`.
     pub fn zh(&self) -> String {
         format!("zh:{self}")
     }
@@ -91,7 +91,7 @@ impl DigestPrefix {
 pub struct FastHash([u8; 32]);
 
 impl FastHash {
-    /// The hash of bytes that are all at hand; for a stream use [`Hasher`].
+    /// The hash of bytes in memory; for a stream use [`Hasher`].
     pub fn of(bytes: &[u8]) -> Self {
         Self(blake3::hash(bytes).into())
     }
@@ -110,18 +110,18 @@ pub struct Hasher {
 }
 
 impl Hasher {
-    /// A hasher that has seen no byte.
+    /// An empty hasher.
     pub fn new() -> Self {
         Self { proof: Context::new(&SHA256), fast: blake3::Hasher::new() }
     }
 
-    /// Takes the next bytes of the stream.
+    /// Adds the next bytes of the stream.
     pub fn update(&mut self, bytes: &[u8]) {
         self.proof.update(bytes);
         self.fast.update(bytes);
     }
 
-    /// Both hashes of everything that was taken.
+    /// Both hashes of all bytes.
     pub fn finish(self) -> (Digest, FastHash) {
         (Digest::finished(self.proof), FastHash(self.fast.finalize().into()))
     }
@@ -144,17 +144,17 @@ impl fmt::Debug for Hasher {
 pub struct FastHasher(blake3::Hasher);
 
 impl FastHasher {
-    /// A hasher that has seen no byte.
+    /// An empty hasher.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next bytes of the stream.
+    /// Adds the next bytes of the stream.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The hash of everything that was taken.
+    /// The hash of all bytes.
     pub fn finish(self) -> FastHash {
         FastHash(self.0.finalize().into())
     }

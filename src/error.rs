@@ -1,4 +1,4 @@
-//! The errors of the mirror, and their texts. No HTTP here: `http/respond.rs` turns them into statuses and phrases.
+//! The errors of the mirror, and their texts. `http/response.rs` turns them into statuses and phrases.
 
 use std::fmt;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub fn public_text(text: &str) -> String {
 }
 
 /// Splits off the part of `after` that belongs to the URL whose scheme ends `before`. A secret may contain brackets and
-/// quotes: they end a URL only where one stands directly before it.
+/// quotes: they end a URL only where one precedes it.
 fn url_at<'a>(before: &str, after: &'a str) -> (&'a str, &'a str) {
     let scheme = |c: char| c.is_ascii_alphanumeric() || "+-.:".contains(c);
     let closing = match before.trim_end_matches(scheme).chars().next_back() {
@@ -72,7 +72,7 @@ fn url_at<'a>(before: &str, after: &'a str) -> (&'a str, &'a str) {
     };
     let ends = |c: char| c.is_whitespace() || "\"<>".contains(c) || Some(c) == closing;
     let end = after.find(ends).unwrap_or(after.len());
-    // Another URL right behind it is its own, but not in a query.
+    // A URL directly after it is a separate one, except in a query.
     let (url, _) = after.split_at(end);
     let end = match (url.find("://"), url.find(['?', '#'])) {
         (Some(next), None) => next,
@@ -82,7 +82,7 @@ fn url_at<'a>(before: &str, after: &'a str) -> (&'a str, &'a str) {
     after.split_at(end)
 }
 
-/// The rest of a URL behind its `://`.
+/// The rest of a URL after its `://`.
 fn without_secrets(url: &str) -> String {
     let (place, query) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
     let (authority, path) = place.split_at(place.find('/').unwrap_or(place.len()));
@@ -96,10 +96,10 @@ fn without_secrets(url: &str) -> String {
     }
 }
 
-/// The remedy for whatever passes by itself.
+/// The remedy for a temporary failure.
 const AGAIN: &str = "ask again in a moment";
 
-/// A request that could not be answered. Cheap to clone, because all who wait for one fill share its error.
+/// A failed request. Cheap to clone, because all clients of one fill share its error.
 #[derive(Debug, Clone)]
 pub enum Error {
     /// The host is not a configured upstream.
@@ -110,14 +110,14 @@ pub enum Error {
     Upstream(Arc<UpstreamError>),
     /// The bytes that upstream sent fail verification.
     Unverified {
-        /// The file that was asked for.
+        /// The requested file.
         subject: String,
         /// The check that failed.
         verdict: String,
     },
     /// A change of something verified before, which waits for `larder accept`.
     Unaccepted {
-        /// The file that was asked for.
+        /// The requested file.
         subject: String,
         /// The change.
         verdict: String,
@@ -130,43 +130,43 @@ pub enum Error {
     Offline(String),
     /// Offline, and only upstream has the answer.
     Sealed(String),
-    /// A bound of our own is reached.
+    /// One of larder's limits was reached.
     Busy {
         /// The requested item.
         subject: String,
-        /// The bound.
+        /// The limit.
         reason: String,
     },
     /// Too many running downloads that this client started and no client waits for.
     Unattended {
-        /// The archive that was asked for.
+        /// The requested archive.
         subject: String,
         /// The number of those fills.
         running: usize,
     },
-    /// A cached copy is not revalidated just now, to spare the upstream.
+    /// A cached copy is not revalidated now, to spare the upstream.
     Spared(String),
-    /// It is fetched for a job, and its upstream has asked to be left alone until then.
+    /// A job's fetch from an upstream that asked for a pause.
     HeldBack {
         /// The requested item.
         subject: String,
-        /// Until when.
+        /// The end of the pause.
         until: Timestamp,
     },
     /// Downloaded for a job, and not stored.
     NotKept(String),
-    /// Stored and verified, and not of the form that it should have.
+    /// Stored and verified, and malformed.
     Unreadable {
         /// The stored item.
         subject: String,
         /// The flaw.
         reason: String,
     },
-    /// The request has been here before.
+    /// A request loop.
     Looped,
     /// The disk failed.
     Store(StoreError),
-    /// A task of ours ended before it was done.
+    /// One of larder's tasks ended early.
     Interrupted(String),
 }
 
@@ -175,7 +175,7 @@ impl std::error::Error for Error {}
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // For the log, which may name the paths of this machine.
+            // For the log, which may contain paths of this machine.
             Self::Store(error) => f.write_str(&public_text(&format!("the store failed: {error}; {}", error.remedy()))),
             error => error.explain().fmt(f),
         }
@@ -189,8 +189,8 @@ impl From<StoreError> for Error {
 }
 
 impl Error {
-    /// The text for people, in its parts. Bodies and reason phrases are made of it, and log lines but for a failed store.
-    /// Holds no secret and no path of this machine.
+    /// The text for people, in its parts: the source of bodies, reason phrases and, except for a failed store, log
+    /// lines. Contains no secret and no path of this machine.
     pub fn explain(&self) -> Explanation {
         let explanation = |cause: &str| Explanation::of(cause);
         match self {
@@ -256,7 +256,7 @@ pub enum Kind {
     NotAnUpstream,
     /// Upstream failed, refused larder, or sent data that does not verify.
     BadUpstream,
-    /// Not now.
+    /// Temporarily impossible.
     Busy,
     /// Upstream takes too long.
     Slow,
@@ -313,7 +313,7 @@ mod tests {
 
     use super::*;
 
-    /// DESIGN, promise 8: what may be secret of a URL is left out, what an operator needs of a text stays.
+    /// DESIGN, promise 8: the secret parts of a URL are removed, the rest of the text stays.
     #[test]
     fn a_public_text_has_no_userinfo_no_query_and_no_second_line() {
         for (text, shown) in [

@@ -1,4 +1,4 @@
-//! The tasks that run for as long as larder does: one that panics is logged, counted and started again.
+//! The tasks that run as long as larder does: one that panics is logged, counted and restarted.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -12,25 +12,25 @@ use prometheus_client::registry::Registry;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
-/// The first pause before a task that panicked is started again.
+/// The first pause before a restart.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause, however many panics came before.
+/// The longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(5 * 60);
 
-/// A task that runs for as long as larder does.
+/// A task that runs as long as larder does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
     /// Sweeps leftovers and completes work of earlier runs.
     Housekeeping,
-    /// Holds every archive against its digest, again and again.
+    /// Compares every archive with its digest, repeatedly.
     Scrub,
-    /// One of the recurring warm-ups, or what begins and ends them.
+    /// A recurring warm-up, or their scheduler.
     RecurringWarmUps,
-    /// Looks whether the certificate files have changed.
+    /// Watches the certificate files.
     TlsReload,
     /// Evicts down to the size limit.
     Evictor,
-    /// Makes the index whole from the files.
+    /// Rebuilds the index from the files.
     Index,
 }
 
@@ -55,7 +55,7 @@ struct OfTask {
     task: &'static str,
 }
 
-/// Starts tasks again that panicked, and counts the panics: all copies count together.
+/// Restarts tasks that panicked, and counts the panics; all copies share the counts.
 #[derive(Debug, Clone)]
 pub struct Supervisor {
     panics: Family<OfTask, Counter>,
@@ -100,7 +100,7 @@ impl Supervisor {
         }
     }
 
-    /// Spawns a task beside others, to be run like this.
+    /// Spawns a task that is run in the same way.
     pub fn spawn<F>(
         &self,
         beside: &mut JoinSet<()>,
@@ -142,7 +142,7 @@ mod tests {
         text
     }
 
-    /// DESIGN, promise 11: a background task that panics is counted, and is there again.
+    /// DESIGN, promise 11: a background task that panics is counted and restarted.
     #[tokio::test]
     async fn a_task_that_panics_is_counted_and_started_again_until_it_ends() {
         let supervisor = Supervisor { first_pause: Duration::from_millis(1), ..Supervisor::default() };

@@ -46,8 +46,8 @@ impl Constraint {
         conditions.into_iter().map(|condition| Condition::parse(condition, given)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Every condition of all of these. None of them, and every release meets it. A pre-release meets it where a `=` of any
-    /// of them names it, and the conditions of the others allow it.
+    /// The conjunction of these constraints. Without any, every release matches. A pre-release matches where a `=` of
+    /// one of them names it and the conditions of the others allow it.
     pub fn all<'a>(constraints: impl IntoIterator<Item = &'a Self>) -> Self {
         Self(constraints.into_iter().flat_map(|one| one.0.iter().cloned()).collect())
     }
@@ -57,7 +57,7 @@ impl Constraint {
         self.0.len()
     }
 
-    /// The one version that it names, where it names one and says nothing else.
+    /// The exact version, if the constraint is a single `=`.
     pub fn exact_version(&self) -> Option<&Version> {
         match self.0.as_slice() {
             [Condition { operator: Operator::Equal, version }] => Some(version),
@@ -65,7 +65,7 @@ impl Constraint {
         }
     }
 
-    /// The form in which clients write it into a lock file: each condition once, by their versions, `=` left out.
+    /// The form that clients write into a lock file: each condition once, sorted by version, without `=`.
     pub fn lock_file_text(&self) -> String {
         let mut conditions: Vec<&Condition> = self.0.iter().collect();
         let place = |one: &Condition| match one.operator {
@@ -141,7 +141,7 @@ impl Condition {
     }
 }
 
-/// The number of components that are written.
+/// The number of written components.
 fn component_count(version: &str) -> usize {
     version.split(['-', '+']).next().unwrap_or_default().split('.').count()
 }
@@ -211,7 +211,7 @@ mod tests {
             ("~> 1.2.1", &["1.2.3"]),
             ("~> 1.0.0-beta.1", &["1.0.0", "1.0.1"]),
             ("~> 1.0-beta.1", &["1.0.0", "1.0.1", "1.2.0", "1.2.3", "1.3.0"]),
-            // Named exactly, and by nothing else.
+            // An exact condition and no other.
             ("1.0.0-beta.1", &["1.0.0-beta.1"]),
             (">= 1.0.0-beta.1, < 1.0.1", &["1.0.0"]),
             ("= 1.0.0-beta.1, < 2.0.0", &["1.0.0-beta.1"]),
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!((exactly(">= 1.2"), exactly("1.2, 1.2")), (None, None));
     }
 
-    /// Seen with Terraform 1.11, a module asking for `>= 1.0` and its caller for the pre-release.
+    /// Observed with Terraform 1.11: a module with `>= 1.0`, and its caller with the pre-release.
     #[test]
     fn an_intersection_is_met_where_each_constraint_is() {
         let all = |given: &[&str]| {

@@ -7,10 +7,10 @@ const LONGEST: usize = 512;
 /// The most conditions in one constraint.
 const MOST: usize = 16;
 
-/// The conditions of a constraint, as they are written.
+/// Splits a constraint into its conditions.
 ///
 /// # Errors
-/// [`BadAddress`]: there is more of it than is taken.
+/// [`BadAddress`]: it exceeds a limit.
 pub(super) fn of<'a>(kind: &'static str, given: &'a str) -> Result<Vec<&'a str>, BadAddress> {
     let bad = |reason| BadAddress::new(kind, given, reason);
     if given.len() > LONGEST {

@@ -42,7 +42,7 @@ impl Hostname {
         })
     }
 
-    /// The key: what stands in our URLs, our file names and our logs.
+    /// The key in our URLs, file names and logs.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -73,7 +73,7 @@ fn in_ascii(name: &str) -> Option<String> {
     ascii.ok().map(|ascii| ascii.into_owned())
 }
 
-/// A key is found by its text, where that is in normal form already.
+/// A lookup by text finds a key whose text is already in normal form.
 impl Borrow<str> for Hostname {
     fn borrow(&self) -> &str {
         &self.0

@@ -41,7 +41,7 @@ impl BadAddress {
     }
 }
 
-/// A name of up to 128 letters, digits, `-` and `_`, as it was given.
+/// A name of up to 128 letters, digits, `-` and `_`, in its original case.
 fn checked_name<'a>(kind: &'static str, given: &'a str) -> Result<&'a str, BadAddress> {
     let bad = |reason| BadAddress::new(kind, given, reason);
     if given.is_empty() || given.len() > MAX_PART {
@@ -67,7 +67,7 @@ impl Name {
         Ok(Self(checked_name("provider name", given)?.to_ascii_lowercase()))
     }
 
-    /// The name as it stands in URLs and file names.
+    /// The name in URLs and file names.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -114,7 +114,7 @@ impl Platform {
         Self::new(os, arch)
     }
 
-    /// Joins the two parts that URLs and documents name apart.
+    /// Joins the operating system and the architecture.
     pub fn new(os: &str, arch: &str) -> Result<Self, BadAddress> {
         for part in [os, arch] {
             let known = part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
@@ -177,7 +177,7 @@ impl fmt::Display for Package {
 pub enum Address {
     /// A provider.
     Provider(ProviderAddress),
-    /// A module, in the one spelling that is its key.
+    /// A module under its canonical spelling.
     Module(ModuleAddress),
 }
 
@@ -218,12 +218,12 @@ impl From<&ModuleAddress> for Address {
 pub enum Artifact {
     /// A version of a provider for one platform.
     Provider(Package),
-    /// A version of a module; its address in the one spelling that is its key.
+    /// A module version under its canonical spelling.
     Module(ModulePackage),
 }
 
 impl Artifact {
-    /// The registry it is of.
+    /// The registry.
     pub fn host(&self) -> &Hostname {
         match self {
             Self::Provider(package) => &package.provider.host,
@@ -259,8 +259,8 @@ impl From<&Artifact> for Artifact {
     }
 }
 
-/// The name of a file that a download document names: one path segment, nothing that a terminal, a
-/// path or a SHA256SUMS line could take for something else.
+/// The name of a file in a download document: one path segment without characters that a terminal, a path or a
+/// SHA256SUMS line would misread.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct FileName(String);
@@ -293,7 +293,7 @@ impl fmt::Display for FileName {
     }
 }
 
-/// A type that is written as its text, and read by its `parse`.
+/// A type that serialises as its text and deserialises with `parse`.
 macro_rules! written_as_text {
     ($($kind:ident),*) => {$(
         impl TryFrom<String> for $kind {

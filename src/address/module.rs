@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BadAddress, Hostname, Version, checked_name};
 
-/// A namespace or the name of a module: letters in the case they were given in, digits, `-` and `_`.
+/// A namespace or the name of a module: letters in their original case, digits, `-` and `_`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ModuleName(String);
@@ -17,7 +17,7 @@ impl ModuleName {
         Ok(Self(checked_name("module name", given)?.to_owned()))
     }
 
-    /// The name as it was given.
+    /// The name in its original case.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -47,7 +47,7 @@ impl System {
         Ok(Self(given.to_owned()))
     }
 
-    /// The system as it stands in URLs and file names.
+    /// The system in URLs and file names.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -86,7 +86,7 @@ impl fmt::Display for ModuleAddress {
     }
 }
 
-/// One version of a module: what one archive is packed of.
+/// One version of a module: the subject of one archive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ModulePackage {
     /// The module.

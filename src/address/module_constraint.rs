@@ -12,15 +12,15 @@ use super::{BadAddress, Version, constraint_syntax};
 
 /// The term used in error texts.
 const KIND: &str = "version constraint of a module";
-/// The most numbers in the version of a condition.
+/// The maximum number of components in the version of a condition.
 const MAX_NUMBERS: usize = 16;
 
-/// Conditions that the version of a module must meet, all of them; none is met by every release.
+/// Conditions on a module version, all of which must hold. Without any, every release matches.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ModuleConstraint {
     conditions: Vec<Condition>,
-    /// The single pre-release that is named in the form that clients need.
+    /// The single pre-release named in the form that clients require.
     pre_release: Option<Version>,
     given: String,
 }
@@ -42,12 +42,12 @@ enum Operator {
     Pessimistic,
 }
 
-/// A version as it may stand in a condition: any count of numbers.
+/// A version in a condition: any number of components.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct PartialVersion {
-    /// Three at least.
+    /// At least three.
     numbers: Vec<u64>,
-    /// The number of components that are written.
+    /// The number of written components.
     written: usize,
     pre: String,
 }
@@ -66,7 +66,8 @@ impl ModuleConstraint {
             BadAddress::new(KIND, given, reason)
         })?;
         let pre_release = match texts.as_slice() {
-            // A space after the operator, a `v` or a second condition, and clients do not see that it is named.
+            // Clients do not recognise the pre-release after a space behind the operator, a `v`, or beside a second
+            // condition.
             [text] => Version::parse(text.trim_ascii().trim_start_matches('=')).ok().filter(Version::is_pre_release),
             _ => None,
         };
@@ -89,7 +90,7 @@ impl ModuleConstraint {
     /// Returns true if a release, no older than this one, could meet all constraints.
     pub fn could_all_be_met_from(oldest: &Version, all: &[Self]) -> bool {
         let limits = all.iter().flat_map(|one| &one.conditions).map(|condition| &condition.limit.numbers);
-        // Where a range begins that they leave open: at a limit, behind it, or at the oldest.
+        // Candidates: each limit, the next version after it, and the oldest version.
         let starts = limits.flat_map(|numbers| {
             [[numbers[0], numbers[1], numbers[2]], [numbers[0], numbers[1], numbers[2].saturating_add(1)]]
         });
@@ -99,7 +100,7 @@ impl ModuleConstraint {
         starts.any(|version| all.iter().all(|one| one.allows(&version)))
     }
 
-    /// The version that clients take of those that are listed. Of two that only differ in build metadata, the first.
+    /// The version that clients choose from a list. Of two that differ in build metadata only, the first.
     pub fn newest<'a>(&self, listed: impl IntoIterator<Item = &'a Version>) -> Option<&'a Version> {
         let allowed = listed.into_iter().filter(|version| self.allows(version));
         allowed.fold(None, |best: Option<&Version>, version| match best {
@@ -235,7 +236,7 @@ mod tests {
         constraint.newest(&listed).map(ToString::to_string)
     }
 
-    /// Each line is the choice of Terraform 1.11.4 from this list; an empty one where it found no match.
+    /// Each line is the choice of Terraform 1.11.4 from this list; empty where it found no match.
     #[test]
     fn the_version_is_the_one_that_terraform_takes() {
         for (constraint, chosen) in [

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Artifact, Hostname, ModulePackage, Package, PackageSelector, Platform};
 
-/// A provider or module, as far as it is known, or a document of it.
+/// A provider, a module or a document, as far as it is known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PackageRef {
     /// `HOST/NAMESPACE/TYPE` or `HOST/NAMESPACE/NAME/SYSTEM`; `HOST` of a discovery document; otherwise the requested
@@ -26,7 +26,7 @@ pub struct PackageRef {
 }
 
 impl PackageRef {
-    /// Something that was asked for: an address with its version or constraint, or whatever else it is.
+    /// A requested item: an address with its version or constraint, or any other text.
     pub fn requested(text: &str) -> Self {
         let is_address = |address: &str| {
             let host = address.split('/').next().unwrap_or_default();

@@ -24,7 +24,7 @@ pub enum PackageSelector {
 pub struct Selection<A> {
     /// The provider or the module.
     pub of: A,
-    /// Which of its versions.
+    /// The selected versions.
     pub versions: Versions,
 }
 
@@ -34,28 +34,28 @@ pub struct Selection<A> {
 pub enum Versions {
     /// The provider or the module as a whole.
     All,
-    /// This one.
+    /// One exact version.
     Exactly(Version),
-    /// Those of a provider that meet these conditions.
+    /// The provider versions that meet these conditions.
     Matching(Constraint),
-    /// Those of a module that meet these conditions, which clients read by other rules.
+    /// The module versions that meet these conditions, by the clients' rules for modules.
     MatchingModule(ModuleConstraint),
 }
 
-/// Text that names nothing an operator could mean.
+/// Text that is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadSelector {
-    /// It has too few parts, or too many.
+    /// It has too few parts or too many.
     #[error(
         "{0:?} is not an address: write NAMESPACE/TYPE or NAMESPACE/NAME/SYSTEM, HOST/ before it where it is of another registry (a host has a dot or a port), and @VERSION or @CONSTRAINT after it where not all are meant"
     )]
     Shape(String),
-    /// A constraint that a shell has cut off: it takes `>` for a redirection, and `~` or `!` for its own.
+    /// A constraint truncated by a shell, which takes `>` for a redirection and expands `~` and `!`.
     #[error(
         "{0:?} ends where its version should follow: quote the constraint, or the shell takes a part of it, as in '{1}@~> 5.0'"
     )]
     Unquoted(String, String),
-    /// One of its parts is not what stands there.
+    /// One of its parts is invalid.
     #[error(transparent)]
     Part(#[from] BadAddress),
 }
@@ -107,11 +107,10 @@ impl Selection<ProviderAddress> {
 }
 
 impl Selection<ModuleAddress> {
-    /// The version that a client would take of those that are listed, as for a provider; of two that only differ in
-    /// build metadata, the first.
+    /// Chooses from the listed versions like a client; of two that differ in build metadata only, the first.
     ///
     /// # Errors
-    /// Why it would take none.
+    /// The reason why none matches.
     pub fn choose<'a>(&self, listed: &[&'a Version]) -> Result<&'a Version, String> {
         let mut each = listed.iter().copied();
         let chosen = match &self.versions {
@@ -170,7 +169,7 @@ impl PackageSelector {
         }
     }
 
-    /// The registry it is of.
+    /// The registry.
     pub fn host(&self) -> &Hostname {
         match self {
             Self::Provider(selection) => &selection.of.host,
@@ -209,7 +208,7 @@ mod tests {
         PackageSelector::parse(given, &Hostname::parse("registry.example").unwrap())
     }
 
-    /// The remains of `hashicorp/aws@~> 5.0` and others after a shell read them without quotes.
+    /// The remains of `hashicorp/aws@~> 5.0` and others after a shell read them unquoted.
     #[test]
     fn a_constraint_that_a_shell_cut_off_says_quote_it() {
         for given in ["hashicorp/aws@~", "hashicorp/aws@", "hashicorp/aws@~>", "a.example/hashicorp/aws@!"] {
@@ -270,7 +269,7 @@ mod tests {
         }
     }
 
-    /// Seen with Terraform 1.11.4, for a provider and for a module.
+    /// Observed with Terraform 1.11.4, for a provider and for a module.
     #[test]
     fn the_conditions_of_a_module_are_not_those_of_a_provider() {
         let listed = ["1.0.0", "5.4.0", "6.1.0", "7.0.0-rc.1"].map(|version| Version::parse(version).unwrap());

@@ -80,12 +80,12 @@ impl Version {
         Self::parse(given.strip_prefix('v').unwrap_or(given))
     }
 
-    /// The normal form: what clients send, and what stands in our URLs and file names.
+    /// The normal form: sent by clients, and used in our URLs and file names.
     pub fn as_str(&self) -> &str {
         &self.normal
     }
 
-    /// Returns true for a pre-release: clients accept it only by its exact name.
+    /// Returns true for a pre-release: clients accept it by its exact name only.
     pub fn is_pre_release(&self) -> bool {
         !self.pre.is_empty()
     }
@@ -100,7 +100,7 @@ impl Version {
         self.numbers
     }
 
-    /// SemVer precedence: build metadata is nothing to it.
+    /// SemVer precedence: build metadata is ignored.
     pub(super) fn precedence(&self, other: &Self) -> Ordering {
         self.numbers.cmp(&other.numbers).then_with(|| compare_pre(&self.pre, &other.pre))
     }

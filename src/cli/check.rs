@@ -8,7 +8,7 @@ use super::text::{TextPage, plural, width_of_stderr};
 use super::{BAD_CONFIGURATION, CommonOptions, print_error, print_line};
 use crate::app;
 
-/// Width of the prefix that `say_error` prints.
+/// Width of the prefix that `print_error` writes.
 const PREFIX: usize = "larder: ".len();
 
 /// Wraps a message to the terminal, with its further lines indented.

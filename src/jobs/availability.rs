@@ -23,7 +23,7 @@ impl ItemAvailability {
         }
     }
 
-    /// Of a module: a source or an archive that is no use stays that.
+    /// Availability of a module after a failure: an unusable source or archive is final.
     pub(super) fn of(error: &Error) -> Self {
         match error {
             Error::Offline(_) => Self::ToBeBrought,

@@ -11,24 +11,24 @@ use tokio::time::Instant;
 use super::job_report::{Job, JobItem, JobSummary};
 use super::running_job::RunningJob;
 
-/// Changes are collected this long before they are sent: an arriving archive changes with each piece.
+/// Changes are collected for this long before they are sent: an arriving archive changes with each piece.
 const GATHERED_FOR: Duration = Duration::from_millis(100);
 
-/// Something that is new of a job.
+/// A change of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobEvent {
-    /// All of it: at first, and where anything but its items has changed.
+    /// The whole job: first, and after a change outside its items.
     Job(Box<Job>),
-    /// One item as it is now.
+    /// The new state of one item.
     Item(NumberedItem),
-    /// It has ended; its items are only counted. The last of all.
+    /// The end, with counts of the items; the last event.
     End(Box<JobSummary>),
 }
 
-/// An item, and where it is in its job.
+/// An item with its position.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NumberedItem {
-    /// Its place in `items`, from 0.
+    /// Its index in `items`, from 0.
     pub number: usize,
     /// The current state.
     #[serde(flatten)]
@@ -66,7 +66,7 @@ impl JobSubscription {
                 return Some(events);
             }
             tokio::select! {
-                // Its sender is the job, which is there.
+                // The sender is the job, so it exists.
                 _ = self.changes.changed() => {}
                 // The job resumes at the next start.
                 () = self.job.larder_stops() => self.is_over = true,

@@ -12,7 +12,7 @@ use crate::clock::{CLOCK_SLACK, Clock, Timestamp};
 use crate::error::Error;
 use crate::mirror::Urgency;
 
-/// For how long upstreams may say "later" to a job, of which nothing comes in meanwhile, before that is a failure.
+/// The longest time without any progress in which a job retries; then it fails.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(6 * 3600);
 /// The longest wait before a rate limit is checked again.
 const MAX_RATE_LIMIT_PAUSE: Duration = Duration::from_secs(30);
@@ -21,15 +21,15 @@ const LOCAL_LIMIT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Archives fetched at a time, over all jobs.
 const ARCHIVES: usize = 4;
-/// Additional small archives: for these, waiting takes longer than fetching.
+/// Additional places for small archives, whose wait would take longer than their fetch.
 const SMALL_ARCHIVES: usize = 16;
-/// Other steps at a time: document fetches and syncs.
+/// Other concurrent steps: document fetches and syncs.
 const STEPS: usize = 16;
 
 /// Retries of a plan when a local limit is reached.
 const MAX_PLAN_RETRIES: u32 = 30;
 
-/// The turns that jobs take.
+/// Concurrency limits of jobs.
 #[derive(Debug)]
 pub(super) struct JobLimits {
     steps: Semaphore,
@@ -37,7 +37,7 @@ pub(super) struct JobLimits {
     small: Semaphore,
 }
 
-/// The turn of one archive.
+/// The permit of one archive.
 pub(super) struct ArchiveTurn<'a> {
     turns: &'a JobLimits,
     permit: Mutex<TurnPermit<'a>>,
@@ -49,7 +49,7 @@ enum TurnPermit<'a> {
 }
 
 impl JobLimits {
-    /// Turns of which so many are taken at one time.
+    /// Limits with so many permits.
     pub(super) fn of(number: usize) -> Self {
         let [steps, archives, small] = [number, number, 0].map(Semaphore::new);
         Self { steps, archives, small }
@@ -64,7 +64,7 @@ impl Default for JobLimits {
 }
 
 impl ArchiveTurn<'_> {
-    /// The archive has turned out to be small: another has this turn, too, unless there are enough of those.
+    /// Records that the archive is small: its regular permit is released for another archive, up to a limit.
     pub(super) fn is_of_a_small_one(&self) {
         let mut permit = self.permit.lock();
         if let TurnPermit::Usual(_) = &*permit
@@ -75,7 +75,7 @@ impl ArchiveTurn<'_> {
     }
 }
 
-/// The patience of one job.
+/// The retry rules of one job.
 pub(super) struct RetryPolicy<'a> {
     turns: &'a JobLimits,
     clock: &'a Clock,
@@ -85,7 +85,7 @@ pub(super) struct RetryPolicy<'a> {
 }
 
 impl<'a> RetryPolicy<'a> {
-    /// The patience of a job that begins now, and has its turns among these.
+    /// The rules of a job that begins now, within these limits.
     pub(super) fn new(turns: &'a JobLimits, clock: &'a Clock) -> Self {
         Self { turns, clock, came_in: AtomicU64::new(clock.now().0), urgency: Urgency::Job }
     }
@@ -99,7 +99,7 @@ impl<'a> RetryPolicy<'a> {
         self.urgency
     }
 
-    /// Runs a step within the limits, and again when it is put off; `waits` is called then.
+    /// Runs a step within the limits, and again after each requested delay; calls `waits` before a delay.
     pub(super) async fn run_step<'b, T, E: AsError>(
         &self,
         step: impl Fn() -> BoxFuture<'b, Result<T, E>>,
@@ -108,7 +108,7 @@ impl<'a> RetryPolicy<'a> {
         self.retry_until_done(&self.turns.steps, |_| step(), waits).await
     }
 
-    /// Runs a step that fetches an archive; the step receives its turn.
+    /// Runs a step that fetches an archive; the step receives its permit.
     pub(super) async fn run_archive_step<'b, T, E: AsError>(
         &self,
         step: impl Fn(Arc<ArchiveTurn<'a>>) -> BoxFuture<'b, Result<T, E>>,
@@ -125,7 +125,7 @@ impl<'a> RetryPolicy<'a> {
     ) -> Result<T, E> {
         let (mut times, mut since): (u32, _) = (0, None);
         loop {
-            // They are never closed.
+            // The semaphores are never closed.
             let permit = Mutex::new(TurnPermit::Usual(turns.acquire().await.ok()));
             let taken = step(Arc::new(ArchiveTurn { turns: self.turns, permit })).await;
             let until = match taken.as_ref().err().and_then(AsError::as_error) {
@@ -164,7 +164,7 @@ impl<'a> RetryPolicy<'a> {
         }
     }
 
-    /// Returns true if nothing has arrived for so long that a step put off `since` then should give up.
+    /// Returns true if nothing has arrived for so long that a step delayed `since` then should give up.
     fn has_stalled(&self, since: Timestamp) -> bool {
         let came_in = Timestamp(self.came_in.load(Ordering::Relaxed));
         self.clock.now().since(came_in.max(since)) > GIVE_UP_AFTER

@@ -12,13 +12,13 @@ pub struct Job {
     pub id: String,
     /// State of the job.
     pub state: JobState,
-    /// When it was taken on, in seconds since 1970.
+    /// When it was accepted, in seconds since 1970.
     pub started: Timestamp,
     /// When it ended.
     pub ended: Option<Timestamp>,
     /// The order: one entry for each address, lock-file entry and folder.
     pub what: Vec<String>,
-    /// For which platforms, as `OS_ARCH`.
+    /// The platforms, as `OS_ARCH`.
     pub platforms: Vec<String>,
     /// Pins the packages that it stores.
     pub pin: bool,
@@ -28,7 +28,7 @@ pub struct Job {
     /// Lists that upstream did not confirm during resolution.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
-    /// Each archive. Until a version is chosen, an address stands in for its versions.
+    /// Each archive. Before its version is chosen, an address stands for its versions.
     pub items: Vec<JobItem>,
 }
 
@@ -37,15 +37,15 @@ pub struct Job {
 pub struct JobSummary {
     /// Its name in `/admin/v1/jobs/ID`.
     pub id: String,
-    /// State of the job.
+    /// When it was accepted, in seconds since 1970.
     pub state: JobState,
     /// When it was taken on, in seconds since 1970.
     pub started: Timestamp,
-    /// When it ended.
+    /// When it ended, in seconds since 1970; `None` while it runs.
     pub ended: Option<Timestamp>,
     /// The order.
     pub what: Vec<String>,
-    /// For which platforms, as `OS_ARCH`.
+    /// The platforms, as `OS_ARCH`.
     pub platforms: Vec<String>,
     /// Pins the packages that it stores.
     pub pin: bool,
@@ -59,15 +59,15 @@ pub struct JobSummary {
 /// Counts of items by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ItemCounts {
-    /// All of them.
+    /// All items.
     pub all: u64,
     /// Stored before the job.
     pub held: u64,
-    /// Those that were fetched.
+    /// Fetched by the job.
     pub fetched: u64,
     /// Unavailable.
     pub failed: u64,
-    /// Those that were cancelled.
+    /// Cancelled.
     pub cancelled: u64,
 }
 
@@ -75,7 +75,7 @@ pub struct ItemCounts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// It is at it.
+    /// In progress.
     Running,
     /// Everything is stored.
     Done,
@@ -98,7 +98,7 @@ pub struct JobItem {
     pub bytes: u64,
     /// Size of the archive in bytes, once known.
     pub size_bytes: Option<u64>,
-    /// Where upstream did not answer: that, and since when the stored copy is unconfirmed.
+    /// Where upstream did not answer: a note with the time of the last confirmation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unconfirmed: Option<String>,
 }
@@ -107,9 +107,9 @@ pub struct JobItem {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum ItemState {
-    /// Its turn has not come.
+    /// Waiting.
     Waiting,
-    /// Its documents are asked for.
+    /// Its documents are being fetched.
     Resolving,
     /// Being fetched.
     Fetching,
@@ -127,7 +127,7 @@ pub enum ItemState {
 }
 
 impl ItemCounts {
-    /// Counts them.
+    /// Counts items by state.
     pub fn of(items: &[JobItem]) -> Self {
         let mut counts = Self { all: items.len() as u64, ..Self::default() };
         for item in items {

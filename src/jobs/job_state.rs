@@ -1,4 +1,4 @@
-//! State of one job: its report, and the revision at which each part changed last.
+//! State of one job: its report, and the revision of the last change of each part.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 
 const MAX_ERROR: usize = 400;
-/// The error of an item whose job died.
+/// The error of an item whose job panicked.
 const LOST: &str = "its job ended unexpectedly: larder's log says why; send the same order again";
 
 /// The package of an item, once resolved.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct ItemSubject {
-    /// Once its version is chosen.
+    /// The package, once its version is chosen.
     pub(super) of: Option<Artifact>,
     /// Set once the archive is stored.
     pub(super) digest: Option<Digest>,
@@ -30,7 +30,7 @@ pub(super) enum JobEnd {
     Reached,
     /// The job was cancelled.
     Stopped,
-    /// Its task died.
+    /// Its task panicked.
     Lost,
 }
 
@@ -41,13 +41,13 @@ pub(super) struct TrackedJob {
     pub(super) subjects: Vec<ItemSubject>,
     /// The order to resume after a restart; `None` once the job has ended.
     pub(super) warm_up: Option<Arc<WarmUp>>,
-    /// It is being written down as it is, and ends then; or that was so before a restart.
+    /// True while its record is written at its end, or if it ended before a restart.
     pub(super) is_ending: bool,
-    /// Counts up with every change.
+    /// Incremented by every change.
     pub(super) revision: u64,
-    /// When anything but an item changed last.
+    /// The revision of the last change outside its items.
     pub(super) head: u64,
-    /// When each item changed last.
+    /// The revision of each item's last change.
     pub(super) items: Vec<u64>,
 }
 
@@ -59,7 +59,7 @@ impl TrackedJob {
         Self { job, subjects, warm_up, is_ending, revision: 0, head: 0, items }
     }
 
-    /// Its line in the list of jobs.
+    /// Its summary in the list of jobs.
     pub(super) fn listed(&self) -> JobSummary {
         let Job { id, state, started, ended, what: subjects, platforms, pin, resolving, unconfirmed: _, items } =
             &self.job;
@@ -85,20 +85,20 @@ impl TrackedJob {
             .collect()
     }
 
-    /// One item more.
+    /// Adds an item.
     pub(super) fn add(&mut self, item: JobItem, item_subject: ItemSubject) {
         self.job.items.push(item);
         self.subjects.push(item_subject);
         self.items.push(self.revision);
     }
 
-    /// An item, to be changed.
+    /// An item, for a change.
     pub(super) fn item(&mut self, number: usize) -> Option<(&mut JobItem, &mut ItemSubject)> {
         *self.items.get_mut(number)? = self.revision;
         Some((self.job.items.get_mut(number)?, self.subjects.get_mut(number)?))
     }
 
-    /// All but the items, to be changed.
+    /// The parts other than items, for a change.
     pub(super) fn head(&mut self) -> &mut Job {
         self.head = self.revision;
         &mut self.job
@@ -112,7 +112,7 @@ impl TrackedJob {
         ended
     }
 
-    /// It has ended.
+    /// True once it has ended.
     pub(super) fn end(&mut self, how: JobEnd, now: Timestamp) {
         let unended: Vec<usize> =
             (0..).zip(&self.job.items).filter(|(_, item)| !item.state.has_ended()).map(|(number, _)| number).collect();
@@ -135,7 +135,7 @@ impl TrackedJob {
     }
 }
 
-/// An item that waits for its turn.
+/// A waiting item.
 pub(super) fn waiting(package: PackageRef) -> JobItem {
     JobItem { package, state: ItemState::Waiting, bytes: 0, size_bytes: None, unconfirmed: None }
 }

@@ -35,45 +35,45 @@ const MAX_RUNNING_FOR_RECURRING: usize = MAX_RUNNING - 1;
 /// The number of jobs in the list, running ones included.
 const MAX_LISTED: usize = 16;
 
-/// Every job of this larder.
+/// All jobs of this larder.
 #[derive(Debug)]
 pub struct Jobs {
     mirror: Arc<Mirror>,
     home: SharedJobState,
     jobs: Mutex<VecDeque<Arc<RunningJob>>>,
-    /// The place of the next.
+    /// The order number of the next job.
     next_order: AtomicU64,
     turns: Arc<JobLimits>,
     running: TaskTracker,
 }
 
-/// An archive that a job is about, as it is pinned with its job.
+/// A package of a job, for pinning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToPin {
-    /// Its name where nothing of it is stored.
+    /// The package as named in the order, while nothing of it is stored.
     pub named: PackageRef,
-    /// Once its version is chosen.
+    /// The artifact, once its version is chosen.
     pub package: Option<Artifact>,
-    /// Its job still runs and pins it once it is stored.
+    /// True while its job runs and will pin it after storing it.
     pub is_coming: bool,
 }
 
-/// Why a job was not taken on.
+/// Reasons why a job was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobStartError {
-    /// As many run as may.
+    /// The maximum number of jobs runs already.
     #[error("{MAX_RUNNING} jobs run, and no more may at one time: wait for one to end, or stop one")]
     TooMany,
-    /// Larder is about to end.
+    /// Larder is stopping.
     #[error("larder is stopping: ask again when it is back")]
     Stopping,
-    /// A job has no name without them.
+    /// No random bytes for its name.
     #[error("the system gives no random bytes")]
     Random,
 }
 
 impl Jobs {
-    /// The jobs of one command: none yet, and none that outlives it.
+    /// The jobs of one command: empty at first, and not resumed later.
     pub fn new(mirror: Arc<Mirror>, clock: Clock) -> Arc<Self> {
         Self::over(mirror, clock, None)
     }
@@ -160,7 +160,7 @@ impl Jobs {
         }
     }
 
-    /// Takes on a run of a recurring job. The run before it is forgotten.
+    /// Accepts a run of a recurring job, and forgets its previous run.
     pub(super) async fn begin(
         &self,
         warm_up: WarmUp,
@@ -175,7 +175,7 @@ impl Jobs {
         let (sender, written) = oneshot::channel();
         let (to_write, records, work) =
             (Arc::clone(&under), self.home.records.clone(), self.run_warm_up(Arc::clone(&under), warm_up));
-        // The client that asked may disconnect meanwhile.
+        // The client may disconnect meanwhile.
         self.running.spawn(async move {
             if let Some(records) = records.filter(|_| !forgotten.is_empty()) {
                 records.forget(forgotten).await;
@@ -185,12 +185,12 @@ impl Jobs {
             work.await;
             drop(runs);
         });
-        // It ends early only where larder does.
+        // It ends early only when larder stops.
         let _ = written.await;
         Ok(under)
     }
 
-    /// Puts a job on the list, and has a stop wait for it; says which are off the list.
+    /// Adds a job to the list, so that a stop waits for it; returns the jobs that were dropped from the list.
     fn put_on_list(&self, under: &Arc<RunningJob>) -> Result<(Vec<JobId>, TaskTrackerToken), JobStartError> {
         let mut jobs = self.jobs.lock();
         if self.home.stops.is_cancelled() {
@@ -214,7 +214,7 @@ impl Jobs {
         Ok((forgotten, self.running.token()))
     }
 
-    /// All that one job does.
+    /// The work of one job.
     fn run_warm_up(&self, under: Arc<RunningJob>, warm_up: Arc<WarmUp>) -> impl Future<Output = ()> + Send + 'static {
         let (mirror, clock, turns) = (Arc::clone(&self.mirror), self.home.clock.clone(), Arc::clone(&self.turns));
         async move {
@@ -237,7 +237,7 @@ impl Jobs {
         self.jobs.lock().iter().rev().map(|under| under.listed()).collect()
     }
 
-    /// All of one job; `None` where it was forgotten or never was.
+    /// The report of one job; `None` for an unknown or dropped one.
     pub fn report(&self, id: JobId) -> Option<Job> {
         Some(self.find(id)?.job())
     }
@@ -262,13 +262,13 @@ impl Jobs {
         Some(under.job())
     }
 
-    /// The packages of a job, to be pinned or unpinned now. For a running job the setting also applies to packages that
-    /// it still has to fetch.
+    /// The packages of a job to pin or unpin now. For a running job the setting also applies to packages that it still
+    /// has to fetch.
     pub async fn to_pin(&self, id: JobId, pin: PinChange) -> Option<Vec<ToPin>> {
         Some(self.find(id)?.to_pin(pin).await)
     }
 
-    /// Stops all of them, and takes on no more. A larder's own go on after its next start.
+    /// Stops all jobs and accepts no more. The jobs of a serving larder resume at its next start.
     pub async fn stop(&self) {
         {
             // Waits for a job that is being added.
@@ -279,7 +279,7 @@ impl Jobs {
         self.running.wait().await;
     }
 
-    /// The run of a recurring job that is not over.
+    /// The unfinished run of a recurring job.
     pub(super) fn run_of(&self, recurs: &str) -> Option<Arc<RunningJob>> {
         let jobs = self.jobs.lock();
         jobs.iter().rev().find(|under| under.beginning.recurs.as_deref() == Some(recurs) && !under.has_ended()).cloned()

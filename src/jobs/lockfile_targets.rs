@@ -5,7 +5,7 @@ use crate::address::Package;
 use crate::digest::Digest;
 use crate::error::Error;
 
-/// Why an archive is not warmed.
+/// The error of an archive that matches no lock file.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LockMismatch {
     #[error(transparent)]
@@ -19,16 +19,16 @@ pub(super) enum LockMismatch {
 /// Result of comparing an archive with a lock file's hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LockFit {
-    /// One of them is its own, or there are none to go by.
+    /// One of them matches, or there are none.
     Its,
-    /// Its `h1:` may be among them.
+    /// Its `h1:`, which is not known yet, may match.
     ItsPackageHashTells,
-    /// None of them can be.
+    /// None of them can match.
     None,
 }
 
 impl LockFit {
-    /// Of the hashes that a lock file lists, to the archive with this digest.
+    /// Compares the hashes of one lock file with an archive of this digest.
     pub(super) fn of(locked: &[String], digest: Digest) -> Self {
         let is_package_hash = |hash: &&String| hash.starts_with("h1:");
         if !locked.iter().any(|hash| hash.starts_with("zh:") || hash.starts_with("h1:"))
@@ -42,7 +42,7 @@ impl LockFit {
         }
     }
 
-    /// Of what several lock files list: an archive has to fit all of them.
+    /// Compares several lock files: an archive must match each of them.
     pub(super) fn of_all(lists: &[Vec<String>], digest: Digest) -> Self {
         let each = || lists.iter().map(|locked| Self::of(locked, digest));
         if each().any(|fit| fit == Self::None) {

@@ -58,7 +58,7 @@ pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
                 clock.now().after(EVERY)
             }
         };
-        // The clock may be set meanwhile, and then nothing is due when it was.
+        // After a change of the clock, the due time may have moved.
         let _ = tokio::time::timeout(MAX_SCRUB_PAUSE, clock.sleep_until(next)).await;
     }
 }

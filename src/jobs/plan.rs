@@ -28,7 +28,7 @@ const TO_BE_BROUGHT: &str =
     "this mirror is offline: it must be brought (outside: larder bundle create --for the same words)";
 /// A note, given once for all versions chosen from a list while offline.
 const MAY_BE_OLD: &str = "this mirror is offline: there may be newer versions than it knows";
-/// A note for an archive that no lock-file hash can be compared with before it is fetched.
+/// A note for an archive that cannot be compared with its lock-file hashes before it is fetched.
 const KNOWN_ONCE_FETCHED: &str = "the lock file has no hash by which it can be known before it is fetched";
 /// Plans that run at a time.
 static PLANS: Semaphore = Semaphore::const_new(4);
@@ -93,11 +93,11 @@ pub struct Planned {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum PlanState {
-    /// Stored, with everything that leads to it.
+    /// Stored, with all its documents.
     Have {
         /// The size of its archive, in bytes.
         size_bytes: u64,
-        /// For which clients it is enough.
+        /// The routes by which it installs.
         #[serde(default, skip_serializing_if = "Installs::is_any_way")]
         installs: Installs,
     },
@@ -125,10 +125,10 @@ pub enum PlanState {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Installs {
-    /// For all of them.
+    /// All routes.
     #[default]
     AnyWay,
-    /// It was imported without signatures, and clients of the registry protocol want one.
+    /// The network mirror only: it was imported without signatures, which clients of the registry protocol require.
     NetworkMirrorOnly,
 }
 
@@ -138,13 +138,13 @@ impl Installs {
     }
 }
 
-/// Why a plan is not made.
+/// Reasons why a plan is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// As many are made as may be.
+    /// Too many plans run already.
     #[error("as many plans are made as may be at one time: ask again in a moment")]
     Busy,
-    /// It is about more than one may be.
+    /// The order exceeds the limit of items.
     #[error("that is about {0} archives; one plan can be about {MAX_ITEMS}: name fewer folders or platforms")]
     TooMany(usize),
 }
@@ -168,7 +168,7 @@ pub async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<
     let looked = join_all(archives.iter().map(|wanted| planning.check_archive(wanted)).collect::<Vec<_>>()).await;
     let (mut items, notes): (Vec<Planned>, Vec<Option<String>>) = looked.into_iter().unzip();
     let cannot: Vec<Planned> = cannot.into_iter().map(|cannot| findings.line_of(cannot)).collect();
-    // A module that cannot be read has its reason already, and is not listed again as to be fetched.
+    // An unreadable module has its reason already, and is not listed again as needed.
     let reported: BTreeSet<&PackageRef> = cannot.iter().map(|line| &line.package).collect();
     items.retain(|item| item.package.platform.is_some() || !reported.contains(&item.package));
     items.extend(cannot);
@@ -223,7 +223,7 @@ impl Sums {
 }
 
 impl ResolveFindings {
-    /// The line of something that could not be found out.
+    /// The line of an unavailable item.
     fn line_of(&self, UnavailableItem { subject, reason, required_by }: UnavailableItem) -> Planned {
         let address = subject.split('@').next().unwrap_or_default();
         let outlook = self.outlooks.get(&subject).or_else(|| self.outlooks.get(address));
@@ -247,7 +247,7 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Checks one archive. Also returns what upstream did not confirm.
+    /// Checks one archive. Also returns the unconfirmed lists.
     async fn check_archive(&self, wanted: &RequiredArchive) -> (Planned, Option<String>) {
         let looked = match &wanted.artifact {
             Artifact::Provider(package) => self.provider(package, &wanted.hashes).await.map_err(|error| {

@@ -1,5 +1,5 @@
-//! Records of jobs, so that they survive a restart: the order of a running job, the result of a finished one. Progress
-//! is not recorded: a resumed job asks the store.
+//! Records of jobs, so that they survive a restart: the order of a running job, the result of a finished one.
+//! Progress is not recorded: a resumed job asks the store again.
 
 use std::sync::Arc;
 
@@ -34,8 +34,7 @@ impl JobRecords {
         Self(store)
     }
 
-    /// Writes a job down, and returns when that survives a power cut. A disk that takes no record costs the job its
-    /// going on after a restart, and nothing else.
+    /// Writes a job's record durably. After a disk error the job runs, but does not resume after a restart.
     pub(super) async fn write(&self, id: JobId, written: JobRecord<Arc<WarmUp>>) {
         if let Err(error) = self.put(id, written).await {
             tracing::warn!(job = %id, %error, "a job could not be recorded; after a restart it is as before");
@@ -56,7 +55,7 @@ impl JobRecords {
         }
     }
 
-    /// Forgets jobs.
+    /// Removes the records of jobs.
     pub(super) async fn forget(&self, ids: Vec<JobId>) {
         let removed = self.on_disk(move |store| {
             ids.iter().try_for_each(|id| store.records.remove(&Key::Job(id.number()), Durability::Synced))

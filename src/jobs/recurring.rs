@@ -1,5 +1,5 @@
-//! Warm-ups that run again and again, as `[[warm]]` says: at the start, unless they ran lately, and then once in each
-//! interval. One that failed is tried again sooner, and less and less often.
+//! Recurring warm-ups (`[[warm]]`): at the start unless the last run was recent, and then once in each interval. A
+//! failed one is retried sooner.
 
 mod last;
 mod order;
@@ -26,7 +26,7 @@ use crate::config::{Config, RecurringWarmUp};
 use crate::store::Store;
 use crate::supervisor::{Supervisor, Task};
 
-/// After how long something is tried again at the earliest.
+/// The shortest delay of a retry.
 pub(super) const TRIES_AGAIN_AFTER: Duration = Duration::from_secs(5 * 60);
 
 /// The recurring warm-ups of one larder.
@@ -37,9 +37,9 @@ pub struct Recurring {
     supervisor: Supervisor,
     in_force: watch::Sender<Arc<ConfiguredJobs>>,
     last: Mutex<LastRuns>,
-    /// Held while they are written down.
+    /// Locked while the records are written.
     writing: tokio::sync::Mutex<()>,
-    /// Held by the one that waits for a place among the jobs, and begins.
+    /// Locked by the run that waits for a place among the jobs.
     beginning: tokio::sync::Mutex<()>,
 }
 
@@ -82,7 +82,7 @@ impl Recurring {
         self.in_force.send_replace(ConfiguredJobs::of(config));
     }
 
-    /// Each of them, and how it ran last.
+    /// The recurring warm-ups and their last runs.
     pub fn states(&self) -> Vec<RecurringState> {
         let in_force = self.in_force.borrow().clone();
         in_force.entries.iter().for_each(|entry| self.record_finished_run(&last::key(entry)));
@@ -95,7 +95,7 @@ impl Recurring {
         state.collect()
     }
 
-    /// Runs them, each by itself. Ends when it is dropped; nothing runs while larder is offline.
+    /// Runs each recurring warm-up in its own task, until dropped; none while larder is offline.
     pub async fn run(self: Arc<Self>) {
         let mut in_force = self.in_force.subscribe();
         let mut tasks = JoinSet::new();
@@ -124,7 +124,7 @@ impl Recurring {
                 });
             }
             while tasks.try_join_next().is_some() {}
-            // Its sender is here.
+            // The sender exists.
             if in_force.changed().await.is_err() {
                 return;
             }
@@ -177,14 +177,14 @@ impl Recurring {
         loop {
             self.jobs.until_recurring_slot().await;
             match self.try_start(key, entry, default_host).await {
-                // Another task took it meanwhile.
+                // Another task took the place meanwhile.
                 None => {}
                 Some(begun) => return begun,
             }
         }
     }
 
-    /// Begins a run, unless there is no place for it.
+    /// Begins a run if there is a place for it.
     async fn try_start(
         &self,
         key: &str,
@@ -225,7 +225,7 @@ impl Recurring {
     }
 }
 
-/// Why a run did not begin.
+/// Reasons why a run did not begin.
 enum RunNotStarted {
     Stopping,
     Why(String),

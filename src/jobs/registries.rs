@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::mirror::{Archive, Mirror, ModuleArchiveRef, WarmedDocument};
 use crate::requirements::{Files, ModuleFiles, Registries, UnlistedVersions};
 
-/// A mirror that is asked on behalf of one job or plan.
+/// A mirror's answers for one job or plan.
 pub(super) struct MirrorRegistries<'a> {
     mirror: &'a Arc<Mirror>,
     clock: &'a Clock,
@@ -26,12 +26,12 @@ pub(super) struct MirrorRegistries<'a> {
     findings: Mutex<ResolveFindings>,
 }
 
-/// Findings besides the answers.
+/// Additional findings.
 #[derive(Debug, Default)]
 pub(super) struct ResolveFindings {
-    /// Availability of the providers and modules that could not be resolved, by printed name.
+    /// Availability of unresolved providers and modules, by printed name.
     pub(super) outlooks: BTreeMap<String, ItemAvailability>,
-    /// Answers that upstream did not confirm, as text.
+    /// Unconfirmed answers, as text.
     pub(super) unconfirmed: BTreeSet<String>,
 }
 

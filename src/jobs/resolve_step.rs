@@ -19,11 +19,11 @@ use crate::requirements::{
 
 const MAX_PLACES: usize = 3;
 
-/// The packages of one provider: the number of each item, and what its archive may have.
+/// The packages of one provider: the index of each item, and the accepted hashes.
 type ProviderItems = Vec<(usize, Package, Vec<Vec<String>>)>;
 
 impl WarmUpRun<'_> {
-    /// Finds out what configurations need, and warms it.
+    /// Resolves configurations, and warms their requirements.
     pub(super) async fn configurations(&self, order: &Order) {
         let registries = MirrorRegistries::new(self.mirror, self.clock, &self.retry_policy);
         let item_registries = ItemRegistries { run: self, registries: &registries, modules: Mutex::default() };
@@ -41,7 +41,7 @@ impl WarmUpRun<'_> {
         join(join_all(providers.collect::<Vec<_>>()), join_all(more_modules.collect::<Vec<_>>())).await;
     }
 
-    /// Adds an item for each requirement that has none.
+    /// Adds an item for each new requirement.
     fn items_of(
         &self,
         ResolvedRequirements { archives, cannot }: ResolvedRequirements,
@@ -57,7 +57,7 @@ impl WarmUpRun<'_> {
         }
         for UnavailableItem { subject, reason, required_by } in cannot {
             let error = error_with_places(&reason, &required_by);
-            // The module's own item has the error already, without the places that require it.
+            // The module's own item has the error already, but not the places that require it.
             match item_of_error(&reason, known) {
                 Some(known) => self.job.has_failed(known.item, &error),
                 None => drop(self.job.add(vec![failed(subject, error)])),
@@ -99,7 +99,7 @@ struct ItemRegistries<'a, 'b> {
 }
 
 impl ItemRegistries<'_, '_> {
-    /// The item of a module, where it is new.
+    /// Adds the item of a new module.
     fn item_of(&self, package: &ModulePackage) -> Option<usize> {
         let mut modules = self.modules.lock();
         if modules.contains_key(package) || self.run.job.len() >= MAX_ITEMS {
@@ -132,7 +132,7 @@ impl Registries for ItemRegistries<'_, '_> {
 
     async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, Error> {
         if let Some(item) = self.item_of(package) {
-            // Its list leads there, whatever named the version.
+            // The version list names its location, whatever named the version.
             let warmed = match self.registries.module_versions(&package.module).await {
                 Ok(_) => self.run.module_item(item, package).await,
                 Err(error) => Err(error),

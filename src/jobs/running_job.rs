@@ -37,9 +37,9 @@ pub(super) struct RunningJob {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct JobOrigin {
     pub(super) started: Timestamp,
-    /// Its place among the others: who was taken on later has a higher one.
+    /// Its order number: later jobs have higher ones.
     pub(super) place: u64,
-    /// The recurring job that it is a run of.
+    /// The recurring warm-up, for its runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) recurs: Option<String>,
 }
@@ -47,7 +47,7 @@ pub(super) struct JobOrigin {
 /// State shared by all jobs of a larder.
 #[derive(Debug, Clone)]
 pub(super) struct SharedJobState {
-    /// Where they are written down; nowhere, where they are a command's.
+    /// The records; `None` for a command's own jobs.
     pub(super) records: Option<JobRecords>,
     pub(super) clock: Clock,
     /// Cancelled when larder stops.
@@ -57,7 +57,7 @@ pub(super) struct SharedJobState {
 }
 
 impl RunningJob {
-    /// A new or resumed job.
+    /// Creates a new or resumed job.
     pub(super) fn new(id: JobId, warm_up: Arc<WarmUp>, beginning: JobOrigin, home: &SharedJobState) -> Self {
         let items = warm_up.items();
         let job = Job {
@@ -76,7 +76,7 @@ impl RunningJob {
         Self::set_item_state(id, beginning, home, job, subjects, Some(warm_up))
     }
 
-    /// A job that ended before a restart.
+    /// Creates a job that ended before a restart.
     pub(super) fn ended(id: JobId, written: JobRecord, home: &SharedJobState) -> Self {
         let JobRecord { job, about: mut subjects, beginning, .. } = written;
         subjects.resize(job.items.len(), ItemSubject::default());
@@ -133,13 +133,13 @@ impl RunningJob {
         self.changes.subscribe()
     }
 
-    /// Waits for its end; says how it ended.
+    /// Waits for its end; returns its summary.
     pub(super) async fn wait(&self) -> JobSummary {
         let mut changes = self.changes();
         loop {
             changes.borrow_and_update();
             let listed = self.listed();
-            // Its sender is this job, which is there.
+            // The sender is this job, so it exists.
             if listed.state.has_ended() || changes.changed().await.is_err() {
                 return listed;
             }
@@ -173,7 +173,7 @@ impl RunningJob {
         self.tracked.lock().job.pin
     }
 
-    /// Its packages, to be pinned or unpinned now. The setting also applies to packages still to be fetched.
+    /// Its packages to pin or unpin now. The setting also applies to packages still to be fetched.
     pub(super) async fn to_pin(&self, pin: PinChange) -> Vec<ToPin> {
         self.update(|tracked| tracked.head().pin = pin == PinChange::Set);
         self.write().await;
@@ -186,14 +186,14 @@ impl RunningJob {
         items.collect()
     }
 
-    /// Adds items that wait for their turn: their numbers.
+    /// Adds waiting items; returns their indexes.
     pub(super) fn add(&self, items: Vec<(JobItem, ItemSubject)>) -> Range<usize> {
         let added = self.update(|tracked| {
             let first = tracked.job.items.len();
             items.into_iter().for_each(|(item, item_subject)| tracked.add(item, item_subject));
             first..tracked.job.items.len()
         });
-        // Of a job that has ended nothing changes any more, and no item has this number.
+        // A finished job does not change, and no item has this index.
         added.unwrap_or(usize::MAX..usize::MAX)
     }
 
@@ -213,7 +213,7 @@ impl RunningJob {
         self.update_item(item, |item, _| item.state = state);
     }
 
-    /// The version of an item was chosen; it waits for its turn again.
+    /// Records the chosen version of an item, which waits again.
     pub(super) fn set_subject(&self, item: usize, artifact: &Artifact) {
         self.update_item(item, |item, item_subject| {
             item.package = artifact.into();
@@ -222,7 +222,7 @@ impl RunningJob {
         });
     }
 
-    /// Upstream could not be asked about something that an item is chosen by.
+    /// Records an unconfirmed answer that an item depends on.
     pub(super) fn is_unconfirmed(&self, item: usize, reason: String) {
         self.update_item(item, |item, _| {
             tracing::warn!(job = %self.id, what = %item.package, reason, "warmed from stored documents");
@@ -258,7 +258,7 @@ impl RunningJob {
         self.tracked.lock().stored_items()
     }
 
-    /// Writes it down as it is, unless it has ended: that was written then.
+    /// Writes its record, unless it has ended: the end writes its own.
     pub(super) async fn write(&self) {
         let Some(records) = &self.home.records else { return };
         let _nobody_ends_it = self.ending.lock().await;

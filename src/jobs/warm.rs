@@ -10,14 +10,14 @@ use crate::address::{PackageRef, PackageSelector, Platform, Selection, Versions}
 use crate::requirements::lock_file::LockedProvider;
 use crate::requirements::{Configurations, Order, OrderEntry};
 
-/// The most archives that one job is about.
+/// The maximum number of archives in one job.
 pub(super) const MAX_ITEMS: usize = 8192;
 
 /// A warm-up order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmUp {
     pub(super) wanted: Vec<WarmTarget>,
-    /// Configurations alone, where there are any: what they need is found out first.
+    /// Configurations, whose requirements are resolved first.
     pub(super) configurations: Option<Order>,
     pub(super) platforms: Vec<Platform>,
     pub(super) pin: bool,
@@ -27,17 +27,17 @@ pub struct WarmUp {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct WarmTarget {
     pub(super) what: PackageSelector,
-    /// None for a module, which is the same for all.
+    /// `None` for a module, which has no platforms.
     pub(super) platforms: Vec<Platform>,
-    /// Of each lock file that names it, what its archive may have. It must fit each of them.
+    /// The accepted hashes of each lock file that names it. The archive must match each list.
     pub(super) locked: Vec<Vec<String>>,
 }
 
 impl WarmUp {
-    /// A warm-up of an order.
+    /// Builds a warm-up from an order.
     ///
     /// # Errors
-    /// It is about more than one job may be.
+    /// The order exceeds the limit of archives.
     pub fn of_order(order: Order, pin: bool) -> Result<Self, Vec<String>> {
         let Order { given, platforms } = order;
         let mut wanted: Vec<WarmTarget> = Vec::new();
@@ -179,7 +179,7 @@ mod tests {
                 "registry.example/acme/vpc/aws",
             ]
         );
-        // It is written down as it is.
+        // The order is recorded unchanged.
         let written = serde_json::to_string(&warm_up).unwrap();
         assert_eq!(serde_json::from_str::<WarmUp>(&written).unwrap(), warm_up);
     }

@@ -50,7 +50,7 @@ pub(super) async fn run(
     run.check_again().await;
 }
 
-/// A warm-up, while it runs.
+/// A running warm-up.
 pub(super) struct WarmUpRun<'a> {
     pub(super) mirror: &'a Arc<Mirror>,
     pub(super) clock: &'a Clock,
@@ -59,7 +59,7 @@ pub(super) struct WarmUpRun<'a> {
 }
 
 impl WarmUpRun<'_> {
-    /// Chooses the version, and warms it: of a provider, for each platform.
+    /// Chooses the versions and warms them: of a provider, for each platform.
     async fn warm(&self, items: Range<usize>, wanted: &WarmTarget) {
         let warmed = match &wanted.what {
             PackageSelector::Provider(selection) => self.provider(items.clone(), selection, wanted).await,
@@ -152,7 +152,7 @@ impl WarmUpRun<'_> {
         }
     }
 
-    /// The version list that the versions of these items are chosen from.
+    /// The version list from which the versions of these items are chosen.
     pub(super) async fn list<'b, T>(
         &self,
         items: Vec<usize>,
@@ -196,7 +196,7 @@ impl WarmUpRun<'_> {
             Box::pin(async move {
                 let digest = match known {
                     Some(digest) => digest,
-                    // It was put off: there may be another by now.
+                    // After a delay there may be a new list.
                     None => self.set(item, package, locked).await?,
                 };
                 self.archive(item, package, digest, turn).await
@@ -207,7 +207,7 @@ impl WarmUpRun<'_> {
         Ok((came, digest, size_bytes))
     }
 
-    /// The digest of the archive that an `init` would be given.
+    /// The digest of the archive that an `init` would get.
     async fn set(&self, item: usize, package: &Package, locked: &[Vec<String>]) -> Result<Digest, LockMismatch> {
         self.job.is_now(item, ItemState::Resolving);
         let WarmedDocument { value: set, unconfirmed } =
@@ -216,7 +216,7 @@ impl WarmUpRun<'_> {
             self.job.is_unconfirmed(item, reason);
         }
         let digest = set.document.shasum;
-        // Before anything is fetched, where the digest is known.
+        // Before the fetch, where the digest is known.
         match LockFit::of_all(locked, digest) {
             LockFit::None => Err(LockMismatch::locked_to_another(package, &locked.concat(), digest.zh())),
             LockFit::Its | LockFit::ItsPackageHashTells => Ok(digest),

@@ -28,40 +28,40 @@ pub struct CliConfig {
     pub complaints: Vec<String>,
 }
 
-/// The services of a `host` block, by name.
+/// A `host` block's services, by name.
 pub type Services = BTreeMap<String, ServiceValue>;
 
 /// The value of one service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceValue {
-    /// A text: a URL, or what should be one.
+    /// Text: a URL, or an invalid one.
     Url(String),
     /// Anything else, such as the object of `login.v1`.
     Other,
 }
 
-/// An installation method, and the providers that it is for.
+/// An installation method, and its providers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Method {
-    /// Where they come from.
+    /// The source.
     pub source: InstallationSource,
-    /// Those it is for; all of them when empty.
+    /// The included providers; all if empty.
     pub include: Vec<Pattern>,
-    /// Those it is not for.
+    /// The excluded providers.
     pub exclude: Vec<Pattern>,
 }
 
-/// Where a method installs from.
+/// The source of an installation method.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InstallationSource {
-    /// The registry that the provider's address names.
+    /// The registry in the provider's address.
     Direct,
     /// A network mirror.
     NetworkMirror {
-        /// Its URL, as it is written.
+        /// Its URL, verbatim.
         url: String,
     },
-    /// Something else, by its name: a folder, or an OCI registry.
+    /// Another source, by its name: a folder, or an OCI registry.
     Elsewhere(String),
 }
 
@@ -133,7 +133,7 @@ fn methods(block: &Node, complaints: &mut Vec<String>) -> Vec<Method> {
                         continue;
                     }
                 },
-                // Named providers come from folders of their developer; nothing else changes.
+                // Development overrides take named providers from folders; nothing else changes.
                 "dev_overrides" => continue,
                 other => InstallationSource::Elsewhere(other.to_owned()),
             };

@@ -23,7 +23,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// Reads a file of at most `largest` bytes.
 ///
 /// # Errors
-/// As for [`read`].
+/// Those of [`read`].
 #[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
 pub fn read_up_to(path: &Path, largest: usize) -> io::Result<Vec<u8>> {
     // Opening a pipe without a writer blocks.
@@ -57,7 +57,7 @@ pub fn read_lock_file(path: &Path) -> Result<String, String> {
 /// called are kept.
 ///
 /// # Errors
-/// As for [`read_lock_file`].
+/// Those of [`read_lock_file`].
 pub fn read_tar(path: &Path) -> Result<Files, String> {
     let name = path.display();
     // Between files, and of those that no client reads, there may be as much again and more.
@@ -72,7 +72,7 @@ pub fn read_tar(path: &Path) -> Result<Files, String> {
 pub(super) enum FolderEntry {
     /// A folder.
     Folder,
-    /// A file, a link, or whatever else.
+    /// A file or a link.
     Other,
 }
 

@@ -11,7 +11,7 @@ use super::tar_upload::UnpackedTar;
 
 /// The most files of one order.
 const MAX_FILES: usize = 10_000;
-/// The most bytes they may have in all, their names included.
+/// The limit of their total size in bytes, names included.
 pub const MAX_BYTES: usize = 16 << 20;
 /// The longest path, in bytes.
 const MAX_PATH: usize = 1024;
@@ -31,8 +31,8 @@ pub(super) fn is_values_file(name: &str) -> bool {
         || [".auto.tfvars", ".auto.tfvars.json"].iter().any(|ending| name.ends_with(ending))
 }
 
-/// Files by their paths: segments between `/`, none of them empty, `.` or `..`. Only those that a client reads, and
-/// links in their stead.
+/// Files by path: segments between `/`, none of them empty, `.` or `..`. Only those that a client reads, and unreadable
+/// links.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BTreeMap<String, FileContents>", into = "BTreeMap<String, FileContents>")]
 pub struct Files {
@@ -44,26 +44,26 @@ pub struct Files {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum FileContents {
-    /// This.
+    /// The text.
     Text(String),
-    /// Unreadable. Only what needs the file fails.
+    /// Unreadable. Only requirements of this file fail.
     Unreadable {
-        /// Why.
+        /// The reason.
         unreadable: Unreadable,
     },
 }
 
-/// Why a file that is there cannot be read.
+/// Reasons why an existing file is unreadable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum Unreadable {
-    /// A file is not text.
+    /// Not UTF-8 text.
     #[error("it is not UTF-8 text")]
     NoText,
-    /// One is larger than clients' files are.
+    /// Larger than any client's file.
     #[error("it has more than 1 MiB")]
     TooLarge,
-    /// A link leads out of the tar, or to a folder, or to nothing.
+    /// A link out of the tar, to a folder, or to nothing.
     #[error(
         "it is a link, and what it leads to is not a file in the tar: make the tar with `tar -h --hard-dereference`"
     )]
@@ -73,15 +73,15 @@ pub enum Unreadable {
     NoFile,
 }
 
-/// Why files are not taken.
+/// Reasons why files are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadFiles {
-    /// A path is none.
+    /// An invalid path.
     #[error(
         "{0:?} is not a path of a file in a folder: write segments between /, without . and .. and without control characters"
     )]
     Path(String),
-    /// It is more than one order may be about.
+    /// The order exceeds a limit.
     #[error("these are more than {MAX_FILES} files or 16 MiB: name fewer folders")]
     TooMany,
     /// Not a tar.
@@ -162,7 +162,7 @@ impl Files {
         for path in unpacked.paths() {
             match unpacked.file(path) {
                 Ok(contents) => files.insert(path, contents)?,
-                // A folder may stand behind any link, whatever it is called.
+                // Any link may lead to a folder, whatever its name.
                 Err(unreadable @ Unreadable::Link) if !path.split('/').any(|folder| folder == PRIVATE) => {
                     Self::checked(path)?;
                     files.put(path, FileContents::Unreadable { unreadable })?;
@@ -219,7 +219,7 @@ impl Files {
             .find_map(|(path, contents)| Some((path.as_str(), contents.text().err()?)))
     }
 
-    /// The files in a folder, by their names; not those in folders below it. `""` is the top.
+    /// The files in a folder, by name, without subfolders. `""` is the top.
     pub fn in_folder(&self, folder: &str) -> Vec<(&str, Result<&str, Unreadable>)> {
         let first = if folder.is_empty() { String::new() } else { format!("{folder}/") };
         let from = self.by_path.range::<str, _>((Bound::Included(first.as_str()), Bound::Unbounded));
@@ -239,7 +239,7 @@ impl Files {
         self.bytes
     }
 
-    /// Every folder that has files, each once.
+    /// Every folder with files, each once.
     pub fn folders(&self) -> Vec<&str> {
         let mut folders: Vec<&str> =
             self.by_path.keys().map(|path| path.rsplit_once('/').map_or("", |(folder, _)| folder)).collect();
@@ -248,7 +248,7 @@ impl Files {
         folders
     }
 
-    /// Returns true without files.
+    /// Returns true if there are no files.
     pub fn is_empty(&self) -> bool {
         self.by_path.is_empty()
     }

@@ -10,11 +10,11 @@ pub const LARGEST: usize = 1 << 20;
 
 /// The parser's message for a repeated key in an object.
 const DUPLICATE_KEY_MESSAGE: &str = "redefined object key";
-/// Retries for such keys, and the bytes that they may parse in all.
+/// Maximum retries for such keys, and maximum bytes parsed in all retries.
 const MAX_TRIES: usize = 256;
 const MAX_PARSED: usize = 8 << 20;
 
-/// Why a text is not HCL that is read here.
+/// Reasons why HCL is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadHcl {
     /// It is larger than [`LARGEST`].
@@ -23,10 +23,10 @@ pub enum BadHcl {
     /// It is not UTF-8.
     #[error("it is not UTF-8 text")]
     NotUtf8,
-    /// It does not parse.
+    /// The line, from 1.
     #[error("line {line}, column {column}: {reason}")]
     Syntax {
-        /// Where, counted from 1.
+        /// The column, from 1.
         line: usize,
         /// Where in the line, counted from 1.
         column: usize,
@@ -35,7 +35,7 @@ pub enum BadHcl {
     },
 }
 
-/// Where the lines of a file end.
+/// The offsets of a file's line ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LineIndex(Vec<usize>);
 
@@ -44,14 +44,14 @@ impl LineIndex {
         Self(file.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(offset, _)| offset).collect())
     }
 
-    /// The number of the line that a byte is in, from 1 on.
+    /// The line number of an offset, from 1.
     pub(super) fn number(&self, offset: usize) -> usize {
         1 + self.0.partition_point(|end| *end < offset)
     }
 }
 
 impl BadHcl {
-    /// The line it is about; the first where it is about all of them.
+    /// The line of the error; 1 for the whole file.
     pub(super) fn line(&self) -> usize {
         match self {
             Self::Syntax { line, .. } => *line,
@@ -80,13 +80,13 @@ pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
         if tries == 0 || !reason.contains(DUPLICATE_KEY_MESSAGE) || !text.is_char_boundary(place.offset()) {
             return Err(BadHcl::Syntax { line: place.line(), column: place.column(), reason: reason.to_owned() });
         }
-        // Any expression may be a key, and takes one sign more.
+        // Any expression may be a key, and accepts one more sign.
         text.to_mut().insert(place.offset(), '-');
         tries -= 1;
     }
 }
 
-/// The key of an object that stands there again, without the mark that [`parse`] gives it; any other as it is.
+/// The key of a repeated member, without the mark that [`parse`] adds; any other key unchanged.
 pub(super) fn strip_duplicate_mark(key: &Expression) -> &Expression {
     match key {
         Expression::UnaryOp(marked) if *marked.operator.value() == UnaryOperator::Neg => {
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(parse(&vec![b' '; LARGEST + 1]).unwrap_err(), BadHcl::TooLarge(LARGEST + 1));
     }
 
-    /// Terraform 1.11.4 takes each; the last of them counts.
+    /// Terraform 1.11.4 accepts each; the last one counts.
     #[test]
     fn duplicate_object_keys_are_accepted() {
         for object in
@@ -124,7 +124,7 @@ mod tests {
         assert!(parse(often.as_bytes()).unwrap_err().to_string().contains(DUPLICATE_KEY_MESSAGE));
     }
 
-    /// A stack that overflows ends the process.
+    /// A stack overflow ends the process.
     #[test]
     fn deep_nesting_is_refused() {
         for opened in ["[", "{a=", "(", "!", "-", "a{", "\"${", "f(", "a?a:", "[for a in "] {

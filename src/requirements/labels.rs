@@ -11,9 +11,9 @@ use crate::address::{Hostname, PackageSelector};
 pub enum LabelKind {
     /// A provider or a module.
     Address,
-    /// A `.terraform.lock.hcl`, whatever it is called.
+    /// A `.terraform.lock.hcl`, under any name.
     LockFile,
-    /// A folder in which `init` is run, or with such folders.
+    /// A folder where `init` runs, or with such folders below it.
     Folder,
     /// A tar of such folders.
     Tar,

@@ -11,49 +11,49 @@ use super::request::ClientKind;
 use super::resolve::uncalled;
 use super::{BadFiles, Files};
 
-/// The most folders that are read.
+/// The maximum number of folders.
 const MAX_FOLDERS: usize = 4096;
 /// Depth of the search for configurations below a folder without one.
 const DEEPEST: usize = 16;
 
-/// Files that a client would read.
+/// The files that a client would read.
 #[derive(Debug)]
 pub struct Collected {
     /// Their files, and those of the local modules that they call, by paths below the folder that all of them are in;
     /// below the working directory, if it has them all: then a path is what people would write there.
     pub files: Files,
-    /// The folders that `init` is run in, below that folder: the directories that were named. Of one that has no
-    /// configuration itself, those below it that have one and that no other calls.
+    /// The roots, relative to that folder: the named directories. A directory without configuration stands for those
+    /// below it that have one and are called by no other.
     pub roots: Vec<String>,
     /// Skipped paths with their reasons: unreadable folders, and files that vanished.
     pub passed_over: Vec<String>,
 }
 
-/// Why directories are not read.
+/// Reasons why directories are not read.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectError {
-    /// The system does not let us.
+    /// The system's error.
     #[error("{path} cannot be read: {error}")]
     Unreadable {
-        /// Which file or folder.
+        /// The file or folder.
         path: PathBuf,
         /// The system's error.
         error: io::Error,
     },
-    /// One of the files is none that is taken.
+    /// A file is refused.
     #[error("{folder}: {bad}")]
     Bad {
-        /// In which folder.
+        /// Its folder.
         folder: PathBuf,
-        /// Why.
+        /// The reason.
         bad: BadFiles,
     },
-    /// A client would find nothing to read.
+    /// No file that a client reads.
     #[error(
         "{0}: there is no configuration in it, nor in a folder below it: no .tf, .tofu, .tf.json or .tofu.json file"
     )]
     Nothing(PathBuf),
-    /// There is no end to it.
+    /// Too many folders.
     #[error("{0}: there are more than {MAX_FOLDERS} folders in it, or called from there: name fewer")]
     TooMany(PathBuf),
 }
@@ -62,7 +62,7 @@ pub enum CollectError {
 /// text, then links.
 ///
 /// # Errors
-/// [`CollectError`]. A missing local module is not an error here; resolving its call reports it.
+/// [`CollectError`]
 pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, CollectError> {
     let mut collecting = DirectoryLoader { values: values.as_file(), ..DirectoryLoader::default() };
     let (mut roots, mut searched) = (BTreeSet::new(), BTreeSet::new());
@@ -97,7 +97,7 @@ struct DirectoryLoader {
 }
 
 impl DirectoryLoader {
-    /// The folders with a configuration below one that has none.
+    /// The folders with a configuration below one without.
     fn search(&mut self, given: &Path, top: &Path) -> Result<BTreeSet<PathBuf>, CollectError> {
         let mut found = BTreeSet::new();
         let mut level = vec![top.to_owned()];
@@ -147,18 +147,18 @@ impl DirectoryLoader {
         Ok(())
     }
 
-    /// The files of a folder that a client reads.
+    /// Reads the files of a folder.
     fn read_all(&mut self, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, CollectError> {
         let mut read = BTreeMap::new();
         for (name, entry) in names_in(folder)? {
             let path = folder.join(&name);
-            // A folder that is called like a file is none to the clients either.
+            // Clients do not read a folder with a file's name either.
             if entry == FolderEntry::Folder || !Files::are_read(&name) || path.is_dir() {
                 continue;
             }
             match file::read(&path) {
                 Ok(bytes) => drop(read.insert(name, bytes)),
-                // An editor, or a pull, has taken it away since; a link to nothing is the client's trouble, too.
+                // An editor or a pull removed it meanwhile; a dangling link is the client's problem, too.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
                     self.passed_over.push(unreadable(&path, error).to_string());
                 }
@@ -199,7 +199,7 @@ impl DirectoryLoader {
         Ok(())
     }
 
-    /// All of it, by paths below one folder.
+    /// The files, relative to one folder.
     fn below_one_folder(
         self,
         roots: &BTreeSet<PathBuf>,
@@ -230,7 +230,7 @@ impl DirectoryLoader {
     }
 }
 
-/// The local modules that a folder calls, to either client.
+/// The local modules that a folder calls, by either client's rules.
 fn local_calls(files: &Files, role: FolderRole) -> BTreeSet<String> {
     let calls_of = |client| configuration::read(files, "", role, client, "", &Inputs::new()).calls;
     let calls = calls_of(ClientKind::Terraform).into_iter().chain(calls_of(ClientKind::Opentofu));
@@ -242,7 +242,7 @@ fn local_calls(files: &Files, role: FolderRole) -> BTreeSet<String> {
         .collect()
 }
 
-/// The folder that a path leads to from another, as it is written.
+/// The target of a path relative to a folder.
 fn from(folder: &Path, to: &str) -> PathBuf {
     let mut path = folder.to_owned();
     for segment in to.split('/') {
@@ -257,12 +257,12 @@ fn from(folder: &Path, to: &str) -> PathBuf {
     path
 }
 
-/// The folder that both are in.
+/// The common parent of both.
 fn common(a: &Path, b: &Path) -> PathBuf {
     a.components().zip(b.components()).take_while(|(a, b)| a == b).map(|(component, _)| component).collect()
 }
 
-/// A path below another one, as [`Files`] has it.
+/// A path relative to another one, in the form of [`Files`].
 fn below(path: &Path, top: &Path) -> Result<String, CollectError> {
     let rest = path.strip_prefix(top).unwrap_or(path).components();
     let segments = rest.filter_map(|component| match component {

@@ -1,4 +1,4 @@
-//! A `.terraform.lock.hcl`: which version of which provider, and the hashes one of which its archive must have.
+//! A `.terraform.lock.hcl`: the version of each provider, and the accepted hashes of its archives.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::address::{Constraint, Hostname, Name, ProviderAddress, Version};
 
 /// The largest lock file, in bytes: clients write one or two kilobytes for each provider.
 pub const LARGEST: usize = 256 << 10;
-/// After how many problems no more is read.
+/// The limit of reported problems.
 const MAX_PROBLEMS: usize = 32;
 /// The most providers in one file.
 const MAX_PROVIDERS: usize = 256;
@@ -32,9 +32,9 @@ const SHOWN: usize = 128;
 pub struct LockedProvider {
     /// The provider.
     pub provider: ProviderAddress,
-    /// The version that clients will ask for.
+    /// The locked version.
     pub version: Version,
-    /// The constraints it was chosen by, as they are written there.
+    /// Its constraints, verbatim.
     pub constraints: Option<String>,
     /// Accepted hashes as written: `h1:…`, `zh:…`. Empty if the file has none; then any archive is accepted.
     pub hashes: Vec<String>,
@@ -52,7 +52,7 @@ pub enum BadLockFile {
 }
 
 impl BadLockFile {
-    /// Each problem by itself.
+    /// Adds a problem.
     pub fn problems(&self) -> Vec<String> {
         match self {
             Self::Hcl(_) => vec![self.to_string()],
@@ -122,7 +122,7 @@ impl LockFileReader {
         }
     }
 
-    /// Notes what clients do not know of attributes and blocks.
+    /// Reports unknown attributes and blocks.
     fn allow_only(&mut self, body: &Body, span: Option<Range<usize>>, attributes: &[&str], blocks: &[&str]) {
         let other_attribute = body.attributes().find(|attribute| !attributes.contains(&attribute.key.as_str()));
         let other_block = body.blocks().find(|block| !blocks.contains(&block.ident.as_str()));
@@ -199,7 +199,7 @@ impl LockFileReader {
     }
 }
 
-/// The address that a provider block is labelled with: always with its host, in a lock file.
+/// The address in a block's label, which always has its host.
 fn address(block: &Block) -> Result<ProviderAddress, String> {
     let [label] = block.labels.as_slice() else {
         return Err("a provider has not one label, which is its address".to_owned());
@@ -218,7 +218,7 @@ fn address(block: &Block) -> Result<ProviderAddress, String> {
         .and_then(|host| Ok(ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? }));
     let address = address.map_err(|bad| bad.to_string())?;
     let form = address.to_string();
-    // A host in other letters than those of ASCII is written in its own.
+    // Clients write a host with other than ASCII letters in Unicode.
     if given.is_ascii() && form != given && !form.contains("xn--") {
         return Err(format!("clients refuse {} unless it is written {form}", shortened(given)));
     }
@@ -238,7 +238,7 @@ fn constraints_of(given: String) -> Result<String, String> {
     Ok(given)
 }
 
-/// A string without anything to be worked out in it.
+/// A string without interpolation.
 fn text(value: &Expression, name: &str) -> Result<String, String> {
     let text = value.as_str().ok_or_else(|| format!("{name} is not a plain string"))?;
     if text.len() > MAX_TEXT {

@@ -1,6 +1,6 @@
 //! Paths in [`Files`](super::Files): segments between `/`, none of them empty, `.` or `..`.
 
-/// The folder that a path leads to from another one; none where it leads out of the top.
+/// Resolves a path relative to a folder; `None` where it leads out of the top.
 pub(super) fn join(from: &str, path: &str) -> Option<String> {
     let mut folder: Vec<&str> = from.split('/').filter(|segment| !segment.is_empty()).collect();
     for segment in path.split('/') {

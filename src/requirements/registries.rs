@@ -1,4 +1,4 @@
-//! The registry queries that resolving needs. A mirror implements them elsewhere.
+//! The registry queries of resolving. `jobs` implements them over a mirror.
 
 use std::fmt::Display;
 
@@ -42,7 +42,7 @@ pub trait Registries: Sync {
     fn module_files(&self, package: &ModulePackage) -> impl Future<Output = Result<ModuleFiles, Self::Error>> + Send;
 }
 
-/// Versions that clients would see after they were brought here.
+/// Versions that clients would see if they were stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UnlistedVersions {
     /// All versions, including those that clients see.
@@ -54,8 +54,8 @@ pub struct UnlistedVersions {
 /// The files in a module's archive.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModuleFiles {
-    /// All of its files that a client reads, wherever in it they are.
+    /// All of its files that a client reads.
     pub files: Files,
-    /// The folder in it that is the module, as the registry names it; `""` is the top.
+    /// The module's folder in it, as the registry names it; `""` is the top.
     pub subdir: String,
 }

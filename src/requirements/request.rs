@@ -10,12 +10,12 @@ use crate::address::{PackageSelector, Platform};
 /// The most platforms of one order.
 pub const MAX_PLATFORMS: usize = 32;
 
-/// Everything that one command or one request is about.
+/// The content of one command or request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     /// The entries.
     pub given: Vec<OrderEntry>,
-    /// For which platforms; never none, and each once.
+    /// The platforms: at least one, each once.
     pub platforms: Vec<Platform>,
 }
 
@@ -23,19 +23,19 @@ pub struct Order {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OrderEntry {
-    /// A provider or a module, and which of its versions.
+    /// A provider or a module, with selected versions.
     Address {
-        /// Which.
+        /// The selector.
         what: PackageSelector,
-        /// For which platforms; those of the order where none is named.
+        /// Its platforms; if empty, those of the order.
         #[serde(default)]
         platforms: Vec<Platform>,
     },
     /// A `.terraform.lock.hcl`.
     LockFile {
-        /// Its name, for people.
+        /// The file's name, for people.
         name: String,
-        /// Its providers.
+        /// The locked providers.
         locked: Vec<LockedProvider>,
     },
     /// Root directories, with the local modules that they call.
@@ -49,7 +49,7 @@ pub struct Configurations {
     pub files: Files,
     /// The folders in which `init` is run; `""` is the top.
     pub roots: Vec<String>,
-    /// The client whose rules apply; without it each root decides by its files.
+    /// The client whose rules apply; `None` detects it from each root's files.
     #[serde(default)]
     pub client: Option<ClientKind>,
 }
@@ -65,10 +65,10 @@ pub enum ClientKind {
 }
 
 impl Order {
-    /// An order for these platforms; for this machine's where none is named.
+    /// Builds an order; without platforms, for this machine's.
     ///
     /// # Errors
-    /// It is about nothing, or for more platforms than one may be.
+    /// It is empty, or exceeds the limit of platforms.
     pub fn new(given: Vec<OrderEntry>, mut platforms: Vec<Platform>) -> Result<Self, Vec<String>> {
         if platforms.is_empty() {
             platforms.push(Platform::of_this_machine());
@@ -87,8 +87,8 @@ impl Order {
 }
 
 impl Configurations {
-    /// Configurations with these roots; where none is named, every folder that has a configuration and that no other
-    /// calls as a local module.
+    /// Builds configurations with these roots; without any, every folder with a configuration that no other calls as a
+    /// local module.
     ///
     /// # Errors
     /// There are no files, or a root has none.

@@ -14,10 +14,10 @@ pub struct ResolvedRequirements {
 /// One archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequiredArchive {
-    /// Which.
+    /// The artifact.
     pub artifact: Artifact,
-    /// For each lock file that lists any for it, and each list once: those one of which it must have. It has to fit all of
-    /// them. Empty where no lock file says anything, and then any archive does.
+    /// The accepted hashes of each lock file that lists any. The archive must match each list; without lists, any
+    /// archive is accepted.
     pub hashes: Vec<Vec<String>>,
     /// The requirements that name it: an address as given, a lock file, or a file with its line.
     pub required_by: Vec<String>,
@@ -28,7 +28,7 @@ pub struct RequiredArchive {
 pub struct UnavailableItem {
     /// Its name: a source as written, an address, a file.
     pub subject: String,
-    /// Why not, and what to do.
+    /// The reason and the remedy.
     pub reason: String,
     /// The requirements that name it.
     pub required_by: Vec<String>,

@@ -10,7 +10,7 @@ use super::path;
 /// Length of a chain of links, as on any system.
 const MAX_LINKS: usize = 40;
 
-/// A tar, taken apart.
+/// A parsed tar.
 pub(super) struct UnpackedTar<'a> {
     by_path: BTreeMap<String, TarMember<'a>>,
 }
@@ -18,14 +18,14 @@ pub(super) struct UnpackedTar<'a> {
 /// An entry at a path.
 enum TarMember<'a> {
     File(&'a [u8]),
-    /// A link to this path from the top of the tar; none where it leads elsewhere.
+    /// A link to this path from the top of the tar; `None` where it leads out.
     Link(Option<String>),
-    /// A pipe, a device, a file with holes.
+    /// A pipe, a device or a sparse file.
     Other,
 }
 
 impl<'a> UnpackedTar<'a> {
-    /// Takes it apart; of two entries at one path, the later one counts. Folders are left out.
+    /// Parses a tar; of two entries at one path, the later one counts. Folders are left out.
     ///
     /// # Errors
     /// [`BadFiles`]: it is not a tar, or has no end.
@@ -62,15 +62,15 @@ impl<'a> UnpackedTar<'a> {
         Ok(Self { by_path })
     }
 
-    /// Every path but those of folders.
+    /// Every path except folders.
     pub(super) fn paths(&self) -> impl Iterator<Item = &str> {
         self.by_path.keys().map(String::as_str)
     }
 
-    /// The contents of the file at a path, behind whatever links.
+    /// The contents of the file at a path, through any links.
     ///
     /// # Errors
-    /// It is none in the tar.
+    /// There is no file.
     pub(super) fn file(&self, path: &str) -> Result<&'a [u8], Unreadable> {
         let mut path = path;
         for links in 0..MAX_LINKS {

@@ -44,7 +44,7 @@ impl Blobs {
         self.folder.join(&hex[..2]).join(hex)
     }
 
-    /// Removes half-written records and unpacked files that a crash left.
+    /// Removes staging files older than a day. A running download is younger, because it is written to.
     pub(super) fn sweep_halves(&self) -> Result<(), StoreError> {
         temp_files::sweep(&self.staging)?;
         for name in disk::names_in(&self.staging)?.iter().filter(|name| name.starts_with("record-")) {
@@ -53,7 +53,7 @@ impl Blobs {
         Ok(())
     }
 
-    /// Removes stages older than a day. A running download is younger, because it is written to.
+    /// Opens the staging file called `name`, with the bytes of an earlier download, which are hashed again.
     pub(super) fn sweep_staging(&self, now: Timestamp) -> Result<(), StoreError> {
         disk::sweep(&self.staging, Timestamp(now.0.saturating_sub(LEFTOVERS_KEPT_SECONDS)))
     }
@@ -160,7 +160,7 @@ impl FileBytes {
         let _ = self.file.sync_data();
     }
 
-    /// Hashes the whole of it as the disk has it now. Blocks.
+    /// Hashes the whole file as it is on disk now. Blocks.
     pub fn fast_hash(&self) -> Result<FastHash, StoreError> {
         let mut hasher = FastHasher::new();
         each_piece(&self.file, Path::new("what is staged"), |piece| hasher.update(piece))?;
@@ -215,7 +215,7 @@ impl Blob {
         self.bytes.clone()
     }
 
-    /// Reads the whole archive. For small archives.
+    /// Hashes the whole file with both hashes.
     pub fn read_all(&self) -> Result<Vec<u8>, StoreError> {
         let mut all = vec![0; usize::try_from(self.size_bytes).unwrap_or(usize::MAX)];
         let read = self.bytes.file.read_exact_at(&mut all, 0);
@@ -223,26 +223,26 @@ impl Blob {
         Ok(all)
     }
 
-    /// Hashes the whole of it with both hashes.
+    /// Hashes the whole file with the fast hash alone.
     pub fn hashes(&self) -> Result<(Digest, FastHash), StoreError> {
         let mut hasher = Hasher::new();
         self.each_piece(|piece| hasher.update(piece))?;
         Ok(hasher.finish())
     }
 
-    /// Hashes the whole of it with the fast hash alone.
+    /// Starts to re-read the file, a piece at a time.
     pub fn fast_hash(&self) -> Result<FastHash, StoreError> {
         let mut hasher = FastHasher::new();
         self.each_piece(|piece| hasher.update(piece))?;
         Ok(hasher.finish())
     }
 
-    /// Begins to read the whole of it again, a piece at a time.
+    /// The file's identity: another file under the same name differs.
     pub fn read_again(&self) -> ReadCursor {
         ReadCursor::new(self.reader(), self.path.clone())
     }
 
-    /// Which file it is: another one under the same name is another.
+    /// A reader over the whole file, with its own offset.
     fn identity(&self) -> Result<(u64, u64), StoreError> {
         let meta = self.bytes.file.metadata().map_err(|e| StoreError::io("look at", &self.path, e))?;
         Ok((meta.dev(), meta.ino()))

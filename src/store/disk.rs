@@ -30,7 +30,7 @@ pub(super) fn make_private_folder(path: &Path) -> Result<(), StoreError> {
     if mode & 0o077 != 0
         && let Err(error) = fs::set_permissions(path, fs::Permissions::from_mode(0o700))
     {
-        // A disk that is mounted for reading alone is served all the same.
+        // A disk that is mounted read-only is served all the same.
         tracing::warn!(path = %path.display(), mode = format!("{mode:o}"), %error, "others may look into the store, and larder cannot forbid it: chmod 700");
     }
     Ok(())
@@ -65,12 +65,12 @@ pub(super) fn check_format(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Checks that this larder reads the format written at `path`; no marker is readable.
+/// Checks that this larder reads the format marked at `path`; a missing marker is fine.
 pub(super) fn is_readable_format(path: &Path) -> Result<(), StoreError> {
     format_of(path).map(drop)
 }
 
-/// The format that is written at `path`, and is none that only a newer larder reads.
+/// The format marked at `path`, if this larder reads it.
 fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
     let bytes = read(path)?.unwrap_or_default();
     match std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok()) {
@@ -87,7 +87,7 @@ pub(super) fn file_exists(path: &Path) -> Result<bool, StoreError> {
 pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {
     let made = OpenOptions::new().create(true).truncate(false).write(true).open(path);
     let opened = match made {
-        // A store that is there and cannot be written is locked all the same.
+        // An existing store that cannot be written is locked all the same.
         Err(e) if matches!(e.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
             File::open(path).map_err(|_| e)
         }
@@ -112,7 +112,7 @@ pub(super) fn identity_of(path: &Path) -> io::Result<Identity> {
     fs::metadata(path).map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// Opens a file for reading; `None` where there is none.
+/// Opens a file for reading; `None` if it does not exist.
 pub(super) fn open(path: &Path) -> Result<Option<File>, StoreError> {
     match File::open(path) {
         Ok(file) => Ok(Some(file)),
@@ -121,7 +121,7 @@ pub(super) fn open(path: &Path) -> Result<Option<File>, StoreError> {
     }
 }
 
-/// Opens a file for reading and writing, making it where it is absent.
+/// Opens a file for reading and writing; creates it if absent.
 pub(super) fn open_or_make(path: &Path) -> Result<File, StoreError> {
     OpenOptions::new()
         .create(true)
@@ -172,7 +172,7 @@ pub(super) fn disk_space(path: &Path) -> Result<DiskSpace, StoreError> {
     })
 }
 
-/// Reads a whole file; `None` where there is none.
+/// Reads a whole file; `None` if it does not exist.
 pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -181,7 +181,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
     }
 }
 
-/// Removes a file; one that is not there is removed already.
+/// Removes a file; a missing file is not an error.
 pub(super) fn remove(path: &Path) -> Result<(), StoreError> {
     match fs::remove_file(path) {
         Ok(()) => Ok(()),
@@ -200,8 +200,7 @@ pub(super) fn sync_folder_of(path: &Path) -> Result<(), StoreError> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(|e| StoreError::io("sync the folder", folder, e))
 }
 
-/// Makes the folders above `path` below `root`, and makes new ones survive a power cut; but not the root itself,
-/// which may be a disk that is not there.
+/// Creates the folders above `path` below `root` durably; but not the root itself, which may be an unmounted disk.
 pub(super) fn create_parent(path: &Path, root: &Path) -> Result<(), StoreError> {
     let Some(folder) = path.parent().filter(|folder| *folder != root) else { return Ok(()) };
     if folder.is_dir() {
@@ -215,7 +214,7 @@ pub(super) fn create_parent(path: &Path, root: &Path) -> Result<(), StoreError> 
     }
 }
 
-/// Writes a new file whole; where it must survive a power cut, it is synced before this returns.
+/// Writes a new file; if it must survive a power cut, it is synced before this returns.
 pub(super) fn write_new(path: &Path, parts: &[&[u8]], sync: bool) -> Result<(), StoreError> {
     let failed = |e| StoreError::io("write", path, e);
     let mut file = File::create(path).map_err(failed)?;
@@ -236,7 +235,7 @@ pub(super) fn probe(path: &Path) -> Result<(), StoreError> {
     written.and(remove(path))
 }
 
-/// The names in a folder, sorted; none where there is no folder.
+/// The names in a folder, sorted; empty if there is no folder.
 pub(super) fn names_in(folder: &Path) -> Result<Vec<String>, StoreError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -252,7 +251,7 @@ pub(super) fn names_in(folder: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-/// Every file below a folder, with its size in bytes and when it was last changed.
+/// Every file below a folder, with its size in bytes and its modification time.
 pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64, Timestamp)>, StoreError> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -266,7 +265,7 @@ pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64, Timestamp)
     Ok(found)
 }
 
-/// The size of a file in bytes, and its last change; `None` where there is no file.
+/// A file's size in bytes and modification time; `None` if it does not exist.
 pub(super) fn file(path: &Path) -> Result<Option<(u64, Timestamp)>, StoreError> {
     let existing = metadata_of(path)?.filter(|(is_folder, ..)| !is_folder);
     Ok(existing.map(|(_, size_bytes, changed)| (size_bytes, changed)))
@@ -283,7 +282,7 @@ fn metadata_of(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError
     }
 }
 
-/// Removes the files directly in `folder` that were last changed before `oldest`.
+/// Removes the files directly in `folder` modified before `oldest`.
 pub(super) fn sweep(folder: &Path, oldest: Timestamp) -> Result<(), StoreError> {
     for name in names_in(folder)? {
         let path = folder.join(name);
@@ -295,7 +294,7 @@ pub(super) fn sweep(folder: &Path, oldest: Timestamp) -> Result<(), StoreError> 
     Ok(())
 }
 
-/// Reads the token at `path`, or makes one that only this user can read.
+/// Reads the token at `path`, or creates one that only this user can read.
 pub(super) fn secret(path: &Path) -> Result<String, StoreError> {
     if let Some(found) = read_secret(path)? {
         return Ok(found);
@@ -310,7 +309,7 @@ pub(super) fn secret(path: &Path) -> Result<String, StoreError> {
     Ok(token)
 }
 
-/// Reads the token at `path`; `None` where there is none that could be one.
+/// Reads the token at `path`; `None` if there is no usable one.
 pub(super) fn read_secret(path: &Path) -> Result<Option<String>, StoreError> {
     let token = read(path)?.and_then(|bytes| String::from_utf8(bytes).ok());
     Ok(token.map(|token| token.trim().to_owned()).filter(|token| token.len() >= 32))
@@ -344,12 +343,12 @@ impl Quarantine {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(place),
             Err(e) => return Err(StoreError::io("set aside", path, e)),
         }
-        // The week starts now; a failure only shortens it.
+        // The week starts now; a failed change of the time only shortens it.
         let _ = File::options().write(true).open(&place).and_then(|file| file.set_modified(SystemTime::now()));
         Ok(place)
     }
 
-    /// Removes all of it.
+    /// Empties the quarantine.
     pub(super) fn drop_all(&self) -> Result<(), StoreError> {
         sweep(&self.folder, Timestamp(u64::MAX))
     }

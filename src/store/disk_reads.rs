@@ -19,7 +19,7 @@ impl ReadCursor {
         Self { from: Box::new(from), path, hasher: Hasher::new(), buffer: vec![0; READ_AT_ONCE] }
     }
 
-    /// Reads and hashes the next piece, and says how many bytes it has; none at the end.
+    /// Reads and hashes the next piece; returns its length, and `None` at the end.
     pub fn read_next(&mut self) -> Result<u64, StoreError> {
         let read = self.from.read(&mut self.buffer).map_err(|e| StoreError::io("read", &self.path, e))?;
         self.hasher.update(&self.buffer[..read]);

@@ -22,7 +22,7 @@ pub struct StoreFindings {
     pub format: Result<(), StoreError>,
     /// This user can write to it, or create it.
     pub writable: Result<(), StoreError>,
-    /// The user it belongs to, where that is another one than this.
+    /// The owner, if that is another user.
     pub foreign_owner: Option<u32>,
     /// Space on its disk.
     pub disk_space: Result<DiskSpace, StoreError>,
@@ -35,7 +35,7 @@ pub struct StoreFindings {
 pub enum LockState {
     /// Not locked.
     Free,
-    /// A larder that runs, or a command.
+    /// Locked by a running larder or a command.
     Held,
     /// Not visible to this user.
     Unseen,
@@ -44,7 +44,7 @@ pub enum LockState {
 /// The file that the commands find the admin token in.
 #[derive(Debug)]
 pub enum TokenFile {
-    /// There is none.
+    /// Absent.
     Absent,
     /// It holds a token.
     Good {
@@ -65,7 +65,7 @@ impl Store {
         Self::admin_token_path(folder)
     }
 
-    /// Looks at the store in `folder` from outside.
+    /// Examines the store in `folder` from outside.
     pub fn examine(folder: &Path) -> StoreFindings {
         let root = folder.join("v1");
         let exists = disk::folder_exists(&root);
@@ -136,9 +136,9 @@ fn lock_state(path: &Path) -> LockState {
 fn writable(root: &Path) -> Result<(), StoreError> {
     let staging = root.join("staging");
     let folder = if staging.is_dir() { staging } else { root.to_owned() };
-    // A random name: no leftover of a killed doctor has it, and no one can place a link there.
+    // A random name: no leftover of a killed doctor has it, and nobody can place a link there beforehand.
     let mut random = [0u8; 8];
-    // Without random bytes it is still made only where nothing is.
+    // Without random bytes the file is still created only where none exists.
     let _ = aws_lc_rs::rand::fill(&mut random);
     disk::probe(&folder.join(format!("doctor-{}", hex::encode(random))))
 }

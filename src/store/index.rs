@@ -1,4 +1,4 @@
-//! Last use, sizes, and names by digest: what eviction needs fast. Made whole from the files whenever it may lie.
+//! Last use, sizes, and names by digest: eviction's fast lookups. Rebuilt from the files whenever it may be wrong.
 
 mod entry;
 mod folder;
@@ -54,7 +54,7 @@ impl Index {
     /// [behind](Self::is_complete) the files, and serves until it is complete.
     pub(super) fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         refuse_if_locked(folder)?;
-        // sled may panic on damage instead of saying so.
+        // sled may panic on damage instead of returning an error.
         let panicked = |_| Err(StoreError::Index("it panicked".to_owned()));
         let guarded = || {
             let opened = catch_unwind(AssertUnwindSafe(|| Self::over(folder))).unwrap_or_else(panicked)?;
@@ -87,7 +87,7 @@ impl Index {
     /// Quarantines the on-disk index that this one replaces: the next start must not trust it.
     fn quarantine_on_disk(&self) {
         let mut folder = self.left_behind.lock();
-        // Where it cannot be moved nothing else can be changed either; so it is tried again with each change.
+        // If it cannot be moved, nothing else can be changed either; the next change tries again.
         if folder.as_ref().is_some_and(|folder| set_aside(folder, Timestamp(0)).is_ok()) {
             *folder = None;
         }
@@ -134,14 +134,13 @@ impl Index {
         is_readable.then_some(totals).ok_or_else(|| StoreError::Index("an entry of it is unreadable".into()))
     }
 
-    /// Notes that a name could not be read and that the index does not know it: it may list any archive. The next start
-    /// looks again.
+    /// Records that an unindexed name could not be read: it may list any archive. The next start reads it again.
     pub fn name_is_unreadable(&self, artifact: &Artifact, reason: StoreError) {
         self.broken.store(true, Ordering::Relaxed);
         self.unreadable.lock().insert(artifact.clone(), reason);
     }
 
-    /// Why the names of an archive may not be all, where a name could not be read.
+    /// The error for incomplete names of an archive, while a name is unreadable.
     pub fn unreadable_name(&self) -> Option<StoreError> {
         self.unreadable.lock().values().next().cloned()
     }
@@ -178,28 +177,28 @@ impl Index {
         self.note(&archive_key(digest), |before| before.map(|before| EvictableEntry { last_check: now, ..before }));
     }
 
-    /// Notes that an archive was used, if it is still there.
+    /// Records the use of a stored archive.
     pub fn archive_used(&self, digest: &Digest, now: Timestamp) {
         self.note(&archive_key(digest), |before| before.map(|before| EvictableEntry { last_use: now, ..before }));
     }
 
-    /// Notes an archive that is gone.
+    /// Removes an archive's entry.
     pub fn archive_gone(&self, digest: &Digest) {
         self.note(&archive_key(digest), |_| None);
     }
 
-    /// Records a document that was stored.
+    /// Records a stored document.
     pub fn document_stored(&self, key: &Key, size_bytes: u64, now: Timestamp) {
         let size_bytes = counted(key, size_bytes);
         self.note(&document_key(key), |_| Some(EvictableEntry { last_use: now, size_bytes, last_check: Timestamp(0) }));
     }
 
-    /// Notes that a document was used, if it is still there.
+    /// Records the use of a stored document.
     pub fn document_used(&self, key: &Key, now: Timestamp) {
         self.note(&document_key(key), |before| before.map(|before| EvictableEntry { last_use: now, ..before }));
     }
 
-    /// Notes a document that is gone.
+    /// Removes a document's entry.
     pub fn document_gone(&self, key: &Key) {
         self.note(&document_key(key), |_| None);
     }
@@ -236,7 +235,7 @@ impl Index {
         self.write_or_continue(changes);
     }
 
-    /// Says whether the changes were written, to the disk or to memory.
+    /// Returns true if the changes were written, to disk or to memory.
     fn write_or_continue(&self, changes: &[Change]) -> bool {
         let written =
             self.write(changes).or_else(|error| self.continue_in_memory(&error).and_then(|()| self.write(changes)));
@@ -284,7 +283,7 @@ impl Index {
         self.archives_by(|entry| entry.last_use)
     }
 
-    /// Every archive, the one first whose last check is longest ago.
+    /// Every archive, the one with the oldest check first.
     pub fn archives_by_check(&self) -> Result<Vec<IndexedArchive>, StoreError> {
         self.archives_by(|entry| entry.last_check)
     }
@@ -308,7 +307,7 @@ impl Index {
         Ok(value.as_deref().and_then(EvictableEntry::decode).map_or(0, |entry| entry.size_bytes))
     }
 
-    /// Every document but the pages, least recently used first, with its size.
+    /// Every document except pages, least recently used first, with its size.
     pub fn documents_by_age(&self) -> Result<Vec<(Key, u64)>, StoreError> {
         self.documents_of(DOCUMENT)
     }

@@ -1,4 +1,4 @@
-//! Where the index keeps its entries: in sled, or in memory while the disk will not take sled's files.
+//! Storage of the index entries: sled, or memory while the disk refuses sled's files.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,9 +13,9 @@ const CACHE_BYTES: u64 = 32 << 20;
 /// Small values by key, in order.
 #[derive(Debug)]
 pub(super) enum IndexBackend {
-    /// They outlive the process.
+    /// Persistent.
     OnDisk(sled::Db),
-    /// They are made again from the files at the next start.
+    /// In memory, rebuilt from the files at the next start.
     InMemory(Mutex<BTreeMap<Vec<u8>, Vec<u8>>>),
 }
 

@@ -8,7 +8,7 @@ use crate::address::{
 };
 use crate::digest::Digest;
 
-/// The key of one record. Where it is of a registry, its host is part of it, so two registries never mix.
+/// The key of one record. A registry's records include its host, so two registries never mix.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Key {
     /// An upstream's discovery document.
@@ -19,7 +19,7 @@ pub enum Key {
     ProofSet(Package),
     /// A module's version list.
     ModuleVersions(ModuleAddress),
-    /// Where upstream says that a version of a module is.
+    /// The location of a module version.
     ModuleLocation(ModulePackage),
     /// A page of the registry HTTP API, by the digest of its identity within the host.
     Page(Hostname, Digest),
@@ -29,9 +29,9 @@ pub enum Key {
     Seen(ProviderAddress),
     /// The first-seen record of a provider version.
     FirstSeen(ProviderAddress, Version),
-    /// The keys that ever signed for a provider.
+    /// The signing keys ever seen for a provider.
     KeyLog(ProviderAddress),
-    /// When the versions of a provider were first listed.
+    /// The first listing of each version of a provider.
     FirstListed(ProviderAddress),
     /// The alarms of a provider or a module.
     Alarms(Address),
@@ -39,17 +39,17 @@ pub enum Key {
     SeenModule(ModulePackage),
     /// A job: its order, and its result.
     Job([u8; 8]),
-    /// When each recurring job ran last.
+    /// The last run of each recurring job.
     RecurringJobs,
-    /// Packages that were asked for while offline and are not stored, of every registry.
+    /// Packages that were requested while offline and are not stored, of every registry.
     Missing,
 }
 
-/// The file of [`Key::KeyLog`]; no version is called so.
+/// The file of [`Key::KeyLog`]; not a valid version.
 const KEYS: &str = "keys.json";
-/// The file of [`Key::FirstListed`]; no version is called so.
+/// The file of [`Key::FirstListed`]; not a valid version.
 const LISTED: &str = "listed.json";
-/// The file of [`Key::RecurringJobs`]; no job is called so.
+/// The file of [`Key::RecurringJobs`]; not a valid job id.
 const RECURRING: &str = "recurring.json";
 /// The file of [`Key::Missing`].
 const MISSING: &str = "missing.json";
@@ -250,7 +250,7 @@ impl Key {
             [MISSING] => Self::Missing,
             _ => return None,
         };
-        // A file that another spelling of the name would lie in is not ours.
+        // A file under another spelling is not ours.
         (key.path() == path).then_some(key)
     }
 }

@@ -64,7 +64,7 @@ pub enum StoreError {
     Io {
         /// The operation, as a verb.
         doing: &'static str,
-        /// On which file.
+        /// The path.
         path: PathBuf,
         /// The system's error.
         source: Arc<io::Error>,
@@ -72,18 +72,18 @@ pub enum StoreError {
     /// Another process has the store.
     #[error("{path} is in use by another larder: stop it, or give this one a [store] path of its own", path = .0.display())]
     Locked(PathBuf),
-    /// It is not the store that was locked at the start.
+    /// The store at the path is not the one locked at the start.
     #[error("the store of this mirror is gone: its folder was removed or replaced while larder runs")]
     Gone,
     /// Written by a newer larder.
     #[error("{path} has format {found}, and this larder reads up to {FORMAT}: run the newer larder that wrote it", path = .path.display())]
     Newer {
-        /// Which file.
+        /// The path.
         path: PathBuf,
-        /// The format it names.
+        /// The format in it.
         found: u32,
     },
-    /// The index failed, and so did its rebuilding.
+    /// The index failed, and so did rebuilding it.
     #[error("the index failed: {0}")]
     Index(String),
     /// It is larger than the whole store may be.
@@ -194,7 +194,7 @@ impl Store {
         lock.is_some_and(|lock| lock.try_lock_shared().is_ok())
     }
 
-    /// Opens the store in `folder`, making it where it is absent.
+    /// Opens the store in `folder`; creates it if absent.
     ///
     /// # Errors
     /// [`StoreError::Locked`] before anything was touched, if another process has it.
@@ -235,12 +235,12 @@ impl Store {
         self.disk_space().map(|space| space.free_bytes)
     }
 
-    /// The disk, as it is now.
+    /// The current state of the disk.
     pub fn disk_space(&self) -> Result<DiskSpace, StoreError> {
         disk::disk_space(&self.root)
     }
 
-    /// The folder everything is in.
+    /// The store's folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -253,13 +253,13 @@ impl Store {
         self.claim.check()
     }
 
-    /// Writes a byte through to the disk and removes it again: whether the disk works. Blocks for as long as it takes.
+    /// Tests the disk by writing and removing a byte. Blocks for as long as that takes.
     ///
     /// # Errors
-    /// [`StoreError`] where it cannot be written.
+    /// [`StoreError`] if the write fails.
     pub fn try_disk(&self) -> Result<(), StoreError> {
         self.claim.check()?;
-        // Swept as a half written record, should the process end now.
+        // After a crash it is swept as a half-written record.
         let path = self.root.join("staging").join("record-of-nothing");
         disk::write_new(&path, &[b"?"], true)?;
         disk::remove(&path)
@@ -280,21 +280,21 @@ impl Store {
         folder.join("admin-token")
     }
 
-    /// Reads the token another process made; `None` where there is none, or it may not be read.
+    /// Reads the token that another process made; `None` if it is absent or unreadable.
     pub fn read_admin_token(folder: &Path) -> Option<String> {
         // Without a token the admin listener still answers on loopback, and reports the missing token elsewhere.
         disk::read_secret(&Self::admin_token_path(folder)).ok().flatten()
     }
 
-    /// Why this user cannot read the token, where the system does not let them.
+    /// The reason why this user cannot read the token.
     pub fn admin_token_is_private(folder: &Path) -> Option<StoreError> {
         disk::read_secret(&Self::admin_token_path(folder)).err().filter(StoreError::is_denied)
     }
 
-    /// Writes down that all is well, so that the next start trusts the index.
+    /// Marks a clean close, so that the next start trusts the index.
     pub fn close(&self) -> Result<(), StoreError> {
         if self.claim.check().is_err() {
-            // The index may miss what happens to the store where it is now.
+            // The index may miss changes at the store's new place.
             return Ok(());
         }
         self.index.close()

@@ -12,11 +12,11 @@ use super::READ_AT_ONCE;
 /// The bytes that each connection may always have in memory.
 const OWN_BYTES: usize = 16 * 1024;
 
-/// The budget; all copies are of the same.
+/// The budget; all copies share it.
 #[derive(Debug, Clone)]
 pub struct ReadMemory(Arc<Semaphore>);
 
-/// The share of one connection; all copies are of the same.
+/// The share of one connection; all copies share it.
 #[derive(Debug, Clone)]
 pub struct ReadShare {
     all: Arc<Semaphore>,
@@ -37,7 +37,7 @@ impl ReadMemory {
         ReadShare { all: Arc::clone(&self.0), own, waiting, piece_bytes: READ_AT_ONCE }
     }
 
-    /// Room for so many bytes, where there is any just now.
+    /// Memory for so many bytes, if it is free now.
     pub fn try_grant(&self, bytes: usize) -> Option<ReadGrant> {
         let permit = Arc::clone(&self.0).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()?;
         Some(ReadGrant { bytes, _permit: Some(permit) })
@@ -56,12 +56,12 @@ impl ReadShare {
         Self { piece_bytes: bytes.min(READ_AT_ONCE), ..self.clone() }
     }
 
-    /// The number of reads of this connection that wait for memory: for others to take theirs, or for its own peer.
+    /// The number of this connection's reads that wait for memory: for other connections, or for its own peer.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Room for up to `most` bytes. Where the budget is used up: for a small piece, once the one before it is gone.
+    /// Memory for up to `most` bytes. If the budget is used up: for a small piece, once the previous one is released.
     pub(super) async fn grant(&self, most: usize) -> ReadGrant {
         let permits = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
         let bytes = most.min(self.piece_bytes);
@@ -80,7 +80,7 @@ impl ReadShare {
     }
 }
 
-/// One read that waits.
+/// One waiting read.
 struct WaitingRead<'a>(&'a AtomicUsize);
 
 impl<'a> WaitingRead<'a> {
@@ -96,7 +96,7 @@ impl Drop for WaitingRead<'_> {
     }
 }
 
-/// Room for one piece, as long as the piece is in memory.
+/// Memory for one piece, released with the piece.
 #[derive(Debug)]
 pub struct ReadGrant {
     bytes: usize,

@@ -40,7 +40,7 @@ impl Store {
     pub fn last_receipt(&self) -> Result<Option<Vec<u8>>, StoreError> {
         self.check()?;
         let folder = self.root.join("receipts");
-        // They are called by their time.
+        // File names begin with the time.
         let names = disk::names_in(&folder)?;
         let last = names.into_iter().filter(|name| name.ends_with(".json")).max();
         last.map_or(Ok(None), |name| disk::read(&folder.join(name)))

@@ -20,14 +20,14 @@ const KINDS: [&str; 5] = ["names", "documents", "seen", "alarms", "jobs"];
 /// Durability of a write: synced before `put` returns, or left to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// It may be lost to a power cut; upstream has it too.
+    /// May be lost in a power cut; upstream has it too.
     Lazy,
-    /// It and its place in the folder are synced first.
+    /// The file and its folder entry are synced first.
     Synced,
 }
 
 impl Durability {
-    /// Sees to it that a file which was removed stays so.
+    /// Makes the removal of a file durable.
     pub(super) fn of_removal(self, path: &Path) -> Result<(), StoreError> {
         let is_to_be_synced = self == Self::Synced && path.parent().is_some_and(disk::is_folder);
         if is_to_be_synced { disk::sync_folder_of(path) } else { Ok(()) }
@@ -47,7 +47,7 @@ struct RecordHeader {
 pub enum Recorded<R = Vec<u8>> {
     /// The record.
     Whole(R),
-    /// Nothing.
+    /// No record.
     Absent,
     /// The checksum did not match. The record was quarantined, unless its existence matters
     /// (`Key::tells_though_damaged`).
@@ -55,7 +55,7 @@ pub enum Recorded<R = Vec<u8>> {
 }
 
 impl<R> Recorded<R> {
-    /// The record, where it can be read.
+    /// The record, if it was readable.
     pub fn whole(self) -> Option<R> {
         if let Self::Whole(record) = self { Some(record) } else { None }
     }
@@ -118,7 +118,7 @@ impl Records {
         }
     }
 
-    /// Puts a record in place of the one before, by rename. Says how many bytes its file has.
+    /// Replaces a record by rename. Returns the size of its file in bytes.
     pub fn put(&self, key: &Key, record: &[u8], durability: Durability) -> Result<u64, StoreError> {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
         let path = self.root.join(key.path());
@@ -143,7 +143,7 @@ impl Records {
         Ok((frame.len() + 1 + record.len()) as u64)
     }
 
-    /// Makes a record that was put lazily survive a power cut. Says whether there is one.
+    /// Syncs a record that was written lazily. Returns true if it exists.
     pub fn sync(&self, key: &Key) -> Result<bool, StoreError> {
         let path = self.root.join(key.path());
         let Some(file) = self.claim.if_ours(disk::open(&path))? else { return Ok(false) };
@@ -152,7 +152,7 @@ impl Records {
         Ok(true)
     }
 
-    /// Removes a record, and makes that survive a power cut.
+    /// Removes a record durably.
     pub fn remove(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
         self.claim.check()?;
         let path = self.root.join(key.path());
@@ -169,7 +169,7 @@ impl Records {
         Ok(())
     }
 
-    /// The platforms of a version whose proof sets are recorded.
+    /// The platforms of a version with proof sets.
     pub fn platforms_with_sets(
         &self,
         provider: &ProviderAddress,
@@ -179,7 +179,7 @@ impl Records {
         Ok(files.iter().filter_map(|file| Platform::parse(file.strip_suffix(".set")?).ok()).collect())
     }
 
-    /// The packages of a provider whose proof sets are recorded.
+    /// The packages of a provider with proof sets.
     pub fn packages_with_sets(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
         let keys = self.keys_below(&Key::documents_of(provider))?;
         Ok(keys
@@ -208,7 +208,7 @@ impl Records {
         Ok(packages.collect())
     }
 
-    /// The versions of a module whose locations are recorded.
+    /// The versions of a module with locations.
     pub fn module_packages_with_locations(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
         let keys = self.keys_below(&Key::documents_of_module(module))?;
         Ok(keys
@@ -217,7 +217,7 @@ impl Records {
             .collect())
     }
 
-    /// The versions of a module that were ever seen.
+    /// The versions of a module with first-seen records.
     pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
         let keys = self.keys_below(&Key::first_seen_of_module(module))?;
         Ok(keys
@@ -226,7 +226,7 @@ impl Records {
             .collect())
     }
 
-    /// The versions of a provider that were ever verified.
+    /// The versions of a provider with first-seen records.
     pub fn versions_first_seen(&self, provider: &ProviderAddress) -> Result<Vec<Version>, StoreError> {
         let keys = self.keys_below(&Key::first_seen_of(provider))?;
         Ok(keys
@@ -254,7 +254,7 @@ impl Records {
             .collect())
     }
 
-    /// The modules of a registry of which a version list or the name of an archive is recorded.
+    /// The modules of a registry with a version list or a name record.
     pub fn modules_of(&self, host: &Hostname) -> Result<BTreeSet<ModuleAddress>, StoreError> {
         let module = |key| match key {
             Key::ModuleVersions(module) => Some(module),
@@ -279,7 +279,7 @@ impl Records {
         Ok([below("documents")?, below("names")?].concat())
     }
 
-    /// The other spellings of a module in which this version of it was seen: those that are the same in lower case.
+    /// The other spellings of a module with a first-seen record of this version: those equal in lower case.
     pub fn spellings_seen(&self, package: &ModulePackage) -> Result<Vec<ModulePackage>, StoreError> {
         let (wanted, of_host) = (package.folded(), Key::first_seen_of_modules(&package.module.host));
         let names = |folder: &Path| self.listed(|| disk::names_in(&self.root.join(folder)));
@@ -301,23 +301,23 @@ impl Records {
         Ok(found)
     }
 
-    /// The pages of a registry that are recorded.
+    /// The recorded pages of a registry.
     pub fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
         self.keys_below(&Key::pages_of(host))
     }
 
-    /// Everything that names are recorded of.
+    /// Every artifact with a name record.
     pub fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
         self.named_below(Path::new("names"))
     }
 
-    /// The numbers of the jobs that are recorded.
+    /// The ids of the recorded jobs.
     pub fn jobs(&self) -> Result<Vec<[u8; 8]>, StoreError> {
         let keys = self.keys_below(Path::new("jobs"))?;
         Ok(keys.into_iter().filter_map(|key| if let Key::Job(number) = key { Some(number) } else { None }).collect())
     }
 
-    /// The key of everything that is recorded.
+    /// The keys of all records.
     pub fn all(&self) -> Result<Vec<Key>, StoreError> {
         let mut keys = Vec::new();
         for kind in KINDS {
@@ -351,7 +351,7 @@ impl Records {
         self.keys_below(Path::new("documents"))
     }
 
-    /// The size of a record's file in bytes, and its last change; `None` where there is none.
+    /// A record's file size in bytes and modification time; `None` if it does not exist.
     pub fn file_of(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
         self.listed(|| disk::file(&self.root.join(key.path())))
     }

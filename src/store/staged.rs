@@ -16,15 +16,15 @@ use crate::digest::{Digest, FastHash, Hasher};
 /// The note needed to resume a download after a restart.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct StagedNote {
-    /// The strong validator upstream gave.
+    /// The strong validator of the response.
     pub etag: Option<String>,
-    /// The date upstream gave.
+    /// The date of the response.
     pub last_modified: Option<String>,
-    /// The whole length, where upstream gave one.
+    /// The whole length, if announced.
     pub length: Option<u64>,
 }
 
-/// A download in progress: appended to, hashed as it grows, visible only to its followers.
+/// A download in progress: appended to, hashed as it grows, visible to its followers only.
 #[derive(Debug)]
 pub struct Staged {
     file: Arc<File>,
@@ -49,7 +49,7 @@ impl Drop for Staged {
 }
 
 impl Staged {
-    /// Opens a stage and hashes its bytes.
+    /// Opens a staging file and hashes its bytes.
     pub(super) fn open(path: PathBuf, note_path: PathBuf, claim: StoreLock) -> Result<Self, StoreError> {
         let mut file = disk::open_or_make(&path)?;
         let note = disk::read(&note_path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -67,7 +67,7 @@ impl Staged {
         Ok(Staged { file: Arc::new(file), path, note_path, note, hasher, written, taken: 0, claim })
     }
 
-    /// The note of the earlier download that left these bytes.
+    /// The note of the earlier download.
     pub fn note(&self) -> Option<&StagedNote> {
         self.note.as_ref()
     }
@@ -149,7 +149,7 @@ impl Staged {
         disk::remove(&self.note_path)
     }
 
-    /// Removes the stage.
+    /// Removes the staging file.
     pub fn discard(self) -> Result<(), StoreError> {
         self.claim.check()?;
         disk::remove(&self.note_path)?;

@@ -27,7 +27,7 @@ struct LockedFile {
 }
 
 impl StoreLock {
-    /// Locks the store at `root`, whose folder is there.
+    /// Locks the store at `root`, whose folder exists.
     pub(super) fn acquire(root: &Path) -> Result<Self, StoreError> {
         let path = root.join("lock");
         let lock_file = disk::open_lock(&path)?;
@@ -46,13 +46,13 @@ impl StoreLock {
         })))
     }
 
-    /// The folder everything is in.
+    /// The store's folder.
     pub(super) fn root(&self) -> &Path {
         &self.0.root
     }
 
     /// # Errors
-    /// [`StoreError::Gone`], where the store at the path is not the one that was locked.
+    /// [`StoreError::Gone`], if the store at the path is not the locked one.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let LockedFile { root, path, identity, is_gone, .. } = &*self.0;
         let is_ours = match disk::identity_of(path) {

@@ -16,7 +16,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes one below `staging`.
+    /// Creates one below `staging`.
     pub(super) fn below(staging: &Path) -> Result<Self, StoreError> {
         let folder = staging.join(format!("{PREFIX}{:016x}", random_name(staging)?));
         let made = fs::DirBuilder::new().mode(0o700).create(&folder);
@@ -47,7 +47,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes what an earlier run left.
+/// Removes leftovers of an earlier run.
 pub(super) fn sweep(staging: &Path) -> Result<(), StoreError> {
     for name in super::disk::names_in(staging)?.iter().filter(|name| name.starts_with(PREFIX)) {
         let folder = staging.join(name);

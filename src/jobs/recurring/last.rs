@@ -12,7 +12,7 @@ use crate::jobs::job_report::{ItemCounts, JobState, JobSummary};
 
 /// Random delay as a fraction of the interval, so that several larders do not ask at the same time.
 const JITTER: u32 = 20;
-/// After this many failures in a row, the pause between two of them grows no more.
+/// After this many consecutive failures the pause no longer grows.
 const MAX_DOUBLINGS: u32 = 16;
 
 /// The last run of a recurring warm-up.
@@ -22,12 +22,12 @@ pub struct LastRun {
     pub ended: Timestamp,
     /// The result.
     pub state: JobState,
-    /// Its job; none where it could not begin.
+    /// Its job; `None` if it did not begin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
     /// Archives of the run, by state.
     pub items: ItemCounts,
-    /// Why it could not begin.
+    /// The reason why it did not begin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Consecutive failures.
@@ -45,7 +45,7 @@ pub struct RecurringState {
     pub running: Option<String>,
     /// The last run; `None` before the first.
     pub last: Option<LastRun>,
-    /// When it is due, in seconds since 1970; none while it runs, and where larder is offline or does not run.
+    /// The due time, in seconds since 1970; `None` while it runs, and where larder is offline or does not run.
     pub next: Option<Timestamp>,
 }
 
@@ -68,7 +68,7 @@ impl RecurringState {
 }
 
 impl LastRun {
-    /// When the next is due.
+    /// The due time of the next run.
     pub(super) fn due(&self, every: Duration, now: Timestamp) -> Timestamp {
         let pause = match self.failures.checked_sub(1) {
             None => every,
@@ -77,12 +77,12 @@ impl LastRun {
                 grown.min(every.max(TRIES_AGAIN_AFTER))
             }
         };
-        // A clock that was set back meanwhile makes no longer pause of it.
+        // A clock that was set back must not lengthen the pause.
         self.ended.min(now).after(pause)
     }
 }
 
-/// The last runs of all of them.
+/// The last runs of all recurring warm-ups.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct LastRuns(BTreeMap<String, LastRun>);
@@ -109,7 +109,7 @@ impl LastRuns {
         }
     }
 
-    /// Notes a run that has ended, or why it could not begin. One run counts once, however often it is noted.
+    /// Records a finished run, or the reason why it did not begin. A run counts once, however often it is recorded.
     pub(super) fn put(&mut self, key: &str, ended: Result<JobSummary, String>, now: Timestamp) {
         let before = self.0.get(key);
         if let (Some(last), Ok(run)) = (before, &ended)
@@ -139,7 +139,7 @@ impl LastRuns {
         self.0.insert(key.to_owned(), last);
     }
 
-    /// Forgets all others.
+    /// Forgets all other runs.
     pub(super) fn keep_only(&mut self, keys: impl Iterator<Item = String>) {
         let keys: BTreeSet<String> = keys.collect();
         self.0.retain(|key, _| keys.contains(key));

@@ -7,13 +7,13 @@ use std::str::CharIndices;
 use super::super::hcl::{self, BadHcl};
 use super::hcl1_ast::Node;
 
-/// More than any real file needs, and far from a stack overflow.
+/// The nesting limit: above any real file, and far below a stack overflow.
 const DEEPEST: usize = 32;
 
 /// Reads a whole file.
 ///
 /// # Errors
-/// [`BadHcl`], with the place.
+/// [`BadHcl`], with the position.
 pub(super) fn read(file: &[u8]) -> Result<Node, BadHcl> {
     if file.len() > hcl::LARGEST {
         return Err(BadHcl::TooLarge(file.len()));
@@ -36,7 +36,7 @@ enum Token {
 struct Reader<'a> {
     text: &'a str,
     rest: Peekable<CharIndices<'a>>,
-    /// Where the last token began.
+    /// The start of the last token.
     begun: usize,
 }
 
@@ -50,7 +50,7 @@ impl Reader<'_> {
         BadHcl::Syntax { line, column, reason: reason.to_owned() }
     }
 
-    /// Members up to `end`, or to the end of the file.
+    /// Parses members up to `end`, or to the end of the file.
     fn body(&mut self, end: Option<char>, depth: usize) -> ParseResult<Node> {
         if depth > DEEPEST {
             return Err("this is nested too deeply");
@@ -167,7 +167,7 @@ impl Reader<'_> {
         }
     }
 
-    /// From `from` up to the first character that is none of these.
+    /// The text from `from` up to the first of these characters.
     fn run(&mut self, from: usize, is_one: impl Fn(char) -> bool) -> &str {
         while self.rest.next_if(|(_, next)| is_one(*next)).is_some() {}
         let end = self.rest.peek().map_or(self.text.len(), |(offset, _)| *offset);
@@ -227,7 +227,7 @@ impl Reader<'_> {
         number.and_then(char::from_u32).ok_or(NONE)
     }
 
-    /// The rest of `<<NAME`, with the lines up to NAME.
+    /// Parses the rest of `<<NAME`, with the lines up to NAME.
     fn heredoc(&mut self) -> ParseResult<String> {
         const NONE: &str = "after << the name of its end was to come";
         self.rest.next_if(|(_, next)| *next == '<').ok_or(NONE)?;

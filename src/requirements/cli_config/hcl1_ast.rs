@@ -5,10 +5,10 @@ use serde_json::Value;
 use super::super::hcl::{self, BadHcl};
 use super::hcl1;
 
-/// More labels than any block of theirs has.
+/// The maximum number of labels of a known block.
 const MAX_LABELS: usize = 2;
 
-/// A value. Of members, one name may stand more than once, as blocks do.
+/// A value. A member name may repeat, as blocks do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Node {
     Text(String),
@@ -34,7 +34,7 @@ impl Node {
         Ok(Self::of_json(value))
     }
 
-    /// A text, if it is one.
+    /// The text, if it is one.
     pub(super) fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
@@ -42,7 +42,7 @@ impl Node {
         }
     }
 
-    /// The parts of a list; anything else is one.
+    /// The items of a list; any other value is one item.
     pub(super) fn items(&self) -> impl Iterator<Item = &Self> {
         match self {
             Self::List(parts) => parts.as_slice(),
@@ -51,7 +51,7 @@ impl Node {
         .iter()
     }
 
-    /// Every member, of each part of a list.
+    /// Every member of each item.
     pub(super) fn members(&self) -> impl Iterator<Item = (&str, &Self)> {
         let members = self.items().flat_map(|part| match part {
             Self::Members(members) => members.as_slice(),
@@ -60,12 +60,12 @@ impl Node {
         members.map(|(name, value)| (name.as_str(), value))
     }
 
-    /// Everything that stands under a name.
+    /// Every member with this name.
     pub(super) fn all<'a>(&'a self, wanted: &'a str) -> impl Iterator<Item = &'a Self> {
         self.members().filter(move |(name, _)| *name == wanted).flat_map(|(_, value)| value.items())
     }
 
-    /// Everything that stands under a name and a label, with the label.
+    /// Every labelled member with this name, with its label.
     pub(super) fn items_named<'a>(&'a self, wanted: &'a str) -> impl Iterator<Item = (&'a str, &'a Self)> {
         self.all(wanted).flat_map(Self::members)
     }

@@ -13,26 +13,26 @@ pub struct Pattern {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PatternHost {
     Any,
-    /// The registry of an address that names none.
+    /// The registry of an address without a host.
     Default,
     Named(Hostname),
-    /// None that there could be.
+    /// An impossible pattern.
     Nothing,
 }
 
 /// Extent to which a method covers a registry's providers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Coverage {
-    /// None of them.
+    /// No providers.
     None,
-    /// Some of them.
+    /// Some providers.
     Some,
-    /// All of them.
+    /// All providers.
     All,
 }
 
 impl Pattern {
-    /// Reads a pattern; one that is none is for no provider.
+    /// Parses a pattern; an invalid one matches no provider.
     pub fn parse(text: &str) -> Self {
         let parts: Vec<&str> = text.split('/').collect();
         let (host, rest) = match parts.as_slice() {

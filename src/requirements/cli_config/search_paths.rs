@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The environment variables of a client.
 pub type Environment = BTreeMap<String, String>;
 
-/// A program that asks registries.
+/// A program that uses registries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClientProgram {
     /// HashiCorp's.
@@ -17,10 +17,10 @@ pub enum ClientProgram {
 }
 
 impl ClientProgram {
-    /// All of them.
+    /// Both programs.
     pub const ALL: [Self; 2] = [Self::Terraform, Self::Tofu];
 
-    /// The name of its program.
+    /// The program's name.
     pub fn program(self) -> &'static str {
         match self {
             Self::Terraform => "terraform",
@@ -28,7 +28,7 @@ impl ClientProgram {
         }
     }
 
-    /// The registry of an address that names none.
+    /// The registry of an address without a host.
     pub fn default_host(self) -> &'static str {
         match self {
             Self::Terraform => "registry.terraform.io",
@@ -43,14 +43,14 @@ impl fmt::Display for ClientProgram {
     }
 }
 
-/// Where a client looks.
+/// The search paths of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SearchPaths {
-    /// The main file, whether it is there or not.
+    /// The main file; it may be absent.
     pub file: Option<PathBuf>,
-    /// The variable that names it: then nothing else is read, and the file must be there.
+    /// The variable that names the file: then no other file is read, and the file must exist.
     pub named_by: Option<&'static str>,
-    /// The folder whose `*.tfrc` and `*.tfrc.json` are read too.
+    /// The folder of further `*.tfrc` and `*.tfrc.json` files.
     pub folder: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! HCL and JSON as one: blocks with labels, attributes with values, and the lines they stand in.
+//! HCL and JSON in one model: blocks with labels, attributes with values, and their lines.
 
 use hcl_edit::Span;
 use hcl_edit::expr::{Expression, ObjectKey};
@@ -11,7 +11,7 @@ use super::json::{self, Json};
 /// Depth of JSON values that are examined.
 const MAX_JSON_DEPTH: usize = 16;
 
-/// A file that parses.
+/// A parsed file.
 pub(super) enum Parsed<'a> {
     Hcl { body: Box<structure::Body>, lines: LineIndex },
     Json { text: &'a str, lines: LineIndex },
@@ -25,7 +25,7 @@ pub(super) enum BlockBody<'a> {
         lines: &'a LineIndex,
     },
     Json(Json<'a>),
-    /// A file that was found to be none after all.
+    /// Not a configuration file.
     Nothing,
 }
 
@@ -50,14 +50,14 @@ pub(super) enum Value<'a> {
 }
 
 impl<'a> Parsed<'a> {
-    /// Reads a file; the end of its name says which syntax it has.
+    /// Parses a file; its name selects the syntax.
     pub(super) fn read(name: &str, text: &'a str) -> Result<Self, BadHcl> {
         let lines = LineIndex::of(text.as_bytes());
         if name.ends_with(".json") {
             json::check(text)?;
             return Ok(Self::Json { text, lines });
         }
-        // Clients pass it over where an editor has left it, but not in JSON.
+        // Clients skip the byte order mark of an editor, except in JSON.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let lines = LineIndex::of(text.as_bytes());
         Ok(Self::Hcl { body: Box::new(hcl::parse(text.as_bytes())?), lines })
@@ -72,7 +72,7 @@ impl<'a> Parsed<'a> {
 }
 
 impl<'a> BlockBody<'a> {
-    /// The blocks of a kind that have this many labels at least, in their order.
+    /// The blocks of a type with at least this many labels, in order.
     pub(super) fn blocks(self, kind: &str, labels: usize) -> Vec<Block<'a>> {
         match self {
             Self::Hcl { body, lines } => {
@@ -121,7 +121,7 @@ impl<'a> Value<'a> {
         match self {
             Self::Hcl { expression, .. } => Formula::of(expression).alone(),
             Self::Json(json) if json.is_null() => Constant::Null,
-            // In JSON, a text is taken as it is.
+            // In JSON, text is taken literally.
             Self::Json(json) => json.text().map_or_else(|| of_json(json, MAX_JSON_DEPTH).alone(), Constant::Text),
         }
     }
@@ -134,7 +134,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value where only a string is accepted: no number, no null.
+    /// The value where clients accept a string only: no number, no null.
     pub(super) fn plain_text(self) -> Constant {
         let is_other = match self {
             Self::Hcl { expression, .. } => expression::is_other_than_text(expression),
@@ -143,7 +143,7 @@ impl<'a> Value<'a> {
         if is_other { Constant::unknown("a value that is not a string") } else { self.constant() }
     }
 
-    /// The names of a reference; empty where it is none.
+    /// The names of a reference; empty for anything else.
     pub(super) fn reference(self) -> Vec<String> {
         match self {
             Self::Hcl { expression, .. } => expression::reference(expression),
@@ -151,7 +151,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The members of an object, where it is one; the last of several with one name counts.
+    /// The members of an object; the last of several with one name counts.
     pub(super) fn members(self) -> Option<Vec<(String, Attribute<'a>)>> {
         match self {
             Self::Hcl { expression: Expression::Parenthesis(inner), lines, line } => {
@@ -196,13 +196,13 @@ fn of_json(json: Json<'_>, deeper: usize) -> Formula {
     }
 }
 
-/// The members of an object but for comments.
+/// The members of an object without comments.
 fn members(json: Json<'_>) -> Vec<(String, Attribute<'_>)> {
     let members = json.members().into_iter().filter(|(name, _)| name != "//");
     members.map(|(name, value)| (name, Attribute { value: Value::Json(value), line: value.line() })).collect()
 }
 
-/// The blocks that a value is, below its labels.
+/// The blocks that a value represents, below its labels.
 fn below_labels(value: Json<'_>, labels: Vec<String>, missing: usize) -> Vec<Block<'_>> {
     if missing > 0 {
         let below = value.members().into_iter().flat_map(|(label, value)| {

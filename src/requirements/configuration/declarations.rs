@@ -7,55 +7,56 @@ use super::expression::{Constant, Formula, Variable};
 use super::file_selection::Kind;
 use super::{Problem, SourceLine};
 
-/// After how many problems of one folder no more is noted.
+/// The limit of reported problems in one folder.
 const MAX_PROBLEMS: usize = 64;
 
-/// Blocks that declare something, by as many of their labels: once, and override files change it.
+/// Block types that declare something, with the number of labels that identify it: allowed once, and changed by
+/// override files.
 const DECLARING: [(&str, usize); 5] = [("resource", 2), ("data", 2), ("module", 1), ("variable", 1), ("output", 1)];
 /// Block types that override files do not change.
 const DECLARING_FOR_GOOD: [(&str, usize); 3] = [("ephemeral", 2), ("action", 2), ("check", 1)];
 /// Blocks that no override file may have.
 const NEVER_OVERRIDING: [&str; 3] = ["check", "import", "moved"];
 
-/// After how much that is declared in one folder no more of its files are read.
+/// The limit of declarations in one folder; further files are not read.
 const MAX_DECLARED: usize = 1 << 16;
 
 /// Members of an entry of `required_providers`.
 const MEMBERS: [&str; 3] = ["source", "version", "configuration_aliases"];
 
-/// Everything of one folder.
+/// The declarations of one folder.
 #[derive(Default)]
 pub(super) struct Declarations {
-    /// Module calls, by their names.
+    /// Module calls by name.
     pub(super) calls: BTreeMap<String, ModuleCallBlock>,
-    /// The modules that test runs call.
+    /// Modules called by test runs.
     pub(super) test_calls: Vec<(String, ModuleCallBlock)>,
-    /// Entries of `required_providers`, by their local names.
+    /// Entries of `required_providers` by local name.
     pub(super) required: BTreeMap<String, RequiredProvider>,
     /// `provider` blocks, by local name and alias.
     pub(super) configured: BTreeMap<(String, String), ProviderBlock>,
-    /// `provider` blocks of tests: their local names.
+    /// Local names of the `provider` blocks of tests.
     pub(super) configured_by_tests: Vec<(String, SourceLine)>,
-    /// Whatever is managed or read by a provider, by its address.
+    /// Resources and data sources, by address.
     pub(super) users: BTreeMap<String, ProviderUse>,
     /// `import` blocks.
     pub(super) imports: Vec<ImportBlock>,
     /// Problems found.
     pub(super) problems: Vec<Problem>,
-    /// Which clients it asks for.
+    /// Constraints on the client.
     pub(super) required_versions: Vec<LocatedValue>,
-    /// Variables, by their names.
+    /// Variables by name.
     pub(super) variables: BTreeMap<String, Variable>,
-    /// Locals, by their names.
+    /// Locals by name.
     pub(super) locals: BTreeMap<String, Formula>,
-    /// First declarations of items that may occur once.
+    /// The first declaration of each item that may occur once.
     once: BTreeMap<String, SourceLine>,
 }
 
-/// A value with its place.
+/// A value with its location.
 pub(super) type LocatedValue = (Constant, SourceLine);
 
-/// An expression with its place.
+/// An expression with its location.
 pub(super) type LocatedExpression = (Formula, SourceLine);
 
 /// Arguments of a module call that are not variables of the module.
@@ -69,7 +70,7 @@ pub(super) struct ModuleCallBlock {
     pub(super) version: Option<LocatedExpression>,
     /// Values for the module's variables.
     pub(super) arguments: BTreeMap<String, Formula>,
-    /// True if source and version are in one block, which is where they are checked against each other.
+    /// True if source and version are in one block, which checks them against each other.
     pub(super) has_version_beside_source: bool,
     pub(super) location: SourceLine,
 }
@@ -182,7 +183,8 @@ impl Declarations {
         }
         for block in body.blocks("provider", 1) {
             let alias = alias_of(block.body, file);
-            // The first block of a provider changes what clients take for granted: an override file may add it.
+            // The first block of a provider changes the client's implied requirements, so an override file may add
+            // it.
             if kind == Kind::Primary || !alias.is_empty() {
                 self.declares(called("provider", &[block.labels[0].clone(), alias]), kind, location(block.line));
             }
@@ -210,7 +212,7 @@ impl Declarations {
         }
     }
 
-    /// Something is declared. Once is right; an override file does it again, and only that.
+    /// Checks a declaration: allowed once, then only in override files.
     fn declares(&mut self, subject: String, kind: Kind, location: SourceLine) {
         let reason = match (kind, self.once.get(&subject)) {
             (Kind::Override, Some(_)) => return,
@@ -247,7 +249,7 @@ impl Declarations {
                     }
                     RequiredProvider { source: member("source"), version: member("version"), location }
                 }
-                // As it was written before 0.13: a version alone.
+                // The form before 0.13: a version alone.
                 None => {
                     let version = match entry.value.constant() {
                         Constant::Null => Constant::unknown("null"),
@@ -359,7 +361,7 @@ fn called(block_type: &str, labels: &[String]) -> String {
     labels.fold(block_type.to_owned(), |called, label| format!("{called} {label:?}"))
 }
 
-/// The alias of a `provider` block; empty where it has none.
+/// The alias of a `provider` block; empty without one.
 fn alias_of(body: BlockBody<'_>, file: &str) -> String {
     match located_attribute(body, "alias", file) {
         Some((Constant::Text(alias), _)) => alias,
@@ -367,7 +369,7 @@ fn alias_of(body: BlockBody<'_>, file: &str) -> String {
     }
 }
 
-/// The local name that the `provider` argument names: `aws` of `aws.west`.
+/// The local name in a `provider` argument: `aws` of `aws.west`.
 fn provider_of(body: BlockBody<'_>) -> Option<String> {
     let names = body.attribute("provider").map(|attribute| Value::reference(attribute.value))?;
     names.into_iter().next()

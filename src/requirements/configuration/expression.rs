@@ -15,11 +15,11 @@ use super::FolderRole;
 
 /// Depth of references between locals.
 const DEEPEST: usize = 128;
-/// The longest text that is a value here, in bytes: sources and versions are shorter.
+/// The longest text that is a value, in bytes: sources and versions are shorter.
 const MAX_TEXT: usize = 4096;
 /// Parts of a list or object, including nested ones. A value that contains itself twice would grow without limit.
 const MAX_PARTS: usize = 4096;
-/// The most steps that are taken for one folder: each expression and each part of a value is one. Sixteen MiB of
+/// The limit of evaluation steps in one folder: each expression and each part of a value is one. Sixteen MiB of
 /// configuration have about three million expressions.
 const MAX_STEPS: usize = 1 << 24;
 
@@ -28,13 +28,13 @@ const MAX_STEPS: usize = 1 << 24;
 pub(in super::super) enum Constant {
     /// `null`.
     Null,
-    /// A string, or a number or a truth value as one.
+    /// A string; numbers and booleans are converted.
     Text(String),
     /// A list.
     List(Arc<[Constant]>),
     /// An object or a map.
     Object(Arc<BTreeMap<String, Constant>>),
-    /// Unknown to clients at `init`, or to larder: its cause and the remedy, for people.
+    /// Unknown to clients at `init`, or to larder: the cause and the remedy, for people.
     Unknown(Arc<str>),
 }
 
@@ -83,17 +83,17 @@ impl Constant {
     }
 }
 
-/// Values by the names of the variables that they are for.
+/// Values by variable name.
 pub(in super::super) type Inputs = BTreeMap<String, Constant>;
 
-/// An expression, as far as clients evaluate it at `init`.
+/// An expression in the subset that clients evaluate at `init`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Formula {
     /// A known value.
     Value(Constant),
-    /// `var.x`, `local.x.y["z"]`, or anything else that names something.
+    /// A reference: `var.x`, `local.x.y["z"]`.
     Reference(Vec<Step>),
-    /// A template: its parts, one after the other.
+    /// A template: its parts in order.
     Template(Vec<Formula>),
     /// `condition ? yes : no`
     Conditional(Box<[Formula; 3]>),
@@ -119,7 +119,7 @@ pub(super) enum Step {
 }
 
 impl Formula {
-    /// The expression of a file.
+    /// Parses an expression of a file.
     pub(super) fn of(expression: &Expression) -> Self {
         let all = |expressions: &mut dyn Iterator<Item = &Expression>| expressions.map(Self::of).collect::<Vec<_>>();
         match expression {
@@ -183,7 +183,7 @@ impl Formula {
         }
     }
 
-    /// A string of a JSON file, in which clients look for templates wherever they evaluate.
+    /// Parses a string of a JSON file, which clients evaluate as a template.
     pub(super) fn of_json_text(text: String) -> Self {
         if !text.contains("${") && !text.contains("%{") {
             return Self::Value(Constant::text(&text));
@@ -257,17 +257,17 @@ fn is_evaluated(operator: BinaryOperator) -> bool {
     matches!(operator, Eq | NotEq | And | Or)
 }
 
-/// A variable as it is declared.
+/// A declared variable.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Variable {
-    /// Clients take no references in it.
+    /// The default value, without references.
     pub(super) default: Option<Constant>,
     /// `const`: Terraform evaluates those with `true` alone at `init` (since 1.15), OpenTofu all but those with `false`
     /// (since 1.8; `false` since 1.12).
     pub(super) is_const: Option<bool>,
     /// True for `nullable = false`: null means the default.
     pub(super) is_never_null: bool,
-    /// OpenTofu refuses these at `init`.
+    /// Ephemeral or sensitive variables, which OpenTofu refuses at `init`.
     pub(super) is_secret: bool,
 }
 
@@ -295,7 +295,7 @@ impl Scope<'static> {
 }
 
 impl<'a> Scope<'a> {
-    /// The scope of a folder: `inputs` are the values that its variables are given.
+    /// The scope of a folder; `inputs` are the values of its variables.
     pub(super) fn new(
         client: ClientKind,
         role: FolderRole,
@@ -313,7 +313,7 @@ impl<'a> Scope<'a> {
         self.steps.get() <= MAX_STEPS
     }
 
-    /// A list or an object, if it has no more parts than a value may have.
+    /// A list or an object within the limit of parts.
     fn bounded(&self, value: Constant) -> Constant {
         let parts = value.parts();
         match self.spend_steps(parts) && parts <= MAX_PARTS {
@@ -354,7 +354,7 @@ impl<'a> Scope<'a> {
         let mut text = String::new();
         for part in parts {
             match (self.value(part), parts) {
-                // A template of nothing but a reference is that value, whatever it is.
+                // A template that is a single reference has the reference's value, of any type.
                 (value, [_]) => return value,
                 (Constant::Text(part), _) => text.push_str(&part),
                 (unknown @ Constant::Unknown(_), _) => return unknown,
@@ -406,7 +406,7 @@ impl<'a> Scope<'a> {
             [Step::Name(root), Step::Name(name), rest @ ..] if root == "var" => (self.variable(name), rest),
             [Step::Name(root), Step::Name(name), rest @ ..] if root == "local" => (self.local(name), rest),
             [Step::Name(root), Step::Name(name)] if root == "path" => (self.path(name), &[][..]),
-            // A folder that was never switched to another one is in this.
+            // A folder has one workspace at `init`: the default one.
             [Step::Name(of), Step::Name(name)]
                 if of == "terraform" && name == "workspace" && self.client == ClientKind::Opentofu =>
             {
@@ -492,7 +492,7 @@ impl<'a> Scope<'a> {
         value
     }
 
-    /// Clients run in the root: everything else is a path from there.
+    /// Clients run in the root: paths are relative to it.
     fn path(&self, name: &str) -> Constant {
         match (name, self.role) {
             ("root", _) | ("module", FolderRole::Root) => Constant::Text(".".to_owned()),
@@ -500,7 +500,7 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// The functions that people choose a source or a version with.
+    /// The functions that configurations use for sources and versions.
     fn call(&self, name: &str, arguments: &[Formula]) -> Constant {
         let values: Vec<Constant> = arguments.iter().map(|argument| self.value(argument)).collect();
         let other = || Constant::unknown(format!("the function {name}(), as it is used there"));
@@ -531,7 +531,7 @@ impl<'a> Scope<'a> {
             ("trimspace", [text]) => text.trim().to_owned(),
             ("trimprefix", [text, prefix]) => text.strip_prefix(prefix).unwrap_or(text).to_owned(),
             ("trimsuffix", [text, suffix]) => text.strip_suffix(suffix).unwrap_or(text).to_owned(),
-            // Between slashes stands a regular expression.
+            // A pattern between slashes is a regular expression.
             ("replace", [text, from, to]) if !(from.len() > 1 && from.starts_with('/') && from.ends_with('/')) => {
                 return joined(to, &text.split(from).collect::<Vec<_>>());
             }
@@ -549,7 +549,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// Texts with another between them; nothing is joined that would be too long.
+/// Joins texts with a separator, up to the length limit.
 fn joined(separator: &str, parts: &[&str]) -> Constant {
     let bytes = parts.iter().map(|part| part.len() + separator.len()).sum::<usize>().saturating_sub(separator.len());
     match bytes > MAX_TEXT {
@@ -562,7 +562,7 @@ fn absent(subject: &str) -> Constant {
     Constant::unknown(format!("{subject}, which is not there"))
 }
 
-/// A reference as people write it.
+/// A reference as text.
 fn written(steps: &[Step]) -> String {
     let mut text = String::new();
     for step in steps.iter().take(8) {
@@ -584,7 +584,7 @@ pub(super) fn is_other_than_text(expression: &Expression) -> bool {
     }
 }
 
-/// The names of a reference such as `aws.west`, up to the first index; empty where it is none.
+/// The names of a reference such as `aws.west`, up to the first index; empty for anything else.
 pub(super) fn reference(expression: &Expression) -> Vec<String> {
     match expression {
         Expression::Variable(name) => vec![name.as_str().to_owned()],
@@ -600,7 +600,7 @@ pub(super) fn reference(expression: &Expression) -> Vec<String> {
             let rest = traversal.operators.iter().map_while(|operator| attribute(operator));
             std::iter::once(first.as_str().to_owned()).chain(rest).collect()
         }
-        // As it was written before 0.12, and is accepted still.
+        // The form before 0.12, which is still accepted.
         Expression::String(text) => reference_in(text),
         _ => Vec::new(),
     }

@@ -1,4 +1,4 @@
-//! Which files of a folder a client reads, and in what order.
+//! Selects and sorts the files of a folder that a client reads.
 
 use super::super::request::ClientKind;
 use super::super::{Files, Unreadable};
@@ -19,17 +19,17 @@ pub(super) struct SelectedFile<'a> {
 pub(super) enum Kind {
     /// A primary file.
     Primary,
-    /// Changes what others declare; read after all of them.
+    /// An override file; read after all primary ones.
     Override,
-    /// Tests the configuration.
+    /// A test file.
     Test,
 }
 
-/// Endings of configuration files; OpenTofu's first, which replace the others.
+/// Endings of configuration files; OpenTofu's first, because they replace the others.
 const CONFIGURATION: [(&str, &str); 2] = [(".tofu", ".tf"), (".tofu.json", ".tf.json")];
 /// Endings of test files.
 const TESTS: [(&str, &str); 2] = [(".tofutest.hcl", ".tftest.hcl"), (".tofutest.json", ".tftest.json")];
-/// Besides the root itself, tests are in this folder.
+/// The second folder of tests, besides the root itself.
 pub(in super::super) const TEST_FOLDER: &str = "tests";
 
 /// Returns true for configuration files of any client: no tests, no lock files.
@@ -47,7 +47,7 @@ pub(in super::super) fn is_for_opentofu_only(name: &str) -> bool {
     CONFIGURATION.iter().any(|(tofu, _)| name.ends_with(tofu))
 }
 
-/// The files of a folder that are read, in the order that they are.
+/// The files of a folder that a client reads, in order.
 pub(super) fn in_folder<'a>(
     files: &'a Files,
     folder: &str,

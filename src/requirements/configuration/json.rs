@@ -1,4 +1,4 @@
-//! JSON with its places. Only one level is taken apart at a time, so that no depth of it is too much.
+//! JSON with positions. One level is parsed at a time, so that deep nesting is harmless.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::super::hcl::{self, BadHcl, LineIndex};
 
-/// A value in a file.
+/// A value with its position in a file.
 #[derive(Clone, Copy)]
 pub(super) struct Json<'a> {
     file: &'a str,
@@ -22,14 +22,14 @@ impl<'a> Json<'a> {
         Ok(Self { file, lines, raw })
     }
 
-    /// The line that it begins in.
+    /// The line of its first character.
     pub(super) fn line(&self) -> usize {
-        // It is a part of the file, so its place is the distance.
+        // The value borrows from the file, so the difference of the pointers is its offset.
         let offset = self.raw.get().as_ptr().addr().saturating_sub(self.file.as_ptr().addr());
         self.lines.number(offset)
     }
 
-    /// The members of an object, and of each object in a list of them, in their order.
+    /// The members of an object, or of each object in a list, in order.
     pub(super) fn members(self) -> Vec<(String, Self)> {
         let of_object = |object: Self| {
             let members = serde_json::from_str::<Members<'a>>(object.raw.get()).unwrap_or_default().0;
@@ -38,7 +38,7 @@ impl<'a> Json<'a> {
         self.items().into_iter().flat_map(of_object).collect()
     }
 
-    /// The parts of a list; anything else is one.
+    /// The items of a list; any other value is one item.
     pub(super) fn items(self) -> Vec<Self> {
         match self.raw.get().starts_with('[') {
             true => {
@@ -61,7 +61,7 @@ impl<'a> Json<'a> {
         self.raw.get().starts_with('"')
     }
 
-    /// A text, or what stands there for a number or a truth value.
+    /// A text; a number or boolean as its text.
     pub(super) fn text(&self) -> Option<String> {
         let raw = self.raw.get();
         match raw.as_bytes().first() {
@@ -84,7 +84,7 @@ pub(super) fn check(file: &str) -> Result<&RawValue, BadHcl> {
     })
 }
 
-/// The members of an object as they stand there: one name may do so more than once.
+/// The members of an object; a name may repeat.
 #[derive(Default)]
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 

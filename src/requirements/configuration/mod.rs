@@ -27,12 +27,12 @@ use super::Files;
 use super::request::ClientKind;
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
 
-/// The needs of a folder.
+/// The requirements of a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Module {
-    /// The modules it calls.
+    /// The called modules.
     pub(super) calls: Vec<ModuleCall>,
-    /// The providers it needs: one entry for each place that says something about one.
+    /// The required providers: one entry for each place.
     pub(super) needs: Vec<ProviderRequirement>,
     /// The variables whose values decide which modules it calls.
     pub(super) inputs: BTreeSet<String>,
@@ -43,24 +43,24 @@ pub(super) struct Module {
 /// One call of a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ModuleCall {
-    /// Where from.
+    /// The source.
     pub(super) source: ModuleSource,
-    /// Which versions; only of a registry's.
+    /// The constraint; only for a registry.
     pub(super) versions: ModuleConstraint,
     /// Values for the module's variables.
     pub(super) inputs: Inputs,
-    /// Where it stands.
+    /// The location.
     pub(super) location: SourceLine,
 }
 
 /// A required provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProviderRequirement {
-    /// Which.
+    /// The provider.
     pub(super) provider: ProviderAddress,
     /// Its version constraint, where given.
     pub(super) versions: Option<Constraint>,
-    /// Where it stands.
+    /// The location.
     pub(super) location: SourceLine,
 }
 
@@ -71,14 +71,14 @@ pub(super) struct Problem {
     pub(super) subject: String,
     /// The problem, and the remedy.
     pub(super) reason: String,
-    /// Where it stands.
+    /// The location.
     pub(super) location: SourceLine,
 }
 
-/// A line of a file, counted from 1.
+/// A line of a file, from 1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SourceLine {
-    /// Its path, with the module that it is in where it is not a file of the user's.
+    /// Its path, with the module for a file of a module.
     pub(super) file: String,
     /// Its line.
     pub(super) line: usize,
@@ -93,9 +93,9 @@ impl fmt::Display for SourceLine {
 /// Role of a folder for its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum FolderRole {
-    /// The one that `init` is run in: its tests are read too.
+    /// A root, where `init` runs: its tests are read too.
     Root,
-    /// A module that is called.
+    /// A called module.
     Called,
 }
 

@@ -35,7 +35,7 @@ pub(super) fn of(mut declared: Declarations, role: FolderRole, client: ClientKin
         reading.need_with_version(name, version, location);
     }
     if client == ClientKind::Opentofu {
-        // To Terraform, what only a test configures is nothing that `init` installs.
+        // Terraform installs nothing for providers that only a test configures.
         declared
             .configured_by_tests
             .iter()
@@ -65,7 +65,7 @@ pub(super) fn of(mut declared: Declarations, role: FolderRole, client: ClientKin
         reading.call(&format!("module {name:?}"), calling, &scope);
     }
     for (name, calling) in &declared.test_calls {
-        // Of a test's modules clients evaluate nothing.
+        // Clients do not evaluate the modules of tests.
         reading.call(name, calling, &Scope::empty());
     }
     reading.module.inputs = deciding(&declared, client);
@@ -96,7 +96,7 @@ fn deciding(declared: &Declarations, client: ClientKind) -> BTreeSet<String> {
     variables
 }
 
-/// The name of the resource that an import is to, where its type is the first of its names.
+/// The resource's name in an import address.
 fn last(import: &ImportBlock) -> &str {
     import.target.get(1).map(String::as_str).unwrap_or_default()
 }
@@ -105,7 +105,7 @@ struct ModuleReader {
     client: ClientKind,
     /// `required_providers` by local name.
     names: BTreeMap<String, ProviderReference>,
-    /// Requirements recorded so far: the first place is enough.
+    /// Recorded requirements; only the first location of each is kept.
     reported: HashSet<(ProviderAddress, Option<Constraint>)>,
     module: Module,
 }
@@ -134,7 +134,7 @@ impl ModuleReader {
         }
     }
 
-    /// The provider of a local name that something names itself.
+    /// Requires the provider of an explicit local name.
     fn need_by_local_name(&mut self, name: &str, location: &SourceLine) {
         match provider::checked_local_name(name) {
             Ok(()) => self.need_with_version(name, None, location),

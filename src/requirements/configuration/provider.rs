@@ -1,4 +1,4 @@
-//! Providers as configurations name them.
+//! Providers in configurations.
 
 use super::super::request::ClientKind;
 use crate::address::{Hostname, Name, ProviderAddress};
@@ -6,9 +6,9 @@ use crate::address::{Hostname, Name, ProviderAddress};
 /// Result of parsing a provider source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ProviderReference {
-    /// A provider that a registry has.
+    /// A registry's provider.
     Provider(ProviderAddress),
-    /// The one that is part of the client.
+    /// The built-in provider.
     BuiltIn,
 }
 
@@ -25,10 +25,10 @@ pub(in super::super) fn default_host(client: ClientKind) -> &'static str {
     }
 }
 
-/// The provider that `source` names: `[HOST/]NAMESPACE/TYPE`, or a type alone.
+/// Parses `source`: `[HOST/]NAMESPACE/TYPE`, or a type alone.
 ///
 /// # Errors
-/// Why clients refuse it.
+/// The reason why clients refuse it.
 pub(super) fn of_source(given: &str, client: ClientKind) -> Result<ProviderReference, String> {
     let parts: Vec<&str> = given.split('/').collect();
     let (host, namespace, type_) = match parts.as_slice() {
@@ -71,16 +71,16 @@ pub(super) fn of_source(given: &str, client: ClientKind) -> Result<ProviderRefer
 pub(super) fn of_local_name(name: &str, client: ClientKind) -> Result<ProviderReference, String> {
     match name {
         "terraform" => Ok(ProviderReference::BuiltIn),
-        // No name of a provider has any: it would be read as something else.
+        // A provider name has no underscore: it would be read as something else.
         name if name.contains('/') => Err(format!("{name:?} is not a provider name")),
         name => of_source(name, client),
     }
 }
 
-/// Checks a namespace, a type or a local name for what clients accept in none of them.
+/// Checks a namespace, a type or a local name for characters that clients accept nowhere.
 ///
 /// # Errors
-/// Why clients refuse it.
+/// The reason why clients refuse it.
 pub(in super::super) fn checked(part: &str) -> Result<(), String> {
     if part.contains('_') || part.contains("--") || part.starts_with('-') || part.ends_with('-') {
         return Err(format!("{part:?} is not a provider name: it may hold letters, digits, and single - between them"));
@@ -88,10 +88,10 @@ pub(in super::super) fn checked(part: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks a local name as it is written in `required_providers` and in `provider` blocks.
+/// Checks a local name in `required_providers` and in `provider` blocks.
 ///
 /// # Errors
-/// Why clients refuse it.
+/// The reason why clients refuse it.
 pub(super) fn checked_local_name(name: &str) -> Result<(), String> {
     if name.chars().any(char::is_uppercase) {
         return Err(format!("clients take {name:?} in lower case only"));
@@ -99,7 +99,7 @@ pub(super) fn checked_local_name(name: &str) -> Result<(), String> {
     checked(name)
 }
 
-/// The local name that the type of a resource implies: what stands before its first underscore.
+/// The local name implied by a resource type: the part before its first underscore.
 pub(super) fn implied_by(resource_type: &str) -> &str {
     resource_type.split('_').next().unwrap_or(resource_type)
 }

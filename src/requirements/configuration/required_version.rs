@@ -10,7 +10,7 @@ use crate::address::{ModuleConstraint, Version};
 /// The term used in messages.
 const WHAT: &str = "required_version";
 
-/// The first release of a client that installs from mirrors as they are today.
+/// The first release of a client with today's installation from mirrors.
 fn oldest(client: ClientKind) -> (&'static str, &'static str) {
     match client {
         ClientKind::Terraform => ("Terraform", "0.13.0"),

@@ -4,32 +4,32 @@ use super::super::request::ClientKind;
 use super::provider::default_host;
 use crate::address::{Hostname, ModuleAddress, ModuleName, System};
 
-/// Hosts that are no registries, whatever looks like an address of theirs.
+/// Hosts that are not registries, although sources look like registry addresses.
 const NO_REGISTRIES: [&str; 2] = ["github.com", "bitbucket.org"];
-/// The longest source that is taken, in bytes.
+/// The longest accepted source, in bytes.
 const LONGEST: usize = 2048;
 /// Shown length of a source, in characters.
 const SHOWN: usize = 200;
 
-/// Where a module comes from.
+/// The source of a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum ModuleSource {
-    /// A folder, from the one of the caller on: it begins with `./` or `../`.
+    /// A folder relative to the caller: it begins with `./` or `../`.
     Local(String),
     /// A registry.
     Registry {
         /// The module.
         module: ModuleAddress,
-        /// The folder in it, from the one that the registry names on; empty for that itself.
+        /// The folder below the registry's own; empty for that one.
         subdir: String,
     },
 }
 
 impl ModuleSource {
-    /// Reads a source. With a version beside it, even an empty one, only an address of a registry is accepted.
+    /// Parses a source. With a version beside it, even an empty one, only a registry address is accepted.
     ///
     /// # Errors
-    /// Why it is none that a registry answers for, and what to do.
+    /// The reason why no registry provides it, and the remedy.
     pub(super) fn parse(given: &str, has_version: bool, client: ClientKind) -> Result<Self, String> {
         if given.len() > LONGEST {
             return Err(format!("it is longer than {LONGEST} bytes"));
@@ -139,7 +139,7 @@ fn registry(given: &str, client: ClientKind) -> Result<ModuleSource, String> {
     Ok(ModuleSource::Registry { module: ModuleAddress { host, namespace, name, system }, subdir })
 }
 
-/// A path without `.`, `..` and empty segments; none where it leads out.
+/// A path without `.`, `..` and empty segments; `None` where it leads out.
 fn clean(path: &str) -> Option<String> {
     super::super::path::join("", path)
 }

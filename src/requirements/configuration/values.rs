@@ -1,4 +1,4 @@
-//! The values that people give to the variables of a root, in files beside it.
+//! Values of a root's variables, from files beside it and from the command line.
 
 use std::collections::BTreeSet;
 
@@ -9,25 +9,25 @@ use super::FolderRole;
 use super::block::Parsed;
 use super::expression::{Constant, Inputs};
 
-/// Values that people give on the command line: before any that stand in a file beside a root.
+/// Values from the command line: they override those of files beside a root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GivenValues(Inputs);
 
 impl GivenValues {
-    /// Adds the values of a file, as `-var-file` reads it; `name` says in which syntax it is.
+    /// Adds the values of a file, as `-var-file` reads it; `name` selects the syntax.
     ///
     /// # Errors
-    /// Why it cannot be read, with its line.
+    /// The reason, with its line.
     pub fn add_file(&mut self, name: &str, text: &str) -> Result<(), String> {
         let parsed = Parsed::read(name, text).map_err(|bad| bad.to_string())?;
         self.0.extend(values_of(&parsed));
         Ok(())
     }
 
-    /// Adds `NAME=VALUE`, as `-var` reads it: a list or an object in HCL, anything else as it is.
+    /// Adds `NAME=VALUE`, as `-var` reads it: a list or an object in HCL, anything else literally.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The reason.
     pub fn add(&mut self, given: &str) -> Result<(), String> {
         let (name, value) = given.split_once('=').ok_or_else(|| format!("{given:?} is not NAME=VALUE"))?;
         if name.is_empty() || name.contains(char::is_whitespace) {
@@ -45,7 +45,7 @@ impl GivenValues {
         Ok(())
     }
 
-    /// A file beside a root that says the same, and that clients would read after all others there.
+    /// A file with the same values, which clients read after all others beside a root.
     pub(in super::super) fn as_file(&self) -> Option<(String, Vec<u8>)> {
         let values: serde_json::Map<_, _> = self.0.iter().map(|(name, value)| (name.clone(), as_json(value))).collect();
         (!values.is_empty()).then(|| (LAST.to_owned(), serde_json::Value::Object(values).to_string().into_bytes()))
@@ -57,7 +57,7 @@ fn values_of(parsed: &Parsed<'_>) -> Inputs {
     attributes.map(|(name, attribute)| (name, attribute.value.formula().alone())).collect()
 }
 
-/// A name that comes after those that people give.
+/// A file name that sorts after users' files.
 const LAST: &str = "~.auto.tfvars.json";
 
 /// The file that contains all remaining values.

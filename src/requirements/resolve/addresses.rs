@@ -1,4 +1,4 @@
-//! Addresses and lock files, as they were handed over.
+//! Resolves addresses and lock files.
 
 use futures_util::future::join_all;
 
@@ -61,7 +61,7 @@ pub(super) async fn of_lock_file(
     }
 }
 
-/// A version of a provider is wanted, for each platform.
+/// Requires a version of a provider for each platform.
 pub(super) fn want_provider(
     found: &mut ResolutionResult,
     provider: &ProviderAddress,

@@ -1,4 +1,4 @@
-//! A user's own folders, read once each for all roots that have them in common, and beside whatever else is done.
+//! A user's own folders: each is parsed once for all its callers, in the background.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::root_modules::{self, Root};
 
 /// Folders read at a time.
 const MAX_CONCURRENT_READS: usize = 2;
-/// Why there is nothing where reading panicked.
+/// The error after a panic while parsing.
 const READ_PANICKED: &str = "reading it ended unexpectedly";
 
 /// A user's own folders.
@@ -29,12 +29,12 @@ impl LocalFolders {
         Self { configurations, turns: Semaphore::new(MAX_CONCURRENT_READS), modules: Answers::default() }
     }
 
-    /// All of their files.
+    /// All files.
     pub(super) fn files(&self) -> &Files {
         &self.configurations.files
     }
 
-    /// The folders that `init` is run in.
+    /// The roots.
     pub(super) async fn roots(&self, found: &mut ResolutionResult) -> Vec<Root> {
         let configurations = Arc::clone(&self.configurations);
         let reading = tokio::task::spawn_blocking(move || {
@@ -64,7 +64,7 @@ impl LocalFolders {
         let key = (folder.to_owned(), role, client, Arc::clone(inputs));
         let cell = cell(&self.modules, &key);
         let read = async || {
-            // It is never closed.
+            // The semaphore is never closed.
             let _turn = self.turns.acquire().await;
             let configurations = Arc::clone(&self.configurations);
             let read = move || configuration::read(&configurations.files, &key.0, key.1, key.2, "", &key.3);

@@ -42,7 +42,7 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedReq
                 OrderEntry::Configurations(configurations) => {
                     let local = LocalFolders::new(configurations);
                     for root in local.roots(&mut found).await {
-                        // One after the other: what they have in common is asked for once.
+                        // One after the other: shared queries are sent once.
                         tree::of_root(asking, &local, &root, &order.platforms, &mut found).await;
                     }
                 }

@@ -1,4 +1,4 @@
-//! Where a call leads: to another folder of the same files, or into a module of a registry.
+//! Follows module calls: to another folder of the same files, or into a registry's module.
 
 use std::sync::Arc;
 
@@ -10,22 +10,22 @@ use super::registry_queries::RegistryQueries;
 use super::version_selection;
 use crate::address::{ModuleAddress, ModuleConstraint, ModulePackage, Version};
 
-/// A folder that is read.
+/// A folder to read.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CalledFolder {
-    /// The module it is of; none for a user's own files.
+    /// Its module; `None` for a user's own files.
     pub(super) package: Option<ModulePackage>,
     /// Its path there.
     pub(super) folder: String,
-    /// The values that decide its calls; none for a root, whose values are files.
+    /// The values that decide its calls; empty for a root, whose values are in files.
     pub(super) inputs: Arc<Inputs>,
 }
 
-/// Where a call leads.
+/// The target of a call.
 pub(super) struct CallTarget {
-    /// To this folder, if there is one.
+    /// The called folder, or the reason why there is none.
     pub(super) target: Result<CalledFolder, UnavailableCall>,
-    /// Through this module of a registry, which is wanted whatever is in it.
+    /// The registry module that it passes through, which is required in any case.
     pub(super) through: Option<ModulePackage>,
 }
 
@@ -33,11 +33,11 @@ pub(super) struct CallTarget {
 pub(super) struct UnavailableCall {
     /// Its name.
     pub(super) subject: String,
-    /// Why.
+    /// The reason.
     pub(super) reason: String,
 }
 
-/// Follows a call that stands in the folder at `from`.
+/// Follows a call in the folder at `from`.
 pub(super) async fn follow(
     asking: &RegistryQueries<'_, impl Registries>,
     local: &LocalFolders,
@@ -112,7 +112,7 @@ async fn within_the_same(
         }));
     };
     let has_folder = match &from.package {
-        // The caller was read from them, so they are loaded.
+        // The caller was read from these files, so they are loaded.
         Some(package) => asking.module_files(package).await.is_ok_and(|files| files.files.has_folder(&folder)),
         None => files.has_folder(&folder),
     };
@@ -173,7 +173,7 @@ async fn folder_within(
         .map_err(|reason| refused(unread(reason)))
 }
 
-/// A module, and which of its versions are asked for.
+/// A module with its constraint.
 fn called(module: &ModuleAddress, versions: &ModuleConstraint) -> String {
     if *versions == ModuleConstraint::default() { module.to_string() } else { format!("{module}@{versions}") }
 }

@@ -1,4 +1,4 @@
-//! Which version of each provider all the modules of one root agree on.
+//! Chooses one version of each provider for all modules of a root.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -15,15 +15,15 @@ use super::root_modules::{LOCK_FILE, Root};
 use super::version_selection;
 use crate::address::{Constraint, Hostname, Platform, ProviderAddress, Version};
 
-/// The most places that are named where constraints are at odds.
+/// The maximum number of locations named for conflicting constraints.
 const MAX_PLACES: usize = 32;
 /// The most providers of one root.
 const MAX_PROVIDERS: usize = 4096;
-/// The registries and the namespace in which the providers of the one client are those of the other.
+/// The registries and the namespace whose providers both clients share.
 const PREDECESSOR: (&str, &str) = ("registry.terraform.io", "hashicorp");
 const SUCCESSOR: &str = "registry.opentofu.org";
 
-/// Chooses each provider that is needed: the locked version where there is one, else the newest.
+/// Chooses each required provider: the locked version if there is one, else the newest.
 pub(super) async fn choose(
     asking: &RegistryQueries<'_, impl Registries>,
     files: &Files,
@@ -50,7 +50,7 @@ pub(super) async fn choose(
     for (provider, needs) in by_provider {
         let locked = locked.get(provider);
         let required_by: BTreeSet<String> = needs.iter().map(|need| need.location.to_string()).collect();
-        // Each once: most modules of an organization say the same.
+        // Without repetitions: most modules have the same constraint.
         let constraints: HashSet<&Constraint> = needs.iter().filter_map(|need| need.versions.as_ref()).collect();
         let constraint = Constraint::all(constraints);
         let choose = |listed: &[Version]| {
@@ -131,7 +131,7 @@ fn locked(files: &Files, root: &Root, found: &mut ResolutionResult) -> BTreeMap<
     let mut by_provider: BTreeMap<ProviderAddress, LockedProvider> =
         locked.into_iter().map(|one| (one.provider.clone(), one)).collect();
     if root.client == ClientKind::Opentofu {
-        // It takes over the versions that Terraform locked, and none of the hashes: its archives are its own.
+        // OpenTofu uses the versions that Terraform locked, but not the hashes: its archives differ.
         let taken_over: Vec<LockedProvider> = by_provider.values().filter_map(taken_over).collect();
         for one in taken_over {
             by_provider.entry(one.provider.clone()).or_insert(one);

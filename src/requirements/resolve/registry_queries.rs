@@ -1,4 +1,4 @@
-//! Registry queries: each is sent once, and a few at a time.
+//! Registry queries of one order: each is sent once, a few at a time.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -15,24 +15,24 @@ use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 
 /// Open queries at a time.
 const AT_ONCE: usize = 16;
-/// The most lists of versions that one order may ask for.
+/// The maximum number of version lists in one order.
 const MAX_LISTS: usize = 8192;
 /// Registry modules in one order.
 const MAX_MODULES: usize = 1024;
-/// The most bytes that the files of them may have in all, for as long as it takes.
+/// The limit of the modules' files, in bytes.
 const MAX_BYTES: usize = 64 << 20;
 
-/// The most calls that are followed for one order, all of its roots together.
+/// The maximum number of calls in one order, over all roots.
 const MAX_CALLS: usize = 1 << 18;
 /// Version comparisons in one order.
 const MAX_COMPARED: usize = 1 << 27;
 
-/// An answer, or why there is none.
+/// An answer, or the reason why there is none.
 pub(super) type Answer<T> = Result<Arc<T>, String>;
-/// Answers by what they are about, each found out once.
+/// Answers by subject, each computed once.
 pub(super) type Answers<K, T> = Mutex<HashMap<K, Arc<OnceCell<Answer<T>>>>>;
 
-/// Registries that are asked on behalf of one order.
+/// The registries, with the answers for one order.
 pub(super) struct RegistryQueries<'a, R> {
     registries: &'a R,
     turns: Semaphore,
@@ -85,10 +85,9 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         self.once(&self.module_versions, address, ask).await
     }
 
-    /// Versions of a provider that clients do not see. Asked from the cache, and only if none of the visible ones
-    /// matches.
+    /// Versions of a provider that clients do not see. Read from the cache, and only if no visible version matches.
     pub(super) async fn provider_beyond(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, String> {
-        // It is never closed.
+        // The semaphore is never closed.
         let _turn = self.turns.acquire().await;
         self.registries.provider_beyond(address).await.map_err(|reason| reason.to_string())
     }
@@ -129,7 +128,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         let cell = cell(&self.modules, &(package.clone(), folder.to_owned(), client, Arc::clone(inputs)));
         let read = async || {
             let files = self.module_files(package).await?;
-            // A long file takes a moment: others go on in between.
+            // Parsing a long file takes a moment: other tasks run in between.
             tokio::task::yield_now().await;
             let within = format!("{package}//");
             Ok(Arc::new(configuration::read(&files.files, folder, FolderRole::Called, client, &within, inputs)))
@@ -172,7 +171,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     ) -> Answer<T> {
         let cell = cell(answers, key);
         let ask = async || {
-            // It is never closed.
+            // The semaphore is never closed.
             let _turn = self.turns.acquire().await;
             ask().await.map(Arc::new)
         };
@@ -180,7 +179,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     }
 }
 
-/// The place of one answer.
+/// The cell of one answer.
 pub(super) fn cell<K: Hash + Eq + Clone, T>(answers: &Answers<K, T>, key: &K) -> Arc<OnceCell<Answer<T>>> {
     let mut answers = answers.lock();
     match answers.get(key) {

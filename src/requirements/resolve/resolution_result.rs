@@ -28,7 +28,7 @@ struct RequiredVersions {
 }
 
 impl ResolutionResult {
-    /// Something is wanted, by these; with hashes, if a lock file lists any.
+    /// Requires an artifact for these places, with the hashes of a lock file if there are any.
     pub(super) fn require(
         &mut self,
         artifact: Artifact,
@@ -58,7 +58,7 @@ impl ResolutionResult {
         }
     }
 
-    /// This and more.
+    /// Merges another result into this one.
     pub(super) fn and(mut self, other: Self) -> Self {
         for (artifact, terms) in other.required {
             let own = self.required.entry(artifact).or_default();
@@ -72,7 +72,7 @@ impl ResolutionResult {
         self
     }
 
-    /// All of it.
+    /// Converts into the final requirements.
     pub(super) fn into_requirements(self) -> ResolvedRequirements {
         let wanted = self.required.into_iter().map(|(artifact, terms)| RequiredArchive {
             artifact,
@@ -102,7 +102,7 @@ fn shortened(mut text: String) -> String {
     text
 }
 
-/// A few names, and how many more there are.
+/// The first few names, and the number of the others.
 pub(super) fn limited(required_by: BTreeSet<String>) -> Vec<String> {
     let more = required_by.len().saturating_sub(MAX_BY);
     let mut named: Vec<String> = required_by.into_iter().take(MAX_BY).collect();

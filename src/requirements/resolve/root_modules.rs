@@ -1,4 +1,4 @@
-//! The folders that `init` is run in, and which client runs it there.
+//! The roots of an order, and the client of each.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ use super::resolution_result::ResolutionResult;
 
 /// The most roots of one order.
 const MAX_ROOTS: usize = 512;
-/// The registry in lock files that OpenTofu has written.
+/// The registry in OpenTofu's lock files.
 const OPENTOFU: &str = "registry.opentofu.org";
 /// A client's lock file.
 pub(super) const LOCK_FILE: &str = ".terraform.lock.hcl";
 
-/// A folder that `init` is run in.
+/// A root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Root {
     /// Its path.
@@ -25,7 +25,7 @@ pub(super) struct Root {
     pub(super) client: ClientKind,
 }
 
-/// The roots that are named; where none is, the folders with a configuration that no other calls.
+/// The named roots; without any, the folders with a configuration that no other calls.
 pub(super) fn of(configurations: &Configurations, found: &mut ResolutionResult) -> Vec<Root> {
     let Configurations { files, roots, client } = configurations;
     let folders: BTreeSet<String> = match roots.as_slice() {
@@ -49,8 +49,7 @@ pub(super) fn of(configurations: &Configurations, found: &mut ResolutionResult) 
     roots
 }
 
-/// The folders with a configuration that no other calls; the tests of one are read for what they call. The folder that
-/// a client finds these in is not a root: it reads nothing else there.
+/// The folders with a configuration that no other calls. The calls of tests count, and a folder of tests is not a root.
 pub(in super::super) fn uncalled(files: &Files) -> Vec<String> {
     let has = |folder: &str, is: fn(&str) -> bool| files.in_folder(folder).iter().any(|(name, _)| is(name));
     let has_configuration = |folder: &str| has(folder, is_configuration);
@@ -71,7 +70,7 @@ pub(in super::super) fn uncalled(files: &Files) -> Vec<String> {
     uncalled.map(str::to_owned).collect()
 }
 
-/// OpenTofu, where only it reads one of the files, or has written the lock file; else Terraform.
+/// OpenTofu if it alone reads one of the files or wrote the lock file; else Terraform.
 fn client_of(files: &Files, folder: &str) -> ClientKind {
     let is_opentofus = |(name, text): &(&str, Result<&str, Unreadable>)| match *name {
         LOCK_FILE => lock_file::parse(text.unwrap_or_default().as_bytes())

@@ -1,4 +1,4 @@
-//! All that one root calls, however deep, and what all of it together needs.
+//! Walks the module calls of one root, and collects the requirements of all its modules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::address::{Artifact, Platform};
 const DEEPEST: usize = 64;
 /// The most folders of one root.
 const MAX_FOLDERS: usize = 4096;
-/// The most calls of one level that are followed.
+/// The maximum number of calls followed in one level.
 const MAX_CALLS: usize = 8192;
 
-/// Finds out what `init` in a root would ask for.
+/// Collects the requirements of `init` in a root.
 pub(super) async fn of_root(
     asking: &RegistryQueries<'_, impl Registries>,
     local: &LocalFolders,
@@ -137,7 +137,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         }
     }
 
-    /// Clients follow calls round and round until their paths are too long.
+    /// Clients follow a cycle until their paths are too long.
     fn refuse_cycles(&mut self, top: &CalledFolder) {
         let (mut done, mut above) = (BTreeSet::new(), BTreeSet::from([top]));
         let mut path: Vec<(&CalledFolder, Vec<(&CalledFolder, &String)>)> = vec![(top, self.called_by(top))];

@@ -11,10 +11,10 @@ pub(super) struct ChosenVersion {
     pub(super) besides: Vec<Platform>,
 }
 
-/// A version of a provider.
+/// Chooses a version of a provider.
 ///
 /// # Errors
-/// Why there is none, in words.
+/// The reason why none matches.
 pub(super) async fn of_provider(
     asking: &RegistryQueries<'_, impl Registries>,
     provider: &ProviderAddress,
@@ -30,7 +30,7 @@ pub(super) async fn of_provider(
 /// Chooses a version of a module.
 ///
 /// # Errors
-/// As for a provider.
+/// The reason why none matches.
 pub(super) async fn of_module(
     asking: &RegistryQueries<'_, impl Registries>,
     module: &ModuleAddress,

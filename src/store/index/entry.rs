@@ -7,13 +7,13 @@ use crate::digest::Digest;
 pub(super) const ARCHIVE: u8 = b'a';
 pub(super) const DOCUMENT: u8 = b'd';
 pub(super) const PAGE: u8 = b'p';
-/// Pages and locations count in whole blocks of a disk, or many small ones would cost more than they count for.
+/// Pages and locations count in whole disk blocks; otherwise many small ones would exceed the limit.
 const BLOCK: u64 = 4096;
 
 /// Index entry of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedArchive {
-    /// Which.
+    /// The archive.
     pub digest: Digest,
     /// Its size in bytes.
     pub size_bytes: u64,
@@ -61,7 +61,7 @@ impl EvictableEntry {
     pub(super) fn decode(value: &[u8]) -> Option<Self> {
         let number = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
         let (last_use, rest) = value.split_at_checked(8)?;
-        // An entry from before there was a scrub ends here: it was never checked.
+        // Entries from before the scrub existed end here: never checked.
         let (size_bytes, last_check) = if rest.len() == 8 { (rest, &[0; 8][..]) } else { rest.split_at_checked(8)? };
         Some(Self {
             last_use: Timestamp(number(last_use)?),

@@ -14,14 +14,14 @@ const DIGEST_BYTES: usize = 32;
 const PINNED: u8 = 1;
 const IMPORTED: u8 = 2;
 
-/// The archives that a name lists, as the index knows it.
+/// The archives of a name, according to the index.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IndexedName {
-    /// Eviction leaves its archives alone.
+    /// Exempt from eviction.
     pub pinned: bool,
     /// One of its archives was imported without signatures.
     pub imported: bool,
-    /// Each archive, once.
+    /// The archives, each once.
     pub archives: Vec<ListedArchive>,
 }
 
@@ -30,12 +30,12 @@ pub struct IndexedName {
 pub struct ListedArchive {
     /// Its SHA-256.
     pub digest: Digest,
-    /// Its `h1:` were not computed yet.
+    /// Its `h1:` hashes are not computed yet.
     pub lacks_hashes: bool,
 }
 
 impl IndexedName {
-    /// Nothing is listed and nothing is pinned: such a name is in no record.
+    /// True if it lists nothing and is not pinned: then no record exists.
     pub fn is_empty(&self) -> bool {
         self.archives.is_empty() && !self.pinned
     }
@@ -148,7 +148,7 @@ impl Index {
         Ok(found)
     }
 
-    /// The names of which `choose` makes something.
+    /// The names for which `choose` returns a value.
     ///
     /// # Errors
     /// The index cannot be read.

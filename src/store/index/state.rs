@@ -14,7 +14,7 @@ pub(super) enum IndexState {
     Whole,
     /// Being completed: it lacks some files, and lists some that are gone.
     Behind,
-    /// It could not be made whole; why.
+    /// It could not be completed, for this reason.
     Failed(StoreError),
 }
 
@@ -24,10 +24,10 @@ impl Index {
         self.needs_to_be_whole().is_ok()
     }
 
-    /// For what must know all names of an archive: asked before any lock of the store is taken.
+    /// Checks that the index is complete, before any lock of the store is taken.
     ///
     /// # Errors
-    /// The index is being made whole, or why that cannot be.
+    /// The index is being completed, or cannot be.
     pub fn needs_to_be_whole(&self) -> Result<(), StoreError> {
         match &*self.state.borrow() {
             IndexState::Whole => Ok(()),
@@ -42,12 +42,12 @@ impl Index {
     /// The reason why it cannot be completed.
     pub async fn until_complete(&self) -> Result<(), StoreError> {
         let mut state = self.state.subscribe();
-        // Its sender is here.
+        // The sender exists.
         let _ = state.wait_for(|state| !matches!(state, IndexState::Behind)).await;
         self.needs_to_be_whole()
     }
 
-    /// Tells those who wait for it how making the index whole ended.
+    /// Reports the end of the completion to all waiting tasks.
     pub fn completed(&self, ended: Result<(), StoreError>) {
         self.state.send_replace(match ended {
             Ok(()) => IndexState::Whole,
@@ -87,7 +87,7 @@ impl Index {
         let entries = self.entries.read();
         entries.each_below(&[], |_, _| ())?;
         drop(entries);
-        // Nothing is noted meanwhile.
+        // Nothing is recorded meanwhile.
         let totals = self.totals.lock();
         let counted = self.count()?;
         if *totals == counted {

@@ -73,7 +73,7 @@ impl Totals {
 mod tests {
     use super::*;
 
-    /// DESIGN, promise 9: the index that an older larder closed in order knows no names; it is not taken for whole.
+    /// DESIGN, promise 9: an index that an older larder closed cleanly has no names, so it is incomplete.
     #[test]
     fn only_the_mark_of_this_kind_of_index_is_trusted() {
         let totals = Totals { archives: 1, archive_bytes: 2, documents: 3, document_bytes: 4, page_bytes: 5 };
