@@ -188,7 +188,7 @@ fn main() -> anyhow::Result<()> {
         if let Some(other) = bench.options.beside.clone() {
             bench.binary.clone_from(&other);
             let beside = bench.or_report(subject, measure(&bench))?.into_iter().flatten();
-            sections.extend(beside.map(|section| section.of(&other.display().to_string())));
+            sections.extend(beside.map(|section| section.labelled(&other.display().to_string())));
             bench.binary.clone_from(&this);
         }
     }

@@ -40,7 +40,7 @@ impl Section {
     }
 
     /// The same with a prefix before its title.
-    pub(crate) fn of(mut self, whose: &str) -> Self {
+    pub(crate) fn labelled(mut self, whose: &str) -> Self {
         self.title = format!("{whose}: {}", self.title);
         self
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::SoakSetup;
-use crate::hostile::{Hostile, PREY};
+use crate::hostile::{ATTACKED_PROVIDERS, Hostile};
 use crate::ledger::BrokenPromise;
 use crate::sources::download_path;
 use crate::support::larder::HOST;
@@ -33,7 +33,7 @@ impl Expected {
     pub(crate) fn waits_for_accept(name: &str, version: &str) -> Self {
         let address = format!("{HOST}/acme/{name}");
         let resolve = format!("larder accept {address}@{version}");
-        let (version, path) = (Some(version.to_owned()), document(name, version));
+        let (version, path) = (Some(version.to_owned()), document_path(name, version));
         Self { kind: "waits-for-accept", address, version, resolve, path }
     }
 
@@ -44,7 +44,7 @@ impl Expected {
 
     /// The same bytes without a signature.
     pub(crate) fn signature_lost(name: &str, version: &str) -> Self {
-        let (address, path) = (format!("{HOST}/acme/{name}"), document(name, version));
+        let (address, path) = (format!("{HOST}/acme/{name}"), document_path(name, version));
         let resolve = format!("larder accept {address}");
         Self { kind: "signature-lost", address, version: None, resolve, path }
     }
@@ -62,13 +62,13 @@ impl Expected {
         Self { kind: "moved", address, version: Some("1.0.0".into()), resolve, path: download_path(name) }
     }
 
-    fn is(&self, alarm: &Value) -> bool {
+    fn matches(&self, alarm: &Value) -> bool {
         let is_version = self.version.as_ref().is_none_or(|version| alarm["version"] == **version);
         alarm["kind"] == self.kind && alarm["address"] == *self.address && is_version
     }
 }
 
-fn document(name: &str, version: &str) -> String {
+fn document_path(name: &str, version: &str) -> String {
     let platform = PLATFORMS[0].replacen('_', "/", 1);
     format!("/registry/{HOST}/v1/providers/acme/{name}/{version}/download/{platform}")
 }
@@ -78,48 +78,48 @@ pub(crate) async fn compare_alarms(setup: &Arc<SoakSetup>, hostile: &Hostile) ->
     let mut expected = hostile.expected().await;
     expected.extend(setup.sources.moved().iter().map(|name| Expected::moved(name)));
     let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60)).build()?;
-    let life = setup.lives.up().await;
+    let process = setup.processes.up().await;
     let deadline = Instant::now() + TIME_LIMIT;
     let mut missing: Vec<&Expected> = expected.iter().collect();
     let alarms = loop {
-        let status = client.get(format!("{}/admin/v1/status", life.admin)).send().await?.bytes().await?;
+        let status = client.get(format!("{}/admin/v1/status", process.admin)).send().await?.bytes().await?;
         let status: Value = serde_json::from_slice(&status)?;
         let alarms = status["alarms"].as_array().cloned().unwrap_or_default();
-        missing.retain(|wanted| !alarms.iter().any(|alarm| wanted.is(alarm)));
+        missing.retain(|wanted| !alarms.iter().any(|alarm| wanted.matches(alarm)));
         if missing.is_empty() || Instant::now() > deadline {
             break alarms;
         }
         // These only: larder limits the rate of its revalidations.
         for wanted in &missing {
             // Judged by the alarm that comes of it.
-            let _ = client.get(format!("{}{}", life.base, wanted.path)).send().await;
+            let _ = client.get(format!("{}{}", process.base, wanted.path)).send().await;
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     };
     for wanted in &expected {
-        match alarms.iter().find(|alarm| wanted.is(alarm)) {
+        match alarms.iter().find(|alarm| wanted.matches(alarm)) {
             None => {
-                let answer = client.get(format!("{}{}", life.base, wanted.path)).send().await?;
+                let answer = client.get(format!("{}{}", process.base, wanted.path)).send().await?;
                 let state = answer.headers().get("cache-status").cloned();
                 let (status, text) = (answer.status(), answer.text().await?);
                 let others: Vec<_> = alarms.iter().filter(|alarm| alarm["address"] == *wanted.address).collect();
                 let line = format!(
                     "no alarm: {wanted:?}; it is answered with {status} {state:?} {text}, and told is {others:?}"
                 );
-                setup.ledger.broken(BrokenPromise::NotTold, line);
+                setup.ledger.broken(BrokenPromise::WrongAlarm, line);
             }
             Some(alarm) if alarm["resolve"] != *wanted.resolve => {
                 setup
                     .ledger
-                    .broken(BrokenPromise::NotTold, format!("another remedy than `{}`: {alarm}", wanted.resolve));
+                    .broken(BrokenPromise::WrongAlarm, format!("another remedy than `{}`: {alarm}", wanted.resolve));
             }
             Some(_) => {}
         }
     }
-    let attacked: BTreeSet<String> = PREY.iter().map(|(name, _)| format!("{HOST}/acme/{name}")).collect();
+    let attacked: BTreeSet<String> = ATTACKED_PROVIDERS.iter().map(|(name, _)| format!("{HOST}/acme/{name}")).collect();
     for alarm in alarms.iter().filter(|alarm| alarm["kind"] == "waits-for-accept") {
         if !attacked.contains(alarm["address"].as_str().unwrap_or_default()) {
-            setup.ledger.broken(BrokenPromise::NotTold, format!("an alarm without an attack: {alarm}"));
+            setup.ledger.broken(BrokenPromise::WrongAlarm, format!("an alarm without an attack: {alarm}"));
         }
     }
     Ok(alarms.len())

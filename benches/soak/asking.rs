@@ -77,21 +77,26 @@ impl Client {
     pub(crate) async fn ask(&mut self, ask: SoakRequest<'_>) -> Option<Answer> {
         let SoakRequest { kind, path, .. } = ask;
         let stored = self.site.checks_acknowledged && self.site.ledger.is_acknowledged(path);
-        let life = self.site.lives.up().await;
+        let process = self.site.processes.up().await;
         let began = Instant::now();
         let limit = if kind.is_archive() { ARCHIVE_WITHIN } else { DOCUMENT_WITHIN };
         let requests = async {
             match ask.reading {
-                BodyReading::Http10 => self.over_http10(&life, ask, began).await,
-                _ => self.over_http(&life, ask, began).await,
+                BodyReading::Http10 => self.over_http10(&process, ask, began).await,
+                _ => self.over_http(&process, ask, began).await,
             }
         };
         let answer = timeout(limit, requests).await;
         let ledger = &self.site.ledger;
         let order = |subject: &str| {
-            format!("{path}: {subject} after {:.1?} in life {} [{}]", began.elapsed(), life.number, self.site.weather())
+            format!(
+                "{path}: {subject} after {:.1?} in process {} [{}]",
+                began.elapsed(),
+                process.number,
+                self.site.weather()
+            )
         };
-        if !self.site.lives.is_running(&life)
+        if !self.site.processes.is_running(&process)
             && !matches!(&answer, Ok(Some(answer)) if answer.ended == BodyEnd::Complete)
         {
             ledger.count(kind, "killed");
@@ -129,8 +134,8 @@ impl Client {
         Some(answer)
     }
 
-    async fn over_http(&self, life: &LarderProcess, ask: SoakRequest<'_>, began: Instant) -> Option<Answer> {
-        let request = self.http.get(format!("{}{}", life.base, ask.path));
+    async fn over_http(&self, process: &LarderProcess, ask: SoakRequest<'_>, began: Instant) -> Option<Answer> {
+        let request = self.http.get(format!("{}{}", process.base, ask.path));
         let request = ask.headers.iter().fold(request, |request, (name, value)| request.header(*name, value));
         let mut response = request.send().await.ok()?;
         self.record_latency(ask.kind, began);
@@ -151,8 +156,8 @@ impl Client {
         Some(Answer { status, headers, body, ended })
     }
 
-    async fn over_http10(&self, life: &LarderProcess, ask: SoakRequest<'_>, began: Instant) -> Option<Answer> {
-        let address = life.base.strip_prefix("http://")?;
+    async fn over_http10(&self, process: &LarderProcess, ask: SoakRequest<'_>, began: Instant) -> Option<Answer> {
+        let address = process.base.strip_prefix("http://")?;
         let mut stream = TcpStream::connect(address).await.ok()?;
         let headers: String = ask.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let request = format!("GET {} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n", ask.path);

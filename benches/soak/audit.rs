@@ -28,8 +28,8 @@ pub(crate) struct AuditResult {
 pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -> anyhow::Result<usize> {
     let client = reqwest::Client::builder().no_proxy().no_gzip();
     let client = client.timeout(Duration::from_secs(60)).build()?;
-    let base = setup.lives.up().await.base;
-    let mut rng = StdRng::seed_from_u64(u64::from(setup.lives.number()));
+    let base = setup.processes.up().await.base;
+    let mut rng = StdRng::seed_from_u64(u64::from(setup.processes.number()));
     let mut archives = setup.ledger.archives();
     archives.shuffle(&mut rng);
     for (path, archive) in archives.iter().take(at_most) {

@@ -205,12 +205,12 @@ impl Chaos {
         self.done.kills += 1;
         let alone = self.rng.gen_bool(0.4);
         self.check_refetches();
-        self.site.lives.kill();
+        self.site.processes.kill();
         if alone {
             self.upstream.stop().await;
             self.site.set_weather("upstream away");
         }
-        self.site.lives.start().await?;
+        self.site.processes.start().await?;
         if alone {
             if self.site.checks_acknowledged {
                 audit::audit_acknowledged(&self.site, 40).await?;
@@ -222,7 +222,7 @@ impl Chaos {
 
     /// Checks that no archive that a client has is fetched again, unless it was republished.
     fn check_refetches(&mut self) {
-        self.site.lives.sample();
+        self.site.processes.sample();
         let mut requests = self.upstream.requests();
         self.upstream.forget_requests();
         requests.extend(self.site.sources.upstream.requests());

@@ -15,7 +15,7 @@ use crate::support::upstream::{FakeUpstream, SigningKey};
 use crate::truth::{ChangeRight, Draft, Signer};
 
 /// The providers that are attacked, with the size of their archives.
-pub(crate) const PREY: [(&str, usize); 3] = [("hare", 40_000), ("deer", 250_000), ("boar", 1_200_000)];
+pub(crate) const ATTACKED_PROVIDERS: [(&str, usize); 3] = [("hare", 40_000), ("deer", 250_000), ("boar", 1_200_000)];
 /// The versions that each of them has from the start.
 pub(crate) const FIRST_VERSIONS: [&str; 3] = ["1.0.0", "1.1.0", "1.2.0"];
 
@@ -72,7 +72,7 @@ pub(crate) struct Hostile {
 
 impl Hostile {
     pub(crate) fn new(setup: &Arc<SoakSetup>, rng: StdRng) -> Self {
-        let deputies = PREY.map(|(name, _)| (name.to_owned(), stranger()));
+        let deputies = ATTACKED_PROVIDERS.map(|(name, _)| (name.to_owned(), stranger()));
         Self {
             site: Arc::clone(setup),
             rng,
@@ -88,7 +88,7 @@ impl Hostile {
 
     /// Publishes what there is at the start.
     pub(crate) async fn publish_all(&mut self, upstream: &FakeUpstream) {
-        for (name, size) in PREY {
+        for (name, size) in ATTACKED_PROVIDERS {
             self.site.names.lock().push(name.to_owned());
             for version in FIRST_VERSIONS {
                 self.publish_new(upstream, Draft::new(name, version, size)).await;
@@ -106,7 +106,7 @@ impl Hostile {
     /// A version that no client has yet.
     fn new_draft(&mut self, name: &str) -> Draft {
         self.versions += 1;
-        let size = PREY.iter().find(|(attacked, _)| *attacked == name).map_or(40_000, |(_, size)| *size);
+        let size = ATTACKED_PROVIDERS.iter().find(|(attacked, _)| *attacked == name).map_or(40_000, |(_, size)| *size);
         Draft::new(name, &format!("3.0.{}", self.versions), size)
     }
 
@@ -117,7 +117,7 @@ impl Hostile {
             return;
         }
         self.change_by_seen_keys(upstream).await;
-        let name = PREY[self.rng.gen_range(0..PREY.len())].0;
+        let name = ATTACKED_PROVIDERS[self.rng.gen_range(0..ATTACKED_PROVIDERS.len())].0;
         match self.rng.gen_range(0..100) {
             0..30 => self.attack_outright(upstream, name).await,
             30..45 => self.sign_a_new_version(upstream, name).await,

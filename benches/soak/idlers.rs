@@ -38,7 +38,7 @@ impl Unread {
 pub(crate) async fn idle(setup: Arc<SoakSetup>, number: u64, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(500 + number));
     while !setup.is_over() {
-        let life = setup.lives.up().await;
+        let process = setup.processes.up().await;
         let Some(path) = a_large_one(&setup, &mut rng) else {
             sleep(Duration::from_millis(200)).await;
             continue;
@@ -46,14 +46,14 @@ pub(crate) async fn idle(setup: Arc<SoakSetup>, number: u64, seed: u64) {
         let opens_windows = rng.gen_bool(0.5);
         let opened = async {
             match number < HTTP1 {
-                true => over_http1(&life, &path).await.map(|stream| (stream, 1)),
-                false => over_http2(&life, &path, opens_windows).await.map(|stream| (stream, u64::from(STREAMS))),
+                true => over_http1(&process, &path).await.map(|stream| (stream, 1)),
+                false => over_http2(&process, &path, opens_windows).await.map(|stream| (stream, u64::from(STREAMS))),
             }
         };
         let until = Instant::now() + Duration::from_millis(rng.gen_range(2000..45_000));
         if let Ok(Ok((_stream, streams))) = timeout(Duration::from_secs(10), opened).await {
             setup.unread.0.fetch_add(streams, Ordering::Relaxed);
-            while Instant::now() < until && !setup.is_over() && setup.lives.is_running(&life) {
+            while Instant::now() < until && !setup.is_over() && setup.processes.is_running(&process) {
                 sleep(Duration::from_millis(100)).await;
             }
         }
@@ -70,19 +70,19 @@ fn a_large_one(setup: &SoakSetup, rng: &mut StdRng) -> Option<String> {
     large.into_iter().nth(offset).map(|(path, _)| path)
 }
 
-async fn connected(life: &LarderProcess) -> std::io::Result<TcpStream> {
-    TcpStream::connect(life.base.trim_start_matches("http://")).await
+async fn connected(process: &LarderProcess) -> std::io::Result<TcpStream> {
+    TcpStream::connect(process.base.trim_start_matches("http://")).await
 }
 
-async fn over_http1(life: &LarderProcess, path: &str) -> std::io::Result<TcpStream> {
-    let mut stream = connected(life).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", life.base.trim_start_matches("http://"));
+async fn over_http1(process: &LarderProcess, path: &str) -> std::io::Result<TcpStream> {
+    let mut stream = connected(process).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", process.base.trim_start_matches("http://"));
     stream.write_all(request.as_bytes()).await?;
     Ok(stream)
 }
 
-async fn over_http2(life: &LarderProcess, path: &str, opens_windows: bool) -> std::io::Result<TcpStream> {
-    let mut stream = connected(life).await?;
+async fn over_http2(process: &LarderProcess, path: &str, opens_windows: bool) -> std::io::Result<TcpStream> {
+    let mut stream = connected(process).await?;
     stream.write_all(&preface()).await?;
     if opens_windows {
         stream.write_all(&open_windows()).await?;

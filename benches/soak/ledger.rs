@@ -61,7 +61,7 @@ pub(crate) enum BrokenPromise {
     Panicked,
     SetAside,
     Leaked,
-    NotTold,
+    WrongAlarm,
     MemoryBeyond,
 }
 
@@ -79,7 +79,7 @@ impl BrokenPromise {
         Self::Panicked,
         Self::SetAside,
         Self::Leaked,
-        Self::NotTold,
+        Self::WrongAlarm,
         Self::MemoryBeyond,
     ];
 
@@ -97,7 +97,7 @@ impl BrokenPromise {
             Self::Panicked => "panics in the log",
             Self::SetAside => "files set aside as damaged",
             Self::Leaked => "descriptors or staged records left",
-            Self::NotTold => "attacks without their alarm, and alarms without an attack",
+            Self::WrongAlarm => "attacks without their alarm, and alarms without an attack",
             Self::MemoryBeyond => "looks at memory that found it beyond its bound",
         }
     }

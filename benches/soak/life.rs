@@ -45,7 +45,7 @@ pub(crate) struct LarderProcesses {
     home: PathBuf,
     config: PathBuf,
     child: Mutex<Option<Child>>,
-    life: watch::Sender<LarderProcess>,
+    process: watch::Sender<LarderProcess>,
     taken: Mutex<ResourceUsage>,
     ledger: Arc<Ledger>,
 }
@@ -58,7 +58,7 @@ impl LarderProcesses {
             home: home.to_owned(),
             config: file,
             child: Mutex::new(None),
-            life: watch::Sender::new(LarderProcess::default()),
+            process: watch::Sender::new(LarderProcess::default()),
             taken: Mutex::default(),
             ledger: Arc::clone(ledger),
         })
@@ -66,7 +66,7 @@ impl LarderProcesses {
 
     /// Starts it, and waits until it listens.
     pub(crate) async fn start(&self) -> anyhow::Result<()> {
-        let number = self.life.borrow().number + 1;
+        let number = self.process.borrow().number + 1;
         let log = File::create(self.log(number))?;
         let mut command = command(&self.home, &["serve", "--json", "--config"]);
         let mut child =
@@ -83,32 +83,32 @@ impl LarderProcesses {
         };
         let text = |key: &str| report[key].as_str().unwrap_or_default().to_owned();
         let admin = format!("http://{}", text("admin"));
-        self.life.send_replace(LarderProcess { number, base: text("base"), admin, is_up: true });
+        self.process.send_replace(LarderProcess { number, base: text("base"), admin, is_up: true });
         Ok(())
     }
 
     /// The life that is, once there is one.
     pub(crate) async fn up(&self) -> LarderProcess {
-        let mut life = self.life.subscribe();
+        let mut process = self.process.subscribe();
         // The sender lives in `self`.
-        life.wait_for(|life| life.is_up).await.map(|life| life.clone()).unwrap_or_default()
+        process.wait_for(|process| process.is_up).await.map(|process| process.clone()).unwrap_or_default()
     }
 
     /// True while this process has not been killed by the test.
-    pub(crate) fn is_running(&self, life: &LarderProcess) -> bool {
-        let now = self.life.borrow();
-        now.is_up && now.number == life.number
+    pub(crate) fn is_running(&self, process: &LarderProcess) -> bool {
+        let now = self.process.borrow();
+        now.is_up && now.number == process.number
     }
 
     /// The number of processes so far.
     pub(crate) fn number(&self) -> u32 {
-        self.life.borrow().number
+        self.process.borrow().number
     }
 
     /// `kill -9`.
     pub(crate) fn kill(&self) {
         self.sample();
-        self.life.send_modify(|life| life.is_up = false);
+        self.process.send_modify(|process| process.is_up = false);
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -119,7 +119,7 @@ impl LarderProcesses {
     /// SIGTERM; the exit code.
     pub(crate) async fn terminate(&self) -> Option<i32> {
         self.sample();
-        self.life.send_modify(|life| life.is_up = false);
+        self.process.send_modify(|process| process.is_up = false);
         let mut child = self.child.lock().take()?;
         let process = rustix::process::Pid::from_child(&child);
         let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
@@ -144,9 +144,9 @@ impl LarderProcesses {
         let mut child = self.child.lock();
         let Some(child) = child.as_mut() else { return };
         if let Ok(Some(status)) = child.try_wait() {
-            let life = self.life.borrow().clone();
-            if life.is_up {
-                self.ledger.broken(BrokenPromise::EndedByItself, format!("life {}: {status}", life.number));
+            let process = self.process.borrow().clone();
+            if process.is_up {
+                self.ledger.broken(BrokenPromise::EndedByItself, format!("life {}: {status}", process.number));
             }
             return;
         }
@@ -166,12 +166,12 @@ impl LarderProcesses {
             ticks.tick().await;
             let Some(id) = self.child.lock().as_ref().map(Child::id) else { continue };
             let kib = memory_kib(Path::new(&format!("/proc/{id}")), "RssAnon:");
-            let life = self.life.borrow().number;
+            let process = self.process.borrow().number;
             let mut taken = self.taken.lock();
             taken.most_anonymous_kib = taken.most_anonymous_kib.max(kib);
             taken.looks_at_memory += 1;
             if kib > bound_kib {
-                self.ledger.broken(BrokenPromise::MemoryBeyond, format!("{} MiB in life {life}", kib >> 10));
+                self.ledger.broken(BrokenPromise::MemoryBeyond, format!("{} MiB in life {process}", kib >> 10));
             }
         }
     }
@@ -185,7 +185,7 @@ impl LarderProcesses {
     }
 
     fn read_log(&self) {
-        let number = self.life.borrow().number;
+        let number = self.process.borrow().number;
         let text = fs::read(self.log(number)).unwrap_or_default();
         for line in String::from_utf8_lossy(&text).lines() {
             if line.contains("panicked at") {

@@ -39,7 +39,7 @@ use tokio::task::JoinSet;
 
 use crate::chaos::{Chaos, Kills};
 use crate::clients::Client;
-use crate::hostile::{FIRST_VERSIONS, Hostile, PREY};
+use crate::hostile::{ATTACKED_PROVIDERS, FIRST_VERSIONS, Hostile};
 use crate::idlers::{IDLERS, Unread};
 use crate::ledger::{BrokenPromise, Kind, Ledger};
 use crate::life::LarderProcesses;
@@ -94,7 +94,7 @@ struct Options {
 
 /// The state shared by all tasks.
 pub(crate) struct SoakSetup {
-    lives: LarderProcesses,
+    processes: LarderProcesses,
     truth: Truth,
     sources: Sources,
     ledger: Arc<Ledger>,
@@ -183,7 +183,7 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
         .config_text();
     let ledger = Arc::new(Ledger::new());
     let setup = Arc::new(SoakSetup {
-        lives: LarderProcesses::new(folder.path(), &config, &ledger)?,
+        processes: LarderProcesses::new(folder.path(), &config, &ledger)?,
         truth: Truth::default(),
         sources,
         ledger,
@@ -201,9 +201,9 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
         Kills { every: Duration::from_secs(options.kill_every), until: Duration::from_secs(phase.seconds * 2 / 3) };
     let mut chaos = Chaos::new(&setup, upstream, hostile, StdRng::seed_from_u64(seed), kills);
     chaos.publish_all(&PROVIDERS).await;
-    setup.lives.start().await?;
+    setup.processes.start().await?;
     let watching = Arc::clone(&setup);
-    let watching = AbortOnDrop(tokio::spawn(async move { watching.lives.watch_memory(MEMORY_BOUND_KIB).await }));
+    let watching = AbortOnDrop(tokio::spawn(async move { watching.processes.watch_memory(MEMORY_BOUND_KIB).await }));
     fetch_every_provider(&setup, seed).await?;
     let mut clients = JoinSet::new();
     for number in 0..options.clients {
@@ -217,7 +217,7 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     settle(&setup, clients).await;
     without_faults(&setup, &chaos, seed).await?;
     let alarms = alarms::compare_alarms(&setup, &chaos.hostile).await?;
-    let descriptors = setup.lives.taken().descriptors;
+    let descriptors = setup.processes.taken().descriptors;
     if descriptors > 150 {
         setup.ledger.broken(BrokenPromise::Leaked, format!("{descriptors} descriptors, and nobody asks"));
     }
@@ -225,12 +225,12 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     // Only the store is left, and it was never closed.
     chaos.upstream.stop().await;
     setup.set_weather("upstream away");
-    setup.lives.kill();
-    setup.lives.start().await?;
+    setup.processes.kill();
+    setup.processes.start().await?;
     if phase.checks_acknowledged {
         audit::audit_acknowledged(&setup, usize::MAX).await?;
     }
-    let code = setup.lives.terminate().await;
+    let code = setup.processes.terminate().await;
     if code != Some(0) {
         setup.ledger.broken(BrokenPromise::EndedByItself, format!("SIGTERM ended it with {code:?}"));
     }
@@ -243,7 +243,7 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
 /// Fetches every provider once before any attack: its key is then known, and a later unsigned version is suspicious.
 async fn fetch_every_provider(setup: &Arc<SoakSetup>, seed: u64) -> anyhow::Result<()> {
     let mut client = Client::new(setup, 999, seed)?;
-    for (name, _) in PROVIDERS.into_iter().chain(PREY) {
+    for (name, _) in PROVIDERS.into_iter().chain(ATTACKED_PROVIDERS) {
         let (version, platform) = (FIRST_VERSIONS[0].into(), PLATFORMS[0].into());
         let package = Package { name: name.into(), version, platform };
         let mut came = false;
@@ -268,7 +268,7 @@ async fn settle(setup: &Arc<SoakSetup>, mut clients: JoinSet<()>) {
     if tokio::time::timeout(SETTLE_WITHIN, all).await.is_err() {
         setup.ledger.broken(BrokenPromise::NoAnswer, format!("clients that still wait after {SETTLE_WITHIN:?}"));
     }
-    let admin = setup.lives.up().await.admin;
+    let admin = setup.processes.up().await.admin;
     let deadline = Instant::now() + SETTLE_WITHIN;
     while Instant::now() < deadline {
         let metrics = match reqwest::get(format!("{admin}/metrics")).await {
@@ -311,7 +311,7 @@ async fn without_faults(setup: &Arc<SoakSetup>, chaos: &Chaos, seed: u64) -> any
     }
     drop(client);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    setup.lives.sample();
+    setup.processes.sample();
     Ok(())
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn print(title: &str, setup: &SoakSetup, totals: Totals, took: Durati
     right(&mut table);
     println!("{table}");
 
-    let taken = setup.lives.taken();
+    let taken = setup.processes.taken();
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     let mib = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));

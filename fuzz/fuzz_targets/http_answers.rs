@@ -16,7 +16,7 @@ use larder::mirror::{Archive, Outcome};
 use larder::protocol::rendered::RenderedDocument;
 use larder::protocol::route::Route;
 use larder::protocol::{ReplyContent, Reply};
-use larder::store::ReadMemory;
+use larder::store::ReadBudget;
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::Runtime;
 
@@ -99,7 +99,7 @@ fn a_document(request: &Request<()>, outcome: Outcome) {
 }
 
 fn answered(content: ReplyContent, outcome: Outcome, request: &Request<()>) -> (http::response::Parts, Bytes) {
-    let (reply_of, memory) = (Reply { content, outcome: Some(outcome), age: None }, ReadMemory::new(1 << 20).share());
+    let (reply_of, memory) = (Reply { content, outcome: Some(outcome), age: None }, ReadBudget::new(1 << 20).share());
     let response: Response<Body> = reply(reply_of, &Route::Health, request, &memory);
     let (parts, body) = response.into_parts();
     let announced = http_body::Body::size_hint(&body).exact();

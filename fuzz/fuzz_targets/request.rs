@@ -17,7 +17,7 @@ use larder::http::listener::Peer;
 use larder::http::{MainListener, RequestMetrics};
 use larder::protocol::Protocols;
 use larder::protocol::route::{RouteContext, Mount};
-use larder::store::ReadMemory;
+use larder::store::ReadBudget;
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -86,7 +86,7 @@ async fn answered(request: &[u8]) -> Vec<u8> {
     let (mut client, server) = tokio::io::duplex(1 << 20);
     let main = Arc::clone(&LARDER.0);
     let peer =
-        Peer { address: SocketAddr::from(([10, 9, 0, 5], 4711)), tls: None, memory: ReadMemory::new(1 << 20).share() };
+        Peer { address: SocketAddr::from(([10, 9, 0, 5], 4711)), tls: None, memory: ReadBudget::new(1 << 20).share() };
     let service = service_fn(move |request| {
         let (main, peer) = (Arc::clone(&main), peer.clone());
         async move { Ok::<_, std::convert::Infallible>(main.handle(request, peer).await) }

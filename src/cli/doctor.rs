@@ -32,7 +32,7 @@ fn examine(common: &CommonOptions) -> anyhow::Result<bool> {
     if common.json {
         print_line(&json!({ "ok": wrong == 0, "checks": checks }).to_string());
     } else {
-        print_line(&page.sum(wrong, warnings));
+        print_line(&page.summary_line(wrong, warnings));
     }
     Ok(wrong == 0)
 }

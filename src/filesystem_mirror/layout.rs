@@ -20,7 +20,7 @@ pub struct MirrorPath {
     /// The provider whose folder it is in.
     pub provider: ProviderAddress,
     /// The kind of file.
-    pub member: MirrorFileKind,
+    pub kind: MirrorFileKind,
 }
 
 /// The kind of a file in a provider's folder.
@@ -73,13 +73,13 @@ pub struct BadMirrorPath {
 impl MirrorPath {
     /// The path of a package's archive.
     pub fn archive(package: &Package) -> Self {
-        let member = MirrorFileKind::Archive(package.version.clone(), package.platform.clone());
-        Self { provider: package.provider.clone(), member }
+        let kind = MirrorFileKind::Archive(package.version.clone(), package.platform.clone());
+        Self { provider: package.provider.clone(), kind }
     }
 
     /// The path of another file in this folder.
     pub fn sibling(&self, member: MirrorFileKind) -> Self {
-        Self { provider: self.provider.clone(), member }
+        Self { provider: self.provider.clone(), kind: member }
     }
 
     /// The file name in its folder.
@@ -91,7 +91,7 @@ impl MirrorPath {
             SumsScope::Version(version) => stem(version),
             SumsScope::Package(version, platform) => of_package(version, platform),
         };
-        match &self.member {
+        match &self.kind {
             MirrorFileKind::Index => INDEX.to_owned(),
             MirrorFileKind::VersionIndex(version) => format!("{version}{JSON}"),
             MirrorFileKind::Sums(covers) => covering(covers) + SUMS,
@@ -168,7 +168,7 @@ fn in_folder(provider: Result<ProviderAddress, String>, name: &str) -> PathMeani
         Err(_) => return PathMeaning::Foreign,
     };
     match member(&provider.type_, name) {
-        Ok(Some(member)) => PathMeaning::File(MirrorPath { provider, member }),
+        Ok(Some(member)) => PathMeaning::File(MirrorPath { provider, kind: member }),
         Err(reason) if is_zip => PathMeaning::Misnamed(reason),
         Ok(None) | Err(_) => PathMeaning::Foreign,
     }
@@ -180,7 +180,7 @@ fn member(type_: &Name, name: &str) -> Result<Option<MirrorFileKind>, String> {
         return Ok(Some(MirrorFileKind::Index));
     }
     let prefix = format!("terraform-provider-{type_}_");
-    let Some(rest) = name.get(..prefix.len()).filter(|start| start.eq_ignore_ascii_case(&prefix)) else {
+    let Some(matched_prefix) = name.get(..prefix.len()).filter(|start| start.eq_ignore_ascii_case(&prefix)) else {
         let version = name.strip_suffix(JSON).and_then(|version| Version::parse(version).ok());
         return match version {
             // Only the spelling that clients request.
@@ -190,7 +190,7 @@ fn member(type_: &Name, name: &str) -> Result<Option<MirrorFileKind>, String> {
             _ => Err(format!("its name does not begin with {prefix}")),
         };
     };
-    let rest = &name[rest.len()..];
+    let rest = &name[matched_prefix.len()..];
     if ends_with(rest, ZIP) {
         // Terraform's reader ignores the text after the architecture.
         let (version, platform, _) = parts(&rest[..rest.len() - ZIP.len()])?;
@@ -202,8 +202,8 @@ fn member(type_: &Name, name: &str) -> Result<Option<MirrorFileKind>, String> {
     }
     let (of, member): (_, fn(SumsScope) -> MirrorFileKind) =
         match (rest.strip_suffix(SIGNATURE), rest.strip_suffix(SUMS)) {
-            (Some(archive_name), _) => (archive_name, MirrorFileKind::Signature),
-            (None, Some(archive_name)) => (archive_name, MirrorFileKind::Sums),
+            (Some(covered_name), _) => (covered_name, MirrorFileKind::Signature),
+            (None, Some(covered_name)) => (covered_name, MirrorFileKind::Sums),
             (None, None) => return Ok(None),
         };
     if !of.contains('_') {

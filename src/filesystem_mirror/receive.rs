@@ -77,7 +77,7 @@ impl TreeReceiver<'_> {
         if self.swept.insert(path.provider.clone()) {
             self.folder.sweep(&path.folder()).map_err(io::Error::other)?;
         }
-        if let MirrorFileKind::Archive(version, platform) = &path.member {
+        if let MirrorFileKind::Archive(version, platform) = &path.kind {
             let named = self.indexes.get(&path.provider).and_then(|versions| versions.get(version));
             let expected = named.and_then(|index| index.digest_of(platform));
             let expected = expected.ok_or_else(|| foreign(&path.to_string()))?;
@@ -110,7 +110,7 @@ impl TreeReceiver<'_> {
     fn small(&mut self, path: MirrorPath, bytes: Bytes) -> io::Result<()> {
         let bad = |reason: String| io::Error::other(format!("{path}: {reason}"));
         let version_wide = |version: &Version| (path.provider.clone(), version.clone());
-        match &path.member {
+        match &path.kind {
             // Rebuilt at the end from the archives in the folder.
             MirrorFileKind::Index => return Ok(()),
             MirrorFileKind::VersionIndex(version) => {
@@ -197,11 +197,11 @@ impl TreeReceiver<'_> {
         known: &HashMap<Digest, ArchiveHashes>,
         expected: &HashMap<MirrorPath, Digest>,
     ) -> Result<(), MirrorFolderError> {
-        let path_of = |member| MirrorPath { provider: provider.clone(), member };
+        let path_of = |kind| MirrorPath { provider: provider.clone(), kind };
         let folder = path_of(MirrorFileKind::Index).folder();
         let mut versions: BTreeMap<Version, VersionIndex> = BTreeMap::new();
         for (path, archive) in self.folder.archives(&folder)? {
-            let MirrorFileKind::Archive(version, platform) = &archive.member else { continue };
+            let MirrorFileKind::Archive(version, platform) = &archive.kind else { continue };
             let is_ours = path == archive.to_string();
             let digest = expected.get(&archive).copied().filter(|_| is_ours);
             let hashes = match digest.and_then(|digest| known.get(&digest)) {

@@ -61,7 +61,7 @@ fn sort(found: Vec<ListedFile>) -> SendPlan {
             }
         };
         let turn = match MirrorPath::parse(&path) {
-            Ok(PathMeaning::File(MirrorPath { member: MirrorFileKind::Archive(..), .. })) => {
+            Ok(PathMeaning::File(MirrorPath { kind: MirrorFileKind::Archive(..), .. })) => {
                 sorted.packages += 1;
                 SendOrder::Archive
             }

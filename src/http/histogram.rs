@@ -16,7 +16,7 @@ pub(super) struct Scale {
     /// Upper bounds in steps, ascending.
     pub(super) bounds: &'static [u64],
     /// Steps in one base unit.
-    pub(super) steps_in_unit: f64,
+    pub(super) steps_per_unit: f64,
 }
 
 #[derive(Debug, Clone)]
@@ -49,7 +49,7 @@ impl Histogram {
 impl EncodeMetric for Histogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
         let BucketCounts { scale, buckets, sum } = &*self.0;
-        let in_units = |steps: u64| steps as f64 / scale.steps_in_unit;
+        let in_units = |steps: u64| steps as f64 / scale.steps_per_unit;
         let bounds = scale.bounds.iter().map(|bound| in_units(*bound)).chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> =
             bounds.zip(buckets).map(|(bound, count)| (bound, count.load(Ordering::Relaxed))).collect();
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_sample_counts_in_its_bucket_and_all_above() {
-        static SCALE: Scale = Scale { bounds: &[10, 500, 2_000], steps_in_unit: 1000.0 };
+        static SCALE: Scale = Scale { bounds: &[10, 500, 2_000], steps_per_unit: 1000.0 };
         let histogram = Histogram::new(&SCALE);
         [0, 10, 11, 2_000, 2_001].into_iter().for_each(|steps| histogram.observe(steps));
         let (mut registry, mut text) = (Registry::default(), String::new());

@@ -38,7 +38,7 @@ use super::{
     idle::{Activity, BoxError, CloseReason, InFlightBody, Protocol, WatchedSocket},
     tls::Tls,
 };
-use crate::store::{ReadMemory, ReadShare};
+use crate::store::{ReadBudget, ReadShare};
 use crate::supervisor::panic_message;
 
 /// Hyper's minimum for the limit of an HTTP/1 head, in bytes.
@@ -144,7 +144,7 @@ pub async fn serve<H, F, B>(
     let connections = TaskTracker::new();
     let drain = limits.drain;
     let mut door = Acceptor::new(listener, slots.clone(), classify);
-    let memory = ReadMemory::new(limits.memory_bytes);
+    let memory = ReadBudget::new(limits.memory_bytes);
     let site = Arc::new(ListenerState { tls, limits, slots, memory, handler, stop: stop.clone() });
 
     while let Some(AcceptedConnection { socket, address, peer_class, slot }) =
@@ -271,7 +271,7 @@ struct ListenerState<H> {
     tls: Option<Arc<Tls>>,
     limits: Limits,
     slots: ConnectionSlots,
-    memory: ReadMemory,
+    memory: ReadBudget,
     handler: H,
     stop: CancellationToken,
 }

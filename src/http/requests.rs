@@ -33,11 +33,11 @@ static HIT_TIMES: Scale = Scale {
         500_000_000,
         2_500_000_000,
     ],
-    steps_in_unit: 1e9,
+    steps_per_unit: 1e9,
 };
 /// Buckets of document ages, in seconds: a minute, five, an hour, four, a day, two, a week, thirty days.
 static AGES: Scale =
-    Scale { bounds: &[60, 300, 3_600, 14_400, 86_400, 172_800, 604_800, 2_592_000], steps_in_unit: 1.0 };
+    Scale { bounds: &[60, 300, 3_600, 14_400, 86_400, 172_800, 604_800, 2_592_000], steps_per_unit: 1.0 };
 
 /// Defines an enum with a word for each variant. Each variant is the index of its own entry in `ALL`.
 macro_rules! words {

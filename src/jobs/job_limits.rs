@@ -38,12 +38,12 @@ pub(super) struct JobLimits {
 }
 
 /// The permit of one archive.
-pub(super) struct ArchiveTurn<'a> {
-    turns: &'a JobLimits,
-    permit: Mutex<TurnPermit<'a>>,
+pub(super) struct ArchivePermit<'a> {
+    limits: &'a JobLimits,
+    permit: Mutex<PermitKind<'a>>,
 }
 
-enum TurnPermit<'a> {
+enum PermitKind<'a> {
     Usual(#[expect(dead_code, reason = "held only for its Drop")] Option<SemaphorePermit<'a>>),
     Small(#[expect(dead_code, reason = "held only for its Drop")] SemaphorePermit<'a>),
 }
@@ -63,31 +63,31 @@ impl Default for JobLimits {
     }
 }
 
-impl ArchiveTurn<'_> {
+impl ArchivePermit<'_> {
     /// Records that the archive is small: its regular permit is released for another archive, up to a limit.
-    pub(super) fn is_of_a_small_one(&self) {
+    pub(super) fn release_if_small(&self) {
         let mut permit = self.permit.lock();
-        if let TurnPermit::Usual(_) = &*permit
-            && let Ok(small) = self.turns.small.try_acquire()
+        if let PermitKind::Usual(_) = &*permit
+            && let Ok(small) = self.limits.small.try_acquire()
         {
-            *permit = TurnPermit::Small(small);
+            *permit = PermitKind::Small(small);
         }
     }
 }
 
 /// The retry rules of one job.
 pub(super) struct RetryPolicy<'a> {
-    turns: &'a JobLimits,
+    limits: &'a JobLimits,
     clock: &'a Clock,
     /// When the last byte arrived, in seconds since 1970.
-    came_in: AtomicU64,
+    last_progress: AtomicU64,
     urgency: Urgency,
 }
 
 impl<'a> RetryPolicy<'a> {
     /// The rules of a job that begins now, within these limits.
-    pub(super) fn new(turns: &'a JobLimits, clock: &'a Clock) -> Self {
-        Self { turns, clock, came_in: AtomicU64::new(clock.now().0), urgency: Urgency::Job }
+    pub(super) fn new(limits: &'a JobLimits, clock: &'a Clock) -> Self {
+        Self { limits, clock, last_progress: AtomicU64::new(clock.now().0), urgency: Urgency::Job }
     }
 
     /// Limits for a plan, for which a client waits: it waits for local limits only.
@@ -105,29 +105,29 @@ impl<'a> RetryPolicy<'a> {
         step: impl Fn() -> BoxFuture<'b, Result<T, E>>,
         waits: impl Fn(),
     ) -> Result<T, E> {
-        self.retry_until_done(&self.turns.steps, |_| step(), waits).await
+        self.retry_until_done(&self.limits.steps, |_| step(), waits).await
     }
 
     /// Runs a step that fetches an archive; the step receives its permit.
     pub(super) async fn run_archive_step<'b, T, E: AsError>(
         &self,
-        step: impl Fn(Arc<ArchiveTurn<'a>>) -> BoxFuture<'b, Result<T, E>>,
+        step: impl Fn(Arc<ArchivePermit<'a>>) -> BoxFuture<'b, Result<T, E>>,
         waits: impl Fn(),
     ) -> Result<T, E> {
-        self.retry_until_done(&self.turns.archives, step, waits).await
+        self.retry_until_done(&self.limits.archives, step, waits).await
     }
 
     async fn retry_until_done<'b, T, E: AsError>(
         &self,
         turns: &'a Semaphore,
-        step: impl Fn(Arc<ArchiveTurn<'a>>) -> BoxFuture<'b, Result<T, E>>,
+        step: impl Fn(Arc<ArchivePermit<'a>>) -> BoxFuture<'b, Result<T, E>>,
         waits: impl Fn(),
     ) -> Result<T, E> {
         let (mut times, mut since): (u32, _) = (0, None);
         loop {
             // The semaphores are never closed.
-            let permit = Mutex::new(TurnPermit::Usual(turns.acquire().await.ok()));
-            let taken = step(Arc::new(ArchiveTurn { turns: self.turns, permit })).await;
+            let permit = Mutex::new(PermitKind::Usual(turns.acquire().await.ok()));
+            let taken = step(Arc::new(ArchivePermit { limits: self.limits, permit })).await;
             let until = match taken.as_ref().err().and_then(AsError::as_error) {
                 Some(Error::HeldBack { .. }) if self.urgency == Urgency::Plan => return taken,
                 Some(Error::Spared(_) | Error::Busy { .. })
@@ -155,7 +155,7 @@ impl<'a> RetryPolicy<'a> {
                 }
                 Some(_) => return taken,
                 None => {
-                    self.came_in.store(self.clock.now().0, Ordering::Relaxed);
+                    self.last_progress.store(self.clock.now().0, Ordering::Relaxed);
                     return taken;
                 }
             };
@@ -166,7 +166,7 @@ impl<'a> RetryPolicy<'a> {
 
     /// Returns true if nothing has arrived for so long that a step delayed `since` then should give up.
     fn has_stalled(&self, since: Timestamp) -> bool {
-        let came_in = Timestamp(self.came_in.load(Ordering::Relaxed));
+        let came_in = Timestamp(self.last_progress.load(Ordering::Relaxed));
         self.clock.now().since(came_in.max(since)) > GIVE_UP_AFTER
     }
 

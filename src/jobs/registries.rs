@@ -59,7 +59,7 @@ impl<'a> MirrorRegistries<'a> {
         Ok(value)
     }
 
-    fn beyond<T>(&self, address: &impl Display, answer: Result<T, Error>) -> Result<T, Error> {
+    fn record_unlisted<T>(&self, address: &impl Display, answer: Result<T, Error>) -> Result<T, Error> {
         let answer = answer.map(|value| WarmedDocument { value, unconfirmed: None });
         self.record_answer(address, ItemAvailability::of_a_document, answer)
     }
@@ -92,13 +92,13 @@ impl Registries for MirrorRegistries<'_> {
         Ok(list.versions.into_iter().map(|listed| listed.version).collect())
     }
 
-    async fn provider_beyond(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
-        let beyond = self.beyond(address, self.mirror.listed_versions_offline(address).await)?;
+    async fn unlisted_provider_versions(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
+        let beyond = self.record_unlisted(address, self.mirror.listed_versions_offline(address).await)?;
         Ok(beyond.map(|(versions, platforms)| UnlistedVersions { versions, platforms }))
     }
 
-    async fn module_beyond(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
-        let beyond = self.beyond(address, self.mirror.listed_module_versions_offline(address).await)?;
+    async fn unlisted_module_versions(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
+        let beyond = self.record_unlisted(address, self.mirror.listed_module_versions_offline(address).await)?;
         Ok(beyond.map(|versions| UnlistedVersions { versions, platforms: Vec::new() }))
     }
 

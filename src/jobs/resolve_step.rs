@@ -122,12 +122,12 @@ impl Registries for ItemRegistries<'_, '_> {
         self.registries.module_versions(address).await
     }
 
-    async fn provider_beyond(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
-        self.registries.provider_beyond(address).await
+    async fn unlisted_provider_versions(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, Error> {
+        self.registries.unlisted_provider_versions(address).await
     }
 
-    async fn module_beyond(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
-        self.registries.module_beyond(address).await
+    async fn unlisted_module_versions(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, Error> {
+        self.registries.unlisted_module_versions(address).await
     }
 
     async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, Error> {

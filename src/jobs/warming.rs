@@ -9,7 +9,7 @@ use futures_util::future::{BoxFuture, join, join_all};
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 
-use super::job_limits::{ArchiveTurn, JobLimits, RetryPolicy};
+use super::job_limits::{ArchivePermit, JobLimits, RetryPolicy};
 use super::job_report::ItemState;
 use super::lockfile_targets::{LockFit, LockMismatch, all_have};
 use super::running_job::RunningJob;
@@ -228,12 +228,12 @@ impl WarmUpRun<'_> {
         item: usize,
         package: &Package,
         digest: Digest,
-        turn: Arc<ArchiveTurn<'_>>,
+        turn: Arc<ArchivePermit<'_>>,
     ) -> Result<(WarmedArchive, Digest, u64), LockMismatch> {
         self.job.is_now(item, ItemState::Fetching);
         let arriving = |bytes, length: Option<u64>| {
             if length.is_some_and(|length| length <= SMALL_ARCHIVE_BYTES) {
-                turn.is_of_a_small_one();
+                turn.release_if_small();
             }
             self.job.arriving(item, bytes, length);
         };

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::digest::Digest;
-use crate::store::{ReadGrant, ReadMemory};
+use crate::store::{ReadBudget, ReadGrant};
 
 /// The memory budget of all copies, in bytes.
 const ALL_BYTES: usize = 64 << 20;
@@ -17,7 +17,7 @@ const MAX_LISTED: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct SmallCopies {
-    memory: ReadMemory,
+    memory: ReadBudget,
     // Weak, because a list that owns the bytes would keep them in memory.
     shared: Mutex<HashMap<Digest, Weak<Bytes>>>,
 }
@@ -33,7 +33,7 @@ impl AsRef<[u8]> for CopyOwner {
 
 impl Default for SmallCopies {
     fn default() -> Self {
-        Self { memory: ReadMemory::new(ALL_BYTES), shared: Mutex::default() }
+        Self { memory: ReadBudget::new(ALL_BYTES), shared: Mutex::default() }
     }
 }
 

@@ -103,11 +103,11 @@ impl Tree {
     /// # Errors
     /// [`TreeError::Refused`] where the path or one of its parents is a file or a link.
     pub fn add_folder(&mut self, path: &TreePath) -> Result<(), TreeError> {
-        self.folder_for(path, path)
+        self.ensure_folder(path, path)
     }
 
     /// Adds a folder and its parents on behalf of `entry`, which errors name.
-    fn folder_for(&mut self, path: &TreePath, entry: &TreePath) -> Result<(), TreeError> {
+    fn ensure_folder(&mut self, path: &TreePath, entry: &TreePath) -> Result<(), TreeError> {
         let mut missing = Vec::new();
         let mut next = Some(path.clone());
         while let Some(folder) = next.filter(|folder| !folder.is_root()) {
@@ -134,7 +134,7 @@ impl Tree {
         match self.get(to) {
             Some(entry @ (TreeEntry::File { .. } | TreeEntry::Link(_))) => {
                 let entry = entry.clone();
-                self.make_way_for(path)?;
+                self.check_free_and_add_parents(path)?;
                 self.insert(path, entry)
             }
             Some(TreeEntry::Folder) => Err(TreeError::refused(path, "it is a hard link to a folder")),
@@ -150,7 +150,7 @@ impl Tree {
         if to.len() > MAX_TARGET {
             return Err(TreeError::refused(path, "its link target is too long"));
         }
-        self.make_way_for(path)?;
+        self.check_free_and_add_parents(path)?;
         self.insert(path, TreeEntry::Link(to.to_vec()))
     }
 
@@ -160,7 +160,7 @@ impl Tree {
     /// [`TreeError::Refused`] where the name is taken, [`TreeError::TooLarge`] past the limits,
     /// [`TreeError::Unreadable`] where `from` fails, [`TreeError::Spool`] where the disk does.
     pub fn add_file(&mut self, path: &TreePath, mode: u32, from: &mut dyn Read) -> Result<u64, TreeError> {
-        self.make_way_for(path)?;
+        self.check_free_and_add_parents(path)?;
         let offset = self.spooled;
         let mut buffer = vec![0; COPIED_AT_ONCE];
         loop {
@@ -219,12 +219,12 @@ impl Tree {
         self.limits
     }
 
-    fn make_way_for(&mut self, path: &TreePath) -> Result<(), TreeError> {
+    fn check_free_and_add_parents(&mut self, path: &TreePath) -> Result<(), TreeError> {
         if path.is_root() || self.entries.contains_key(path) {
             return Err(TreeError::refused(path, "another entry has the same name"));
         }
         match path.parent() {
-            Some(parent) => self.folder_for(&parent, path),
+            Some(parent) => self.ensure_folder(&parent, path),
             None => Ok(()),
         }
     }

@@ -117,11 +117,11 @@ impl RequestFailure {
 #[derive(Debug)]
 pub struct Protocols {
     mirror: Arc<Mirror>,
-    terms: Arc<RuntimeConfig>,
+    runtime_config: Arc<RuntimeConfig>,
     mount: Mount,
     route_context: RouteContext,
     answers: RenderedAnswers,
-    renderings: Renderings,
+    shared_renderings: Renderings,
 }
 
 impl Protocols {
@@ -129,13 +129,13 @@ impl Protocols {
     /// admitted. `memory_bytes` is the memory budget for rendered answers.
     pub fn new(
         mirror: Arc<Mirror>,
-        terms: Arc<RuntimeConfig>,
+        runtime_config: Arc<RuntimeConfig>,
         mount: Mount,
         route_context: RouteContext,
         memory_bytes: u64,
     ) -> Self {
-        let (answers, renderings) = (RenderedAnswers::with_capacity(memory_bytes), Renderings::default());
-        Self { mirror, terms, mount, route_context, answers, renderings }
+        let (answers, shared_renderings) = (RenderedAnswers::with_capacity(memory_bytes), Renderings::default());
+        Self { mirror, runtime_config, mount, route_context, answers, shared_renderings }
     }
 
     /// Parses a request line.
@@ -187,17 +187,18 @@ impl Protocols {
         revision: u64,
         call: &RequestContext,
     ) -> Result<Reply, RequestFailure> {
-        let Answer { value, outcome, fresh_until, checked } =
+        let Answer { value, outcome, fresh_until, checked: confirmed_at } =
             modules::location(&self.mirror, package, call, links).await?;
         let location: Arc<str> = value.text.into();
         // A location without a digest changes as soon as the archive is stored.
-        if value.is_lasting && request.now < fresh_until {
+        if value.is_stable && request.now < fresh_until {
             let answer = FinishedReply::Location(Arc::clone(&location));
             let outcome = outcome.when_reused();
-            let rendered = RenderedAnswer { answer, made: request.now, checked, fresh_until, revision, outcome };
+            let rendered =
+                RenderedAnswer { answer, made: request.now, checked: confirmed_at, fresh_until, revision, outcome };
             self.answers.insert(route, links.base, rendered);
         }
-        let age = Some(request.now.since(checked));
+        let age = Some(request.now.since(confirmed_at));
         Ok(Reply { content: ReplyContent::Location(location), outcome: Some(outcome), age })
     }
 
@@ -210,7 +211,7 @@ impl Protocols {
         revision: u64,
     ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
-        let (terms, via) = (Arc::clone(&self.terms), request.via.clone());
+        let (terms, via) = (Arc::clone(&self.runtime_config), request.via.clone());
         let call = self.mirror.request_context(now, terms, via, Some(client), takes_unknown_length);
         let links = Links { mount: &self.mount, base };
         if let Some(list) = self.list(route, &call).await? {
@@ -269,8 +270,8 @@ impl Protocols {
             _ => return Ok(None),
         };
         let Answer { value: document, outcome, fresh_until, checked } = list;
-        let says = document.content_hash();
-        let written = match route.clone() {
+        let content_hash = document.content_hash();
+        let rendering = match route.clone() {
             Route::ModuleVersions(address) => async move { modules::written(&address, &document).await }.boxed(),
             Route::ProviderVersions(address) => async move { providers::written(&address, &document).await }.boxed(),
             Route::MirrorIndex(address) => {
@@ -278,7 +279,7 @@ impl Protocols {
             }
             _ => return Ok(None),
         };
-        let value = self.renderings.share(route, says, written).await?;
+        let value = self.shared_renderings.share(route, content_hash, rendering).await?;
         Ok(Some(Answer { value, outcome, fresh_until, checked }))
     }
 

@@ -58,7 +58,7 @@ fn list_of(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
 pub(super) struct LocationHeader {
     pub(super) text: String,
     /// True for a location that stays valid until something changes.
-    pub(super) is_lasting: bool,
+    pub(super) is_stable: bool,
 }
 
 /// The location of a module version: a path of larder with subfolder and checksum, or upstream's location where larder
@@ -71,7 +71,7 @@ pub(super) async fn location(
 ) -> Result<Answer<LocationHeader>, Error> {
     let Answer { value, outcome, fresh_until, checked } = mirror.module_location(package, call).await?;
     let location = match value {
-        ModuleLocation::External(text) => LocationHeader { text, is_lasting: true },
+        ModuleLocation::External(text) => LocationHeader { text, is_stable: true },
         ModuleLocation::Local { archive, checksum, subdir } => {
             let mut text = links.url(&Route::ModuleArchive(archive).path());
             if let Some(subdir) = subdir {
@@ -81,7 +81,7 @@ pub(super) async fn location(
             if let Some(checksum) = checksum {
                 text.push_str(&format!("?checksum=sha256:{checksum}"));
             }
-            LocationHeader { text, is_lasting: checksum.is_some() }
+            LocationHeader { text, is_stable: checksum.is_some() }
         }
     };
     Ok(Answer { value: location, outcome, fresh_until, checked })

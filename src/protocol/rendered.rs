@@ -14,7 +14,7 @@ use super::route::{Base, Route};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::mirror::Outcome;
-use crate::store::ReadMemory;
+use crate::store::ReadBudget;
 
 /// Size in bytes below which gzip gains nothing.
 const WORTH_GZIP: usize = 512;
@@ -145,7 +145,7 @@ pub struct RenderedAnswers {
     /// The most requested bases.
     bases: Cache<Base<'static>, ()>,
     /// Memory for archives, including evicted ones that clients still read.
-    archives: ReadMemory,
+    archives: ReadBudget,
 }
 
 impl RenderedAnswers {
@@ -156,7 +156,7 @@ impl RenderedAnswers {
             u32::try_from(rendered.answer.weight() + 512).unwrap_or(u32::MAX)
         };
         let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
-        let archives = ReadMemory::new(usize::try_from(bytes).unwrap_or(usize::MAX));
+        let archives = ReadBudget::new(usize::try_from(bytes).unwrap_or(usize::MAX));
         Self { cache, bases: Cache::new(MAX_BASES), archives }
     }
 

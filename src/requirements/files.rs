@@ -213,7 +213,7 @@ impl Files {
     }
 
     /// The link that blocks a folder, at its path or above it.
-    pub fn in_the_way_of(&self, folder: &str) -> Option<(&str, Unreadable)> {
+    pub fn describe_obstacle(&self, folder: &str) -> Option<(&str, Unreadable)> {
         let ends = folder.match_indices('/').map(|(end, _)| end).chain([folder.len()]);
         ends.filter_map(|end| self.by_path.get_key_value(&folder[..end]))
             .find_map(|(path, contents)| Some((path.as_str(), contents.text().err()?)))

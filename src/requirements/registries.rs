@@ -23,7 +23,7 @@ pub trait Registries: Sync {
     ) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
 
     /// Versions of a provider that exist but that clients do not see; `None` if they see all.
-    fn provider_beyond(
+    fn unlisted_provider_versions(
         &self,
         _: &ProviderAddress,
     ) -> impl Future<Output = Result<Option<UnlistedVersions>, Self::Error>> + Send {
@@ -31,7 +31,7 @@ pub trait Registries: Sync {
     }
 
     /// Versions of a module that exist but that clients do not see; `None` if they see all.
-    fn module_beyond(
+    fn unlisted_module_versions(
         &self,
         _: &ModuleAddress,
     ) -> impl Future<Output = Result<Option<UnlistedVersions>, Self::Error>> + Send {

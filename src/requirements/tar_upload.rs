@@ -143,8 +143,8 @@ mod tests {
         }
         assert_eq!(files.get("prod/pipe.tf"), Some(Err(Unreadable::NoFile)));
         assert_eq!((files.get("prod/pipe"), files.get("prod/main.tf")), (None, Some(Ok(""))));
-        assert_eq!(files.in_the_way_of("prod/modules/x"), Some(("prod/modules", Unreadable::Link)));
-        assert_eq!(files.in_the_way_of("real/x"), None);
+        assert_eq!(files.describe_obstacle("prod/modules/x"), Some(("prod/modules", Unreadable::Link)));
+        assert_eq!(files.describe_obstacle("real/x"), None);
         let json = serde_json::to_string(&files).unwrap();
         assert_eq!(serde_json::from_str::<Files>(&json).unwrap(), files);
     }

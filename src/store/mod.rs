@@ -44,7 +44,7 @@ pub use self::disk_reads::ReadCursor;
 pub use self::examine::{LockState, StoreFindings, TokenFile};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, Totals};
 pub use self::key::Key;
-pub use self::read_memory::{ReadGrant, ReadMemory, ReadShare};
+pub use self::read_memory::{ReadBudget, ReadGrant, ReadShare};
 pub use self::records::{Durability, Recorded, Records};
 pub use self::size_limit::SizeLimit;
 pub use self::staged::{Staged, StagedNote};

@@ -14,7 +14,7 @@ const OWN_BYTES: usize = 16 * 1024;
 
 /// The budget; all copies share it.
 #[derive(Debug, Clone)]
-pub struct ReadMemory(Arc<Semaphore>);
+pub struct ReadBudget(Arc<Semaphore>);
 
 /// The share of one connection; all copies share it.
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ pub struct ReadShare {
     piece_bytes: usize,
 }
 
-impl ReadMemory {
+impl ReadBudget {
     /// A budget of so many bytes.
     pub fn new(bytes: usize) -> Self {
         Self(Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS))))
@@ -136,7 +136,7 @@ mod tests {
     /// time.
     #[tokio::test]
     async fn a_connection_goes_on_where_others_use_up_the_budget() {
-        let memory = ReadMemory::new(100_000);
+        let memory = ReadBudget::new(100_000);
         let (hog, other) = (memory.share(), memory.share());
         let piece = async |share: &ReadShare, most: usize| {
             let grant = share.grant(most).await;

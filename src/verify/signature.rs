@@ -227,13 +227,13 @@ impl DocumentSignature {
             .map_err(|reason| SignatureError::Mismatch { fingerprint: fingerprint(), reason })
             .map_err(KeyRefusal::Final)?;
         operations.take(key.self_signatures())?;
-        match key.check_flags(component, self.made_at) {
+        match key.check_may_sign(component, self.made_at) {
             Ok(warnings) => Ok(Signer { fingerprint: key.fingerprint(), warnings }),
             Err(KeyUnfit::Revoked { fingerprint }) => Err(KeyRefusal::Final(SignatureError::Revoked { fingerprint })),
             Err(KeyUnfit::CannotSign { reason }) => {
                 Err(KeyRefusal::Final(SignatureError::CannotSign { fingerprint: fingerprint(), reason }))
             }
-            Err(KeyUnfit::Unusable { reason }) => Err(KeyRefusal::Key { reason }),
+            Err(KeyUnfit::NoUsableSelfSignature { reason }) => Err(KeyRefusal::Key { reason }),
         }
     }
 }

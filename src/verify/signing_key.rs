@@ -47,7 +47,7 @@ pub(super) enum Component<'k> {
 pub(super) enum KeyUnfit {
     Revoked { fingerprint: String },
     CannotSign { reason: String },
-    Unusable { reason: String },
+    NoUsableSelfSignature { reason: String },
 }
 
 impl ListedKey {
@@ -59,9 +59,9 @@ impl ListedKey {
     /// The number of self-signatures to check.
     pub(super) fn self_signatures(&self) -> usize {
         let details = &self.0.details;
-        let of_names: usize = details.users.iter().map(|user| user.signatures.len()).sum();
+        let user_id_signatures: usize = details.users.iter().map(|user| user.signatures.len()).sum();
         let of_subkeys: usize = self.0.public_subkeys.iter().map(|subkey| 2 * subkey.signatures.len()).sum();
-        details.revocation_signatures.len() + details.direct_signatures.len() + of_names + of_subkeys
+        details.revocation_signatures.len() + details.direct_signatures.len() + user_id_signatures + of_subkeys
     }
 
     #[cfg(test)]
@@ -71,21 +71,21 @@ impl ListedKey {
 
     /// The components that the signature names as its issuer. A hint, not a proof.
     pub(super) fn components_named_by<'k>(&'k self, signature: &Signature) -> impl Iterator<Item = Component<'k>> {
-        let primary = names(signature, &self.0.primary_key).then_some(Component::Primary(&self.0));
-        let subkeys = self.0.public_subkeys.iter().filter(|subkey| names(signature, &subkey.key));
+        let primary = is_issued_by(signature, &self.0.primary_key).then_some(Component::Primary(&self.0));
+        let subkeys = self.0.public_subkeys.iter().filter(|subkey| is_issued_by(signature, &subkey.key));
         primary.into_iter().chain(subkeys.map(Component::Subkey).collect::<Vec<_>>())
     }
 
     /// Checks that the component may sign, and returns warnings. Expiry is measured at the time of the signature.
-    pub(super) fn check_flags(&self, component: Component<'_>, made_at: Timestamp) -> Result<Vec<String>, KeyUnfit> {
+    pub(super) fn check_may_sign(&self, component: Component<'_>, made_at: Timestamp) -> Result<Vec<String>, KeyUnfit> {
         let primary = &self.0.primary_key;
-        let about_itself = self.about_itself()?;
+        let about_itself = self.valid_self_signatures()?;
         if about_itself.iter().any(|signature| revokes(signature)) {
             return Err(KeyUnfit::Revoked { fingerprint: self.fingerprint() });
         }
         let own = newest(about_itself.into_iter()).ok_or_else(|| unusable("has no valid signature of itself"))?;
         let mut warnings = Warnings::default();
-        warnings.look_at(primary, own, made_at);
+        warnings.add_weaknesses_of(primary, own, made_at);
         match component {
             Component::Primary(_) if !may_sign(own).unwrap_or(true) => Err(not_for_signing()),
             Component::Primary(_) => Ok(warnings.0),
@@ -103,7 +103,7 @@ impl ListedKey {
         warnings: &mut Warnings,
     ) -> Result<(), KeyUnfit> {
         let primary = &self.0.primary_key;
-        bounded(subkey.signatures.len())?;
+        check_signature_count(subkey.signatures.len())?;
         let valid = || subkey.signatures.iter().filter(|s| s.verify_subkey_binding(primary, &subkey.key).is_ok());
         if valid().any(|signature| signature.typ() == Some(SignatureType::SubkeyRevocation)) {
             return Err(KeyUnfit::Revoked { fingerprint: fingerprint(&subkey.key) });
@@ -114,26 +114,26 @@ impl ListedKey {
             return Err(not_for_signing());
         }
         // Without the subkey's own consent, any key could adopt a foreign signing key as its subkey.
-        let consent = binding
+        let back_signature = binding
             .embedded_signature()
             .filter(|back| has_tolerable_digest(back))
             .filter(|back| back.verify_primary_key_binding(&subkey.key, primary).is_ok())
             .ok_or_else(|| cannot_sign("is a signing subkey that does not confirm its primary key"))?;
-        warnings.look_at(&subkey.key, binding, made_at);
-        warnings.look_at_digest(&subkey.key, consent);
+        warnings.add_weaknesses_of(&subkey.key, binding, made_at);
+        warnings.add_digest_weakness(&subkey.key, back_signature);
         Ok(())
     }
 
     /// All valid statements of the primary key about itself: revocations, direct signatures, certified names.
-    fn about_itself(&self) -> Result<Vec<&Signature>, KeyUnfit> {
+    fn valid_self_signatures(&self) -> Result<Vec<&Signature>, KeyUnfit> {
         let primary = &self.0.primary_key;
         let details = &self.0.details;
         let direct = details.revocation_signatures.iter().chain(&details.direct_signatures);
         let about_key = direct.map(|signature| (signature, None));
         let about_names = details.users.iter().flat_map(|user| user.signatures.iter().map(|s| (s, Some(&user.id))));
         let claimed: Vec<_> =
-            about_key.chain(about_names).filter(|(s, _)| names(s, primary) || names_nobody(s)).collect();
-        bounded(claimed.len())?;
+            about_key.chain(about_names).filter(|(s, _)| is_issued_by(s, primary) || names_no_issuer(s)).collect();
+        check_signature_count(claimed.len())?;
         let valid = claimed.into_iter().filter(|(signature, user)| match user {
             Some(_) if signature.typ() == Some(SignatureType::CertRevocation) => false,
             Some(id) => signature.verify_certification(primary, Tag::UserId, id).is_ok(),
@@ -183,8 +183,8 @@ struct Warnings(Vec<String>);
 
 impl Warnings {
     /// Records weak properties of a key and of the signature that describes it.
-    fn look_at(&mut self, key: &impl KeyDetails, describing: &Signature, made_at: Timestamp) {
-        self.look_at_digest(key, describing);
+    fn add_weaknesses_of(&mut self, key: &impl KeyDetails, describing: &Signature, made_at: Timestamp) {
+        self.add_digest_weakness(key, describing);
         let valid_for = describing.key_expiration_time().map_or(0, |span| span.as_secs());
         let expires = u64::from(key.created_at().as_secs()) + u64::from(valid_for);
         if valid_for != 0 && expires <= u64::from(made_at.as_secs()) {
@@ -193,7 +193,7 @@ impl Warnings {
         }
     }
 
-    fn look_at_digest(&mut self, key: &impl KeyDetails, describing: &Signature) {
+    fn add_digest_weakness(&mut self, key: &impl KeyDetails, describing: &Signature) {
         if describing.hash_alg() == Some(HashAlgorithm::Sha1) {
             self.add(format!("key {} vouches for itself with SHA-1 only", fingerprint(key)));
         }
@@ -206,7 +206,7 @@ impl Warnings {
     }
 }
 
-fn names(signature: &Signature, key: &impl KeyDetails) -> bool {
+fn is_issued_by(signature: &Signature, key: &impl KeyDetails) -> bool {
     signature.issuer_key_id().contains(&&key.legacy_key_id())
         || signature.issuer_fingerprint().contains(&&key.fingerprint())
 }
@@ -215,7 +215,7 @@ fn revokes(signature: &Signature) -> bool {
     signature.typ() == Some(SignatureType::KeyRevocation)
 }
 
-fn names_nobody(signature: &Signature) -> bool {
+fn names_no_issuer(signature: &Signature) -> bool {
     signature.issuer_key_id().is_empty() && signature.issuer_fingerprint().is_empty()
 }
 
@@ -236,7 +236,7 @@ fn has_tolerable_digest(signature: &Signature) -> bool {
     !matches!(signature.hash_alg(), None | Some(HashAlgorithm::Md5 | HashAlgorithm::Ripemd160))
 }
 
-fn bounded(signatures: usize) -> Result<(), KeyUnfit> {
+fn check_signature_count(signatures: usize) -> Result<(), KeyUnfit> {
     if signatures > MAX_SELF_SIGNATURES {
         return Err(unusable("has more signatures of itself than are checked"));
     }
@@ -269,7 +269,7 @@ pub(super) fn pgp_error_text(error: &pgp::errors::Error) -> String {
 }
 
 fn unusable(reason: &str) -> KeyUnfit {
-    KeyUnfit::Unusable { reason: reason.to_owned() }
+    KeyUnfit::NoUsableSelfSignature { reason: reason.to_owned() }
 }
 
 fn cannot_sign(reason: &str) -> KeyUnfit {

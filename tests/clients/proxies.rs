@@ -15,7 +15,7 @@ use crate::support::process::Process;
 use crate::support::programs::find;
 use crate::support::terraform::Terraform;
 use crate::support::tls::TestCa;
-use crate::terraform::{Left, left_by_init, registry};
+use crate::terraform::{InstalledFiles, left_by_init, registry};
 
 /// A server with a configuration file, ended when dropped.
 struct Server {
@@ -147,7 +147,7 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     squid(&client, &straight, report, subject, &ca).await;
 }
 
-fn verdict(straight: &Result<Left, String>, left: Result<Left, String>) -> Verdict {
+fn verdict(straight: &Result<InstalledFiles, String>, left: Result<InstalledFiles, String>) -> Verdict {
     match (straight, left) {
         (Ok(straight), Ok(left)) => compared(straight, &left),
         (Err(output), _) => Verdict::Wrong(format!("straight: {output}")),
@@ -156,7 +156,13 @@ fn verdict(straight: &Result<Left, String>, left: Result<Left, String>) -> Verdi
 }
 
 /// Between the client and larder, and between larder and the registry.
-async fn squid(client: &Terraform, straight: &Result<Left, String>, report: &mut Report, subject: &str, ca: &TestCa) {
+async fn squid(
+    client: &Terraform,
+    straight: &Result<InstalledFiles, String>,
+    report: &mut Report,
+    subject: &str,
+    ca: &TestCa,
+) {
     let Some(program) = find("squid") else {
         return report.row("squid", "-", subject, Verdict::NotRun("it is not installed".to_owned()));
     };

@@ -6,7 +6,7 @@ pub(crate) enum Verdict {
     /// As straight at the registry.
     Same,
     /// Not the same, for this reason.
-    Differs(&'static str),
+    ExpectedDifference(&'static str),
     /// Not the same, and it should be: what differs.
     Wrong(String),
     /// It was not run, for this reason.
@@ -17,7 +17,7 @@ impl Verdict {
     fn words(&self) -> String {
         match self {
             Self::Same => "the same".to_owned(),
-            Self::Differs(reason) => format!("differs: {reason}"),
+            Self::ExpectedDifference(reason) => format!("differs: {reason}"),
             Self::Wrong(subject) => format!("**WRONG**: {}", subject.replace(['\n', '|'], " ")),
             Self::NotRun(reason) => format!("not run: {reason}"),
         }

@@ -30,7 +30,7 @@ struct Cli {
 /// The client's route to larder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Route {
-    Straight,
+    Direct,
     Override,
     OverrideTls,
     Mirror,
@@ -51,7 +51,7 @@ impl Route {
 
     fn words(self) -> &'static str {
         match self {
-            Self::Straight => "straight",
+            Self::Direct => "straight",
             Self::Override => "host override, http",
             Self::OverrideTls => "host override, TLS",
             Self::Mirror => "network mirror",
@@ -63,7 +63,7 @@ impl Route {
 }
 
 /// The result of a step: files by path with their digests, and the lock file.
-pub(crate) type Left = BTreeMap<String, String>;
+pub(crate) type InstalledFiles = BTreeMap<String, String>;
 
 pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     for (version, name) in
@@ -73,9 +73,9 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
         match tools.terraform(name) {
             Some(client) => {
                 let cli = Cli { name: title, client, version, default_host: HOST };
-                of_client(&cli, report).await;
+                compare_client(&cli, report).await;
                 if version >= (1, 15) {
-                    with_constants(&cli, report).await;
+                    compare_variable_sources(&cli, report).await;
                 }
             }
             None => report.row(&title, "-", "-", Verdict::NotRun("it is not installed".to_owned())),
@@ -86,8 +86,8 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
         Some((path, client)) => {
             let name = with_version("OpenTofu", Path::new(path), "version").await;
             let cli = Cli { name, client, version: (1, 9), default_host: "registry.opentofu.org" };
-            of_client(&cli, report).await;
-            with_constants(&cli, report).await;
+            compare_client(&cli, report).await;
+            compare_variable_sources(&cli, report).await;
         }
         None => report.row("OpenTofu", "-", "-", Verdict::NotRun("LARDER_TOFU names no program".to_owned())),
     }
@@ -95,7 +95,7 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
 
 /// A configuration whose module is chosen by values: `larder warm` of its folder stores everything that `init` then
 /// needs without the registry.
-async fn with_constants(cli: &Cli, report: &mut Report) {
+async fn compare_variable_sources(cli: &Cli, report: &mut Report) {
     let subject = "modules chosen by variables: `larder warm FOLDER`, then `init` without the registry";
     let mut upstream = registry().await;
     let folder = Folder::new();
@@ -144,8 +144,8 @@ async fn with_constants(cli: &Cli, report: &mut Report) {
     report.row(&cli.name, "host override, http", subject, verdict);
 }
 
-async fn of_client(cli: &Cli, report: &mut Report) {
-    let straight = run(cli, Route::Straight).await;
+async fn compare_client(cli: &Cli, report: &mut Report) {
+    let straight = run(cli, Route::Direct).await;
     if let Some((step, Err(error))) = straight.iter().find(|(_, left)| left.is_err()) {
         return report.row(&cli.name, "straight", step, Verdict::Wrong(error.clone()));
     }
@@ -165,12 +165,12 @@ async fn of_client(cli: &Cli, report: &mut Report) {
     }
 }
 
-fn judged(route: Route, straight: &Left, left: &Left, cli: &Cli) -> Verdict {
+fn judged(route: Route, straight: &InstalledFiles, left: &InstalledFiles, cli: &Cli) -> Verdict {
     if !route.is_mirror() {
         return differences(straight, left);
     }
     // A network mirror has no modules and no signatures: the client records only the hashes it computed (PROTOCOL 3.3).
-    let no_modules = |left: &Left| -> Left {
+    let no_modules = |left: &InstalledFiles| -> InstalledFiles {
         left.iter()
             .filter(|(path, _)| !path.contains("/modules/") && *path != LOCK)
             .map(|(a, b)| (a.clone(), b.clone()))
@@ -185,29 +185,29 @@ fn judged(route: Route, straight: &Left, left: &Left, cli: &Cli) -> Verdict {
         lock.lines().filter(|line| line.contains("\"h1:")).map(|line| line.trim().to_owned()).collect()
     };
     match locks {
-        [None, None] => Verdict::Differs(
+        [None, None] => Verdict::ExpectedDifference(
             "at first 0.13 refuses: it knows `h1:` alone, which larder has of stored archives; `init` again",
         ),
         // All platforms' hashes are listed, and none is left out.
         [Some(straight), Some(left)] if route == Route::TrustedMirror => {
             // Two providers, and each platform that the mirror lists.
             match left.matches("\"zh:").count() == 2 * PLATFORMS.len() && left.contains("\"h1:") {
-                true => Verdict::Differs("the `zh:` of every platform, as the mirror lists them"),
+                true => Verdict::ExpectedDifference("the `zh:` of every platform, as the mirror lists them"),
                 false => Verdict::Wrong(format!("straight: {straight} through larder: {left}")),
             }
         }
         [Some(straight), Some(left)] if h1(straight) == h1(left) => match left.contains("\"zh:") {
             true if cli.default_host == HOST => Verdict::Wrong(format!("zh: through a mirror: {left}")),
-            true => Verdict::Differs("of the hashes it has verified, one `zh:` for each provider"),
-            false => Verdict::Differs("the same `h1:`, no `zh:`: the client takes none from a mirror"),
+            true => Verdict::ExpectedDifference("of the hashes it has verified, one `zh:` for each provider"),
+            false => Verdict::ExpectedDifference("the same `h1:`, no `zh:`: the client takes none from a mirror"),
         },
         [straight, left] => Verdict::Wrong(format!("lock files: {straight:?} {left:?}")),
     }
 }
 
 /// The files that are not the same.
-fn differences(straight: &Left, through: &Left) -> Verdict {
-    let select = |left: &Left, other: &Left| -> Left {
+fn differences(straight: &InstalledFiles, through: &InstalledFiles) -> Verdict {
+    let select = |left: &InstalledFiles, other: &InstalledFiles| -> InstalledFiles {
         left.iter()
             .filter(|(path, shown)| other.get(*path) != Some(shown))
             .map(|(a, b)| (a.clone(), b.clone()))
@@ -252,7 +252,7 @@ pub(crate) async fn left_by_init(
     modules_url: &str,
     ca: &TestCa,
     environment: &[(&str, &str)],
-) -> Result<Left, String> {
+) -> Result<InstalledFiles, String> {
     let mut workspace = client.workspace();
     workspace.trust(&ca.pem()).require("acme/null", "~> 1.1").require("acme/random", ">= 3.0.0");
     workspace.file("module.tf", "module \"m\" {\n  source  = \"acme/vpc/aws\"\n  version = \"~> 1.0\"\n}\n");
@@ -272,14 +272,14 @@ fn null(version: &str) -> Provider {
 }
 
 /// All steps of a client on one route: the result of each, or the client's error.
-async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<Left, String>)> {
+async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<InstalledFiles, String>)> {
     let (upstream, ca) = (registry().await, TestCa::new());
     let larder = Larder::builder()
         .upstream(cli.default_host, &format!("{}/", upstream.origin()), "")
         .server(&format!("default_upstream = \"{}\"", cli.default_host))
         .nothing_stays_fresh();
     let larder = match route {
-        Route::Straight | Route::Override => larder.start().await,
+        Route::Direct | Route::Override => larder.start().await,
         _ => larder.tls(&ca, &["127.0.0.1", cli.default_host]).start().await,
     };
     let own = format!("127.0.0.1:{}", larder.address().port());
@@ -295,7 +295,7 @@ async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<Left, String>
     }
     let base = format!("{}/registry/{}", larder.base(), cli.default_host);
     match route {
-        Route::Straight => {
+        Route::Direct => {
             workspace.cli_config(&host_override(cli.default_host, &upstream.providers_url(), &upstream.modules_url()));
         }
         Route::Override | Route::OverrideTls => {
@@ -323,7 +323,7 @@ async fn steps(
     workspace: &Workspace,
     host: &str,
     upstream: &FakeUpstream,
-) -> Vec<(&'static str, Result<Left, String>)> {
+) -> Vec<(&'static str, Result<InstalledFiles, String>)> {
     let mut steps = Vec::new();
     let left = || left_behind(&workspace.path(), host);
     let ask = async |arguments: &[&str]| {
@@ -364,9 +364,9 @@ async fn steps(
 }
 
 /// The files below a folder by their digests, and the lock file as it is; the host of addresses is left out.
-fn left_behind(folder: &Path, host: &str) -> Left {
+fn left_behind(folder: &Path, host: &str) -> InstalledFiles {
     let neutral = |text: String| text.replace(host, "HOST").replace(&host.replace(':', "_"), "HOST");
-    let mut left = Left::new();
+    let mut left = InstalledFiles::new();
     let mut waiting = vec![folder.to_owned()];
     while let Some(folder_of) = waiting.pop() {
         for entry in fs::read_dir(&folder_of).unwrap() {

@@ -226,7 +226,7 @@ async fn a_version_list_that_is_gone_has_dropped_all_that_is_stored() {
     install(&larder).await;
     upstream.fault(Target::Versions, Fault::Status(404));
     for _ in 0..2 {
-        assert!(larder.versions("null").await.expect(200).is("gone"));
+        assert!(larder.versions("null").await.expect(200).has_cache_status("gone"));
         assert_eq!(open_alarms(&larder).await, alarms(&[("dropped", "1.2.0")]));
     }
     assert_eq!(larder.metric("larder_alarms_total").await, 1.0);

@@ -46,16 +46,16 @@ async fn stored_archives_that_a_bundle_lists_are_not_evicted_for_its_others() {
         outcomes.contains(&(select("one"), "held".to_owned()))
             && outcomes.contains(&(select("other"), "applied".to_owned()))
     );
-    assert!(larder.get(&one).await.expect(200).is("larder; hit"), "it was evicted");
+    assert!(larder.get(&one).await.expect(200).has_cache_status("larder; hit"), "it was evicted");
     let other = larder.archive_path("other", "1.2.0").await;
-    assert!(larder.get(&other).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&other).await.expect(200).has_cache_status("larder; hit"));
     assert_eq!(larder.folder.blobs().len(), 3);
     // After the import they are evicted like any other.
     larder.clock.advance(Duration::from_secs(120));
     for name in ["two", "three", "four"] {
         install(&larder, name).await;
     }
-    assert!(larder.get(&one).await.expect(200).is("fwd=miss"), "it stays for good");
+    assert!(larder.get(&one).await.expect(200).has_cache_status("fwd=miss"), "it stays for good");
 }
 
 /// The bundle's own stored archives are not evicted for the rest, so they reduce the disk space for it.
@@ -69,7 +69,7 @@ async fn a_bundle_that_fits_only_in_place_of_what_it_names_itself_is_refused_at_
     let one = install(&larder, "one").await;
     let text = given(&larder, both).await.expect(507).text();
     assert!(text.contains("stored ones of the bundle"), "{text}");
-    assert!(larder.get(&one).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&one).await.expect(200).has_cache_status("larder; hit"));
     // Alone it fits, in place of an archive that it does not list.
     assert!(applied_by(&larder, large).await.ok);
     until("what the bundle does not name is evicted", async || larder.folder.blobs().len() == 1).await;

@@ -139,10 +139,10 @@ async fn purge_forgets_a_version_and_the_next_request_fetches_it_again() {
     assert_eq!(upstream.requests().len(), 0);
 
     let (again, _, archive) = install(&larder).await;
-    assert!(again.is("fwd=miss") && again.body == document.body && archive == stored);
+    assert!(again.has_cache_status("fwd=miss") && again.body == document.body && archive == stored);
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
     for path in &kept {
-        assert!(larder.get(path).await.expect(200).is("larder; hit"));
+        assert!(larder.get(path).await.expect(200).has_cache_status("larder; hit"));
     }
     let nothing = larder.tell("purge", "acme/null@7.7.7").await;
     assert_eq!((nothing.items[0].archives, nothing.ok), (Some(0), true));
@@ -242,7 +242,7 @@ async fn purge_leaves_and_reports_pinned_packages() {
         assert_eq!((&done.items[0].pinned, done.ok), (&Some(vec![PACKAGE.into()]), false), "{done}");
         assert_eq!(done.items[0].documents, Some(0));
     }
-    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
 }
 
 /// DESIGN 3: commands talk to the running larder; without one, they open the store themselves.

@@ -49,9 +49,9 @@ impl AdminScene {
     /// Checks that nothing was purged and upstream was not asked.
     async fn assert_unchanged(&self) {
         assert_eq!(self.upstream.requests().len(), self.upstream_requests);
-        assert!(self.larder.get(&self.path).await.expect(200).is("larder; hit"));
-        assert!(self.larder.document("null", "1.2.0").await.expect(200).is("larder; hit"));
-        assert!(self.larder.versions("null").await.expect(200).is("larder; hit"));
+        assert!(self.larder.get(&self.path).await.expect(200).has_cache_status("larder; hit"));
+        assert!(self.larder.document("null", "1.2.0").await.expect(200).has_cache_status("larder; hit"));
+        assert!(self.larder.versions("null").await.expect(200).has_cache_status("larder; hit"));
     }
 }
 

@@ -139,7 +139,7 @@ async fn purge_changes_nothing_while_a_name_cannot_be_read() {
     assert!(!done.ok && error.contains(other.to_str().unwrap()), "{done}");
     assert_eq!((folder.sets().len(), folder.blobs().len(), folder.files("names").len()), (2, 2, 2));
     upstream.forget_requests();
-    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
     std::fs::write(other, before).unwrap();
     larder.stop().await;
     let larder = Larder::mirroring(&upstream).on(&folder).start().await;

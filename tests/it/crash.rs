@@ -119,7 +119,7 @@ async fn an_archive_whose_last_byte_was_sent_survives_a_kill() {
         assert_eq!(larder.archive_path(name).await, path);
         let answer = larder.get(&path).await.expect(200);
         assert!(answer.body == bytes(&upstream, name), "{name}");
-        assert!(answer.is("larder; hit"), "{name}");
+        assert!(answer.has_cache_status("larder; hit"), "{name}");
         upstream.restart().await;
     }
 }
@@ -152,7 +152,7 @@ async fn a_second_larder_on_the_same_store_refuses_to_start_and_harms_nothing() 
     assert_eq!(set_aside(folder.path()), Vec::<String>::new());
     stored.open();
     assert!(asking.await.unwrap().unwrap().body == bytes(&upstream, "null"));
-    assert!(first.get(&path).await.expect(200).is("larder; hit"));
+    assert!(first.get(&path).await.expect(200).has_cache_status("larder; hit"));
     get(&format!("{}/readyz", first.admin())).await.expect(200);
 }
 

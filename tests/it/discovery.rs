@@ -367,7 +367,7 @@ async fn a_service_dropped_from_discovery_stays_available_and_so_does_the_other(
         assert_eq!(services["modules.v1"], modules_of(HOST), "{document}");
         let again = larder.versions("null").await.expect(200);
         assert_eq!(again.body, stored.body);
-        assert!(again.is(detail), "{document}: {}", again.header("cache-status"));
+        assert!(again.has_cache_status(detail), "{document}: {}", again.header("cache-status"));
     }
     let modules = larder.get(&format!("{}acme/none/aws/versions", modules_of(HOST))).await;
     assert_eq!(modules.status, 502, "its upstream names no modules.v1 any more: {}", modules.text());
@@ -383,7 +383,7 @@ async fn a_stored_document_is_served_stale_while_the_upstreams_is_unusable() {
         upstream.fault(Target::Discovery, fault.clone());
         let stored = larder.get(&discovery_of(HOST)).await.expect(200);
         assert_eq!(stored.body, good.body);
-        assert!(stored.is("detail=stale"), "{fault:?}: {}", stored.header("cache-status"));
+        assert!(stored.has_cache_status("detail=stale"), "{fault:?}: {}", stored.header("cache-status"));
         upstream.heal();
     }
 }

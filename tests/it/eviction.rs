@@ -62,7 +62,7 @@ async fn archives_that_upstream_deleted_are_evicted_last() {
     }
     upstream.withdraw("acme", "one", "1.2.0");
     larder.clock.advance(DAY);
-    assert!(larder.document("one", "1.2.0").await.expect(200).is("detail=gone"));
+    assert!(larder.document("one", "1.2.0").await.expect(200).has_cache_status("detail=gone"));
     install(&larder, "four").await;
     assert_eq!(larder.get(&paths[0]).await.expect(200).header("cache-status"), "larder; hit");
 }

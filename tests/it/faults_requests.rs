@@ -301,7 +301,7 @@ async fn a_client_that_leaves_half_way_takes_nothing_from_those_who_share() {
         assert!(response.bytes().await.unwrap() == right, "who stayed got other bytes");
     }
     assert_eq!((upstream.count_of(Target::Archive), larder.folder.blobs().len()), (1, 1));
-    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
 }
 
 /// The first JSON error of a response with this status.

@@ -77,7 +77,7 @@ impl FullDisk {
         let filled = self.larder.get(&self.path).await.expect(200);
         assert_eq!((filled.header("cache-status"), filled.body == self.zip), ("larder; fwd=miss; stored", true));
         assert_eq!((self.folder.blobs().len(), self.folder.staged().len()), (1, 0));
-        assert!(self.larder.get(&self.path).await.expect(200).is("larder; hit"));
+        assert!(self.larder.get(&self.path).await.expect(200).has_cache_status("larder; hit"));
     }
 }
 
@@ -310,8 +310,8 @@ async fn a_disk_without_a_free_byte_costs_no_document() {
     larder.log().line_with("a verified set could not be recorded").await;
     larder.let_files_grow_to(None);
     let path = larder.archive_path("null").await;
-    assert!(larder.get(&path).await.expect(200).is("stored"));
-    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&path).await.expect(200).has_cache_status("stored"));
+    assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
     assert_eq!(larder.terminate().await, Some(0));
 }
 
@@ -327,7 +327,7 @@ async fn a_store_that_fits_only_documents_reports_not_keeping() {
     assert!(is("ready").await);
     assert!(fixture.receive().await.body == fixture.zip);
     assert!(is("not-keeping").await);
-    assert!(fixture.larder.document("random").await.expect(200).is("stored"));
+    assert!(fixture.larder.document("random").await.expect(200).has_cache_status("stored"));
     assert!(is("not-keeping").await);
     fixture.free_disk_space();
     assert!(fixture.receive().await.body == fixture.zip);
@@ -358,7 +358,7 @@ async fn a_larder_starts_although_not_a_byte_can_be_written() {
 
         let larder = Process::serve_after("ulimit -f 0", &builder, folder.path());
         let larder = larder.unwrap_or_else(|error| panic!("killed {killed}: {error:?}"));
-        assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+        assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
         larder.get("/readyz").await.expect(200);
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
         assert_eq!(status["archives"], 1);
@@ -369,7 +369,7 @@ async fn a_larder_starts_although_not_a_byte_can_be_written() {
 
         let larder = Process::start(&builder, folder.path());
         let other = larder.archive_path("other").await;
-        assert!(larder.get(&other).await.expect(200).is("stored"));
+        assert!(larder.get(&other).await.expect(200).has_cache_status("stored"));
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
         assert_eq!(status["archives"], 2, "the index of before was trusted");
     }

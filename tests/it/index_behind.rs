@@ -88,7 +88,7 @@ async fn eviction_and_purge_read_no_name_but_those_that_they_change() {
     let (larder, _) = filled_larder(&upstream).await;
     let asleep = BlockedFile::at(&record_path(&larder.folder, "asleep"));
     let four = larder.archive_path("four", "1.2.0").await;
-    assert!(larder.get(&four).await.expect(200).is("larder; fwd=miss; stored"));
+    assert!(larder.get(&four).await.expect(200).has_cache_status("larder; fwd=miss; stored"));
     assert!(!is_held(&larder, &upstream, "one") && is_held(&larder, &upstream, "two"));
     assert_eq!(larder.tell("purge", "registry.terraform.io/acme/two").await.items[0].archives, Some(1));
     assert!(!is_held(&larder, &upstream, "two") && is_held(&larder, &upstream, "three"));
@@ -108,7 +108,7 @@ async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwar
     let larder = larder_of_one_mebibyte(&upstream).on(&folder).start().await;
     get(&format!("{}/readyz", larder.base())).await.expect(200);
     assert_eq!(larder.metric("larder_index_whole").await, 0.0);
-    assert!(larder.get(&paths[0]).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&paths[0]).await.expect(200).has_cache_status("larder; hit"));
 
     upstream.forget_requests();
     let filling = tokio::spawn(send(client().get(format!("{}{four}", larder.base()))));
@@ -120,7 +120,7 @@ async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwar
     };
     let waking = async {
         // Other archives are served meanwhile, and nothing was evicted.
-        assert!(larder.get(&paths[1]).await.expect(200).is("larder; hit"));
+        assert!(larder.get(&paths[1]).await.expect(200).has_cache_status("larder; hit"));
         assert!(folder.blobs().len() == 4 && !filling.is_finished());
         drop(asleep);
     };

@@ -43,7 +43,7 @@ async fn sigterm_lets_a_running_download_finish_and_refuses_new_connections() {
     assert_eq!(larder.ended().await, Some(0));
 
     let larder = Process::start(&Larder::mirroring(&upstream).on(&folder), folder.path());
-    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
 }
 
 #[tokio::test]

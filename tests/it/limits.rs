@@ -104,13 +104,13 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() 
     let (got, ()) = tokio::join!(larder.versions("random"), async {
         upstream.wait_for(version_list_target("random"), 1).await;
         assert_busy(larder.versions("tls").await, "as many documents are being fetched as may be at one time");
-        assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+        assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
         assert_eq!(upstream.count_of(version_list_target("tls")), 0);
         gate.open();
     });
     got.expect(200);
     larder.versions("tls").await.expect(200);
-    assert!(larder.versions("null").await.expect(200).is("fwd=stale; stored"));
+    assert!(larder.versions("null").await.expect(200).has_cache_status("fwd=stale; stored"));
 }
 
 /// Document bodies share one memory budget, with and without a Content-Length.
@@ -197,7 +197,7 @@ async fn only_so_many_requests_wait_for_upstreams() {
     larder.versions("held").await.expect(200);
     // A stale copy is served without revalidation.
     larder.clock.advance(Duration::from_secs(1000));
-    assert!(larder.versions("held").await.expect(200).is("detail=stale"));
+    assert!(larder.versions("held").await.expect(200).has_cache_status("detail=stale"));
     gate.open();
     for answer in waiting {
         answer.await.unwrap().unwrap().expect(200);

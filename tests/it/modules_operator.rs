@@ -260,7 +260,7 @@ async fn accept_of_a_module_that_upstream_has_withdrawn_resolves_its_alarms() {
     assert_eq!(kinds().await, ["moved"]);
     fixture.registry.fault(Target::Location, Fault::Status(404));
     fixture.registry.fault(Target::ModuleVersions, Fault::Status(404));
-    assert!(larder.get(&list).await.expect(200).is("detail=gone"));
+    assert!(larder.get(&list).await.expect(200).has_cache_status("detail=gone"));
     assert_eq!(kinds().await, ["moved", "dropped"]);
     let done = larder.tell("accept", ONE).await;
     assert_eq!((done.items[0].outcome.as_deref(), done.ok), (Some("withdrawn"), true), "{done}");

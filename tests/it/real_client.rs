@@ -67,7 +67,7 @@ async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
     workspace.cli_config(&overridden(&larder));
     workspace.init().await.expect_success();
     assert_eq!(workspace.lock_file(), direct.lock_file());
-    assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+    assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
 }
 
 /// PROTOCOL 2.2: the list says `0.1`, the client asks for `0.1.0`, upstream only knows `0.1`.

@@ -40,7 +40,7 @@ async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_report
 
     larder.reload(and(Larder::mirroring(&first), &second)).await.unwrap();
     larder.get(&list).await.expect(200);
-    assert!(larder.get(&list).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&list).await.expect(200).has_cache_status("larder; hit"));
     larder.versions("null").await.expect(200);
     let config = get(&format!("{}/admin/v1/client-config", larder.admin())).await.expect(200).text();
     assert!(config.contains(SECOND), "{config}");
@@ -54,7 +54,7 @@ async fn an_upstream_that_is_added_is_mirrored_and_one_that_is_removed_is_report
     // The stored copy is used when the upstream returns.
     second.forget_requests();
     larder.reload(and(Larder::mirroring(&first), &second)).await.unwrap();
-    assert!(larder.get(&list).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&list).await.expect(200).has_cache_status("larder; hit"));
     assert_eq!(second.count_of(Target::Everything), 0);
 }
 
@@ -67,7 +67,7 @@ async fn a_new_fresh_time_holds_for_what_is_finished_in_memory_too() {
     }
     assert_eq!(upstream.count_of(Target::Versions), 1);
     larder.reload(Larder::mirroring(&upstream).nothing_stays_fresh()).await.unwrap();
-    assert!(larder.versions("null").await.expect(200).is("fwd=stale"));
+    assert!(larder.versions("null").await.expect(200).has_cache_status("fwd=stale"));
     assert_eq!(upstream.count_of(Target::Versions), 2);
 }
 
@@ -226,14 +226,14 @@ async fn an_upstream_that_has_moved_is_asked_at_its_new_place_at_once() {
     larder.get(&path).await.expect(502);
 
     larder.reload(Larder::mirroring(&new)).await.unwrap();
-    assert!(larder.versions("null").await.expect(200).is("fwd=stale"));
+    assert!(larder.versions("null").await.expect(200).has_cache_status("fwd=stale"));
     let path = larder.archive_path("null", "1.2.0").await;
     let answer = larder.get(&path).await.expect(200);
     assert!(answer.body == new.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
     // From then on all of it is as fresh as ever.
     new.forget_requests();
-    assert!(larder.versions("null").await.expect(200).is("larder; hit"));
-    assert!(larder.document("null", "1.2.0").await.expect(200).is("larder; hit"));
+    assert!(larder.versions("null").await.expect(200).has_cache_status("larder; hit"));
+    assert!(larder.document("null", "1.2.0").await.expect(200).has_cache_status("larder; hit"));
     assert_eq!(new.count_of(Target::Everything), 0);
 }
 
@@ -284,7 +284,7 @@ async fn offline_after_a_reload_nothing_leaves() {
     larder.reload(Larder::mirroring(&upstream).network("offline = true")).await.unwrap();
     upstream.forget_requests();
     larder.clock.advance(Duration::from_secs(3600));
-    assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+    assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
     larder.versions("random").await.expect(503);
     assert_eq!(upstream.count_of(Target::Everything), 0);
     larder.reload(Larder::mirroring(&upstream)).await.unwrap();
@@ -322,11 +322,11 @@ async fn an_open_circuit_breaker_stays_open_across_a_reload() {
     larder.versions("null").await.expect(200);
     larder.clock.advance(Duration::from_secs(400));
     upstream.fault(Target::Versions, Fault::Status(500));
-    assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+    assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
     upstream.heal();
     upstream.forget_requests();
     larder.reload(Larder::mirroring(&upstream).with("patience = \"3s\"")).await.unwrap();
-    assert!(larder.versions("null").await.expect(200).is("detail=stale"));
+    assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
     assert_eq!(upstream.count_of(Target::Everything), 0);
     assert_eq!(larder.metric("larder_breaker_open").await, 1.0);
 }

@@ -55,7 +55,7 @@ async fn an_archive_larger_than_the_store_may_be_is_passed_through() {
         is_passed(&larder.get(&large).await, &archive(&upstream, "large"));
         assert_eq!(larder.metric("larder_passed_through_total").await, f64::from(passed));
     }
-    assert!(larder.get(&small).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&small).await.expect(200).has_cache_status("larder; hit"));
     assert!(larder.folder.staged().is_empty());
 }
 
@@ -92,8 +92,8 @@ async fn without_a_place_to_stage_everything_is_answered_and_nothing_is_kept() {
         assert!(larder.folder.blobs().is_empty());
         in_the_way.goes();
         assert_eq!(larder.archive_path("null", "1.2.0").await, path);
-        assert!(larder.get(&path).await.expect(200).is("stored"));
-        assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+        assert!(larder.get(&path).await.expect(200).has_cache_status("stored"));
+        assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
     }
 }
 
@@ -121,8 +121,8 @@ async fn an_archive_whose_commit_fails_is_released_by_its_proof() {
                 in_the_way.goes();
             });
             assert!(first.status == 200 && first.body == fixture.zip, "{part}");
-            assert!(fixture.larder.get(&fixture.path).await.expect(200).is("fwd=miss; stored"), "{part}");
-            assert!(fixture.larder.get(&fixture.path).await.expect(200).is("larder; hit"), "{part}");
+            assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("fwd=miss; stored"), "{part}");
+            assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("larder; hit"), "{part}");
             assert_eq!(fixture.archive_requests().len(), 1, "{part} {size}");
             fixture.arrives_whole().await;
         }
@@ -141,8 +141,8 @@ async fn a_damaged_archive_that_cannot_be_quarantined_is_passed_through() {
         let in_the_way = InTheWay::of(fixture.folder(), "aside");
         is_passed(&fixture.larder.get(&fixture.path).await, &fixture.zip);
         in_the_way.goes();
-        assert!(fixture.larder.get(&fixture.path).await.expect(200).is("stored"));
-        assert!(fixture.larder.get(&fixture.path).await.expect(200).is("larder; hit"));
+        assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("stored"));
+        assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("larder; hit"));
     }
 }
 
@@ -273,9 +273,9 @@ async fn a_store_that_comes_back_is_used_again() {
     std::fs::rename(&away, &v1).unwrap();
 
     larder.get("/readyz").await.expect(200);
-    assert!(larder.get(&one).await.expect(200).is("larder; hit"));
-    assert!(larder.get(&two).await.expect(200).is("stored"));
-    assert!(larder.get(&two).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&one).await.expect(200).has_cache_status("larder; hit"));
+    assert!(larder.get(&two).await.expect(200).has_cache_status("stored"));
+    assert!(larder.get(&two).await.expect(200).has_cache_status("larder; hit"));
 }
 
 /// DESIGN, promise 12: offline there is no upstream, and the answer names the lost store.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::support::command_setup::{CommandSetup, json as read};
+use crate::support::command_setup::{CommandSetup, json as parse_json};
 use crate::support::http::{client, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
@@ -20,26 +20,26 @@ async fn upstream_with(names: &[&str], size: usize) -> FakeUpstream {
     upstream
 }
 
-const ONE: &str = "provider \"registry.terraform.io/acme/null\" {\n  version = \"1.2.0\"\n}\n";
+const LOCK_FILE: &str = "provider \"registry.terraform.io/acme/null\" {\n  version = \"1.2.0\"\n}\n";
 
 /// DESIGN 3: what changes something needs the token; pages and rebound names are refused whatever they know.
 #[tokio::test]
 async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_page() {
     let upstream = upstream_with(&["null"], 100).await;
     let larder = Larder::mirroring(&upstream).start().await;
-    let stored = upstream.hold(Target::Archive);
+    let held_requests = upstream.hold(Target::Archive);
     let fixture = WarmFixture::of(&larder);
     let path = fixture.begin(&json!({ "what": ["acme/null"] })).await;
     let bearer = format!("Bearer {}", larder.token());
     let port = larder.admin().rsplit_once(':').unwrap().1.to_owned();
     let jobs = fixture.get("/admin/v1/jobs").await.expect(200).json();
-    for (method, offset, kind, body) in [
+    for (method, path, kind, body) in [
         ("POST", "/admin/v1/warm", "application/json", r#"{"what":["acme/null"]}"#),
-        ("POST", "/admin/v1/warm", "text/plain", ONE),
+        ("POST", "/admin/v1/warm", "text/plain", LOCK_FILE),
         ("DELETE", path.as_str(), "application/json", ""),
     ] {
         let ask = |headers: &[(&str, &str)]| {
-            let request = client().request(method.parse().unwrap(), format!("{}{offset}", larder.admin()));
+            let request = client().request(method.parse().unwrap(), format!("{}{path}", larder.admin()));
             let request = request.header("content-type", kind).body(body);
             send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)))
         };
@@ -59,7 +59,7 @@ async fn jobs_are_started_and_stopped_with_the_token_only_and_never_by_a_web_pag
     let now = fixture.get("/admin/v1/jobs").await.expect(200).json();
     assert_eq!(now["jobs"].as_array().unwrap().len(), 1);
     assert_eq!((&now["jobs"][0]["id"], &now["jobs"][0]["state"]), (&jobs["jobs"][0]["id"], &json!("running")));
-    stored.open();
+    held_requests.open();
     assert_eq!(fixture.ended(&path).await.state, "done");
 }
 
@@ -72,7 +72,7 @@ async fn without_a_platform_this_machines_own_is_warmed() {
     let here = larder::address::Platform::of_this_machine().to_string();
     let job = fixture.warm(&json!({ "what": ["acme/null"] })).await;
     assert_eq!((&job.platforms, &job.items[0].package.platform), (&vec![here.clone()], &Some(here.clone())));
-    let path = fixture.begin_lock_file(ONE, "").await;
+    let path = fixture.begin_lock_file(LOCK_FILE, "").await;
     assert_eq!(fixture.job(&path).await.platforms, [here]);
 }
 
@@ -83,8 +83,8 @@ async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
     let fixture = WarmFixture::of(&larder);
     let problems = |answer: crate::support::http::Answer| answer.expect(400).json()["errors"].clone();
     let bad = json!({ "what": ["null", "acme/null@=> 1", "acme/vpc/AWS"], "platforms": ["linux"], "pin": true });
-    let output = problems(fixture.post("/admin/v1/warm", &bad).await);
-    assert_eq!(output.as_array().unwrap().len(), 4, "{output}");
+    let errors = problems(fixture.post("/admin/v1/warm", &bad).await);
+    assert_eq!(errors.as_array().unwrap().len(), 4, "{errors}");
     for body in [json!([]), json!({ "what": "acme/null" }), json!({ "what": ["acme/null"], "force": true })] {
         let output = problems(fixture.post("/admin/v1/warm", &body).await);
         assert!(output[0].as_str().unwrap().contains("the body is not {\"what\""), "{output}");
@@ -138,10 +138,10 @@ async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
     }
     // A lock file of many providers is larger than any command.
     fixture.send("POST", "/admin/v1/warm", "text/plain", large[..(256 << 10) + 1].to_owned()).await.expect(413);
-    let long = format!("{}{ONE}", "# a comment\n".repeat(10_000));
+    let long = format!("{}{LOCK_FILE}", "# a comment\n".repeat(10_000));
     fixture.send("POST", "/admin/v1/warm", "text/plain; charset=utf-8", long).await.expect(202);
     for kind in ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "text/html"] {
-        fixture.send("POST", "/admin/v1/warm", kind, ONE).await.expect(415);
+        fixture.send("POST", "/admin/v1/warm", kind, LOCK_FILE).await.expect(415);
     }
     assert_eq!(fixture.send("GET", "/admin/v1/warm", "text/plain", "").await.expect(405).header("allow"), "POST");
     assert_eq!(fixture.send("POST", "/admin/v1/jobs", "text/plain", "").await.expect(405).header("allow"), "GET, HEAD");
@@ -197,7 +197,7 @@ async fn the_number_of_jobs_is_limited() {
 }
 
 /// The archives of these, by a client's document.
-async fn is_held(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
+async fn is_stored(larder: &Larder, upstream: &FakeUpstream, name: &str) -> bool {
     let path = larder.archive_path(name, "1.2.0").await;
     let before = upstream.count_of(Target::Archive);
     larder.get(&path).await.expect(200);
@@ -226,14 +226,14 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
             larder.get(&path).await.expect(200);
         }
         for (name, stored) in [("one", true), ("two", true), ("three", false)] {
-            assert_eq!(is_held(&larder, &upstream, name).await, stored, "{name}");
+            assert_eq!(is_stored(&larder, &upstream, name).await, stored, "{name}");
         }
         // Not even for something new: it does not fit then.
         let job =
             fixture.warm(&json!({ "what": ["acme/three", "acme/four"], "platforms": PLATFORMS, "pin": true })).await;
         assert_eq!(job.state, "failed", "{job}");
         for name in ["one", "two"] {
-            assert!(is_held(&larder, &upstream, name).await, "{name}");
+            assert!(is_stored(&larder, &upstream, name).await, "{name}");
         }
 
         let done = fixture
@@ -247,7 +247,7 @@ async fn packages_that_a_job_warmed_and_pinned_survive_an_eviction() {
             let document = larder.document_for(name, "1.2.0", platform).await.expect(200).json();
             larder.get(document["download_url"].as_str().unwrap()).await.expect(200);
         }
-        assert!(!is_held(&larder, &upstream, "one").await, "it is pinned for ever");
+        assert!(!is_stored(&larder, &upstream, "one").await, "it is pinned for ever");
         upstream.stop().await;
     }
 }
@@ -271,7 +271,7 @@ async fn the_documents_of_what_is_pinned_are_not_evicted() {
     assert!(larder.folder.sets().len() < names.len(), "no document was evicted");
     upstream.stop().await;
     let path = larder.archive_path("pinned", "1.2.0").await;
-    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
     larder.versions("pinned").await.expect(200);
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
 }
@@ -327,7 +327,7 @@ async fn pin_and_unpin_on_the_command_line_work_with_a_running_larder_and_withou
     let output = setup.run(&["pin", "acme/other"]).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.out.contains("acme/other: not stored"), "{output:?}");
-    let done = CommandReport::parse(read(&setup.out(&["unpin", "acme/null", "--json"]).await));
+    let done = CommandReport::parse(parse_json(&setup.out(&["unpin", "acme/null", "--json"]).await));
     assert_eq!((done.outcomes(), done.ok), (vec![(package.as_str(), "unpinned")], true));
 }
 

@@ -257,7 +257,7 @@ async fn an_archive_that_does_not_fit_into_the_store_is_not_reported_as_warm() {
     upstream.forget_requests();
     for item in warm {
         let path = larder.archive_path(&format!("p{item}"), "1.2.0").await;
-        assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+        assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
     }
     assert_eq!(upstream.count_of(Target::Archive), 0, "something that was called warm is not held");
 }

@@ -36,7 +36,10 @@ async fn a_job_has_more_patience_with_a_list_than_a_client() {
     let stored = upstream.hold(Target::Versions);
     let path = fixture.begin(&told()).await;
     upstream.wait_for(Target::Versions, 1).await;
-    assert!(larder.versions("null").await.expect(200).is("larder; hit; detail=stale"), "the client waited");
+    assert!(
+        larder.versions("null").await.expect(200).has_cache_status("larder; hit; detail=stale"),
+        "the client waited"
+    );
     assert_eq!(fixture.job(&path).await.state, "running", "a stale list was taken for good");
     stored.open();
     let job = fixture.ended(&path).await;
@@ -44,7 +47,7 @@ async fn a_job_has_more_patience_with_a_list_than_a_client() {
     assert_eq!(job.items[0].unconfirmed, None, "{job}");
     upstream.stop().await;
     let path = larder.archive_path("null", "1.3.0").await;
-    assert!(larder.get(&path).await.expect(200).is("larder; hit"));
+    assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
 }
 
 #[tokio::test]

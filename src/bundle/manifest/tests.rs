@@ -82,7 +82,7 @@ fn an_invalid_entry_is_refused_by_name() {
 }
 
 #[test]
-fn a_newer_one_is_said_to_be_newer() {
+fn a_newer_format_is_reported_as_newer() {
     let written = String::from_utf8(manifest(vec![]).write()).unwrap();
     let newer = written.replace(r#""format":1"#, r#""format":2,"more":{}"#);
     assert_eq!(Manifest::read(newer.as_bytes()), Err(BadManifest::Newer(2)));

@@ -12,7 +12,7 @@ use crate::doctor::{Check, CheckResult};
 const TEXT_AT: usize = 28;
 const NAME_AT: usize = 6;
 /// Column where advice starts, after its arrow.
-const FURTHER_LEFT: usize = NAME_AT + 3;
+const ADVICE_AT: usize = NAME_AT + 3;
 /// Text for a narrower terminal is not wrapped.
 const NARROWEST: usize = 50;
 /// Longer lines are hard to read on any terminal.
@@ -53,7 +53,7 @@ impl CheckPage {
         let mut text = format!("{}  {name}{found}", self.painted(word, style));
         let indent = " ".repeat(NAME_AT);
         for to_do in &check.to_do {
-            text += &format!("\n{indent}-> {}", self.wrapped(&escape_for_terminal(to_do), FURTHER_LEFT));
+            text += &format!("\n{indent}-> {}", self.wrapped(&escape_for_terminal(to_do), ADVICE_AT));
         }
         for line in check.paste.iter().flat_map(|paste| paste.trim_end().lines()) {
             text += &format!("\n{indent}   {}", escape_for_terminal(line));
@@ -62,7 +62,7 @@ impl CheckPage {
     }
 
     /// Renders the last line.
-    pub(super) fn sum(&self, wrong: u64, warnings: u64) -> String {
+    pub(super) fn summary_line(&self, wrong: u64, warnings: u64) -> String {
         let warned = if warnings > 0 { format!(", {}", plural(warnings, "warning")) } else { String::new() };
         let wrong = match wrong {
             0 => "no problems".to_owned(),
@@ -81,19 +81,19 @@ impl CheckPage {
     fn wrapped(&self, text: &str, indent: usize) -> String {
         let width = self.width.saturating_sub(indent);
         let mut wrapped = String::new();
-        let mut taken = 0;
+        let mut line_length = 0;
         for word in text.split(' ') {
             let length = word.chars().count();
             if wrapped.is_empty() {
-                taken = length;
-            } else if taken + 1 + length <= width {
+                line_length = length;
+            } else if line_length + 1 + length <= width {
                 wrapped.push(' ');
-                taken += 1 + length;
+                line_length += 1 + length;
             } else {
-                let begin = if length > width { indent.min(FURTHER_LEFT) } else { indent };
+                let begin = if length > width { indent.min(ADVICE_AT) } else { indent };
                 wrapped += &format!("\n{}", " ".repeat(begin));
                 // After such a word, the next one starts a line again.
-                taken = if begin < indent { width } else { length };
+                line_length = if begin < indent { width } else { length };
             }
             wrapped.push_str(word);
         }

@@ -75,7 +75,7 @@ impl MirrorFolder {
             let path = format!("{folder}/{}", name.ok()?);
             match MirrorPath::parse(&path) {
                 Ok(PathMeaning::File(found))
-                    if kind == FileType::RegularFile && matches!(found.member, MirrorFileKind::Archive(..)) =>
+                    if kind == FileType::RegularFile && matches!(found.kind, MirrorFileKind::Archive(..)) =>
                 {
                     Some((path, found))
                 }

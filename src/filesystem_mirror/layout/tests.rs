@@ -6,7 +6,7 @@ use super::*;
 
 fn file(path: &str) -> MirrorFileKind {
     match MirrorPath::parse(path).unwrap() {
-        PathMeaning::File(found) => found.member,
+        PathMeaning::File(found) => found.kind,
         other => panic!("{path}: {other:?}"),
     }
 }
@@ -110,10 +110,10 @@ proptest! {
         host in "[a-z]{1,8}\\.example(:[1-9][0-9]{0,3})?|b[üé]{1,3}cher\\.example|xn--bcher-kva\\.example",
         namespace in "[a-z0-9][a-z0-9_-]{0,9}",
         type_ in "[a-z0-9][a-z0-9_-]{0,9}",
-        member in any_member(),
+        kind in any_member(),
     ) {
         let provider = provider(&host, &namespace, &type_).unwrap();
-        let path = MirrorPath { provider, member };
+        let path = MirrorPath { provider, kind };
         prop_assert_eq!(MirrorPath::parse(&path.to_string()), Ok(PathMeaning::File(path)));
     }
 

@@ -15,7 +15,7 @@ use crate::digest::Digest;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
 use crate::mirror::{Export, TransferPermit};
-use crate::protocol::admin::trees::{ExportRequest, unsigned_of};
+use crate::protocol::admin::trees::{ExportRequest, parse_unsigned_query};
 use crate::protocol::admin::warm::no_job;
 use crate::protocol::route::Api;
 
@@ -94,7 +94,7 @@ impl Admin {
 
     /// Imports a tree, for as long as the client reads the answer.
     pub(super) fn import(&self, request: Request<Incoming>) -> Response<Body> {
-        let unsigned = match unsigned_of(request.uri().query()) {
+        let unsigned = match parse_unsigned_query(request.uri().query()) {
             Ok(unsigned) => unsigned,
             Err(reason) => return response::errors(StatusCode::BAD_REQUEST, vec![reason]),
         };

@@ -25,7 +25,7 @@ use super::*;
 
 type TestBody = BoxBody<Bytes, io::Error>;
 
-const SOON: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A listener on a free port, with a handler that answers by path.
 struct Served {
@@ -56,8 +56,8 @@ impl Served {
             let fed = Arc::clone(&fed);
             async move { respond(request.uri().path(), peer, || fed.lock().take().expect("/fed is asked for once")) }
         };
-        let places = ConnectionSlots::new(&limits, RequestMetrics::default());
-        let running = tokio::spawn(serve(listener, tls, limits, places, |_| PeerClass::Client, handler, stop.clone()));
+        let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
+        let running = tokio::spawn(serve(listener, tls, limits, slots, |_| PeerClass::Client, handler, stop.clone()));
         Self { address, stop, running, feed, requests }
     }
 
@@ -69,7 +69,7 @@ impl Served {
         self.feed.send(Ok(Frame::data(Bytes::from_static(bytes)))).unwrap();
     }
 
-    async fn ended(self) {
+    async fn wait_for_end(self) {
         in_time(self.running).await.unwrap();
     }
 }
@@ -130,7 +130,7 @@ impl Body for Panicking {
 }
 
 async fn in_time<F: Future>(future: F) -> F::Output {
-    timeout(SOON, future).await.expect("it takes too long")
+    timeout(TEST_TIMEOUT, future).await.expect("it takes too long")
 }
 
 /// Reads until the other side closes.
@@ -307,7 +307,7 @@ async fn a_drain_cuts_what_does_not_end_within_its_limit() {
     served.stop.cancel();
     assert!(!read_to_end(&mut socket).await.contains("0\r\n\r\n"));
     assert!(in_time(endless.into_body().collect()).await.is_err());
-    served.ended().await;
+    served.wait_for_end().await;
 }
 
 #[tokio::test]

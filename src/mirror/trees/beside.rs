@@ -69,7 +69,7 @@ impl SidecarFiles {
         path: MirrorPath,
         contents: &mut TarFileContents<'_, R>,
     ) -> io::Result<Result<(), String>> {
-        let most = match &path.member {
+        let most = match &path.kind {
             // Skipped: `index.json` adds nothing to the archives themselves.
             MirrorFileKind::Index | MirrorFileKind::Archive(..) => return Ok(Ok(())),
             MirrorFileKind::VersionIndex(_) => index::MAX_INDEX_BYTES,
@@ -84,7 +84,7 @@ impl SidecarFiles {
             return Ok(Err(format!("the small files in its folder have more than {} MiB", MAX_SIDECAR_BYTES >> 20)));
         }
         self.bytes += bytes.len();
-        self.files.insert(path.member, bytes.into());
+        self.files.insert(path.kind, bytes.into());
         Ok(Ok(()))
     }
 

@@ -96,7 +96,7 @@ impl Mirror {
         }
         for (provider, versions) in indexes {
             let unwritable = |e| Error::Interrupted(format!("the index of {provider}: {e}"));
-            let path_of = |member| MirrorPath { provider: provider.clone(), member };
+            let path_of = |kind| MirrorPath { provider: provider.clone(), kind };
             let index = to_pretty_json(&ProviderIndex::of(versions.keys())).map_err(unwritable)?;
             export.files.push((path_of(MirrorFileKind::Index), ExportedFile::Small(index.into())));
             for (version, index) in &versions {

@@ -174,7 +174,7 @@ impl TreeImport {
                     packing.add_file(&path, &file, &mut contents)
                 })
             }
-            PathMeaning::File(MirrorPath { provider, member: MirrorFileKind::Archive(version, platform) }) => {
+            PathMeaning::File(MirrorPath { provider, kind: MirrorFileKind::Archive(version, platform) }) => {
                 self.enter_provider(&provider)?;
                 self.archive(path, Package { provider, version, platform }, &mut contents)
             }

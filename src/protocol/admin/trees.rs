@@ -54,7 +54,7 @@ pub fn import_path(unsigned: UnsignedPolicy) -> String {
 ///
 /// # Errors
 /// Another option is given.
-pub fn unsigned_of(query: Option<&str>) -> Result<UnsignedPolicy, String> {
+pub fn parse_unsigned_query(query: Option<&str>) -> Result<UnsignedPolicy, String> {
     match query {
         None | Some("") => Ok(UnsignedPolicy::Refused),
         Some("unsigned" | "unsigned=" | "unsigned=true") => Ok(UnsignedPolicy::Allowed),
@@ -77,8 +77,8 @@ mod tests {
         }
         for unsigned in [UnsignedPolicy::Refused, UnsignedPolicy::Allowed] {
             let path = import_path(unsigned);
-            assert_eq!(unsigned_of(path.split_once('?').map(|(_, query)| query)), Ok(unsigned));
+            assert_eq!(parse_unsigned_query(path.split_once('?').map(|(_, query)| query)), Ok(unsigned));
         }
-        assert!(unsigned_of(Some("unsigned=false")).is_err());
+        assert!(parse_unsigned_query(Some("unsigned=false")).is_err());
     }
 }

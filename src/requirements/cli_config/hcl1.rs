@@ -1,5 +1,5 @@
 //! HCL 1, the syntax of the clients' CLI configuration. It differs from HCL 2: a colon is not `=`, names may contain
-//! dots, commas and line breaks are optional, and values are not expressions.
+//! dots; commas and line breaks are optional, and values are not expressions.
 
 use std::iter::Peekable;
 use std::str::CharIndices;
@@ -19,7 +19,7 @@ pub(super) fn read(file: &[u8]) -> Result<Node, BadHcl> {
         return Err(BadHcl::TooLarge(file.len()));
     }
     let text = std::str::from_utf8(file).map_err(|_| BadHcl::NotUtf8)?;
-    let mut reader = Reader { text, rest: text.char_indices().peekable(), begun: 0 };
+    let mut reader = Reader { text, rest: text.char_indices().peekable(), token_start: 0 };
     reader.body(None, 0).map_err(|reason| reader.error_here(reason))
 }
 
@@ -37,14 +37,14 @@ struct Reader<'a> {
     text: &'a str,
     rest: Peekable<CharIndices<'a>>,
     /// The start of the last token.
-    begun: usize,
+    token_start: usize,
 }
 
 type ParseResult<T> = Result<T, &'static str>;
 
 impl Reader<'_> {
     fn error_here(&self, reason: &'static str) -> BadHcl {
-        let before = self.text.get(..self.begun).unwrap_or_default();
+        let before = self.text.get(..self.token_start).unwrap_or_default();
         let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
         BadHcl::Syntax { line, column, reason: reason.to_owned() }
@@ -56,21 +56,21 @@ impl Reader<'_> {
             return Err("this is nested too deeply");
         }
         let mut members = Vec::new();
-        let mut may_part = false;
+        let mut comma_allowed = false;
         loop {
             let first = match (self.token()?, end) {
                 (None, None) => return Ok(Node::Members(members)),
                 (None, Some(_)) => return Err("the file ends inside a block or string"),
                 (Some(Token::Mark(mark)), Some(end)) if mark == end => return Ok(Node::Members(members)),
-                (Some(Token::Mark(',')), _) if may_part => {
-                    may_part = false;
+                (Some(Token::Mark(',')), _) if comma_allowed => {
+                    comma_allowed = false;
                     continue;
                 }
                 (Some(Token::Name(name) | Token::Text(name)), _) => name,
-                (Some(_), _) => return Err("a name was to come"),
+                (Some(_), _) => return Err("expected a name"),
             };
             members.push((first, self.after_name(depth)?));
-            may_part = true;
+            comma_allowed = true;
         }
     }
 
@@ -88,7 +88,7 @@ impl Reader<'_> {
                     let token = self.token()?;
                     return self.value(token, depth);
                 }
-                Some(_) => return Err("after a name, = or { was to come"),
+                Some(_) => return Err("expected = or { after a name"),
                 None => return Err("the file ends after a name"),
             }
         }
@@ -101,22 +101,22 @@ impl Reader<'_> {
             Some(Token::Mark('{')) => self.body(Some('}'), depth + 1),
             Some(Token::Mark('[')) if depth < DEEPEST => self.list(depth + 1),
             Some(Token::Mark('[')) => Err("this is nested too deeply"),
-            Some(Token::Name(_) | Token::Mark(_)) => Err("a value was to come: a text in quotes, a number, a list"),
+            Some(Token::Name(_) | Token::Mark(_)) => Err("expected a value: a text in quotes, a number, a list"),
             None => Err("the file ends before a value"),
         }
     }
 
     fn list(&mut self, depth: usize) -> ParseResult<Node> {
         let mut parts = Vec::new();
-        let mut is_parted = true;
+        let mut value_allowed = true;
         loop {
             match self.token()? {
                 Some(Token::Mark(']')) => return Ok(Node::List(parts)),
-                Some(Token::Mark(',')) => is_parted = true,
-                Some(_) if !is_parted => return Err("in a list, a comma was to come"),
+                Some(Token::Mark(',')) => value_allowed = true,
+                Some(_) if !value_allowed => return Err("expected a comma in the list"),
                 part => {
                     parts.push(self.value(part, depth)?);
-                    is_parted = false;
+                    value_allowed = false;
                 }
             }
         }
@@ -125,10 +125,10 @@ impl Reader<'_> {
     fn token(&mut self) -> ParseResult<Option<Token>> {
         self.skip_to_token()?;
         let Some((offset, first)) = self.rest.next() else {
-            self.begun = self.text.len();
+            self.token_start = self.text.len();
             return Ok(None);
         };
-        self.begun = offset;
+        self.token_start = offset;
         Ok(Some(match first {
             '=' | '{' | '}' | '[' | ']' | ',' => Token::Mark(first),
             '"' => Token::Text(self.quoted()?),
@@ -158,9 +158,9 @@ impl Reader<'_> {
             } else if next == '#' || ahead.starts_with("//") {
                 self.run(offset, |next| next != '\n');
             } else if ahead.starts_with("/*") {
-                self.begun = offset;
-                let length = ahead.find("*/").ok_or("this comment has no end")? + 2;
-                self.skip(offset + length);
+                self.token_start = offset;
+                let end = ahead.get(2..).and_then(|rest| rest.find("*/")).ok_or("unterminated comment")? + 4;
+                self.skip(offset + end);
             } else {
                 return Ok(());
             }
@@ -181,32 +181,32 @@ impl Reader<'_> {
     /// Parses the rest of a quoted string. `${…}` is kept verbatim.
     fn quoted(&mut self) -> ParseResult<String> {
         let mut text = String::new();
-        let mut open = 0usize;
+        let mut brace_depth = 0usize;
         while let Some((_, next)) = self.rest.next() {
             match next {
-                '"' if open == 0 => return Ok(text),
-                '\n' if open == 0 => break,
-                '\\' if open == 0 => {
+                '"' if brace_depth == 0 => return Ok(text),
+                '\n' if brace_depth == 0 => break,
+                '\\' if brace_depth == 0 => {
                     text.push(self.escaped()?);
                     continue;
                 }
-                '$' if open == 0 && self.rest.next_if(|(_, next)| *next == '{').is_some() => {
-                    open = 1;
+                '$' if brace_depth == 0 && self.rest.next_if(|(_, next)| *next == '{').is_some() => {
+                    brace_depth = 1;
                     text.push_str("${");
                     continue;
                 }
-                '{' if open > 0 => open += 1,
-                '}' if open > 0 => open -= 1,
+                '{' if brace_depth > 0 => brace_depth += 1,
+                '}' if brace_depth > 0 => brace_depth -= 1,
                 _ => {}
             }
             text.push(next);
         }
-        Err("this text has no end")
+        Err("unterminated string")
     }
 
     fn escaped(&mut self) -> ParseResult<char> {
-        const NONE: &str = "there is no such escape in a text";
-        let Some((offset, escape)) = self.rest.next() else { return Err("this text has no end") };
+        const NONE: &str = "unknown escape";
+        let Some((offset, escape)) = self.rest.next() else { return Err("unterminated string") };
         let (from, digits, base) = match escape {
             'a' => return Ok('\u{7}'),
             'b' => return Ok('\u{8}'),
@@ -222,14 +222,16 @@ impl Reader<'_> {
             'U' => (offset + 1, 8, 16),
             _ => return Err(NONE),
         };
-        let number = self.text.get(from..from + digits).and_then(|digits| u32::from_str_radix(digits, base).ok());
+        // `from_str_radix` alone would accept a sign.
+        let text = self.text.get(from..from + digits).filter(|text| text.chars().all(|c| c.is_digit(base)));
+        let number = text.and_then(|text| u32::from_str_radix(text, base).ok());
         self.skip(from + digits);
         number.and_then(char::from_u32).ok_or(NONE)
     }
 
     /// Parses the rest of `<<NAME`, with the lines up to NAME.
     fn heredoc(&mut self) -> ParseResult<String> {
-        const NONE: &str = "after << the name of its end was to come";
+        const NONE: &str = "expected a name after <<";
         self.rest.next_if(|(_, next)| *next == '<').ok_or(NONE)?;
         let is_indented = self.rest.next_if(|(_, next)| *next == '-').is_some();
         let from = self.rest.peek().map_or(self.text.len(), |(offset, _)| *offset);
@@ -249,6 +251,6 @@ impl Reader<'_> {
             text.push('\n');
             self.rest.next();
         }
-        Err("this text has no end")
+        Err("unterminated string")
     }
 }

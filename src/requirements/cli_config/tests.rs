@@ -106,6 +106,8 @@ fn what_the_clients_read_is_read_and_what_they_refuse_is_refused() {
         ("a = {} , , b = {}", 1, 10),
         (", a = 1", 1, 1),
         ("a = \"\\q\"", 1, 5),
+        ("a = \"\\x+1\"", 1, 5),
+        ("a = 1 /*/", 1, 7),
         ("}", 1, 1),
     ] {
         let bad = CliConfig::read(text.as_bytes()).unwrap_err();

@@ -13,7 +13,7 @@ use crate::address::{
 
 /// Resolves an address: its own archive, without calls.
 pub(super) async fn of_address(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     selector: &PackageSelector,
     platforms: &[Platform],
     found: &mut ResolutionResult,
@@ -22,13 +22,13 @@ pub(super) async fn of_address(
     let chosen = match selector {
         PackageSelector::Provider(selection) => {
             let choose = |listed: &[Version]| chosen(listed, |listed| selection.choose(listed));
-            version_selection::of_provider(asking, &selection.of, choose).await.map(|chosen| {
+            version_selection::of_provider(queries, &selection.of, choose).await.map(|chosen| {
                 want_provider(found, &selection.of, &chosen, platforms, &[], [required_by.clone()]);
             })
         }
         PackageSelector::Module(selection) => {
             let choose = |listed: &[Version]| chosen(listed, |listed| selection.choose(listed));
-            version_selection::of_module(asking, &selection.of, choose).await.map(|version| {
+            version_selection::of_module(queries, &selection.of, choose).await.map(|version| {
                 let package = ModulePackage { module: selection.of.clone(), version };
                 found.require(Artifact::Module(package), &[], [required_by.clone()]);
             })
@@ -41,7 +41,7 @@ pub(super) async fn of_address(
 
 /// Resolves a lock file.
 pub(super) async fn of_lock_file(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     name: &str,
     locked: &[LockedProvider],
     platforms: &[Platform],
@@ -50,7 +50,7 @@ pub(super) async fn of_lock_file(
     let each = locked.iter().map(|one| async move {
         let selection = Selection { of: one.provider.clone(), versions: Versions::Exactly(one.version.clone()) };
         let choose = |listed: &[Version]| chosen(listed, |listed| selection.choose(listed));
-        let chosen = version_selection::of_provider(asking, &one.provider, choose).await;
+        let chosen = version_selection::of_provider(queries, &one.provider, choose).await;
         (one, selection, chosen)
     });
     for (LockedProvider { provider, hashes, .. }, selection, chosen) in join_all(each.collect::<Vec<_>>()).await {

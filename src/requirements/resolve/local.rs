@@ -19,14 +19,14 @@ const READ_PANICKED: &str = "reading it ended unexpectedly";
 /// A user's own folders.
 pub(super) struct LocalFolders {
     configurations: Arc<Configurations>,
-    turns: Semaphore,
+    permits: Semaphore,
     modules: Answers<(String, FolderRole, ClientKind, Arc<Inputs>), Module>,
 }
 
 impl LocalFolders {
     pub(super) fn new(configurations: &Configurations) -> Self {
         let configurations = Arc::new(configurations.clone());
-        Self { configurations, turns: Semaphore::new(MAX_CONCURRENT_READS), modules: Answers::default() }
+        Self { configurations, permits: Semaphore::new(MAX_CONCURRENT_READS), modules: Answers::default() }
     }
 
     /// All files.
@@ -65,7 +65,7 @@ impl LocalFolders {
         let cell = cell(&self.modules, &key);
         let read = async || {
             // The semaphore is never closed.
-            let _turn = self.turns.acquire().await;
+            let _turn = self.permits.acquire().await;
             let configurations = Arc::clone(&self.configurations);
             let read = move || configuration::read(&configurations.files, &key.0, key.1, key.2, "", &key.3);
             tokio::task::spawn_blocking(read).await.map(Arc::new).map_err(|_| READ_PANICKED.to_owned())

@@ -26,24 +26,24 @@ use super::{Order, OrderEntry, Registries, ResolvedRequirements};
 /// The chosen versions are those of an `init` in folders without installed providers, from the registries' current
 /// lists. A provider is required for every platform; a module once.
 pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedRequirements {
-    let asking = RegistryQueries::new(registries);
+    let queries = RegistryQueries::new(registries);
     let each = order.given.iter().map(|given| {
-        let asking = &asking;
+        let queries = &queries;
         async move {
             let mut found = ResolutionResult::default();
             match given {
                 OrderEntry::Address { what: selector, platforms } => {
                     let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
-                    addresses::of_address(asking, selector, platforms, &mut found).await;
+                    addresses::of_address(queries, selector, platforms, &mut found).await;
                 }
                 OrderEntry::LockFile { name, locked } => {
-                    addresses::of_lock_file(asking, name, locked, &order.platforms, &mut found).await;
+                    addresses::of_lock_file(queries, name, locked, &order.platforms, &mut found).await;
                 }
                 OrderEntry::Configurations(configurations) => {
                     let local = LocalFolders::new(configurations);
                     for root in local.roots(&mut found).await {
                         // One after the other: shared queries are sent once.
-                        tree::of_root(asking, &local, &root, &order.platforms, &mut found).await;
+                        tree::of_root(queries, &local, &root, &order.platforms, &mut found).await;
                     }
                 }
             }

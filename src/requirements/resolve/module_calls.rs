@@ -39,22 +39,22 @@ pub(super) struct UnavailableCall {
 
 /// Follows a call in the folder at `from`.
 pub(super) async fn follow(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     local: &LocalFolders,
     from: &CalledFolder,
     call: &ModuleCall,
     client: ClientKind,
 ) -> CallTarget {
-    let CallTarget { target, through } = resolve_call(asking, local.files(), from, call, client).await;
+    let CallTarget { target, through } = resolve_call(queries, local.files(), from, call, client).await;
     match target {
-        Ok(to) => CallTarget { target: Ok(with_inputs(asking, local, to, call, client).await), through },
+        Ok(to) => CallTarget { target: Ok(with_inputs(queries, local, to, call, client).await), through },
         refused => CallTarget { target: refused, through },
     }
 }
 
 /// The folder with the values of a call that decide what it calls. Without any, all callers share it.
 async fn with_inputs(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     local: &LocalFolders,
     to: CalledFolder,
     call: &ModuleCall,
@@ -64,7 +64,7 @@ async fn with_inputs(
         return to;
     }
     let module = match &to.package {
-        Some(package) => match asking.module(package, &to.folder, client, &to.inputs).await {
+        Some(package) => match queries.module(package, &to.folder, client, &to.inputs).await {
             Ok(module) => module,
             Err(_) => return to,
         },
@@ -76,28 +76,30 @@ async fn with_inputs(
 }
 
 async fn resolve_call(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     files: &Files,
     from: &CalledFolder,
     call: &ModuleCall,
     client: ClientKind,
 ) -> CallTarget {
     match &call.source {
-        ModuleSource::Local(to) => CallTarget { target: within_the_same(asking, files, from, to).await, through: None },
-        ModuleSource::Registry { module, subdir } => match choose(asking, module, &call.versions).await {
+        ModuleSource::Local(to) => {
+            CallTarget { target: resolve_local_call(queries, files, from, to).await, through: None }
+        }
+        ModuleSource::Registry { module, subdir } => match choose(queries, module, &call.versions).await {
             Ok(package) => {
-                CallTarget { target: folder_within(asking, &package, subdir, client).await, through: Some(package) }
+                CallTarget { target: folder_within(queries, &package, subdir, client).await, through: Some(package) }
             }
             Err(reason) => CallTarget {
-                target: Err(UnavailableCall { subject: called(module, &call.versions), reason }),
+                target: Err(UnavailableCall { subject: describe_module(module, &call.versions), reason }),
                 through: None,
             },
         },
     }
 }
 
-async fn within_the_same(
-    asking: &RegistryQueries<'_, impl Registries>,
+async fn resolve_local_call(
+    queries: &RegistryQueries<'_, impl Registries>,
     files: &Files,
     from: &CalledFolder,
     to: &str,
@@ -113,10 +115,10 @@ async fn within_the_same(
     };
     let has_folder = match &from.package {
         // The caller was read from these files, so they are loaded.
-        Some(package) => asking.module_files(package).await.is_ok_and(|files| files.files.has_folder(&folder)),
+        Some(package) => queries.module_files(package).await.is_ok_and(|files| files.files.has_folder(&folder)),
         None => files.has_folder(&folder),
     };
-    if let (None, Some((path, reason))) = (&from.package, files.in_the_way_of(&folder)) {
+    if let (None, Some((path, reason))) = (&from.package, files.describe_obstacle(&folder)) {
         return Err(refused(format!("{path}: {reason}")));
     }
     if !has_folder {
@@ -132,13 +134,13 @@ async fn within_the_same(
 
 /// The newest version that a call allows.
 async fn choose(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     module: &ModuleAddress,
     versions: &ModuleConstraint,
 ) -> Result<ModulePackage, String> {
     let choose =
         |listed: &[Version]| versions.newest(listed).cloned().ok_or_else(|| no_version(versions, listed.len()));
-    let version = version_selection::of_module(asking, module, choose).await?;
+    let version = version_selection::of_module(queries, module, choose).await?;
     Ok(ModulePackage { module: module.clone(), version })
 }
 
@@ -153,7 +155,7 @@ fn no_version(versions: &ModuleConstraint, number: usize) -> String {
 }
 
 async fn folder_within(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     package: &ModulePackage,
     subdir: &str,
     client: ClientKind,
@@ -161,12 +163,12 @@ async fn folder_within(
     let refused = |reason| UnavailableCall { subject: package.to_string(), reason };
     let unread =
         |reason| format!("what it calls and needs is not known, because its files could not be read: {reason}");
-    let files = asking.module_files(package).await.map_err(|reason| refused(unread(reason)))?;
+    let files = queries.module_files(package).await.map_err(|reason| refused(unread(reason)))?;
     let folder = path::join(&files.subdir, subdir);
     let folder = folder.filter(|folder| files.files.has_folder(folder));
     let folder = folder.ok_or_else(|| refused(format!("it has no file that a client reads in {subdir:?}")))?;
     let spot = CalledFolder { package: Some(package.clone()), folder, inputs: Arc::default() };
-    asking
+    queries
         .module(package, &spot.folder, client, &spot.inputs)
         .await
         .map(|_| spot)
@@ -174,6 +176,6 @@ async fn folder_within(
 }
 
 /// A module with its constraint.
-fn called(module: &ModuleAddress, versions: &ModuleConstraint) -> String {
+fn describe_module(module: &ModuleAddress, versions: &ModuleConstraint) -> String {
     if *versions == ModuleConstraint::default() { module.to_string() } else { format!("{module}@{versions}") }
 }

@@ -25,7 +25,7 @@ const SUCCESSOR: &str = "registry.opentofu.org";
 
 /// Chooses each required provider: the locked version if there is one, else the newest.
 pub(super) async fn choose(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     files: &Files,
     root: &Root,
     needs: &[ProviderRequirement],
@@ -44,7 +44,7 @@ pub(super) async fn choose(
         found.add_unavailable(name, reason, []);
     }
     let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MAX_PROVIDERS).collect();
-    let lists = by_provider.keys().map(|provider| asking.provider_versions(provider));
+    let lists = by_provider.keys().map(|provider| queries.provider_versions(provider));
     // Starts all queries at once; the sequential loop below then finds them answered.
     join_all(lists.collect::<Vec<_>>()).await;
     for (provider, needs) in by_provider {
@@ -54,10 +54,10 @@ pub(super) async fn choose(
         let constraints: HashSet<&Constraint> = needs.iter().filter_map(|need| need.versions.as_ref()).collect();
         let constraint = Constraint::all(constraints);
         let choose = |listed: &[Version]| {
-            asking.may_compare(listed.len().saturating_mul(constraint.number_of_conditions()))?;
+            queries.may_compare(listed.len().saturating_mul(constraint.number_of_conditions()))?;
             version_of(listed, &constraint, &needs, locked)
         };
-        let chosen = version_selection::of_provider(asking, provider, choose).await;
+        let chosen = version_selection::of_provider(queries, provider, choose).await;
         tokio::task::yield_now().await;
         match chosen {
             Ok(chosen) => {

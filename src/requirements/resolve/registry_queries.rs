@@ -14,7 +14,7 @@ use super::super::{ModuleFiles, Registries, UnlistedVersions};
 use crate::address::{ModuleAddress, ModulePackage, ProviderAddress, Version};
 
 /// Open queries at a time.
-const AT_ONCE: usize = 16;
+const MAX_CONCURRENT_QUERIES: usize = 16;
 /// The maximum number of version lists in one order.
 const MAX_LISTS: usize = 8192;
 /// Registry modules in one order.
@@ -35,35 +35,35 @@ pub(super) type Answers<K, T> = Mutex<HashMap<K, Arc<OnceCell<Answer<T>>>>>;
 /// The registries, with the answers for one order.
 pub(super) struct RegistryQueries<'a, R> {
     registries: &'a R,
-    turns: Semaphore,
+    permits: Semaphore,
     provider_versions: Answers<ProviderAddress, Vec<Version>>,
     module_versions: Answers<ModuleAddress, Vec<Version>>,
     module_files: Answers<ModulePackage, ModuleFiles>,
     modules: Answers<(ModulePackage, String, ClientKind, Arc<Inputs>), Module>,
     /// Lists queried.
-    lists: AtomicUsize,
+    lists_queried: AtomicUsize,
     /// Modules queried, and their bytes.
-    number: AtomicUsize,
-    bytes: AtomicUsize,
+    modules_queried: AtomicUsize,
+    module_bytes: AtomicUsize,
     /// Calls followed, and comparisons made.
-    calls: AtomicUsize,
-    compared: AtomicUsize,
+    calls_followed: AtomicUsize,
+    comparisons: AtomicUsize,
 }
 
 impl<'a, R: Registries> RegistryQueries<'a, R> {
     pub(super) fn new(registries: &'a R) -> Self {
         Self {
             registries,
-            turns: Semaphore::new(AT_ONCE),
+            permits: Semaphore::new(MAX_CONCURRENT_QUERIES),
             provider_versions: Answers::default(),
             module_versions: Answers::default(),
             module_files: Answers::default(),
             modules: Answers::default(),
-            lists: AtomicUsize::new(0),
-            number: AtomicUsize::new(0),
-            bytes: AtomicUsize::new(0),
-            calls: AtomicUsize::new(0),
-            compared: AtomicUsize::new(0),
+            lists_queried: AtomicUsize::new(0),
+            modules_queried: AtomicUsize::new(0),
+            module_bytes: AtomicUsize::new(0),
+            calls_followed: AtomicUsize::new(0),
+            comparisons: AtomicUsize::new(0),
         }
     }
 
@@ -86,27 +86,33 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     }
 
     /// Versions of a provider that clients do not see. Read from the cache, and only if no visible version matches.
-    pub(super) async fn provider_beyond(&self, address: &ProviderAddress) -> Result<Option<UnlistedVersions>, String> {
+    pub(super) async fn unlisted_provider_versions(
+        &self,
+        address: &ProviderAddress,
+    ) -> Result<Option<UnlistedVersions>, String> {
         // The semaphore is never closed.
-        let _turn = self.turns.acquire().await;
-        self.registries.provider_beyond(address).await.map_err(|reason| reason.to_string())
+        let _turn = self.permits.acquire().await;
+        self.registries.unlisted_provider_versions(address).await.map_err(|reason| reason.to_string())
     }
 
     /// Versions of a module that clients do not see.
-    pub(super) async fn module_beyond(&self, address: &ModuleAddress) -> Result<Option<UnlistedVersions>, String> {
-        let _turn = self.turns.acquire().await;
-        self.registries.module_beyond(address).await.map_err(|reason| reason.to_string())
+    pub(super) async fn unlisted_module_versions(
+        &self,
+        address: &ModuleAddress,
+    ) -> Result<Option<UnlistedVersions>, String> {
+        let _turn = self.permits.acquire().await;
+        self.registries.unlisted_module_versions(address).await.map_err(|reason| reason.to_string())
     }
 
     /// The files of a module.
     pub(super) async fn module_files(&self, package: &ModulePackage) -> Answer<ModuleFiles> {
         let ask = async || {
-            if self.number.fetch_add(1, Ordering::Relaxed) >= MAX_MODULES {
+            if self.modules_queried.fetch_add(1, Ordering::Relaxed) >= MAX_MODULES {
                 return Err(format!("more than {MAX_MODULES} modules are called in all: name fewer folders"));
             }
             let files = self.registries.module_files(package).await.map_err(|reason| reason.to_string())?;
             let bytes = files.files.size_bytes();
-            if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_BYTES {
+            if self.module_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_BYTES {
                 return Err(format!(
                     "the modules that are called have more than {} MiB of configuration: name fewer folders",
                     MAX_BYTES >> 20
@@ -138,7 +144,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
 
     /// Checks the limit of calls.
     pub(super) fn may_follow(&self, calls: usize) -> Result<(), String> {
-        match self.calls.fetch_add(calls, Ordering::Relaxed).saturating_add(calls) <= MAX_CALLS {
+        match self.calls_followed.fetch_add(calls, Ordering::Relaxed).saturating_add(calls) <= MAX_CALLS {
             true => Ok(()),
             false => {
                 Err(format!("more than {MAX_CALLS} calls of modules are to be followed in all: name fewer folders"))
@@ -148,14 +154,14 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
 
     /// Checks the limit of comparisons.
     pub(super) fn may_compare(&self, conditions: usize) -> Result<(), String> {
-        match self.compared.fetch_add(conditions, Ordering::Relaxed).saturating_add(conditions) <= MAX_COMPARED {
+        match self.comparisons.fetch_add(conditions, Ordering::Relaxed).saturating_add(conditions) <= MAX_COMPARED {
             true => Ok(()),
             false => Err("there are too many constraints and versions to compare: name fewer folders".to_owned()),
         }
     }
 
     fn one_more_list(&self) -> Result<(), String> {
-        match self.lists.fetch_add(1, Ordering::Relaxed) {
+        match self.lists_queried.fetch_add(1, Ordering::Relaxed) {
             MAX_LISTS.. => {
                 Err(format!("more than {MAX_LISTS} providers and modules are named in all: name fewer folders"))
             }
@@ -172,7 +178,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         let cell = cell(answers, key);
         let ask = async || {
             // The semaphore is never closed.
-            let _turn = self.turns.acquire().await;
+            let _turn = self.permits.acquire().await;
             ask().await.map(Arc::new)
         };
         cell.get_or_init(ask).await.clone()

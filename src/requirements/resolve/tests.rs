@@ -521,11 +521,11 @@ proptest! {
 #[test]
 fn what_the_roots_of_one_order_go_through_together_is_bounded() {
     let known = KnownRegistries::default();
-    let asking = RegistryQueries::new(&known);
-    assert_eq!((0..32).filter(|_| asking.may_follow(8192).is_ok()).count(), 32);
-    assert!(asking.may_follow(1).unwrap_err().contains("name fewer folders"));
-    assert_eq!((0..128).filter(|_| asking.may_compare(1 << 20).is_ok()).count(), 128);
-    assert!(asking.may_compare(usize::MAX).unwrap_err().contains("name fewer folders"));
+    let queries = RegistryQueries::new(&known);
+    assert_eq!((0..32).filter(|_| queries.may_follow(8192).is_ok()).count(), 32);
+    assert!(queries.may_follow(1).unwrap_err().contains("name fewer folders"));
+    assert_eq!((0..128).filter(|_| queries.may_compare(1 << 20).is_ok()).count(), 128);
+    assert!(queries.may_compare(usize::MAX).unwrap_err().contains("name fewer folders"));
 }
 
 #[test]

@@ -24,17 +24,17 @@ const MAX_CALLS: usize = 8192;
 
 /// Collects the requirements of `init` in a root.
 pub(super) async fn of_root(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     local: &LocalFolders,
     root: &Root,
     platforms: &[Platform],
     found: &mut ResolutionResult,
 ) {
     let mut walk =
-        RequirementsWalk { queries: asking, local, root, result: found, visited: BTreeMap::new(), needs: Vec::new() };
+        RequirementsWalk { queries: queries, local, root, result: found, visited: BTreeMap::new(), needs: Vec::new() };
     walk.walk().await;
     let needs = std::mem::take(&mut walk.needs);
-    providers::choose(asking, local.files(), root, &needs, platforms, found).await;
+    providers::choose(queries, local.files(), root, &needs, platforms, found).await;
 }
 
 struct RequirementsWalk<'a, R> {
@@ -67,10 +67,10 @@ impl<R: Registries> RequirementsWalk<'_, R> {
     }
 
     async fn next_level(&mut self, level: BTreeSet<CalledFolder>, top: &CalledFolder) -> BTreeSet<CalledFolder> {
-        let (asking, local, client) = (self.queries, self.local, self.root.client);
+        let (queries, local, client) = (self.queries, self.local, self.root.client);
         let read = level.iter().map(|spot| async move {
             match &spot.package {
-                Some(package) => asking.module(package, &spot.folder, client, &spot.inputs).await,
+                Some(package) => queries.module(package, &spot.folder, client, &spot.inputs).await,
                 None => {
                     let role = if spot == top { FolderRole::Root } else { FolderRole::Called };
                     Ok(local.module(&spot.folder, role, client, &spot.inputs).await)
@@ -90,7 +90,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             self.result.add_unavailable(self.name(), reason, []);
             calls.truncate(MAX_CALLS);
         }
-        if let Err(reason) = asking.may_follow(calls.len()) {
+        if let Err(reason) = queries.may_follow(calls.len()) {
             self.result.add_unavailable(self.name(), reason, []);
             calls.clear();
         }
@@ -98,7 +98,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         tokio::task::yield_now().await;
         let mut follow = Vec::with_capacity(calls.len());
         for (spot, call) in calls {
-            follow.push(async move { (spot, call, module_calls::follow(asking, local, spot, call, client).await) });
+            follow.push(async move { (spot, call, module_calls::follow(queries, local, spot, call, client).await) });
         }
         let targets = join_all(follow).await;
         for (spot, module) in &modules {

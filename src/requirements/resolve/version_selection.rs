@@ -16,14 +16,14 @@ pub(super) struct ChosenVersion {
 /// # Errors
 /// The reason why none matches.
 pub(super) async fn of_provider(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     provider: &ProviderAddress,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
 ) -> Result<ChosenVersion, String> {
-    let listed = asking.provider_versions(provider).await?;
+    let listed = queries.provider_versions(provider).await?;
     match choose(&listed) {
         Ok(version) => Ok(ChosenVersion { version, besides: Vec::new() }),
-        Err(reason) => beyond(asking.provider_beyond(provider).await?, reason, choose),
+        Err(reason) => choose_unlisted(queries.unlisted_provider_versions(provider).await?, reason, choose),
     }
 }
 
@@ -32,18 +32,19 @@ pub(super) async fn of_provider(
 /// # Errors
 /// The reason why none matches.
 pub(super) async fn of_module(
-    asking: &RegistryQueries<'_, impl Registries>,
+    queries: &RegistryQueries<'_, impl Registries>,
     module: &ModuleAddress,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
 ) -> Result<Version, String> {
-    let listed = asking.module_versions(module).await?;
+    let listed = queries.module_versions(module).await?;
     match choose(&listed) {
         Ok(version) => Ok(version),
-        Err(reason) => beyond(asking.module_beyond(module).await?, reason, choose).map(|chosen| chosen.version),
+        Err(reason) => choose_unlisted(queries.unlisted_module_versions(module).await?, reason, choose)
+            .map(|chosen| chosen.version),
     }
 }
 
-fn beyond(
+fn choose_unlisted(
     beyond: Option<UnlistedVersions>,
     reason: String,
     choose: impl Fn(&[Version]) -> Result<Version, String>,

@@ -36,7 +36,7 @@ impl Answer {
     }
 
     /// True if Cache-Status is this text.
-    pub(crate) fn is(&self, subject: &str) -> bool {
+    pub(crate) fn has_cache_status(&self, subject: &str) -> bool {
         self.header("cache-status").contains(subject)
     }
 }
