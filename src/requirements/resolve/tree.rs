@@ -31,7 +31,7 @@ pub(super) async fn of_root(
     found: &mut ResolutionResult,
 ) {
     let mut walk =
-        RequirementsWalk { queries: queries, local, root, result: found, visited: BTreeMap::new(), needs: Vec::new() };
+        RequirementsWalk { queries, local, root, result: found, visited: BTreeMap::new(), needs: Vec::new() };
     walk.walk().await;
     let needs = std::mem::take(&mut walk.needs);
     providers::choose(queries, local.files(), root, &needs, platforms, found).await;
