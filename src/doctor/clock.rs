@@ -25,7 +25,10 @@ pub(super) fn check_clock(now: Timestamp, sources: &[TimeSource]) -> Check {
     let Some(nearest) = sources.iter().min_by_key(|sources| sources.off()) else {
         return Check::ok(
             "clock",
-            format!("no upstream sent a Date header to compare with; here it is {} (UTC)", now.date_time()),
+            format!(
+                "not checked: no upstream sent a Date header to compare with; here it is {} (UTC)",
+                now.date_time()
+            ),
         );
     };
     let (off, source) = (nearest.off(), &nearest.source);

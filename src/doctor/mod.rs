@@ -113,9 +113,8 @@ async fn of_upstreams(config: &Config, running: &RunningLarder, can_start: bool,
     if running.state == LarderState::NeverSetUp {
         return vec![Check::ok("upstreams", "not checked: no larder is set up here")].into();
     }
-    if config.network.offline {
-        let message = "not checked: offline ([network] offline = true)";
-        return vec![Check::ok("upstreams", message)].into();
+    if running.is_offline {
+        return vec![Check::ok("upstreams", "not checked: larder is offline")].into();
     }
     if !can_start {
         // The outbound connector needs the files that failed to load.

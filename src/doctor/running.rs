@@ -15,8 +15,8 @@ use crate::store::{LockState, Store, StoreFindings, TokenFile};
 const HELD_BY_ANOTHER: &str = "a larder with another [admin] listen uses this store, or a command does; give the doctor the \
      --config of the running larder";
 
-const NONE_HERE: &str = "to run one here, start it (larder serve) or give the doctor its --config; a machine with clients \
-     only needs none";
+const NONE_HERE: &str = "to run one here, start it (larder serve); if one runs, give the doctor its --config or --store; a \
+     machine with clients only needs none";
 
 /// State of the larder of this configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,6 +32,8 @@ pub(super) enum LarderState {
 #[derive(Debug, Default)]
 pub(super) struct RunningLarder {
     pub(super) state: LarderState,
+    /// It is offline, by its configuration or by `serve --offline`.
+    pub(super) is_offline: bool,
     /// Size of its archives and documents, in bytes.
     pub(super) used_bytes: Option<u64>,
 }
@@ -47,7 +49,8 @@ pub(super) async fn check_running(config: &Config, examined: &StoreFindings) -> 
     if config.source.is_none() && matches!(examined.exists, Ok(false)) {
         return never_set_up(config.admin.listen).await;
     }
-    let (running, check) = larder(config, examined).await;
+    let (mut running, check) = larder(config, examined).await;
+    running.is_offline |= config.network.offline;
     let token = token(config, examined, running.is_up()).await;
     (running, vec![check, token])
 }
@@ -56,12 +59,12 @@ pub(super) async fn check_running(config: &Config, examined: &StoreFindings) -> 
 async fn never_set_up(address: SocketAddr) -> (RunningLarder, Vec<Check>) {
     let somebody = match get(address, "/healthz", None).await {
         Err(AdminClientError::NotRunning(_)) => String::new(),
-        Ok(_) => format!("; another larder answers on {address}"),
+        Ok(_) => format!("; a larder with another store answers on {address}"),
         Err(_) => format!("; something else answers on {address}"),
     };
     let found =
         format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{somebody}");
-    let running = RunningLarder { state: LarderState::NeverSetUp, used_bytes: None };
+    let running = RunningLarder { state: LarderState::NeverSetUp, ..RunningLarder::default() };
     (running, vec![Check::warn("running", found).advise(NONE_HERE)])
 }
 
@@ -99,7 +102,7 @@ async fn larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Ch
 async fn check_answering(config: &Config, examined: &StoreFindings, address: SocketAddr) -> (RunningLarder, Check) {
     const RUNNING: &str = "running";
     let here = env!("CARGO_PKG_VERSION");
-    let mut running = RunningLarder { state: LarderState::Up, used_bytes: None };
+    let mut running = RunningLarder { state: LarderState::Up, ..RunningLarder::default() };
     if let Err(error) = get(address, "/readyz", None).await {
         let check = Check::fail(RUNNING, format!("larder runs, but is not ready: {error}"));
         return (running, check.advise("restore the store folder, or restart larder; see its log"));
@@ -116,6 +119,7 @@ async fn check_answering(config: &Config, examined: &StoreFindings, address: Soc
         // The token check reports this.
         Err(_) => return (running, Check::ok(RUNNING, format!("ready; admin listener on {address}"))),
     };
+    running.is_offline = report.offline;
     running.used_bytes = Some(report.archive_bytes.saturating_add(report.document_bytes));
     if report.version != here {
         let found = format!("larder {} runs, but this command is {here}", report.version);

@@ -242,6 +242,22 @@ async fn offline_no_upstream_is_asked_and_the_report_names_the_reason() {
     assert_eq!(upstream.requests().len(), 0);
 }
 
+/// `serve --offline` counts, too: the configuration that the doctor reads does not say it.
+#[tokio::test]
+async fn no_upstream_is_asked_when_only_the_running_larder_is_offline() {
+    let upstream = registry().await;
+    let mut setup = site(&upstream);
+    let online = setup.text.clone();
+    setup.text.push_str("[network]\noffline = true\n");
+    let _larder = setup.serve();
+    setup.text = online;
+    paste(&setup);
+    let found = examine(&setup, &[]).await;
+    found.is_healthy();
+    assert!(found.found("upstreams").contains("offline"), "{found:#?}");
+    assert_eq!(upstream.requests().len(), 0);
+}
+
 /// A URL in a client's configuration may belong to anyone, unless it is this larder.
 #[tokio::test]
 async fn offline_urls_of_the_client_configuration_are_not_probed() {
@@ -251,7 +267,7 @@ async fn offline_urls_of_the_client_configuration_are_not_probed() {
     let _larder = setup.serve();
     let (theirs, modules) = (upstream.providers_url(), format!("{}/v1/modules/", upstream.origin()));
     write(&setup, ".terraformrc", &host_override(HOST, &theirs, &modules));
-    examine(&setup, &[]).await.warns("client.override", "is not checked: [network] offline");
+    examine(&setup, &[]).await.warns("client.override", "is not checked: larder is offline");
     assert_eq!(upstream.requests().len(), 0);
 }
 

@@ -45,7 +45,7 @@ impl ClientChecks<'_> {
             return UrlProbe::Unusable(check.advise(START));
         }
         if self.is_off_limits(url) {
-            let found = format!("{what} leads to {shown}, which is not checked: [network] offline = true");
+            let found = format!("{what} leads to {shown}, which is not checked: larder is offline");
             let check = Check::warn(OVERRIDE, found);
             return UrlProbe::Unusable(check.advise("if that is this larder, set [server] public_url to it"));
         }
@@ -84,7 +84,7 @@ impl ClientChecks<'_> {
 
     /// True for a URL that the doctor of an offline larder must not request.
     pub(super) fn is_off_limits(&self, url: &Url) -> bool {
-        self.config.network.offline && !is_ours(url, self.config)
+        self.running.is_offline && !is_ours(url, self.config)
     }
 
     /// The client would use a proxy and the doctor did not, so the finding is only a warning.

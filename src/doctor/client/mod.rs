@@ -125,8 +125,8 @@ impl ClientChecks<'_> {
     async fn check_unconfigured(&self, host: &Hostname) -> Check {
         let upstream = self.config.upstreams.iter().find(|upstream| upstream.host == *host);
         let may_lead_here = upstream.is_some_and(|upstream| !upstream.addresses.is_empty());
-        if may_lead_here && self.config.network.offline {
-            return Check::ok(OVERRIDE, "no host block; its name is not checked: [network] offline = true");
+        if may_lead_here && self.running.is_offline {
+            return Check::ok(OVERRIDE, "no host block; its name is not checked: larder is offline");
         }
         if may_lead_here && self.name_leads_here(host).await {
             return Check::ok(OVERRIDE, "its name leads to larder");
