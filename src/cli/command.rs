@@ -136,7 +136,7 @@ fn refreshed_lines(items: &[RefreshResult], host: &Hostname) -> Vec<String> {
             RefreshOutcome::New => "new",
             RefreshOutcome::Gone => "gone upstream; the stored copy stays",
             RefreshOutcome::Absent { .. } => "not found",
-            RefreshOutcome::Failed { .. } => "failed; the stored copy stays",
+            RefreshOutcome::Failed { .. } => "failed; what is stored stays",
         };
         lines.push(format!("{subject:width$}  {outcome}"));
         if let RefreshOutcome::Absent { error } | RefreshOutcome::Failed { error } = news {
@@ -179,7 +179,9 @@ fn pinned_lines(items: &[PinResult], host: &Hostname) -> Vec<String> {
         PinOutcome::Unpinned => "no longer pinned",
         PinOutcome::AsBefore => "unchanged",
         PinOutcome::WhenItComes => "will be pinned once its job has fetched it",
-        PinOutcome::NotHeld => "not stored, so nothing is pinned; `larder warm --pin` fetches and pins it",
+        PinOutcome::NotHeld => {
+            "not stored, so there is nothing to pin or unpin; `larder warm --pin` fetches and pins it"
+        }
     };
     items.iter().map(|pinned| format!("{}: {}", pinned.package.without(host), outcome(pinned))).collect()
 }

@@ -23,7 +23,7 @@ pub(super) struct OrderArgs {
 /// Options of an order besides its packages.
 #[derive(Debug, Args)]
 pub(super) struct OrderOptions {
-    /// Platform to fetch for, such as linux_amd64; repeatable [default: this machine's]
+    /// Platform of the clients, such as linux_amd64; repeatable [default: this machine's]
     #[arg(long = "platform", value_name = "OS_ARCH", value_parser = platform)]
     platforms: Vec<Platform>,
     /// Client whose rules apply to folders [default: detected from each folder's files]

@@ -118,7 +118,12 @@ fn host_block(host: &Hostname, known: Option<&RawObject>, base: &str) -> String 
             }
         }
         None => {
-            line(&mut text, format_args!("    # its discovery document is not cached yet; these two are assumed"));
+            line(
+                &mut text,
+                format_args!(
+                    "    # not yet confirmed by the registry; if it names other services, larder client-config then prints them"
+                ),
+            );
             line(&mut text, format_args!("    \"providers.v1\" = \"{base}{}\"", providers_base(host)));
             line(&mut text, format_args!("    \"modules.v1\" = \"{base}{}\"", modules_base(host)));
         }

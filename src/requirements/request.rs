@@ -77,7 +77,7 @@ impl Order {
         platforms.dedup();
         let mut problems = Vec::new();
         if given.is_empty() {
-            problems.push("nothing is named".to_owned());
+            problems.push("no address, lock file or folder is named".to_owned());
         }
         if platforms.len() > MAX_PLATFORMS {
             problems.push(format!("{} platforms are named; at most {MAX_PLATFORMS} can be", platforms.len()));

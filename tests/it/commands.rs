@@ -271,7 +271,7 @@ async fn the_commands_report_the_same_whether_larder_runs_or_not() {
         let refused = setup.run(&["refresh", NULL]).await;
         assert_eq!(refused.code, Some(1), "{refused:?}");
         assert!(
-            refused.out.contains("failed; the stored copy stays") && refused.out.contains("larder accept"),
+            refused.out.contains("failed; what is stored stays") && refused.out.contains("larder accept"),
             "{refused:?}"
         );
 

@@ -69,7 +69,7 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", setup.base());
     let modules = format!("\"modules.v1\" = \"{}/registry/{HOST}/v1/modules/\"", setup.base());
     assert!(before.contains(&providers) && before.contains(&modules), "{before}");
-    assert!(before.contains("discovery document is not cached yet"), "{before}");
+    assert!(before.contains("not yet confirmed by the registry"), "{before}");
     assert!(!before.contains("login.v1"), "{before}");
     assert_eq!(upstream.requests().len(), 0, "printing a configuration asked an upstream");
     let offline = Process::serve(&format!("{}[network]\noffline = true\n", setup.text), setup.home.path()).unwrap();

@@ -90,7 +90,7 @@ async fn every_problem_of_an_order_is_reported_and_no_job_starts() {
         assert!(output[0].as_str().unwrap().contains("the body is not {\"what\""), "{output}");
     }
     for (body, reason) in [
-        (json!({}), "nothing is named"),
+        (json!({}), "no address, lock file or folder is named"),
         (json!({ "what": [{ "address": "acme/null", "platform": "linux_amd64" }] }), "the body is not"),
         (json!({ "what": [{ "address": "acme/null", "platforms": ["linux"] }] }), "\"linux\" is not a platform"),
         (

@@ -49,10 +49,10 @@ impl Keygen {
         print_line(&format!("public key   {public}"));
         print_line(&format!("key id       {}", public.id()));
         print_line("");
-        print_line("where bundles are made, in mirror.toml:");
-        print_line(&format!("  [bundle]\n  signing_key = {{ file = {file:?} }}"));
-        print_line("where they are applied:");
-        print_line(&format!("  [bundle]\n  trusted_keys = [\"{public}\"]"));
+        print_line("where bundles are made, under [bundle] in mirror.toml:");
+        print_line(&format!("  signing_key = {{ file = {file:?} }}"));
+        print_line("where they are applied, under [bundle] in mirror.toml:");
+        print_line(&format!("  trusted_keys = [\"{public}\"]"));
         Ok(())
     }
 }
