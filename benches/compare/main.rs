@@ -3,7 +3,7 @@
 //! target is missed.
 //!
 //! `cargo bench --bench compare -- --rows archive --rounds 3`
-#![expect(clippy::disallowed_methods, reason = "it stands outside the walls between the rooms")]
+#![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
 
 mod bare;
 mod cached;

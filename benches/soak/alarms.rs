@@ -24,7 +24,7 @@ pub(crate) struct Expected {
     /// `None` for an alarm about the provider as a whole.
     version: Option<String>,
     resolve: String,
-    /// The path that makes larder look.
+    /// The request that makes larder ask upstream.
     path: String,
 }
 
@@ -91,7 +91,7 @@ pub(crate) async fn compare_alarms(setup: &Arc<SoakSetup>, hostile: &Hostile) ->
         }
         // These only: larder limits the rate of its revalidations.
         for wanted in &missing {
-            // Judged by the alarm that comes of it.
+            // The answer does not matter: the alarm that follows is checked below.
             let _ = client.get(format!("{}{}", process.base, wanted.path)).send().await;
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -104,7 +104,7 @@ pub(crate) async fn compare_alarms(setup: &Arc<SoakSetup>, hostile: &Hostile) ->
                 let (status, text) = (answer.status(), answer.text().await?);
                 let others: Vec<_> = alarms.iter().filter(|alarm| alarm["address"] == *wanted.address).collect();
                 let line = format!(
-                    "no alarm: {wanted:?}; it is answered with {status} {state:?} {text}, and told is {others:?}"
+                    "no alarm: {wanted:?}; the answer is {status} {state:?} {text}, and the alarms are {others:?}"
                 );
                 setup.ledger.broken(BrokenPromise::WrongAlarm, line);
             }

@@ -6,7 +6,7 @@
 //! The seed decides every random choice except the keys themselves, which decide nothing.
 //!
 //! `cargo bench --bench soak -- --seed 7`
-#![expect(clippy::disallowed_methods, reason = "it stands outside the walls between the rooms")]
+#![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
 
 mod alarms;
 mod asking;

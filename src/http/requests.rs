@@ -247,8 +247,8 @@ struct RequestCounters {
     sent: [Counter; Source::ALL.len()],
     refused_family: Family<RefusalLabel, Counter>,
     refused: [Counter; Refusal::ALL.len()],
-    no_place_family: Family<ConnectionRefusalLabel, Counter>,
-    no_place: [Counter; ConnectionRefusal::ALL.len()],
+    refused_connections_family: Family<ConnectionRefusalLabel, Counter>,
+    refused_connections: [Counter; ConnectionRefusal::ALL.len()],
     hit_family: Histograms<ContentLabel>,
     hit: [Histogram; Content::ALL.len()],
     age_family: Histograms<DocumentAgeLabel>,
@@ -260,7 +260,7 @@ impl Default for RequestMetrics {
         let ended_family = Family::<RequestOutcomeLabel, Counter>::default();
         let sent_family = Family::<SentBytesLabel, Counter>::default();
         let refused_family = Family::<RefusalLabel, Counter>::default();
-        let no_place_family = Family::<ConnectionRefusalLabel, Counter>::default();
+        let refused_connections_family = Family::<ConnectionRefusalLabel, Counter>::default();
         let hit_family: Histograms<ContentLabel> = Family::new_with_constructor(|| Histogram::new(&HIT_TIMES));
         let age_family: Histograms<DocumentAgeLabel> = Family::new_with_constructor(|| Histogram::new(&AGES));
         let ended = |route_index: usize, end: usize| {
@@ -271,15 +271,15 @@ impl Default for RequestMetrics {
             ended: array::from_fn(|route_index| array::from_fn(|end| ended(route_index, end))),
             sent: Source::ALL.map(|source| sent_family.get_or_create_owned(&SentBytesLabel { source })),
             refused: Refusal::ALL.map(|reason| refused_family.get_or_create_owned(&RefusalLabel { reason })),
-            no_place: ConnectionRefusal::ALL
-                .map(|reason| no_place_family.get_or_create_owned(&ConnectionRefusalLabel { reason })),
+            refused_connections: ConnectionRefusal::ALL
+                .map(|reason| refused_connections_family.get_or_create_owned(&ConnectionRefusalLabel { reason })),
             hit: Content::ALL.map(|content| hit_family.get_or_create_owned(&ContentLabel { content })),
             ages: RouteKind::DOCUMENTS
                 .map(|kind| age_family.get_or_create_owned(&DocumentAgeLabel { route: kind.label() })),
             ended_family,
             sent_family,
             refused_family,
-            no_place_family,
+            refused_connections_family,
             hit_family,
             age_family,
         }))
@@ -290,7 +290,13 @@ impl RequestMetrics {
     /// Registers the metrics.
     pub fn register(&self, registry: &mut Registry) {
         let RequestCounters {
-            ended_family, sent_family, refused_family, no_place_family, hit_family, age_family, ..
+            ended_family,
+            sent_family,
+            refused_family,
+            refused_connections_family,
+            hit_family,
+            age_family,
+            ..
         } = &*self.0;
         registry.register("larder_requests", "Requests answered, by route and outcome", ended_family.clone());
         let help = "Body bytes sent to clients, by source; `store` is upstream traffic saved";
@@ -298,7 +304,7 @@ impl RequestMetrics {
         let help = "Requests refused, by reason";
         registry.register("larder_refusals", help, refused_family.clone());
         let help = "Connections closed without a response, by limit";
-        registry.register("larder_connections_refused", help, no_place_family.clone());
+        registry.register("larder_connections_refused", help, refused_connections_family.clone());
         let help = "Time from request headers to response headers, for fresh cache hits";
         registry.register_with_unit("larder_hit", help, Unit::Seconds, hit_family.clone());
         let help = "Age of served documents since upstream last confirmed them";
@@ -331,7 +337,7 @@ impl RequestMetrics {
 
     /// Counts a connection closed without an answer.
     pub(super) fn record_connection_refusal(&self, reason: ConnectionRefusal) {
-        self.0.no_place[reason as usize].inc();
+        self.0.refused_connections[reason as usize].inc();
     }
 
     /// Returns the body bytes sent since the start: in total, and from the store.
@@ -366,11 +372,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_variant_is_at_its_index() {
-        assert!(RequestOutcome::ALL.into_iter().enumerate().all(|(at, end)| end as usize == at));
-        assert!(Refusal::ALL.into_iter().enumerate().all(|(at, why)| why as usize == at));
-        assert!(ConnectionRefusal::ALL.into_iter().enumerate().all(|(at, why)| why as usize == at));
-        assert!(RouteKind::ALL.into_iter().enumerate().all(|(at, kind)| kind as usize == at));
-        assert!(RouteKind::ALL.starts_with(&RouteKind::DOCUMENTS), "or ages would land at another's place");
+    fn every_route_kind_is_at_its_index() {
+        assert!(RouteKind::ALL.into_iter().enumerate().all(|(index, kind)| kind as usize == index));
+        assert!(
+            RouteKind::ALL.starts_with(&RouteKind::DOCUMENTS),
+            "document ages are stored by the index of their route"
+        );
     }
 }

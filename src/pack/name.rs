@@ -34,8 +34,8 @@ pub(super) fn refused(name: &[u8], reason: impl Into<String>) -> TreeError {
     TreeError::refused(shown, reason)
 }
 
-/// The form of a path in which a file system compares it that ignores case and composes letters.
-pub(super) fn case_folded_path(path: &TreePath) -> Vec<u8> {
+/// The key under which a file system compares paths if it ignores case and Unicode normalisation.
+pub(super) fn case_insensitive_key(path: &TreePath) -> Vec<u8> {
     match std::str::from_utf8(path.as_bytes()) {
         Ok(text) => text.nfc().collect::<String>().to_lowercase().nfc().collect::<String>().into_bytes(),
         Err(_) => path.as_bytes().to_ascii_lowercase(),

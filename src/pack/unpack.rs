@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 
 use super::members::{OutputLimit, bzip2, gzip};
-use super::name::case_folded_path;
+use super::name::case_insensitive_key;
 use super::xz::XzReader;
 use super::{ArchiveFormat, Tree, TreeError, tar, zip};
 
@@ -42,7 +42,7 @@ pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut
 fn no_clash(tree: &Tree) -> Result<(), TreeError> {
     let mut seen = HashMap::new();
     for (path, _) in tree.entries() {
-        if let Some(other) = seen.insert(case_folded_path(path), path) {
+        if let Some(other) = seen.insert(case_insensitive_key(path), path) {
             return Err(TreeError::refused(
                 path,
                 format!("its name differs from {other} only in case or Unicode composition"),

@@ -1,4 +1,4 @@
-//! The client protocols, one file each. They translate between routes and the mirror, and decide nothing.
+//! The client protocols, one file each. They turn routes into calls of the mirror, and its answers into replies.
 
 pub mod admin;
 pub mod client_config;
@@ -56,7 +56,7 @@ pub struct Reply {
     pub content: ReplyContent,
     /// The cache outcome; `None` where the mirror was not involved.
     pub outcome: Option<Outcome>,
-    /// Time since upstream confirmed a document; `None` for other content.
+    /// Time since upstream last confirmed the document; `None` for archives and texts of larder.
     pub age: Option<Duration>,
 }
 

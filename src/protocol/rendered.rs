@@ -100,11 +100,11 @@ pub struct RenderedAnswer {
     pub fresh_until: Timestamp,
     /// Revision of its provider at the time of rendering.
     pub revision: u64,
-    /// Cache outcome, for later clients.
+    /// Cache outcome that clients of the stored copy are told.
     pub outcome: Outcome,
 }
 
-/// The key of a rendered answer: everything that its bytes depend on, except the mirror's revision.
+/// The key of a rendered answer: everything that its bytes depend on, except the revision of its provider.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct RenderedAnswerKey {
     route: Route,
@@ -171,7 +171,7 @@ impl RenderedAnswers {
         (timely && rendered.revision == revision).then_some(rendered)
     }
 
-    /// Stores an answer if its base is among the most requested ones. An archive is stored only if the memory has space
+    /// Stores an answer if its base is, or now becomes, one of the most requested ones. An archive is stored only if the memory has space
     /// for a copy.
     pub fn insert(&self, route: &Route, base: &Base<'_>, rendered: RenderedAnswer) {
         let key = RenderedAnswerKey { route: route.clone(), base: base.clone().into_owned() };

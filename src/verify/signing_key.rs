@@ -1,5 +1,5 @@
-//! The keys that a registry lists: reading them, and judging whether a key or subkey may sign. The OpenPGP crate does
-//! the arithmetic only; revocation, bindings, purpose and expiry are judged here.
+//! The keys that a registry lists: reads them, and decides whether a key or subkey may sign. The OpenPGP crate computes
+//! signatures only; revocation, bindings, purpose and expiry are checked here.
 
 use std::time::{Duration, SystemTime};
 
@@ -60,6 +60,7 @@ impl ListedKey {
     pub(super) fn self_signatures(&self) -> usize {
         let details = &self.0.details;
         let user_id_signatures: usize = details.users.iter().map(|user| user.signatures.len()).sum();
+        // A binding can embed the own signature of the subkey (RFC 9580, 5.2.1.9).
         let of_subkeys: usize = self.0.public_subkeys.iter().map(|subkey| 2 * subkey.signatures.len()).sum();
         details.revocation_signatures.len() + details.direct_signatures.len() + user_id_signatures + of_subkeys
     }
@@ -154,7 +155,7 @@ impl Component<'_> {
         }
     }
 
-    /// The arithmetic: whether this part made the signature over what has this hash.
+    /// Checks that this key or subkey made the signature over content with this hash.
     pub(super) fn verify(&self, signature: &Signature, hash: &[u8]) -> Result<(), String> {
         let (Some(config), Some(bytes)) = (signature.config(), signature.signature()) else {
             return Err("is of an unknown version".to_owned());
@@ -168,7 +169,7 @@ impl Component<'_> {
         };
         // Only version 6 keys make version 6 signatures, and no others (RFC 9580, 5.2).
         if (version == KeyVersion::V6) != (config.version() == SignatureVersion::V6) {
-            return Err("the versions of key and signature do not go together".to_owned());
+            return Err("a key of this version cannot make a signature of that version".to_owned());
         }
         match self {
             Self::Primary(key) => key.primary_key.verify(config.hash_alg, hash, bytes),

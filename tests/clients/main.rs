@@ -1,6 +1,6 @@
 //! Real clients, each directly at a registry and through larder: the results must be equal, or differ for a written
 //! reason. `tests/clients/run` installs the clients and runs this; it prints one table, and fails if a row is wrong.
-#![expect(clippy::disallowed_methods, reason = "it stands outside the walls between the rooms")]
+#![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the table is what it is for")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

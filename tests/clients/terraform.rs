@@ -331,7 +331,7 @@ async fn steps(
         if output.status.success() { Ok(left()) } else { Err(output.one_line()) }
     };
     if (cli.version, route) == ((0, 13), Route::Mirror) {
-        // It fails: see `judged`.
+        // Terraform 0.13 refuses here: `judged` expects that.
         let _ = ask(&["init", "-no-color", "-input=false"]).await;
     }
     steps.push(("init", ask(&["init", "-no-color", "-input=false"]).await));

@@ -1,5 +1,5 @@
 //! Behaviours of larder, against its public surface: real sockets, real files, real signatures, the real client.
-#![expect(clippy::disallowed_methods, reason = "the tests stand outside the walls between the rooms")]
+#![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod air_gap;

@@ -33,7 +33,7 @@ impl ExportRequest {
     /// Parses a body.
     ///
     /// # Errors
-    /// The problem.
+    /// The body is not of the expected form, or does not name a job.
     pub fn read(body: &[u8]) -> Result<(Self, JobId), String> {
         let request: Self = serde_json::from_slice(body).map_err(|e| format!("send {SHAPE}: {e}"))?;
         let id =

@@ -29,9 +29,9 @@ pub(super) struct CallTarget {
     pub(super) through: Option<ModulePackage>,
 }
 
-/// An unavailable item.
+/// A call whose module is unavailable.
 pub(super) struct UnavailableCall {
-    /// Its name.
+    /// The source of the call, for people.
     pub(super) subject: String,
     /// The reason.
     pub(super) reason: String,
@@ -167,11 +167,11 @@ async fn folder_within(
     let folder = path::join(&files.subdir, subdir);
     let folder = folder.filter(|folder| files.files.has_folder(folder));
     let folder = folder.ok_or_else(|| refused(format!("it has no file that a client reads in {subdir:?}")))?;
-    let spot = CalledFolder { package: Some(package.clone()), folder, inputs: Arc::default() };
+    let called = CalledFolder { package: Some(package.clone()), folder, inputs: Arc::default() };
     queries
-        .module(package, &spot.folder, client, &spot.inputs)
+        .module(package, &called.folder, client, &called.inputs)
         .await
-        .map(|_| spot)
+        .map(|_| called)
         .map_err(|reason| refused(unread(reason)))
 }
 

@@ -1,4 +1,4 @@
-//! Registry queries of one order: each is sent once, a few at a time.
+//! Registry queries of one order, a few at a time. Version lists and modules are asked for once; unlisted versions, each time.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -90,7 +90,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         &self,
         address: &ProviderAddress,
     ) -> Result<Option<UnlistedVersions>, String> {
-        // The semaphore is never closed.
+        // An error means that the semaphore is closed; nothing closes it.
         let _turn = self.permits.acquire().await;
         self.registries.unlisted_provider_versions(address).await.map_err(|reason| reason.to_string())
     }
@@ -177,7 +177,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     ) -> Answer<T> {
         let cell = cell(answers, key);
         let ask = async || {
-            // The semaphore is never closed.
+            // An error means that the semaphore is closed; nothing closes it.
             let _turn = self.permits.acquire().await;
             ask().await.map(Arc::new)
         };
