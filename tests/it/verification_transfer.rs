@@ -5,33 +5,39 @@ use std::time::Duration;
 
 use crate::support::larder::Larder;
 use crate::support::package_fixture::{LARGE, PackageFixture, SMALL};
+use crate::support::rows::each_row;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
-/// DESIGN, promise 4: a broken download is resumed, and no byte is fetched twice.
+/// DESIGN, promise 4: a broken download is resumed, and no byte is fetched twice. A chunked body without its last chunk
+/// is a broken one. Without validators the resumption is by Range alone; the digest verifies the whole.
 #[tokio::test]
 async fn a_download_that_breaks_is_resumed_where_it_broke() {
-    for (size, offset) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
+    type Cut = fn(usize) -> Fault;
+    let rows: [(_, (_, _, Cut, _)); 6] = [
+        ("a small archive", (SMALL, 70_000, Fault::Truncated, true)),
+        ("a large archive", (LARGE, 1_500_000, Fault::Truncated, true)),
+        ("a large archive without validators", (LARGE, 1_500_000, Fault::Truncated, false)),
+        ("a small archive without a length", (SMALL, 70_000, Fault::NoLengthTruncated, true)),
+        ("a large archive without a length, early", (LARGE, 500_000, Fault::NoLengthTruncated, true)),
+        ("a large archive without a length, late", (LARGE, 2_500_000, Fault::NoLengthTruncated, true)),
+    ];
+    each_row(rows, async |(size, offset, cut, has_validators)| {
         let fixture = PackageFixture::with(size).await;
-        fixture.upstream.fault_once(Target::Archive, Fault::Truncated(offset));
+        if !has_validators {
+            fixture.upstream.fault(Target::Archive, Fault::NoValidators);
+        }
+        fixture.upstream.fault_once(Target::Archive, cut(offset));
         fixture.arrives_whole().await;
         let requests = fixture.archive_requests();
         assert_eq!(requests.len(), 2);
         assert_eq!((requests[0].header("range"), requests[0].header("if-range")), (None, None));
         assert_eq!(requests[1].header("range"), Some(format!("bytes={offset}-").as_str()));
-        assert!(requests[1].header("if-range").is_some_and(|tag| tag.starts_with('"')), "{requests:?}");
+        let has_tag = requests[1].header("if-range").is_some_and(|tag| tag.starts_with('"'));
+        assert_eq!(has_tag, has_validators, "{requests:?}");
         assert_eq!(requests[1].status, Some(206));
         assert_eq!(requests.iter().map(|asked| asked.bytes_sent).sum::<u64>(), fixture.zip.len() as u64);
-    }
-}
-
-/// DESIGN, promise 4: without validators, by Range alone; the digest verifies the whole.
-#[tokio::test]
-async fn a_download_without_validators_is_resumed_too() {
-    let fixture = PackageFixture::with(LARGE).await;
-    fixture.upstream.fault(Target::Archive, Fault::NoValidators);
-    fixture.upstream.fault_once(Target::Archive, Fault::Truncated(1_500_000));
-    fixture.arrives_whole().await;
-    assert_eq!(fixture.archive_requests()[1].header("range"), Some("bytes=1500000-"));
+    })
+    .await;
 }
 
 /// DESIGN, promise 4, and the table: also where the archive's URL has expired meanwhile.
@@ -58,80 +64,63 @@ async fn a_download_that_breaks_is_resumed_at_its_new_url() {
 /// DESIGN, promise 4: a download that broke after its very last byte has nothing left to resume.
 #[tokio::test]
 async fn a_download_that_breaks_at_its_very_end_is_complete() {
-    for size in [SMALL, LARGE] {
+    each_row([("a small archive", SMALL), ("a large archive", LARGE)], async |size| {
         let fixture = PackageFixture::with(size).await;
         fixture.upstream.fault_once(Target::Archive, Fault::NoLengthTruncated(fixture.zip.len()));
         fixture.arrives_whole().await;
-    }
+    })
+    .await;
 }
 
-/// DESIGN, promise 4: a reset is no different.
+/// DESIGN, promise 4: a reset is resumed as well, an upstream that cannot resume starts over, and clients notice nothing.
 #[tokio::test]
-async fn a_reset_connection_is_resumed() {
-    for (size, offset) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
+async fn a_download_that_is_reset_or_starts_over_with_the_same_bytes_is_complete() {
+    let rows = [
+        ("a small archive, reset", (SMALL, Fault::Reset(70_000), None, 206)),
+        ("a large archive, reset", (LARGE, Fault::Reset(1_500_000), None, 206)),
+        ("a small archive, over again", (SMALL, Fault::Truncated(70_000), Some(Fault::RangeIgnored), 200)),
+        ("a large archive, over again", (LARGE, Fault::Truncated(1_500_000), Some(Fault::RangeIgnored), 200)),
+    ];
+    each_row(rows, async |(size, once, lasting, status)| {
         let fixture = PackageFixture::with(size).await;
-        fixture.upstream.fault_once(Target::Archive, Fault::Reset(offset));
+        if let Some(fault) = lasting {
+            fixture.upstream.fault(Target::Archive, fault);
+        }
+        fixture.upstream.fault_once(Target::Archive, once);
         fixture.arrives_whole().await;
-        assert_eq!(fixture.archive_requests().len(), 2);
-    }
+        let requests = fixture.archive_requests();
+        assert_eq!((requests.len(), requests[1].status), (2, Some(status)));
+    })
+    .await;
 }
 
-/// DESIGN, promise 3: a truncated archive never looks complete.
+/// DESIGN, promise 3: a truncated archive never looks complete: a large one is broken off before its tail, a small one
+/// is refused before the status line.
 #[tokio::test]
-async fn a_large_archive_that_never_comes_whole_is_broken_off() {
-    let fixture = PackageFixture::with(LARGE).await;
-    fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
-    fixture.upstream.fault(Target::Archive, Fault::Truncated(1_500_000));
-    fixture.broke_off(&fixture.larder.receive(&fixture.path).await);
-    fixture.heals().await;
-    assert_eq!(fixture.archive_requests().last().unwrap().header("range"), Some("bytes=1500000-"));
-}
-
-/// DESIGN, promise 3: also where all but the last byte arrived.
-#[tokio::test]
-async fn a_large_archive_without_its_last_byte_is_broken_off_before_its_tail() {
-    let fixture = PackageFixture::with(LARGE).await;
-    fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
-    fixture.upstream.fault(Target::Archive, Fault::Truncated(fixture.zip.len() - 1));
-    fixture.broke_off(&fixture.larder.receive(&fixture.path).await);
-    fixture.heals().await;
-}
-
-/// DESIGN, promise 3: a small one is refused before the status line.
-#[tokio::test]
-async fn a_small_archive_that_never_comes_whole_is_a_502() {
-    for offset in [0, 70_000] {
-        let fixture = PackageFixture::with(SMALL).await;
+async fn an_archive_that_never_comes_whole_never_looks_complete() {
+    type Offset = fn(usize) -> usize;
+    let rows: [(_, (_, Offset, _)); 4] = [
+        ("a small archive without a byte", (SMALL, |_| 0, 502)),
+        ("a part of a small archive", (SMALL, |_| 70_000, 502)),
+        ("a part of a large archive", (LARGE, |_| 1_500_000, 200)),
+        ("a large archive without its last byte", (LARGE, |zip| zip - 1, 200)),
+    ];
+    each_row(rows, async |(size, offset, status)| {
+        let fixture = PackageFixture::with(size).await;
+        let offset = offset(fixture.zip.len());
         fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
         fixture.upstream.fault(Target::Archive, Fault::Truncated(offset));
-        fixture.larder.get(&fixture.path).await.expect(502);
+        if status == 200 {
+            fixture.broke_off(&fixture.larder.receive(&fixture.path).await);
+        } else {
+            fixture.larder.get(&fixture.path).await.expect(status);
+        }
         assert!(fixture.folder().blobs().is_empty());
         fixture.heals().await;
-    }
-}
-
-/// DESIGN, promise 4: a chunked body without its last chunk is a broken one.
-#[tokio::test]
-async fn a_cut_download_without_a_length_is_resumed() {
-    for (size, offset) in [(SMALL, 70_000), (LARGE, 500_000), (LARGE, 2_500_000)] {
-        let fixture = PackageFixture::with(size).await;
-        fixture.upstream.fault_once(Target::Archive, Fault::NoLengthTruncated(offset));
-        fixture.arrives_whole().await;
-        assert_eq!(fixture.archive_requests()[1].header("range"), Some(format!("bytes={offset}-").as_str()));
-    }
-}
-
-/// DESIGN, promise 4: an upstream that cannot resume starts over, and clients notice nothing.
-#[tokio::test]
-async fn a_download_that_starts_over_with_the_same_bytes_is_complete() {
-    for (size, offset) in [(SMALL, 70_000), (LARGE, 1_500_000)] {
-        let fixture = PackageFixture::with(size).await;
-        fixture.upstream.fault(Target::Archive, Fault::RangeIgnored);
-        fixture.upstream.fault_once(Target::Archive, Fault::Truncated(offset));
-        fixture.arrives_whole().await;
-        assert_eq!(fixture.archive_requests().len(), 2);
-        assert_eq!(fixture.archive_requests()[1].status, Some(200));
-    }
+        let resumed = (offset > 0).then(|| format!("bytes={offset}-"));
+        assert_eq!(fixture.archive_requests().last().unwrap().header("range"), resumed.as_deref());
+    })
+    .await;
 }
 
 /// DESIGN, promise 4: where it starts over with other bytes, every client that got some is aborted.
@@ -196,35 +185,43 @@ async fn an_archive_that_drips_is_given_up() {
 /// The table: too slow before the body has begun is a 504.
 #[tokio::test]
 async fn an_archive_that_is_too_slow_to_begin_is_a_504() {
-    for (size, fault) in [(SMALL, Fault::Stalls(70_000)), (SMALL, Fault::NeverAnswers), (LARGE, Fault::NeverAnswers)] {
+    let rows = [
+        ("a small archive that stalls", (SMALL, Fault::Stalls(70_000))),
+        ("a small archive that never begins", (SMALL, Fault::NeverAnswers)),
+        ("a large archive that never begins", (LARGE, Fault::NeverAnswers)),
+    ];
+    each_row(rows, async |(size, fault)| {
         let fixture = PackageFixture::with_stall(size, Duration::from_millis(500)).await;
-        fixture.upstream.fault(Target::Archive, fault.clone());
+        fixture.upstream.fault(Target::Archive, fault);
         fixture.larder.get(&fixture.path).await.expect(504);
-        assert!(fixture.folder().blobs().is_empty(), "{fault:?}");
+        assert!(fixture.folder().blobs().is_empty());
         fixture.heals().await;
-    }
+    })
+    .await;
 }
 
 /// The table: trouble with an archive has the status of trouble with a document, and no Retry-After is handed on.
 #[tokio::test]
 async fn an_archive_that_upstream_will_not_give_is_refused_with_the_cause() {
     let fixture = PackageFixture::with(LARGE).await;
-    for (fault, status) in [
-        (Fault::Status(204), 502),
-        (Fault::Status(206), 502),
-        (Fault::Status(304), 502),
-        (Fault::RedirectLoop(302), 502),
-        (Fault::Status(451), 502),
-        (Fault::Status(500), 502),
-        (Fault::RetryAfter(429, 3600), 503),
-        (Fault::Status(508), 508),
-    ] {
-        fixture.upstream.fault(Target::Archive, fault.clone());
+    let rows = [
+        ("no content", (Fault::Status(204), 502)),
+        ("a part that was not asked for", (Fault::Status(206), 502)),
+        ("unchanged", (Fault::Status(304), 502)),
+        ("redirects without end", (Fault::RedirectLoop(302), 502)),
+        ("legal reasons", (Fault::Status(451), 502)),
+        ("a server error", (Fault::Status(500), 502)),
+        ("too many requests", (Fault::RetryAfter(429, 3600), 503)),
+        ("a loop at the server", (Fault::Status(508), 508)),
+    ];
+    each_row(rows, async |(fault, status)| {
+        fixture.upstream.fault(Target::Archive, fault);
         let refused = fixture.larder.get(&fixture.path).await.expect(status);
-        assert!(refused.headers.get("retry-after").is_none(), "{fault:?}");
-        assert!(refused.text().contains("the archive of"), "{fault:?}: {}", refused.text());
+        assert!(refused.headers.get("retry-after").is_none(), "{:?}", refused.headers);
+        assert!(refused.text().contains("the archive of"), "{}", refused.text());
         fixture.upstream.heal();
-    }
+    })
+    .await;
     assert!(fixture.folder().blobs().is_empty());
     fixture.heals().await;
 }
