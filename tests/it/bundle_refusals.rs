@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use larder::bundle::{BundleEntry, BundleWriter, Inventory, Manifest, SigningKey};
+use larder::address::{Hostname, PackageSelector, Platform, Version};
+use larder::bundle::{BundleEntry, BundleWriter, Inventory, Manifest, ModuleEntry, ProviderEntry, SigningKey};
+use larder::digest::Digest;
 use serde_json::{Value, json};
 
-use crate::support::bundle_transfer::{BundleKey, Sealed, bundle, contents, outcomes, refusal, sealed, warmed};
+use crate::support::bundle_transfer::{
+    BundleKey, Sealed, bundle, bundle_made_at, bundle_of, contents, outcomes, refusal, sealed, warmed,
+};
 use crate::support::git::{Format, pack};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
@@ -17,6 +21,20 @@ async fn null_bundle(key: &BundleKey, provider: Provider) -> Vec<u8> {
     let upstream = FakeUpstream::start().await;
     upstream.publish(provider);
     bundle(&upstream, key, &["acme/null"], &["linux_amd64"]).await
+}
+
+/// A bundle with acme/net/test, a module of this text.
+async fn net_bundle(key: &BundleKey, text: &str) -> Vec<u8> {
+    let (upstream, folder) = (FakeUpstream::start().await, tempfile::tempdir().unwrap());
+    std::fs::write(folder.path().join("main.tf"), text).unwrap();
+    upstream.serve_file("/files/net.tar.gz", "application/gzip", pack(Format::TarGz, folder.path(), ""));
+    upstream.publish_module(Module::new("acme", "net", "test").at("/files/net.tar.gz"));
+    bundle(&upstream, key, &["acme/net/test"], &[]).await
+}
+
+/// The files that a store names archives with, and their blobs.
+fn served(folder: &Folder) -> Vec<String> {
+    contents(folder).into_keys().filter(|name| name.starts_with("blobs/") || name.starts_with("names/")).collect()
 }
 
 fn null() -> Provider {
@@ -61,18 +79,35 @@ async fn an_untrusted_bundle_is_refused_before_anything_changes() {
     let signed = bundle(&upstream, &foreign, &["acme/null"], &["linux_amd64"]).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
-    let unsigned = crate::support::bundle_transfer::bundle_of(&larder, &job, None).await;
+    let unsigned = bundle_of(&larder, &job, None).await;
     let there = Sealed::new(key.sealed());
-    for (bytes, reason) in [(&signed, "not in [bundle] trusted_keys"), (&unsigned, "it is not signed")] {
+    for (name, bytes, reason) in
+        [("another key", &signed, "not in [bundle] trusted_keys"), ("no key", &unsigned, "it is not signed")]
+    {
         let error = there.apply(bytes.clone(), &key.trust()).await.unwrap_err().to_string();
-        assert!(error.contains(reason) && error.contains("--unsigned"), "{error}");
-        assert!(contents(&there.folder).is_empty() && there.folder.files("receipts").is_empty());
+        assert!(error.contains(reason) && error.contains("--unsigned"), "{name}: {error}");
+        assert!(contents(&there.folder).is_empty() && there.folder.files("receipts").is_empty(), "{name}");
     }
-    let mut lenient = key.trust();
-    lenient.trust.allow_unsigned = true;
-    for bytes in [signed, unsigned] {
+    let lenient = key.trust_or_unsigned();
+    for (name, bytes) in [("another key", signed), ("no key", unsigned)] {
         let receipt = there.apply(bytes, &lenient).await.unwrap();
-        assert!(receipt.ok && !receipt.trusted, "{receipt:#?}");
+        assert!(receipt.ok && !receipt.trusted, "{name}: {receipt:#?}");
+    }
+}
+
+/// A lie about each provider or each module of a bundle.
+enum Lie {
+    Provider(fn(&mut ProviderEntry)),
+    Module(fn(&mut ModuleEntry)),
+}
+
+impl Lie {
+    fn tell(&self, entry: &mut BundleEntry) {
+        match (self, entry) {
+            (Self::Provider(change), BundleEntry::Provider(entry)) => change(entry),
+            (Self::Module(change), BundleEntry::Module(entry)) => change(entry),
+            _ => {}
+        }
     }
 }
 
@@ -84,78 +119,38 @@ async fn a_manifest_that_lies_is_found_out_by_what_is_in_the_bundle() {
     upstream.publish(null().platform("linux_amd64").platform("darwin_arm64"));
     publish_module(&upstream);
     let bytes = bundle(&upstream, &key, &["acme/null", "acme/net/test"], &["linux_amd64"]).await;
-    let mut lenient = key.trust();
-    lenient.trust.allow_unsigned = true;
-    type Lie = (&'static str, fn(&mut BundleEntry), &'static str);
-    let lies: [Lie; 6] = [
+    let lenient = key.trust_or_unsigned();
+    let lies = [
         (
             "another platform",
-            |entry| {
-                if let BundleEntry::Provider(entry) = entry {
-                    entry.platform = larder::address::Platform::parse("darwin_arm64").unwrap();
-                }
-            },
+            Lie::Provider(|it| it.platform = Platform::parse("darwin_arm64").unwrap()),
             "download document",
         ),
-        (
-            "another version",
-            |entry| {
-                if let BundleEntry::Provider(entry) = entry {
-                    entry.version = larder::address::Version::parse("9.9.9").unwrap();
-                }
-            },
-            "which is not that of",
-        ),
-        (
-            "another signer",
-            |entry| {
-                if let BundleEntry::Provider(entry) = entry {
-                    entry.signed_by = Some("F00D".to_owned());
-                }
-            },
-            "names key F00D",
-        ),
-        (
-            "another tree",
-            |entry| {
-                if let BundleEntry::Module(entry) = entry {
-                    entry.tree = larder::digest::Digest::of(b"another");
-                }
-            },
-            "its tree has digest",
-        ),
-        (
-            "a folder that is not there",
-            |entry| {
-                if let BundleEntry::Module(entry) = entry {
-                    entry.subdir = Some("not/there".to_owned());
-                }
-            },
-            "has no folder not/there",
-        ),
-        (
-            "a folder outside",
-            |entry| {
-                if let BundleEntry::Module(entry) = entry {
-                    entry.subdir = Some("../..".to_owned());
-                }
-            },
-            "its subdir is not a path",
-        ),
+        ("another version", Lie::Provider(|it| it.version = Version::parse("9.9.9").unwrap()), "which is not that of"),
+        ("another signer", Lie::Provider(|it| it.signed_by = Some("F00D".to_owned())), "names key F00D"),
+        ("another tree", Lie::Module(|it| it.tree = Digest::of(b"another")), "its tree has digest"),
+        ("no such folder", Lie::Module(|it| it.subdir = Some("not/there".to_owned())), "has no folder not/there"),
+        ("a folder outside", Lie::Module(|it| it.subdir = Some("../..".to_owned())), "its subdir is not a path"),
+        // Clients unpack archives with their own code and may read another tree from another packer's output.
+        ("another packer", Lie::Module(|it| it.packer += 1), "made by another packer"),
     ];
-    for (lie, change, reason) in lies {
+    for (name, lie, reason) in lies {
+        let change = |entry: &mut BundleEntry| lie.tell(entry);
         let there = Sealed::new(key.sealed());
         let receipt = there.apply(with_changed_entries(&bytes, None, change), &lenient).await.unwrap();
-        assert!(!receipt.ok);
+        assert!(!receipt.ok, "{name}");
         let (_, output) = refusal(&receipt);
-        assert!(output.contains(reason), "{lie}: {output}");
+        assert!(output.contains(reason), "{name}: {output}");
         // A refused entry leaves nothing that could be served.
         let kept = contents(&there.folder);
-        assert_eq!(kept.keys().filter(|name| name.starts_with("names/")).count(), 1, "{lie}: {:?}", kept.keys());
+        assert_eq!(kept.keys().filter(|file| file.starts_with("names/")).count(), 1, "{name}: {:?}", kept.keys());
+        assert_eq!(there.folder.blobs().len(), 1, "{name}");
         // A trusted signature does not make a false entry acceptable.
         let signed = with_changed_entries(&bytes, Some(&key.key), change);
         let receipt = Sealed::new(key.sealed()).apply(signed, &key.trust()).await.unwrap();
-        assert!(refusal(&receipt).1.contains(reason), "{lie}");
+        assert!(refusal(&receipt).1.contains(reason), "{name}");
+        let receipt = there.apply(bytes.clone(), &key.trust()).await.unwrap();
+        assert!(receipt.ok, "{name}, then the truth: {receipt:#?}");
     }
 }
 
@@ -169,7 +164,7 @@ async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     upstream.publish(provider);
     let lax = key.signs(Larder::mirroring(&upstream).with("verification = \"checksum\"")).start().await;
     let job = warmed(&lax, &["acme/null"], &["linux_amd64"]).await;
-    let bytes = crate::support::bundle_transfer::bundle_of(&lax, &job, None).await;
+    let bytes = bundle_of(&lax, &job, None).await;
     let there = Sealed::new(key.sealed());
     let receipt = there.apply(bytes.clone(), &key.trust()).await.unwrap();
     let (subject, reason) = refusal(&receipt);
@@ -180,35 +175,49 @@ async fn a_signed_bundle_does_not_replace_the_publishers_signature() {
     assert!(lax.apply(bytes, &key.trust()).await.unwrap().ok);
 }
 
-/// A republished version gets the same verdict from a bundle as from an upstream: with a foreign key it waits for
-/// `accept`, with an alarm.
+/// A republished version gets the same verdict from a bundle as from an upstream: with a foreign key or another tree it
+/// waits for `accept`, with an alarm. `larder accept` would ask upstream, which an offline larder cannot.
 #[tokio::test]
-async fn a_version_that_a_stranger_republished_is_refused_until_it_is_accepted() {
+async fn a_version_that_is_not_the_first_seen_one_is_refused_until_it_is_accepted() {
     let key = BundleKey::new();
-    let first = null_bundle(&key, null()).await;
-    let stranger = null_bundle(&key, null().edition(2).signed_by(&PublisherKey::another())).await;
-    let there = Sealed::new(key.sealed());
-    assert!(there.apply(first, &key.trust()).await.unwrap().ok);
-    let before = there.folder.blobs();
-    let receipt = there.apply(stranger.clone(), &key.trust()).await.unwrap();
-    let (subject, reason) = refusal(&receipt);
-    assert_eq!(subject, NULL);
-    assert!(
-        reason.contains("published again") && reason.contains(&format!("--accept {HOST}/acme/null@1.2.0")),
-        "{reason}"
-    );
-    assert_eq!(there.folder.blobs(), before);
-    let alarms = there.mirror.alarms();
-    assert_eq!(alarms.len(), 1, "{alarms:?}");
-    // `larder accept` would ask upstream, which an offline larder cannot.
-    let resolve = format!("larder bundle apply BUNDLE --accept {HOST}/acme/null@1.2.0");
-    assert_eq!(alarms[0].resolve, Some(resolve));
-    let mut accepting = key.trust();
-    let host = larder::address::Hostname::parse(HOST).unwrap();
-    accepting.accept = vec![larder::address::PackageSelector::parse("acme/null@1.2.0", &host).unwrap()];
-    let receipt = there.apply(stranger, &accepting).await.unwrap();
-    assert!(receipt.ok, "{receipt:#?}");
-    assert_eq!((there.folder.blobs().len(), there.mirror.alarms().len()), (2, 0));
+    let stranger = null().edition(2).signed_by(&PublisherKey::another());
+    let module = format!("{HOST}/acme/net/test");
+    let rows = [
+        (
+            "a provider that a stranger republished",
+            [null_bundle(&key, null()).await, null_bundle(&key, stranger).await],
+            (NULL, "published again"),
+            (format!("{HOST}/acme/null@1.2.0"), "acme/null@1.2.0"),
+        ),
+        (
+            "a module with another tree",
+            [
+                net_bundle(&key, "output \"a\" {\n  value = 1\n}\n").await,
+                net_bundle(&key, "output \"b\" {\n  value = 2\n}\n").await,
+            ],
+            (&*format!("{module} 1.0.0"), "the first-seen one"),
+            (format!("{module}@1.0.0"), "acme/net/test"),
+        ),
+    ];
+    for (name, [first, other], (subject, reason), (proposed, selector)) in rows {
+        let there = Sealed::new(key.sealed());
+        assert!(there.apply(first, &key.trust()).await.unwrap().ok, "{name}");
+        let before = served(&there.folder);
+        let receipt = there.apply(other.clone(), &key.trust()).await.unwrap();
+        let (refused, why) = refusal(&receipt);
+        assert_eq!(refused, subject, "{name}");
+        assert!(why.contains(reason) && why.contains(&format!("--accept {proposed}")), "{name}: {why}");
+        assert!(!why.contains("larder accept"), "{name}: {why}");
+        assert_eq!(served(&there.folder), before, "{name}");
+        let alarms = there.mirror.alarms();
+        assert_eq!(alarms.len(), 1, "{name}: {alarms:?}");
+        assert_eq!(alarms[0].resolve, Some(format!("larder bundle apply BUNDLE --accept {proposed}")), "{name}");
+        let mut accepting = key.trust();
+        accepting.accept = vec![PackageSelector::parse(selector, &Hostname::parse(HOST).unwrap()).unwrap()];
+        let receipt = there.apply(other, &accepting).await.unwrap();
+        assert!(receipt.ok, "{name}: {receipt:#?}");
+        assert_eq!((there.folder.blobs().len(), there.mirror.alarms().len()), (2, 0), "{name}");
+    }
 }
 
 /// A version without a first-seen record has no digests to compare: only its signing key can be checked.
@@ -219,8 +228,7 @@ async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
     let there = Sealed::new(key.sealed());
     assert!(there.apply(null_bundle(&key, null()).await, &key.trust()).await.unwrap().ok);
     let before = there.folder.blobs();
-    let mut lenient = key.trust();
-    lenient.trust.allow_unsigned = true;
+    let lenient = key.trust_or_unsigned();
     for _ in 0..2 {
         // A refused entry leaves no record, so the second attempt is refused too.
         let receipt = there.apply(null_bundle(&foreign, next()).await, &lenient).await.unwrap();
@@ -237,8 +245,7 @@ async fn an_unknown_signing_key_is_accepted_only_from_a_trusted_bundle() {
 async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
     let (key, foreign, stranger) = (BundleKey::new(), BundleKey::new(), PublisherKey::another());
     let there = Sealed::new(key.sealed());
-    let mut lenient = key.trust();
-    lenient.trust.allow_unsigned = true;
+    let lenient = key.trust_or_unsigned();
     let brought = null_bundle(&foreign, null().signed_by(&stranger)).await;
     assert!(there.apply(brought, &lenient).await.unwrap().ok);
     let folder = there.folder.clone();
@@ -259,25 +266,6 @@ async fn an_unsigned_bundle_makes_no_key_known_for_a_provider() {
     assert_eq!(new_keys().await, ["1.4.0"]);
 }
 
-/// Clients unpack archives with their own code and may read another tree from another packer's output.
-#[tokio::test]
-async fn a_module_of_another_packer_version_is_refused() {
-    let (key, upstream) = (BundleKey::new(), FakeUpstream::start().await);
-    publish_module(&upstream);
-    let made = bundle(&upstream, &key, &["acme/net/test"], &[]).await;
-    let other = with_changed_entries(&made, Some(&key.key), |entry| {
-        if let BundleEntry::Module(module) = entry {
-            module.packer += 1;
-        }
-    });
-    let there = Sealed::new(key.sealed());
-    let receipt = there.apply(other, &key.trust()).await.unwrap();
-    let (_, reason) = refusal(&receipt);
-    assert!(reason.contains("made by another packer"), "{reason}");
-    assert!(there.folder.blobs().is_empty());
-    assert!(there.apply(made, &key.trust()).await.unwrap().ok);
-}
-
 #[tokio::test]
 async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
     let key = BundleKey::new();
@@ -292,40 +280,6 @@ async fn a_new_edition_by_the_same_publisher_is_taken_with_an_alarm() {
     assert!(note.contains("published again") && note.contains("lock files"), "{note}");
     let alarms = serde_json::to_value(there.mirror.alarms()).unwrap();
     assert_eq!(alarms[0]["kind"], "republished");
-}
-
-#[tokio::test]
-async fn a_module_whose_tree_differs_from_the_first_one_is_refused() {
-    let key = BundleKey::new();
-    let select = async |text: &str| {
-        let (upstream, folder) = (FakeUpstream::start().await, tempfile::tempdir().unwrap());
-        std::fs::write(folder.path().join("main.tf"), text).unwrap();
-        upstream.serve_file("/files/net.tar.gz", "application/gzip", pack(Format::TarGz, folder.path(), ""));
-        upstream.publish_module(Module::new("acme", "net", "test").at("/files/net.tar.gz"));
-        bundle(&upstream, &key, &["acme/net/test"], &[]).await
-    };
-    let (first, moved) =
-        (select("output \"a\" {\n  value = 1\n}\n").await, select("output \"b\" {\n  value = 2\n}\n").await);
-    let there = Sealed::new(key.sealed());
-    assert!(there.apply(first, &key.trust()).await.unwrap().ok);
-    let before = contents(&there.folder);
-    let receipt = there.apply(moved.clone(), &key.trust()).await.unwrap();
-    let (subject, reason) = refusal(&receipt);
-    assert!(subject.starts_with(&format!("{HOST}/acme/net/test ")), "{subject}");
-    assert!(reason.contains("the first-seen one"), "{reason}");
-    // `larder accept` asks upstream, which an offline larder cannot.
-    assert!(
-        reason.contains("--accept registry.terraform.io/acme/net/test@1.0.0") && !reason.contains("larder accept"),
-        "{reason}"
-    );
-    assert_eq!(there.mirror.alarms().len(), 1);
-    let after = contents(&there.folder);
-    let served = |name: &&String| name.starts_with("blobs/") || name.starts_with("names/");
-    assert!(before.keys().filter(served).eq(after.keys().filter(served)));
-    let mut accepting = key.trust();
-    let host = larder::address::Hostname::parse(HOST).unwrap();
-    accepting.accept = vec![larder::address::PackageSelector::parse("acme/net/test", &host).unwrap()];
-    assert!(there.apply(moved, &accepting).await.unwrap().ok);
 }
 
 /// DESIGN 5: offline nothing is evicted, so a bundle that does not fit is refused before the import starts.
@@ -468,7 +422,7 @@ async fn a_replayed_bundle_reports_its_age_and_is_refused_beyond_max_age() {
     upstream.publish(null());
     let larder = key.signs(Larder::mirroring(&upstream)).start().await;
     let job = warmed(&larder, &["acme/null"], &["linux_amd64"]).await;
-    let old = crate::support::bundle_transfer::bundle_made_at(&larder, &job, None, 1_000_000_000).await;
+    let old = bundle_made_at(&larder, &job, None, 1_000_000_000).await;
     let there = Sealed::new(key.sealed());
     assert!(there.mirror.status().last_bundle.is_none());
     let mut bounded = key.trust();

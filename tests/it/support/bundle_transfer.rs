@@ -61,6 +61,13 @@ impl BundleKey {
             max_age: None,
         }
     }
+
+    /// The same, as with `--unsigned`.
+    pub(crate) fn trust_or_unsigned(&self) -> ApplyOptions {
+        let mut options = self.trust();
+        options.trust.allow_unsigned = true;
+        options
+    }
 }
 
 /// An offline larder of the usual registry.
