@@ -4,6 +4,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::Value;
+use tar::EntryType::{Regular, Symlink};
 
 use crate::support::command_setup::CommandSetup;
 use crate::support::http::{client, send};
@@ -53,24 +54,20 @@ async fn a_tampered_archive_is_refused_by_name_whatever_proves_the_rest() {
     bytes[middle] ^= 1;
     std::fs::write(&zip, bytes).unwrap();
 
-    // Verified by the files beside it, by VERSION.json where there is nothing else, or by upstream.
-    let offline = sealed(&upstream);
-    let text = refused(&offline, &tree, &["--unsigned"]).await;
-    assert!(text.len() == 1 && text[0].0 == LINUX && text[0].1.contains("the signed proof set next to it"), "{text:?}");
-    assert_eq!(offline.home.blobs().len(), 3);
-    let online = CommandSetup::new(&upstream);
-    let text = refused(&online, &tree, &["--unsigned"]).await;
-    assert!(text.len() == 1 && text[0].0 == LINUX && text[0].1.contains("upstream's proof set says"), "{text:?}");
-    remove_proof(&folder_of(&tree, "null"));
-    let alone = sealed(&upstream);
-    let text = refused(&alone, &tree, &["--unsigned"]).await;
-    assert!(
-        text.len() == 1 && text[0].0 == LINUX && text[0].1.contains("1.2.0.json beside it lists other"),
-        "{text:?}"
-    );
-    // The version's verified digest is remembered.
-    let text = refused(&offline, &tree, &["--unsigned"]).await;
-    assert!(text.len() == 1 && text[0].1.contains("verified sums of this version list"), "{text:?}");
+    let (offline, online, alone) = (sealed(&upstream), CommandSetup::new(&upstream), sealed(&upstream));
+    for (name, setup, has_proof, reason) in [
+        ("proved by the files beside it", &offline, true, "the signed proof set next to it"),
+        ("proved by upstream", &online, true, "upstream's proof set says"),
+        ("listed by VERSION.json, with nothing else", &alone, false, "1.2.0.json beside it lists other"),
+        ("verified before", &offline, false, "verified sums of this version list"),
+    ] {
+        if !has_proof {
+            remove_proof(&folder_of(&tree, "null"));
+        }
+        let text = refused(setup, &tree, &["--unsigned"]).await;
+        assert!(text.len() == 1 && text[0].0 == LINUX && text[0].1.contains(reason), "{name}: {text:?}");
+        assert_eq!(setup.home.blobs().len(), 3, "{name}");
+    }
 }
 
 #[tokio::test]
@@ -102,23 +99,18 @@ async fn links_pipes_wrong_names_and_what_is_no_zip_stay_out_and_nothing_outside
     let offline = sealed(&upstream);
     let mut text = refused(&offline, &tree, &["--unsigned"]).await;
     text.sort();
-    let names: Vec<&str> = text.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(
-        names,
-        [
-            "Terraform-Provider-Null_1.7.0_LINUX_AMD64.zip",
-            "linked.example",
-            DARWIN,
-            "terraform-provider-null_1.4.0_linux_amd64.zip",
-            "terraform-provider-null_1.7.0_linux_amd64.zip",
-            "terraform-provider-other_1.2.0_linux_amd64.zip",
-        ],
-        "{text:?}"
-    );
-    for (name, reason) in
-        [(0, "neither is verified"), (1, "link"), (2, "link"), (3, "not a readable zip"), (4, "either")]
-    {
-        assert!(text[name].1.contains(reason), "{text:?}");
+    let expected = [
+        ("Terraform-Provider-Null_1.7.0_LINUX_AMD64.zip", "neither is verified"),
+        ("linked.example", "link"),
+        (DARWIN, "link"),
+        ("terraform-provider-null_1.4.0_linux_amd64.zip", "not a readable zip"),
+        ("terraform-provider-null_1.7.0_linux_amd64.zip", "either"),
+        ("terraform-provider-other_1.2.0_linux_amd64.zip", "does not begin with terraform-provider-null_"),
+    ];
+    let names = text.iter().map(|(name, _)| name.as_str());
+    assert!(names.eq(expected.map(|(name, _)| name)), "{text:?}");
+    for ((name, text), (_, reason)) in text.iter().zip(expected) {
+        assert!(text.contains(reason), "{name}: {text}");
     }
     // acme/random for two platforms; of acme/null the remaining archive and the unpacked one.
     assert_eq!(offline.home.blobs().len(), 4);
@@ -135,33 +127,37 @@ async fn a_tar_that_is_posted_is_read_as_strictly() {
         let request = client().post(url).bearer_auth(&token).header("content-type", kind);
         send(request.body(tar)).await.unwrap()
     };
+    let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    let null = format!("{HOST}/acme/null");
+    let other_case = format!("{null}/Terraform-Provider-Null_1.2.0_linux_amd64.zip");
+    let elsewhere = format!("elsewhere.example/acme/null/{LINUX}");
+    let rows = [
+        ("../../etc/cron.d/x".to_owned(), Regular, &b"x"[..], "refused", "a segment that is empty, . or .."),
+        (format!("{null}/link.zip"), Symlink, b"", "refused", "it is a link, and no link is followed"),
+        (format!("./{null}/{LINUX}"), Regular, &zip, "proven", ""),
+        (other_case, Regular, b"other", "refused", "another file in the tree is verified for this package"),
+        (elsewhere, Regular, &zip, "refused", "is not an upstream of this mirror"),
+    ];
     let mut tar = tar::Builder::new(Vec::new());
-    let mut add = |path: &str, kind: tar::EntryType, bytes: &[u8]| {
+    for (path, kind, bytes, ..) in &rows {
         let mut header = tar::Header::new_gnu();
-        header.set_entry_type(kind);
+        header.set_entry_type(*kind);
         header.set_size(bytes.len() as u64);
         header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
         header.set_cksum();
-        tar.append(&header, bytes).unwrap();
-    };
-    let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
-    add("../../etc/cron.d/x", tar::EntryType::Regular, b"x");
-    add(&format!("{HOST}/acme/null/link.zip"), tar::EntryType::Symlink, b"");
-    add(&format!("./{HOST}/acme/null/{LINUX}"), tar::EntryType::Regular, &zip);
-    add(&format!("{HOST}/acme/null/Terraform-Provider-Null_1.2.0_linux_amd64.zip"), tar::EntryType::Regular, b"other");
-    add(&format!("elsewhere.example/acme/null/{LINUX}"), tar::EntryType::Regular, &zip);
+        tar.append(&header, *bytes).unwrap();
+    }
     let tar = tar.into_inner().unwrap();
 
     let answer = post(&url, "application/x-tar", tar.clone()).await.expect(200).text();
     let steps: Vec<Value> = answer.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let states: Vec<&str> = steps.iter().map(|step| step["state"].as_str().unwrap_or("-")).collect();
-    assert_eq!(states, ["refused", "refused", "proven", "refused", "refused", "-"], "{answer}");
-    assert!(
-        steps[3]["why"].as_str().unwrap().contains("another file in the tree is verified for this package"),
-        "{answer}"
-    );
-    assert!(steps[4]["why"].as_str().unwrap().contains("is not an upstream of this mirror"), "{answer}");
-    assert_eq!(steps[5]["step"], "done");
+    assert_eq!(steps.len(), rows.len() + 1, "{answer}");
+    for ((path, .., state, reason), step) in rows.iter().zip(&steps) {
+        assert_eq!(step["state"], *state, "{path}: {step}");
+        assert!(step["why"].as_str().unwrap_or_default().contains(reason), "{path}: {step}");
+    }
+    let last = steps.last().unwrap();
+    assert!(last["step"] == "done" && last["state"].is_null(), "{last}");
 
     // Truncated: complete files stay, and the report says so.
     let answer = post(&url, "application/x-tar", tar[..tar.len() / 2].to_vec()).await.expect(200).text();
