@@ -1,4 +1,4 @@
-//! Version constraints as the clients read them for providers: `>= 1.2, < 2.0`, `~> 5.0`, `!= 5.1.3`. Pure.
+//! Version constraints as the clients read them for providers: `>= 1.2, < 2.0`, `~> 5.0`, `!= 5.1.3`.
 
 use std::fmt;
 
@@ -30,9 +30,9 @@ enum Operator {
     GreaterOrEqual,
     Less,
     LessOrEqual,
-    /// `~> 1.2.3`: the last of three numbers may grow.
+    /// `~> 1.2.3` allows larger patch numbers: `>= 1.2.3, < 1.3`.
     SameMinor,
-    /// `~> 1.2` and `~> 1`: all but the first may grow.
+    /// `~> 1.2` and `~> 1` allow larger minor and patch numbers: `>= 1.2, < 2`.
     SameMajor,
 }
 
@@ -40,16 +40,16 @@ impl Constraint {
     /// Parses conditions separated by commas. A version without an operator is exact.
     ///
     /// # Errors
-    /// [`BadAddress`]: clients would refuse it too, or it is too long.
+    /// [`BadAddress`]: clients would refuse the constraint too, or it is too long.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let conditions = constraint_syntax::of(KIND, given)?;
+        let conditions = constraint_syntax::split_conditions(KIND, given)?;
         conditions.into_iter().map(|condition| Condition::parse(condition, given)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The conjunction of these constraints. Without any, every release matches. A pre-release matches where a `=` of
-    /// one of them names it and the conditions of the others allow it.
+    /// Combines constraints into one that all their conditions must meet. No constraints at all match every release. A
+    /// pre-release matches if one constraint names it with `=` and every other condition allows it.
     pub fn all<'a>(constraints: impl IntoIterator<Item = &'a Self>) -> Self {
-        Self(constraints.into_iter().flat_map(|one| one.0.iter().cloned()).collect())
+        Self(constraints.into_iter().flat_map(|constraint| constraint.0.iter().cloned()).collect())
     }
 
     /// The number of conditions.
@@ -68,7 +68,7 @@ impl Constraint {
     /// The form that clients write into a lock file: each condition once, sorted by version, without `=`.
     pub fn lock_file_text(&self) -> String {
         let mut conditions: Vec<&Condition> = self.0.iter().collect();
-        let place = |one: &Condition| match one.operator {
+        let rank = |condition: &Condition| match condition.operator {
             Operator::Greater => 0,
             Operator::GreaterOrEqual => 1,
             Operator::Equal => 2,
@@ -78,37 +78,39 @@ impl Constraint {
             Operator::Less => 6,
             Operator::NotEqual => 7,
         };
-        conditions.sort_by(|a, b| a.version.cmp(&b.version).then(place(a).cmp(&place(b))));
+        conditions.sort_by(|a, b| a.version.cmp(&b.version).then(rank(a).cmp(&rank(b))));
         conditions.dedup();
-        let each = conditions.into_iter().map(ToString::to_string);
-        each.map(|one| one.trim_start_matches("= ").to_owned()).collect::<Vec<_>>().join(", ")
+        let texts = conditions.into_iter().map(ToString::to_string);
+        texts.map(|text| text.trim_start_matches("= ").to_owned()).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns true if clients would accept the version.
     pub fn allows(&self, version: &Version) -> bool {
-        let named = || self.0.iter().any(|one| one.operator == Operator::Equal && one.version == *version);
-        (!version.is_pre_release() || named()) && self.0.iter().all(|condition| condition.allows(version))
+        let is_exactly_requested =
+            || self.0.iter().any(|condition| condition.operator == Operator::Equal && condition.version == *version);
+        (!version.is_pre_release() || is_exactly_requested())
+            && self.0.iter().all(|condition| condition.allows(version))
     }
 }
 
 impl Condition {
-    fn parse(given: &str, whole: &str) -> Result<Self, BadAddress> {
-        let bad = |reason| BadAddress::new(KIND, whole, reason);
+    fn parse(given: &str, constraint: &str) -> Result<Self, BadAddress> {
+        let bad = |reason| BadAddress::new(KIND, constraint, reason);
         let given = given.trim_matches(' ');
         let end = given.find(|c: char| !"=!<>~".contains(c)).unwrap_or(given.len());
-        let (sign, text) = given.split_at(end);
+        let (operator_symbol, text) = given.split_at(end);
         let text = text.strip_prefix(' ').unwrap_or(text);
         if text.starts_with(' ') {
             return Err(bad("clients take one space at most between an operator and its version"));
         }
         if text.is_empty() {
-            return Err(bad("there is no version in one of its conditions"));
+            return Err(bad("one of its conditions has no version"));
         }
         if text.contains('*') {
-            return Err(bad("leave out the numbers that may be any, as in ~> 5.0, instead of writing *"));
+            return Err(bad("wildcards are not supported; write ~> 5.0 instead of 5.*"));
         }
         let version = Version::parse(text)?;
-        let operator = match sign {
+        let operator = match operator_symbol {
             "" | "=" => Operator::Equal,
             "!=" => Operator::NotEqual,
             ">" => Operator::Greater,
@@ -124,9 +126,9 @@ impl Condition {
 
     fn allows(&self, version: &Version) -> bool {
         let order = version.precedence(&self.version);
-        // A pre-release of a version that is too new is not too new itself: it matches where another condition names
-        // it.
-        let before = |next: [u64; 3]| (version.numbers(), !version.is_pre_release()) < (next, true);
+        // The upper limit of `~>` is a release. A pre-release of that very release precedes it, so it is allowed: 2.0.0-rc.1
+        // matches `~> 1.0` if another condition names it.
+        let precedes_release = |limit: [u64; 3]| (version.numbers(), !version.is_pre_release()) < (limit, true);
         let [major, minor, _] = self.version.numbers();
         match self.operator {
             Operator::Equal => *version == self.version,
@@ -135,22 +137,22 @@ impl Condition {
             Operator::GreaterOrEqual => order.is_ge(),
             Operator::Less => order.is_lt(),
             Operator::LessOrEqual => order.is_le(),
-            Operator::SameMinor => order.is_ge() && before([major, minor.saturating_add(1), 0]),
-            Operator::SameMajor => order.is_ge() && before([major.saturating_add(1), 0, 0]),
+            Operator::SameMinor => order.is_ge() && precedes_release([major, minor.saturating_add(1), 0]),
+            Operator::SameMajor => order.is_ge() && precedes_release([major.saturating_add(1), 0, 0]),
         }
     }
 }
 
-/// The number of written components.
+/// The number of components that the text spells out: 2 for `1.2`.
 fn component_count(version: &str) -> usize {
     version.split(['-', '+']).next().unwrap_or_default().split('.').count()
 }
 
 impl fmt::Display for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, condition) in self.0.iter().enumerate() {
-            let between = if place == 0 { "" } else { ", " };
-            write!(f, "{between}{condition}")?;
+        for (index, condition) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            write!(f, "{separator}{condition}")?;
         }
         Ok(())
     }
@@ -168,7 +170,7 @@ impl fmt::Display for Condition {
             Operator::LessOrEqual => write!(f, "<= {version}"),
             Operator::SameMinor => write!(f, "~> {version}"),
             Operator::SameMajor => match version.as_str().split_once(['-', '+']) {
-                // With a suffix, two components suffice to identify it.
+                // Two components are enough for `SameMajor`. A pre-release or build suffix follows them.
                 Some((core, _)) => write!(f, "~> {}{}", major_minor(core), &version.as_str()[core.len()..]),
                 None => write!(f, "~> {}", major_minor(version.as_str())),
             },
@@ -176,9 +178,9 @@ impl fmt::Display for Condition {
     }
 }
 
-/// The first two of three numbers.
+/// Cuts `1.2.3` to `1.2`.
 fn major_minor(core: &str) -> &str {
-    core.rsplit_once('.').map_or(core, |(two, _)| two)
+    core.rsplit_once('.').map_or(core, |(major_minor, _)| major_minor)
 }
 
 #[cfg(test)]
@@ -194,8 +196,8 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_chosen_as_the_clients_choose_them() {
-        const ALL: [&str; 10] =
+    fn constraints_allow_the_versions_that_clients_accept() {
+        const VERSIONS: [&str; 10] =
             ["0.9.9", "1.0.0-beta.1", "1.0.0", "1.0.1", "1.2.0", "1.2.3", "1.3.0", "2.0.0-rc.1", "2.0.0", "10.0.0"];
         for (constraint, versions) in [
             ("1.2", &["1.2.0"][..]),
@@ -211,7 +213,7 @@ mod tests {
             ("~> 1.2.1", &["1.2.3"]),
             ("~> 1.0.0-beta.1", &["1.0.0", "1.0.1"]),
             ("~> 1.0-beta.1", &["1.0.0", "1.0.1", "1.2.0", "1.2.3", "1.3.0"]),
-            // An exact condition and no other.
+            // Pre-releases match an exact condition only.
             ("1.0.0-beta.1", &["1.0.0-beta.1"]),
             (">= 1.0.0-beta.1, < 1.0.1", &["1.0.0"]),
             ("= 1.0.0-beta.1, < 2.0.0", &["1.0.0-beta.1"]),
@@ -223,7 +225,7 @@ mod tests {
             ("= 1.0.0, = 1.0.1", &[]),
             ("  >= 1.2.3  ,  <2  ", &["1.2.3", "1.3.0"]),
         ] {
-            assert_eq!(allowed(constraint, &ALL), versions, "{constraint}");
+            assert_eq!(allowed(constraint, &VERSIONS), versions, "{constraint}");
         }
     }
 
@@ -265,17 +267,17 @@ mod tests {
     #[test]
     fn invalid_constraints_are_refused() {
         for (given, reason) in [
-            ("", "no version"),
-            (">=", "no version"),
-            (">= 1.0,", "no version"),
-            (",1.0", "no version"),
+            ("", "has no version"),
+            (">=", "has no version"),
+            (">= 1.0,", "has no version"),
+            (",1.0", "has no version"),
             ("=> 1.0", "its operators can be"),
             ("== 1.0", "its operators can be"),
             ("~ 1.0", "its operators can be"),
             ("^1.0", "is not a version"),
             ("1.0 2.0", "is not a version"),
             (">= v1.0", "\"v\" in front"),
-            ("5.*", "~> 5.0"),
+            ("5.*", "wildcards"),
             (">=  1.0", "one space"),
             (">= 1.0, ~>   1.2", "one space"),
             ("~> 1.2.3.4", "more than three"),
@@ -289,20 +291,20 @@ mod tests {
 
     #[test]
     fn the_exact_version_of_a_single_equal() {
-        let exactly = |given| Constraint::parse(given).unwrap().exact_version().map(ToString::to_string);
-        assert_eq!(exactly("= 1.2"), Some("1.2.0".to_owned()));
-        assert_eq!(exactly("1.2.0-rc.1"), Some("1.2.0-rc.1".to_owned()));
-        assert_eq!((exactly(">= 1.2"), exactly("1.2, 1.2")), (None, None));
+        let exact_version = |given| Constraint::parse(given).unwrap().exact_version().map(ToString::to_string);
+        assert_eq!(exact_version("= 1.2"), Some("1.2.0".to_owned()));
+        assert_eq!(exact_version("1.2.0-rc.1"), Some("1.2.0-rc.1".to_owned()));
+        assert_eq!((exact_version(">= 1.2"), exact_version("1.2, 1.2")), (None, None));
     }
 
     /// Observed with Terraform 1.11: a module with `>= 1.0`, and its caller with the pre-release.
     #[test]
-    fn an_intersection_is_met_where_each_constraint_is() {
-        let all = |given: &[&str]| {
-            let each: Vec<Constraint> = given.iter().map(|given| Constraint::parse(given).unwrap()).collect();
-            Constraint::all(&each)
+    fn combined_constraints_allow_what_each_of_them_allows() {
+        let combined = |given: &[&str]| {
+            let constraints: Vec<Constraint> = given.iter().map(|given| Constraint::parse(given).unwrap()).collect();
+            Constraint::all(&constraints)
         };
-        let allows = |given: &[&str], version| all(given).allows(&Version::parse(version).unwrap());
+        let allows = |given: &[&str], version| combined(given).allows(&Version::parse(version).unwrap());
         assert!(allows(&["~> 1.0", "!= 1.2.0"], "1.1.0") && !allows(&["~> 1.0", "!= 1.2.0"], "1.2.0"));
         assert!(allows(&[">= 1.0", "2.0.0-rc.1"], "2.0.0-rc.1"));
         assert!(!allows(&[">= 1.0", "2.0.0-rc.1"], "2.0.0") && !allows(&["< 2.0.0-rc", "2.0.0-rc.1"], "2.0.0-rc.1"));
@@ -327,7 +329,7 @@ mod tests {
         fn operators_agree_with_each_other(pair in prop::array::uniform2("[0-2]\\.[0-2]\\.[0-2](\\+[ab])?")) {
             let [limit, version] = pair;
             let version = Version::parse(&version).unwrap();
-            let allows = |sign: &str| Constraint::parse(&format!("{sign} {limit}")).unwrap().allows(&version);
+            let allows = |operator: &str| Constraint::parse(&format!("{operator} {limit}")).unwrap().allows(&version);
             prop_assert_eq!(allows("<"), !allows(">="));
             prop_assert_eq!(allows(">"), !allows("<="));
             prop_assert_eq!(allows("="), !allows("!="));

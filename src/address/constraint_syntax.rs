@@ -3,21 +3,21 @@
 use super::BadAddress;
 
 /// The longest accepted constraint, in bytes.
-const LONGEST: usize = 512;
+const MAX_CONSTRAINT_BYTES: usize = 512;
 /// The most conditions in one constraint.
-const MOST: usize = 16;
+const MAX_CONDITIONS: usize = 16;
 
 /// Splits a constraint into its conditions.
 ///
 /// # Errors
-/// [`BadAddress`]: it exceeds a limit.
-pub(super) fn of<'a>(kind: &'static str, given: &'a str) -> Result<Vec<&'a str>, BadAddress> {
+/// [`BadAddress`]: the constraint exceeds a limit.
+pub(super) fn split_conditions<'a>(kind: &'static str, given: &'a str) -> Result<Vec<&'a str>, BadAddress> {
     let bad = |reason| BadAddress::new(kind, given, reason);
-    if given.len() > LONGEST {
+    if given.len() > MAX_CONSTRAINT_BYTES {
         return Err(bad("it is longer than 512 bytes"));
     }
     let conditions: Vec<&str> = given.split(',').collect();
-    if conditions.len() > MOST {
+    if conditions.len() > MAX_CONDITIONS {
         return Err(bad("it has more than 16 conditions"));
     }
     Ok(conditions)

@@ -1,4 +1,4 @@
-//! Registry hosts: one key for every spelling.
+//! Host names of registries. All spellings of one host are one key.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{BadAddress, MAX_PART};
 
-/// A registry's host name as one key: lower-case ASCII (punycode), `:443` dropped, any other port kept.
+/// The host name of a registry in normal form: lower-case ASCII (punycode), without `:443`, with any other port.
 ///
-/// It accepts the spellings of terraform-svchost (PROTOCOL 1.1): Unicode or punycode, any case, no trailing dot, no
+/// Accepts the spellings of terraform-svchost (PROTOCOL, section 1.1): Unicode or punycode, any case, no trailing dot, no
 /// underscore.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -23,18 +23,19 @@ impl Hostname {
         let (name, port) = match text.rsplit_once(':') {
             None => (text, None),
             Some((name, port)) => {
-                let digits = !port.is_empty() && port.len() <= 5 && port.bytes().all(|b| b.is_ascii_digit());
-                let port = port.parse::<u16>().ok().filter(|port| digits && *port != 0);
+                let is_number = !port.is_empty() && port.len() <= 5 && port.bytes().all(|b| b.is_ascii_digit());
+                let port = port.parse::<u16>().ok().filter(|port| is_number && *port != 0);
                 (name, Some(port.ok_or_else(|| bad("its port is not a number from 1 to 65535"))?))
             }
         };
-        let ascii = in_ascii(name).ok_or_else(|| bad("it is not a domain name"))?;
-        // Users write its Unicode spelling, which UTS 46 lets be something else for labels like `xn--xn--…`.
-        if ascii.contains("xn--") && in_ascii(&idna::domain_to_unicode(&ascii).0).as_ref() != Some(&ascii) {
+        let ascii = to_ascii(name).ok_or_else(|| bad("it is not a domain name"))?;
+        // Users write the Unicode spelling, so that must parse to the same name. UTS 46 decodes labels like `xn--xn--…` to
+        // other names.
+        if ascii.contains("xn--") && to_ascii(&idna::domain_to_unicode(&ascii).0).as_ref() != Some(&ascii) {
             return Err(bad("it has no spelling in Unicode that is a domain name"));
         }
         if ascii.len() > MAX_PART - ":65535".len() {
-            return Err(bad("it is longer than a path segment of ours may be"));
+            return Err(bad("it is longer than 122 bytes"));
         }
         Ok(match port {
             None | Some(443) => Self(ascii),
@@ -42,7 +43,7 @@ impl Hostname {
         })
     }
 
-    /// The key in our URLs, file names and logs.
+    /// The host name in normal form, as in larder's URLs, file names and logs.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -67,13 +68,13 @@ impl Hostname {
     }
 }
 
-/// A domain name in lower-case ASCII.
-fn in_ascii(name: &str) -> Option<String> {
+/// Converts a domain name to lower-case ASCII; `None` if it is not a domain name.
+fn to_ascii(name: &str) -> Option<String> {
     let ascii = Uts46::new().to_ascii(name.as_bytes(), AsciiDenyList::STD3, Hyphens::Allow, DnsLength::Verify);
     ascii.ok().map(|ascii| ascii.into_owned())
 }
 
-/// A lookup by text finds a key whose text is already in normal form.
+/// Allows lookups in maps by a text that is in normal form.
 impl Borrow<str> for Hostname {
     fn borrow(&self) -> &str {
         &self.0

@@ -1,5 +1,5 @@
-//! Addresses: hosts, providers, modules, versions and platforms, parsed into one key for every spelling. A leaf that
-//! every other module may use; it contains no URLs and no paths.
+//! Addresses: hosts, providers, modules, versions and platforms. All spellings of one address are one value. Every
+//! other part of larder may use this module, which uses none of them. It contains no URLs and no paths.
 
 mod constraint;
 mod constraint_syntax;
@@ -41,14 +41,14 @@ impl BadAddress {
     }
 }
 
-/// A name of up to 128 letters, digits, `-` and `_`, in its original case.
+/// Checks a name: up to 128 letters, digits, `-` and `_`. Returns the name in its original case.
 fn checked_name<'a>(kind: &'static str, given: &'a str) -> Result<&'a str, BadAddress> {
     let bad = |reason| BadAddress::new(kind, given, reason);
     if given.is_empty() || given.len() > MAX_PART {
-        return Err(bad("it has no letters, or more than 128"));
+        return Err(bad("it is empty, or longer than 128 bytes"));
     }
     if !given.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
-        return Err(bad("it may hold letters, digits, - and _"));
+        return Err(bad("it may contain only letters, digits, - and _"));
     }
     if !given.starts_with(|c: char| c.is_ascii_alphanumeric()) {
         return Err(bad("it must begin with a letter or a digit"));
@@ -62,7 +62,7 @@ fn checked_name<'a>(kind: &'static str, given: &'a str) -> Result<&'a str, BadAd
 pub struct Name(String);
 
 impl Name {
-    /// Parses a name in any case; clients send lower case (PROTOCOL 2.1).
+    /// Parses a name in any case; clients send lower case (PROTOCOL, section 2.1).
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         Ok(Self(checked_name("provider name", given)?.to_ascii_lowercase()))
     }
@@ -116,10 +116,10 @@ impl Platform {
 
     /// Joins the operating system and the architecture.
     pub fn new(os: &str, arch: &str) -> Result<Self, BadAddress> {
-        for part in [os, arch] {
-            let known = part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-            if part.is_empty() || part.len() > 32 || !known {
-                return Err(BadAddress::new("platform part", part, "it may hold a to z and 0 to 9"));
+        for name in [os, arch] {
+            let is_valid = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+            if name.is_empty() || name.len() > 32 || !is_valid {
+                return Err(BadAddress::new("platform part", name, "it may contain only a to z and 0 to 9"));
             }
         }
         Ok(Self { os: os.to_owned(), arch: arch.to_owned() })
@@ -155,7 +155,7 @@ impl Platform {
     }
 }
 
-/// A provider version for one platform: the unit of an archive.
+/// A provider version for one platform: the contents of one archive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Package {
     /// The provider.
@@ -212,7 +212,7 @@ impl From<&ModuleAddress> for Address {
     }
 }
 
-/// The subject of a stored archive.
+/// The package that a stored archive contains.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Artifact {
@@ -276,7 +276,7 @@ impl FileName {
             || given == ".."
             || given.chars().any(|c| c.is_control() || c.is_whitespace() || "/\\".contains(c))
         {
-            return Err(bad("it may hold no slash, no space and no control character"));
+            return Err(bad("it must not contain slashes, spaces or control characters"));
         }
         Ok(Self(given.to_owned()))
     }
@@ -293,8 +293,8 @@ impl fmt::Display for FileName {
     }
 }
 
-/// A type that serialises as its text and deserialises with `parse`.
-macro_rules! written_as_text {
+/// Makes a type serialise as its text and deserialise with `parse`.
+macro_rules! serialise_as_text {
     ($($kind:ident),*) => {$(
         impl TryFrom<String> for $kind {
             type Error = BadAddress;
@@ -311,7 +311,7 @@ macro_rules! written_as_text {
     )*};
 }
 
-written_as_text!(Hostname, Name, ModuleName, System, Platform, Version, Constraint, ModuleConstraint, FileName);
+serialise_as_text!(Hostname, Name, ModuleName, System, Platform, Version, Constraint, ModuleConstraint, FileName);
 
 #[cfg(test)]
 mod tests {
@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_platforms_that_cannot_be_are_refused() {
+    fn invalid_names_and_platforms_are_refused() {
         for given in ["", "a/b", "..", ".", "a b", "-a", "é", &"a".repeat(129)] {
             assert!(Name::parse(given).is_err(), "{given}");
         }
@@ -331,25 +331,26 @@ mod tests {
             assert!(Platform::parse(given).is_err(), "{given}");
         }
     }
-    fn reads_back<T: Serialize + serde::de::DeserializeOwned + PartialEq + Debug>(value: &T) {
+
+    fn assert_round_trips<T: Serialize + serde::de::DeserializeOwned + PartialEq + Debug>(value: &T) {
         let json = serde_json::to_string(value).unwrap();
         assert_eq!(&serde_json::from_str::<T>(&json).unwrap(), value);
     }
 
     proptest! {
         #[test]
-        fn what_is_a_name_a_platform_or_a_file_name_is_one_segment_and_reads_back(
+        fn a_name_a_platform_or_a_file_name_is_one_path_segment_and_round_trips(
             text in "\\PC{0,40}|[a-zA-Z0-9_.-]{0,140}|[a-z0-9]{1,33}_[a-z0-9]{1,33}|[a-z.]{0,9}[/\\\\\n\r\t\0\x1b\u{85} ][a-z.]{0,3}",
         ) {
-            let parts = [
-                Name::parse(&text).inspect(reads_back).map(|name| name.to_string()),
-                Platform::parse(&text).inspect(reads_back).map(|platform| platform.to_string()),
-                FileName::parse(&text).inspect(reads_back).map(|name| name.to_string()),
+            let parsed = [
+                Name::parse(&text).inspect(assert_round_trips).map(|name| name.to_string()),
+                Platform::parse(&text).inspect(assert_round_trips).map(|platform| platform.to_string()),
+                FileName::parse(&text).inspect(assert_round_trips).map(|name| name.to_string()),
             ];
-            for part in parts.into_iter().flatten() {
-                prop_assert!(part == text || part == text.to_ascii_lowercase());
-                prop_assert!(!part.is_empty() && part.len() <= MAX_PART && part != "." && part != "..");
-                prop_assert!(!part.contains(['/', '\\', ' ']) && !part.contains(char::is_control), "{part:?}");
+            for segment in parsed.into_iter().flatten() {
+                prop_assert!(segment == text || segment == text.to_ascii_lowercase());
+                prop_assert!(!segment.is_empty() && segment.len() <= MAX_PART && segment != "." && segment != "..");
+                prop_assert!(!segment.contains(['/', '\\', ' ']) && !segment.contains(char::is_control), "{segment:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Module addresses: `HOST/NAMESPACE/NAME/SYSTEM`. Case is kept (PROTOCOL 4.1).
+//! Module addresses: `HOST/NAMESPACE/NAME/SYSTEM`. Upper and lower case are preserved (PROTOCOL, section 4.1).
 
 use std::fmt;
 
@@ -35,14 +35,14 @@ impl fmt::Display for ModuleName {
 pub struct System(String);
 
 impl System {
-    /// Parses a system, which clients send in lower case only (PROTOCOL 4.1).
+    /// Parses a system, which clients send in lower case only (PROTOCOL, section 4.1).
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         let bad = |reason| BadAddress::new("module system", given, reason);
         if given.is_empty() || given.len() > 64 {
-            return Err(bad("it has no letters, or more than 64"));
+            return Err(bad("it is empty, or longer than 64 bytes"));
         }
         if !given.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
-            return Err(bad("it may hold a to z and 0 to 9"));
+            return Err(bad("it may contain only a to z and 0 to 9"));
         }
         Ok(Self(given.to_owned()))
     }
@@ -73,7 +73,7 @@ pub struct ModuleAddress {
 }
 
 impl ModuleAddress {
-    /// In lower case: one key for every spelling, where the registry ignores case (`fold_case`).
+    /// The address in lower case: the one key of all its spellings, for registries that ignore case (`fold_case`).
     pub fn folded(&self) -> Self {
         let fold = |name: &ModuleName| ModuleName(name.0.to_ascii_lowercase());
         Self { namespace: fold(&self.namespace), name: fold(&self.name), ..self.clone() }
@@ -86,7 +86,7 @@ impl fmt::Display for ModuleAddress {
     }
 }
 
-/// One version of a module: the subject of one archive.
+/// One version of a module: the contents of one archive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ModulePackage {
     /// The module.
@@ -96,7 +96,7 @@ pub struct ModulePackage {
 }
 
 impl ModulePackage {
-    /// With its module in lower case.
+    /// The same version with the module's address in lower case.
     pub fn folded(&self) -> Self {
         Self { module: self.module.folded(), version: self.version.clone() }
     }
@@ -123,10 +123,10 @@ mod tests {
             name: ModuleName::parse(name).unwrap(),
             system: System::parse("aws").unwrap(),
         };
-        let typed = module("Acme-Corp", "VPC_x");
-        assert_eq!(typed.to_string(), "registry.example/Acme-Corp/VPC_x/aws");
-        assert_ne!(typed, module("acme-corp", "vpc_x"));
-        assert_eq!(typed.folded(), module("acme-corp", "vpc_x"));
+        let as_typed = module("Acme-Corp", "VPC_x");
+        assert_eq!(as_typed.to_string(), "registry.example/Acme-Corp/VPC_x/aws");
+        assert_ne!(as_typed, module("acme-corp", "vpc_x"));
+        assert_eq!(as_typed.folded(), module("acme-corp", "vpc_x"));
         for bad in ["AWS", "", "a-b", "a_b", "a/b", "é"] {
             assert!(System::parse(bad).is_err(), "{bad}");
         }
@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_a_module_name_is_one_segment_as_it_was_given(text in "\\PC{0,20}|[a-zA-Z0-9_.-]{0,140}") {
+        fn a_module_name_is_one_path_segment_and_stays_as_given(text in "\\PC{0,20}|[a-zA-Z0-9_.-]{0,140}") {
             if let Ok(name) = ModuleName::parse(&text) {
                 prop_assert_eq!(name.as_str(), &text);
                 prop_assert!(!text.contains(['/', '.', '\\']) && text.len() <= MAX_PART);

@@ -1,6 +1,6 @@
 //! Version constraints of modules and of `required_version`. Clients parse them with another library than those of
 //! providers, and with other rules: `~> 1` matches anything from 1 on, a `v` may precede a version, and a pre-release
-//! must be written without a space. Pure. Each rule was observed with Terraform 1.11.
+//! must be written without a space. Each rule was observed with Terraform 1.11.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,14 +13,14 @@ use super::{BadAddress, Version, constraint_syntax};
 /// The term used in error texts.
 const KIND: &str = "version constraint of a module";
 /// The maximum number of components in the version of a condition.
-const MAX_NUMBERS: usize = 16;
+const MAX_COMPONENTS: usize = 16;
 
 /// Conditions on a module version, all of which must hold. Without any, every release matches.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ModuleConstraint {
     conditions: Vec<Condition>,
-    /// The single pre-release named in the form that clients require.
+    /// The pre-release that the constraint asks for, if it is written in the one form that clients accept.
     pre_release: Option<Version>,
     given: String,
 }
@@ -39,16 +39,17 @@ enum Operator {
     GreaterOrEqual,
     Less,
     LessOrEqual,
+    /// `~>`: the last written component may grow.
     Pessimistic,
 }
 
 /// A version in a condition: any number of components.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct PartialVersion {
-    /// At least three.
+    /// The components, padded with zeros to at least three.
     numbers: Vec<u64>,
-    /// The number of written components.
-    written: usize,
+    /// The number of components that the text spells out.
+    written_count: usize,
     pre: String,
 }
 
@@ -56,18 +57,17 @@ impl ModuleConstraint {
     /// Parses conditions separated by commas. A version without an operator is exact.
     ///
     /// # Errors
-    /// [`BadAddress`]: clients would refuse it too, or it is too long.
+    /// [`BadAddress`]: clients would refuse the constraint too, or it is too long.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let texts = constraint_syntax::of(KIND, given)?;
+        let texts = constraint_syntax::split_conditions(KIND, given)?;
         let conditions: Option<Vec<Condition>> = texts.iter().map(|text| Condition::parse(text)).collect();
         let conditions = conditions.ok_or_else(|| {
             let reason =
-                "between commas stand conditions like 1.2.3, >= 1.2, < 2.0, != 1.5.0 and ~> 1.2, and nothing else";
+                "write conditions like 1.2.3, >= 1.2, < 2.0, != 1.5.0 and ~> 1.2 between commas, and nothing else";
             BadAddress::new(KIND, given, reason)
         })?;
         let pre_release = match texts.as_slice() {
-            // Clients do not recognise the pre-release after a space behind the operator, a `v`, or beside a second
-            // condition.
+            // Clients do not recognise a pre-release if a space or a `v` precedes it, or if there is a second condition.
             [text] => Version::parse(text.trim_ascii().trim_start_matches('=')).ok().filter(Version::is_pre_release),
             _ => None,
         };
@@ -87,20 +87,23 @@ impl ModuleConstraint {
         self.conditions.iter().any(|condition| !condition.limit.pre.is_empty())
     }
 
-    /// Returns true if a release, no older than this one, could meet all constraints.
-    pub fn could_all_be_met_from(oldest: &Version, all: &[Self]) -> bool {
-        let limits = all.iter().flat_map(|one| &one.conditions).map(|condition| &condition.limit.numbers);
-        // Candidates: each limit, the next version after it, and the oldest version.
-        let starts = limits.flat_map(|numbers| {
+    /// Returns true if some release that is not older than `oldest` meets all constraints.
+    pub fn could_all_be_met_from(oldest: &Version, constraints: &[Self]) -> bool {
+        let limits =
+            constraints.iter().flat_map(|constraint| &constraint.conditions).map(|condition| &condition.limit.numbers);
+        // If any release meets them, one of these does: each limit, the next version after each limit, and `oldest`.
+        let candidates = limits.flat_map(|numbers| {
             [[numbers[0], numbers[1], numbers[2]], [numbers[0], numbers[1], numbers[2].saturating_add(1)]]
         });
-        let starts = std::iter::once(oldest.numbers()).chain(starts).filter(|numbers| *numbers >= oldest.numbers());
-        let mut starts =
-            starts.filter_map(|[major, minor, patch]| Version::parse(&format!("{major}.{minor}.{patch}")).ok());
-        starts.any(|version| all.iter().all(|one| one.allows(&version)))
+        let candidates =
+            std::iter::once(oldest.numbers()).chain(candidates).filter(|numbers| *numbers >= oldest.numbers());
+        let mut candidates =
+            candidates.filter_map(|[major, minor, patch]| Version::parse(&format!("{major}.{minor}.{patch}")).ok());
+        candidates.any(|version| constraints.iter().all(|constraint| constraint.allows(&version)))
     }
 
-    /// The version that clients choose from a list. Of two that differ in build metadata only, the first.
+    /// The version that clients choose from a list. Of two versions that differ in build metadata only, clients choose
+    /// the one that is listed first.
     pub fn newest<'a>(&self, listed: impl IntoIterator<Item = &'a Version>) -> Option<&'a Version> {
         let allowed = listed.into_iter().filter(|version| self.allows(version));
         allowed.fold(None, |best: Option<&Version>, version| match best {
@@ -119,7 +122,7 @@ impl fmt::Display for ModuleConstraint {
 impl Condition {
     fn parse(given: &str) -> Option<Self> {
         let given = given.trim_ascii();
-        let (operator, rest) = [
+        let (operator, version) = [
             ("!=", Operator::NotEqual),
             (">=", Operator::GreaterOrEqual),
             ("<=", Operator::LessOrEqual),
@@ -129,68 +132,70 @@ impl Condition {
             ("<", Operator::Less),
         ]
         .into_iter()
-        .find_map(|(sign, operator)| given.strip_prefix(sign).map(|rest| (operator, rest)))
+        .find_map(|(symbol, operator)| given.strip_prefix(symbol).map(|version| (operator, version)))
         .unwrap_or((Operator::Equal, given));
-        Some(Self { operator, limit: PartialVersion::parse(rest.trim_ascii_start())? })
+        Some(Self { operator, limit: PartialVersion::parse(version.trim_ascii_start())? })
     }
 
     fn allows(&self, version: &Version) -> bool {
         let limit = &self.limit;
-        let order = limit.precedence(version).reverse();
+        let version_to_limit = limit.precedence(version).reverse();
         match self.operator {
-            Operator::Equal => order.is_eq(),
-            Operator::NotEqual => order.is_ne(),
-            Operator::Greater => limit.can_be_beside(version) && order.is_gt(),
-            Operator::GreaterOrEqual => limit.can_be_beside(version) && order.is_ge(),
-            Operator::Less => limit.can_be_beside(version) && order.is_lt(),
-            Operator::LessOrEqual => limit.can_be_beside(version) && order.is_le(),
-            Operator::Pessimistic => limit.can_be_beside(version) && order.is_ge() && limit.is_prefix_of(version),
+            Operator::Equal => version_to_limit.is_eq(),
+            Operator::NotEqual => version_to_limit.is_ne(),
+            Operator::Greater => limit.can_be_compared_with(version) && version_to_limit.is_gt(),
+            Operator::GreaterOrEqual => limit.can_be_compared_with(version) && version_to_limit.is_ge(),
+            Operator::Less => limit.can_be_compared_with(version) && version_to_limit.is_lt(),
+            Operator::LessOrEqual => limit.can_be_compared_with(version) && version_to_limit.is_le(),
+            Operator::Pessimistic => {
+                limit.can_be_compared_with(version) && version_to_limit.is_ge() && limit.is_prefix_of(version)
+            }
         }
     }
 }
 
 impl PartialVersion {
-    /// `v1.2.3.4-pre+build`: a `v` or none, numbers, and a pre-release with or without its hyphen.
+    /// Parses `v1.2.3.4-pre+build`. The `v`, the hyphen, the pre-release and the build are optional.
     fn parse(given: &str) -> Option<Self> {
         let given = given.strip_prefix('v').unwrap_or(given);
         let end = given.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(given.len());
-        let (core, rest) = given.split_at(end);
+        let (core, suffix) = given.split_at(end);
         let numbers = core.split('.').map(|number| number.parse::<i64>().ok()?.try_into().ok());
         let mut numbers: Vec<u64> = numbers.collect::<Option<_>>()?;
-        let written = numbers.len();
-        if written > MAX_NUMBERS {
+        let written_count = numbers.len();
+        if written_count > MAX_COMPONENTS {
             return None;
         }
-        numbers.resize(written.max(3), 0);
-        let (pre, build) = rest.split_once('+').map_or((rest, None), |(pre, build)| (pre, Some(build)));
+        numbers.resize(written_count.max(3), 0);
+        let (pre, build) = suffix.split_once('+').map_or((suffix, None), |(pre, build)| (pre, Some(build)));
         let is_label = |label: &str| {
-            let known = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '~';
-            label.split('.').all(|part| !part.is_empty() && part.chars().all(known))
+            let is_label_char = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '~';
+            label.split('.').all(|identifier| !identifier.is_empty() && identifier.chars().all(is_label_char))
         };
         let pre = match pre.strip_prefix('-') {
             Some("") => "-",
             Some(pre) => pre,
             None => pre,
         };
-        let is_well = (pre.is_empty() || is_label(pre)) && build.is_none_or(is_label);
-        is_well.then(|| Self { numbers, written, pre: pre.to_owned() })
+        let is_valid = (pre.is_empty() || is_label(pre)) && build.is_none_or(is_label);
+        is_valid.then(|| Self { numbers, written_count, pre: pre.to_owned() })
     }
 
-    /// Compares with a version; missing components are 0.
+    /// Compares this limit with a version. Components that one of them lacks count as 0.
     fn precedence(&self, version: &Version) -> Ordering {
-        let theirs = version.numbers();
-        let theirs = |place: usize| theirs.get(place).copied().unwrap_or(0);
-        let numbers = self.numbers.iter().enumerate().map(|(place, number)| number.cmp(&theirs(place)));
-        let numbers = numbers.fold(Ordering::Equal, Ordering::then);
-        match numbers {
+        let version_numbers = version.numbers();
+        let version_number = |index: usize| version_numbers.get(index).copied().unwrap_or(0);
+        let orders = self.numbers.iter().enumerate().map(|(index, number)| number.cmp(&version_number(index)));
+        match orders.fold(Ordering::Equal, Ordering::then) {
             // With a fourth component, pre-releases are ignored.
             Ordering::Equal if self.numbers.len() == 3 => compare_pre(&self.pre, version.pre()),
-            numbers => numbers,
+            order => order,
         }
     }
 
-    /// Pre-releases are only compared with those of the same version, and with releases.
-    fn can_be_beside(&self, version: &Version) -> bool {
+    /// Returns true if clients compare the version with this limit at all. A pre-release is compared only with a limit
+    /// that is a pre-release of the same numbers.
+    fn can_be_compared_with(&self, version: &Version) -> bool {
         match (self.pre.is_empty(), version.is_pre_release()) {
             (_, false) => true,
             (true, true) => false,
@@ -198,14 +203,15 @@ impl PartialVersion {
         }
     }
 
-    /// Returns true if all written components but the last equal those of the version.
+    /// Returns true if all written components but the last equal those of the version, as `~>` requires.
     fn is_prefix_of(&self, version: &Version) -> bool {
-        let theirs = version.numbers();
-        let only_pre_releases = !self.pre.is_empty() && !version.is_pre_release();
-        self.numbers.len() == theirs.len()
-            && !only_pre_releases
-            && self.numbers[..self.written.saturating_sub(1)] == theirs[..self.written.saturating_sub(1)]
-            && self.numbers[2] <= theirs[2]
+        let version_numbers = version.numbers();
+        let fixed_count = self.written_count.saturating_sub(1);
+        let is_pre_release_limit_of_release = !self.pre.is_empty() && !version.is_pre_release();
+        self.numbers.len() == version_numbers.len()
+            && !is_pre_release_limit_of_release
+            && self.numbers[..fixed_count] == version_numbers[..fixed_count]
+            && self.numbers[2] <= version_numbers[2]
     }
 }
 
@@ -215,7 +221,7 @@ mod tests {
 
     use super::*;
 
-    const ALL: [&str; 12] = [
+    const VERSIONS: [&str; 12] = [
         "0.9.0",
         "1.0.0-beta.1",
         "1.0.0",
@@ -231,14 +237,14 @@ mod tests {
     ];
 
     fn newest(constraint: &str) -> Option<String> {
-        let listed: Vec<Version> = ALL.iter().map(|version| Version::parse(version).unwrap()).collect();
+        let listed: Vec<Version> = VERSIONS.iter().map(|version| Version::parse(version).unwrap()).collect();
         let constraint = ModuleConstraint::parse(constraint).unwrap();
         constraint.newest(&listed).map(ToString::to_string)
     }
 
-    /// Each line is the choice of Terraform 1.11.4 from this list; empty where it found no match.
+    /// Each line is the choice of Terraform 1.11.4 from `VERSIONS`; empty where Terraform found no match.
     #[test]
-    fn the_version_is_the_one_that_terraform_takes() {
+    fn the_newest_version_is_the_one_that_terraform_chooses() {
         for (constraint, chosen) in [
             ("~> 1", "3.1.0"),
             ("~>1", "3.1.0"),
@@ -296,13 +302,13 @@ mod tests {
         ] {
             assert_eq!(newest(constraint).unwrap_or_default(), chosen, "{constraint}");
         }
-        let listed: Vec<Version> = ALL.iter().map(|version| Version::parse(version).unwrap()).collect();
+        let listed: Vec<Version> = VERSIONS.iter().map(|version| Version::parse(version).unwrap()).collect();
         let anything = ModuleConstraint::default();
         assert_eq!(anything.newest(&listed).map(ToString::to_string).as_deref(), Some("3.1.0"));
     }
 
     #[test]
-    fn what_terraform_refuses_is_refused() {
+    fn constraints_that_terraform_refuses_are_refused() {
         for given in [
             "",
             " ",
@@ -330,11 +336,11 @@ mod tests {
     }
 
     #[test]
-    fn whether_a_release_could_meet_them_all_is_known() {
+    fn constraints_that_no_release_could_meet_are_recognised() {
         let oldest = Version::parse("0.13.0").unwrap();
-        let met = |given: &[&str]| {
-            let all: Vec<_> = given.iter().map(|given| ModuleConstraint::parse(given).unwrap()).collect();
-            ModuleConstraint::could_all_be_met_from(&oldest, &all)
+        let could_be_met = |given: &[&str]| {
+            let constraints: Vec<_> = given.iter().map(|given| ModuleConstraint::parse(given).unwrap()).collect();
+            ModuleConstraint::could_all_be_met_from(&oldest, &constraints)
         };
         for given in [
             &[][..],
@@ -346,7 +352,7 @@ mod tests {
             &["~> 0.12"],
             &["0.13"],
         ] {
-            assert!(met(given), "{given:?}");
+            assert!(could_be_met(given), "{given:?}");
         }
         for given in [
             &["~> 0.11.0"][..],
@@ -356,20 +362,20 @@ mod tests {
             &["~> 1.2.0", "> 1.3"],
             &["<= 0.12.99"],
         ] {
-            assert!(!met(given), "{given:?}");
+            assert!(!could_be_met(given), "{given:?}");
         }
         assert!(ModuleConstraint::parse(">= 1, < 2.0.0-beta").unwrap().names_a_pre_release());
     }
 
     #[test]
-    fn of_two_builds_of_one_version_the_first_that_is_listed_is_taken() {
+    fn of_two_builds_of_one_version_the_first_listed_is_chosen() {
         let listed = ["1.0.0+b", "1.0.0+a", "0.1.0"].map(|version| Version::parse(version).unwrap());
         assert_eq!(ModuleConstraint::default().newest(&listed), Some(&listed[0]));
     }
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(
+        fn any_text_is_parsed_or_refused_without_a_panic(
             given in "(([=!<>~]{0,2} ?v?[0-9](\\.[0-9]){0,4}([+-][a-c0-9.~]{1,3}){0,2} ?),?){1,3}|\\PC{0,40}",
             version in "[0-3](\\.[0-3]){0,2}(-[ab]\\.[0-2])?(\\+[ab])?",
         ) {

@@ -1,4 +1,4 @@
-//! The one spelling of a package in reports and messages: `{"address":…,"version":…,"platform":…}` in JSON, `ADDRESS
+//! How reports and messages spell a package: `{"address":…,"version":…,"platform":…}` in JSON, `ADDRESS
 //! VERSION (PLATFORM)` as text.
 
 use std::fmt;
@@ -14,13 +14,13 @@ pub struct PackageRef {
     /// text. Older records call it `what`, and include the version.
     #[serde(alias = "what")]
     pub address: String,
-    /// The version; the constraint while none is chosen.
+    /// The version; the constraint as long as no version is chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// `OS_ARCH`; none of a module, which is the same for all platforms.
+    /// `OS_ARCH`; `None` for a module, which is the same for all platforms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
-    /// The document, where the report is about one alone: `version list` or `discovery document`.
+    /// The kind of document, if the report is about a document: `version list` or `discovery document`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub document: Option<String>,
 }
@@ -59,8 +59,8 @@ impl PackageRef {
     /// A copy without the host, if it is `default_host`.
     #[must_use]
     pub fn without(&self, default_host: &Hostname) -> Self {
-        let short = self.address.strip_prefix(default_host.as_str()).and_then(|rest| rest.strip_prefix('/'));
-        Self { address: short.unwrap_or(&self.address).to_owned(), ..self.clone() }
+        let path = self.address.strip_prefix(default_host.as_str()).and_then(|path| path.strip_prefix('/'));
+        Self { address: path.unwrap_or(&self.address).to_owned(), ..self.clone() }
     }
 }
 
@@ -107,9 +107,9 @@ impl From<&PackageSelector> for PackageRef {
 mod tests {
     use super::*;
 
-    /// DESIGN 3: an address in JSON always names its host, in text the default host is left out.
+    /// An address in JSON always names its host; text leaves out the default host (DESIGN, section 3).
     #[test]
-    fn a_reference_has_one_spelling_for_programs_and_one_for_people() {
+    fn a_reference_names_the_default_host_in_json_and_not_in_text() {
         let host = Hostname::parse("registry.terraform.io").unwrap();
         let package = PackageRef::requested("registry.terraform.io/hashicorp/aws@5.1.0");
         let package = package.on(Some(&Platform::parse("linux_amd64").unwrap()));
@@ -119,8 +119,8 @@ mod tests {
         );
         assert_eq!(package.without(&host).to_string(), "hashicorp/aws 5.1.0 (linux_amd64)");
         assert_eq!(package.to_string(), "registry.terraform.io/hashicorp/aws 5.1.0 (linux_amd64)");
-        let other = PackageRef::requested("registry.terraform.io.example/hashicorp/aws@~> 5.0").without(&host);
-        assert_eq!(other.to_string(), "registry.terraform.io.example/hashicorp/aws ~> 5.0");
+        let longer_host = PackageRef::requested("registry.terraform.io.example/hashicorp/aws@~> 5.0").without(&host);
+        assert_eq!(longer_host.to_string(), "registry.terraform.io.example/hashicorp/aws ~> 5.0");
         assert_eq!(PackageRef::version_list(&"a.example/b/c").to_string(), "the version list of a.example/b/c");
         for text in ["git::https://git@x.example/y.git", "./prod", "./a@b/c.tf", "acme/null@1.0.0"] {
             assert_eq!(
@@ -130,18 +130,18 @@ mod tests {
         }
     }
 
-    /// Records of older versions are readable.
+    /// Older larders wrote the address as `what`.
     #[test]
-    fn a_record_of_before_is_read() {
+    fn a_record_of_an_older_larder_is_readable() {
         #[derive(Debug, PartialEq, Serialize, Deserialize)]
         struct Record {
             #[serde(flatten)]
             package: PackageRef,
             bytes: u64,
         }
-        let read: Record =
+        let record: Record =
             serde_json::from_str(r#"{"what":"a.example/b/c@1.0.0","platform":"linux_amd64","bytes":7}"#).unwrap();
-        assert_eq!(read.package.address, "a.example/b/c@1.0.0");
-        assert_eq!(read.package.platform.as_deref(), Some("linux_amd64"));
+        assert_eq!(record.package.address, "a.example/b/c@1.0.0");
+        assert_eq!(record.package.platform.as_deref(), Some("linux_amd64"));
     }
 }

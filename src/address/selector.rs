@@ -32,7 +32,7 @@ pub struct Selection<A> {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Versions {
-    /// The provider or the module as a whole.
+    /// All versions.
     All,
     /// One exact version.
     Exactly(Version),
@@ -45,17 +45,17 @@ pub enum Versions {
 /// Text that is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadSelector {
-    /// It has too few parts or too many.
+    /// The address has too few parts or too many.
     #[error(
-        "{0:?} is not an address: write NAMESPACE/TYPE or NAMESPACE/NAME/SYSTEM, HOST/ before it where it is of another registry (a host has a dot or a port), and @VERSION or @CONSTRAINT after it where not all are meant"
+        "{0:?} is not an address: write [HOST/]NAMESPACE/TYPE for a provider or [HOST/]NAMESPACE/NAME/SYSTEM for a module, optionally with @VERSION or @CONSTRAINT after it; HOST has a dot or a port"
     )]
     Shape(String),
     /// A constraint truncated by a shell, which takes `>` for a redirection and expands `~` and `!`.
     #[error(
-        "{0:?} ends where its version should follow: quote the constraint, or the shell takes a part of it, as in '{1}@~> 5.0'"
+        "{0:?} has no version after its @, perhaps because the shell took a part of it: quote the constraint, as in '{1}@~> 5.0'"
     )]
     Unquoted(String, String),
-    /// One of its parts is invalid.
+    /// The host, a name or the version is invalid.
     #[error(transparent)]
     Part(#[from] BadAddress),
 }
@@ -96,66 +96,69 @@ impl Selection<ProviderAddress> {
     /// Chooses from the listed versions like a client: the newest selected one. A pre-release needs its exact name.
     ///
     /// # Errors
-    /// The reason why none matches.
+    /// The reason why no listed version matches.
     pub fn choose<'a>(&self, listed: &[&'a Version]) -> Result<&'a Version, String> {
-        let is_meant = |version: &&Version| match &self.versions {
+        let is_selected = |version: &&Version| match &self.versions {
             Versions::All => !version.is_pre_release(),
             versions => versions.include(version),
         };
-        listed.iter().copied().filter(is_meant).max().ok_or_else(|| self.none_of(listed.len()))
+        listed.iter().copied().filter(is_selected).max().ok_or_else(|| self.no_match(listed.len()))
     }
 }
 
 impl Selection<ModuleAddress> {
-    /// Chooses from the listed versions like a client; of two that differ in build metadata only, the first.
+    /// Chooses from the listed versions like a client. Of two versions that differ in build metadata only, clients
+    /// choose the one that is listed first.
     ///
     /// # Errors
-    /// The reason why none matches.
+    /// The reason why no listed version matches.
     pub fn choose<'a>(&self, listed: &[&'a Version]) -> Result<&'a Version, String> {
-        let mut each = listed.iter().copied();
+        let mut versions = listed.iter().copied();
         let chosen = match &self.versions {
-            Versions::All => ModuleConstraint::default().newest(each),
-            Versions::MatchingModule(constraint) => constraint.newest(each),
-            versions @ (Versions::Exactly(_) | Versions::Matching(_)) => each.find(|version| versions.include(version)),
+            Versions::All => ModuleConstraint::default().newest(versions),
+            Versions::MatchingModule(constraint) => constraint.newest(versions),
+            selected @ (Versions::Exactly(_) | Versions::Matching(_)) => {
+                versions.find(|version| selected.include(version))
+            }
         };
-        chosen.ok_or_else(|| self.none_of(listed.len()))
+        chosen.ok_or_else(|| self.no_match(listed.len()))
     }
 }
 
 impl<A: fmt::Display> Selection<A> {
-    fn none_of(&self, number: usize) -> String {
+    fn no_match(&self, listed_count: usize) -> String {
         match &self.versions {
-            Versions::All => format!("none of the {number} versions that {} lists is a release", self.of),
+            Versions::All => format!("none of the {listed_count} versions that {} lists is a release", self.of),
             Versions::Exactly(_) => {
-                format!("{self} is none of the {number} versions that are listed, so no client would ask for it")
+                format!("{self} is none of the {listed_count} versions that are listed, so no client would ask for it")
             }
             Versions::Matching(_) | Versions::MatchingModule(_) => {
-                format!("none of the {number} versions that are listed is {self}")
+                format!("none of the {listed_count} versions that are listed is {self}")
             }
         }
     }
 }
 
 impl PackageSelector {
-    /// Parses an address; `default_host` is the registry of one that names none.
+    /// Parses an address. `default_host` is the registry of an address without a host.
     pub fn parse(given: &str, default_host: &Hostname) -> Result<Self, BadSelector> {
-        let shown = || given.chars().take(super::MAX_PART).collect::<String>();
+        let shortened = || given.chars().take(super::MAX_PART).collect::<String>();
         let (address, version) = match given.split_once('@') {
             Some((address, version)) => (address, Some(version)),
             None => (given, None),
         };
         if version.is_some_and(|version| version.trim_matches(|c: char| "~<>=! ".contains(c)).is_empty()) {
             let address = address.chars().take(super::MAX_PART).collect();
-            return Err(BadSelector::Unquoted(shown(), address));
+            return Err(BadSelector::Unquoted(shortened(), address));
         }
-        let parts: Vec<&str> = address.split('/').collect();
-        let names_a_host = parts.first().is_some_and(|first| first.contains(['.', ':']));
-        let (host, parts) = match parts.as_slice() {
-            [host, rest @ ..] if names_a_host => (Hostname::parse(host)?, rest),
-            parts => (default_host.clone(), parts),
+        let segments: Vec<&str> = address.split('/').collect();
+        let names_a_host = segments.first().is_some_and(|first| first.contains(['.', ':']));
+        let (host, segments) = match segments.as_slice() {
+            [host, names @ ..] if names_a_host => (Hostname::parse(host)?, names),
+            names => (default_host.clone(), names),
         };
-        let versions = |read: fn(&str) -> Result<Versions, BadAddress>| version.map_or(Ok(Versions::All), read);
-        match parts {
+        let versions = |parse: fn(&str) -> Result<Versions, BadAddress>| version.map_or(Ok(Versions::All), parse);
+        match segments {
             [namespace, type_] => {
                 let provider = ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? };
                 Ok(Self::Provider(Selection { of: provider, versions: versions(Versions::of_provider)? }))
@@ -165,7 +168,7 @@ impl PackageSelector {
                 let module = ModuleAddress { host, namespace, name, system: System::parse(system)? };
                 Ok(Self::Module(Selection { of: module, versions: versions(Versions::of_module)? }))
             }
-            _ => Err(BadSelector::Shape(shown())),
+            _ => Err(BadSelector::Shape(shortened())),
         }
     }
 
@@ -208,9 +211,9 @@ mod tests {
         PackageSelector::parse(given, &Hostname::parse("registry.example").unwrap())
     }
 
-    /// The remains of `hashicorp/aws@~> 5.0` and others after a shell read them unquoted.
+    /// These texts are what a shell leaves of `hashicorp/aws@~> 5.0` and others if they are not quoted.
     #[test]
-    fn a_constraint_that_a_shell_cut_off_says_quote_it() {
+    fn a_constraint_cut_off_by_the_shell_is_refused_with_the_advice_to_quote_it() {
         for given in ["hashicorp/aws@~", "hashicorp/aws@", "hashicorp/aws@~>", "a.example/hashicorp/aws@!"] {
             let bad = parse(given).unwrap_err();
             assert!(matches!(bad, BadSelector::Unquoted(..)), "{given}: {bad}");
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_names_a_provider_or_a_module_and_its_versions() {
+    fn an_address_is_parsed_as_a_provider_or_module_and_its_versions() {
         for (given, selection) in [
             ("acme/null", "registry.example/acme/null"),
             ("Acme/NULL@1.2", "registry.example/acme/null@1.2.0"),
@@ -241,12 +244,12 @@ mod tests {
             ("acme/vpc/aws@v1.0", "registry.example/acme/vpc/aws@v1.0"),
             ("Other.example/acme/vpc/aws@1.0", "other.example/acme/vpc/aws@1.0.0"),
         ] {
-            assert_eq!(parse(given).map(|what| what.to_string()), Ok(selection.to_owned()), "{given}");
+            assert_eq!(parse(given).map(|selector| selector.to_string()), Ok(selection.to_owned()), "{given}");
         }
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_its_reason() {
+    fn an_invalid_address_is_refused_with_the_reason() {
         for (given, reason) in [
             ("", "is not an address"),
             ("null", "is not an address"),
@@ -256,7 +259,7 @@ mod tests {
             ("acme/vpc/AWS", "is not a module system"),
             ("acme/null@=> 5.0", "its operators can be"),
             ("acme/vpc/aws@=> 5.0", "of a module"),
-            ("acme/null@>= 5,", "there is no version"),
+            ("acme/null@>= 5,", "has no version"),
             ("acme/null@5.*", "~> 5.0"),
             ("acme/null@v1.0.0", "\"v\" in front"),
             ("acme/../null", "is not a module name"),
@@ -271,7 +274,7 @@ mod tests {
 
     /// Observed with Terraform 1.11.4, for a provider and for a module.
     #[test]
-    fn the_conditions_of_a_module_are_not_those_of_a_provider() {
+    fn module_constraints_follow_other_rules_than_provider_constraints() {
         let listed = ["1.0.0", "5.4.0", "6.1.0", "7.0.0-rc.1"].map(|version| Version::parse(version).unwrap());
         let listed: Vec<&Version> = listed.iter().collect();
         let chosen = |given: &str| match parse(given).unwrap() {
@@ -295,7 +298,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_as_what_it_prints_or_refused(given in "[a-z.:@/~>0-9 -]{0,40}|acme/(null|vpc/aws)@ ?[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2},?[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2}|\\PC{0,40}") {
+        fn a_parsed_selector_prints_a_text_that_parses_to_it(given in "[a-z.:@/~>0-9 -]{0,40}|acme/(null|vpc/aws)@ ?[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2},?[~=!<>]{0,2} ?[0-9](\\.[0-9]){0,2}|\\PC{0,40}") {
             if let Ok(selector) = parse(&given) {
                 prop_assert_eq!(parse(&selector.to_string()), Ok(selector.clone()));
             }

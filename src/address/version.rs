@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::BadAddress;
 
-/// The longest version, in bytes: `VERSION.json` must fit into a path segment, in normal form too.
-const MAX_VERSION: usize = 96;
+/// The longest version, in bytes, as given and in normal form: `VERSION.json` must fit into a path segment.
+const MAX_VERSION_BYTES: usize = 96;
 
-/// A version in the clients' normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (PROTOCOL 2.2).
+/// A version in the clients' normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (PROTOCOL, section 2.2).
 ///
 /// Ordered by SemVer precedence; build metadata only breaks ties.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -27,65 +27,65 @@ impl Version {
     /// Parses a version as the clients do: one to three numbers, then `-PRE` and `+BUILD`; no `v`.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
         let bad = |reason| BadAddress::new("version", given, reason);
-        if given.len() > MAX_VERSION {
+        if given.len() > MAX_VERSION_BYTES {
             return Err(bad("it is longer than 96 bytes"));
         }
         if given.starts_with(['v', 'V']) {
-            return Err(bad("a \"v\" in front does not belong to it"));
+            return Err(bad("remove the \"v\" in front of it"));
         }
-        let (rest, build) = match given.split_once('+') {
-            Some((rest, build)) => (rest, Some(build)),
+        let (core_and_pre, build) = match given.split_once('+') {
+            Some((core_and_pre, build)) => (core_and_pre, Some(build)),
             None => (given, None),
         };
-        let (core, pre) = match rest.split_once('-') {
+        let (core, pre) = match core_and_pre.split_once('-') {
             Some((core, pre)) => (core, Some(pre)),
-            None => (rest, None),
+            None => (core_and_pre, None),
         };
         let mut numbers = [0u64; 3];
-        let mut parts = core.split('.');
-        for (place, number) in numbers.iter_mut().enumerate() {
-            match parts.next() {
-                Some(part) if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) => {
-                    *number = part.parse().map_err(|_| bad("one of its numbers is too large"))?;
+        let mut components = core.split('.');
+        for (index, number) in numbers.iter_mut().enumerate() {
+            match components.next() {
+                Some(component) if !component.is_empty() && component.bytes().all(|b| b.is_ascii_digit()) => {
+                    *number = component.parse().map_err(|_| bad("one of its numbers is too large"))?;
                 }
-                None if place > 0 => {}
+                None if index > 0 => {}
                 _ => return Err(bad("it must begin with one to three numbers")),
             }
         }
-        if parts.next().is_some() {
+        if components.next().is_some() {
             return Err(bad("it has more than three numbers"));
         }
         for label in [pre, build].into_iter().flatten() {
-            let known = |id: &str| !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-            if !label.split('.').all(known) {
+            let is_identifier = |id: &str| !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+            if !label.split('.').all(is_identifier) {
                 return Err(bad("what follows - or + must be letters, digits and - between dots"));
             }
         }
         let (pre, build) = (pre.unwrap_or_default().to_owned(), build.unwrap_or_default().to_owned());
         let mut normal = format!("{}.{}.{}", numbers[0], numbers[1], numbers[2]);
-        for (mark, label) in [('-', &pre), ('+', &build)] {
+        for (separator, label) in [('-', &pre), ('+', &build)] {
             if !label.is_empty() {
-                normal.push(mark);
+                normal.push(separator);
                 normal.push_str(label);
             }
         }
-        if normal.len() > MAX_VERSION {
-            return Err(bad("it is longer than 96 bytes with all its three numbers"));
+        if normal.len() > MAX_VERSION_BYTES {
+            return Err(bad("it is longer than 96 bytes once all three numbers are written"));
         }
         Ok(Self { numbers, pre, build, normal })
     }
 
-    /// Parses a version as the clients read those of modules: with or without a `v` in front (PROTOCOL 4.2).
+    /// Parses a module version as the clients do: with or without a `v` in front (PROTOCOL, section 4.2).
     pub fn parse_lenient(given: &str) -> Result<Self, BadAddress> {
         Self::parse(given.strip_prefix('v').unwrap_or(given))
     }
 
-    /// The normal form: sent by clients, and used in our URLs and file names.
+    /// The normal form, which clients send and larder uses in URLs and file names.
     pub fn as_str(&self) -> &str {
         &self.normal
     }
 
-    /// Returns true for a pre-release: clients accept it by its exact name only.
+    /// Returns true for a pre-release, which clients accept only where a constraint names it exactly.
     pub fn is_pre_release(&self) -> bool {
         !self.pre.is_empty()
     }
@@ -114,9 +114,9 @@ pub(super) fn compare_pre(a: &str, b: &str) -> Ordering {
         (false, true) => return Ordering::Less,
         (false, false) => {}
     }
-    let (mut left, mut right) = (a.split('.'), b.split('.'));
+    let (mut a_identifiers, mut b_identifiers) = (a.split('.'), b.split('.'));
     loop {
-        let order = match (left.next(), right.next()) {
+        let order = match (a_identifiers.next(), b_identifiers.next()) {
             (None, None) => return Ordering::Equal,
             (None, Some(_)) => return Ordering::Less,
             (Some(_), None) => return Ordering::Greater,
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_must_fit_in_normal_form_too() {
+    fn the_size_limit_applies_to_the_normal_form_too() {
         let label = "a".repeat(90);
         for core in ["1.2.3", "1.2", "1"] {
             assert_eq!(Version::parse(&format!("{core}-{label}")).map(|version| version.as_str().len()), Ok(96));
