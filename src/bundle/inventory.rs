@@ -1,4 +1,5 @@
-//! The inventory of a store, small enough to be carried out by hand. The next bundle leaves out the archives in it.
+//! The inventory of a store: a small list of its archives, which an operator sends to the larder that creates bundles.
+//! That larder leaves the listed archives out of its next bundle.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,13 +11,13 @@ use crate::digest::{Digest, DigestPrefix};
 
 const FORMAT: u32 = 1;
 /// The size limit in bytes, enough for some half a million archives.
-const LARGEST: usize = 64 << 20;
+const MAX_INVENTORY_BYTES: usize = 64 << 20;
 
-type ByVersion = BTreeMap<String, String>;
+/// Digest pairs by version or, for a provider version, by platform.
+type DigestPairs = BTreeMap<String, String>;
 
 /// The archives that a store has. Each is listed by the first 16 hex digits of its SHA-256 and of the digest of its
-/// proof set or module location. As JSON that is some 60 bytes an archive where providers have a few versions for two
-/// platforms each.
+/// proof set or module location. As JSON that takes about 60 bytes per archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inventory {
@@ -24,21 +25,21 @@ pub struct Inventory {
     format: u32,
     /// The creation time in epoch seconds.
     pub made: Timestamp,
-    /// `ARCHIVE.SET` by provider, version and platform.
+    /// `ARCHIVE.PROOFSET` digest prefixes by provider, version and platform.
     #[serde(default)]
-    providers: BTreeMap<String, BTreeMap<String, ByVersion>>,
-    /// `ARCHIVE.LOCATION` by module and version.
+    providers: BTreeMap<String, BTreeMap<String, DigestPairs>>,
+    /// `ARCHIVE.LOCATION` digest prefixes by module and version.
     #[serde(default)]
-    modules: BTreeMap<String, ByVersion>,
+    modules: BTreeMap<String, DigestPairs>,
 }
 
 /// Why an inventory is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadInventory {
-    /// It exceeds the size limit.
-    #[error("it is larger than {} MiB", LARGEST >> 20)]
+    /// The inventory exceeds the size limit.
+    #[error("it is larger than {} MiB", MAX_INVENTORY_BYTES >> 20)]
     TooLarge,
-    /// It is malformed.
+    /// The inventory is malformed.
     #[error("it is not an inventory from `larder inventory`: {0}")]
     Unreadable(String),
     /// A newer larder wrote it.
@@ -57,7 +58,7 @@ impl Inventory {
     /// # Errors
     /// [`BadInventory`].
     pub fn read(bytes: &[u8]) -> Result<Self, BadInventory> {
-        if bytes.len() > LARGEST {
+        if bytes.len() > MAX_INVENTORY_BYTES {
             return Err(BadInventory::TooLarge);
         }
         let inventory: Self = serde_json::from_slice(bytes).map_err(|e| BadInventory::Unreadable(e.to_string()))?;
@@ -65,7 +66,7 @@ impl Inventory {
         Ok(inventory)
     }
 
-    /// Checks the format of an inventory that was deserialised as a part of a request.
+    /// Checks the format of an inventory that was deserialised as part of a request.
     ///
     /// # Errors
     /// [`BadInventory::Newer`].
@@ -96,23 +97,23 @@ impl Inventory {
 
     /// Adds an archive and the digest of its proof set or module location.
     pub fn add(&mut self, artifact: &Artifact, archive: Digest, proof: Digest) {
-        let item = item(archive, proof);
+        let pair = digest_pair(archive, proof);
         match artifact {
             Artifact::Provider(package) => {
                 let versions = self.providers.entry(package.provider.to_string()).or_default();
                 let platforms = versions.entry(package.version.to_string()).or_default();
-                platforms.insert(package.platform.to_string(), item);
+                platforms.insert(package.platform.to_string(), pair);
             }
             Artifact::Module(package) => {
                 let versions = self.modules.entry(package.module.to_string()).or_default();
-                versions.insert(package.version.to_string(), item);
+                versions.insert(package.version.to_string(), pair);
             }
         }
     }
 
-    /// True if it lists the archive with the same proof set or module location.
+    /// True if the inventory lists the archive with the same proof set or module location.
     pub fn has(&self, artifact: &Artifact, archive: Digest, proof: Digest) -> bool {
-        let found = match artifact {
+        let listed_pair = match artifact {
             Artifact::Provider(package) => {
                 let versions = self.providers.get(&package.provider.to_string());
                 let platforms = versions.and_then(|versions| versions.get(package.version.as_str()));
@@ -123,18 +124,19 @@ impl Inventory {
                 versions.and_then(|versions| versions.get(package.version.as_str()))
             }
         };
-        found.is_some_and(|found| *found == item(archive, proof))
+        listed_pair.is_some_and(|pair| *pair == digest_pair(archive, proof))
     }
 
-    /// All archives listed.
+    /// The digest prefixes of all listed archives.
     pub fn archives(&self) -> HashSet<DigestPrefix> {
-        let of_providers = self.providers.values().flat_map(BTreeMap::values).flat_map(BTreeMap::values);
-        let items = of_providers.chain(self.modules.values().flat_map(BTreeMap::values));
-        items.filter_map(|item| DigestPrefix::parse(item.split_once('.')?.0).ok()).collect()
+        let provider_pairs = self.providers.values().flat_map(BTreeMap::values).flat_map(BTreeMap::values);
+        let pairs = provider_pairs.chain(self.modules.values().flat_map(BTreeMap::values));
+        pairs.filter_map(|pair| DigestPrefix::parse(pair.split_once('.')?.0).ok()).collect()
     }
 }
 
-fn item(archive: Digest, proof: Digest) -> String {
+/// `ARCHIVE.PROOF`: the prefixes of both digests.
+fn digest_pair(archive: Digest, proof: Digest) -> String {
     format!("{}.{}", archive.prefix(), proof.prefix())
 }
 
@@ -208,9 +210,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_bytes_never_panic(text in "\\PC{0,200}", item in "[0-9a-f.]{0,40}") {
+        fn foreign_bytes_never_panic(text in "\\PC{0,200}", pair in "[0-9a-f.]{0,40}") {
             let _ = Inventory::read(text.as_bytes());
-            let written = format!(r#"{{"larder_inventory":1,"made":1,"modules":{{"x":{{"1.0.0":"{item}"}}}}}}"#);
+            let written = format!(r#"{{"larder_inventory":1,"made":1,"modules":{{"x":{{"1.0.0":"{pair}"}}}}}}"#);
             prop_assert!(Inventory::read(written.as_bytes()).unwrap().archives().len() <= 1);
         }
     }

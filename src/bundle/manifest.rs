@@ -1,5 +1,5 @@
-//! The manifest of a bundle: JSON with one line per entry, so that a person can read it. Its form is canonical and
-//! includes a digest of itself, so that an altered byte is found even without a signature.
+//! The manifest of a bundle: JSON with one line per entry, so that a person can read it. A manifest has one canonical
+//! form and contains its own digest, so that an altered byte is found even without a signature.
 
 use std::collections::HashSet;
 
@@ -42,7 +42,7 @@ pub struct Manifest {
     digest: Digest,
 }
 
-/// One document or package. It becomes visible whole or not at all.
+/// One document or package. It is imported as a whole or not at all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum BundleEntry {
@@ -81,16 +81,16 @@ pub enum BundleEntry {
 /// A document as upstream sent it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BundledDocument {
-    /// Its source and times.
+    /// Where the document came from, and when.
     pub said: FetchOrigin,
-    /// Its bytes.
+    /// The document as upstream sent it.
     pub document: BundledFile,
-    /// Entries of an earlier version list that upstream has dropped and that are still stored: a JSON list.
+    /// A JSON list of the entries that upstream has removed from this version list and that larder still lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped: Option<BundledFile>,
 }
 
-/// The source and times of a fetched document.
+/// Where a document was fetched from, and when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FetchOrigin {
@@ -122,7 +122,7 @@ pub struct ProviderEntry {
     /// signature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<String>,
-    /// Source and times of its download document.
+    /// Where its download document came from, and when.
     pub said: FetchOrigin,
     /// Its download document.
     pub document: BundledFile,
@@ -154,13 +154,13 @@ pub struct ModuleEntry {
     /// The module's folder in the archive; `None` for the root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subdir: Option<String>,
-    /// The SHA-256 of the location that first led to this tree.
+    /// The SHA-256 of the location from which this tree was first fetched.
     pub source: Digest,
-    /// The origin that it was fetched from.
+    /// The origin (scheme, host, port) that the module was fetched from.
     pub origin: String,
     /// The time of the version's first-seen record in epoch seconds.
     pub first_seen: Timestamp,
-    /// Source and times of its location.
+    /// Where its location came from, and when.
     pub said: FetchOrigin,
     /// Its location.
     pub location: BundledFile,
@@ -180,20 +180,21 @@ impl Manifest {
     /// The files in the tar, each once and in order, with the index of the first entry that lists it. Archives that
     /// were left out are not included.
     pub fn files(&self) -> impl Iterator<Item = (usize, EntryFile)> {
-        let mut seen = HashSet::new();
-        let all = self
+        let mut listed = HashSet::new();
+        let files = self
             .entries
             .iter()
             .enumerate()
-            .flat_map(|(number, entry)| entry.files().into_iter().map(move |file| (number, file)));
-        all.filter(move |(_, file)| !file.left_out && seen.insert(file.file.sha256))
+            .flat_map(|(index, entry)| entry.files().into_iter().map(move |file| (index, file)));
+        files.filter(move |(_, file)| !file.left_out && listed.insert(file.file.sha256))
     }
 
-    /// The size of the bundle in bytes, from the sizes of its manifest and signature.
-    pub fn bundle_bytes(&self, manifest: usize, signature: Option<usize>) -> u64 {
-        let own = [Some(manifest), signature].into_iter().flatten().map(|bytes| tar::bytes_of(bytes as u64));
-        let files = self.files().map(|(_, file)| tar::bytes_of(file.file.bytes));
-        own.chain(files).fold(tar::END_BYTES, u64::saturating_add)
+    /// The size of the bundle in bytes, given the sizes of its manifest and signature in bytes.
+    pub fn bundle_bytes(&self, manifest_bytes: usize, signature_bytes: Option<usize>) -> u64 {
+        let head = [Some(manifest_bytes), signature_bytes].into_iter().flatten();
+        let head = head.map(|bytes| tar::tar_bytes_of_file(bytes as u64));
+        let files = self.files().map(|(_, file)| tar::tar_bytes_of_file(file.file.bytes));
+        head.chain(files).fold(tar::END_BYTES, u64::saturating_add)
     }
 }
 
@@ -220,7 +221,7 @@ impl BundleEntry {
         }
     }
 
-    /// The artifact that the archive is of; `None` for a document.
+    /// The package whose archive this entry contains; `None` for a document.
     pub fn artifact(&self) -> Option<Artifact> {
         match self {
             Self::Provider(entry) => Some(Artifact::Provider(entry.package())),
@@ -238,10 +239,10 @@ impl BundleEntry {
         }
     }
 
-    /// The files in the order of the tar; the archive is last.
+    /// The files in their order in the tar; the archive is last.
     pub fn files(&self) -> Vec<EntryFile> {
-        let small = |role, file: BundledFile| EntryFile { role, file, left_out: false };
-        let archive = |BundledArchive { sha256, bytes, left_out }: BundledArchive| {
+        let small_file = |role, file: BundledFile| EntryFile { role, file, left_out: false };
+        let archive_file = |BundledArchive { sha256, bytes, left_out }: BundledArchive| {
             let file = BundledFile { sha256, bytes };
             EntryFile { role: FileRole::Archive, file, left_out }
         };
@@ -249,15 +250,15 @@ impl BundleEntry {
             Self::Discovery { document, .. }
             | Self::ProviderVersions { document, .. }
             | Self::ModuleVersions { document, .. } => {
-                let dropped = document.dropped.map(|dropped| small(FileRole::Dropped, dropped));
-                [small(FileRole::Document, document.document)].into_iter().chain(dropped).collect()
+                let dropped = document.dropped.map(|dropped| small_file(FileRole::Dropped, dropped));
+                [small_file(FileRole::Document, document.document)].into_iter().chain(dropped).collect()
             }
             Self::Provider(entry) => {
-                let signature = entry.signature.map(|signature| small(FileRole::Signature, signature));
-                let first = [small(FileRole::Document, entry.document), small(FileRole::Sums, entry.sums)];
-                first.into_iter().chain(signature).chain([archive(entry.archive)]).collect()
+                let signature = entry.signature.map(|signature| small_file(FileRole::Signature, signature));
+                let required = [small_file(FileRole::Document, entry.document), small_file(FileRole::Sums, entry.sums)];
+                required.into_iter().chain(signature).chain([archive_file(entry.archive)]).collect()
             }
-            Self::Module(entry) => vec![small(FileRole::Location, entry.location), archive(entry.archive)],
+            Self::Module(entry) => vec![small_file(FileRole::Location, entry.location), archive_file(entry.archive)],
         }
     }
 }

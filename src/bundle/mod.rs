@@ -1,10 +1,10 @@
-//! Bundles: stored archives and documents as one stream, to be carried across an air gap. The stream is a plain tar, so
-//! that any tool can list it, and every byte of it is checked:
+//! Bundles: stored archives and documents as one stream, for transfer across an air gap. The stream is a plain tar, so
+//! that any tool can list its files. Every byte of the stream is checked:
 //!
 //! ```text
-//! larder-bundle.json      the manifest: what is in it, with digests, sizes, addresses, keys, commits, tree digests
+//! larder-bundle.json      the manifest: the contents, with digests, sizes, addresses, keys, commits, tree digests
 //! larder-bundle.sig       an Ed25519 signature over the manifest's bytes, where a key is configured
-//! sha256/HEX              each file once, in the manifest's order: an entry's small files, then its archive
+//! sha256/HEX              each file once, in the manifest's order: the small files of an entry, then its archive
 //! ```
 //!
 //! This module only reads and writes streams. The callers collect the contents and import them into a store.

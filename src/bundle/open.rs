@@ -9,10 +9,10 @@ use super::tar::{BadTar, TarReader};
 use super::{BadManifest, BundleTrust, EntryFile, Manifest, Signature, SignatureStatus};
 use crate::digest::{Digest, Hasher};
 
-pub(super) const MANIFEST: &str = "larder-bundle.json";
-pub(super) const SIGNATURE: &str = "larder-bundle.sig";
-const MAX_SIGNATURE: u64 = 4 << 10;
-const READ_AT_ONCE: usize = 256 * 1024;
+pub(super) const MANIFEST_NAME: &str = "larder-bundle.json";
+pub(super) const SIGNATURE_NAME: &str = "larder-bundle.sig";
+const MAX_SIGNATURE_BYTES: u64 = 4 << 10;
+const READ_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Why reading a bundle stopped.
 #[derive(Debug, thiserror::Error)]
@@ -24,9 +24,9 @@ pub enum BadBundle {
     #[error("the bundle cannot be read: {0}")]
     Unreadable(#[source] io::Error),
     /// The stream is not a bundle.
-    #[error("not a larder bundle: it does not begin with {MANIFEST}")]
-    NoBundle,
-    /// A part of it is not in the canonical form.
+    #[error("not a larder bundle: it does not begin with {MANIFEST_NAME}")]
+    NotABundle,
+    /// A part of the bundle is not in the canonical form.
     #[error("the bundle was altered: {0}")]
     Altered(String),
     /// The manifest is refused.
@@ -42,7 +42,7 @@ impl From<BadTar> for BadBundle {
         match bad {
             BadTar::Truncated => Self::Truncated,
             BadTar::Unreadable(e) => Self::Unreadable(e),
-            BadTar::Differs(reason) => Self::Altered(reason),
+            BadTar::NotCanonical(reason) => Self::Altered(reason),
         }
     }
 }
@@ -55,7 +55,7 @@ pub enum DigestCheck {
     /// The digest differs.
     Differs {
         /// The digest of the bytes that were read.
-        now: Digest,
+        actual: Digest,
     },
 }
 
@@ -78,17 +78,18 @@ impl<R: Read> BundleReader<R> {
     ///
     /// # Errors
     /// [`BadBundle`].
-    pub fn open(from: R, trust: &BundleTrust) -> Result<Self, BadBundle> {
-        let (mut tar, mut buffer) = (TarReader::new(from), vec![0; READ_AT_ONCE]);
-        if !tar.first_is(MANIFEST)? {
-            return Err(BadBundle::NoBundle);
+    pub fn open(input: R, trust: &BundleTrust) -> Result<Self, BadBundle> {
+        let (mut tar, mut buffer) = (TarReader::new(input), vec![0; READ_BUFFER_BYTES]);
+        if !tar.first_file_is(MANIFEST_NAME)? {
+            return Err(BadBundle::NotABundle);
         }
-        let manifest = whole(&mut tar, &mut buffer, MANIFEST, MAX_MANIFEST)?.ok_or(BadBundle::NoBundle)?;
-        let signature = match whole(&mut tar, &mut buffer, SIGNATURE, MAX_SIGNATURE)? {
+        let manifest =
+            read_file_if_next(&mut tar, &mut buffer, MANIFEST_NAME, MAX_MANIFEST)?.ok_or(BadBundle::NotABundle)?;
+        let signature = match read_file_if_next(&mut tar, &mut buffer, SIGNATURE_NAME, MAX_SIGNATURE_BYTES)? {
             None => None,
             Some(bytes) => {
-                let reason = || BadBundle::Altered(format!("{SIGNATURE} is malformed"));
-                Some(Signature::read(&bytes).ok_or_else(reason)?)
+                let malformed = || BadBundle::Altered(format!("{SIGNATURE_NAME} is malformed"));
+                Some(Signature::read(&bytes).ok_or_else(malformed)?)
             }
         };
         let signature_status = trust.verify_manifest(&manifest, signature.as_ref()).map_err(BadBundle::Untrusted)?;
@@ -97,41 +98,41 @@ impl<R: Read> BundleReader<R> {
         Ok(Self { tar, buffer, manifest, digest, signature_status, signature })
     }
 
-    /// The bytes of the manifest and of the signature.
-    pub(super) fn head(&self) -> (Vec<u8>, Option<Vec<u8>>) {
+    /// The bytes of the manifest and of the signature, as they are in the bundle.
+    pub(super) fn manifest_and_signature(&self) -> (Vec<u8>, Option<Vec<u8>>) {
         (self.manifest.write(), self.signature.as_ref().map(Signature::write))
     }
 
     /// The size of the whole bundle in bytes, by its manifest.
     pub fn bundle_bytes(&self) -> u64 {
-        let (manifest, signature) = self.head();
+        let (manifest, signature) = self.manifest_and_signature();
         self.manifest.bundle_bytes(manifest.len(), signature.map(|signature| signature.len()))
     }
 
-    /// Reads the next of [`Manifest::files`] and passes its bytes to `take`. They are verified only once this returns
-    /// [`DigestCheck::Matches`].
+    /// Reads the next of [`Manifest::files`] and passes its bytes to `on_chunk`. The bytes are verified only once this
+    /// returns [`DigestCheck::Matches`].
     ///
     /// # Errors
-    /// [`BadBundle`], after which nothing more can be read, and those of `take`.
+    /// [`BadBundle`], after which nothing more can be read; also errors of `on_chunk`.
     pub fn file<E: From<BadBundle>>(
         &mut self,
         file: &EntryFile,
-        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+        mut on_chunk: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<DigestCheck, E> {
         let name = file.name();
         self.tar.expect_header(&name, file.file.bytes).map_err(BadBundle::from)?;
         let mut hasher = Hasher::new();
-        let piece = |piece: &[u8]| {
-            hasher.update(piece);
-            take(piece).map_err(FileReadError::Take)
+        let hash_and_pass_on = |chunk: &[u8]| {
+            hasher.update(chunk);
+            on_chunk(chunk).map_err(FileReadError::Callback)
         };
-        let read = self.tar.content(&name, file.file.bytes, &mut self.buffer, piece);
-        read.map_err(|ended| match ended {
-            FileReadError::Take(e) => e,
+        let result = self.tar.content(&name, file.file.bytes, &mut self.buffer, hash_and_pass_on);
+        result.map_err(|error| match error {
+            FileReadError::Callback(e) => e,
             FileReadError::Tar(bad) => BadBundle::from(bad).into(),
         })?;
-        let (now, _) = hasher.finish();
-        Ok(if now == file.file.sha256 { DigestCheck::Matches } else { DigestCheck::Differs { now } })
+        let (actual, _) = hasher.finish();
+        Ok(if actual == file.file.sha256 { DigestCheck::Matches } else { DigestCheck::Differs { actual } })
     }
 
     /// Reads the end of the tar. Nothing may follow the last file.
@@ -143,8 +144,9 @@ impl<R: Read> BundleReader<R> {
     }
 }
 
+/// An error of [`BundleReader::file`]: of its callback, or of the tar.
 enum FileReadError<E> {
-    Take(E),
+    Callback(E),
     Tar(BadTar),
 }
 
@@ -154,16 +156,17 @@ impl<E> From<BadTar> for FileReadError<E> {
     }
 }
 
-fn whole<R: Read>(
+/// Reads the next file into memory if it has this name; otherwise returns `None` and reads nothing.
+fn read_file_if_next<R: Read>(
     tar: &mut TarReader<R>,
     buffer: &mut [u8],
     name: &str,
-    largest: u64,
+    max_bytes: u64,
 ) -> Result<Option<Vec<u8>>, BadTar> {
-    let Some(size) = tar.next_size_if(name, largest)? else { return Ok(None) };
+    let Some(size) = tar.next_size_if(name, max_bytes)? else { return Ok(None) };
     let mut bytes = Vec::new();
-    tar.content(name, size, buffer, |piece| {
-        bytes.extend_from_slice(piece);
+    tar.content(name, size, buffer, |chunk| {
+        bytes.extend_from_slice(chunk);
         Ok::<_, BadTar>(())
     })?;
     Ok(Some(bytes))

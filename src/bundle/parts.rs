@@ -1,5 +1,6 @@
-//! A bundle split into parts of one size, for disks that are smaller than the bundle or take no larger files. A list
-//! names the parts with their sizes and digests. A repeated run writes each part only from its first difference on.
+//! A bundle split into parts of one size, for disks that are smaller than the bundle or cannot store such large files.
+//! A list names the parts with their sizes and digests. A repeated run compares each part with the bytes it would write,
+//! and writes only from the first difference on.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
@@ -12,15 +13,15 @@ const FORMAT: u32 = 1;
 const MAX_PARTS: usize = 99_999;
 /// The smallest size of a part in bytes; the last part may be smaller.
 pub const MIN_PART_BYTES: u64 = 1 << 20;
-const MAX_LIST: usize = 32 << 20;
+const MAX_LIST_BYTES: usize = 32 << 20;
 
 /// The contents of `larder-bundle.parts.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartList {
     format: u32,
-    /// The creation time of the bundle, in epoch seconds. A repeated run reuses it, so that the bytes are equal as far
-    /// as the store has not changed.
+    /// The creation time of the bundle, in epoch seconds. A repeated run reuses the time, so that an unchanged store
+    /// gives equal bytes.
     pub created: Timestamp,
     /// The size of every part but the last, in bytes.
     pub part_bytes: u64,
@@ -76,23 +77,23 @@ impl PartList {
     /// [`BadParts::Unreadable`].
     pub fn read(bytes: &[u8]) -> Result<Self, BadParts> {
         let bad = |reason: String| Err(BadParts::Unreadable(reason));
-        if bytes.len() > MAX_LIST {
-            return bad(format!("it is larger than {} MiB", MAX_LIST >> 20));
+        if bytes.len() > MAX_LIST_BYTES {
+            return bad(format!("the list is larger than {} MiB", MAX_LIST_BYTES >> 20));
         }
         let list: Self = serde_json::from_slice(bytes).map_err(|e| BadParts::Unreadable(e.to_string()))?;
         if list.format != FORMAT {
-            return bad(format!("it has format {}, but this larder reads {FORMAT}", list.format));
+            return bad(format!("the list has format {}, but this larder reads {FORMAT}", list.format));
         }
         if list.parts.len() > MAX_PARTS || list.part_bytes < MIN_PART_BYTES {
             return bad("there are too many parts, or they are too small".to_owned());
         }
-        let last = list.parts.len();
+        let last_number = list.parts.len();
         for (number, part) in (1..).zip(&list.parts) {
-            // Only this name is accepted, so that none leads out of the folder.
+            // No other name is accepted, so that a list cannot name files outside the folder.
             if part.name != Self::part_name(number) {
                 return bad(format!("part {number} is not named {}", Self::part_name(number)));
             }
-            let is_full = part.bytes == list.part_bytes || (number == last && part.bytes <= list.part_bytes);
+            let is_full = part.bytes == list.part_bytes || (number == last_number && part.bytes <= list.part_bytes);
             if !is_full || part.bytes == 0 {
                 return bad(format!("{} has an invalid size", part.name));
             }
@@ -115,16 +116,16 @@ impl PartList {
         if !self.complete {
             return Err(BadParts::Incomplete);
         }
-        let mut wrong = Vec::new();
+        let mut problems = Vec::new();
         for BundlePart { name, bytes, .. } in &self.parts {
             match size_of(name) {
-                Ok(Some(found)) if found == *bytes => {}
-                Ok(Some(found)) => wrong.push(format!("{name} has {found} bytes instead of {bytes}")),
-                Ok(None) => wrong.push(format!("{name} is missing")),
-                Err(e) => wrong.push(format!("{name} cannot be read: {e}")),
+                Ok(Some(actual)) if actual == *bytes => {}
+                Ok(Some(actual)) => problems.push(format!("{name} has {actual} bytes instead of {bytes}")),
+                Ok(None) => problems.push(format!("{name} is missing")),
+                Err(e) => problems.push(format!("{name} cannot be read: {e}")),
             }
         }
-        if wrong.is_empty() { Ok(()) } else { Err(BadParts::Missing(wrong.join("; "))) }
+        if problems.is_empty() { Ok(()) } else { Err(BadParts::Missing(problems.join("; "))) }
     }
 
     /// The bytes of all parts together.
@@ -137,63 +138,71 @@ impl PartList {
 pub struct PartsReader<O, R> {
     open: O,
     parts: std::vec::IntoIter<BundlePart>,
-    now: Option<(BundlePart, R, Hasher, u64)>,
+    current: Option<OpenPart<R>>,
+}
+
+/// The part that is being read.
+struct OpenPart<R> {
+    part: BundlePart,
+    input: R,
+    hasher: Hasher,
+    remaining_bytes: u64,
 }
 
 impl<R: Read, O: FnMut(&str) -> io::Result<R>> PartsReader<O, R> {
     /// Creates a reader over the parts of a list.
     pub fn new(list: PartList, open: O) -> Self {
-        Self { open, parts: list.parts.into_iter(), now: None }
+        Self { open, parts: list.parts.into_iter(), current: None }
     }
 }
 
 impl<R: Read, O: FnMut(&str) -> io::Result<R>> Read for PartsReader<O, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            let (part, from, hasher, left) = match &mut self.now {
-                Some(now) => now,
+            let OpenPart { part, input, hasher, remaining_bytes } = match &mut self.current {
+                Some(current) => current,
                 None => {
                     let Some(part) = self.parts.next() else { return Ok(0) };
                     let failed =
                         |e: io::Error| io::Error::new(e.kind(), format!("{} cannot be opened: {e}", part.name));
-                    let from = (self.open)(&part.name).map_err(failed)?;
-                    let left = part.bytes;
-                    self.now.insert((part, from, Hasher::new(), left))
+                    let input = (self.open)(&part.name).map_err(failed)?;
+                    let remaining_bytes = part.bytes;
+                    self.current.insert(OpenPart { part, input, hasher: Hasher::new(), remaining_bytes })
                 }
             };
-            let some = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
-            let space = buffer.get_mut(..some).unwrap_or_default();
-            if space.is_empty() && *left > 0 {
+            let length = usize::try_from(*remaining_bytes).unwrap_or(usize::MAX).min(buffer.len());
+            let chunk = buffer.get_mut(..length).unwrap_or_default();
+            if chunk.is_empty() && *remaining_bytes > 0 {
                 return Ok(0);
             }
-            if *left == 0 {
-                let (now, _) = std::mem::take(hasher).finish();
-                if now != part.sha256 {
-                    let reason = format!("{} has changed: its SHA-256 is {now}, and was {}", part.name, part.sha256);
+            if *remaining_bytes == 0 {
+                let (actual, _) = std::mem::take(hasher).finish();
+                if actual != part.sha256 {
+                    let reason = format!("{} has changed: expected SHA-256 {}, got {actual}", part.name, part.sha256);
                     return Err(io::Error::other(reason));
                 }
-                self.now = None;
+                self.current = None;
                 continue;
             }
-            let read = from.read(space)?;
+            let read = input.read(chunk)?;
             if read == 0 {
                 return Err(io::Error::other(format!("{} ends too early", part.name)));
             }
-            hasher.update(space.get(..read).unwrap_or_default());
-            *left -= read as u64;
+            hasher.update(chunk.get(..read).unwrap_or_default());
+            *remaining_bytes -= read as u64;
             return Ok(read);
         }
     }
 }
 
-/// Writes one stream in parts. Bytes that a part already contains are compared; writing starts at the first piece that
-/// differs. `open` opens a part by its name for reading and writing, and creates it if absent. `keep` truncates it to
-/// its size and syncs it.
+/// Writes one stream in parts. Bytes that a part already contains are compared; writing starts at the first chunk that
+/// differs. `open` opens a part by its name for reading and writing, and creates the file if it is absent. `finish`
+/// truncates a complete part to its size and syncs it.
 pub struct PartsWriter<O, K, F> {
     open: O,
-    keep: K,
+    finish: K,
     list: PartList,
-    now: Option<CurrentPart<F>>,
+    current: Option<CurrentPart<F>>,
     reused: u64,
     changed: Vec<String>,
 }
@@ -215,8 +224,8 @@ struct CurrentPart<F> {
     file: F,
     hasher: Hasher,
     bytes: u64,
-    /// True while the file already contained every byte so far.
-    agrees: bool,
+    /// True as long as the file already contained every byte that was written to this part.
+    matches_so_far: bool,
 }
 
 impl<F, O, K> PartsWriter<O, K, F>
@@ -226,15 +235,15 @@ where
     K: FnMut(F, u64) -> io::Result<()>,
 {
     /// Creates a writer with the creation time and part size of `list`.
-    pub fn new(list: PartList, open: O, keep: K) -> Self {
+    pub fn new(list: PartList, open: O, finish: K) -> Self {
         let list = PartList { parts: Vec::new(), complete: false, ..list };
-        Self { open, keep, list, now: None, reused: 0, changed: Vec::new() }
+        Self { open, finish, list, current: None, reused: 0, changed: Vec::new() }
     }
 
     /// Completes the last part and the list.
     ///
     /// # Errors
-    /// Those of `keep`.
+    /// Errors of `finish`.
     pub fn end(mut self) -> io::Result<WrittenParts> {
         self.end_part()?;
         self.list.complete = true;
@@ -242,9 +251,11 @@ where
     }
 
     fn end_part(&mut self) -> io::Result<()> {
-        let Some(CurrentPart { name, file, hasher, bytes, agrees }) = self.now.take() else { return Ok(()) };
-        (self.keep)(file, bytes).map_err(|e| of_part(&name, &e))?;
-        if !agrees {
+        let Some(CurrentPart { name, file, hasher, bytes, matches_so_far }) = self.current.take() else {
+            return Ok(());
+        };
+        (self.finish)(file, bytes).map_err(|e| part_error(&name, &e))?;
+        if !matches_so_far {
             self.changed.push(name.clone());
         }
         let (sha256, _) = hasher.finish();
@@ -252,13 +263,14 @@ where
         Ok(())
     }
 
-    fn part(&mut self) -> io::Result<&mut CurrentPart<F>> {
-        if self.now.as_ref().is_some_and(|now| now.bytes >= self.list.part_bytes) {
+    /// The part that the next byte belongs to. Finishes a full part and opens the next one.
+    fn writable_part(&mut self) -> io::Result<&mut CurrentPart<F>> {
+        if self.current.as_ref().is_some_and(|current| current.bytes >= self.list.part_bytes) {
             self.end_part()?;
         }
-        match &mut self.now {
+        match &mut self.current {
             Some(_) => {}
-            now @ None => {
+            slot @ None => {
                 let number = self.list.parts.len() + 1;
                 if number > MAX_PARTS {
                     return Err(io::Error::other(format!(
@@ -266,11 +278,11 @@ where
                     )));
                 }
                 let name = PartList::part_name(number);
-                let file = (self.open)(&name).map_err(|e| of_part(&name, &e))?;
-                *now = Some(CurrentPart { name, file, hasher: Hasher::new(), bytes: 0, agrees: true });
+                let file = (self.open)(&name).map_err(|e| part_error(&name, &e))?;
+                *slot = Some(CurrentPart { name, file, hasher: Hasher::new(), bytes: 0, matches_so_far: true });
             }
         }
-        self.now.as_mut().ok_or_else(|| io::Error::other("no part is open"))
+        self.current.as_mut().ok_or_else(|| io::Error::other("no part is open"))
     }
 }
 
@@ -285,28 +297,28 @@ where
             return Ok(0);
         }
         let part_bytes = self.list.part_bytes;
-        let part = self.part()?;
+        let part = self.writable_part()?;
         let space = usize::try_from(part_bytes - part.bytes).unwrap_or(usize::MAX);
-        let some = bytes.get(..space.min(bytes.len())).unwrap_or_default();
+        let chunk = bytes.get(..space.min(bytes.len())).unwrap_or_default();
         let mut reused = 0;
-        if part.agrees {
-            let mut filled = Vec::with_capacity(some.len());
-            let read = (&mut part.file).take(some.len() as u64).read_to_end(&mut filled);
-            read.map_err(|e| of_part(&part.name, &e))?;
-            part.agrees = filled == some;
-            if part.agrees {
-                reused = some.len() as u64;
+        if part.matches_so_far {
+            let mut existing = Vec::with_capacity(chunk.len());
+            let read = (&mut part.file).take(chunk.len() as u64).read_to_end(&mut existing);
+            read.map_err(|e| part_error(&part.name, &e))?;
+            part.matches_so_far = existing == chunk;
+            if part.matches_so_far {
+                reused = chunk.len() as u64;
             } else {
                 part.file.seek(SeekFrom::Start(part.bytes))?;
             }
         }
-        if !part.agrees {
-            part.file.write_all(some).map_err(|e| of_part(&part.name, &e))?;
+        if !part.matches_so_far {
+            part.file.write_all(chunk).map_err(|e| part_error(&part.name, &e))?;
         }
-        part.hasher.update(some);
-        part.bytes += some.len() as u64;
+        part.hasher.update(chunk);
+        part.bytes += chunk.len() as u64;
         self.reused += reused;
-        Ok(some.len())
+        Ok(chunk.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -314,7 +326,8 @@ where
     }
 }
 
-fn of_part(name: &str, e: &io::Error) -> io::Error {
+/// Adds the name of a part to an error.
+fn part_error(name: &str, e: &io::Error) -> io::Error {
     io::Error::new(e.kind(), format!("{name}: {e}"))
 }
 

@@ -47,24 +47,24 @@ pub struct EntryOutcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum ApplyOutcome {
-    /// It is stored now and was not before.
+    /// The entry was imported.
     Applied {
         /// A note for the operator.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         note: Option<String>,
     },
-    /// It or something newer was stored already.
+    /// The entry, or a newer one, was stored already.
     Held,
-    /// It was refused.
+    /// The entry was refused.
     Refused {
         /// The reason.
         why: String,
     },
-    /// Reading stopped before it.
+    /// Reading stopped before the entry.
     NotReached,
 }
 
-/// The outcome of a whole bundle. It is written into the store as well.
+/// The outcome of a whole bundle, also written to a file in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
     /// The SHA-256 of the manifest.
@@ -110,13 +110,13 @@ impl Receipt {
     pub fn counts(&self) -> [u64; 4] {
         let mut counts = [0; 4];
         for entry in &self.entries {
-            let count = match entry.outcome {
+            let index = match entry.outcome {
                 ApplyOutcome::Applied { .. } => 0,
                 ApplyOutcome::Held => 1,
                 ApplyOutcome::Refused { .. } => 2,
                 ApplyOutcome::NotReached => 3,
             };
-            counts[count] += 1;
+            counts[index] += 1;
         }
         counts
     }

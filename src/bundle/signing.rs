@@ -11,21 +11,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
-const PUBLIC: &str = "ed25519:";
-const PRIVATE: &str = "ed25519-private:";
+const PUBLIC_KEY_PREFIX: &str = "ed25519:";
+const PRIVATE_KEY_PREFIX: &str = "ed25519-private:";
 const KEY_BYTES: usize = 32;
 
 /// Why a key cannot be parsed or generated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadKey {
-    /// The text is not a private key. It is never printed.
-    #[error("it is not a private key for bundles, which begins with {PRIVATE}; `larder bundle keygen` makes one")]
+    /// The text is not a private key. The text is never printed.
+    #[error(
+        "it is not a private key for bundles, which begins with {PRIVATE_KEY_PREFIX}; `larder bundle keygen` makes one"
+    )]
     Private,
     /// A private key was given in place of a public one.
     #[error("it is a private key (keep it in its own file); use the public key that `larder bundle keygen` printed")]
     PrivateForPublic,
     /// The text is not a public key.
-    #[error("it is not a public key for bundles, which begins with {PUBLIC}; `larder bundle keygen` prints one")]
+    #[error(
+        "it is not a public key for bundles, which begins with {PUBLIC_KEY_PREFIX}; `larder bundle keygen` prints one"
+    )]
     Public,
     /// The system's random generator failed.
     #[error("the system's random generator failed")]
@@ -46,28 +50,28 @@ impl SigningKey {
     pub fn generate() -> Result<Self, BadKey> {
         let mut seed = [0; KEY_BYTES];
         aws_lc_rs::rand::fill(&mut seed).map_err(|_| BadKey::Random)?;
-        Self::of(seed)
+        Self::from_seed(seed)
     }
 
-    /// Parses the text form of [`SigningKey::text`].
+    /// Parses the text that [`SigningKey::text`] returns.
     ///
     /// # Errors
     /// [`BadKey::Private`], which does not contain the text.
     pub fn parse(text: &str) -> Result<Self, BadKey> {
-        let bytes = text.trim().strip_prefix(PRIVATE).and_then(key_bytes).ok_or(BadKey::Private)?;
-        Self::of(bytes)
+        let bytes = text.trim().strip_prefix(PRIVATE_KEY_PREFIX).and_then(key_bytes).ok_or(BadKey::Private)?;
+        Self::from_seed(bytes)
     }
 
-    /// The text form for a key file.
+    /// The text form of the private key, for a key file.
     pub fn text(&self) -> SecretString {
-        SecretString::from(format!("{PRIVATE}{}\n", STANDARD.encode(self.seed.expose_secret())))
+        SecretString::from(format!("{PRIVATE_KEY_PREFIX}{}\n", STANDARD.encode(self.seed.expose_secret())))
     }
 
     /// The public key that others trust.
     pub fn public(&self) -> PublicKey {
         let mut bytes = [0; KEY_BYTES];
-        for (to, from) in bytes.iter_mut().zip(self.pair.public_key().as_ref()) {
-            *to = *from;
+        for (target, byte) in bytes.iter_mut().zip(self.pair.public_key().as_ref()) {
+            *target = *byte;
         }
         PublicKey(bytes)
     }
@@ -77,7 +81,7 @@ impl SigningKey {
         Signature { key: self.public().id(), signature: STANDARD.encode(self.pair.sign(manifest)) }
     }
 
-    fn of(seed: [u8; KEY_BYTES]) -> Result<Self, BadKey> {
+    fn from_seed(seed: [u8; KEY_BYTES]) -> Result<Self, BadKey> {
         let pair = Ed25519KeyPair::from_seed_unchecked(&seed).map_err(|_| BadKey::Private)?;
         Ok(Self { seed: SecretBox::new(Box::new(seed)), pair })
     }
@@ -92,7 +96,7 @@ impl fmt::Debug for SigningKey {
 impl Clone for SigningKey {
     fn clone(&self) -> Self {
         let seed = *self.seed.expose_secret();
-        Self::of(seed).expect("a seed that made a key makes it again")
+        Self::from_seed(seed).expect("a seed that made a key makes it again")
     }
 }
 
@@ -106,10 +110,10 @@ impl PublicKey {
     /// # Errors
     /// [`BadKey`]. A private key is reported as [`BadKey::PrivateForPublic`] and not printed.
     pub fn parse(text: &str) -> Result<Self, BadKey> {
-        if text.starts_with(PRIVATE) {
+        if text.starts_with(PRIVATE_KEY_PREFIX) {
             return Err(BadKey::PrivateForPublic);
         }
-        text.strip_prefix(PUBLIC).and_then(key_bytes).map(Self).ok_or(BadKey::Public)
+        text.strip_prefix(PUBLIC_KEY_PREFIX).and_then(key_bytes).map(Self).ok_or(BadKey::Public)
     }
 
     /// The short identifier that signatures contain.
@@ -120,7 +124,7 @@ impl PublicKey {
 
 impl fmt::Display for PublicKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{PUBLIC}{}", STANDARD.encode(self.0))
+        write!(f, "{PUBLIC_KEY_PREFIX}{}", STANDARD.encode(self.0))
     }
 }
 
@@ -172,7 +176,8 @@ impl Signature {
         written
     }
 
-    fn is_of(&self, key: &PublicKey, manifest: &[u8]) -> bool {
+    /// True if the key made this signature over the manifest.
+    fn is_valid(&self, key: &PublicKey, manifest: &[u8]) -> bool {
         let signature = STANDARD.decode(&self.signature);
         signature.is_ok_and(|signature| UnparsedPublicKey::new(&ED25519, key.0).verify(manifest, &signature).is_ok())
     }
@@ -230,7 +235,7 @@ impl BundleTrust {
     /// Verifies the signature of a manifest.
     ///
     /// # Errors
-    /// The reason to refuse the bundle. A wrong signature in a trusted key's name is refused even with `unsigned`.
+    /// The reason to refuse the bundle. A wrong signature in a trusted key's name is refused even with `allow_unsigned`.
     pub fn verify_manifest(&self, manifest: &[u8], signature: Option<&Signature>) -> Result<SignatureStatus, String> {
         let Some(signature) = signature else {
             return if self.allow_unsigned {
@@ -241,7 +246,7 @@ impl BundleTrust {
         };
         let id = &signature.key;
         match self.keys.iter().find(|key| key.id() == *id) {
-            Some(key) if signature.is_of(key, manifest) => Ok(SignatureStatus::SignedBy(id.clone())),
+            Some(key) if signature.is_valid(key, manifest) => Ok(SignatureStatus::SignedBy(id.clone())),
             Some(_) => Err(format!("key {id} did not sign this manifest: it was altered in transit")),
             None if self.allow_unsigned => Ok(SignatureStatus::UntrustedKey(id.clone())),
             None => Err(format!(
@@ -261,7 +266,7 @@ fn key_bytes(text: &str) -> Option<[u8; KEY_BYTES]> {
 mod tests {
     use super::*;
 
-    fn trusting(keys: &[&SigningKey], unsigned: bool) -> BundleTrust {
+    fn trust_in(keys: &[&SigningKey], unsigned: bool) -> BundleTrust {
         BundleTrust { keys: keys.iter().map(|key| key.public()).collect(), allow_unsigned: unsigned }
     }
 
@@ -271,7 +276,7 @@ mod tests {
         let again = SigningKey::parse(key.text().expose_secret()).unwrap();
         assert_eq!(again.public(), key.public());
         assert_eq!(PublicKey::parse(&key.public().to_string()), Ok(key.public()));
-        let secret = key.text().expose_secret().trim().replace(PRIVATE, "");
+        let secret = key.text().expose_secret().trim().replace(PRIVATE_KEY_PREFIX, "");
         assert!(!format!("{key:?}").contains(&secret));
         assert_eq!(PublicKey::parse(key.text().expose_secret()), Err(BadKey::PrivateForPublic));
         for bad in ["", "ed25519:", "ed25519:AAAA", "AAAA", "ed25519-private:", "ed25519-private:AAAA"] {
@@ -283,33 +288,36 @@ mod tests {
     fn only_trusted_keys_are_accepted_unless_unsigned_is_allowed() {
         let (ours, foreign) = (SigningKey::generate().unwrap(), SigningKey::generate().unwrap());
         let manifest = b"{}";
-        let (signed, strange) = (ours.sign(manifest), foreign.sign(manifest));
-        let (strict, lenient) = (trusting(&[&ours], false), trusting(&[&ours], true));
+        let (signed, signed_by_foreign) = (ours.sign(manifest), foreign.sign(manifest));
+        let (strict, lenient) = (trust_in(&[&ours], false), trust_in(&[&ours], true));
         assert_eq!(strict.verify_manifest(manifest, Some(&signed)), Ok(SignatureStatus::SignedBy(ours.public().id())));
         assert!(strict.verify_manifest(manifest, None).unwrap_err().contains("--unsigned"));
         assert!(
-            strict.verify_manifest(manifest, Some(&strange)).unwrap_err().contains(&foreign.public().id().to_string())
+            strict
+                .verify_manifest(manifest, Some(&signed_by_foreign))
+                .unwrap_err()
+                .contains(&foreign.public().id().to_string())
         );
         assert_eq!(lenient.verify_manifest(manifest, None), Ok(SignatureStatus::Unsigned));
         assert_eq!(
-            lenient.verify_manifest(manifest, Some(&strange)),
+            lenient.verify_manifest(manifest, Some(&signed_by_foreign)),
             Ok(SignatureStatus::UntrustedKey(foreign.public().id()))
         );
         for trust in [strict, lenient] {
             assert!(trust.verify_manifest(b"{ }", Some(&signed)).unwrap_err().contains("altered"));
-            let pretended = Signature { key: ours.public().id(), ..strange.clone() };
-            assert!(trust.verify_manifest(manifest, Some(&pretended)).unwrap_err().contains("altered"));
+            let forged = Signature { key: ours.public().id(), ..signed_by_foreign.clone() };
+            assert!(trust.verify_manifest(manifest, Some(&forged)).unwrap_err().contains("altered"));
         }
     }
 
     #[test]
-    fn a_signature_is_written_in_one_way() {
+    fn a_signature_has_one_spelling() {
         let written = SigningKey::generate().unwrap().sign(b"{}").write();
         assert!(Signature::read(&written).is_some());
         for index in 0..written.len() {
-            let mut other = written.clone();
-            other[index] ^= 1;
-            assert!(Signature::read(&other).is_none_or(|read| read.write() == other));
+            let mut altered = written.clone();
+            altered[index] ^= 1;
+            assert!(Signature::read(&altered).is_none_or(|read| read.write() == altered));
         }
         assert!(Signature::read(&[&written[..], b" "].concat()).is_none());
     }

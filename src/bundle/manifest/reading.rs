@@ -11,14 +11,14 @@ use super::{BundleEntry, EntryFile, FORMAT, FileRole, Manifest};
 /// The size limit of a manifest, in bytes.
 pub const MAX_MANIFEST: u64 = 64 << 20;
 const MAX_ENTRIES: usize = 100_000;
-/// The size limits per kind of document, in bytes. Nothing larger is accepted from an upstream.
-const MAX_DOCUMENT: u64 = 16 << 20;
-const MAX_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
-pub(super) const MAX_SUMS: u64 = 4 << 20;
-const MAX_SIGNATURE: u64 = 64 << 10;
-const MAX_LOCATION: u64 = 64 << 10;
+// The size limits per kind of document, in bytes: the same that apply to documents from an upstream.
+const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
+const MAX_DOWNLOAD_DOCUMENT_BYTES: u64 = 2 << 20;
+pub(super) const MAX_SUMS_BYTES: u64 = 4 << 20;
+const MAX_SIGNATURE_BYTES: u64 = 64 << 10;
+const MAX_LOCATION_BYTES: u64 = 64 << 10;
 /// The longest text other than an address, in bytes.
-const MAX_TEXT: usize = 4096;
+const MAX_TEXT_BYTES: usize = 4096;
 
 /// Why a manifest is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,13 +26,13 @@ pub enum BadManifest {
     /// A newer larder wrote it.
     #[error("it has format {0}, but this larder reads {FORMAT}; apply it with the larder that made it, or a newer one")]
     Newer(u64),
-    /// It is malformed.
+    /// The manifest is malformed.
     #[error("its manifest cannot be read: {0}")]
     Unreadable(String),
-    /// It is not in the canonical form, or its digest is wrong.
+    /// The manifest is not in the canonical form, or its digest is wrong.
     #[error("its manifest was altered after larder wrote it")]
     Altered,
-    /// Its contents are contradictory or exceed a limit.
+    /// The contents of the manifest are contradictory or exceed a limit.
     #[error("its manifest is refused: {0}")]
     Refused(String),
 }
@@ -60,7 +60,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks that [`Manifest::read`] would accept the manifest.
+    /// Checks the rules of [`Manifest::read`] on a manifest in memory.
     ///
     /// # Errors
     /// [`BadManifest::Refused`].
@@ -69,24 +69,24 @@ impl Manifest {
         if self.entries.len() > MAX_ENTRIES {
             return refused(format!("it lists {} items, the limit is {MAX_ENTRIES}", self.entries.len()));
         }
-        if self.larder.len() > MAX_TEXT {
+        if self.larder.len() > MAX_TEXT_BYTES {
             return refused("its larder version is too long".to_owned());
         }
-        let (mut sizes, mut named) = (HashMap::new(), HashSet::new());
-        let mut bytes: u64 = 0;
+        let (mut sizes, mut listed_names) = (HashMap::new(), HashSet::new());
+        let mut total_bytes: u64 = 0;
         for entry in &self.entries {
-            let called = entry.package_ref().to_string();
-            if !named.insert(called.clone()) {
-                return refused(format!("{called} is listed twice"));
+            let name = entry.package_ref().to_string();
+            if !listed_names.insert(name.clone()) {
+                return refused(format!("{name} is listed twice"));
             }
-            entry.check().map_err(|reason| BadManifest::Refused(format!("{called}: {reason}")))?;
+            entry.check().map_err(|reason| BadManifest::Refused(format!("{name}: {reason}")))?;
             for EntryFile { role, file, .. } in entry.files() {
                 if *sizes.entry(file.sha256).or_insert(file.bytes) != file.bytes {
-                    return refused(format!("{called}: its {role} has two sizes"));
+                    return refused(format!("{name}: its {role} has two sizes"));
                 }
-                bytes = match bytes.checked_add(tar::bytes_of(file.bytes)) {
-                    Some(bytes) => bytes,
-                    None => return refused("it is larger than any disk".to_owned()),
+                total_bytes = match total_bytes.checked_add(tar::tar_bytes_of_file(file.bytes)) {
+                    Some(total_bytes) => total_bytes,
+                    None => return refused("its files are larger than any disk".to_owned()),
                 };
             }
         }
@@ -98,17 +98,17 @@ impl BundleEntry {
     fn check(&self) -> Result<(), String> {
         let is_provider = matches!(self, Self::Provider(_));
         for EntryFile { role, file, .. } in self.files() {
-            let largest = match role {
-                FileRole::Document if is_provider => MAX_DOWNLOAD_DOCUMENT,
-                FileRole::Document | FileRole::Dropped => MAX_DOCUMENT,
-                FileRole::Sums => MAX_SUMS,
-                FileRole::Signature => MAX_SIGNATURE,
-                FileRole::Location => MAX_LOCATION,
+            let max_bytes = match role {
+                FileRole::Document if is_provider => MAX_DOWNLOAD_DOCUMENT_BYTES,
+                FileRole::Document | FileRole::Dropped => MAX_DOCUMENT_BYTES,
+                FileRole::Sums => MAX_SUMS_BYTES,
+                FileRole::Signature => MAX_SIGNATURE_BYTES,
+                FileRole::Location => MAX_LOCATION_BYTES,
                 // The importing store has a limit for archives.
                 FileRole::Archive => u64::MAX,
             };
-            if file.bytes > largest {
-                return Err(format!("its {role} has {} bytes, the limit is {largest}", file.bytes));
+            if file.bytes > max_bytes {
+                return Err(format!("its {role} has {} bytes, the limit is {max_bytes}", file.bytes));
             }
         }
         let (texts, fetch_origin) = match self {
@@ -122,12 +122,12 @@ impl BundleEntry {
         };
         let texts = texts.into_iter().flatten().chain([fetch_origin.asked.as_str(), fetch_origin.url.as_str()]);
         for text in texts {
-            if text.len() > MAX_TEXT || text.contains(char::is_control) {
+            if text.len() > MAX_TEXT_BYTES || text.contains(char::is_control) {
                 return Err("a text in it is too long, or has invalid characters".to_owned());
             }
         }
-        let is_plain = |url: &Url| matches!(url.scheme(), "http" | "https") && url.query().is_none();
-        if !is_plain(&fetch_origin.asked) || !is_plain(&fetch_origin.url) {
+        let is_http_without_query = |url: &Url| matches!(url.scheme(), "http" | "https") && url.query().is_none();
+        if !is_http_without_query(&fetch_origin.asked) || !is_http_without_query(&fetch_origin.url) {
             return Err("its source must be an http(s) URL without a query".to_owned());
         }
         Ok(())

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::reading::MAX_SUMS;
+use super::reading::MAX_SUMS_BYTES;
 use super::*;
 
 fn fetch_origin() -> FetchOrigin {
@@ -57,39 +57,45 @@ fn a_manifest_round_trips_and_has_one_line_per_entry() {
 }
 
 #[test]
-fn each_file_is_carried_once_and_an_archive_comes_last() {
+fn each_file_is_listed_once_and_the_archive_of_an_entry_last() {
     let manifest = manifest(vec![provider("linux_amd64", false), provider("linux_arm64", true)]);
     let files: Vec<_> = manifest.files().map(|(entry, file)| (entry, file.role)).collect();
-    let first = [FileRole::Document, FileRole::Sums, FileRole::Signature, FileRole::Archive].map(|role| (0, role));
-    assert_eq!(files, [&first[..], &[(1, FileRole::Document)]].concat());
+    let of_first_entry =
+        [FileRole::Document, FileRole::Sums, FileRole::Signature, FileRole::Archive].map(|role| (0, role));
+    assert_eq!(files, [&of_first_entry[..], &[(1, FileRole::Document)]].concat());
 }
 
 #[test]
-fn an_invalid_entry_is_refused_by_name() {
-    let refused = |entries: Vec<BundleEntry>| Manifest::read(&manifest(entries).write()).unwrap_err().to_string();
-    assert!(refused(vec![module(), module()]).contains("registry.example/Acme/vpc/aws 1.2.0 is listed twice"));
-    let with = |change: &dyn Fn(&mut ProviderEntry)| {
+fn an_invalid_entry_is_refused_and_named() {
+    let refusal = |entries: Vec<BundleEntry>| Manifest::read(&manifest(entries).write()).unwrap_err().to_string();
+    assert!(refusal(vec![module(), module()]).contains("registry.example/Acme/vpc/aws 1.2.0 is listed twice"));
+    let refusal_with = |change: &dyn Fn(&mut ProviderEntry)| {
         let BundleEntry::Provider(mut entry) = provider("linux_amd64", false) else { unreachable!() };
         change(&mut entry);
-        refused(vec![BundleEntry::Provider(entry)])
+        refusal(vec![BundleEntry::Provider(entry)])
     };
-    assert!(with(&|entry| entry.sums.bytes = MAX_SUMS + 1).contains("acme/null 1.0.0 (linux_amd64): its SHA256SUMS"));
-    assert!(with(&|entry| entry.archive.sha256 = entry.sums.sha256).contains("has two sizes"));
-    assert!(with(&|entry| entry.archive.bytes = u64::MAX).contains("larger than any disk"));
-    assert!(with(&|entry| entry.signed_by = Some("A\u{1b}[2J".into())).contains("characters"));
-    assert!(with(&|entry| entry.said.url.set_query(Some("token=x"))).contains("without a query"));
-    assert!(with(&|entry| entry.said.asked = Url::parse("file:///etc").unwrap()).contains("must be an http(s) URL"));
+    assert!(
+        refusal_with(&|entry| entry.sums.bytes = MAX_SUMS_BYTES + 1)
+            .contains("acme/null 1.0.0 (linux_amd64): its SHA256SUMS")
+    );
+    assert!(refusal_with(&|entry| entry.archive.sha256 = entry.sums.sha256).contains("has two sizes"));
+    assert!(refusal_with(&|entry| entry.archive.bytes = u64::MAX).contains("larger than any disk"));
+    assert!(refusal_with(&|entry| entry.signed_by = Some("A\u{1b}[2J".into())).contains("characters"));
+    assert!(refusal_with(&|entry| entry.said.url.set_query(Some("token=x"))).contains("without a query"));
+    assert!(
+        refusal_with(&|entry| entry.said.asked = Url::parse("file:///etc").unwrap()).contains("must be an http(s) URL")
+    );
 }
 
 #[test]
-fn a_newer_format_is_reported_as_newer() {
+fn a_manifest_of_a_newer_format_is_refused_as_newer() {
     let written = String::from_utf8(manifest(vec![]).write()).unwrap();
     let newer = written.replace(r#""format":1"#, r#""format":2,"more":{}"#);
     assert_eq!(Manifest::read(newer.as_bytes()), Err(BadManifest::Newer(2)));
 }
 
 proptest! {
-    /// An altered byte is found even in an unsigned manifest.
+    /// The manifest contains its own digest, so an altered byte is found even without a signature.
     #[test]
     fn any_altered_byte_of_a_manifest_is_refused(index in any::<prop::sample::Index>(), flip in 1u8..) {
         let mut written = manifest(vec![discovery(), provider("linux_amd64", true), module()]).write();
@@ -103,7 +109,7 @@ proptest! {
     }
 
     #[test]
-    fn foreign_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), text in "\\PC{0,200}") {
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), text in "\\PC{0,200}") {
         let _ = Manifest::read(&bytes);
         let _ = Manifest::read(format!(r#"{{"format":1,"larder":"x","created":1,"entries":[{text}],"digest":""}}"#).as_bytes());
     }

@@ -1,4 +1,4 @@
-//! Serialises addresses in JSON as the text that people write.
+//! Serialises provider and module addresses as text: `HOST/NAMESPACE/TYPE` and `HOST/NAMESPACE/NAME/SYSTEM`.
 
 /// A provider as `HOST/NAMESPACE/TYPE`.
 pub(super) mod provider {
@@ -6,13 +6,14 @@ pub(super) mod provider {
 
     use crate::address::{Hostname, Name, ProviderAddress};
 
-    pub(crate) fn serialize<S: Serializer>(address: &ProviderAddress, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(address)
+    pub(crate) fn serialize<S: Serializer>(address: &ProviderAddress, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(address)
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ProviderAddress, D::Error> {
-        let text = String::deserialize(from)?;
-        let [host, namespace, type_] = super::parts(&text).ok_or_else(|| D::Error::custom("it is not a provider"))?;
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ProviderAddress, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let [host, namespace, type_] =
+            super::segments(&text).ok_or_else(|| D::Error::custom("not a provider address"))?;
         Ok(ProviderAddress {
             host: Hostname::parse(host).map_err(D::Error::custom)?,
             namespace: Name::parse(namespace).map_err(D::Error::custom)?,
@@ -27,14 +28,14 @@ pub(super) mod module {
 
     use crate::address::{Hostname, ModuleAddress, ModuleName, System};
 
-    pub(crate) fn serialize<S: Serializer>(address: &ModuleAddress, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(address)
+    pub(crate) fn serialize<S: Serializer>(address: &ModuleAddress, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(address)
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ModuleAddress, D::Error> {
-        let text = String::deserialize(from)?;
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ModuleAddress, D::Error> {
+        let text = String::deserialize(deserializer)?;
         let [host, namespace, name, system] =
-            super::parts(&text).ok_or_else(|| D::Error::custom("it is not a module"))?;
+            super::segments(&text).ok_or_else(|| D::Error::custom("not a module address"))?;
         Ok(ModuleAddress {
             host: Hostname::parse(host).map_err(D::Error::custom)?,
             namespace: ModuleName::parse(namespace).map_err(D::Error::custom)?,
@@ -44,6 +45,7 @@ pub(super) mod module {
     }
 }
 
-fn parts<const N: usize>(text: &str) -> Option<[&str; N]> {
+/// Splits an address into its segments; `None` if their number is not `N`.
+fn segments<const N: usize>(text: &str) -> Option<[&str; N]> {
     text.split('/').collect::<Vec<_>>().try_into().ok()
 }

@@ -88,7 +88,7 @@ impl Admin {
         }
         let (entry, exit) = pipe();
         let (mirror, key) = (Arc::clone(&self.mirror), self.bundles.signing.clone());
-        let length = BundleWriter::<Vec<u8>>::bytes_of(&gathered.manifest, key.as_ref());
+        let length = BundleWriter::<Vec<u8>>::bundle_bytes(&gathered.manifest, key.as_ref());
         drop(self.mirror.spawn_blocking(move || {
             let _place = place;
             let mut writer = entry.writer();

@@ -361,7 +361,7 @@ impl UnreadableRest {
 fn digest_mismatch(file: &EntryFile, content: DigestCheck) -> Option<String> {
     match content {
         DigestCheck::Matches => None,
-        DigestCheck::Differs { now } => {
+        DigestCheck::Differs { actual: now } => {
             Some(format!("its {} was altered: its SHA-256 is {now}, and should be {}", file.role, file.file.sha256))
         }
     }
