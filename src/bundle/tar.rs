@@ -4,6 +4,8 @@
 use std::io::{self, Read, Write};
 
 const BLOCK: usize = 512;
+/// The length of the name field in a header.
+const NAME_BYTES: usize = 100;
 /// The first size that does not fit into eleven octal digits. Such sizes are written in base 256, as GNU tar does.
 const FIRST_BASE_256_SIZE: u64 = 8 << 30;
 
@@ -94,6 +96,10 @@ impl<W: Write> TarWriter<W> {
         size: u64,
         write_contents: impl FnOnce(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()>,
     ) -> io::Result<()> {
+        // A longer name would be cut off, or run into the next field.
+        if name.len() >= NAME_BYTES {
+            return Err(io::Error::other(format!("the file name {name} is too long for a tar header")));
+        }
         self.out.write_all(&header(name, size))?;
         let mut remaining_bytes = size;
         let out = &mut self.out;
@@ -295,6 +301,13 @@ mod tests {
             assert_eq!(read_back.entry_size().unwrap(), size);
             assert!(read_back.as_ustar().is_some());
         }
+    }
+
+    #[test]
+    fn a_name_that_does_not_fit_the_header_is_an_error() {
+        let write = |name: &str| TarWriter::new(Vec::new()).file(name, 0, |_| Ok(()));
+        assert!(write(&"a".repeat(99)).is_ok());
+        assert!(write(&"a".repeat(100)).is_err());
     }
 
     proptest! {

@@ -53,7 +53,11 @@ impl<W: Write> BundleWriter<W> {
         let (mut hasher, buffer) = (Hasher::new(), &mut self.buffer);
         self.tar.file(&file.name(), file.file.bytes, |write| {
             loop {
-                let read = contents.read(buffer)?;
+                let read = match contents.read(buffer) {
+                    Ok(read) => read,
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(e) => return Err(e),
+                };
                 let Some(chunk) = buffer.get(..read).filter(|chunk| !chunk.is_empty()) else { return Ok(()) };
                 hasher.update(chunk);
                 write(chunk)?;
@@ -82,5 +86,37 @@ impl<W: Write> BundleWriter<W> {
     /// Errors of the writer.
     pub fn end(self) -> io::Result<W> {
         self.tar.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{BundledFile, FileRole};
+    use super::*;
+    use crate::clock::Timestamp;
+
+    /// Reads one byte after the other; a signal interrupts every second read.
+    struct Interrupted<'a> {
+        contents: &'a [u8],
+        is_interrupted: bool,
+    }
+
+    impl Read for Interrupted<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.is_interrupted = !self.is_interrupted;
+            if self.is_interrupted {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            (&mut self.contents).take(1).read(buffer)
+        }
+    }
+
+    #[test]
+    fn an_interrupted_read_is_repeated() {
+        let manifest = Manifest::new(Timestamp(1), None, Vec::new());
+        let file = BundledFile { sha256: Digest::of(b"contents"), bytes: 8 };
+        let file = EntryFile { role: FileRole::Document, file, left_out: false };
+        let mut writer = BundleWriter::begin(Vec::new(), &manifest, None).unwrap();
+        writer.file(&file, Interrupted { contents: b"contents", is_interrupted: false }).unwrap();
     }
 }
