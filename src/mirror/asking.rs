@@ -147,7 +147,7 @@ impl ArchiveRequest {
         let expected = self.set.document.shasum;
         self.mirror
             .counters
-            .count_unproven(&self.package.provider.host, VerificationError::Bytes { actual, expected }.word());
+            .count_unproven(&self.package.provider.host, VerificationError::Bytes { actual, expected }.metric_label());
         if let Err(error) = self.mirror.expire_set(&self.package, expected).await {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
         }

@@ -147,7 +147,7 @@ impl Counters {
 
     /// Makes the counters of an upstream visible at zero, before any failure.
     pub(super) fn register_host(&self, host: &Hostname) {
-        for kind in verify::VerificationError::WORDS.into_iter().chain([
+        for kind in verify::VerificationError::METRIC_LABELS.into_iter().chain([
             REPUBLISHED,
             SIGNATURE_LOST,
             REFUSED_TREE,

@@ -119,7 +119,7 @@ impl Mirror {
         });
         match judged_set.await {
             Some(judged_set) => {
-                judged_set.map(|(proof, _)| proof).map_err(|verdict| (verdict.word(), verdict.to_string()))
+                judged_set.map(|(proof, _)| proof).map_err(|verdict| (verdict.metric_label(), verdict.to_string()))
             }
             None => Err(("signature", "judging it ended unexpectedly".to_owned())),
         }

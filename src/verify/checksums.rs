@@ -1,23 +1,23 @@
-//! Parses SHA256SUMS as the clients do, and the platform in a conventional archive name. Its signature is checked in
-//! `signature`.
+//! Parses SHA256SUMS as the clients do, and finds the platform in a conventional archive name. `signature` checks the
+//! signature of SHA256SUMS.
 
 use indexmap::IndexMap;
 
 use crate::digest::Digest;
 
-/// The largest SHA256SUMS that is read.
+/// The size limit of SHA256SUMS, in bytes.
 pub const MAX_BYTES: usize = 4 << 20;
 
 /// The most lines that a SHA256SUMS may have.
 pub const MAX_LINES: usize = 10_000;
 
-/// The digests that a SHA256SUMS lists, by file name, in the order of the list.
+/// The digests in SHA256SUMS by file name, in the order of the lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Checksums {
     by_name: IndexMap<String, Digest>,
 }
 
-/// A SHA256SUMS that cannot be used at all.
+/// Why SHA256SUMS cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadChecksums {
     /// Larger than [`MAX_BYTES`].
@@ -30,38 +30,38 @@ pub enum BadChecksums {
     #[error("SHA256SUMS has more than {MAX_LINES} lines")]
     TooManyLines,
     /// Not text.
-    #[error("SHA256SUMS is not UTF-8 text (from byte {line})")]
+    #[error("SHA256SUMS is not UTF-8 text (from byte {valid_up_to})")]
     NotText {
-        /// The offset of the first byte that is not text.
-        line: usize,
+        /// The offset of the first byte that is not UTF-8.
+        valid_up_to: usize,
     },
-    /// One name stands there with two digests.
+    /// One name is listed with two digests.
     #[error("SHA256SUMS lists {name:?} twice, as {first} and as {second}")]
     Contradiction {
         /// The file name.
         name: String,
-        /// The digest of its first line.
+        /// The digest in the first line with this name.
         first: Digest,
-        /// The digest that differs.
+        /// The other digest in a later line.
         second: Digest,
     },
 }
 
 impl Checksums {
-    /// Reads the list. Lines that are no pair of digest and name are skipped: clients look only for the line they need.
+    /// Parses SHA256SUMS. Lines without a digest and a name are skipped, because clients look only for the line they need.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadChecksums> {
         if bytes.len() > MAX_BYTES {
             return Err(BadChecksums::TooLarge { actual: bytes.len() });
         }
-        let text = std::str::from_utf8(bytes).map_err(|e| BadChecksums::NotText { line: e.valid_up_to() })?;
+        let text = std::str::from_utf8(bytes).map_err(|e| BadChecksums::NotText { valid_up_to: e.valid_up_to() })?;
         let mut by_name = IndexMap::new();
-        for (number, line) in text.trim_end_matches(['\r', '\n']).split('\n').enumerate() {
-            if number >= MAX_LINES {
+        for (index, line) in text.trim_end_matches(['\r', '\n']).split('\n').enumerate() {
+            if index >= MAX_LINES {
                 return Err(BadChecksums::TooManyLines);
             }
-            // Terraform compares the second word of a line, so the `*` of binary mode is a part of the name.
-            let mut words = line.split_whitespace();
-            let (Some(hex), Some(name)) = (words.next(), words.next()) else { continue };
+            // Terraform compares the second field of a line, so the `*` of binary mode is a part of the name.
+            let mut fields = line.split_whitespace();
+            let (Some(hex), Some(name)) = (fields.next(), fields.next()) else { continue };
             let Ok(digest) = Digest::parse(hex) else { continue };
             let first = *by_name.entry(name.to_owned()).or_insert(digest);
             if first != digest {
@@ -76,25 +76,26 @@ impl Checksums {
         self.by_name.get(name).copied()
     }
 
-    /// All names with their digests, in the order of the list.
+    /// All names with their digests, in the order of the lines.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Digest)> {
         self.by_name.iter().map(|(name, digest)| (name.as_str(), *digest))
     }
 }
 
-/// The operating system and architecture in `terraform-provider-TYPE_VERSION_OS_ARCH.zip`, where VERSION is one of
-/// `versions`, the spellings that one version has.
-pub fn platform_of<'a>(name: &'a str, type_: &str, versions: &[&str]) -> Option<(&'a str, &'a str)> {
-    let rest = name.strip_prefix("terraform-provider-")?.strip_prefix(type_)?.strip_prefix('_')?;
-    let rest = rest.strip_suffix(".zip")?;
-    versions.iter().find_map(|version| {
-        let (os, arch) = rest.strip_prefix(version)?.strip_prefix('_')?.split_once('_')?;
-        (is_platform_word(os) && is_platform_word(arch)).then_some((os, arch))
+/// Returns the operating system and the architecture in the name `terraform-provider-TYPE_VERSION_OS_ARCH.zip`.
+/// `version_spellings` are all ways to write the one version that the name may contain, such as `1.2.0` and `1.2`.
+pub fn platform_of<'a>(name: &'a str, type_: &str, version_spellings: &[&str]) -> Option<(&'a str, &'a str)> {
+    let version_and_platform = name.strip_prefix("terraform-provider-")?.strip_prefix(type_)?.strip_prefix('_')?;
+    let version_and_platform = version_and_platform.strip_suffix(".zip")?;
+    version_spellings.iter().find_map(|version| {
+        let (os, arch) = version_and_platform.strip_prefix(version)?.strip_prefix('_')?.split_once('_')?;
+        (is_os_or_arch(os) && is_os_or_arch(arch)).then_some((os, arch))
     })
 }
 
-fn is_platform_word(word: &str) -> bool {
-    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+/// True for a text that can be an operating system or an architecture.
+fn is_os_or_arch(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
 }
 
 #[cfg(test)]
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_the_clients_read_them() {
+    fn lines_are_parsed_as_the_clients_do() {
         let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
         let upper = b.to_string().to_uppercase();
         let text =
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_stand_twice_only_with_the_same_digest() {
+    fn a_name_listed_twice_is_refused_if_the_digests_differ() {
         let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
         assert!(Checksums::parse(format!("{a}  x\n{a}  x\n").as_bytes()).is_ok());
         let refused = Checksums::parse(format!("{a}  x\n{b}  x\n").as_bytes()).unwrap_err();
@@ -124,17 +125,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_no_text_is_refused() {
+    fn sums_that_are_too_long_or_not_utf8_are_refused() {
         let lines = |count: usize| "x\n".repeat(count).into_bytes();
         assert!(Checksums::parse(&lines(MAX_LINES)).is_ok());
         assert_eq!(Checksums::parse(&lines(MAX_LINES + 1)), Err(BadChecksums::TooManyLines));
-        assert_eq!(Checksums::parse(b"ok\n\xff"), Err(BadChecksums::NotText { line: 3 }));
+        assert_eq!(Checksums::parse(b"ok\n\xff"), Err(BadChecksums::NotText { valid_up_to: 3 }));
         assert!(matches!(Checksums::parse(&vec![b' '; MAX_BYTES + 1]), Err(BadChecksums::TooLarge { .. })));
         assert_eq!(Checksums::parse(b""), Ok(Checksums::default()));
     }
 
     #[test]
-    fn a_conventional_name_tells_its_platform() {
+    fn the_platform_is_found_in_conventional_names_only() {
         let platform = |name| platform_of(name, "aws", &["5.0.0", "v5.0.0"]);
         assert_eq!(platform("terraform-provider-aws_5.0.0_linux_amd64.zip"), Some(("linux", "amd64")));
         assert_eq!(platform("terraform-provider-aws_v5.0.0_windows_386.zip"), Some(("windows", "386")));
@@ -153,24 +154,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused_but_never_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let _ = Checksums::parse(&bytes);
         }
 
         #[test]
-        fn what_is_read_of_a_list_is_what_a_list_of_only_that_says(
+        fn reparsing_the_normalized_list_gives_the_same_result(
             lines in prop::collection::vec(("[0-9a-f]", "[*!-~é]{1,12}", "  |\t| ", "\r?\n|\n\n| more\n"), 0..12),
         ) {
             let line = |(digit, name, gap, end): (String, String, String, String)| format!("{}{gap}{name}{end}", digit.repeat(64));
             let text: String = lines.into_iter().map(line).collect();
             if let Ok(sums) = Checksums::parse(text.as_bytes()) {
-                let plain: String = sums.iter().map(|(name, digest)| format!("{digest}  {name}\n")).collect();
-                prop_assert_eq!(Checksums::parse(plain.as_bytes()), Ok(sums));
+                let normalized: String = sums.iter().map(|(name, digest)| format!("{digest}  {name}\n")).collect();
+                prop_assert_eq!(Checksums::parse(normalized.as_bytes()), Ok(sums));
             }
         }
 
         #[test]
-        fn any_name_has_a_platform_or_none_but_never_a_panic(name in ".{0,60}", version in ".{0,6}") {
+        fn arbitrary_names_never_panic(name in ".{0,60}", version in ".{0,6}") {
             let _ = platform_of(&name, "aws", &[&version]);
         }
     }

@@ -1,5 +1,5 @@
-//! Proof: what makes bytes from an upstream trustworthy, and the marker that lets them into the store. Fetching, keeping
-//! and answering are left to others; nothing here touches the network or the disk.
+//! Verification of bytes from an upstream: checksums, signatures and package hashes, and the type [`Verified`] that the
+//! store requires. This module uses neither the network nor the disk.
 
 use std::fmt;
 
@@ -18,13 +18,13 @@ pub use checksums::{BadChecksums, Checksums, platform_of};
 pub use package::{BadPackage, PackageHashes, PackageLimits, package_hashes};
 pub use signature::{SignatureError, Signer, verify_detached};
 
-/// Verification level of an upstream (`verification` in the configuration).
+/// The verification that an upstream's packages must pass (`verification` in the configuration).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VerificationPolicy {
-    /// A listed key signs SHA256SUMS.
+    /// A key that the registry lists must have signed SHA256SUMS.
     Signature,
-    /// As `signature` where the registry lists keys; checksums suffice where it lists none.
+    /// As `Signature` if the registry lists keys. If the registry lists no key, checksums suffice.
     SignatureIfKeys,
     /// Checksums must agree; signatures and keys are ignored.
     Checksum,
@@ -32,13 +32,13 @@ pub enum VerificationPolicy {
 
 impl VerificationPolicy {
     /// Returns true if an earlier proof meets the policy, which may be stricter now.
-    pub fn is_met_by(self, how: &ProofBasis) -> bool {
+    pub fn is_met_by(self, basis: &ProofBasis) -> bool {
         match self {
-            // Its operator vouched for it, whatever is asked of upstreams.
-            _ if *how == ProofBasis::Imported => true,
-            Self::Checksum => !matches!(how, ProofBasis::Tree(_)),
-            Self::SignatureIfKeys => matches!(how, ProofBasis::Signature { .. } | ProofBasis::NoKeys),
-            Self::Signature => matches!(how, ProofBasis::Signature { .. }),
+            // The operator vouched for an import, whatever the policy requires of upstreams.
+            _ if *basis == ProofBasis::Imported => true,
+            Self::Checksum => !matches!(basis, ProofBasis::Tree(_)),
+            Self::SignatureIfKeys => matches!(basis, ProofBasis::Signature { .. } | ProofBasis::NoKeys),
+            Self::Signature => matches!(basis, ProofBasis::Signature { .. }),
         }
     }
 }
@@ -53,32 +53,32 @@ impl fmt::Display for VerificationPolicy {
     }
 }
 
-/// Proof of a proof set, stored with it.
+/// The result of verifying a package, stored with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof {
-    /// By what.
+    /// The basis of the proof.
     pub how: ProofBasis,
-    /// Accepted findings that an operator should know, such as an expired key.
+    /// Findings that did not prevent the proof but that an operator should know, such as an expired key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// Basis of a proof.
+/// The basis of a proof.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProofBasis {
     /// A listed key signed SHA256SUMS.
     Signature {
-        /// The fingerprint of the key, as upper-case hex; of its primary key where a subkey signed.
+        /// The fingerprint of the primary key, as upper-case hex, even if a subkey signed.
         fingerprint: String,
     },
-    /// The registry lists no key, and the policy lets checksums suffice then.
+    /// The checksums matched. The registry lists no key, and the policy allows that.
     NoKeys,
-    /// The policy asks for checksums only.
+    /// The checksums matched. The policy requires nothing else.
     Checksum,
-    /// Imported without a signature; the operator vouches for it.
+    /// The package was imported without a signature; the operator vouches for it.
     Imported,
-    /// It is packed by larder, of a tree that is the one which was seen first.
+    /// Larder packed the archive from a tree that matches the version's first-seen record.
     Tree(PackedTree),
 }
 
@@ -87,20 +87,20 @@ pub enum ProofBasis {
 pub struct PackedTree {
     /// Digest of the tree, independent of the packer.
     pub tree: Digest,
-    /// Which commit it is, where it is one.
+    /// The git commit; `None` if the source was not git.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// The version of the packer.
     pub packer: u32,
-    /// The SHA-256 of the location that led there.
+    /// The SHA-256 of the location from which the tree was fetched.
     pub source: Digest,
-    /// Where in it the module is, `/` between names; none where it is the root.
+    /// The module's folder in the tree, `/` between names; `None` for the root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subdir: Option<String>,
 }
 
 impl ProofBasis {
-    /// The fingerprint of the key that vouches, if one does.
+    /// The fingerprint of the key that signed; `None` for any other basis.
     pub fn fingerprint(&self) -> Option<&str> {
         match self {
             Self::Signature { fingerprint } => Some(fingerprint),
@@ -108,7 +108,7 @@ impl ProofBasis {
         }
     }
 
-    /// The packed tree, if larder packed it.
+    /// The packed tree; `None` if larder did not pack the archive.
     pub fn tree(&self) -> Option<&PackedTree> {
         match self {
             Self::Tree(packed) => Some(packed),
@@ -120,30 +120,30 @@ impl ProofBasis {
 /// Reasons for a failed verification.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VerificationError {
-    /// The list of checksums is unusable.
+    /// SHA256SUMS cannot be used.
     #[error(transparent)]
     Checksums(#[from] BadChecksums),
-    /// The archive has no line in the list.
+    /// SHA256SUMS has no line for the archive.
     #[error("SHA256SUMS has no SHA-256 for {filename:?}")]
     NotListed {
         /// The archive's file name.
         filename: String,
     },
-    /// The list and the document name different digests.
+    /// SHA256SUMS and the download document state different digests.
     #[error("SHA256SUMS lists {filename:?} as {listed}, the download document as {stated}")]
     Contradiction {
         /// The archive's file name.
         filename: String,
         /// The digest in SHA256SUMS.
         listed: Digest,
-        /// The `shasum` of the document.
+        /// The `shasum` of the download document.
         stated: Digest,
     },
     /// The signature is invalid.
     #[error(transparent)]
     Signature(#[from] SignatureError),
-    /// The bytes are others than were expected.
-    #[error("the bytes have SHA-256 {actual}, expected was {expected}")]
+    /// The bytes have another digest than expected.
+    #[error("expected SHA-256 {expected}, got {actual}")]
     Bytes {
         /// The actual digest.
         actual: Digest,
@@ -153,11 +153,12 @@ pub enum VerificationError {
 }
 
 impl VerificationError {
-    /// Every word that there is for one.
-    pub const WORDS: [&str; 6] = ["checksums", "not-listed", "contradiction", "no-keys", "signature", "archive"];
+    /// All values of [`VerificationError::metric_label`].
+    pub const METRIC_LABELS: [&str; 6] =
+        ["checksums", "not-listed", "contradiction", "no-keys", "signature", "archive"];
 
-    /// One word for it, for metrics.
-    pub fn word(&self) -> &'static str {
+    /// The label of this error in metrics.
+    pub fn metric_label(&self) -> &'static str {
         match self {
             Self::Checksums(_) => "checksums",
             Self::NotListed { .. } => "not-listed",
@@ -169,8 +170,8 @@ impl VerificationError {
     }
 }
 
-/// DESIGN, promise 1: verifies a proof set. SHA256SUMS must list `filename` with exactly `shasum`, and one of `keys`,
-/// the armoured keys that the registry lists, must have signed it if the policy requires that.
+/// Verifies a proof set (DESIGN, promise 1). SHA256SUMS must list `filename` with the digest `shasum`. If the policy
+/// requires a signature, one of `keys` (the armoured keys that the registry lists) must have signed SHA256SUMS.
 pub fn verify_proof_set(
     policy: VerificationPolicy,
     sums: &[u8],
@@ -198,7 +199,7 @@ pub fn verify_proof_set(
     Ok((proof, checksums))
 }
 
-/// A value whose bytes are what they were expected to be. It is made only here, and the store publishes nothing else.
+/// A value whose bytes have the expected digest. Only this module can create one, and the store publishes nothing else.
 #[derive(Debug)]
 pub struct Verified<T> {
     value: T,
@@ -206,7 +207,7 @@ pub struct Verified<T> {
 }
 
 impl<T> Verified<T> {
-    /// Vouches for a value whose bytes hashed to `actual`, if that is what they should hash to.
+    /// Marks a value as verified if the digest of its bytes, `actual`, is the expected one.
     pub fn by_digest(value: T, actual: Digest, expected: Digest) -> Result<Self, VerificationError> {
         if actual != expected {
             return Err(VerificationError::Bytes { actual, expected });
@@ -224,7 +225,7 @@ impl<T> Verified<T> {
         &self.value
     }
 
-    /// The value itself; the proof ends here.
+    /// The value without the mark.
     pub fn into_inner(self) -> T {
         self.value
     }
@@ -236,7 +237,7 @@ mod tests {
 
     const NAME: &str = "terraform-provider-x_1.0.0_linux_amd64.zip";
 
-    fn verified(
+    fn verify(
         policy: VerificationPolicy,
         sums: &str,
         keys: &[String],
@@ -252,9 +253,9 @@ mod tests {
     fn the_archive_must_be_listed_with_exactly_its_digest_under_every_policy() {
         for policy in [VerificationPolicy::Signature, VerificationPolicy::SignatureIfKeys, VerificationPolicy::Checksum]
         {
-            let absent = verified(policy, &format!("{}  other.zip\n", Digest::of(b"zip")), &[]);
+            let absent = verify(policy, &format!("{}  other.zip\n", Digest::of(b"zip")), &[]);
             assert!(matches!(absent, Err(VerificationError::NotListed { .. })), "{policy}");
-            let differs = verified(policy, &format!("{}  {NAME}\n", Digest::of(b"zap")), &[]);
+            let differs = verify(policy, &format!("{}  {NAME}\n", Digest::of(b"zap")), &[]);
             assert!(matches!(differs, Err(VerificationError::Contradiction { .. })), "{policy}");
             let unreadable = verify_proof_set(policy, b"\xff", b"", &[], NAME, &Digest::of(b"zip"));
             assert!(matches!(unreadable, Err(VerificationError::Checksums(_))), "{policy}");
@@ -262,26 +263,26 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_the_policy_decides() {
-        let how = |policy| verified(policy, &good_sums(), &[]).map(|(proof, _)| proof.how);
+    fn without_listed_keys_the_policy_decides() {
+        let how = |policy| verify(policy, &good_sums(), &[]).map(|(proof, _)| proof.how);
         assert_eq!(how(VerificationPolicy::Signature), Err(VerificationError::Signature(SignatureError::NoKeys)));
         assert_eq!(how(VerificationPolicy::SignatureIfKeys), Ok(ProofBasis::NoKeys));
         assert_eq!(how(VerificationPolicy::Checksum), Ok(ProofBasis::Checksum));
     }
 
     #[test]
-    fn listed_keys_make_a_signature_mandatory_unless_only_checksums_count() {
+    fn listed_keys_require_a_signature_unless_the_policy_is_checksum() {
         let keys = ["a broken key is a key".to_owned()];
         for policy in [VerificationPolicy::Signature, VerificationPolicy::SignatureIfKeys] {
-            assert!(matches!(verified(policy, &good_sums(), &keys), Err(VerificationError::Signature(_))), "{policy}");
+            assert!(matches!(verify(policy, &good_sums(), &keys), Err(VerificationError::Signature(_))), "{policy}");
         }
-        let (proof, checksums) = verified(VerificationPolicy::Checksum, &good_sums(), &keys).unwrap();
+        let (proof, checksums) = verify(VerificationPolicy::Checksum, &good_sums(), &keys).unwrap();
         assert_eq!(proof.how, ProofBasis::Checksum);
         assert_eq!(checksums.get("other.zip"), Some(Digest::of(b"other")));
     }
 
     #[test]
-    fn a_good_signature_by_a_listed_key_is_the_proof() {
+    fn a_signature_by_a_listed_key_is_accepted_as_proof() {
         let key = test_keys::TestKey::new();
         let (sums, keys) = (good_sums(), [key.public(&test_keys::Shape::default())]);
         let signature = key.sign(sums.as_bytes());
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_proven_meets_the_policy_that_it_was_proven_under_and_those_that_ask_for_less() {
+    fn a_proof_meets_its_own_policy_and_weaker_ones() {
         let signed = ProofBasis::Signature { fingerprint: "AB".into() };
         for (policy, met) in [
             (VerificationPolicy::Signature, [true, false, false]),
@@ -302,11 +303,11 @@ mod tests {
             (VerificationPolicy::Checksum, [true, true, true]),
         ] {
             assert_eq!(
-                [&signed, &ProofBasis::NoKeys, &ProofBasis::Checksum].map(|how| policy.is_met_by(how)),
+                [&signed, &ProofBasis::NoKeys, &ProofBasis::Checksum].map(|basis| policy.is_met_by(basis)),
                 met,
                 "{policy}"
             );
-            assert!(policy.is_met_by(&ProofBasis::Imported), "{policy}: what the operator vouched for");
+            assert!(policy.is_met_by(&ProofBasis::Imported), "{policy}: imported");
         }
     }
 
@@ -316,7 +317,7 @@ mod tests {
         let verified = Verified::by_digest("staged", a, a).unwrap();
         assert_eq!((verified.digest(), verified.into_inner()), (a, "staged"));
         let refused = Verified::by_digest("staged", a, b).unwrap_err();
-        assert_eq!(refused.to_string(), format!("the bytes have SHA-256 {a}, expected was {b}"));
+        assert_eq!(refused.to_string(), format!("expected SHA-256 {b}, got {a}"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Computes the two `h1:` hashes of a provider zip as a stream, within limits. The protocols decide which one a client
-//! gets.
+//! Computes the two `h1:` hashes of a provider zip as a stream, within limits. Which of them a client gets depends on the
+//! protocol that the client uses.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,17 +13,17 @@ use zip::ExtraField;
 use zip::read::{ZipArchive, ZipFile};
 use zip::result::ZipError;
 
-/// Maximum size of the zip directory that is read, however many entries it claims.
+/// The most bytes read of the zip's central directory, however many entries the zip claims.
 const MAX_DIRECTORY_BYTES: u64 = 8 << 20;
 
 /// Limits of a provider zip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackageLimits {
-    /// Files and directories.
+    /// The most files and directories.
     pub entries: usize,
-    /// Bytes of all files together, counted while they are unpacked.
+    /// The most bytes of all files together, counted while they are unpacked.
     pub unpacked_bytes: u64,
-    /// Bytes of one name.
+    /// The most bytes of one name.
     pub name_bytes: usize,
 }
 
@@ -36,13 +36,13 @@ impl Default for PackageLimits {
 /// The hashes of a package as lock files and mirrors spell them. They differ only for zips with directory entries.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackageHashes {
-    /// Over every entry of the zip: a client compares it when it checks a zip.
+    /// The hash over every entry of the zip. A client compares this hash when it checks a zip.
     pub zip: String,
-    /// Over the unpacked files: a client writes it into its lock file.
+    /// The hash over the unpacked files. A client writes this hash into its lock file.
     pub directory: String,
 }
 
-/// Why a zip has no package hash. Names are shortened.
+/// Why a zip has no package hash. Names in it are shortened.
 #[derive(Debug, thiserror::Error)]
 pub enum BadPackage {
     /// The archive as a whole cannot be read.
@@ -51,7 +51,7 @@ pub enum BadPackage {
     /// One entry is encrypted, damaged or of an unsupported kind.
     #[error("entry {name:?} of the package cannot be unpacked")]
     Entry {
-        /// Which.
+        /// The name of the entry.
         name: String,
         /// The zip error.
         #[source]
@@ -74,16 +74,16 @@ pub enum BadPackage {
     /// Several entries share the same compressed bytes.
     #[error("the entries of the package overlap")]
     Overlap,
-    /// Two entries have one name, so that it depends on the client which of them counts.
+    /// Two entries have one name. Which of them is used depends on the client.
     #[error("the package has two entries of one name{}", .name.as_ref().map(|n| format!(" ({n:?})")).unwrap_or_default())]
     DuplicateName {
         /// The entry, where known.
         name: Option<String>,
     },
-    /// A name that has no package hash or would be unpacked elsewhere.
+    /// An entry has a name that cannot be hashed, or that leads out of the package.
     #[error("entry {name:?} of the package has a name that {reason}")]
     BadName {
-        /// Which.
+        /// The name of the entry.
         name: String,
         /// The problem.
         reason: &'static str,
@@ -91,19 +91,19 @@ pub enum BadPackage {
     /// An entry's size differs from its header.
     #[error("entry {name:?} of the package unpacks to {actual} bytes and claims {claimed}")]
     WrongSize {
-        /// Which.
+        /// The name of the entry.
         name: String,
-        /// Its real size.
+        /// The size of the unpacked entry in bytes.
         actual: u64,
-        /// The size in the zip directory.
+        /// The size in the zip's central directory in bytes.
         claimed: u64,
     },
 }
 
-/// Computes both hashes of a provider zip. Entries are streamed; no declared size is believed.
+/// Computes both hashes of a provider zip. Entries are streamed. Declared sizes are not trusted.
 pub fn package_hashes<R: Read + Seek>(mut reader: R, limits: PackageLimits) -> Result<PackageHashes, BadPackage> {
     let unreadable = |error: io::Error| BadPackage::Unreadable(error.into());
-    let packed_limit = reader.seek(SeekFrom::End(0)).map_err(unreadable)?;
+    let archive_bytes = reader.seek(SeekFrom::End(0)).map_err(unreadable)?;
     let budget = Cell::new(MAX_DIRECTORY_BYTES);
     let mut archive = ZipArchive::new(Metered { inner: reader, budget: &budget }).map_err(BadPackage::Unreadable)?;
     if archive.len() > limits.entries {
@@ -115,31 +115,31 @@ pub fn package_hashes<R: Read + Seek>(mut reader: R, limits: PackageLimits) -> R
     budget.set(u64::MAX);
 
     let directory = archive.metadata();
-    // The claimed sizes are enough to refuse it before anything is unpacked.
+    // A zip that claims too much is refused before anything is unpacked.
     let (mut packed_bytes, mut claimed_bytes) = (0_u64, 0_u64);
     for entry in (0..archive.len()).filter_map(|index| directory.entry(index).ok()) {
         packed_bytes = packed_bytes.saturating_add(entry.compressed_size());
         claimed_bytes = claimed_bytes.saturating_add(entry.size());
     }
-    // Honest entries share no bytes. This bounds the work, also for streams that unpack to nothing.
-    if packed_bytes > packed_limit {
+    // The entries of a regular zip share no bytes. This limits the work even for entries that unpack to nothing.
+    if packed_bytes > archive_bytes {
         return Err(BadPackage::Overlap);
     }
     if claimed_bytes > limits.unpacked_bytes {
         return Err(BadPackage::TooLarge { limit: limits.unpacked_bytes });
     }
-    let mut listing = PackageEntries { limits, ..PackageEntries::default() };
+    let mut package = PackageEntries { limits, ..PackageEntries::default() };
     for index in 0..archive.len() {
         let name = || directory.entry(index).map(|entry| printable(entry.name_raw())).unwrap_or_default();
         let entry = archive.by_index(index).map_err(|source| BadPackage::Entry { name: name(), source })?;
-        listing.add(entry)?;
+        package.add(entry)?;
     }
-    Ok(PackageHashes { zip: h1(&listing.entries), directory: h1(&listing.files) })
+    Ok(PackageHashes { zip: h1(&package.entries), directory: h1(&package.files) })
 }
 
 type ContentDigest = [u8; 32];
 
-/// Entries of a package read so far: content by name, sorted bytewise as the hash needs it.
+/// The entries read so far: digest of the contents by name, sorted by bytes as the hash requires.
 #[derive(Default)]
 struct PackageEntries {
     limits: PackageLimits,
@@ -156,9 +156,9 @@ impl PackageEntries {
             return Err(bad_name("is too long"));
         }
         if name.contains(&b'\n') {
-            return Err(bad_name("holds a line break"));
+            return Err(bad_name("contains a line break"));
         }
-        // Go ignores this field, the zip crate takes the name from it.
+        // Go ignores this field, but the zip crate takes the name from it.
         if entry.extra_data_fields().any(|field| matches!(field, ExtraField::UnicodePath(_))) {
             return Err(bad_name("is given twice"));
         }
@@ -168,7 +168,7 @@ impl PackageEntries {
         let has_directory_mode = entry.unix_mode().is_some_and(|mode| mode & 0o170_000 == 0o040_000);
         let digest = self.read(&mut entry, &name)?;
         if is_named_as_directory && entry.size() != 0 {
-            return Err(bad_name("is a directory's, yet it has content"));
+            return Err(bad_name("is that of a directory, but the entry has content"));
         }
         if !is_named_as_directory && !has_directory_mode && self.files.insert(unpacked_name, digest).is_some() {
             return Err(BadPackage::DuplicateName { name: Some(printable(&name)) });
@@ -179,46 +179,47 @@ impl PackageEntries {
 
     fn read<R: Read>(&mut self, entry: &mut ZipFile<'_, R>, name: &[u8]) -> Result<ContentDigest, BadPackage> {
         let mut context = Context::new(&SHA256);
-        let mut chunk = [0; 16 << 10];
-        let mut found = 0_u64;
+        let mut buffer = [0; 16 << 10];
+        let mut unpacked_bytes = 0_u64;
         loop {
-            let length = match entry.read(&mut chunk) {
+            let length = match entry.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(BadPackage::Entry { name: printable(name), source: error.into() }),
             };
-            found = found.saturating_add(length as u64);
+            unpacked_bytes = unpacked_bytes.saturating_add(length as u64);
             self.unpacked_bytes = self.unpacked_bytes.saturating_add(length as u64);
             if self.unpacked_bytes > self.limits.unpacked_bytes {
                 return Err(BadPackage::TooLarge { limit: self.limits.unpacked_bytes });
             }
-            context.update(chunk.get(..length).unwrap_or_default());
+            context.update(buffer.get(..length).unwrap_or_default());
         }
-        if found != entry.size() {
-            return Err(BadPackage::WrongSize { name: printable(name), actual: found, claimed: entry.size() });
+        if unpacked_bytes != entry.size() {
+            return Err(BadPackage::WrongSize { name: printable(name), actual: unpacked_bytes, claimed: entry.size() });
         }
         let mut digest = [0; 32];
-        for (to, from) in digest.iter_mut().zip(context.finish().as_ref()) {
-            *to = *from;
+        for (target, byte) in digest.iter_mut().zip(context.finish().as_ref()) {
+            *target = *byte;
         }
         Ok(digest)
     }
 }
 
-/// The path that the clients unpack an entry to: they join and clean names, and refuse those that lead upwards.
+/// The path to which the clients unpack an entry: they clean the name, and refuse one that leads upwards.
 fn unpacked_name(name: &[u8]) -> Result<Vec<u8>, &'static str> {
-    let mut parts = Vec::new();
-    for part in name.split(|byte| *byte == b'/') {
-        match part {
+    let mut segments = Vec::new();
+    for segment in name.split(|byte| *byte == b'/') {
+        match segment {
             b"" | b"." => {}
             b".." => return Err("leads out of the package"),
-            part => parts.push(part),
+            segment => segments.push(segment),
         }
     }
-    Ok(parts.join(&b'/'))
+    Ok(segments.join(&b'/'))
 }
 
+/// The `h1:` hash (dirhash) over names and digests.
 fn h1(listing: &BTreeMap<Vec<u8>, ContentDigest>) -> String {
     let mut context = Context::new(&SHA256);
     for (name, digest) in listing {
@@ -234,7 +235,7 @@ fn printable(name: &[u8]) -> String {
     String::from_utf8_lossy(name).chars().take(200).collect()
 }
 
-/// A reader that stops when its budget is used up: the directory of a hostile zip can be as large as the zip.
+/// A reader with a byte budget, because the central directory of a hostile zip can be as large as the zip.
 struct Metered<'b, R> {
     inner: R,
     budget: &'b Cell<u64>,
@@ -243,8 +244,8 @@ struct Metered<'b, R> {
 impl<R: Read> Read for Metered<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.inner.read(buffer)?;
-        let left = self.budget.get().checked_sub(length as u64);
-        self.budget.set(left.ok_or_else(|| io::Error::other("its directory is too large"))?);
+        let remaining_bytes = self.budget.get().checked_sub(length as u64);
+        self.budget.set(remaining_bytes.ok_or_else(|| io::Error::other("its directory is too large"))?);
         Ok(length)
     }
 }

@@ -12,23 +12,23 @@ use pgp::types::Timestamp;
 
 use super::signing_key::{Component, KeyUnfit, ListedKey, pgp_error_text, read_keys};
 
-/// The largest signature file that is read.
+/// The size limit of a signature file, in bytes.
 pub const MAX_SIGNATURE_BYTES: usize = 64 << 10;
 
-/// The largest entry of a registry's list of keys that is read.
+/// The size limit of one entry in a registry's list of keys, in bytes.
 pub const MAX_KEY_BYTES: usize = 1 << 20;
 
-/// The longest list of keys that is tried.
+/// The most keys that a registry may list.
 pub const MAX_KEYS: usize = 64;
 
-/// Each signature may cost a public-key operation per key.
+/// The most signatures in one file. Each may cost a public-key operation per key.
 const MAX_SIGNATURES: usize = 16;
 
-/// The most public-key operations that one verdict takes, self-signatures of keys among them. A list of one key that signed
-/// takes about five.
+/// The most public-key operations for one verification, including the self-signatures of keys. A signature by the only
+/// listed key takes about five.
 const MAX_OPERATIONS: usize = 512;
 
-/// The signing key, and remarks about it.
+/// The key that signed, and warnings about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signer {
     /// The fingerprint of the primary key, as upper-case hex.
@@ -37,26 +37,26 @@ pub struct Signer {
     pub warnings: Vec<String>,
 }
 
-/// Why no listed key vouches for the document.
+/// Why the document has no acceptable signature by a listed key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SignatureError {
-    /// There is no key to try.
+    /// The registry lists no key.
     #[error("the registry lists no signing key for SHA256SUMS")]
     NoKeys,
-    /// More keys than are tried.
+    /// The registry lists more than [`MAX_KEYS`] keys.
     #[error("the registry lists {actual} signing keys; at most {MAX_KEYS} are tried")]
     TooManyKeys {
         /// Actual count.
         actual: usize,
     },
-    /// So many keys and signatures are an attempt to be expensive.
+    /// Verification would take more than [`MAX_OPERATIONS`] operations, which only a hostile list needs.
     #[error("the signing keys and signatures of SHA256SUMS take more than {MAX_OPERATIONS} public-key operations")]
     TooManyOperations,
-    /// A key that stands before any match cannot be used; the clients fail there too.
-    #[error("signing key {which} of the registry's list cannot be used: it {reason}")]
+    /// A listed key cannot be used, and no earlier key matched. The clients fail there too.
+    #[error("signing key {number} of the registry's list cannot be used: it {reason}")]
     UnparsableKey {
-        /// Its place in the list, from 1.
-        which: usize,
+        /// The position of the key in the list, from 1.
+        number: usize,
         /// The problem.
         reason: String,
     },
@@ -72,7 +72,7 @@ pub enum SignatureError {
         /// The key id that the signature names, or the fingerprint where it names no id, as upper-case hex.
         issuer: String,
     },
-    /// The digest that was signed can be forged.
+    /// The signature uses a digest that can be forged.
     #[error("the signature of SHA256SUMS uses {algorithm}, which is too weak to prove anything")]
     WeakDigest {
         /// MD5, SHA-1 or RIPEMD-160.
@@ -84,12 +84,12 @@ pub enum SignatureError {
         /// The revoked key, as upper-case hex.
         fingerprint: String,
     },
-    /// The key is not one that may sign.
+    /// The key or subkey is not allowed to sign.
     #[error("SHA256SUMS is signed by key {fingerprint}, which {reason}")]
     CannotSign {
         /// The key or subkey, as upper-case hex.
         fingerprint: String,
-        /// Why it may not.
+        /// The reason.
         reason: String,
     },
     /// A listed key is named as the issuer, but the signature is not over these bytes.
@@ -112,18 +112,21 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
     }
     let signatures = read_signatures(signature)?;
     let mut operations = Operations(0);
-    // A key may be listed many times; one failed check rules out every copy.
+    // A key may be listed many times. One failed check of a signature rules out every copy of the key.
     let mut failed = HashSet::new();
     let mut refusal = None;
-    for (which, entry) in (1..).zip(armored_keys) {
+    for (key_number, entry) in (1..).zip(armored_keys) {
         let keys = match read_keys(entry, MAX_KEY_BYTES) {
             Ok(keys) => keys,
-            Err(reason) => return Err(refusal.unwrap_or(SignatureError::UnparsableKey { which, reason })),
+            Err(reason) => {
+                return Err(refusal.unwrap_or(SignatureError::UnparsableKey { number: key_number, reason }));
+            }
         };
-        let numbered = || signatures.iter().enumerate();
-        for (key, (number, signature)) in keys.iter().flat_map(|key| numbered().map(move |numbered| (key, numbered))) {
+        let indexed_signatures = || signatures.iter().enumerate();
+        let pairs = keys.iter().flat_map(|key| indexed_signatures().map(move |indexed| (key, indexed)));
+        for (key, (signature_index, signature)) in pairs {
             for component in key.components_named_by(&signature.packet) {
-                if failed.contains(&(number, component.fingerprint())) {
+                if failed.contains(&(signature_index, component.fingerprint())) {
                     continue;
                 }
                 match signature.verify(document, key, component, &mut operations) {
@@ -133,9 +136,9 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
                     }
                     Err(error) => {
                         if matches!(error, KeyRefusal::Final(SignatureError::Mismatch { .. })) {
-                            failed.insert((number, component.fingerprint()));
+                            failed.insert((signature_index, component.fingerprint()));
                         }
-                        refusal.get_or_insert_with(|| error.in_entry(which));
+                        refusal.get_or_insert_with(|| error.for_key(key_number));
                     }
                 }
             }
@@ -144,28 +147,29 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
     Err(refusal.unwrap_or_else(|| SignatureError::UnknownIssuer { issuer: issuers(&signatures) }))
 }
 
-/// The public-key operations that a verdict has taken.
+/// The number of public-key operations that a verification has taken so far.
 struct Operations(usize);
 
 impl Operations {
-    fn take(&mut self, number: usize) -> Result<(), KeyRefusal> {
-        self.0 = self.0.saturating_add(number);
+    /// Counts operations. Fails above [`MAX_OPERATIONS`].
+    fn add(&mut self, count: usize) -> Result<(), KeyRefusal> {
+        self.0 = self.0.saturating_add(count);
         if self.0 > MAX_OPERATIONS { Err(KeyRefusal::Final(SignatureError::TooManyOperations)) } else { Ok(()) }
     }
 }
 
-/// One signature over a document, of a form the clients accept.
+/// One signature over the document, in a form that the clients accept.
 struct DocumentSignature {
     packet: Signature,
     made_at: Timestamp,
     digest: HashAlgorithm,
-    /// Hash of the signed document, computed once for all keys.
+    /// The hash that was signed, computed once for all keys.
     hash: OnceCell<Result<Vec<u8>, String>>,
 }
 
 impl DocumentSignature {
     fn from_packet(packet: Signature) -> Result<Self, String> {
-        // The clients know no older version than 4.
+        // The clients accept no version before 4.
         let (Some(config), SignatureVersion::V4 | SignatureVersion::V6) = (packet.config(), packet.version()) else {
             return Err(format!("is of version {}, not 4 or 6", u8::from(packet.version())));
         };
@@ -175,22 +179,23 @@ impl DocumentSignature {
                 u8::from(config.typ())
             ));
         }
-        let unknown = config.hashed_subpackets().any(|part| {
-            part.is_critical && matches!(part.data, SubpacketData::Other(..) | SubpacketData::Experimental(..))
+        let has_unknown_critical = config.hashed_subpackets().any(|subpacket| {
+            subpacket.is_critical
+                && matches!(subpacket.data, SubpacketData::Other(..) | SubpacketData::Experimental(..))
         });
-        if unknown {
-            return Err("has a critical part of an unknown kind".to_owned());
+        if has_unknown_critical {
+            return Err("has an unknown critical subpacket".to_owned());
         }
         if config.issuer_key_id().is_empty() && config.issuer_fingerprint().is_empty() {
             return Err("names no issuer".to_owned());
         }
-        let made_at = config.created().ok_or("does not say when it was made")?;
+        let made_at = config.created().ok_or("has no creation time")?;
         let digest = config.hash_alg;
         Ok(Self { packet, made_at, digest, hash: OnceCell::new() })
     }
 
-    /// The digest that was signed (RFC 9580, 5.2.4): of the salt of a version 6 signature, the document, and the signed part
-    /// of the signature.
+    /// The hash that was signed (RFC 9580, section 5.2.4). It covers the salt of a version 6 signature, the document, and
+    /// the hashed part of the signature packet.
     fn hash(&self, document: &[u8]) -> Result<&[u8], String> {
         let hash = self.hash.get_or_init(|| {
             let config = self.packet.config().ok_or("is of an unknown version")?;
@@ -221,12 +226,12 @@ impl DocumentSignature {
             return Err(KeyRefusal::Final(SignatureError::WeakDigest { algorithm: algorithm.to_owned() }));
         }
         let fingerprint = || component.fingerprint();
-        operations.take(1)?;
+        operations.add(1)?;
         self.hash(document)
             .and_then(|hash| component.verify(&self.packet, hash))
             .map_err(|reason| SignatureError::Mismatch { fingerprint: fingerprint(), reason })
             .map_err(KeyRefusal::Final)?;
-        operations.take(key.self_signatures())?;
+        operations.add(key.self_signature_count())?;
         match key.check_may_sign(component, self.made_at) {
             Ok(warnings) => Ok(Signer { fingerprint: key.fingerprint(), warnings }),
             Err(KeyUnfit::Revoked { fingerprint }) => Err(KeyRefusal::Final(SignatureError::Revoked { fingerprint })),
@@ -238,17 +243,21 @@ impl DocumentSignature {
     }
 }
 
-/// A refusal that does not know the key's place in the list yet.
+/// Why a signature by one key is refused.
 enum KeyRefusal {
     Final(SignatureError),
-    Key { reason: String },
+    /// The key cannot be used. The error must still name its position in the list.
+    Key {
+        reason: String,
+    },
 }
 
 impl KeyRefusal {
-    fn in_entry(self, which: usize) -> SignatureError {
+    /// The error for the key at this position, from 1.
+    fn for_key(self, number: usize) -> SignatureError {
         match self {
             Self::Final(error) => error,
-            Self::Key { reason } => SignatureError::UnparsableKey { which, reason },
+            Self::Key { reason } => SignatureError::UnparsableKey { number, reason },
         }
     }
 }
@@ -266,7 +275,7 @@ fn read_signatures(bytes: &[u8]) -> Result<Vec<DocumentSignature>, SignatureErro
     for packet in PacketParser::new(bytes).take(MAX_SIGNATURES) {
         let read = match packet {
             Ok(Packet::Signature(signature)) => DocumentSignature::from_packet(signature),
-            Ok(_) => Err("holds something else than a signature".to_owned()),
+            Ok(_) => Err("contains something other than a signature".to_owned()),
             Err(error) => Err(format!("is not an OpenPGP signature ({})", pgp_error_text(&error))),
         };
         match read {
@@ -282,7 +291,7 @@ fn read_signatures(bytes: &[u8]) -> Result<Vec<DocumentSignature>, SignatureErro
     Ok(signatures)
 }
 
-/// Names a digest that must not be used for a document signature.
+/// The name of a digest that is too weak for a document signature; `None` for any other digest.
 fn weak_digest(algorithm: HashAlgorithm) -> Option<&'static str> {
     match algorithm {
         HashAlgorithm::Md5 => Some("MD5"),
@@ -292,8 +301,9 @@ fn weak_digest(algorithm: HashAlgorithm) -> Option<&'static str> {
     }
 }
 
+/// The issuers that the signatures name, for messages.
 fn issuers(signatures: &[DocumentSignature]) -> String {
-    let mut named = Vec::new();
+    let mut issuers = Vec::new();
     for signature in signatures {
         let ids = signature.packet.issuer_key_id().into_iter().map(hex::encode_upper);
         let fingerprints = signature
@@ -301,9 +311,9 @@ fn issuers(signatures: &[DocumentSignature]) -> String {
             .issuer_fingerprint()
             .into_iter()
             .map(|fingerprint| hex::encode_upper(fingerprint.as_bytes()));
-        named.extend(ids.chain(fingerprints).next());
+        issuers.extend(ids.chain(fingerprints).next());
     }
-    named.join(", ")
+    issuers.join(", ")
 }
 
 #[cfg(test)]

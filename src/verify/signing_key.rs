@@ -1,5 +1,5 @@
-//! The keys that a registry lists: reads them, and decides whether a key or subkey may sign. The OpenPGP crate computes
-//! signatures only; revocation, bindings, purpose and expiry are checked here.
+//! Reads the keys that a registry lists, and decides whether a key or subkey may sign. The OpenPGP crate only verifies
+//! signatures; this module checks revocation, subkey bindings, key flags and expiry.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,26 +8,26 @@ use pgp::crypto::hash::HashAlgorithm;
 use pgp::packet::{Signature, SignatureType, SignatureVersion, SubpacketData};
 use pgp::types::{KeyDetails, KeyVersion, Tag, Timestamp, VerifyingKey};
 
-const END: &str = "-----END PGP PUBLIC KEY BLOCK-----";
+const ARMOR_END: &str = "-----END PGP PUBLIC KEY BLOCK-----";
 
-/// The most signatures of a key about itself that are checked: each costs a public-key operation.
+/// The most self-signatures of one key that are checked. Each costs a public-key operation.
 const MAX_SELF_SIGNATURES: usize = 256;
 
-/// Reads all keys of one entry of the list; operators paste several blocks into one.
+/// Reads all keys in one entry of the registry's list. Publishers sometimes paste several armour blocks into one entry.
 pub(super) fn read_keys(entry: &str, max_bytes: usize) -> Result<Vec<ListedKey>, String> {
     if entry.len() > max_bytes {
         return Err(format!("has {} bytes; at most {max_bytes} are read", entry.len()));
     }
     let mut keys = Vec::new();
-    // The OpenPGP crate reads the first block of a text and no more.
-    for block in entry.split_inclusive(END).filter(|block| block.contains("-----BEGIN")) {
+    // The OpenPGP crate reads only the first armour block of a text.
+    for block in entry.split_inclusive(ARMOR_END).filter(|block| block.contains("-----BEGIN")) {
         let (parsed, _headers) = SignedPublicKey::from_armor_many_buf(block.as_bytes()).map_err(unreadable)?;
         for key in parsed {
             keys.push(ListedKey(key.map_err(unreadable)?));
         }
     }
     if keys.is_empty() {
-        return Err("holds no armoured public key".to_owned());
+        return Err("contains no armoured public key".to_owned());
     }
     Ok(keys)
 }
@@ -35,14 +35,14 @@ pub(super) fn read_keys(entry: &str, max_bytes: usize) -> Result<Vec<ListedKey>,
 /// A listed public key with its subkeys, unverified.
 pub(super) struct ListedKey(SignedPublicKey);
 
-/// The part of a key that may have made a signature.
+/// A primary key or a subkey, either of which may have made a signature.
 #[derive(Clone, Copy)]
 pub(super) enum Component<'k> {
     Primary(&'k SignedPublicKey),
     Subkey(&'k SignedPublicSubKey),
 }
 
-/// Why a key that did make a signature does not count.
+/// Why a correct signature by a listed key is not accepted.
 #[derive(Debug)]
 pub(super) enum KeyUnfit {
     Revoked { fingerprint: String },
@@ -57,12 +57,12 @@ impl ListedKey {
     }
 
     /// The number of self-signatures to check.
-    pub(super) fn self_signatures(&self) -> usize {
+    pub(super) fn self_signature_count(&self) -> usize {
         let details = &self.0.details;
         let user_id_signatures: usize = details.users.iter().map(|user| user.signatures.len()).sum();
-        // A binding can embed the own signature of the subkey (RFC 9580, 5.2.1.9).
-        let of_subkeys: usize = self.0.public_subkeys.iter().map(|subkey| 2 * subkey.signatures.len()).sum();
-        details.revocation_signatures.len() + details.direct_signatures.len() + user_id_signatures + of_subkeys
+        // A subkey binding can embed a second signature, made by the subkey (RFC 9580, section 5.2.1.9).
+        let subkey_signatures: usize = self.0.public_subkeys.iter().map(|subkey| 2 * subkey.signatures.len()).sum();
+        details.revocation_signatures.len() + details.direct_signatures.len() + user_id_signatures + subkey_signatures
     }
 
     #[cfg(test)]
@@ -70,34 +70,35 @@ impl ListedKey {
         Component::Primary(&self.0)
     }
 
-    /// The components that the signature names as its issuer. A hint, not a proof.
+    /// The components that the signature names as its issuer. That is only a hint: anyone can name any key.
     pub(super) fn components_named_by<'k>(&'k self, signature: &Signature) -> impl Iterator<Item = Component<'k>> {
         let primary = is_issued_by(signature, &self.0.primary_key).then_some(Component::Primary(&self.0));
         let subkeys = self.0.public_subkeys.iter().filter(|subkey| is_issued_by(signature, &subkey.key));
         primary.into_iter().chain(subkeys.map(Component::Subkey).collect::<Vec<_>>())
     }
 
-    /// Checks that the component may sign, and returns warnings. Expiry is measured at the time of the signature.
+    /// Checks that the component may sign, and returns warnings. A key that had expired when it signed gives a warning.
     pub(super) fn check_may_sign(&self, component: Component<'_>, made_at: Timestamp) -> Result<Vec<String>, KeyUnfit> {
         let primary = &self.0.primary_key;
-        let about_itself = self.valid_self_signatures()?;
-        if about_itself.iter().any(|signature| revokes(signature)) {
+        let self_signatures = self.valid_self_signatures()?;
+        if self_signatures.iter().any(|signature| revokes(signature)) {
             return Err(KeyUnfit::Revoked { fingerprint: self.fingerprint() });
         }
-        let own = newest(about_itself.into_iter()).ok_or_else(|| unusable("has no valid signature of itself"))?;
+        let self_signature =
+            newest(self_signatures.into_iter()).ok_or_else(|| unusable("has no valid self-signature"))?;
         let mut warnings = Warnings::default();
-        warnings.add_weaknesses_of(primary, own, made_at);
+        warnings.add_weaknesses_of(primary, self_signature, made_at);
         match component {
-            Component::Primary(_) if !may_sign(own).unwrap_or(true) => Err(not_for_signing()),
+            Component::Primary(_) if !may_sign(self_signature).unwrap_or(true) => Err(not_for_signing()),
             Component::Primary(_) => Ok(warnings.0),
             Component::Subkey(subkey) => {
-                self.judge_subkey(subkey, made_at, &mut warnings)?;
+                self.check_subkey_may_sign(subkey, made_at, &mut warnings)?;
                 Ok(warnings.0)
             }
         }
     }
 
-    fn judge_subkey(
+    fn check_subkey_may_sign(
         &self,
         subkey: &SignedPublicSubKey,
         made_at: Timestamp,
@@ -114,7 +115,7 @@ impl ListedKey {
         if !may_sign(binding).unwrap_or(true) {
             return Err(not_for_signing());
         }
-        // Without the subkey's own consent, any key could adopt a foreign signing key as its subkey.
+        // The subkey must confirm the binding too. Otherwise any key could adopt a foreign signing key as its subkey.
         let back_signature = binding
             .embedded_signature()
             .filter(|back| has_tolerable_digest(back))
@@ -125,15 +126,16 @@ impl ListedKey {
         Ok(())
     }
 
-    /// All valid statements of the primary key about itself: revocations, direct signatures, certified names.
+    /// The valid self-signatures of the primary key: revocations, direct signatures and certifications of user IDs.
     fn valid_self_signatures(&self) -> Result<Vec<&Signature>, KeyUnfit> {
         let primary = &self.0.primary_key;
         let details = &self.0.details;
         let direct = details.revocation_signatures.iter().chain(&details.direct_signatures);
-        let about_key = direct.map(|signature| (signature, None));
-        let about_names = details.users.iter().flat_map(|user| user.signatures.iter().map(|s| (s, Some(&user.id))));
+        let on_key = direct.map(|signature| (signature, None));
+        let on_user_ids =
+            details.users.iter().flat_map(|user| user.signatures.iter().map(|signature| (signature, Some(&user.id))));
         let claimed: Vec<_> =
-            about_key.chain(about_names).filter(|(s, _)| is_issued_by(s, primary) || names_no_issuer(s)).collect();
+            on_key.chain(on_user_ids).filter(|(s, _)| is_issued_by(s, primary) || names_no_issuer(s)).collect();
         check_signature_count(claimed.len())?;
         let valid = claimed.into_iter().filter(|(signature, user)| match user {
             Some(_) if signature.typ() == Some(SignatureType::CertRevocation) => false,
@@ -147,7 +149,7 @@ impl ListedKey {
 }
 
 impl Component<'_> {
-    /// The fingerprint of exactly this part, as upper-case hex.
+    /// The fingerprint of this key or subkey itself, as upper-case hex.
     pub(super) fn fingerprint(&self) -> String {
         match self {
             Self::Primary(key) => fingerprint(&key.primary_key),
@@ -167,7 +169,7 @@ impl Component<'_> {
             Self::Primary(key) => key.primary_key.version(),
             Self::Subkey(subkey) => subkey.key.version(),
         };
-        // Only version 6 keys make version 6 signatures, and no others (RFC 9580, 5.2).
+        // Only version 6 keys make version 6 signatures, and no others (RFC 9580, section 5.2).
         if (version == KeyVersion::V6) != (config.version() == SignatureVersion::V6) {
             return Err("a key of this version cannot make a signature of that version".to_owned());
         }
@@ -183,19 +185,19 @@ impl Component<'_> {
 struct Warnings(Vec<String>);
 
 impl Warnings {
-    /// Records weak properties of a key and of the signature that describes it.
-    fn add_weaknesses_of(&mut self, key: &impl KeyDetails, describing: &Signature, made_at: Timestamp) {
-        self.add_digest_weakness(key, describing);
-        let valid_for = describing.key_expiration_time().map_or(0, |span| span.as_secs());
-        let expires = u64::from(key.created_at().as_secs()) + u64::from(valid_for);
-        if valid_for != 0 && expires <= u64::from(made_at.as_secs()) {
-            let day = humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_secs(expires));
-            self.add(format!("key {} had expired on {day} when it signed", fingerprint(key)));
+    /// Records the weaknesses of a key and of the self-signature or binding with its properties.
+    fn add_weaknesses_of(&mut self, key: &impl KeyDetails, self_signature: &Signature, made_at: Timestamp) {
+        self.add_digest_weakness(key, self_signature);
+        let valid_for_seconds = self_signature.key_expiration_time().map_or(0, |span| span.as_secs());
+        let expires = u64::from(key.created_at().as_secs()) + u64::from(valid_for_seconds);
+        if valid_for_seconds != 0 && expires <= u64::from(made_at.as_secs()) {
+            let expiry = humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_secs(expires));
+            self.add(format!("key {} had expired on {expiry} when it signed", fingerprint(key)));
         }
     }
 
-    fn add_digest_weakness(&mut self, key: &impl KeyDetails, describing: &Signature) {
-        if describing.hash_alg() == Some(HashAlgorithm::Sha1) {
+    fn add_digest_weakness(&mut self, key: &impl KeyDetails, self_signature: &Signature) {
+        if self_signature.hash_alg() == Some(HashAlgorithm::Sha1) {
             self.add(format!("key {} vouches for itself with SHA-1 only", fingerprint(key)));
         }
     }
@@ -224,22 +226,23 @@ fn newest<'k>(signatures: impl Iterator<Item = &'k Signature>) -> Option<&'k Sig
     signatures.max_by_key(|signature| signature.created())
 }
 
-/// The signing flag of the key flags; `None` where there are none.
-fn may_sign(describing: &Signature) -> Option<bool> {
-    describing.config()?.hashed_subpackets().find_map(|part| match &part.data {
+/// The signing flag among the key flags; `None` if the signature has no key flags.
+fn may_sign(self_signature: &Signature) -> Option<bool> {
+    self_signature.config()?.hashed_subpackets().find_map(|subpacket| match &subpacket.data {
         SubpacketData::KeyFlags(flags) => Some(flags.sign()),
         _ => None,
     })
 }
 
-/// SHA-1 is accepted here: keys in use have such self-signatures. Nothing older has been made for decades.
+/// True unless the digest is MD5 or RIPEMD-160. SHA-1 is accepted in self-signatures, because keys in use have such
+/// signatures.
 fn has_tolerable_digest(signature: &Signature) -> bool {
     !matches!(signature.hash_alg(), None | Some(HashAlgorithm::Md5 | HashAlgorithm::Ripemd160))
 }
 
 fn check_signature_count(signatures: usize) -> Result<(), KeyUnfit> {
     if signatures > MAX_SELF_SIGNATURES {
-        return Err(unusable("has more signatures of itself than are checked"));
+        return Err(unusable("has more self-signatures than are checked"));
     }
     Ok(())
 }
@@ -255,7 +258,7 @@ fn unreadable(error: pgp::errors::Error) -> String {
 /// Shortens an error of the OpenPGP crate to one line. Its texts contain data and stack traces, which must reach
 /// neither clients nor logs.
 pub(super) fn pgp_error_text(error: &pgp::errors::Error) -> String {
-    const LONGEST: usize = 120;
+    const MAX_CHARS: usize = 120;
     if let pgp::errors::Error::InvalidPacketContent { source } = error {
         return pgp_error_text(source);
     }
@@ -265,7 +268,7 @@ pub(super) fn pgp_error_text(error: &pgp::errors::Error) -> String {
     let words: Vec<&str> =
         text.split("\\n").flat_map(|line| line.split(|c: char| c.is_whitespace() || c.is_control())).collect();
     let line: String = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
-    let shortened: String = line.chars().take(LONGEST).collect();
+    let shortened: String = line.chars().take(MAX_CHARS).collect();
     shortened.trim_end_matches([' ', ',', '"', '{', '\\']).to_owned()
 }
 

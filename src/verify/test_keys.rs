@@ -1,4 +1,4 @@
-//! Throwaway OpenPGP keys for tests, in every shape that a registry may list. Nothing here is built outside tests.
+//! Throwaway OpenPGP keys for tests, with every property that a key in a registry may have.
 
 use std::sync::LazyLock;
 
@@ -11,13 +11,13 @@ use pgp::packet::{KeyFlags, Signature, SignatureConfig, SignatureType, Subpacket
 use pgp::ser::Serialize;
 use pgp::types::{Duration, KeyDetails, Password, SignedUser, SigningKey, Tag, Timestamp};
 
-/// When every test key was made.
-pub(super) const BORN: u32 = 1_700_000_000;
+/// The creation time of every test key, in epoch seconds.
+pub(super) const KEY_CREATED: u32 = 1_700_000_000;
 
-/// When every test signature was made.
-pub(super) const SIGNED: u32 = BORN + 1_000_000;
+/// The creation time of every test signature, in epoch seconds.
+pub(super) const SIGNED_AT: u32 = KEY_CREATED + 1_000_000;
 
-/// Keys that sign with RSA, the only ones here that may use SHA-1.
+/// An RSA key, generated once. Only RSA test keys can sign with SHA-1.
 pub(super) static RSA: LazyLock<TestKey> = LazyLock::new(|| TestKey::generate(KeyType::Rsa(2048)));
 
 /// Properties of a test key. The default is a plain good key.
@@ -28,8 +28,8 @@ pub(super) struct Shape {
     pub(super) expires_after: Option<u32>,
     pub(super) is_revoked: bool,
     pub(super) is_subkey_revoked: bool,
-    pub(super) has_consent: bool,
-    pub(super) has_name: bool,
+    pub(super) has_back_signature: bool,
+    pub(super) has_user_id: bool,
 }
 
 impl Default for Shape {
@@ -41,8 +41,8 @@ impl Default for Shape {
             expires_after: None,
             is_revoked: false,
             is_subkey_revoked: false,
-            has_consent: true,
-            has_name: true,
+            has_back_signature: true,
+            has_user_id: true,
         }
     }
 }
@@ -62,7 +62,7 @@ impl TestKey {
             .key_type(kind.clone())
             .can_sign(true)
             .can_encrypt(EncryptionCaps::None)
-            .created_at(Timestamp::from_secs(BORN))
+            .created_at(Timestamp::from_secs(KEY_CREATED))
             .build()
             .unwrap();
         let mut parameters = SecretKeyParamsBuilder::default();
@@ -71,7 +71,7 @@ impl TestKey {
             .can_certify(true)
             .can_sign(true)
             .can_encrypt(EncryptionCaps::None)
-            .created_at(Timestamp::from_secs(BORN))
+            .created_at(Timestamp::from_secs(KEY_CREATED))
             .primary_user_id("Test <test@example.com>".to_owned())
             .subkeys(vec![subkey]);
         Self { secret: parameters.build().unwrap().generate(rand::thread_rng()).unwrap() }
@@ -85,30 +85,31 @@ impl TestKey {
         hex::encode_upper(self.secret.secret_subkeys[0].key.fingerprint().as_bytes())
     }
 
-    /// The armoured public key, described as the shape says.
+    /// The armoured public key, with self-signatures as the shape says.
     pub(super) fn public(&self, shape: &Shape) -> String {
         let primary = &self.secret.primary_key;
         let subkey = &self.secret.secret_subkeys[0].key;
         let public = primary.public_key();
-        let none = &Password::empty();
+        let no_password = &Password::empty();
 
         let id = UserId::from_str(Default::default(), "Test <test@example.com>").unwrap();
         let certificate = config(primary, SignatureType::CertPositive, shape, shape.primary_flags.clone())
-            .sign_certification(primary, public, none, Tag::UserId, &id)
+            .sign_certification(primary, public, no_password, Tag::UserId, &id)
             .unwrap();
-        let users = if shape.has_name { vec![SignedUser::new(id, vec![certificate])] } else { Vec::new() };
-        let revocation = || config(primary, SignatureType::KeyRevocation, shape, None).sign_key(primary, none, public);
+        let users = if shape.has_user_id { vec![SignedUser::new(id, vec![certificate])] } else { Vec::new() };
+        let revocation =
+            || config(primary, SignatureType::KeyRevocation, shape, None).sign_key(primary, no_password, public);
         let revocations = if shape.is_revoked { vec![revocation().unwrap()] } else { Vec::new() };
 
         let mut binding = config(primary, SignatureType::SubkeyBinding, shape, shape.subkey_flags.clone());
-        if shape.has_consent {
-            let consent = config(subkey, SignatureType::KeyBinding, shape, None)
-                .sign_primary_key_binding(subkey, subkey.public_key(), none, public)
+        if shape.has_back_signature {
+            let back_signature = config(subkey, SignatureType::KeyBinding, shape, None)
+                .sign_primary_key_binding(subkey, subkey.public_key(), no_password, public)
                 .unwrap();
-            binding.hashed_subpackets.push(part(SubpacketData::EmbeddedSignature(Box::new(consent))));
+            binding.hashed_subpackets.push(subpacket(SubpacketData::EmbeddedSignature(Box::new(back_signature))));
         }
         let bind = |config: SignatureConfig| -> Signature {
-            config.sign_subkey_binding(primary, public, none, subkey.public_key()).unwrap()
+            config.sign_subkey_binding(primary, public, no_password, subkey.public_key()).unwrap()
         };
         let mut bindings = vec![bind(binding)];
         if shape.is_subkey_revoked {
@@ -136,11 +137,13 @@ impl TestKey {
         signature(&self.secret.secret_subkeys[0].key, document, HashAlgorithm::Sha256).to_bytes().unwrap()
     }
 
-    /// A good signature that names these keys as its issuers, and not the one that made it.
+    /// A correct signature by this key that names other keys as its issuers.
     pub(super) fn sign_in_the_name_of(&self, document: &[u8], issuers: &[Self]) -> Vec<u8> {
         let named = issuers.iter().map(|key| SubpacketData::IssuerFingerprint(key.secret.primary_key.fingerprint()));
-        let hashed =
-            named.chain([SubpacketData::SignatureCreationTime(Timestamp::from_secs(SIGNED))]).map(part).collect();
+        let hashed = named
+            .chain([SubpacketData::SignatureCreationTime(Timestamp::from_secs(SIGNED_AT))])
+            .map(subpacket)
+            .collect();
         signature_with(&self.secret.primary_key, document, HashAlgorithm::Sha256, hashed).to_bytes().unwrap()
     }
 
@@ -152,9 +155,10 @@ impl TestKey {
 
     pub(super) fn sign_text(&self, document: &[u8]) -> Vec<u8> {
         let key = &self.secret.primary_key;
-        let none = &Password::empty();
-        let made = DetachedSignature::sign_text_data(rand::thread_rng(), key, none, HashAlgorithm::Sha256, document);
-        made.unwrap().to_bytes().unwrap()
+        let no_password = &Password::empty();
+        let signature =
+            DetachedSignature::sign_text_data(rand::thread_rng(), key, no_password, HashAlgorithm::Sha256, document);
+        signature.unwrap().to_bytes().unwrap()
     }
 }
 
@@ -167,8 +171,8 @@ pub(super) fn flags(sign: bool) -> KeyFlags {
 
 fn signature(key: &impl SigningKey, document: &[u8], digest: HashAlgorithm) -> DetachedSignature {
     let hashed = vec![
-        part(SubpacketData::IssuerFingerprint(key.fingerprint())),
-        part(SubpacketData::SignatureCreationTime(Timestamp::from_secs(SIGNED))),
+        subpacket(SubpacketData::IssuerFingerprint(key.fingerprint())),
+        subpacket(SubpacketData::SignatureCreationTime(Timestamp::from_secs(SIGNED_AT))),
     ];
     signature_with(key, document, digest, hashed)
 }
@@ -179,9 +183,17 @@ fn signature_with(
     digest: HashAlgorithm,
     hashed: Vec<Subpacket>,
 ) -> DetachedSignature {
-    let parts = SubpacketConfig::UserDefined { hashed, unhashed: Vec::new() };
-    let none = &Password::empty();
-    DetachedSignature::sign_binary_data_with_subpackets(rand::thread_rng(), key, none, digest, document, parts).unwrap()
+    let subpackets = SubpacketConfig::UserDefined { hashed, unhashed: Vec::new() };
+    let no_password = &Password::empty();
+    DetachedSignature::sign_binary_data_with_subpackets(
+        rand::thread_rng(),
+        key,
+        no_password,
+        digest,
+        document,
+        subpackets,
+    )
+    .unwrap()
 }
 
 fn config(
@@ -192,15 +204,15 @@ fn config(
 ) -> SignatureConfig {
     let mut config = SignatureConfig::v4(signature_type, signer.algorithm(), shape.self_digest);
     config.hashed_subpackets = vec![
-        part(SubpacketData::IssuerFingerprint(signer.fingerprint())),
-        part(SubpacketData::SignatureCreationTime(Timestamp::from_secs(BORN))),
+        subpacket(SubpacketData::IssuerFingerprint(signer.fingerprint())),
+        subpacket(SubpacketData::SignatureCreationTime(Timestamp::from_secs(KEY_CREATED))),
     ];
-    config.hashed_subpackets.extend(flags.map(SubpacketData::KeyFlags).map(part));
+    config.hashed_subpackets.extend(flags.map(SubpacketData::KeyFlags).map(subpacket));
     let expiry = shape.expires_after.map(Duration::from_secs).map(SubpacketData::KeyExpirationTime);
-    config.hashed_subpackets.extend(expiry.map(part));
+    config.hashed_subpackets.extend(expiry.map(subpacket));
     config
 }
 
-fn part(data: SubpacketData) -> Subpacket {
+fn subpacket(data: SubpacketData) -> Subpacket {
     Subpacket::regular(data).unwrap()
 }

@@ -66,7 +66,7 @@ impl BundledSet {
         let filename = document.filename.as_str();
         let verified = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
         let (proof, _) = verified.map_err(|verdict| {
-            mirror.counters.count_unproven(&package.provider.host, verdict.word());
+            mirror.counters.count_unproven(&package.provider.host, verdict.metric_label());
             format!("verification failed: {}", sanitized(&verdict.to_string()))
         })?;
         let signer = proof.how.fingerprint();

@@ -31,19 +31,19 @@ fn good() -> Shape {
 }
 
 #[test]
-fn a_listed_key_vouches_for_what_it_signed() {
+fn a_signature_by_a_listed_key_is_accepted() {
     let (key, outcome) = check_shape(&good(), by_primary);
     assert_eq!(outcome, Ok(Signer { fingerprint: key.fingerprint(), warnings: vec![] }));
 }
 
 #[test]
-fn a_signing_subkey_counts_as_its_primary_key() {
+fn a_signature_by_a_subkey_is_reported_under_its_primary_key() {
     let (key, outcome) = check_shape(&good(), by_subkey);
     assert_eq!(outcome, Ok(Signer { fingerprint: key.fingerprint(), warnings: vec![] }));
 }
 
 #[test]
-fn an_rsa_key_vouches_too() {
+fn rsa_signatures_are_accepted() {
     assert!(check(&RSA.sign(SUMS), &[RSA.public(&good())]).is_ok());
     assert!(check(&RSA.sign_by_subkey(SUMS), &[RSA.public(&good())]).is_ok());
 }
@@ -74,27 +74,27 @@ fn an_issuer_that_is_not_listed_is_named() {
 #[test]
 fn several_keys_in_one_entry_are_all_read() {
     let (key, other) = (TestKey::new(), TestKey::new());
-    for glue in ["", "\n", "\r\n\r\nthe new key:\r\n"] {
-        let pasted = format!("{}{glue}{}", other.public(&good()).trim_end(), key.public(&good()));
-        assert!(check(&key.sign(SUMS), &[pasted]).is_ok(), "{glue:?}");
+    for separator in ["", "\n", "\r\n\r\nthe new key:\r\n"] {
+        let pasted = format!("{}{separator}{}", other.public(&good()).trim_end(), key.public(&good()));
+        assert!(check(&key.sign(SUMS), &[pasted]).is_ok(), "{separator:?}");
     }
     let windows = key.public(&good()).replace('\n', "\r\n");
     assert!(check(&key.sign(SUMS), &[windows]).is_ok());
 }
 
 #[test]
-fn a_broken_key_fails_before_the_match_and_is_not_reached_behind_it() {
+fn a_broken_key_is_an_error_only_if_no_earlier_key_matches() {
     let key = TestKey::new();
     let cut = key.public(&good()).replace("-----END", "----");
     for broken in ["", "garbage", cut.as_str(), "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n!\n"] {
-        let before = check(&key.sign(SUMS), &[broken.to_owned(), key.public(&good())]);
-        assert!(matches!(before, Err(SignatureError::UnparsableKey { which: 1, .. })), "{before:?}");
+        let broken_first = check(&key.sign(SUMS), &[broken.to_owned(), key.public(&good())]);
+        assert!(matches!(broken_first, Err(SignatureError::UnparsableKey { number: 1, .. })), "{broken_first:?}");
         assert!(check(&key.sign(SUMS), &[key.public(&good()), broken.to_owned()]).is_ok());
     }
 }
 
 #[test]
-fn without_a_key_nothing_is_proven_and_too_many_are_not_tried() {
+fn no_keys_too_many_keys_and_huge_keys_are_errors() {
     let key = TestKey::new();
     assert_eq!(check(&key.sign(SUMS), &[]), Err(SignatureError::NoKeys));
     let many = vec![key.public(&good()); MAX_KEYS + 1];
@@ -115,7 +115,7 @@ fn weak_digests_over_the_document_are_refused() {
 }
 
 #[test]
-fn sha1_in_a_keys_own_signatures_is_accepted_with_a_warning() {
+fn sha1_self_signatures_are_accepted_with_a_warning() {
     let old = RSA.public(&Shape { self_digest: HashAlgorithm::Sha1, ..good() });
     let by_primary = check(&RSA.sign(SUMS), std::slice::from_ref(&old)).unwrap();
     assert_eq!(by_primary.warnings, [format!("key {} vouches for itself with SHA-1 only", RSA.fingerprint())]);
@@ -123,10 +123,10 @@ fn sha1_in_a_keys_own_signatures_is_accepted_with_a_warning() {
 }
 
 #[test]
-fn md5_in_a_keys_own_signatures_counts_as_none() {
+fn md5_self_signatures_do_not_count_but_md5_revocations_do() {
     let ancient = RSA.public(&Shape { self_digest: HashAlgorithm::Md5, ..good() });
     let refused = check(&RSA.sign(SUMS), &[ancient]);
-    assert!(matches!(refused, Err(SignatureError::UnparsableKey { which: 1, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(SignatureError::UnparsableKey { number: 1, .. })), "{refused:?}");
     let revoked = RSA.public(&Shape { self_digest: HashAlgorithm::Md5, is_revoked: true, ..good() });
     assert!(matches!(check(&RSA.sign(SUMS), &[revoked]), Err(SignatureError::Revoked { .. })));
 }
@@ -148,7 +148,7 @@ fn a_revoked_subkey_is_refused_but_its_primary_key_is_not() {
 }
 
 #[test]
-fn a_revocation_by_somebody_else_revokes_nothing() {
+fn a_revocation_by_another_key_has_no_effect() {
     let (key, other) = (TestKey::new(), TestKey::new());
     let mut public = pgp::composed::SignedPublicKey::from(key.secret.clone());
     let foreign = other.public(&Shape { is_revoked: true, ..good() });
@@ -160,13 +160,13 @@ fn a_revocation_by_somebody_else_revokes_nothing() {
 }
 
 #[test]
-fn key_flags_decide_who_may_sign_and_their_absence_permits() {
+fn key_flags_decide_which_keys_may_sign_and_no_flags_allow_signing() {
     let encrypts = Shape { primary_flags: Some(flags(false)), subkey_flags: Some(flags(false)), ..good() };
     for sign in [by_primary, by_subkey] {
         let (_, outcome) = check_shape(&encrypts, sign);
         assert!(matches!(outcome, Err(SignatureError::CannotSign { .. })), "{outcome:?}");
-        let silent = Shape { primary_flags: None, subkey_flags: None, ..good() };
-        assert!(check_shape(&silent, sign).1.is_ok());
+        let without_flags = Shape { primary_flags: None, subkey_flags: None, ..good() };
+        assert!(check_shape(&without_flags, sign).1.is_ok());
     }
     let only_certifies = Shape { primary_flags: Some(flags(false)), ..good() };
     assert!(check_shape(&only_certifies, by_subkey).1.is_ok());
@@ -174,7 +174,7 @@ fn key_flags_decide_who_may_sign_and_their_absence_permits() {
 
 #[test]
 fn a_subkey_that_does_not_confirm_its_primary_key_is_refused() {
-    let (_, outcome) = check_shape(&Shape { has_consent: false, ..good() }, by_subkey);
+    let (_, outcome) = check_shape(&Shape { has_back_signature: false, ..good() }, by_subkey);
     assert!(matches!(outcome, Err(SignatureError::CannotSign { .. })), "{outcome:?}");
 }
 
@@ -190,9 +190,9 @@ fn an_expired_key_is_accepted_with_a_warning() {
 }
 
 #[test]
-fn a_key_that_says_nothing_about_itself_is_refused() {
-    let (_, outcome) = check_shape(&Shape { has_name: false, ..good() }, by_primary);
-    assert!(matches!(outcome, Err(SignatureError::UnparsableKey { which: 1, .. })), "{outcome:?}");
+fn a_key_without_a_self_signature_is_refused() {
+    let (_, outcome) = check_shape(&Shape { has_user_id: false, ..good() }, by_primary);
+    assert!(matches!(outcome, Err(SignatureError::UnparsableKey { number: 1, .. })), "{outcome:?}");
 }
 
 #[test]
@@ -203,24 +203,24 @@ fn one_good_signature_of_several_suffices() {
     }
 }
 
-/// DESIGN, promise 11: a registry chooses how many keys and signatures it lists, not how much work they are.
+/// A registry cannot make larder do unlimited work with long lists of keys and signatures (DESIGN, promise 11).
 #[test]
-fn keys_and_signatures_that_are_made_to_be_expensive_are_refused() {
+fn lists_that_need_too_many_public_key_operations_are_refused() {
     let (stranger, keys): (TestKey, Vec<TestKey>) = (TestKey::new(), (0..40).map(|_| TestKey::new()).collect());
     let listed: Vec<String> = keys.iter().map(|key| key.public(&good())).collect();
     let signature = stranger.sign_in_the_name_of(SUMS, &keys);
     assert!(matches!(check(&signature, &listed), Err(SignatureError::Mismatch { .. })));
     let many = [signature.as_slice()].repeat(MAX_SIGNATURES).concat();
     assert_eq!(check(&many, &listed), Err(SignatureError::TooManyOperations));
-    // However often it is listed, a key is tried once for each signature.
+    // A key is tried once for each signature, however often the key is listed.
     let copies = vec![listed[0].clone(); MAX_KEYS];
     assert!(matches!(check(&many, &copies), Err(SignatureError::Mismatch { .. })));
-    let good_one = [many, keys[0].sign(SUMS)].concat();
-    assert!(check(&good_one[signature.len()..], &copies).is_ok(), "one good signature suffices");
+    let one_good = [many, keys[0].sign(SUMS)].concat();
+    assert!(check(&one_good[signature.len()..], &copies).is_ok(), "one good signature suffices");
 }
 
 #[test]
-fn signatures_that_the_clients_do_not_take_are_refused() {
+fn signature_files_that_the_clients_refuse_are_refused() {
     let key = TestKey::new();
     let huge = vec![0; MAX_SIGNATURE_BYTES + 1];
     let key_file = b"\x99\x00\x03\x04\x00\x00".to_vec();
@@ -232,19 +232,19 @@ fn signatures_that_the_clients_do_not_take_are_refused() {
 
 /// The OpenPGP crate prints whole stack traces into its errors, which go to clients and logs.
 #[test]
-fn what_is_wrong_with_a_signature_or_a_key_is_told_in_one_short_line() {
+fn error_messages_are_one_short_line() {
     let key = TestKey::new();
     let (signature, public) = (key.sign(SUMS), key.public(&good()));
     let packets = pgp::ser::Serialize::to_bytes(&pgp::composed::SignedPublicKey::from(key.secret.clone())).unwrap();
     let mut errors = Vec::new();
-    for place in 0..signature.len() {
+    for index in 0..signature.len() {
         let mut changed = signature.clone();
-        changed[place] ^= 0x14;
+        changed[index] ^= 0x14;
         errors.extend(check(&changed, std::slice::from_ref(&public)).err());
     }
-    for place in 0..packets.len() {
+    for index in 0..packets.len() {
         let mut changed = packets.clone();
-        changed[place] ^= 0x14;
+        changed[index] ^= 0x14;
         errors.extend(check(&signature, &[armored(&changed)]).err());
     }
     for error in errors {
@@ -257,7 +257,7 @@ fn what_is_wrong_with_a_signature_or_a_key_is_told_in_one_short_line() {
 }
 
 #[test]
-fn nothing_that_is_cut_short_proves_anything() {
+fn truncated_signatures_and_keys_are_refused() {
     let key = TestKey::new();
     let (signature, public) = (key.sign(SUMS), key.public(&good()));
     for length in 0..signature.len() {
@@ -299,12 +299,12 @@ proptest! {
     #[test]
     fn changed_bytes_in_key_or_signature_never_panic(index in any::<prop::sample::Index>(), to in any::<u8>()) {
         let mut signature = RSA.sign(SUMS);
-        let place = index.index(signature.len());
-        signature[place] = to;
+        let changed_byte = index.index(signature.len());
+        signature[changed_byte] = to;
         let _ = check(&signature, &[RSA.public(&good())]);
         let mut key = pgp::ser::Serialize::to_bytes(&pgp::composed::SignedPublicKey::from(RSA.secret.clone())).unwrap();
-        let place = index.index(key.len());
-        key[place] = to;
+        let changed_byte = index.index(key.len());
+        key[changed_byte] = to;
         let _ = check(&RSA.sign_by_subkey(SUMS), &[armored(&key)]);
     }
 }
