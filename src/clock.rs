@@ -1,4 +1,4 @@
-//! The only reader of the wall clock. Other code receives the time.
+//! The only reader of the wall clock. Other code receives the time as a value.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-/// The longest sleep before the clock is read again: it may be set, or the machine may have slept.
+/// The longest sleep before the clock is read again. Meanwhile the clock may be set, or the machine may be suspended.
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
-/// The end of the year 9999: dates have four digits.
+/// The last second of the year 9999. Formatted years have four digits.
 const LAST_SECOND: u64 = 253_402_300_799;
 
 /// A clock set back by more than this invalidates earlier measurements.
@@ -26,7 +26,7 @@ impl Timestamp {
         Self(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
     }
 
-    /// Time since `earlier`; zero if it lies in the future.
+    /// The time since `earlier`; zero if `earlier` is in the future.
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_secs(self.0.saturating_sub(earlier.0))
     }
@@ -41,7 +41,7 @@ impl Timestamp {
         humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(self.0.min(LAST_SECOND))).to_string()
     }
 
-    /// Date and time in HTTP's form (RFC 9110 5.6.7).
+    /// Date and time in HTTP's form (RFC 9110, section 5.6.7).
     pub fn http_date(self) -> String {
         httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(self.0.min(LAST_SECOND)))
     }
@@ -52,11 +52,11 @@ impl Timestamp {
     }
 }
 
-/// The source of `now`.
+/// The source of the current time.
 #[derive(Debug, Clone, Default)]
 pub struct Clock {
     /// The fixed time of a test clock; `None` follows the machine.
-    stands_at: Option<Timestamp>,
+    frozen_at: Option<Timestamp>,
     ahead_seconds: Arc<watch::Sender<u64>>,
 }
 
@@ -66,16 +66,16 @@ impl Clock {
         Self::default()
     }
 
-    /// A clock that moves only when a test moves it, so that effects of seconds are visible on any machine.
+    /// A clock that moves only when a test moves it, so that tests measure exact seconds on any machine.
     pub fn frozen() -> Self {
-        Self { stands_at: Some(Self::system().now()), ..Self::default() }
+        Self { frozen_at: Some(Self::system().now()), ..Self::default() }
     }
 
-    /// The time now.
+    /// The current time.
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
     pub fn now(&self) -> Timestamp {
         let ahead = Duration::from_secs(*self.ahead_seconds.borrow());
-        self.stands_at.unwrap_or_else(|| Timestamp::of(SystemTime::now())).after(ahead)
+        self.frozen_at.unwrap_or_else(|| Timestamp::of(SystemTime::now())).after(ahead)
     }
 
     /// Moves this clock ahead, so that documents age without waiting.
@@ -89,25 +89,25 @@ impl Clock {
         self.ahead_seconds.send_modify(|ahead| *ahead -= by.as_secs());
     }
 
-    /// Waits until this clock says `moment`.
+    /// Waits until this clock reaches `moment`.
     pub async fn sleep_until(&self, moment: Timestamp) {
         self.until_due(|_| moment).await;
     }
 
-    /// Waits until the clock reaches `due`, which is computed again at each wake-up, at least once an hour: if the
-    /// clock was set back, something else may be due.
+    /// Waits until the clock reaches the time that `due` returns for the current time. `due` is called again at each
+    /// wake-up, at least once an hour, because a clock that was set back may give another due time.
     pub(crate) async fn until_due(&self, mut due: impl FnMut(Timestamp) -> Timestamp) {
-        let mut moved = self.ahead_seconds.subscribe();
+        let mut clock_moves = self.ahead_seconds.subscribe();
         loop {
             let now = self.now();
-            let left = due(now).since(now);
-            if left.is_zero() {
+            let remaining = due(now).since(now);
+            if remaining.is_zero() {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(left.min(MAX_SLEEP)) => {}
-                // The sender is this clock, so it exists.
-                _ = moved.changed() => {}
+                () = tokio::time::sleep(remaining.min(MAX_SLEEP)) => {}
+                // `changed` cannot fail: the sender belongs to this clock.
+                _ = clock_moves.changed() => {}
             }
         }
     }

@@ -6,7 +6,7 @@ use std::fmt;
 use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A text that is not a digest of the kind that was expected.
+/// An error: a text is not a digest of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} is {rule}, not {actual:?}")]
 pub struct BadDigest {
@@ -24,19 +24,19 @@ impl Digest {
     pub fn of(bytes: &[u8]) -> Self {
         let mut context = Context::new(&SHA256);
         context.update(bytes);
-        Self::finished(context)
+        Self::from_context(context)
     }
 
-    /// Reads exactly 64 hex digits of either case, as in SHA256SUMS.
+    /// Parses exactly 64 hex digits of either case, as in SHA256SUMS.
     pub fn parse(text: &str) -> Result<Self, BadDigest> {
-        parse_hex(text).map(Self).ok_or_else(|| bad("a SHA-256 digest", "64 hex digits", text))
+        parse_hex(text).map(Self).ok_or_else(|| bad_digest("a SHA-256 digest", "64 hex digits", text))
     }
 
-    /// The part of the digest in an archive's URL.
+    /// The prefix that is used in an archive's URL.
     pub fn prefix(&self) -> DigestPrefix {
         let mut prefix = [0; 8];
-        for (to, from) in prefix.iter_mut().zip(self.0) {
-            *to = from;
+        for (target, byte) in prefix.iter_mut().zip(self.0) {
+            *target = byte;
         }
         DigestPrefix(prefix)
     }
@@ -56,27 +56,27 @@ impl Digest {
         &self.0
     }
 
-    fn finished(context: Context) -> Self {
+    fn from_context(context: Context) -> Self {
         let mut bytes = [0; 32];
-        for (to, from) in bytes.iter_mut().zip(context.finish().as_ref()) {
-            *to = *from;
+        for (target, byte) in bytes.iter_mut().zip(context.finish().as_ref()) {
+            *target = *byte;
         }
         Self(bytes)
     }
 }
 
-/// The first 16 hex digits of a [`Digest`]. Upper case is refused when read, so that one archive has one URL.
+/// The first 16 hex digits of a [`Digest`]. Upper case is refused when a prefix is parsed, so that one archive has one URL.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DigestPrefix([u8; 8]);
 
 impl DigestPrefix {
-    /// Reads exactly 16 lower-case hex digits.
+    /// Parses exactly 16 lower-case hex digits.
     pub fn parse(text: &str) -> Result<Self, BadDigest> {
         Some(text)
             .filter(|text| !text.bytes().any(|byte| byte.is_ascii_uppercase()))
             .and_then(parse_hex)
             .map(Self)
-            .ok_or_else(|| bad("a digest in a URL", "16 lower-case hex digits", text))
+            .ok_or_else(|| bad_digest("a digest in a URL", "16 lower-case hex digits", text))
     }
 
     /// Returns true if the digest starts with this prefix.
@@ -85,8 +85,8 @@ impl DigestPrefix {
     }
 }
 
-/// The BLAKE3 hash recorded at intake. It detects damage on our own disk much faster than SHA-256. It does not
-/// authenticate an origin.
+/// The BLAKE3 hash of a stored file, recorded when the file was stored. It detects damage on larder's disk, much faster
+/// than SHA-256 would. It proves nothing about where the bytes came from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FastHash([u8; 32]);
 
@@ -96,34 +96,34 @@ impl FastHash {
         Self(blake3::hash(bytes).into())
     }
 
-    /// Reads exactly 64 hex digits of either case.
+    /// Parses exactly 64 hex digits of either case.
     pub fn parse(text: &str) -> Result<Self, BadDigest> {
-        parse_hex(text).map(Self).ok_or_else(|| bad("a BLAKE3 hash", "64 hex digits", text))
+        parse_hex(text).map(Self).ok_or_else(|| bad_digest("a BLAKE3 hash", "64 hex digits", text))
     }
 }
 
 /// Hashes a stream with SHA-256 and BLAKE3. A clone continues from the same state.
 #[derive(Clone)]
 pub struct Hasher {
-    proof: Context,
-    fast: blake3::Hasher,
+    sha256: Context,
+    blake3: blake3::Hasher,
 }
 
 impl Hasher {
     /// An empty hasher.
     pub fn new() -> Self {
-        Self { proof: Context::new(&SHA256), fast: blake3::Hasher::new() }
+        Self { sha256: Context::new(&SHA256), blake3: blake3::Hasher::new() }
     }
 
     /// Adds the next bytes of the stream.
     pub fn update(&mut self, bytes: &[u8]) {
-        self.proof.update(bytes);
-        self.fast.update(bytes);
+        self.sha256.update(bytes);
+        self.blake3.update(bytes);
     }
 
     /// Both hashes of all bytes.
     pub fn finish(self) -> (Digest, FastHash) {
-        (Digest::finished(self.proof), FastHash(self.fast.finalize().into()))
+        (Digest::from_context(self.sha256), FastHash(self.blake3.finalize().into()))
     }
 }
 
@@ -139,7 +139,7 @@ impl fmt::Debug for Hasher {
     }
 }
 
-/// Hashes a stream with BLAKE3 alone, for comparison with the hash recorded at intake.
+/// Hashes a stream with BLAKE3 alone, for comparison with the recorded [`FastHash`].
 #[derive(Default)]
 pub struct FastHasher(blake3::Hasher);
 
@@ -160,7 +160,8 @@ impl FastHasher {
     }
 }
 
-macro_rules! written_in_hex {
+/// Makes a hash type print, parse and serialise as hex.
+macro_rules! serialise_as_hex {
     ($($hash:ident),*) => {$(
         impl fmt::Display for $hash {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -196,16 +197,16 @@ macro_rules! written_in_hex {
     )*};
 }
 
-written_in_hex!(Digest, DigestPrefix, FastHash);
+serialise_as_hex!(Digest, DigestPrefix, FastHash);
 
 fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let mut bytes = [0; N];
-    // Refuses every length but 2 × N.
+    // `decode_to_slice` refuses every length but 2 × N.
     hex::decode_to_slice(text, &mut bytes).ok()?;
     Some(bytes)
 }
 
-fn bad(kind: &'static str, rule: &'static str, text: &str) -> BadDigest {
+fn bad_digest(kind: &'static str, rule: &'static str, text: &str) -> BadDigest {
     BadDigest { kind, rule, actual: text.chars().take(80).collect() }
 }
 
@@ -218,7 +219,7 @@ mod tests {
     const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
     #[test]
-    fn known_digests_come_out() {
+    fn known_inputs_have_their_known_digests() {
         assert_eq!(Digest::of(b"").to_string(), EMPTY);
         assert_eq!(FastHash::of(b"").to_string(), "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262");
         assert_eq!(Digest::of(b"").zh(), format!("zh:{EMPTY}"));
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_in_pieces_hashes_like_the_whole_also_through_a_clone() {
+    fn chunks_hash_like_the_whole_input_even_through_a_clone() {
         let mut hasher = Hasher::new();
         hasher.update(b"one, ");
         let mut clone = hasher.clone();
@@ -238,12 +239,12 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_is_read_in_either_case_and_written_in_lower() {
+    fn a_digest_is_parsed_in_either_case_and_printed_in_lower_case() {
         assert_eq!(Digest::parse(&EMPTY.to_uppercase()).unwrap().to_string(), EMPTY);
     }
 
     #[test]
-    fn what_is_not_exactly_64_hex_digits_is_refused() {
+    fn text_other_than_64_hex_digits_is_refused() {
         for text in ["", "e3b0", &EMPTY[1..], &format!("{EMPTY}0"), &format!(" {EMPTY}"), &EMPTY.replace('e', "g")] {
             assert!(Digest::parse(text).is_err(), "{text}");
         }
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn json_holds_the_hex_text() {
+    fn a_digest_is_serialised_as_hex_text() {
         let json = serde_json::to_string(&Digest::of(b"")).unwrap();
         assert_eq!(json, format!("\"{EMPTY}\""));
         assert_eq!(serde_json::from_str::<Digest>(&json).unwrap(), Digest::of(b""));
@@ -271,12 +272,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused_but_never_a_panic(text in ".{0,80}") {
+        fn arbitrary_text_never_panics(text in ".{0,80}") {
             let _ = (Digest::parse(&text), DigestPrefix::parse(&text), FastHash::parse(&text));
         }
 
         #[test]
-        fn what_is_written_reads_back(bytes in any::<[u8; 32]>()) {
+        fn a_printed_digest_parses_to_itself(bytes in any::<[u8; 32]>()) {
             let digest = Digest(bytes);
             prop_assert_eq!(Digest::parse(&digest.to_string()), Ok(digest));
             prop_assert_eq!(DigestPrefix::parse(&digest.prefix().to_string()), Ok(digest.prefix()));

@@ -1,4 +1,4 @@
-//! The errors of the mirror, and their texts. `http/response.rs` turns them into statuses and phrases.
+//! The errors of the mirror, and their texts. `http/response.rs` turns them into HTTP statuses and reason phrases.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::upstream::error::{Fault, UpstreamError};
 /// The parts of an error text, in the order in which every text has them: `subject: cause; remedy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// The requested item. Clients print it themselves, so a reason phrase leaves it out.
+    /// The requested item. A reason phrase leaves the subject out, because clients print it themselves.
     pub subject: Option<String>,
     /// The failure, with its upstream.
     pub cause: String,
@@ -20,7 +20,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// A cause alone.
+    /// An explanation with a cause alone.
     pub fn of(cause: impl Into<String>) -> Self {
         Self { subject: None, cause: cause.into(), remedy: None }
     }
@@ -52,59 +52,60 @@ impl fmt::Display for Explanation {
 pub fn public_text(text: &str) -> String {
     let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let mut shown = String::with_capacity(printable.len());
-    let mut rest = printable.as_str();
-    while let Some((before, after)) = rest.split_once("://") {
-        let (url, behind) = url_at(before, after);
-        shown.extend([before, "://", &without_secrets(url)]);
-        rest = behind;
+    let mut remaining = printable.as_str();
+    while let Some((before_scheme_end, after)) = remaining.split_once("://") {
+        let (url, after_url) = split_url(before_scheme_end, after);
+        shown.extend([before_scheme_end, "://", &without_secrets(url)]);
+        remaining = after_url;
     }
-    shown + rest
+    shown + remaining
 }
 
-/// Splits off the part of `after` that belongs to the URL whose scheme ends `before`. A secret may contain brackets and
-/// quotes: they end a URL only where one precedes it.
-fn url_at<'a>(before: &str, after: &'a str) -> (&'a str, &'a str) {
-    let scheme = |c: char| c.is_ascii_alphanumeric() || "+-.:".contains(c);
-    let closing = match before.trim_end_matches(scheme).chars().next_back() {
+/// Splits `after`, the text after a `://`, at the end of its URL. `before_scheme_end` is the text before the `://`. A
+/// secret may contain brackets and quotes, so a bracket or quote ends a URL only if one also precedes the URL.
+fn split_url<'a>(before_scheme_end: &str, after: &'a str) -> (&'a str, &'a str) {
+    let is_scheme_char = |c: char| c.is_ascii_alphanumeric() || "+-.:".contains(c);
+    let closing = match before_scheme_end.trim_end_matches(is_scheme_char).chars().next_back() {
         Some('(') => Some(')'),
         Some(quote @ ('\'' | '`')) => Some(quote),
         _ => None,
     };
-    let ends = |c: char| c.is_whitespace() || "\"<>".contains(c) || Some(c) == closing;
-    let end = after.find(ends).unwrap_or(after.len());
-    // A URL directly after it is a separate one, except in a query.
+    let ends_url = |c: char| c.is_whitespace() || "\"<>".contains(c) || Some(c) == closing;
+    let end = after.find(ends_url).unwrap_or(after.len());
+    // A second URL that follows directly is separate, except in a query.
     let (url, _) = after.split_at(end);
     let end = match (url.find("://"), url.find(['?', '#'])) {
-        (Some(next), None) => next,
-        (Some(next), Some(query)) if next < query => next,
+        (Some(second_url), None) => second_url,
+        (Some(second_url), Some(query)) if second_url < query => second_url,
         _ => end,
     };
     after.split_at(end)
 }
 
-/// The rest of a URL after its `://`.
+/// Removes userinfo, query and fragment from the text of a URL after its `://`.
 fn without_secrets(url: &str) -> String {
-    let (place, query) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
-    let (authority, path) = place.split_at(place.find('/').unwrap_or(place.len()));
+    let (authority_and_path, query) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
+    let (authority, path) =
+        authority_and_path.split_at(authority_and_path.find('/').unwrap_or(authority_and_path.len()));
     let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     let may_be_a_password = authority.rsplit_once(':').is_some_and(|(_, port)| !is_port(port) && !port.ends_with(']'));
     match authority.rsplit_once('@') {
         Some((_, host)) => format!("{host}{path}"),
         // A password may contain an unencoded slash, question mark or hash.
         None if query.contains('@') || (path.contains('@') && may_be_a_password) => "...".to_owned(),
-        None => place.to_owned(),
+        None => authority_and_path.to_owned(),
     }
 }
 
 /// The remedy for a temporary failure.
-const AGAIN: &str = "ask again in a moment";
+const RETRY_LATER: &str = "ask again in a moment";
 
 /// A failed request. Cheap to clone, because all clients of one fill share its error.
 #[derive(Debug, Clone)]
 pub enum Error {
     /// The host is not a configured upstream.
     UnknownHost(Hostname),
-    /// Upstream reports that it does not exist, now or a moment ago.
+    /// Upstream reports, now or a moment ago, that the requested item does not exist.
     NotFound(String),
     /// Upstream did not answer as it should.
     Upstream(Arc<UpstreamError>),
@@ -112,23 +113,23 @@ pub enum Error {
     Unverified {
         /// The requested file.
         subject: String,
-        /// The check that failed.
+        /// The failed check, as text.
         verdict: String,
     },
-    /// A change of something verified before, which waits for `larder accept`.
+    /// An item that was verified before has changed; the change waits for `larder accept`.
     Unaccepted {
         /// The requested file.
         subject: String,
-        /// The change.
+        /// The change, as text.
         verdict: String,
         /// The command that accepts it.
         command: String,
     },
     /// Upstream takes longer than the client waits; the fill continues.
     Slow(String),
-    /// Offline, and not stored.
+    /// Larder is offline, and the item is not stored.
     Offline(String),
-    /// Offline, and only upstream has the answer.
+    /// Larder is offline, and only upstream could answer.
     Sealed(String),
     /// One of larder's limits was reached.
     Busy {
@@ -137,25 +138,25 @@ pub enum Error {
         /// The limit.
         reason: String,
     },
-    /// Too many running downloads that this client started and no client waits for.
+    /// This client has started too many downloads that still run although no client waits for them.
     Unattended {
         /// The requested archive.
         subject: String,
-        /// The number of those fills.
+        /// The number of those downloads.
         running: usize,
     },
     /// A cached copy is not revalidated now, to spare the upstream.
     Spared(String),
-    /// A job's fetch from an upstream that asked for a pause.
+    /// A job may not fetch from this upstream yet, because the upstream asked for a pause.
     HeldBack {
         /// The requested item.
         subject: String,
         /// The end of the pause.
         until: Timestamp,
     },
-    /// Downloaded for a job, and not stored.
+    /// The item was downloaded for a job but could not be stored.
     NotKept(String),
-    /// Stored and verified, and malformed.
+    /// The item is stored and verified, but malformed.
     Unreadable {
         /// The stored item.
         subject: String,
@@ -175,7 +176,7 @@ impl std::error::Error for Error {}
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // For the log, which may contain paths of this machine.
+            // `Display` is for the log, which may contain paths of this machine.
             Self::Store(error) => f.write_str(&public_text(&format!("the store failed: {error}; {}", error.remedy()))),
             error => error.explain().fmt(f),
         }
@@ -189,50 +190,53 @@ impl From<StoreError> for Error {
 }
 
 impl Error {
-    /// The text for people, in its parts: the source of bodies, reason phrases and, except for a failed store, log
-    /// lines. Contains no secret and no path of this machine.
+    /// The text for people, in its parts. Bodies and reason phrases use it, and log lines except for a failed store. The
+    /// text contains no secret and no path of this machine.
     pub fn explain(&self) -> Explanation {
-        let explanation = |cause: &str| Explanation::of(cause);
         match self {
             Self::UnknownHost(host) => Explanation::of(format!("{host} is not an upstream of this mirror"))
                 .remedied_by("its operator can add it as an [[upstream]]"),
-            Self::NotFound(reason) => explanation(reason),
+            Self::NotFound(reason) => Explanation::of(reason),
             Self::Upstream(error) => error.explain(),
-            Self::Unverified { subject, verdict } => explanation(verdict)
+            Self::Unverified { subject, verdict } => Explanation::of(verdict)
                 .about(subject)
                 .remedied_by("not stored, not served; its publisher or registry must mend it"),
             Self::Unaccepted { subject, verdict, command } => {
-                explanation(verdict).about(subject).remedied_by(format!("if that is right: {command}"))
+                Explanation::of(verdict).about(subject).remedied_by(format!("if that is right: {command}"))
             }
-            Self::Slow(subject) => {
-                explanation("upstream is too slow; larder continues to fetch").about(subject).remedied_by(AGAIN)
-            }
-            Self::Offline(subject) => explanation("this mirror is offline and has not stored it")
+            Self::Slow(subject) => Explanation::of("upstream is too slow; larder continues to fetch")
+                .about(subject)
+                .remedied_by(RETRY_LATER),
+            Self::Offline(subject) => Explanation::of("this mirror is offline and has not stored it")
                 .about(subject)
                 .remedied_by("`larder missing` on larder's machine lists what to bring"),
-            Self::Sealed(subject) => explanation("this mirror is offline, so no upstream is asked").about(subject),
-            Self::Busy { subject, reason } => explanation(reason).about(subject).remedied_by(AGAIN),
+            Self::Sealed(subject) => Explanation::of("this mirror is offline, so no upstream is asked").about(subject),
+            Self::Busy { subject, reason } => Explanation::of(reason).about(subject).remedied_by(RETRY_LATER),
             Self::Unattended { subject, running } => Explanation::of(format!(
                 "{running} downloads that this client address started and no client waits for are still running"
             ))
             .about(subject)
             .remedied_by("ask again when they have ended"),
-            Self::Spared(subject) => {
-                explanation("its upstream has been asked often enough for now").about(subject).remedied_by(AGAIN)
+            Self::Spared(subject) => Explanation::of("its upstream has been asked often enough for now")
+                .about(subject)
+                .remedied_by(RETRY_LATER),
+            Self::HeldBack { subject, .. } => {
+                Explanation::of("its upstream asks for a pause (Retry-After)").about(subject)
             }
-            Self::HeldBack { subject, .. } => explanation("its upstream asks for a pause (Retry-After)").about(subject),
             Self::NotKept(subject) => {
-                explanation("it was downloaded and is not stored: the store was full, or the disk refused it")
+                Explanation::of("it was downloaded and is not stored: the store was full, or the disk refused it")
                     .about(subject)
                     .remedied_by("free space on the disk, or raise [store] max_size")
             }
             Self::Unreadable { subject, reason } => Explanation::of(format!("cannot be read: {reason}")).about(subject),
-            Self::Looped => explanation("the request has been through this larder already, or through more than four")
-                .remedied_by("an [[upstream]] points back at larder: check its url"),
+            Self::Looped => {
+                Explanation::of("the request has been through this larder already, or through more than four")
+                    .remedied_by("an [[upstream]] points back at larder: check its url")
+            }
             Self::Store(error) => Explanation::of(format!("larder's store failed: {}", error.in_short()))
                 .remedied_by(format!("its operator can {}", error.remedy())),
             Self::Interrupted(subject) => {
-                explanation("the work on it was interrupted").about(subject).remedied_by(AGAIN)
+                Explanation::of("the work on it was interrupted").about(subject).remedied_by(RETRY_LATER)
             }
         }
     }
@@ -250,7 +254,7 @@ impl From<UpstreamError> for Error {
 /// Classes of errors, for choosing a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It does not exist.
+    /// The item does not exist.
     NotFound,
     /// The host is not an upstream here.
     NotAnUpstream,
@@ -313,7 +317,7 @@ mod tests {
 
     use super::*;
 
-    /// DESIGN, promise 8: the secret parts of a URL are removed, the rest of the text stays.
+    /// The secret parts of a URL are removed, and the rest of the text stays (DESIGN, promise 8).
     #[test]
     fn a_public_text_has_no_userinfo_no_query_and_no_second_line() {
         for (text, shown) in [
@@ -338,10 +342,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_surrounds_a_url_its_secrets_are_left_out(
-            before in "[^@?#/]{0,20}", user in "[a-z]{0,5}", secret in "[a-z()'`/#&]{0,6}", host in "[a-z]{1,9}", behind in "(\\PC|\\n){0,20}",
+        fn secrets_in_a_url_are_removed_whatever_surrounds_it(
+            before in "[^@?#/]{0,20}", user in "[a-z]{0,5}", secret in "[a-z()'`/#&]{0,6}", host in "[a-z]{1,9}", after in "(\\PC|\\n){0,20}",
         ) {
-            let text = format!("{before} https://{user}:S3CRET{secret}S3CRET@{host}/p?t=S3CRET{secret}S3CRET {behind}");
+            let text = format!("{before} https://{user}:S3CRET{secret}S3CRET@{host}/p?t=S3CRET{secret}S3CRET {after}");
             let shown = public_text(&text);
             prop_assert!(!shown.contains("S3CRET") && !shown.contains(char::is_control), "{}", shown);
         }

@@ -1,4 +1,4 @@
-//! The tasks that run as long as larder does: one that panics is logged, counted and restarted.
+//! Supervises the background tasks, which run as long as larder does. A task that panics is logged, counted and restarted.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -12,19 +12,19 @@ use prometheus_client::registry::Registry;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
-/// The first pause before a restart.
+/// The pause before the first restart.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause.
+/// The longest pause before a restart.
 const MAX_PAUSE: Duration = Duration::from_secs(5 * 60);
 
-/// A task that runs as long as larder does.
+/// A background task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
     /// Sweeps leftovers and completes work of earlier runs.
     Housekeeping,
     /// Compares every archive with its digest, repeatedly.
     Scrub,
-    /// A recurring warm-up, or their scheduler.
+    /// Runs the recurring warm-ups: their scheduler, and each of them.
     RecurringWarmUps,
     /// Watches the certificate files.
     TlsReload,
@@ -38,7 +38,8 @@ impl Task {
     const ALL: [Self; 6] =
         [Self::Housekeeping, Self::Scrub, Self::RecurringWarmUps, Self::TlsReload, Self::Evictor, Self::Index];
 
-    fn word(self) -> &'static str {
+    /// The name in metrics and logs.
+    fn metric_label(self) -> &'static str {
         match self {
             Self::Housekeeping => "housekeeping",
             Self::Scrub => "scrub",
@@ -51,14 +52,14 @@ impl Task {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfTask {
+struct TaskLabel {
     task: &'static str,
 }
 
 /// Restarts tasks that panicked, and counts the panics; all copies share the counts.
 #[derive(Debug, Clone)]
 pub struct Supervisor {
-    panics: Family<OfTask, Counter>,
+    panics: Family<TaskLabel, Counter>,
     first_pause: Duration,
 }
 
@@ -74,36 +75,37 @@ impl Supervisor {
         let help = "Panics of background tasks, each of which is started again";
         registry.register("larder_task_panics", help, self.panics.clone());
         for task in Task::ALL {
-            self.panics.get_or_create_owned(&OfTask { task: task.word() });
+            self.panics.get_or_create_owned(&TaskLabel { task: task.metric_label() });
         }
     }
 
-    /// Runs what `start` makes until it ends. Where it panics, it is started again after a pause of 1 s, which doubles
-    /// with each panic up to 5 min; one that ran for longer than that begins at 1 s again. Ends when it is dropped.
+    /// Runs the task that `start` creates until the task ends. If the task panics, it is started again after a pause. The
+    /// pause is 1 s at first and doubles with each panic, up to 5 min. A task that ran for more than 5 min before its
+    /// panic starts over with 1 s. Dropping the returned future stops the task.
     pub async fn run<F: Future>(&self, task: Task, mut start: impl FnMut() -> F) -> F::Output {
-        let mut in_a_row = 0;
+        let mut consecutive_panics = 0;
         loop {
-            let began = Instant::now();
+            let started = Instant::now();
             let panic = match AssertUnwindSafe(async { start().await }).catch_unwind().await {
-                Ok(ended) => return ended,
+                Ok(output) => return output,
                 Err(panic) => panic,
             };
-            if began.elapsed() > MAX_PAUSE {
-                in_a_row = 0;
+            if started.elapsed() > MAX_PAUSE {
+                consecutive_panics = 0;
             }
-            let pause = self.pause_after(in_a_row);
-            in_a_row += 1;
-            let (task, panic) = (task.word(), panic_message(&*panic));
-            self.panics.get_or_create(&OfTask { task }).inc();
+            let pause = self.pause_after(consecutive_panics);
+            consecutive_panics += 1;
+            let (task, panic) = (task.metric_label(), panic_message(&*panic));
+            self.panics.get_or_create(&TaskLabel { task }).inc();
             tracing::error!(task, panic, again_in = ?pause, "a background task panicked; it is started again");
             sleep(pause).await;
         }
     }
 
-    /// Spawns a task that is run in the same way.
+    /// Spawns a task into `tasks` and supervises it as [`Supervisor::run`] does.
     pub fn spawn<F>(
         &self,
-        beside: &mut JoinSet<()>,
+        tasks: &mut JoinSet<()>,
         task: Task,
         start: impl FnMut() -> F + Send + 'static,
     ) -> AbortHandle
@@ -111,12 +113,12 @@ impl Supervisor {
         F: Future<Output = ()> + Send + 'static,
     {
         let supervisor = self.clone();
-        beside.spawn(async move { supervisor.run(task, start).await })
+        tasks.spawn(async move { supervisor.run(task, start).await })
     }
 
-    /// The pause after a panic, given the number of consecutive earlier ones.
-    fn pause_after(&self, others: u32) -> Duration {
-        self.first_pause.saturating_mul(2_u32.saturating_pow(others)).min(MAX_PAUSE)
+    /// The pause after a panic that follows this number of consecutive panics.
+    fn pause_after(&self, earlier_panics: u32) -> Duration {
+        self.first_pause.saturating_mul(2_u32.saturating_pow(earlier_panics)).min(MAX_PAUSE)
     }
 }
 
@@ -135,38 +137,39 @@ mod tests {
 
     use super::*;
 
-    fn state_text(supervisor: &Supervisor) -> String {
+    /// The metrics in the text format of Prometheus.
+    fn metrics_text(supervisor: &Supervisor) -> String {
         let (mut registry, mut text) = (Registry::default(), String::new());
         supervisor.register(&mut registry);
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         text
     }
 
-    /// DESIGN, promise 11: a background task that panics is counted and restarted.
+    /// A background task that panics is counted and restarted (DESIGN, promise 11).
     #[tokio::test]
-    async fn a_task_that_panics_is_counted_and_started_again_until_it_ends() {
+    async fn a_task_that_panics_is_counted_and_restarted_until_it_ends() {
         let supervisor = Supervisor { first_pause: Duration::from_millis(1), ..Supervisor::default() };
         let starts = Cell::new(0);
-        let ended = supervisor.run(Task::Scrub, || {
+        let running = supervisor.run(Task::Scrub, || {
             starts.set(starts.get() + 1);
             assert_ne!(starts.get(), 1, "before its first await");
             let start = starts.get();
             async move {
                 tokio::task::yield_now().await;
-                assert_ne!(start, 2, "in its midst");
+                assert_ne!(start, 2, "after its first await");
                 start
             }
         });
-        assert_eq!(ended.await, 3);
-        let shown = state_text(&supervisor);
-        assert!(shown.contains("larder_task_panics_total{task=\"scrub\"} 2"), "{shown}");
-        assert!(shown.contains("larder_task_panics_total{task=\"housekeeping\"} 0"), "{shown}");
+        assert_eq!(running.await, 3);
+        let metrics = metrics_text(&supervisor);
+        assert!(metrics.contains("larder_task_panics_total{task=\"scrub\"} 2"), "{metrics}");
+        assert!(metrics.contains("larder_task_panics_total{task=\"housekeeping\"} 0"), "{metrics}");
     }
 
     #[test]
-    fn each_panic_in_a_row_waits_longer_than_the_last_up_to_a_bound() {
+    fn the_pause_doubles_with_each_consecutive_panic_up_to_the_maximum() {
         let supervisor = Supervisor::default();
-        let pauses: Vec<u64> = (0..5).map(|others| supervisor.pause_after(others).as_secs()).collect();
+        let pauses: Vec<u64> = (0..5).map(|earlier_panics| supervisor.pause_after(earlier_panics).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16]);
         assert_eq!(supervisor.pause_after(9), MAX_PAUSE);
         assert_eq!(supervisor.pause_after(u32::MAX), MAX_PAUSE);
