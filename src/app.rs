@@ -1,4 +1,4 @@
-//! Builds and joins all parts of larder. Owns the order of start and stop.
+//! Builds the parts of larder and connects them. Defines the order of start and stop.
 
 mod base;
 mod reload;
@@ -52,10 +52,10 @@ pub struct StartSettings {
     /// Timeouts and sizes of the mirror. The store's size limit comes from the configuration.
     pub limits: Limits,
     /// Limits on outgoing requests and git jobs.
-    pub bounds: UpstreamLimits,
+    pub upstream_limits: UpstreamLimits,
     /// Limits on client connections of each listener.
     pub connections: listener::Limits,
-    /// Longest wait for a thread of the blocking pool before the liveness check fails.
+    /// The longest wait for a thread of the blocking pool before the liveness check fails.
     pub pool_within: Duration,
 }
 
@@ -64,7 +64,7 @@ impl Default for StartSettings {
         Self {
             clock: Clock::default(),
             limits: Limits::default(),
-            bounds: UpstreamLimits::default(),
+            upstream_limits: UpstreamLimits::default(),
             connections: listener::Limits::default(),
             pool_within: watchdog::POOL_WITHIN,
         }
@@ -97,11 +97,12 @@ pub fn mirror(
     let metrics = MetricSources::default();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
-    let outbound = Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.bounds)?;
-    let sealed_for = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
-    let terms = RuntimeConfig::new(upstreams, outbound, config.store.max_size, sealed_for);
+    let outbound =
+        Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.upstream_limits)?;
+    let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
+    let runtime_config = RuntimeConfig::new(upstreams, outbound, config.store.max_size, required_platforms);
     let counters = metrics.counters.clone();
-    let mirror = Mirror::new(Arc::clone(&store), terms, settings.limits, counters, &metrics.supervisor)?;
+    let mirror = Mirror::new(Arc::clone(&store), runtime_config, settings.limits, counters, &metrics.supervisor)?;
     Ok((mirror, store, metrics))
 }
 
@@ -118,8 +119,13 @@ impl MetricSources {
         let mut registry = Registry::default();
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("larder_build", "Version of this larder", build);
-        let since = ConstGauge::new(started.0);
-        registry.register_with_unit("larder_start_time", "Start time of this larder, since 1970", Unit::Seconds, since);
+        let start_time = ConstGauge::new(started.0);
+        registry.register_with_unit(
+            "larder_start_time",
+            "Start time of this larder, since 1970",
+            Unit::Seconds,
+            start_time,
+        );
         self.requests.register(&mut registry);
         self.counters.register(&mut registry);
         self.supervisor.register(&mut registry);
@@ -144,10 +150,10 @@ pub struct App {
 #[derive(Debug)]
 pub struct RunningApp {
     parts: SharedParts,
-    front: ArcSwap<Handlers>,
+    handlers: ArcSwap<Handlers>,
     tls: Option<Arc<Tls>>,
-    main_places: ConnectionSlots,
-    admin_places: ConnectionSlots,
+    main_slots: ConnectionSlots,
+    admin_slots: ConnectionSlots,
     pool: BlockingPoolCheck,
     config: tokio::sync::Mutex<Config>,
 }
@@ -166,8 +172,8 @@ struct SharedParts {
     supervisor: Supervisor,
     registry: Arc<Registry>,
     clock: Clock,
-    main: SocketAddr,
-    admin: SocketAddr,
+    main_address: SocketAddr,
+    admin_address: SocketAddr,
 }
 
 /// The request handlers of both listeners for one configuration. A request keeps the handlers it started with.
@@ -178,8 +184,8 @@ struct Handlers {
 }
 
 impl App {
-    /// Opens the store, then binds the sockets, so that a second larder on the same store stops before it changes
-    /// anything.
+    /// Opens the store and binds the sockets. The store comes first, so that a second larder on the same store stops
+    /// before it changes anything.
     ///
     /// # Errors
     /// Returns a [`StartError`] that says what to change.
@@ -192,8 +198,8 @@ impl App {
             Some(files) => Some(Arc::new(Tls::load(&files.certificate, &files.key)?)),
             None => None,
         };
-        let (main, main_at) = bind("[server]", config.server.listen).await?;
-        let (admin, admin_at) = bind("[admin]", config.admin.listen).await?;
+        let (main, main_address) = bind("[server]", config.server.listen).await?;
+        let (admin, admin_address) = bind("[admin]", config.admin.listen).await?;
         let started = settings.clock.now();
         let jobs = Jobs::of_store(Arc::clone(&mirror), settings.clock.clone(), Arc::clone(&store)).await;
         let parts = SharedParts {
@@ -210,28 +216,28 @@ impl App {
             made_token: OnceLock::new(),
             requests: metrics.requests,
             clock: settings.clock,
-            main: main_at,
-            admin: admin_at,
+            main_address,
+            admin_address,
         };
-        let front = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.config(), None)?);
-        let config_in_force = tokio::sync::Mutex::new(config.clone());
-        let places = || ConnectionSlots::new(&settings.connections, parts.requests.clone());
-        let (main_places, admin_places) = (places(), places());
+        let handlers = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.config(), None)?);
+        let current_config = tokio::sync::Mutex::new(config.clone());
+        let new_slots = || ConnectionSlots::new(&settings.connections, parts.requests.clone());
+        let (main_slots, admin_slots) = (new_slots(), new_slots());
         let pool = BlockingPoolCheck::new(settings.pool_within);
-        let running = RunningApp { parts, front, tls, main_places, admin_places, pool, config: config_in_force };
+        let running = RunningApp { parts, handlers, tls, main_slots, admin_slots, pool, config: current_config };
         let (connections, http2) = (settings.connections, config.server.http2);
-        let (scrub, base) = (config.store.scrub, base_url_of(config, main_at));
+        let (scrub, base) = (config.store.scrub, base_url_of(config, main_address));
         Ok(Self { running: Arc::new(running), main, admin, connections, http2, base, scrub })
     }
 
     /// Address of the main listener.
     pub fn address(&self) -> SocketAddr {
-        self.running.parts.main
+        self.running.parts.main_address
     }
 
     /// Address of the admin listener.
     pub fn admin_address(&self) -> SocketAddr {
-        self.running.parts.admin
+        self.running.parts.admin_address
     }
 
     /// Base URL of the main listener as clients see it, without a final slash.
@@ -246,7 +252,7 @@ impl App {
 
     /// Size limit of the store in bytes.
     pub async fn size_limit(&self) -> u64 {
-        // The limit depends on what is stored, so the index must be complete. A start waits for it at most a second.
+        // The limit depends on the stored bytes, so the index must be complete. A start waits at most a second for that.
         let _ = tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.index.until_complete()).await;
         let mirror = Arc::clone(&self.running.parts.mirror);
         self.running.parts.mirror.spawn_blocking(move || mirror.status().max_size_bytes).await.unwrap_or_default()
@@ -261,40 +267,40 @@ impl App {
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
         let Self { running, main, admin, connections, http2, scrub, .. } = self;
         running.parts.jobs.resume_interrupted();
-        let mut background = running.background(scrub, &stop);
+        let mut background_tasks = running.spawn_background_tasks(scrub, &stop);
         let tls = running.tls.clone();
-        let (main_places, admin_places) = (running.main_places.clone(), running.admin_places.clone());
+        let (main_slots, admin_slots) = (running.main_slots.clone(), running.admin_slots.clone());
         let main_limits = listener::Limits { http2, ..connections.clone() };
-        let of_main = {
+        let main_peer_class = {
             let running = Arc::clone(&running);
-            move |address| running.front.load().main.peer_class(address)
+            move |address| running.handlers.load().main.peer_class(address)
         };
-        let to_main = {
+        let handle_main = {
             let running = Arc::clone(&running);
-            move |request, peer| Arc::clone(&running.front.load().main).handle(request, peer)
+            move |request, peer| Arc::clone(&running.handlers.load().main).handle(request, peer)
         };
-        let to_admin = {
+        let handle_admin = {
             let running = Arc::clone(&running);
-            move |request, peer| Arc::clone(&running.front.load().admin).handle(request, peer)
+            move |request, peer| Arc::clone(&running.handlers.load().admin).handle(request, peer)
         };
         tokio::join!(
-            serve(main, tls, main_limits, main_places, of_main, to_main, stop.clone()),
-            serve(admin, None, connections, admin_places, |_| PeerClass::Client, to_admin, stop.clone()),
+            serve(main, tls, main_limits, main_slots, main_peer_class, handle_main, stop.clone()),
+            serve(admin, None, connections, admin_slots, |_| PeerClass::Client, handle_admin, stop.clone()),
             // Jobs stop at once, not after the last client has disconnected.
             async {
                 stop.cancelled().await;
                 running.parts.jobs.stop().await;
             },
         );
-        // Background tasks hold the mirror, and with it the lock of the store.
-        background.shutdown().await;
+        // Background tasks have references to the mirror, which keep the store locked.
+        background_tasks.shutdown().await;
         running.parts.mirror.close().await
     }
 }
 
 impl RunningApp {
     /// Starts the long-running tasks under the supervisor.
-    fn background(&self, scrub: Option<Duration>, stop: &CancellationToken) -> JoinSet<()> {
+    fn spawn_background_tasks(&self, scrub: Option<Duration>, stop: &CancellationToken) -> JoinSet<()> {
         let SharedParts { mirror, recurring, supervisor, clock, .. } = &self.parts;
         let mut tasks = JoinSet::new();
         let (task_mirror, task_clock) = (Arc::clone(mirror), clock.clone());
@@ -325,61 +331,68 @@ impl RunningApp {
             ..=3 => hosts.join(", "),
             many => format!("{many} registries"),
         };
-        let link = if config.network.offline { ", offline" } else { "" };
+        let offline_note = if config.network.offline { ", offline" } else { "" };
         format!(
-            "{} mirrors {hosts}{link}; store {}",
-            base_url_of(&config, self.parts.main),
+            "{} mirrors {hosts}{offline_note}; store {}",
+            base_url_of(&config, self.parts.main_address),
             config.store.path.display()
         )
     }
 
-    /// Lists the upstreams without a fresh discovery document and the reasons. Asks those that have no fresh copy.
+    /// Lists the upstreams whose discovery document cannot be had fresh, with the reasons. Fetches the document of each
+    /// upstream without a fresh copy.
     pub async fn unreachable_upstreams(&self) -> Vec<String> {
         let mirror = &self.parts.mirror;
-        let asking = mirror.hosts().into_iter().map(|host| async move {
+        let checks = mirror.hosts().into_iter().map(|host| async move {
             let call = mirror.job_context(self.parts.clock.now());
             match mirror.discovery(&host, &call).await {
-                Ok(answer) if answer.outcome == Outcome::Stale => Some(format!("{host} does not answer correctly")),
+                Ok(document) if document.outcome == Outcome::Stale => Some(format!("{host} does not answer correctly")),
                 Ok(_) => None,
                 Err(error) => Some(format!("{host}: {}", error.explain().cause)),
             }
         });
-        futures_util::future::join_all(asking).await.into_iter().flatten().collect()
+        futures_util::future::join_all(checks).await.into_iter().flatten().collect()
     }
 
     /// Checks that both listeners answer over their own sockets and that the blocking pool has free threads.
     pub async fn check_liveness(&self) -> Result<(), LivenessError> {
-        let (main, admin) = (loopback_if_unspecified(self.parts.main), loopback_if_unspecified(self.parts.admin));
-        let peer_class = self.front.load().main.peer_class(main.ip());
-        let main = ListenerCheck { address: main, slots: &self.main_places, peer_class };
-        let admin = ListenerCheck { address: admin, slots: &self.admin_places, peer_class: PeerClass::Client };
-        watchdog::check_listeners(main, admin).await?;
+        let (main, admin) =
+            (loopback_if_unspecified(self.parts.main_address), loopback_if_unspecified(self.parts.admin_address));
+        let peer_class = self.handlers.load().main.peer_class(main.ip());
+        let main_check = ListenerCheck { address: main, slots: &self.main_slots, peer_class };
+        let admin_check = ListenerCheck { address: admin, slots: &self.admin_slots, peer_class: PeerClass::Client };
+        watchdog::check_listeners(main_check, admin_check).await?;
         let store = Arc::clone(&self.parts.store);
         self.pool.check(move || store.try_disk().is_ok())
     }
 }
 
 impl SharedParts {
-    /// Builds the request handlers for a configuration; `before` is the set that they replace.
+    /// Builds the request handlers for a configuration. `previous` are the handlers that they replace.
     fn build_handlers(
         &self,
         config: &Config,
-        terms: Arc<RuntimeConfig>,
-        before: Option<&Handlers>,
+        runtime_config: Arc<RuntimeConfig>,
+        previous: Option<&Handlers>,
     ) -> Result<Handlers, StoreError> {
-        let door = RouteContext {
+        let route_context = RouteContext {
             upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
             default_upstream: config.server.default_upstream.clone(),
         };
         let mount = Mount::new(config.server.public_url.as_ref());
         // Rendered answers of an earlier configuration are dropped with their `Protocols`.
-        let protocols =
-            Arc::new(Protocols::new(Arc::clone(&self.mirror), terms, mount, door, config.store.memory.as_u64()));
+        let protocols = Arc::new(Protocols::new(
+            Arc::clone(&self.mirror),
+            runtime_config,
+            mount,
+            route_context,
+            config.store.memory.as_u64(),
+        ));
         let clients =
             Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
-        let main = match before {
+        let main = match previous {
             None => MainListener::new(protocols, self.requests.clone(), clients, self.clock.clone()),
-            Some(before) => before.main.renewed(protocols, clients),
+            Some(previous) => previous.main.renewed(protocols, clients),
         };
         let token = match &config.admin.token {
             Some(token) => token.clone(),
@@ -389,11 +402,11 @@ impl SharedParts {
             mirror: Arc::clone(&self.mirror),
             jobs: Arc::clone(&self.jobs),
             recurring: Arc::clone(&self.recurring),
-            access: Access::new(token, self.admin.ip()),
+            access: Access::new(token, self.admin_address.ip()),
             registry: Arc::clone(&self.registry),
             started: self.started,
             requests: self.requests.clone(),
-            base: base_url_of(config, self.main),
+            base: base_url_of(config, self.main_address),
             clock: self.clock.clone(),
             default_host: config.default_host(),
             bundles: config.bundle.clone(),

@@ -1,4 +1,4 @@
-//! URLs and addresses of the main listener.
+//! The base URL of the main listener.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -15,7 +15,7 @@ use crate::upstream::Upstreams;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reloaded {
     /// Options that have changed and need a restart.
-    pub take_a_restart: Vec<&'static str>,
+    pub need_restart: Vec<&'static str>,
 }
 
 /// A rejected reload, with every problem. The old configuration stays in force.
@@ -40,72 +40,76 @@ impl RunningApp {
     /// # Errors
     /// Returns [`NotReloaded`] with every problem.
     pub async fn reload(&self, config: Config) -> Result<Reloaded, NotReloaded> {
-        let mut in_force = self.config.lock().await;
-        let named = config.server.tls.clone();
-        let (config, take_a_restart) = keep_restart_options(config, &in_force).await?;
-        // Everything that can fail comes first, so that a reload is never partial.
+        let mut current = self.config.lock().await;
+        let new_tls_files = config.server.tls.clone();
+        let (config, need_restart) = keep_restart_options(config, &current).await?;
+        // The steps that can fail come first, so that a reload is never partial.
         let failed = |error: &dyn fmt::Display| NotReloaded(vec![error.to_string()]);
-        let renewal = match (&self.tls, named) {
+        let renewal = match (&self.tls, new_tls_files) {
             (Some(tls), Some(files)) => {
                 let tls = Arc::clone(tls);
-                let reading = task::spawn_blocking(move || tls.renewal(&files.certificate, &files.key));
-                Some(reading.await.map_err(|e| failed(&e))?.map_err(|e| failed(&format!("server.tls: {e}")))?)
+                let renewal = task::spawn_blocking(move || tls.renewal(&files.certificate, &files.key));
+                Some(renewal.await.map_err(|e| failed(&e))?.map_err(|e| failed(&format!("server.tls: {e}")))?)
             }
             _ => None,
         };
-        let before = self.parts.mirror.config();
-        let outbound = before.outbound.reconfigured(&config.network, &config.upstreams);
+        let previous = self.parts.mirror.config();
+        let outbound = previous.outbound.reconfigured(&config.network, &config.upstreams);
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
-        let sealed_for = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
-        let terms = before.reloaded(upstreams, outbound, config.store.max_size, sealed_for);
-        let terms = Arc::new(terms);
-        let front = self
+        let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
+        let runtime_config = previous.reloaded(upstreams, outbound, config.store.max_size, required_platforms);
+        let runtime_config = Arc::new(runtime_config);
+        let handlers = self
             .parts
-            .build_handlers(&config, Arc::clone(&terms), Some(&*self.front.load()))
+            .build_handlers(&config, Arc::clone(&runtime_config), Some(&*self.handlers.load()))
             .map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
             tls.use_pair(renewal);
         }
-        self.parts.mirror.activate(terms);
-        self.front.store(Arc::new(front));
+        self.parts.mirror.activate(runtime_config);
+        self.handlers.store(Arc::new(handlers));
         self.parts.recurring.renew(&config);
-        *in_force = config;
+        *current = config;
         if let Err(error) = self.parts.mirror.make_room().await {
             tracing::error!(%error, "eviction after the reload failed");
         }
-        Ok(Reloaded { take_a_restart })
+        Ok(Reloaded { need_restart })
     }
 }
 
-/// The configuration that can come into force: options that need a restart keep their old values. Also returns the
-/// names of those that changed.
-async fn keep_restart_options(mut config: Config, before: &Config) -> Result<(Config, Vec<&'static str>), NotReloaded> {
-    let file = config.clone();
-    let check = task::spawn_blocking(move || start_problems(&file));
-    let mut problems = check.await.unwrap_or_else(|error| vec![error.to_string()]);
-    let mut take_a_restart = Vec::new();
-    let mut keep = |option, is_changed| {
+/// Checks a new configuration, and gives the options that need a restart their previous values. Also returns the names
+/// of the options that changed and need a restart.
+async fn keep_restart_options(
+    mut config: Config,
+    previous: &Config,
+) -> Result<(Config, Vec<&'static str>), NotReloaded> {
+    let config_to_check = config.clone();
+    let problems = task::spawn_blocking(move || start_problems(&config_to_check));
+    let mut problems = problems.await.unwrap_or_else(|error| vec![error.to_string()]);
+    let mut need_restart = Vec::new();
+    let mut note_if_changed = |option, is_changed| {
         if is_changed {
-            take_a_restart.push(option);
+            need_restart.push(option);
         }
     };
-    keep("server.listen", config.server.listen != before.server.listen);
-    keep("server.tls", config.server.tls.is_some() != before.server.tls.is_some());
-    keep("server.http2", config.server.http2 != before.server.http2);
-    keep("admin.listen", config.admin.listen != before.admin.listen);
-    keep("store.path", config.store.path != before.store.path);
-    keep("store.scrub", config.store.scrub != before.store.scrub);
-    config.server.listen = before.server.listen;
-    config.server.http2 = before.server.http2;
-    config.admin.listen = before.admin.listen;
-    config.store.path.clone_from(&before.store.path);
-    config.store.scrub = before.store.scrub;
-    if config.server.tls.is_some() != before.server.tls.is_some() {
-        config.server.tls.clone_from(&before.server.tls);
+    note_if_changed("server.listen", config.server.listen != previous.server.listen);
+    note_if_changed("server.tls", config.server.tls.is_some() != previous.server.tls.is_some());
+    note_if_changed("server.http2", config.server.http2 != previous.server.http2);
+    note_if_changed("admin.listen", config.admin.listen != previous.admin.listen);
+    note_if_changed("store.path", config.store.path != previous.store.path);
+    note_if_changed("store.scrub", config.store.scrub != previous.store.scrub);
+    config.server.listen = previous.server.listen;
+    config.server.http2 = previous.server.http2;
+    config.admin.listen = previous.admin.listen;
+    config.store.path.clone_from(&previous.store.path);
+    config.store.scrub = previous.store.scrub;
+    if config.server.tls.is_some() != previous.server.tls.is_some() {
+        config.server.tls.clone_from(&previous.server.tls);
     }
-    // DESIGN, promise 8 applies to the open listener; the file's new address only takes effect after a restart.
+    // The check of allowed clients (DESIGN, promise 8) applies to the open listener. A new address in the file takes effect
+    // only after a restart.
     problems.extend(config.refusal().filter(|refusal| !problems.contains(refusal)));
-    if problems.is_empty() { Ok((config, take_a_restart)) } else { Err(NotReloaded(problems)) }
+    if problems.is_empty() { Ok((config, need_restart)) } else { Err(NotReloaded(problems)) }
 }

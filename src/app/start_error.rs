@@ -6,7 +6,7 @@ use crate::http::tls::TlsError;
 use crate::store::StoreError;
 use crate::upstream::clients::ConnectorError;
 
-/// Reason why larder did not start.
+/// The reason why larder did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration would serve credentialed upstreams to unknown clients (DESIGN, promise 8).
@@ -22,7 +22,7 @@ pub enum StartError {
     #[error("[server] tls: {0}")]
     Tls(#[from] TlsError),
     /// A socket could not be bound.
-    #[error("{section} listen = \"{address}\": {source}{}", to_do(.source))]
+    #[error("{section} listen = \"{address}\": {source}{}", advice(.source))]
     Listen {
         /// Section of the listener, such as `[server]`.
         section: &'static str,
@@ -37,7 +37,7 @@ pub enum StartError {
 }
 
 /// Advice for a socket that could not be bound.
-fn to_do(source: &std::io::Error) -> &'static str {
+fn advice(source: &std::io::Error) -> &'static str {
     match source.kind() {
         std::io::ErrorKind::AddrInUse => {
             "; see what listens there (ss -ltnp), or choose other ports (larder serve --listen 127.0.0.1:9080 --admin-listen 127.0.0.1:9081)"

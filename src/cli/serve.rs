@@ -100,12 +100,12 @@ impl ServeTasks {
             self.manager.reloading().await;
             let Some(reloaded) = stop.run_until_cancelled(Arc::clone(&self).reload()).await else { return };
             let came_of_it = match reloaded {
-                Ok(reloaded) if reloaded.take_a_restart.is_empty() => {
+                Ok(reloaded) if reloaded.need_restart.is_empty() => {
                     tracing::info!("the configuration was reloaded");
                     String::new()
                 }
-                Ok(Reloaded { take_a_restart }) => {
-                    let options = take_a_restart.join(", ");
+                Ok(Reloaded { need_restart }) => {
+                    let options = need_restart.join(", ");
                     tracing::warn!(%options, "the configuration was reloaded; some options need a restart");
                     format!("; needs a restart: {options}")
                 }

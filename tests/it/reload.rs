@@ -357,7 +357,7 @@ async fn a_download_that_runs_and_breaks_across_a_reload_arrives_byte_for_byte()
 }
 
 #[tokio::test]
-async fn options_that_take_a_restart_are_named_and_stay_as_they_are() {
+async fn options_that_need_restart_are_named_and_stay_as_they_are() {
     let upstream = publishing(&["null"], 10_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let elsewhere = Folder::new();
@@ -376,14 +376,14 @@ async fn options_that_take_a_restart_are_named_and_stay_as_they_are() {
         );
     let config = larder::config::Config::parse(&text, std::path::Path::new("test.toml"), &|_| None).unwrap().0;
     let reloaded = larder.reload_to(config).await.unwrap();
-    assert_eq!(reloaded.take_a_restart, ["server.listen", "server.tls", "admin.listen", "store.path", "store.scrub"]);
+    assert_eq!(reloaded.need_restart, ["server.listen", "server.tls", "admin.listen", "store.path", "store.scrub"]);
     larder.versions("null").await.expect(200);
     assert!(larder.base().starts_with("http://"), "{}", larder.base());
     assert!(elsewhere.files("").is_empty());
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     assert_eq!(status["store"], format!("{}/v1", larder.folder.path().display()));
     // As it was is as it is.
-    assert!(larder.reload(Larder::mirroring(&upstream)).await.unwrap().take_a_restart.is_empty());
+    assert!(larder.reload(Larder::mirroring(&upstream)).await.unwrap().need_restart.is_empty());
 }
 
 /// DESIGN, promise 8: it is about the listener that is open, not about the one that the file would have after a

@@ -342,7 +342,7 @@ impl Builder {
 
     /// Gives up an upstream that has not answered after this long.
     pub(crate) fn give_up_after(mut self, limit: Duration) -> Self {
-        self.settings.bounds.give_up_after = limit;
+        self.settings.upstream_limits.give_up_after = limit;
         self
     }
 
@@ -390,7 +390,7 @@ impl Builder {
 
     /// Sets limits for upstream requests.
     pub(crate) fn bounds(mut self, change: impl FnOnce(&mut UpstreamLimits)) -> Self {
-        change(&mut self.settings.bounds);
+        change(&mut self.settings.upstream_limits);
         self
     }
 
