@@ -1,4 +1,4 @@
-//! Credentials as types that never print a secret, and the readers of their tables.
+//! The types of credentials, which never print a secret, and the readers of their tables.
 
 use std::path::PathBuf;
 
@@ -38,7 +38,7 @@ pub struct Credential {
     pub host: Hostname,
     /// The upstreams whose modules may use it; each is configured.
     pub upstreams: Vec<Hostname>,
-    /// Kind of authentication.
+    /// The header or the SSH key.
     pub access: Access,
 }
 
@@ -65,8 +65,8 @@ const BASIC_EXAMPLE: &str = r#"{ user = "larder", password = { env = "REGISTRY_P
 const HEADER_EXAMPLE: &str = r#"{ name = "X-Registry-Key", value = { env = "REGISTRY_KEY" } }"#;
 const SSH_EXAMPLE: &str = r#"{ key = "id_ed25519", known_hosts = "known_hosts" }"#;
 
-/// Headers of the connection or of larder itself; a credential in their place would break requests.
-const TAKEN_HEADERS: [&str; 10] = [
+/// Headers that the connection or larder itself sets. A credential under such a name would break requests.
+const RESERVED_HEADERS: [&str; 10] = [
     "accept-encoding",
     "cdn-loop",
     "connection",
@@ -82,26 +82,26 @@ const TAKEN_HEADERS: [&str; 10] = [
 /// Reads `token`, `basic` or `header`; at most one may be present.
 pub(super) fn read_http(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
     let token = section.secret("token", TOKEN_EXAMPLE);
-    let token = token.and_then(|token| valid_value(section, "token", token));
-    let basic = section.table("basic", BASIC_EXAMPLE, read_basic).flatten();
-    let header = section.table("header", HEADER_EXAMPLE, read_header).flatten();
+    let token = token.and_then(|token| valid_header_value(section, "token", token));
+    let basic = section.optional_table("basic", BASIC_EXAMPLE, read_basic).flatten();
+    let header = section.optional_table("header", HEADER_EXAMPLE, read_header).flatten();
     section.at_most_one(&["token", "basic", "header"]);
     token.map(CredentialKind::Bearer).or(basic).or(header)
 }
 
-/// Reads one `[[credential]]`. Returns its upstreams, which are checked despite other problems, and the credential.
-/// `None` where a required key is missing; the problem is recorded.
+/// Reads one `[[credential]]`. Returns its upstreams, which are checked even if the credential has problems, and the
+/// credential; `None` if a required key is missing, which is recorded as a problem.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<Credential>) {
     let host = section.required("host", "git.corp.example", values::hostname);
     let upstreams = section.list("upstreams", r#"["registry.corp.example"]"#, values::hostname);
     let http = read_http(section);
-    let ssh = section.table("ssh", SSH_EXAMPLE, read_ssh).flatten();
-    let kinds = ["token", "basic", "header", "ssh"];
-    if !kinds.into_iter().any(|kind| section.has(kind)) {
+    let ssh = section.optional_table("ssh", SSH_EXAMPLE, read_ssh).flatten();
+    let kind_keys = ["token", "basic", "header", "ssh"];
+    if !kind_keys.into_iter().any(|key| section.has(key)) {
         section.problem("", format!("no credential; write for example token = {TOKEN_EXAMPLE}"));
     }
     if section.has("ssh") {
-        section.at_most_one(&kinds);
+        section.at_most_one(&kind_keys);
     }
     let upstreams = upstreams.unwrap_or_default();
     let access = http.map(Access::Http).or(ssh.map(Access::Ssh));
@@ -110,7 +110,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<
 }
 
 fn read_basic(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
-    let user = section.required("user", "larder", values::user);
+    let user = section.required("user", "larder", values::user_name);
     let password = section.required_secret("password", r#"{ env = "REGISTRY_PASSWORD" }"#);
     Some(CredentialKind::Basic { user: user?, password: password? })
 }
@@ -118,7 +118,7 @@ fn read_basic(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
 fn read_header(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
     let name = section.required("name", "X-Registry-Key", header_name);
     let value = section.required_secret("value", r#"{ env = "REGISTRY_KEY" }"#);
-    let value = value.and_then(|value| valid_value(section, "value", value));
+    let value = value.and_then(|value| valid_header_value(section, "value", value));
     Some(CredentialKind::Header { name: name?, value: value? })
 }
 
@@ -128,9 +128,14 @@ fn read_ssh(section: &mut Section<'_, '_, '_>) -> Option<SshFiles> {
     Some(SshFiles { key: key?, known_hosts: known_hosts? })
 }
 
-fn valid_value(section: &mut Section<'_, '_, '_>, key: &'static str, secret: SecretString) -> Option<SecretString> {
-    let plain = secret.expose_secret().bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
-    if plain && HeaderValue::from_str(secret.expose_secret()).is_ok() {
+/// The secret, if a header can carry it; otherwise records a problem.
+fn valid_header_value(
+    section: &mut Section<'_, '_, '_>,
+    key: &'static str,
+    secret: SecretString,
+) -> Option<SecretString> {
+    let is_printable = secret.expose_secret().bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    if is_printable && HeaderValue::from_str(secret.expose_secret()).is_ok() {
         return Some(secret);
     }
     section.problem(key, "the secret has characters that a header cannot carry, such as a line break".to_owned());
@@ -140,7 +145,7 @@ fn valid_value(section: &mut Section<'_, '_, '_>, key: &'static str, secret: Sec
 fn header_name(value: &str) -> Result<String, String> {
     let name = HeaderName::from_bytes(value.as_bytes())
         .map_err(|_| "this is not a header name (not shown: it may hold the secret)".to_owned())?;
-    if TAKEN_HEADERS.contains(&name.as_str()) {
+    if RESERVED_HEADERS.contains(&name.as_str()) {
         return Err(format!("the header {name} belongs to the connection and cannot carry a credential"));
     }
     Ok(name.as_str().to_owned())

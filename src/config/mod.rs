@@ -1,5 +1,5 @@
 //! The configuration: turns `mirror.toml` into checked types and reports all problems together. Environment variables
-//! and files that it names are read only here. Each part of larder gets its own section.
+//! and files that it names are read only here. Each part of larder receives only its own section.
 
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,7 @@ pub(crate) use values::listening;
 pub use warm::{RecurringWarmTarget, RecurringWarmUp};
 
 /// Size limit of a `mirror.toml`.
-const LIMIT_BYTES: u64 = 1024 * 1024;
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// The checked contents of `mirror.toml`, with defaults for absent options.
 #[derive(Debug, Clone)]
@@ -68,14 +68,14 @@ impl Config {
     pub fn load(path: Option<&Path>) -> Result<(Self, Vec<Warning>), Problems> {
         let env = &outside::variable;
         if let Some(path) = path {
-            let text = outside::text(path, LIMIT_BYTES).map_err(|cause| Problems::unreadable(path, &cause))?;
+            let text = outside::text(path, MAX_FILE_BYTES).map_err(|cause| Problems::unreadable(path, &cause))?;
             return Self::parse(&text, path, env);
         }
         if let Some(path) = outside::named_file(env) {
             return Self::load(Some(&path));
         }
         for path in outside::default_locations(env) {
-            match outside::text(&path, LIMIT_BYTES) {
+            match outside::text(&path, MAX_FILE_BYTES) {
                 Ok(text) => return Self::parse(&text, &path, env),
                 Err(cause) if cause.is_absent() => {}
                 Err(cause) => return Err(Problems::unreadable(&path, &cause)),
@@ -99,30 +99,31 @@ impl Config {
         }
     }
 
-    /// DESIGN, promise 8: with a credential and reachable from elsewhere, larder starts only when the configuration
-    /// says which clients are allowed. Returns the reason not to start, and the lines to add.
+    /// Returns the reason not to start, and the lines to add. A larder with a credential that other machines can reach
+    /// starts only if the configuration says which clients are allowed (DESIGN, promise 8).
     pub fn refusal(&self) -> Option<String> {
         if self.server.clients.is_some() || self.server.open {
             return None;
         }
-        let holders = self.credential_holders();
+        let credential_holders = self.credential_holders();
         let reachable = self.server.reachable_from_elsewhere();
-        if holders.is_empty() || reachable.is_empty() {
+        if credential_holders.is_empty() || reachable.is_empty() {
             return None;
         }
         Some(format!(
             "larder has credentials ({}) and is reachable from other machines ({}), so every client could use those \
              credentials; list the allowed clients in [server], for example clients = [\"10.0.0.0/8\"], or set open = \
              true to allow every client",
-            holders.join(", "),
+            credential_holders.join(", "),
             reachable.join(", "),
         ))
     }
 
-    /// Registry of an address without a host.
+    /// The registry of an address without a host.
     pub fn default_host(&self) -> Hostname {
-        let usual = || Hostname::parse(upstream::TERRAFORM).expect("a public registry's name is a host name");
-        self.server.default_upstream.clone().unwrap_or_else(usual)
+        let terraform_registry =
+            || Hostname::parse(upstream::TERRAFORM_HOST).expect("a public registry's name is a host name");
+        self.server.default_upstream.clone().unwrap_or_else(terraform_registry)
     }
 
     fn credential_holders(&self) -> Vec<String> {
@@ -131,8 +132,8 @@ impl Config {
             .iter()
             .filter(|upstream| upstream.credential.is_some())
             .map(|upstream| format!("[[upstream]] {}", upstream.host));
-        let others = self.credentials.iter().map(|credential| format!("[[credential]] {}", credential.host));
-        upstreams.chain(others).collect()
+        let other_hosts = self.credentials.iter().map(|credential| format!("[[credential]] {}", credential.host));
+        upstreams.chain(other_hosts).collect()
     }
 
     fn defaults(env: &dyn Fn(&str) -> Option<String>) -> Self {

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Reason why a file could not be read.
+/// The reason why a file could not be read.
 #[derive(Debug, Error)]
 pub(crate) enum Unreadable {
-    /// The system refused.
+    /// The system returned an error.
     #[error("{0}")]
     Refused(#[from] io::Error),
     #[error("it is a folder, not a file")]
@@ -53,22 +53,22 @@ pub(crate) fn text(path: &Path, limit_bytes: u64) -> Result<String, Unreadable> 
         return Err(Unreadable::TooLarge(limit_bytes));
     }
     String::from_utf8(bytes).map_err(|cause| {
-        let good = cause.utf8_error().valid_up_to();
-        let newlines = cause.as_bytes().iter().take(good).filter(|byte| **byte == b'\n').count();
+        let valid_up_to = cause.utf8_error().valid_up_to();
+        let newlines = cause.as_bytes().iter().take(valid_up_to).filter(|byte| **byte == b'\n').count();
         Unreadable::NotText(newlines + 1)
     })
 }
 
-/// Checks that another part can open a file.
+/// Checks that a file can be opened.
 pub(super) fn check(path: &Path) -> Result<(), Unreadable> {
     open(path).map(drop)
 }
 
-/// Resolves a name with its port: the first IPv4 address, else the first address, as clients do.
+/// Resolves a name with its port. Chooses the first IPv4 address, otherwise the first address, as clients do.
 pub(super) fn address(name: &str) -> io::Result<SocketAddr> {
-    let found: Vec<SocketAddr> = name.to_socket_addrs()?.collect();
-    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
-    first.copied().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
+    let addresses: Vec<SocketAddr> = name.to_socket_addrs()?.collect();
+    let chosen = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
+    chosen.copied().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
 }
 
 /// The file named by `LARDER_CONFIG`, which must exist.
@@ -78,16 +78,16 @@ pub(super) fn named_file(env: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf
 
 /// Default locations of the configuration file.
 pub(super) fn default_locations(env: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
-    let user = folder(env, "XDG_CONFIG_HOME").or_else(|| Some(folder(env, "HOME")?.join(".config")));
-    let system = PathBuf::from("/etc");
-    user.into_iter().chain([system]).map(|folder| folder.join("larder/mirror.toml")).collect()
+    let user_folder = folder(env, "XDG_CONFIG_HOME").or_else(|| Some(folder(env, "HOME")?.join(".config")));
+    let system_folder = PathBuf::from("/etc");
+    user_folder.into_iter().chain([system_folder]).map(|folder| folder.join("larder/mirror.toml")).collect()
 }
 
 /// Default folder of the store: systemd's state folder, else the user's cache.
 pub(super) fn store_folder(env: &dyn Fn(&str) -> Option<String>) -> PathBuf {
-    let state = |name: &str| env(name).map(|folders| folders.split(':').next().unwrap_or_default().to_owned());
-    // systemd separates several state folders with colons.
-    folder(&state, "STATE_DIRECTORY")
+    // systemd separates several state folders with colons; the first is used.
+    let first_folder = |name: &str| env(name).map(|folders| folders.split(':').next().unwrap_or_default().to_owned());
+    folder(&first_folder, "STATE_DIRECTORY")
         .or_else(|| Some(folder(env, "XDG_CACHE_HOME")?.join("larder")))
         .or_else(|| Some(folder(env, "HOME")?.join(".cache/larder")))
         .unwrap_or_else(|| PathBuf::from("/var/lib/larder"))
@@ -102,7 +102,7 @@ fn open(path: &Path) -> Result<File, Unreadable> {
     Ok(file)
 }
 
-// A relative folder would lead into the working directory.
+/// The folder in an environment variable. A relative path is ignored: it would lead into the working directory.
 fn folder(env: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<PathBuf> {
     env(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use super::outside::Unreadable;
 
 /// Maximum number of lines printed.
-const SHOWN: usize = 50;
+const MAX_SHOWN: usize = 50;
 
-/// One message about a place in a configuration file.
+/// One message about a line of a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remark {
     /// The configuration file.
@@ -78,11 +78,11 @@ impl fmt::Display for Problems {
             1 => write!(f, "1 problem in the configuration:")?,
             count => write!(f, "{count} problems in the configuration:")?,
         }
-        for remark in self.0.iter().take(SHOWN) {
+        for remark in self.0.iter().take(MAX_SHOWN) {
             write!(f, "\n{remark}")?;
         }
-        if self.0.len() > SHOWN {
-            write!(f, "\n… and {} more", self.0.len() - SHOWN)?;
+        if self.0.len() > MAX_SHOWN {
+            write!(f, "\n… and {} more", self.0.len() - MAX_SHOWN)?;
         }
         Ok(())
     }

@@ -1,10 +1,11 @@
-//! Context and results of reading one configuration file.
+//! What reading one configuration file needs, and the problems that it finds.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::problem::{Remark, Warning};
 
+/// The context and the results of reading one configuration file.
 pub(super) struct ConfigReader<'a> {
     file: &'a Path,
     pub(super) folder: &'a Path,
@@ -30,7 +31,7 @@ impl<'a> ConfigReader<'a> {
         }
     }
 
-    /// Line, from 1, of an offset into the text.
+    /// The line, from 1, of a byte offset into the text.
     pub(super) fn line(&self, offset: usize) -> usize {
         self.line_starts.partition_point(|start| *start <= offset) + 1
     }

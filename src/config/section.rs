@@ -1,5 +1,5 @@
-//! Reads one table of the parsed file, and records every problem with its line instead of stopping at the first.
-//! The meaning of values is left to `values`.
+//! Reads one table of the parsed file. Every problem is recorded with its line, and reading goes on. `values` parses the
+//! values.
 
 use std::path::PathBuf;
 
@@ -13,14 +13,17 @@ use super::values::{self, ValueError, quoted};
 
 mod secret;
 
-/// One table of the file; absent tables are read too, for their defaults.
+/// One table of the file. An absent table is read too, so that its options get their defaults.
 pub(super) struct Section<'r, 'a, 't> {
-    reading: &'r mut ConfigReader<'a>,
+    reader: &'r mut ConfigReader<'a>,
+    /// The dotted name of the table; empty for the whole file.
     path: String,
+    /// The offset of the table in the file, in bytes.
     offset: usize,
     table: Option<&'t DeTable<'t>>,
+    /// The keys that were asked for.
     known: Vec<&'static str>,
-    /// Required keys that are absent, each with an example to write.
+    /// Required keys that are absent, each with the message about it.
     missing: Vec<(&'static str, String)>,
 }
 
@@ -28,34 +31,39 @@ pub(super) struct Section<'r, 'a, 't> {
 pub(super) enum PathCheck {
     /// The text is not a valid path.
     Invalid,
-    /// No such file at the moment.
+    /// There is no file at this path.
     NoSuchFile(PathBuf),
+    /// There is a file or a folder at this path.
     Exists(PathBuf),
-    /// A file or folder that we may not read.
+    /// There is a file or a folder, but it cannot be read.
     Unreadable(PathBuf, outside::Unreadable),
 }
 
 impl<'r, 'a, 't> Section<'r, 'a, 't> {
     /// Reads the whole file as one table. Keys that `read` does not ask for are reported as problems.
     pub(super) fn root<T>(
-        reading: &'r mut ConfigReader<'a>,
+        reader: &'r mut ConfigReader<'a>,
         table: &'t DeTable<'t>,
         read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
     ) -> T {
-        Self::in_range(reading, String::new(), 0, Some(table), read)
+        Self::read_table(reader, String::new(), 0, Some(table), read)
     }
 
-    /// Reads `[key]`, also where it is absent, so that it gets its defaults.
-    pub(super) fn part<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T) -> T {
+    /// Reads `[key]`. An absent table is read too, so that its options get their defaults.
+    pub(super) fn table_or_defaults<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
+    ) -> T {
         let value = self.value_of(key);
         let table = value.and_then(|value| self.as_table(key, value, &format!("[{key}]")));
         let offset = value.map_or(self.offset, |value| value.span().start);
         let path = self.path_of(key);
-        Section::in_range(self.reading, path, offset, table, read)
+        Section::read_table(self.reader, path, offset, table, read)
     }
 
-    /// Reads an optional table.
-    pub(super) fn table<T>(
+    /// Reads an optional table; `None` if it is absent.
+    pub(super) fn optional_table<T>(
         &mut self,
         key: &'static str,
         example: &str,
@@ -64,7 +72,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         let value = self.value_of(key)?;
         let table = self.as_table(key, value, &format!("{key} = {example}"))?;
         let path = self.path_of(key);
-        Some(Section::in_range(self.reading, path, value.span().start, Some(table), read))
+        Some(Section::read_table(self.reader, path, value.span().start, Some(table), read))
     }
 
     /// Reads every `[[key]]`; `None` where the key is absent.
@@ -74,19 +82,19 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         mut read: impl FnMut(&mut Section<'_, 'a, 't>) -> T,
     ) -> Option<Vec<T>> {
         let value = self.value_of(key)?;
-        let written = format!("[[{key}]]");
+        let example_line = format!("[[{key}]]");
         let DeValue::Array(items) = value.get_ref() else {
-            self.mistyped(key, value, "array of tables", &written);
+            self.mistyped(key, value, "array of tables", &example_line);
             return Some(Vec::new());
         };
-        let mut found = Vec::new();
+        let mut results = Vec::new();
         for item in items.iter() {
-            if let Some(table) = self.as_table(key, item, &written) {
+            if let Some(table) = self.as_table(key, item, &example_line) {
                 let path = self.path_of(key);
-                found.push(Section::in_range(self.reading, path, item.span().start, Some(table), &mut read));
+                results.push(Section::read_table(self.reader, path, item.span().start, Some(table), &mut read));
             }
         }
-        Some(found)
+        Some(results)
     }
 
     /// Reads a string with `parse`; messages quote `example` as a valid value.
@@ -97,8 +105,8 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
         let value = self.value_of(key)?;
-        let written = format!("{key} = \"{example}\"");
-        self.parsed(key, value, &written, parse)
+        let example_line = format!("{key} = \"{example}\"");
+        self.parsed(key, value, &example_line, parse)
     }
 
     /// Reads a required string.
@@ -108,7 +116,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         example: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
-        self.must_have(key, &format!("\"{example}\""));
+        self.require(key, &format!("\"{example}\""));
         self.text(key, example, parse)
     }
 
@@ -120,14 +128,15 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         parse: impl Fn(&str) -> Result<T, E>,
     ) -> Option<Vec<T>> {
         let value = self.value_of(key)?;
-        let written = format!("{key} = {example}");
+        let example_line = format!("{key} = {example}");
         let DeValue::Array(items) = value.get_ref() else {
-            self.mistyped(key, value, "array of strings", &written);
+            self.mistyped(key, value, "array of strings", &example_line);
             return None;
         };
-        Some(items.iter().filter_map(|item| self.parsed(key, item, &written, &parse)).collect())
+        Some(items.iter().filter_map(|item| self.parsed(key, item, &example_line, &parse)).collect())
     }
 
+    /// Reads a boolean.
     pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
         let value = self.value_of(key)?;
         let DeValue::Boolean(flag) = value.get_ref() else {
@@ -139,7 +148,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
 
     /// Reads a path; a relative one is resolved against the folder of the configuration file.
     pub(super) fn path(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
-        let folder = self.reading.folder;
+        let folder = self.reader.folder;
         self.text(key, example, |value| {
             if value.is_empty() || value.contains('\0') {
                 return Err("this is not a path".to_owned());
@@ -151,32 +160,33 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         })
     }
 
-    /// Reads an array of strings; `parse` also gets the outcome of checking each as a path.
+    /// Reads an array of strings. `parse` also gets the outcome of checking each string as a path.
     pub(super) fn list_with_paths<T>(
         &mut self,
         key: &'static str,
         example: &str,
         parse: impl Fn(&str, PathCheck) -> Result<T, String>,
     ) -> Option<Vec<T>> {
-        let folder = self.reading.folder;
+        let folder = self.reader.folder;
         self.list(key, example, |value| {
             let path = folder.join(value);
-            let place = match outside::check(&path) {
+            let path_check = match outside::check(&path) {
                 _ if value.is_empty() || value.contains('\0') => PathCheck::Invalid,
                 Ok(()) | Err(outside::Unreadable::Folder) => PathCheck::Exists(path),
                 Err(cause) if cause.is_absent() => PathCheck::NoSuchFile(path),
                 Err(cause) => PathCheck::Unreadable(path, cause),
             };
-            parse(value, place)
+            parse(value, path_check)
         })
     }
 
+    /// True for a key with an empty array.
     pub(super) fn is_empty_list(&self, key: &str) -> bool {
         let value = self.table.and_then(|table| table.get(key));
         value.is_some_and(|value| matches!(value.get_ref(), DeValue::Array(items) if items.is_empty()))
     }
 
-    /// Reads the path of a file that another part opens; the file must be readable.
+    /// Reads the path of a file that is opened later. The file must be readable now.
     pub(super) fn file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
         let path = self.path(key, example)?;
         if let Err(cause) = outside::check(&path) {
@@ -187,7 +197,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
 
     /// Reads the required path of a file that must be readable.
     pub(super) fn required_file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
-        self.must_have(key, &format!("\"{example}\""));
+        self.require(key, &format!("\"{example}\""));
         self.file(key, example)
     }
 
@@ -204,13 +214,13 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         }
     }
 
-    /// Line of a key; line of the section for an absent or empty key.
+    /// The line of a key. For an absent key, or an empty text, the line of the section.
     pub(super) fn line_of(&self, key: &str) -> usize {
         let offset = self.table.and_then(|table| table.get_key_value(key)).map(|(key, _)| key.span().start);
-        self.reading.line(offset.unwrap_or(self.offset))
+        self.reader.line(offset.unwrap_or(self.offset))
     }
 
-    /// Records a problem with a key, or with the whole section for an empty key.
+    /// Records a problem with a key. An empty text as key means the whole section.
     pub(super) fn problem(&mut self, key: &str, text: String) {
         let line = self.line_of(key);
         self.problem_at(line, key, text);
@@ -219,48 +229,51 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     /// Records a warning, which does not prevent a start.
     pub(super) fn warning(&mut self, key: &str, text: String) {
         let line = self.line_of(key);
-        let remark = self.reading.remark(Some(line), self.path_of(key), text);
-        self.reading.warnings.push(Warning(remark));
+        let remark = self.reader.remark(Some(line), self.path_of(key), text);
+        self.reader.warnings.push(Warning(remark));
     }
 
     /// Records a problem with a key on a given line.
     pub(super) fn problem_at(&mut self, line: usize, key: &str, text: String) {
-        let remark = self.reading.remark(Some(line), self.path_of(key), text);
-        self.reading.problems.push(remark);
+        let remark = self.reader.remark(Some(line), self.path_of(key), text);
+        self.reader.problems.push(remark);
     }
 
     /// Records a problem with a key of a subsection that has been read before.
-    pub(super) fn problem_within(&mut self, part: &str, key: &str, text: String) {
-        let below = self.table.and_then(|table| table.get(part));
-        let below = below.and_then(|value| value.get_ref().as_table());
-        let offset = below.and_then(|table| table.get_key_value(key)).map(|(key, _)| key.span().start);
-        let line = self.reading.line(offset.unwrap_or(self.offset));
-        self.problem_at(line, &format!("{part}.{key}"), text);
+    pub(super) fn problem_in_subsection(&mut self, subsection: &str, key: &str, text: String) {
+        let table = self.table.and_then(|table| table.get(subsection));
+        let table = table.and_then(|value| value.get_ref().as_table());
+        let offset = table.and_then(|table| table.get_key_value(key)).map(|(key, _)| key.span().start);
+        let line = self.reader.line(offset.unwrap_or(self.offset));
+        self.problem_at(line, &format!("{subsection}.{key}"), text);
     }
 
-    fn in_range<T>(
-        reading: &mut ConfigReader<'a>,
+    /// Reads a table with `read`, then reports unknown and missing keys.
+    fn read_table<T>(
+        reader: &mut ConfigReader<'a>,
         path: String,
         offset: usize,
         table: Option<&'t DeTable<'t>>,
         read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
     ) -> T {
-        let mut section = Section { reading, path, offset, table, known: Vec::new(), missing: Vec::new() };
-        let read = read(&mut section);
+        let mut section = Section { reader, path, offset, table, known: Vec::new(), missing: Vec::new() };
+        let result = read(&mut section);
         let misspelt = section.report_unknown();
         section.report_missing(&misspelt);
-        read
+        result
     }
 
+    /// The value of a key, which becomes a known key.
     fn value_of(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
         if !self.known.contains(&key) {
             self.known.push(key);
             let path = self.path_of(key);
-            self.reading.known_keys.insert(path);
+            self.reader.known_keys.insert(path);
         }
         self.table?.get(key)
     }
 
+    /// The dotted name of a key.
     fn path_of(&self, key: &str) -> String {
         match (self.path.as_str(), key) {
             ("", key) => key.to_owned(),
@@ -269,13 +282,14 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         }
     }
 
-    fn must_have(&mut self, key: &'static str, example: &str) {
+    /// Notes a required key as missing if it is absent.
+    fn require(&mut self, key: &'static str, example: &str) {
         if !self.has(key) {
             self.missing.push((key, format!("missing; write for example {key} = {example}")));
         }
     }
 
-    /// Reports required keys that are absent, except those that a misspelt key probably stands for.
+    /// Reports required keys that are absent, except keys that are probably just misspelt.
     fn report_missing(&mut self, misspelt: &[&'static str]) {
         let line = self.line_of("");
         for (key, text) in std::mem::take(&mut self.missing) {
@@ -285,11 +299,11 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         }
     }
 
-    fn as_table(&mut self, key: &str, value: &'t Spanned<DeValue<'t>>, written: &str) -> Option<&'t DeTable<'t>> {
+    fn as_table(&mut self, key: &str, value: &'t Spanned<DeValue<'t>>, example_line: &str) -> Option<&'t DeTable<'t>> {
         if let DeValue::Table(table) = value.get_ref() {
             return Some(table);
         }
-        self.mistyped(key, value, "table", written);
+        self.mistyped(key, value, "table", example_line);
         None
     }
 
@@ -297,21 +311,21 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         &mut self,
         key: &str,
         value: &Spanned<DeValue<'_>>,
-        written: &str,
+        example_line: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
         let DeValue::String(text) = value.get_ref() else {
-            self.mistyped(key, value, "string", written);
+            self.mistyped(key, value, "string", example_line);
             return None;
         };
         match parse(text) {
             Ok(value) => Some(value),
-            Err(complaint) => {
-                let line = self.reading.line(value.span().start);
-                let ValueError { text, instead } = complaint.into();
-                let remedy = match instead {
-                    Some(selection) => format!("write \"{selection}\""),
-                    None => format!("write for example {written}"),
+            Err(error) => {
+                let line = self.reader.line(value.span().start);
+                let ValueError { text, suggestion } = error.into();
+                let remedy = match suggestion {
+                    Some(suggestion) => format!("write \"{suggestion}\""),
+                    None => format!("write for example {example_line}"),
                 };
                 self.problem_at(line, key, format!("{text}; {remedy}"));
                 None
@@ -319,35 +333,40 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         }
     }
 
-    // Shows only the type: the value may be a secret in the wrong place.
-    fn mistyped(&mut self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str, written: &str) {
+    /// Reports a value of another type. Shows only the type, because the value may be a misplaced secret.
+    fn mistyped(&mut self, key: &str, value: &Spanned<DeValue<'_>>, expected: &str, example_line: &str) {
         let found = value.get_ref().type_str();
-        let line = self.reading.line(value.span().start);
-        self.problem_at(line, key, format!("this is of type {found}, not {wanted}; write for example {written}"));
+        let line = self.reader.line(value.span().start);
+        self.problem_at(
+            line,
+            key,
+            format!("this is of type {found}, not {expected}; write for example {example_line}"),
+        );
     }
 
-    /// Reports unknown keys; returns the keys that they probably stand for.
+    /// Reports unknown keys. Returns the known keys that the user probably meant.
     fn report_unknown(&mut self) -> Vec<&'static str> {
-        let mut selection = Vec::new();
+        let mut meant_keys = Vec::new();
         for (key, _) in self.table.into_iter().flat_map(|table| table.iter()) {
             let name = key.get_ref().as_ref();
             if self.known.contains(&name) {
                 continue;
             }
             let near = nearest(name, &self.known);
-            selection.extend(near);
+            meant_keys.extend(near);
             let hint = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
             let text = format!("unknown; {hint}known here: {}", self.known.join(", "));
             let shown = quoted(name);
-            let line = self.reading.line(key.span().start);
+            let line = self.reader.line(key.span().start);
             self.problem_at(line, shown.trim_matches('"'), text);
         }
-        selection
+        meant_keys
     }
 }
 
+/// The known key that is most similar to a name; `None` if none is similar.
 fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
-    // A longer name matches no key, and computing its distance is slow.
+    // A longer name is like no key, and computing its distance is slow.
     let name: Vec<char> = name.chars().take(40).collect();
     let distances = known.iter().map(|known| (values::edit_distance(&name, known), *known));
     let (edits, near) = distances.min()?;

@@ -52,14 +52,14 @@ impl Default for Server {
 impl Server {
     /// The settings that make the main listener reachable from other machines.
     pub fn reachable_from_elsewhere(&self) -> Vec<&'static str> {
-        let off_loopback = !self.listen.ip().to_canonical().is_loopback();
+        let is_off_loopback = !self.listen.ip().to_canonical().is_loopback();
         [
-            (off_loopback, "server.listen is not on loopback"),
+            (is_off_loopback, "server.listen is not on loopback"),
             (self.public_url.is_some(), "server.public_url is set"),
             (!self.trusted_proxies.is_empty(), "server.trusted_proxies is set"),
         ]
         .into_iter()
-        .filter_map(|(holds, reason)| holds.then_some(reason))
+        .filter_map(|(is_true, reason)| is_true.then_some(reason))
         .collect()
     }
 }
@@ -108,7 +108,7 @@ impl Store {
             path,
             max_size: SizeLimit::ShareOfDisk,
             memory: ByteSize::mib(64),
-            // Disks lose bits over months, and a full store is read within hours.
+            // Disks lose bits over months, and reading a full store takes only hours.
             scrub: Some(Duration::from_secs(30 * 24 * 3600)),
         }
     }

@@ -18,10 +18,12 @@ mod mistakes;
 
 const SAMPLE: &str = include_str!("../../mirror.toml");
 
+/// An environment without variables.
 fn no_env(_: &str) -> Option<String> {
     None
 }
 
+/// An environment in which almost every variable is set to a secret.
 fn env(name: &str) -> Option<String> {
     match name {
         "HOME" => Some("/home/me".to_owned()),
@@ -41,14 +43,14 @@ fn parse(text: &str) -> Result<(Config, Vec<Warning>), Problems> {
     Config::parse(text, Path::new("mirror.toml"), &env)
 }
 
-fn good(text: &str) -> Config {
+fn config_of(text: &str) -> Config {
     match parse(text) {
         Ok((config, _)) => config,
         Err(problems) => panic!("{text}\n{problems}"),
     }
 }
 
-fn bad(text: &str) -> String {
+fn problems_of(text: &str) -> String {
     match parse(text) {
         Ok((config, _)) => panic!("{text}\n{config:?}"),
         Err(problems) => problems.to_string(),
@@ -57,7 +59,7 @@ fn bad(text: &str) -> String {
 
 #[test]
 fn every_option_is_read() {
-    let config = good(
+    let config = config_of(
         r#"
         [server]
         listen = "[::]:8443"
@@ -137,7 +139,7 @@ fn every_option_is_read() {
 #[test]
 fn an_upstream_that_names_only_its_host_has_that_hosts_defaults() {
     let config =
-        good("[[upstream]]\nhost = 'registry.corp.example:8443'\n[[upstream]]\nhost = 'registry.opentofu.org'");
+        config_of("[[upstream]]\nhost = 'registry.corp.example:8443'\n[[upstream]]\nhost = 'registry.opentofu.org'");
     let urls: Vec<_> = config.upstreams.iter().map(|upstream| upstream.url.as_str()).collect();
     assert_eq!(urls, ["https://registry.corp.example:8443/", "https://registry.opentofu.org/"]);
     assert!(matches!(config.upstreams[0].verification, crate::verify::VerificationPolicy::Signature));
@@ -146,7 +148,7 @@ fn an_upstream_that_names_only_its_host_has_that_hosts_defaults() {
 }
 
 #[test]
-fn files_are_relative_to_the_folder_of_the_configuration_and_a_secrets_final_newline_is_dropped() {
+fn paths_are_relative_to_the_configuration_and_the_final_newline_of_a_secret_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["cert.pem", "key.pem", "ca.pem", "known_hosts"] {
         std::fs::write(folder.path().join(name), "x").unwrap();
@@ -157,7 +159,7 @@ fn files_are_relative_to_the_folder_of_the_configuration_and_a_secrets_final_new
     let file = folder.path().join("mirror.toml");
     std::fs::write(
         &file,
-        "server.tls = { certificate = 'cert.pem', key = 'key.pem' }\nnetwork.ca_file = 'ca.pem'\nstore.path = 'kept'\n\
+        "server.tls = { certificate = 'cert.pem', key = 'key.pem' }\nnetwork.ca_file = 'ca.pem'\nstore.path = 'store'\n\
          admin.token = { file = 'token' }\n[[credential]]\nhost = 'git.example'\n\
          ssh = { key = 'key.pem', known_hosts = 'known_hosts' }\n",
     )
@@ -165,7 +167,7 @@ fn files_are_relative_to_the_folder_of_the_configuration_and_a_secrets_final_new
     let (config, warnings) = Config::load(Some(&file)).unwrap();
     assert_eq!(config.server.tls.unwrap().key, folder.path().join("key.pem"));
     assert_eq!(config.network.ca_file.unwrap(), folder.path().join("ca.pem"));
-    assert_eq!(config.store.path, folder.path().join("kept"));
+    assert_eq!(config.store.path, folder.path().join("store"));
     assert_eq!(config.admin.token.unwrap().expose_secret(), "hunter2");
     assert!(matches!(&config.credentials[0].access, Access::Ssh(files) if files.key == folder.path().join("key.pem")));
     assert!(warnings.is_empty(), "{warnings:?}");
@@ -177,13 +179,13 @@ fn files_are_relative_to_the_folder_of_the_configuration_and_a_secrets_final_new
     );
 }
 
-/// DESIGN, promise 8: secrets stay home.
+/// Secrets never leave larder (DESIGN, promise 8).
 #[test]
-fn debug_output_and_messages_hold_no_secret() {
+fn debug_output_and_messages_contain_no_secret() {
     let text = "[admin]\ntoken = { env = 'A' }\n[[upstream]]\nhost = 'a.example'\ntoken = { env = 'A' }\n[[upstream]]\n\
                 host = 'b.example'\nbasic = { user = 'u', password = { env = 'A' } }\n[[credential]]\nhost = 'c.example'\n\
                 header = { name = 'x-key', value = { env = 'A' } }\n";
-    assert!(!format!("{:?}", good(text)).contains("hunter2"));
+    assert!(!format!("{:?}", config_of(text)).contains("hunter2"));
     for text in [
         "admin.token = 'hunter2'",
         "admin.token = { env = 'hunter2!' }",
@@ -198,24 +200,24 @@ fn debug_output_and_messages_hold_no_secret() {
         "[[upstream]]\nhost = 'a.example'\nheader = { name = 'x-key', value = 'hunter2' }",
         "[[upstream]]\nhost = 'a.example'\nheader = 'x-key: hunter2'",
     ] {
-        let message = bad(text);
+        let message = problems_of(text);
         assert!(!message.contains("hunter2"), "{message}");
     }
 }
 
-/// DESIGN, promise 8: with a credential and reachable from elsewhere, larder starts only with allowed clients
-/// configured.
+/// A larder with a credential that other machines can reach starts only with a list of allowed clients (DESIGN,
+/// promise 8).
 #[test]
 fn a_reachable_larder_with_credentials_does_not_start_without_allowed_clients() {
     let upstream = "[[upstream]]\nhost = 'r.example'\ntoken = { env = 'TOKEN' }\n";
     let credential = "[[credential]]\nhost = 'git.example'\ntoken = { env = 'TOKEN' }\n";
-    let nothing = "[[upstream]]\nhost = 'r.example'\n";
-    for (refused, server, holds) in [
+    let no_credential = "[[upstream]]\nhost = 'r.example'\n";
+    for (is_refused, server, credentials) in [
         (false, "", upstream),
         (false, "listen = '[::1]:80'", upstream),
         (false, "listen = '[::ffff:127.0.0.1]:80'", upstream),
         (false, "listen = '127.9.9.9:80'", credential),
-        (false, "listen = '0.0.0.0:80'", nothing),
+        (false, "listen = '0.0.0.0:80'", no_credential),
         (false, "listen = '0.0.0.0:80'\nopen = true", upstream),
         (false, "listen = '0.0.0.0:80'\nclients = ['10.0.0.0/8']", credential),
         (true, "listen = '0.0.0.0:80'", upstream),
@@ -224,14 +226,14 @@ fn a_reachable_larder_with_credentials_does_not_start_without_allowed_clients() 
         (true, "public_url = 'https://m.example/'", upstream),
         (true, "trusted_proxies = ['127.0.0.1']", credential),
     ] {
-        let config = good(&format!("[server]\n{server}\n{holds}"));
+        let config = config_of(&format!("[server]\n{server}\n{credentials}"));
         let refusal = config.refusal();
-        assert_eq!(refusal.is_some(), refused, "{server} {holds} {refusal:?}");
-        assert!(refusal.is_none_or(|said| said.contains("clients =")
-            && said.contains("open = true")
-            && said.contains(".example")));
+        assert_eq!(refusal.is_some(), is_refused, "{server} {credentials} {refusal:?}");
+        assert!(refusal.is_none_or(|message| message.contains("clients =")
+            && message.contains("open = true")
+            && message.contains(".example")));
     }
-    let admin_only = good("[admin]\nlisten = '0.0.0.0:8081'\ntoken = { env = 'TOKEN' }");
+    let admin_only = config_of("[admin]\nlisten = '0.0.0.0:8081'\ntoken = { env = 'TOKEN' }");
     assert_eq!(admin_only.refusal(), None);
 }
 
@@ -249,10 +251,10 @@ proptest! {
     #[test]
     fn mutations_of_the_sample_never_panic(edits in prop::collection::vec((0..SAMPLE.len(), 0..40_usize, "\\PC{0,12}|[\\[\\]{}=\".,\n#]{0,4}"), 1..8)) {
         let mut bytes = SAMPLE.replace("\n# ", "\n").into_bytes();
-        for (index, length, with) in edits {
+        for (index, length, replacement) in edits {
             let index = index.min(bytes.len());
             let end = (index + length).min(bytes.len());
-            bytes.splice(index..end, with.into_bytes());
+            bytes.splice(index..end, replacement.into_bytes());
         }
         let text = String::from_utf8_lossy(&bytes);
         if let Err(problems) = Config::parse(&text, Path::new("mirror.toml"), &env) {
@@ -262,7 +264,7 @@ proptest! {
 }
 
 #[test]
-fn deep_nesting_is_a_problem_and_no_crash() {
+fn deep_nesting_is_reported_and_does_not_crash() {
     for text in [
         format!("a = {}", "[".repeat(100_000)),
         format!("a = {}", "{a=".repeat(100_000)),

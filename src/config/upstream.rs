@@ -12,8 +12,8 @@ use super::credential::{self, CredentialKind};
 use super::section::Section;
 use super::values;
 
-pub(super) const TERRAFORM: &str = "registry.terraform.io";
-const OPENTOFU: &str = "registry.opentofu.org";
+pub(super) const TERRAFORM_HOST: &str = "registry.terraform.io";
+const OPENTOFU_HOST: &str = "registry.opentofu.org";
 
 /// One mirrored registry.
 #[derive(Debug, Clone)]
@@ -52,7 +52,7 @@ impl Upstream {
     pub fn at(host: Hostname, url: Url) -> Self {
         let name = host.to_string();
         let verification =
-            if name == OPENTOFU { VerificationPolicy::SignatureIfKeys } else { VerificationPolicy::Signature };
+            if name == OPENTOFU_HOST { VerificationPolicy::SignatureIfKeys } else { VerificationPolicy::Signature };
         Self {
             host,
             url,
@@ -63,13 +63,13 @@ impl Upstream {
             fresh: FreshnessLifetimes::default(),
             patience: Duration::from_secs(2),
             keep_gone: true,
-            fold_case: name == TERRAFORM || name == OPENTOFU,
+            fold_case: name == TERRAFORM_HOST || name == OPENTOFU_HOST,
         }
     }
 
     /// The two public registries, mirrored when no upstream is configured.
     pub fn public_registries() -> Vec<Self> {
-        [TERRAFORM, OPENTOFU]
+        [TERRAFORM_HOST, OPENTOFU_HOST]
             .into_iter()
             .map(|name| {
                 let host = Hostname::parse(name).expect("a public registry's name is a host name");
@@ -114,7 +114,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
     let credential = credential::read_http(section);
     let credentials_for = section.list("credentials_for", r#"["artifacts.corp.example"]"#, values::hostname);
     let verification = section.text("verification", "signature", values::policy);
-    let fresh = section.table("fresh", r#"{ versions = "5m" }"#, read_fresh);
+    let fresh = section.optional_table("fresh", r#"{ versions = "5m" }"#, read_fresh);
     let patience = section.text("patience", "2s", values::patience);
     let keep_gone = section.flag("keep_gone");
     let fold_case = section.flag("fold_case");
@@ -142,7 +142,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
     Some(upstream)
 }
 
-// The HTTP client uses the port of an address only where the URL has none.
+/// Reports addresses with another port than the URL. The HTTP client would ignore their port.
 fn check_ports(section: &mut Section<'_, '_, '_>, upstream: &Upstream) {
     let Some(port) = upstream.url.port() else { return };
     for address in upstream.addresses.iter().filter(|address| address.port() != port) {
@@ -155,12 +155,12 @@ fn check_ports(section: &mut Section<'_, '_, '_>, upstream: &Upstream) {
 
 fn read_fresh(section: &mut Section<'_, '_, '_>) -> FreshnessLifetimes {
     let default = FreshnessLifetimes::default();
-    let mut span = |key, example, default| section.text(key, example, values::duration).unwrap_or(default);
+    let mut lifetime = |key, example, default| section.text(key, example, values::duration).unwrap_or(default);
     FreshnessLifetimes {
-        versions: span("versions", "5m", default.versions),
-        discovery: span("discovery", "1h", default.discovery),
-        download: span("download", "24h", default.download),
-        api: span("api", "1m", default.api),
-        not_found: span("not_found", "30s", default.not_found),
+        versions: lifetime("versions", "5m", default.versions),
+        discovery: lifetime("discovery", "1h", default.discovery),
+        download: lifetime("download", "24h", default.download),
+        api: lifetime("api", "1m", default.api),
+        not_found: lifetime("not_found", "30s", default.not_found),
     }
 }

@@ -12,43 +12,44 @@ use super::outside;
 use crate::address::{Hostname, Platform};
 use crate::verify::VerificationPolicy;
 
-/// Longer spans overflow clocks sooner or later, and mean "for ever" anyway.
-const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
+/// The longest duration. A longer one could overflow a timestamp.
+const MAX_DURATION: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
-/// Every document is answered within this time, so no request can wait longer.
+/// The longest `patience`. Every request for a document is answered within this time.
 const MAX_PATIENCE: Duration = Duration::from_secs(8);
 
-/// Shortest interval of a scrub, which reads the whole store.
-const SHORTEST_INTERVAL: Duration = Duration::from_secs(3600);
+/// The shortest interval of a scrub, which reads the whole store.
+const MIN_SCRUB_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Shortest interval of a recurring warm-up, which asks upstreams.
-const SHORTEST_RECURRENCE: Duration = Duration::from_secs(5 * 60);
+/// The shortest interval of a recurring warm-up, which sends requests to upstreams.
+const MIN_WARM_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
-const SHOWN_CHARS: usize = 80;
+/// The most characters of a value in a message.
+const MAX_SHOWN_CHARS: usize = 80;
 
 /// An error in a value.
 pub(super) struct ValueError {
-    /// Sentence about the value.
+    /// A sentence about the value.
     pub(super) text: String,
-    /// The value that was probably meant.
-    pub(super) instead: Option<String>,
+    /// The value that the user probably meant.
+    pub(super) suggestion: Option<String>,
 }
 
 impl From<String> for ValueError {
     fn from(text: String) -> Self {
-        Self { text, instead: None }
+        Self { text, suggestion: None }
     }
 }
 
-/// Quotes a value for messages: escaped and shortened. Hidden where it may hold a password.
+/// Quotes a value for messages: escaped and shortened. A value that may contain a password is not shown.
 pub(super) fn quoted(value: &str) -> String {
     if may_hold_secret(value) {
         return "the value (not shown: it may hold a password)".to_owned();
     }
-    if value.chars().count() <= SHOWN_CHARS {
+    if value.chars().count() <= MAX_SHOWN_CHARS {
         return format!("{value:?}");
     }
-    let head: String = value.chars().take(SHOWN_CHARS).collect();
+    let head: String = value.chars().take(MAX_SHOWN_CHARS).collect();
     format!("{head:?}…")
 }
 
@@ -73,7 +74,7 @@ pub(super) fn hostname(value: &str) -> Result<Hostname, ValueError> {
             Some((host, port)) => {
                 let text = format!("{} is a URL, not a host name", quoted(value));
                 let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-                ValueError { text, instead: Some(format!("{host}{port}")) }
+                ValueError { text, suggestion: Some(format!("{host}{port}")) }
             }
             None => cause.to_string().into(),
         }
@@ -85,11 +86,11 @@ pub(crate) fn listening(value: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = value.parse() {
         return Ok(address);
     }
-    let is_named = value.rsplit_once(':').is_some_and(|(name, port)| {
+    let is_name_with_port = value.rsplit_once(':').is_some_and(|(name, port)| {
         let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
         !name.is_empty() && is_name && port.parse::<u16>().is_ok() && name.parse::<IpAddr>().is_err()
     });
-    if !is_named {
+    if !is_name_with_port {
         return Err(format!("{} is not an address or a host name with a port", quoted(value)));
     }
     outside::address(value).map_err(|cause| format!("{} does not resolve: {cause}", quoted(value)))
@@ -122,10 +123,10 @@ pub(super) fn base_url(value: &str) -> Result<Url, String> {
 }
 
 /// Parses one entry of `network.allow_private`.
-pub(super) fn private(value: &str) -> Result<super::PrivateDestination, String> {
+pub(super) fn private_destination(value: &str) -> Result<super::PrivateDestination, String> {
     use super::PrivateDestination;
     if value.contains("://") {
-        let (host, port) = plain_http(value).ok_or_else(|| {
+        let (host, port) = plain_http_origin(value).ok_or_else(|| {
             format!("{} does not have the form http://name:port, the only URL allowed here", quoted(value))
         })?;
         return Ok(PrivateDestination::PlainHttp { host, port });
@@ -151,42 +152,42 @@ pub(super) fn policy(value: &str) -> Result<VerificationPolicy, String> {
 }
 
 pub(super) fn duration(value: &str) -> Result<Duration, String> {
-    let span =
+    let duration =
         humantime::parse_duration(value).map_err(|_| format!("{} is not a duration with its unit", quoted(value)))?;
-    if span > LONGEST {
+    if duration > MAX_DURATION {
         return Err(format!("{} is longer than ten years", quoted(value)));
     }
-    Ok(span)
+    Ok(duration)
 }
 
 /// Parses a time that a request may wait.
 pub(super) fn patience(value: &str) -> Result<Duration, String> {
-    let span = duration(value)?;
-    if span > MAX_PATIENCE {
+    let duration = self::duration(value)?;
+    if duration > MAX_PATIENCE {
         return Err(format!("{} is longer than 8s, the limit for every document", quoted(value)));
     }
-    Ok(span)
+    Ok(duration)
 }
 
 /// Parses the interval of a scrub; `never` disables it.
-pub(super) fn interval(value: &str) -> Result<Option<Duration>, String> {
+pub(super) fn scrub_interval(value: &str) -> Result<Option<Duration>, String> {
     if value == "never" {
         return Ok(None);
     }
-    let span = duration(value)?;
-    if span < SHORTEST_INTERVAL {
+    let duration = self::duration(value)?;
+    if duration < MIN_SCRUB_INTERVAL {
         return Err(format!("{} is less than an hour; \"never\" disables it", quoted(value)));
     }
-    Ok(Some(span))
+    Ok(Some(duration))
 }
 
 /// Parses the interval of a recurring warm-up.
-pub(super) fn recurrence(value: &str) -> Result<Duration, String> {
-    let span = duration(value)?;
-    if span < SHORTEST_RECURRENCE {
+pub(super) fn warm_interval(value: &str) -> Result<Duration, String> {
+    let duration = self::duration(value)?;
+    if duration < MIN_WARM_INTERVAL {
         return Err(format!("{} is less than the minimum of 5m", quoted(value)));
     }
-    Ok(span)
+    Ok(duration)
 }
 
 pub(super) fn size(value: &str) -> Result<ByteSize, String> {
@@ -208,7 +209,7 @@ pub(super) fn capacity(value: &str) -> Result<ByteSize, String> {
 }
 
 /// Parses the user name of HTTP basic authentication.
-pub(super) fn user(value: &str) -> Result<String, String> {
+pub(super) fn user_name(value: &str) -> Result<String, String> {
     if value.is_empty() || value.contains(':') || value.chars().any(char::is_control) {
         return Err("a user name must have neither a colon nor control characters, and not be empty".to_owned());
     }
@@ -229,7 +230,8 @@ fn network_or_address(value: &str) -> Option<IpNet> {
     network.or_else(|| value.parse::<IpAddr>().ok().map(IpNet::from)).map(|network| network.trunc())
 }
 
-fn plain_http(value: &str) -> Option<(String, u16)> {
+/// Parses `http://HOST:PORT`, without a path.
+fn plain_http_origin(value: &str) -> Option<(String, u16)> {
     let origin = value.strip_prefix("http://")?;
     let origin = origin.strip_suffix('/').unwrap_or(origin);
     let (host, port) = origin.rsplit_once(':')?;
@@ -241,18 +243,18 @@ fn plain_http(value: &str) -> Option<(String, u16)> {
     Some((url.host_str()?.to_owned(), port))
 }
 
-/// Levenshtein distance of two names.
-pub(super) fn edit_distance(from: &[char], to: &str) -> usize {
-    let mut row: Vec<usize> = (0..=from.len()).collect();
-    for (done, wanted) in to.chars().enumerate() {
-        let mut left = done + 1;
-        let mut next = vec![left];
-        for (found, pair) in from.iter().zip(row.windows(2)) {
+/// The Levenshtein distance of two names.
+pub(super) fn edit_distance(name: &[char], other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=name.len()).collect();
+    for (row_index, other_char) in other.chars().enumerate() {
+        let mut distance = row_index + 1;
+        let mut next_row = vec![distance];
+        for (name_char, pair) in name.iter().zip(row.windows(2)) {
             let [diagonal, above] = pair else { continue };
-            left = (left + 1).min(above + 1).min(diagonal + usize::from(*found != wanted));
-            next.push(left);
+            distance = (distance + 1).min(above + 1).min(diagonal + usize::from(*name_char != other_char));
+            next_row.push(distance);
         }
-        row = next;
+        row = next_row;
     }
     row.last().copied().unwrap_or_default()
 }

@@ -9,10 +9,10 @@ use crate::requirements::{ClientKind, LabelKind};
 use super::section::{PathCheck, Section};
 use super::values;
 
-/// Default interval.
-const EVERY: Duration = Duration::from_secs(24 * 3600);
+/// The default interval.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 /// File name endings that never occur in an address.
-const FILES: [&str; 2] = [".hcl", ".tar"];
+const FILE_ENDINGS: [&str; 2] = [".hcl", ".tar"];
 
 /// A recurring warm-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum RecurringWarmTarget {
     Path(PathBuf),
 }
 
-/// Reads one `[[warm]]`. `None` without any valid entry; the problem is recorded.
+/// Reads one `[[warm]]`. `None` if no entry is valid, which is recorded as a problem.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp> {
     let example = r#"["hashicorp/aws@~> 5.0", "./configurations/prod"]"#;
     let targets = section.list_with_paths("what", example, warm_target).unwrap_or_default();
@@ -47,7 +47,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp>
     let warm = RecurringWarmUp {
         targets,
         platforms: section.list("platforms", r#"["linux_amd64"]"#, values::platform).unwrap_or_default(),
-        every: section.text("every", "1d", values::recurrence).unwrap_or(EVERY),
+        every: section.text("every", "1d", values::warm_interval).unwrap_or(DEFAULT_INTERVAL),
         pin: section.flag("pin").unwrap_or(false),
         client: section.text("client", "terraform", client),
     };
@@ -61,16 +61,16 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp>
 
 /// Parses one entry, with an optional warning. An absent path is only a warning: a folder may be mounted later, and
 /// larder serves clients without it.
-fn warm_target(text: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Option<String>), String> {
+fn warm_target(text: &str, path_check: PathCheck) -> Result<(RecurringWarmTarget, Option<String>), String> {
     let is_written_as_path =
-        text.starts_with(['.', '/']) || text.ends_with('/') || FILES.iter().any(|ending| text.ends_with(ending));
+        text.starts_with(['.', '/']) || text.ends_with('/') || FILE_ENDINGS.iter().any(|ending| text.ends_with(ending));
     if text.starts_with('~') {
         return Err(format!("{} is not expanded: write the home folder in place of ~", values::quoted(text)));
     }
-    let later = "it is checked again at each run";
+    let checked_later = "it is checked again at each run";
     // The default registry is not available yet; any host will do to check the syntax.
-    let some_host = Hostname::parse(super::upstream::TERRAFORM).map_err(|bad| bad.to_string())?;
-    match place {
+    let some_host = Hostname::parse(super::upstream::TERRAFORM_HOST).map_err(|bad| bad.to_string())?;
+    match path_check {
         PathCheck::Exists(path) => {
             return match LabelKind::of(text, &path, &some_host)? {
                 LabelKind::Address => Ok((RecurringWarmTarget::Address(text.to_owned()), None)),
@@ -81,23 +81,24 @@ fn warm_target(text: &str, place: PathCheck) -> Result<(RecurringWarmTarget, Opt
             };
         }
         PathCheck::Unreadable(path, cause) => {
-            let remark = format!("{} cannot be read: {cause}; {later}", path.display());
+            let remark = format!("{} cannot be read: {cause}; {checked_later}", path.display());
             return Ok((RecurringWarmTarget::Path(path), Some(remark)));
         }
         PathCheck::NoSuchFile(path) if is_written_as_path => {
-            let remark = format!("there is no file and no folder {}; {later}", values::quoted(text));
+            let remark = format!("there is no file and no folder {}; {checked_later}", values::quoted(text));
             return Ok((RecurringWarmTarget::Path(path), Some(remark)));
         }
         PathCheck::NoSuchFile(_) | PathCheck::Invalid => {}
     }
     PackageSelector::parse(text, &some_host).map_err(|bad| {
-        format!("{}: no file or folder has this name, and it is not an address: {bad}", shortened(text))
+        format!("{}: no file or folder has this name, and it is not an address: {bad}", quoted_address(text))
     })?;
     Ok((RecurringWarmTarget::Address(text.to_owned()), None))
 }
 
-/// Quotes a text for messages. An address contains an `@` and no password; a URL may contain both.
-fn shortened(text: &str) -> String {
+/// Quotes a text for messages. `values::quoted` would hide every address with an `@`, which only in a URL may belong to
+/// a password.
+fn quoted_address(text: &str) -> String {
     if text.contains("://") { values::quoted(text) } else { format!("{text:?}") }
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the defaults, and of the sample file that shows them.
+//! Tests of the defaults, and of the sample file `mirror.toml`, which documents them.
 #![expect(clippy::disallowed_methods, reason = "tests make their own files")]
 
 use super::*;
@@ -13,14 +13,15 @@ fn uncommented() -> String {
     SAMPLE.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn keys(table: &DeTable<'_>, path: &str, found: &mut BTreeSet<String>) {
+/// Collects the dotted names of all keys.
+fn collect_keys(table: &DeTable<'_>, path: &str, found: &mut BTreeSet<String>) {
     for (key, value) in table.iter() {
         let path = if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
         match value.get_ref() {
-            DeValue::Table(table) => keys(table, &path, found),
+            DeValue::Table(table) => collect_keys(table, &path, found),
             DeValue::Array(items) => {
                 for table in items.iter().filter_map(|item| item.get_ref().as_table()) {
-                    keys(table, &path, found);
+                    collect_keys(table, &path, found);
                 }
             }
             _ => {}
@@ -39,7 +40,7 @@ fn one_source(keys: &BTreeSet<String>) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_sample_file_holds_the_defaults() {
+fn the_sample_file_as_it_is_gives_the_defaults() {
     let (mut config, warnings) = parse(SAMPLE).unwrap();
     assert_eq!(config.source.take().as_deref(), Some(Path::new("mirror.toml")));
     assert_eq!(format!("{config:?}"), format!("{:?}", Config::defaults(&env)));
@@ -47,7 +48,7 @@ fn the_sample_file_holds_the_defaults() {
 }
 
 #[test]
-fn the_sample_file_shows_every_option_there_is() {
+fn the_sample_file_shows_every_option() {
     let folder = tempfile::tempdir().unwrap();
     for name in
         ["cert.pem", "key.pem", "corporate-ca.pem", "registry-token", "archive-key", "id_ed25519", "known_hosts"]
@@ -63,12 +64,12 @@ fn the_sample_file_shows_every_option_there_is() {
     assert_eq!(outcome.config.credentials.len(), 4);
 
     let mut shown = BTreeSet::new();
-    keys(DeTable::parse(&text).unwrap().get_ref(), "", &mut shown);
+    collect_keys(DeTable::parse(&text).unwrap().get_ref(), "", &mut shown);
     assert_eq!(one_source(&shown), one_source(&outcome.known_keys));
 }
 
 #[test]
-fn no_option_is_left_without_its_comment() {
+fn every_option_in_the_sample_file_has_a_comment() {
     for line in uncommented().lines().filter(|line| line.contains(" = ") && !line.starts_with('#')) {
         let key = line.split(" = ").next().unwrap();
         let explained =
@@ -78,23 +79,23 @@ fn no_option_is_left_without_its_comment() {
 }
 
 #[test]
-fn an_empty_file_is_the_defaults() {
-    assert_eq!(format!("{:?}", good("").server), format!("{:?}", Config::default().server));
-    assert_eq!(good("").upstreams.len(), 2);
-    assert_eq!(good("[server]\n[store]\n").store, good("").store);
+fn an_empty_file_gives_the_defaults() {
+    assert_eq!(format!("{:?}", config_of("").server), format!("{:?}", Config::default().server));
+    assert_eq!(config_of("").upstreams.len(), 2);
+    assert_eq!(config_of("[server]\n[store]\n").store, config_of("").store);
 }
 
 #[test]
 fn the_store_is_in_the_state_folder_then_the_cache_folder_then_the_home_folder() {
-    let with = |set: &'static [(&str, &str)]| {
+    let store_path = |set: &'static [(&str, &str)]| {
         let env = move |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         Config::defaults(&env).store.path
     };
-    let all = &[("STATE_DIRECTORY", "/var/lib/a:/var/lib/b"), ("XDG_CACHE_HOME", "/c"), ("HOME", "/home/me")];
-    assert_eq!(with(all), Path::new("/var/lib/a"));
-    assert_eq!(with(&[("XDG_CACHE_HOME", "/c"), ("HOME", "/home/me")]), Path::new("/c/larder"));
-    assert_eq!(with(&[("XDG_CACHE_HOME", "c"), ("HOME", "/home/me")]), Path::new("/home/me/.cache/larder"));
-    assert_eq!(with(&[]), Path::new("/var/lib/larder"));
+    let all_set = &[("STATE_DIRECTORY", "/var/lib/a:/var/lib/b"), ("XDG_CACHE_HOME", "/c"), ("HOME", "/home/me")];
+    assert_eq!(store_path(all_set), Path::new("/var/lib/a"));
+    assert_eq!(store_path(&[("XDG_CACHE_HOME", "/c"), ("HOME", "/home/me")]), Path::new("/c/larder"));
+    assert_eq!(store_path(&[("XDG_CACHE_HOME", "c"), ("HOME", "/home/me")]), Path::new("/home/me/.cache/larder"));
+    assert_eq!(store_path(&[]), Path::new("/var/lib/larder"));
 }
 
 #[test]

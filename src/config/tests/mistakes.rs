@@ -4,7 +4,7 @@
 use super::*;
 
 #[test]
-fn all_problems_are_reported_in_one_go_with_their_lines() {
+fn all_problems_are_reported_together_with_their_lines() {
     let text = r#"[server]
 listen = "8080"
 listn = "127.0.0.1:8080"
@@ -26,7 +26,7 @@ upstreams = ["b.example"]
 token = { env = "UNSET1" }
 "#;
     assert_eq!(
-        bad(text).lines().collect::<Vec<_>>(),
+        problems_of(text).lines().collect::<Vec<_>>(),
         [
             "12 problems in the configuration:",
             r#"mirror.toml:2: server.listen: "8080" is not an address or a host name with a port; write for example listen = "127.0.0.1:8080""#,
@@ -47,9 +47,10 @@ token = { env = "UNSET1" }
 }
 
 #[test]
-fn several_syntax_errors_are_reported_beside_the_rest() {
-    let message =
-        bad("[store]\nmemory = \"much\"\n[server]\nlisten = 127.0.0.1:8080\nopen = maybe\n[network\noffline = 1\n");
+fn syntax_errors_are_reported_together_with_other_problems() {
+    let message = problems_of(
+        "[store]\nmemory = \"much\"\n[server]\nlisten = 127.0.0.1:8080\nopen = maybe\n[network\noffline = 1\n",
+    );
     for line in
         ["mirror.toml:4: this is not TOML", "mirror.toml:5: this is not TOML", "mirror.toml:6: this is not TOML"]
     {
@@ -61,8 +62,8 @@ fn several_syntax_errors_are_reported_beside_the_rest() {
 
 #[test]
 fn every_bad_value_is_reported_with_its_line_key_and_problem() {
-    let upstream = |rest: &str| format!("[[upstream]]\nhost = 'r.example'\n{rest}");
-    let credential = |rest: &str| format!("[[credential]]\nhost = 'git.example'\n{rest}");
+    let upstream = |options: &str| format!("[[upstream]]\nhost = 'r.example'\n{options}");
+    let credential = |options: &str| format!("[[credential]]\nhost = 'git.example'\n{options}");
     let cases: Vec<(String, &str, &str)> = vec![
         ("server = 3".into(), "1: server:", "write for example [server]"),
         ("[[server]]".into(), "1: server:", "not table"),
@@ -173,12 +174,12 @@ fn every_bad_value_is_reported_with_its_line_key_and_problem() {
         ),
         ("[[credential]]\ntoken = { env = 'A' }".into(), "1: credential.host:", "missing"),
     ];
-    for (text, place, problem) in cases {
-        let message = bad(&text);
-        let place = format!("mirror.toml:{place}");
+    for (text, line_and_key, problem) in cases {
+        let message = problems_of(&text);
+        let prefix = format!("mirror.toml:{line_and_key}");
         assert!(
-            message.lines().any(|line| line.starts_with(&place) && line.contains(problem)),
-            "{text}\n{place} {problem}\n{message}"
+            message.lines().any(|line| line.starts_with(&prefix) && line.contains(problem)),
+            "{text}\n{prefix} {problem}\n{message}"
         );
     }
 }
@@ -199,48 +200,48 @@ fn a_file_that_cannot_be_read_is_one_problem_with_its_name() {
 #[test]
 fn a_file_full_of_mistakes_is_read_quickly_and_reported_in_few_lines() {
     let keys: String = (0..50_000).map(|n| format!("key{n} = 1\n")).collect();
-    assert!(bad(&keys).lines().count() < 60);
-    assert!(bad(&"?\n".repeat(200_000)).lines().count() < 60);
+    assert!(problems_of(&keys).lines().count() < 60);
+    assert!(problems_of(&"?\n".repeat(200_000)).lines().count() < 60);
 }
 
 #[test]
 fn control_characters_in_a_file_do_not_reach_the_terminal() {
-    let message = bad("\"a\\u001b[2J\" = 1\nserver.listen = \"\\u001b[2J\"");
+    let message = problems_of("\"a\\u001b[2J\" = 1\nserver.listen = \"\\u001b[2J\"");
     assert!(!message.contains('\u{1b}'), "{message:?}");
 }
 
 /// A wrong entry is reported once, without a second report about an empty list.
 #[test]
-fn a_wrong_entry_of_a_list_is_one_problem() {
-    let message = bad("[server]\nclients = [\"10.0.0.0/33\"]\n");
+fn a_wrong_entry_of_a_list_is_reported_once() {
+    let message = problems_of("[server]\nclients = [\"10.0.0.0/33\"]\n");
     assert!(message.starts_with("1 problem") && message.contains("neither a network"), "{message}");
-    assert!(bad("[server]\nclients = []\n").contains("allows no client"));
-    let message = bad("[upstream]\nhost = \"a.example\"\n");
+    assert!(problems_of("[server]\nclients = []\n").contains("allows no client"));
+    let message = problems_of("[upstream]\nhost = \"a.example\"\n");
     assert!(message.starts_with("1 problem") && !message.contains("mirrors nothing"), "{message}");
 }
 
 /// A misspelt required key is not also reported as missing.
 #[test]
-fn a_misspelt_key_is_one_problem() {
-    let message = bad("[[upstream]]\nhots = \"registry.example\"\n");
+fn a_misspelt_required_key_is_reported_once() {
+    let message = problems_of("[[upstream]]\nhots = \"registry.example\"\n");
     assert!(message.starts_with("1 problem") && message.contains("did you mean host?"), "{message}");
-    assert!(bad("[[upstream]]\npatience = \"1s\"\n").contains("upstream.host: missing"));
+    assert!(problems_of("[[upstream]]\npatience = \"1s\"\n").contains("upstream.host: missing"));
 }
 
 /// A URL in place of a host is a common slip after copying it from a registry.
 #[test]
-fn a_url_in_place_of_a_host_names_the_host_to_write() {
+fn a_url_in_place_of_a_host_is_reported_with_the_host_to_write() {
     for (given, name) in
         [("https://registry.example/v1", "registry.example"), ("http://localhost:8080/", "localhost:8080")]
     {
-        let message = bad(&format!("[[upstream]]\nhost = \"{given}\"\n"));
+        let message = problems_of(&format!("[[upstream]]\nhost = \"{given}\"\n"));
         assert!(message.contains(&format!("write \"{name}\"")) && !message.contains("for example"), "{message}");
     }
-    assert!(!bad("[[upstream]]\nhost = \"https://u:s3cret@registry.example/\"\n").contains("s3cret"));
+    assert!(!problems_of("[[upstream]]\nhost = \"https://u:s3cret@registry.example/\"\n").contains("s3cret"));
 }
 
 #[test]
-fn recurring_warm_ups_of_an_offline_larder_are_worth_a_warning() {
+fn recurring_warm_ups_of_an_offline_larder_give_a_warning() {
     let warnings = |offline: bool| {
         let text = format!("[network]\noffline = {offline}\n[[warm]]\nwhat = [\"hashicorp/aws\"]\n");
         parse(&text).unwrap().1
