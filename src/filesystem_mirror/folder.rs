@@ -17,7 +17,7 @@ use crate::digest::{Digest, Hasher};
 
 /// The name prefix of files that are still being written.
 const TEMP_PREFIX: &str = ".larder-";
-const READ_AT_ONCE: usize = 256 << 10;
+const READ_BUFFER_BYTES: usize = 256 << 10;
 
 /// The folder of a provider tree, which may be empty.
 #[derive(Debug)]
@@ -28,9 +28,9 @@ pub struct MirrorFolder {
 
 /// An I/O error of a provider tree, with the path.
 #[derive(Debug, thiserror::Error)]
-#[error("could not {doing} {}: {source}", .path.display())]
+#[error("could not {action} {}: {source}", .path.display())]
 pub struct MirrorFolderError {
-    doing: &'static str,
+    action: &'static str,
     path: PathBuf,
     source: io::Error,
 }
@@ -40,21 +40,21 @@ impl MirrorFolder {
     ///
     /// # Errors
     /// The folder does not exist or cannot be read.
-    pub fn open(place: &Path) -> Result<Self, MirrorFolderError> {
-        let root = openat(CWD, place, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    pub fn open(path: &Path) -> Result<Self, MirrorFolderError> {
+        let root = openat(CWD, path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let root =
-            root.map_err(|e| MirrorFolderError { doing: "open the folder", path: place.to_owned(), source: e.into() })?;
-        Ok(Self { path: place.to_owned(), root })
+            root.map_err(|e| MirrorFolderError { action: "open the folder", path: path.to_owned(), source: e.into() })?;
+        Ok(Self { path: path.to_owned(), root })
     }
 
     /// Opens a folder and creates it if absent.
     ///
     /// # Errors
     /// The folder cannot be created or read.
-    pub fn open_or_create(place: &Path) -> Result<Self, MirrorFolderError> {
-        let made = fs::create_dir_all(place);
-        made.map_err(|source| MirrorFolderError { doing: "make the folder", path: place.to_owned(), source })?;
-        Self::open(place)
+    pub fn open_or_create(path: &Path) -> Result<Self, MirrorFolderError> {
+        let created = fs::create_dir_all(path);
+        created.map_err(|source| MirrorFolderError { action: "make the folder", path: path.to_owned(), source })?;
+        Self::open(path)
     }
 
     /// The path of the folder.
@@ -65,11 +65,11 @@ impl MirrorFolder {
     /// Opens a file for reading and returns it with its size in bytes.
     ///
     /// # Errors
-    /// The file does not exist, is not a regular file, or is behind a link.
+    /// The file does not exist, is not a regular file, or its path contains a link.
     pub fn read(&self, path: &str) -> Result<(File, u64), MirrorFolderError> {
-        let failed = |e: io::Error| self.bad("open", path, e);
+        let failed = |e: io::Error| self.error("open", path, e);
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let folder = self.folder_of(folder)?;
+        let folder = self.open_folder(folder)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = File::from(openat(&folder, name, flags, Mode::empty()).map_err(|e| failed(e.into()))?);
         let metadata = file.metadata().map_err(failed)?;
@@ -79,20 +79,20 @@ impl MirrorFolder {
         Ok((file, metadata.len()))
     }
 
-    /// Reads a whole file of at most `most` bytes. `None` if it does not exist.
+    /// Reads a whole file of at most `max_bytes` bytes. `None` if it does not exist.
     ///
     /// # Errors
-    /// The file cannot be read, or has more bytes than `most`.
-    pub fn read_at_most(&self, path: &str, most: usize) -> Result<Option<Vec<u8>>, MirrorFolderError> {
+    /// The file cannot be read, or has more bytes than `max_bytes`.
+    pub fn read_at_most(&self, path: &str, max_bytes: usize) -> Result<Option<Vec<u8>>, MirrorFolderError> {
         let (file, _) = match self.read(path) {
             Ok(opened) => opened,
-            Err(bad) if bad.source.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(bad) => return Err(bad),
+            Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
         };
         let mut bytes = Vec::new();
-        file.take(most as u64 + 1).read_to_end(&mut bytes).map_err(|e| self.bad("read", path, e))?;
-        if bytes.len() > most {
-            return Err(self.bad("read", path, io::Error::other(format!("it has more than {most} bytes"))));
+        file.take(max_bytes as u64 + 1).read_to_end(&mut bytes).map_err(|e| self.error("read", path, e))?;
+        if bytes.len() > max_bytes {
+            return Err(self.error("read", path, io::Error::other(format!("it has more than {max_bytes} bytes"))));
         }
         Ok(Some(bytes))
     }
@@ -105,38 +105,40 @@ impl MirrorFolder {
         match self.read(path) {
             Ok((mut file, _)) => {
                 let mut hasher = Hasher::new();
-                let mut buffer = vec![0; READ_AT_ONCE];
+                let mut buffer = vec![0; READ_BUFFER_BYTES];
                 loop {
-                    match file.read(&mut buffer).map_err(|e| self.bad("read", path, e))? {
+                    match file.read(&mut buffer).map_err(|e| self.error("read", path, e))? {
                         0 => return Ok(Some(hasher.finish().0)),
                         read => hasher.update(&buffer[..read]),
                     }
                 }
             }
-            Err(bad) if bad.source.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(bad) => Err(bad),
+            Err(error) if error.source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
-    fn folder_of(&self, path: &str) -> Result<OwnedFd, MirrorFolderError> {
-        let mut folder = self.root.try_clone().map_err(|e| self.bad("open", "", e))?;
+    /// Opens a folder of the tree by its path.
+    fn open_folder(&self, path: &str) -> Result<OwnedFd, MirrorFolderError> {
+        let mut folder = self.root.try_clone().map_err(|e| self.error("open", "", e))?;
         for name in path.split('/').filter(|name| !name.is_empty()) {
-            folder = self.folder_in(&folder, name, path)?;
+            folder = self.open_folder_in(&folder, name, path)?;
         }
         Ok(folder)
     }
 
-    fn folder_in(&self, folder: &OwnedFd, name: &str, path: &str) -> Result<OwnedFd, MirrorFolderError> {
+    /// Opens a folder in an open folder. `path` is the path for errors.
+    fn open_folder_in(&self, folder: &OwnedFd, name: &str, path: &str) -> Result<OwnedFd, MirrorFolderError> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
         openat(folder, name, flags, Mode::empty()).map_err(|e| match e {
             Errno::LOOP | Errno::NOTDIR => {
-                self.bad("open the folder", path, io::Error::other("it is not a folder, and no link is followed"))
+                self.error("open the folder", path, io::Error::other("it is not a folder, and no link is followed"))
             }
-            e => self.bad("open the folder", path, e.into()),
+            e => self.error("open the folder", path, e.into()),
         })
     }
 
-    fn bad(&self, doing: &'static str, path: &str, source: io::Error) -> MirrorFolderError {
-        MirrorFolderError { doing, path: self.path.join(path), source }
+    fn error(&self, action: &'static str, path: &str, source: io::Error) -> MirrorFolderError {
+        MirrorFolderError { action, path: self.path.join(path), source }
     }
 }

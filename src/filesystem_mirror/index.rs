@@ -1,4 +1,4 @@
-//! The index files of a provider tree: the two documents of the network mirror protocol (PROTOCOL 3.2).
+//! The index files of a provider tree: the two documents of the network mirror protocol (PROTOCOL, section 3.2).
 
 use std::collections::BTreeMap;
 
@@ -31,9 +31,9 @@ pub struct VersionIndex {
 /// One archive in `VERSION.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MirrorArchive {
-    /// Its URL, relative to the index file.
+    /// The URL of the archive, relative to the index file.
     pub url: String,
-    /// The accepted hashes. A client needs one of them to match, or takes any archive if there is none.
+    /// The accepted hashes. One of them must match for a client; without any, a client accepts every archive.
     #[serde(default)]
     pub hashes: Vec<String>,
 }
@@ -41,9 +41,9 @@ pub struct MirrorArchive {
 /// The hashes of an archive that a mirror lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArchiveHashes {
-    /// Its SHA-256.
+    /// The SHA-256 of the archive.
     pub digest: Digest,
-    /// The `h1:` hash that a client computes from the zip (PROTOCOL 5.3); `None` where it cannot be computed.
+    /// The `h1:` hash that a client computes from the zip (PROTOCOL, section 5.3); `None` if it cannot be computed.
     pub h1: Option<String>,
 }
 
@@ -73,28 +73,28 @@ impl VersionIndex {
         self.archives.insert(platform.to_string(), MirrorArchive { url: name.to_owned(), hashes });
     }
 
-    /// The SHA-256 that it lists for an archive (`zh:`).
+    /// The SHA-256 (`zh:`) that this index lists for an archive.
     pub fn digest_of(&self, platform: &Platform) -> Option<Digest> {
         let listed = self.archives.get(&platform.to_string())?;
         listed.hashes.iter().find_map(|hash| Digest::parse(hash.strip_prefix("zh:")?).ok())
     }
 
-    /// True if no listed `h1:` contradicts this one. A listed `zh:` is ignored: it is of one zip, and the package may
-    /// be in another.
+    /// True if the index lists this `h1:` hash for an archive, or no `h1:` hash at all. A listed `zh:` is ignored, because
+    /// another zip may contain the same package.
     pub fn accepts_h1(&self, platform: &Platform, h1: &str) -> bool {
         let Some(listed) = self.archives.get(&platform.to_string()) else { return true };
-        let mut known = listed.hashes.iter().filter(|hash| hash.starts_with("h1:")).peekable();
-        known.peek().is_none() || known.any(|hash| hash == h1)
+        let mut h1_hashes = listed.hashes.iter().filter(|hash| hash.starts_with("h1:")).peekable();
+        h1_hashes.peek().is_none() || h1_hashes.any(|hash| hash == h1)
     }
 
-    /// True if a client that uses this index would accept an archive with these hashes. Also true where the archive is
-    /// not listed, or without a `zh:` or `h1:` hash.
+    /// True if a client that uses this index would accept an archive with these hashes. Also true if the index does not
+    /// list the archive, or lists neither a `zh:` nor an `h1:` hash for it.
     pub fn accepts(&self, platform: &Platform, hashes: &ArchiveHashes) -> bool {
         let Some(listed) = self.archives.get(&platform.to_string()) else { return true };
-        let known = |hash: &&String| hash.starts_with("zh:") || hash.starts_with("h1:");
-        let mut known = listed.hashes.iter().filter(known).peekable();
+        let is_known = |hash: &&String| hash.starts_with("zh:") || hash.starts_with("h1:");
+        let mut known_hashes = listed.hashes.iter().filter(is_known).peekable();
         let zh = hashes.digest.zh();
-        known.peek().is_none() || known.any(|hash| *hash == zh || hashes.h1.as_ref() == Some(hash))
+        known_hashes.peek().is_none() || known_hashes.any(|hash| *hash == zh || hashes.h1.as_ref() == Some(hash))
     }
 }
 
@@ -123,14 +123,16 @@ mod tests {
         index.add("terraform-provider-null_1.2.0_linux_amd64.zip", &platform, &hashes);
         let text = String::from_utf8(to_pretty_json(&index).unwrap()).unwrap();
         assert!(text.contains("\"url\": \"terraform-provider-null_1.2.0_linux_amd64.zip\""), "{text}");
-        let read = VersionIndex::parse(text.as_bytes()).unwrap();
-        assert_eq!(read.digest_of(&platform), Some(hashes.digest));
-        assert!(read.accepts(&platform, &hashes));
+        let parsed = VersionIndex::parse(text.as_bytes()).unwrap();
+        assert_eq!(parsed.digest_of(&platform), Some(hashes.digest));
+        assert!(parsed.accepts(&platform, &hashes));
         // One matching hash suffices for a client.
-        assert!(read.accepts(&platform, &ArchiveHashes { digest: Digest::of(b"other"), ..hashes.clone() }));
-        assert!(!read.accepts(&platform, &ArchiveHashes { digest: Digest::of(b"other"), h1: Some("h1:x".to_owned()) }));
+        assert!(parsed.accepts(&platform, &ArchiveHashes { digest: Digest::of(b"other"), ..hashes.clone() }));
+        assert!(
+            !parsed.accepts(&platform, &ArchiveHashes { digest: Digest::of(b"other"), h1: Some("h1:x".to_owned()) })
+        );
         assert!(VersionIndex::default().accepts(&platform, &hashes));
-        assert!(read.accepts_h1(&platform, "h1:abc") && !read.accepts_h1(&platform, "h1:x"));
+        assert!(parsed.accepts_h1(&platform, "h1:abc") && !parsed.accepts_h1(&platform, "h1:x"));
         assert_eq!(
             to_pretty_json(&ProviderIndex::of([&version])).unwrap(),
             b"{\n  \"versions\": {\n    \"1.2.0\": {}\n  }\n}\n"
@@ -139,7 +141,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), text in "\\{\"archives\":\\PC{0,60}") {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), text in "\\{\"archives\":\\PC{0,60}") {
             let _ = VersionIndex::parse(&bytes);
             let _ = VersionIndex::parse(text.as_bytes());
         }

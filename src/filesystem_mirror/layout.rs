@@ -1,5 +1,5 @@
-//! The paths of a provider tree. They are parsed as Terraform's reader does (PROTOCOL 7), but strictly where that
-//! reader only logs a warning.
+//! The paths of a provider tree. They are parsed as Terraform's reader does (PROTOCOL, section 7). Where that reader
+//! only logs a warning, this parser returns an error.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use crate::address::{Hostname, Name, Package, Platform, ProviderAddress, Version
 /// The longest path in a tree, in bytes.
 pub const MAX_PATH: usize = 1024;
 
-const ZIP: &str = ".zip";
-const JSON: &str = ".json";
-const SUMS: &str = "_SHA256SUMS";
-const SIGNATURE: &str = "_SHA256SUMS.sig";
-const INDEX: &str = "index.json";
+const ZIP_SUFFIX: &str = ".zip";
+const JSON_SUFFIX: &str = ".json";
+const SUMS_SUFFIX: &str = "_SHA256SUMS";
+const SIGNATURE_SUFFIX: &str = "_SHA256SUMS.sig";
+const INDEX_NAME: &str = "index.json";
 
 /// A file of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MirrorPath {
-    /// The provider whose folder it is in.
+    /// The provider in whose folder the file is.
     pub provider: ProviderAddress,
     /// The kind of file.
     pub kind: MirrorFileKind,
@@ -56,7 +56,7 @@ pub enum PathMeaning {
     File(MirrorPath),
     /// A file of an unpacked package, with its path in the package.
     Unpacked(Package, String),
-    /// An archive by its suffix, with a name that no reader would find. The text says why.
+    /// A `.zip` under a name that no reader would look for. The text says why.
     Misnamed(String),
     /// Not a part of the layout; readers ignore it.
     Foreign,
@@ -78,8 +78,8 @@ impl MirrorPath {
     }
 
     /// The path of another file in this folder.
-    pub fn sibling(&self, member: MirrorFileKind) -> Self {
-        Self { provider: self.provider.clone(), kind: member }
+    pub fn sibling(&self, kind: MirrorFileKind) -> Self {
+        Self { provider: self.provider.clone(), kind }
     }
 
     /// The file name in its folder.
@@ -87,21 +87,21 @@ impl MirrorPath {
         let type_ = &self.provider.type_;
         let stem = |version: &Version| format!("terraform-provider-{type_}_{version}");
         let of_package = |version: &Version, platform: &Platform| format!("{}_{platform}", stem(version));
-        let covering = |covers: &SumsScope| match covers {
+        let of_scope = |scope: &SumsScope| match scope {
             SumsScope::Version(version) => stem(version),
             SumsScope::Package(version, platform) => of_package(version, platform),
         };
         match &self.kind {
-            MirrorFileKind::Index => INDEX.to_owned(),
-            MirrorFileKind::VersionIndex(version) => format!("{version}{JSON}"),
-            MirrorFileKind::Sums(covers) => covering(covers) + SUMS,
-            MirrorFileKind::Signature(covers) => covering(covers) + SIGNATURE,
-            MirrorFileKind::Document(version, platform) => of_package(version, platform) + JSON,
-            MirrorFileKind::Archive(version, platform) => of_package(version, platform) + ZIP,
+            MirrorFileKind::Index => INDEX_NAME.to_owned(),
+            MirrorFileKind::VersionIndex(version) => format!("{version}{JSON_SUFFIX}"),
+            MirrorFileKind::Sums(scope) => of_scope(scope) + SUMS_SUFFIX,
+            MirrorFileKind::Signature(scope) => of_scope(scope) + SIGNATURE_SUFFIX,
+            MirrorFileKind::Document(version, platform) => of_package(version, platform) + JSON_SUFFIX,
+            MirrorFileKind::Archive(version, platform) => of_package(version, platform) + ZIP_SUFFIX,
         }
     }
 
-    /// Its folder, relative to the tree's.
+    /// The provider's folder, relative to the tree's folder.
     pub fn folder(&self) -> String {
         let ProviderAddress { host, namespace, type_ } = &self.provider;
         format!("{}/{namespace}/{type_}", host.to_unicode())
@@ -117,30 +117,31 @@ impl MirrorPath {
             return Err(bad("it is longer than 1024 bytes"));
         }
         if path.starts_with('/') || path.chars().any(|c| c.is_control() || c == '\\') {
-            return Err(bad("it is absolute, or holds a backslash or a control character"));
+            return Err(bad("it is absolute, or contains a backslash or a control character"));
         }
         let segments: Vec<&str> = path.split('/').collect();
         if segments.iter().any(|segment| segment.is_empty() || *segment == "." || *segment == "..") {
             return Err(bad("it has a segment that is empty, . or .."));
         }
         Ok(match segments[..] {
-            [host, namespace, type_, name] => in_folder(provider(host, namespace, type_), name),
-            [_, _, _, _, _, ref within @ ..] if !within.is_empty() => {
-                let file = within.join("/");
-                unpacked(&segments).map_or(PathMeaning::Foreign, |package| PathMeaning::Unpacked(package, file))
+            [host, namespace, type_, name] => parse_in_provider_folder(provider(host, namespace, type_), name),
+            [_, _, _, _, _, ref in_package @ ..] if !in_package.is_empty() => {
+                let file = in_package.join("/");
+                package_of(&segments).map_or(PathMeaning::Foreign, |package| PathMeaning::Unpacked(package, file))
             }
             _ => PathMeaning::Foreign,
         })
     }
 }
 
-/// The unpacked package that a path is, or is in. The rest of the path may be malformed.
+/// The unpacked package to whose folder a path leads, or in whose folder it is. The part of the path in the package may
+/// be malformed.
 pub fn enclosing_package(path: &str) -> Option<Package> {
-    unpacked(&path.split('/').collect::<Vec<_>>())
+    package_of(&path.split('/').collect::<Vec<_>>())
 }
 
-/// The folder of the unpacked package that contains a path, in the path's own spelling: two spellings can mean one
-/// package.
+/// The folder of the unpacked package that contains a path, spelled as in the path. Folders with two spellings can be
+/// one package.
 pub fn enclosing_package_folder(path: &str) -> &str {
     path.match_indices('/').nth(4).map_or(path, |(end, _)| &path[..end])
 }
@@ -159,63 +160,64 @@ pub fn provider(host: &str, namespace: &str, type_: &str) -> Result<ProviderAddr
     Ok(ProviderAddress { host, namespace: namespace?, type_: type_? })
 }
 
-fn in_folder(provider: Result<ProviderAddress, String>, name: &str) -> PathMeaning {
+/// Parses a file name in the folder of a provider, which may itself be malformed.
+fn parse_in_provider_folder(provider: Result<ProviderAddress, String>, name: &str) -> PathMeaning {
     // Terraform's reader compares names in lower case.
-    let is_zip = ends_with(name, ZIP);
+    let is_zip = ends_with(name, ZIP_SUFFIX);
     let provider = match provider {
         Ok(provider) => provider,
         Err(reason) if is_zip => return PathMeaning::Misnamed(reason),
         Err(_) => return PathMeaning::Foreign,
     };
-    match member(&provider.type_, name) {
-        Ok(Some(member)) => PathMeaning::File(MirrorPath { provider, kind: member }),
+    match parse_file_name(&provider.type_, name) {
+        Ok(Some(kind)) => PathMeaning::File(MirrorPath { provider, kind }),
         Err(reason) if is_zip => PathMeaning::Misnamed(reason),
         Ok(None) | Err(_) => PathMeaning::Foreign,
     }
 }
 
 /// Parses a file name in a provider's folder. `None` is not a part of the layout.
-fn member(type_: &Name, name: &str) -> Result<Option<MirrorFileKind>, String> {
-    if name == INDEX {
+fn parse_file_name(type_: &Name, name: &str) -> Result<Option<MirrorFileKind>, String> {
+    if name == INDEX_NAME {
         return Ok(Some(MirrorFileKind::Index));
     }
     let prefix = format!("terraform-provider-{type_}_");
     let Some(matched_prefix) = name.get(..prefix.len()).filter(|start| start.eq_ignore_ascii_case(&prefix)) else {
-        let version = name.strip_suffix(JSON).and_then(|version| Version::parse(version).ok());
+        let version = name.strip_suffix(JSON_SUFFIX).and_then(|version| Version::parse(version).ok());
         return match version {
-            // Only the spelling that clients request.
-            Some(version) if name.len() == version.as_str().len() + JSON.len() => {
+            // Clients request only this spelling of the version.
+            Some(version) if name.len() == version.as_str().len() + JSON_SUFFIX.len() => {
                 Ok(Some(MirrorFileKind::VersionIndex(version)))
             }
             _ => Err(format!("its name does not begin with {prefix}")),
         };
     };
-    let rest = &name[matched_prefix.len()..];
-    if ends_with(rest, ZIP) {
+    let name = &name[matched_prefix.len()..];
+    if ends_with(name, ZIP_SUFFIX) {
         // Terraform's reader ignores the text after the architecture.
-        let (version, platform, _) = parts(&rest[..rest.len() - ZIP.len()])?;
+        let (version, platform, _) = parse_version_and_platform(&name[..name.len() - ZIP_SUFFIX.len()])?;
         return Ok(Some(MirrorFileKind::Archive(version, platform)));
     }
-    if let Some(archive_name) = rest.strip_suffix(JSON) {
-        let (version, platform, more) = parts(archive_name)?;
-        return Ok((!more).then_some(MirrorFileKind::Document(version, platform)));
+    if let Some(archive_name) = name.strip_suffix(JSON_SUFFIX) {
+        let (version, platform, has_more) = parse_version_and_platform(archive_name)?;
+        return Ok((!has_more).then_some(MirrorFileKind::Document(version, platform)));
     }
-    let (of, member): (_, fn(SumsScope) -> MirrorFileKind) =
-        match (rest.strip_suffix(SIGNATURE), rest.strip_suffix(SUMS)) {
+    let (covered_name, kind): (_, fn(SumsScope) -> MirrorFileKind) =
+        match (name.strip_suffix(SIGNATURE_SUFFIX), name.strip_suffix(SUMS_SUFFIX)) {
             (Some(covered_name), _) => (covered_name, MirrorFileKind::Signature),
             (None, Some(covered_name)) => (covered_name, MirrorFileKind::Sums),
             (None, None) => return Ok(None),
         };
-    if !of.contains('_') {
-        let version = Version::parse(of).map_err(|e| e.to_string())?;
-        return Ok(Some(member(SumsScope::Version(version))));
+    if !covered_name.contains('_') {
+        let version = Version::parse(covered_name).map_err(|e| e.to_string())?;
+        return Ok(Some(kind(SumsScope::Version(version))));
     }
-    let (version, platform, more) = parts(of)?;
-    Ok((!more).then(|| member(SumsScope::Package(version, platform))))
+    let (version, platform, has_more) = parse_version_and_platform(covered_name)?;
+    Ok((!has_more).then(|| kind(SumsScope::Package(version, platform))))
 }
 
-/// Parses `VERSION_OS_ARCH`; true if more text follows.
-fn parts(text: &str) -> Result<(Version, Platform, bool), String> {
+/// Parses `VERSION_OS_ARCH`. The third value is true if another `_` and more text follow.
+fn parse_version_and_platform(text: &str) -> Result<(Version, Platform, bool), String> {
     let mut parts = text.split('_');
     let (Some(version), Some(os), Some(arch)) = (parts.next(), parts.next(), parts.next()) else {
         return Err("its name does not continue with VERSION_OS_ARCH".to_owned());
@@ -225,7 +227,8 @@ fn parts(text: &str) -> Result<(Version, Platform, bool), String> {
     Ok((version, platform, parts.next().is_some()))
 }
 
-fn unpacked(segments: &[&str]) -> Option<Package> {
+/// Parses `HOST/NAMESPACE/TYPE/VERSION/OS_ARCH`, the folder of an unpacked package. More segments may follow.
+fn package_of(segments: &[&str]) -> Option<Package> {
     let [host, namespace, type_, version, platform, ..] = *segments else { return None };
     let provider = provider(host, namespace, type_).ok()?;
     let version = Version::parse(version).ok()?;
@@ -233,6 +236,7 @@ fn unpacked(segments: &[&str]) -> Option<Package> {
     Some(Package { provider, version, platform })
 }
 
+/// True if a name has this ending, in any case.
 fn ends_with(name: &str, ending: &str) -> bool {
     // The ending is ASCII. Off a character boundary it cannot match.
     name.len()

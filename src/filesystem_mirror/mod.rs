@@ -1,5 +1,5 @@
 //! Provider trees as `terraform providers mirror` writes them, for `filesystem_mirror` or a plain web server
-//! (PROTOCOL 7): the layout, the index files, and the transfer as a tar.
+//! (PROTOCOL, section 7): the layout, the index files, and the transfer as a tar.
 //!
 //! ```text
 //! HOST/NAMESPACE/TYPE/index.json                                           the versions of the provider
@@ -8,11 +8,11 @@
 //! HOST/NAMESPACE/TYPE/VERSION/OS_ARCH/…                                    an unpacked package
 //! ```
 //!
-//! The layout has no place for proofs. Larder adds them under names that other readers ignore:
+//! The layout has no files for signatures and keys. Larder adds some, under names that other readers ignore:
 //!
 //! ```text
-//! …/terraform-provider-TYPE_VERSION_SHA256SUMS, …_SHA256SUMS.sig           of a version, as the publisher signed them
-//! …/terraform-provider-TYPE_VERSION_OS_ARCH_SHA256SUMS, ….sig              of one package where they differ
+//! …/terraform-provider-TYPE_VERSION_SHA256SUMS, …_SHA256SUMS.sig           of a version, as the publisher signed it
+//! …/terraform-provider-TYPE_VERSION_OS_ARCH_SHA256SUMS, ….sig              of one package, if it has other ones
 //! …/terraform-provider-TYPE_VERSION_OS_ARCH.json                           its download document, with the keys
 //! ```
 //!

@@ -1,5 +1,6 @@
-//! Writes a tree that a larder sends into a folder. Archives are checked against the tree's own index files. Other
-//! files in the folder stay. Its index files are rebuilt from all its archives, as `terraform providers mirror` does.
+//! Writes a provider tree, which a larder sends as a tar, into a folder. Archives are checked against the index files in
+//! the tar. Other files in the folder stay. The folder's index files are rebuilt from all its archives, as `terraform
+//! providers mirror` does.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, BufReader, Read};
@@ -15,7 +16,8 @@ use crate::address::{Hostname, Package, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::verify::{PackageLimits, checksums, package_hashes};
 
-const MAX_SMALL: usize = checksums::MAX_BYTES;
+/// The size limit of every file other than an archive.
+const MAX_SMALL_FILE_BYTES: usize = checksums::MAX_BYTES;
 
 /// The outcome of receiving a tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -37,59 +39,63 @@ pub struct ReceiveSummary {
 /// Receives a tree into a folder.
 ///
 /// # Errors
-/// The tar is truncated, a file does not match the tree's digests, or the folder cannot be written. Files written until
-/// then are whole and stay.
+/// The tar is truncated, a file does not match the index, or the folder cannot be written. Files written until then are
+/// complete and stay.
 pub fn receive(tar: impl Read, folder: &MirrorFolder) -> io::Result<ReceiveSummary> {
-    let mut receiving = TreeReceiver {
+    let mut receiver = TreeReceiver {
         folder,
-        indexes: BTreeMap::new(),
-        shared: HashMap::new(),
+        sent_indexes: BTreeMap::new(),
+        version_sums: HashMap::new(),
         signed: BTreeSet::new(),
-        received_paths: BTreeSet::new(),
+        received_archives: BTreeSet::new(),
         swept: BTreeSet::new(),
-        received: ReceiveSummary::default(),
+        summary: ReceiveSummary::default(),
     };
-    ProviderTreeReader::new(tar).for_each_entry(|entry| receiving.entry(entry))?;
-    receiving.finish()
+    ProviderTreeReader::new(tar).for_each_entry(|entry| receiver.receive_entry(entry))?;
+    receiver.finish()
 }
 
 struct TreeReceiver<'a> {
     folder: &'a MirrorFolder,
-    /// The tree's own index files.
-    indexes: BTreeMap<ProviderAddress, BTreeMap<Version, VersionIndex>>,
-    /// SHA256SUMS and signatures whose path in the folder already has other bytes. Each package gets its own copy of
-    /// these.
-    shared: HashMap<(ProviderAddress, Version), (Bytes, Option<Bytes>)>,
+    /// The index files in the tar.
+    sent_indexes: BTreeMap<ProviderAddress, BTreeMap<Version, VersionIndex>>,
+    /// Received SHA256SUMS and signatures of versions for which the folder already has another SHA256SUMS. They are
+    /// written once per package instead.
+    version_sums: HashMap<(ProviderAddress, Version), (Bytes, Option<Bytes>)>,
     /// Archives whose download document is in the tree.
     signed: BTreeSet<MirrorPath>,
-    received_paths: BTreeSet<MirrorPath>,
+    /// Archives that were in the tar.
+    received_archives: BTreeSet<MirrorPath>,
+    /// Providers whose folder was already swept of temporary files.
     swept: BTreeSet<ProviderAddress>,
-    received: ReceiveSummary,
+    summary: ReceiveSummary,
 }
 
 impl TreeReceiver<'_> {
-    fn entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> io::Result<()> {
-        let foreign = |path: &str| io::Error::other(format!("{path:?} is not a file of a provider tree"));
+    /// Receives one entry of the tar.
+    fn receive_entry<R: Read>(&mut self, entry: TarEntry<'_, R>) -> io::Result<()> {
+        let not_in_tree = |path: &str| io::Error::other(format!("{path:?} is not a file of a provider tree"));
         let (path, mut contents) = match entry {
             TarEntry::File { meaning: PathMeaning::File(path), contents, .. } => (path, contents),
-            TarEntry::File { path, .. } | TarEntry::Refused { path, .. } => return Err(foreign(&path)),
+            TarEntry::File { path, .. } | TarEntry::Refused { path, .. } => return Err(not_in_tree(&path)),
         };
         if self.swept.insert(path.provider.clone()) {
             self.folder.sweep(&path.folder()).map_err(io::Error::other)?;
         }
         if let MirrorFileKind::Archive(version, platform) = &path.kind {
-            let named = self.indexes.get(&path.provider).and_then(|versions| versions.get(version));
-            let expected = named.and_then(|index| index.digest_of(platform));
-            let expected = expected.ok_or_else(|| foreign(&path.to_string()))?;
-            return self.archive(path, expected, &mut contents);
+            let index = self.sent_indexes.get(&path.provider).and_then(|versions| versions.get(version));
+            let expected = index.and_then(|index| index.digest_of(platform));
+            let expected = expected.ok_or_else(|| not_in_tree(&path.to_string()))?;
+            return self.receive_archive(path, expected, &mut contents);
         }
-        let Some(bytes) = contents.read_at_most(MAX_SMALL)? else {
-            return Err(io::Error::other(format!("{path} has more than {MAX_SMALL} bytes")));
+        let Some(bytes) = contents.read_at_most(MAX_SMALL_FILE_BYTES)? else {
+            return Err(io::Error::other(format!("{path} has more than {MAX_SMALL_FILE_BYTES} bytes")));
         };
-        self.small(path, bytes.into())
+        self.receive_small_file(path, bytes.into())
     }
 
-    fn archive<R: Read>(
+    /// Writes an archive unless the folder already has it.
+    fn receive_archive<R: Read>(
         &mut self,
         path: MirrorPath,
         expected: Digest,
@@ -97,33 +103,34 @@ impl TreeReceiver<'_> {
     ) -> io::Result<()> {
         let size_bytes = contents.size_bytes();
         if self.folder.digest(&path.to_string()).map_err(io::Error::other)? == Some(expected) {
-            self.received.there += 1;
+            self.summary.there += 1;
         } else {
             self.folder.write(&path, contents, Some(expected)).map_err(io::Error::other)?;
-            self.received.written += 1;
-            self.received.written_bytes += size_bytes;
+            self.summary.written += 1;
+            self.summary.written_bytes += size_bytes;
         }
-        self.received_paths.insert(path);
+        self.received_archives.insert(path);
         Ok(())
     }
 
-    fn small(&mut self, path: MirrorPath, bytes: Bytes) -> io::Result<()> {
+    /// Writes a file other than an archive, or remembers its contents for later.
+    fn receive_small_file(&mut self, path: MirrorPath, bytes: Bytes) -> io::Result<()> {
         let bad = |reason: String| io::Error::other(format!("{path}: {reason}"));
-        let version_wide = |version: &Version| (path.provider.clone(), version.clone());
+        let version_key = |version: &Version| (path.provider.clone(), version.clone());
         match &path.kind {
-            // Rebuilt at the end from the archives in the folder.
+            // `finish` rebuilds the index from the archives in the folder.
             MirrorFileKind::Index => return Ok(()),
             MirrorFileKind::VersionIndex(version) => {
                 let index = VersionIndex::parse(&bytes).map_err(bad)?;
-                self.indexes.entry(path.provider.clone()).or_default().insert(version.clone(), index);
+                self.sent_indexes.entry(path.provider.clone()).or_default().insert(version.clone(), index);
                 return Ok(());
             }
             MirrorFileKind::Sums(SumsScope::Version(version)) if self.has_other_sums(&path, &bytes)? => {
-                self.shared.insert(version_wide(version), (bytes, None));
+                self.version_sums.insert(version_key(version), (bytes, None));
                 return Ok(());
             }
             MirrorFileKind::Signature(SumsScope::Version(version)) => {
-                if let Some((_, signature)) = self.shared.get_mut(&version_wide(version)) {
+                if let Some((_, signature)) = self.version_sums.get_mut(&version_key(version)) {
                     *signature = Some(bytes);
                     return Ok(());
                 }
@@ -132,12 +139,12 @@ impl TreeReceiver<'_> {
                 let package =
                     Package { provider: path.provider.clone(), version: version.clone(), platform: platform.clone() };
                 self.signed.insert(MirrorPath::archive(&package));
-                if let Some((sums, signature)) = self.shared.get(&version_wide(version)) {
-                    let own = || SumsScope::Package(version.clone(), platform.clone());
-                    let put = |member, bytes: &[u8]| self.folder.write_small(&path.sibling(member), bytes);
-                    put(MirrorFileKind::Sums(own()), sums).map_err(io::Error::other)?;
+                if let Some((sums, signature)) = self.version_sums.get(&version_key(version)) {
+                    let scope = || SumsScope::Package(version.clone(), platform.clone());
+                    let write_sibling = |kind, bytes: &[u8]| self.folder.write_small(&path.sibling(kind), bytes);
+                    write_sibling(MirrorFileKind::Sums(scope()), sums).map_err(io::Error::other)?;
                     if let Some(signature) = signature {
-                        put(MirrorFileKind::Signature(own()), signature).map_err(io::Error::other)?;
+                        write_sibling(MirrorFileKind::Signature(scope()), signature).map_err(io::Error::other)?;
                     }
                 }
             }
@@ -148,53 +155,53 @@ impl TreeReceiver<'_> {
         self.folder.write_small(&path, &bytes).map_err(io::Error::other)
     }
 
-    /// Checks for other SHA256SUMS of the version in the folder. They cover packages that were there before.
+    /// True if the folder has another SHA256SUMS of the version, which covers the packages that were there before.
     fn has_other_sums(&self, path: &MirrorPath, bytes: &[u8]) -> io::Result<bool> {
-        let existing = self.folder.read_at_most(&path.to_string(), MAX_SMALL).map_err(io::Error::other)?;
+        let existing = self.folder.read_at_most(&path.to_string(), MAX_SMALL_FILE_BYTES).map_err(io::Error::other)?;
         Ok(existing.is_some_and(|existing| existing != bytes))
     }
 
     fn finish(mut self) -> io::Result<ReceiveSummary> {
-        for (provider, versions) in std::mem::take(&mut self.indexes) {
-            let mut known: HashMap<Digest, ArchiveHashes> = HashMap::new();
+        for (provider, versions) in std::mem::take(&mut self.sent_indexes) {
+            let mut sent_hashes: HashMap<Digest, ArchiveHashes> = HashMap::new();
             let mut expected: HashMap<MirrorPath, Digest> = HashMap::new();
             for (version, index) in &versions {
                 for (platform, listed) in &index.archives {
                     let Ok(platform) = crate::address::Platform::parse(platform) else { continue };
                     let Some(digest) = index.digest_of(&platform) else { continue };
                     let h1 = listed.hashes.iter().find(|hash| hash.starts_with("h1:")).cloned();
-                    known.insert(digest, ArchiveHashes { digest, h1 });
+                    sent_hashes.insert(digest, ArchiveHashes { digest, h1 });
                     let package = Package { provider: provider.clone(), version: version.clone(), platform };
                     expected.insert(MirrorPath::archive(&package), digest);
                 }
             }
             for (path, digest) in &expected {
                 if !self.signed.contains(path) {
-                    self.received.unsigned += 1;
+                    self.summary.unsigned += 1;
                 }
-                if self.received_paths.contains(path) {
+                if self.received_archives.contains(path) {
                     continue;
                 }
                 // The sender leaves out archives that the folder already has.
                 if self.folder.digest(&path.to_string()).map_err(io::Error::other)? != Some(*digest) {
                     return Err(io::Error::other(format!("{path} was neither sent nor found; export again")));
                 }
-                self.received.there += 1;
+                self.summary.there += 1;
             }
-            self.index(&provider, &known, &expected).map_err(io::Error::other)?;
+            self.rebuild_index(&provider, &sent_hashes, &expected).map_err(io::Error::other)?;
             self.folder.link_spelling(&provider.host).map_err(io::Error::other)?;
             if provider.host.port().is_some() {
-                self.received.with_port.insert(provider.host.clone());
+                self.summary.with_port.insert(provider.host.clone());
             }
         }
-        Ok(self.received)
+        Ok(self.summary)
     }
 
     /// Rebuilds the index files of a provider from every archive in its folder.
-    fn index(
+    fn rebuild_index(
         &mut self,
         provider: &ProviderAddress,
-        known: &HashMap<Digest, ArchiveHashes>,
+        sent_hashes: &HashMap<Digest, ArchiveHashes>,
         expected: &HashMap<MirrorPath, Digest>,
     ) -> Result<(), MirrorFolderError> {
         let path_of = |kind| MirrorPath { provider: provider.clone(), kind };
@@ -202,14 +209,14 @@ impl TreeReceiver<'_> {
         let mut versions: BTreeMap<Version, VersionIndex> = BTreeMap::new();
         for (path, archive) in self.folder.archives(&folder)? {
             let MirrorFileKind::Archive(version, platform) = &archive.kind else { continue };
-            let is_ours = path == archive.to_string();
-            let digest = expected.get(&archive).copied().filter(|_| is_ours);
-            let hashes = match digest.and_then(|digest| known.get(&digest)) {
+            let has_larder_name = path == archive.to_string();
+            let digest = expected.get(&archive).copied().filter(|_| has_larder_name);
+            let hashes = match digest.and_then(|digest| sent_hashes.get(&digest)) {
                 Some(hashes) => hashes.clone(),
-                None => match self.hashes(&path)? {
+                None => match self.hash_archive(&path)? {
                     Ok(hashes) => hashes,
                     Err(reason) => {
-                        self.received
+                        self.summary
                             .notes
                             .push(format!("{path} existed before, and is left out of the index: {reason}"));
                         continue;
@@ -217,8 +224,8 @@ impl TreeReceiver<'_> {
                 },
             };
             let index = versions.entry(version.clone()).or_default();
-            if index.archives.contains_key(&platform.to_string()) && !is_ours {
-                self.received
+            if index.archives.contains_key(&platform.to_string()) && !has_larder_name {
+                self.summary
                     .notes
                     .push(format!("{path} is a second file of one package, and is left out of the index"));
                 continue;
@@ -226,18 +233,18 @@ impl TreeReceiver<'_> {
             let name = path.rsplit('/').next().unwrap_or(&path);
             index.add(name, platform, &hashes);
         }
-        let text = |index: serde_json::Result<Vec<u8>>| index.unwrap_or_default();
+        let json = |index: serde_json::Result<Vec<u8>>| index.unwrap_or_default();
         for (version, index) in &versions {
             self.folder
-                .write_small(&path_of(MirrorFileKind::VersionIndex(version.clone())), &text(to_pretty_json(index)))?;
+                .write_small(&path_of(MirrorFileKind::VersionIndex(version.clone())), &json(to_pretty_json(index)))?;
         }
         // Written last, so that every version it lists is complete.
         self.folder
-            .write_small(&path_of(MirrorFileKind::Index), &text(to_pretty_json(&ProviderIndex::of(versions.keys()))))
+            .write_small(&path_of(MirrorFileKind::Index), &json(to_pretty_json(&ProviderIndex::of(versions.keys()))))
     }
 
-    /// The hashes of an archive that was there before. The inner error says why it has none.
-    fn hashes(&self, path: &str) -> Result<Result<ArchiveHashes, String>, MirrorFolderError> {
+    /// The hashes of an archive that was in the folder before. The inner error says why they cannot be computed.
+    fn hash_archive(&self, path: &str) -> Result<Result<ArchiveHashes, String>, MirrorFolderError> {
         let Some(digest) = self.folder.digest(path)? else { return Ok(Err("it was removed".to_owned())) };
         let (file, _) = self.folder.read(path)?;
         let hashes = package_hashes(BufReader::with_capacity(64 << 10, file), PackageLimits::default());
@@ -261,7 +268,7 @@ pub fn existing_archive_digests<'a>(
 }
 
 // `VersionIndex::parse` checks the limit of index files, which are read as small files first.
-const _: () = assert!(index::MAX_INDEX_BYTES <= MAX_SMALL);
+const _: () = assert!(index::MAX_INDEX_BYTES <= MAX_SMALL_FILE_BYTES);
 
 #[cfg(test)]
 mod tests;

@@ -11,8 +11,8 @@ use super::{MirrorFileKind, MirrorPath, Mode, PathMeaning};
 /// The files of a tree to send.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct SendPlan {
-    /// The files in the order of sending. For each provider the files beside the archives are first, then the archives,
-    /// then the unpacked packages, one after the other.
+    /// The files in the order of sending. For each provider, index files and proof files come first, then the archives,
+    /// then the unpacked packages.
     pub files: Vec<Outgoing>,
     /// The number of packages, both archives and unpacked ones.
     pub packages: usize,
@@ -32,7 +32,7 @@ pub struct Outgoing {
 /// The group of a file, in the order of sending.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum SendOrder {
-    Beside,
+    IndexOrProof,
     Archive,
     Unpacked,
 }
@@ -42,68 +42,76 @@ enum SendOrder {
 /// # Errors
 /// The folder cannot be read.
 pub fn plan_send(folder: &MirrorFolder) -> Result<SendPlan, MirrorFolderError> {
-    Ok(sort(folder.list_files()?))
+    Ok(plan_files(folder.list_files()?))
 }
 
-fn sort(found: Vec<ListedFile>) -> SendPlan {
-    let mut sorted = SendPlan::default();
+/// Selects and sorts listed files.
+fn plan_files(listed: Vec<ListedFile>) -> SendPlan {
+    let mut plan = SendPlan::default();
     let mut files = Vec::new();
-    let mut unpacked: BTreeSet<String> = BTreeSet::new();
+    let mut unpacked_packages: BTreeSet<String> = BTreeSet::new();
     // A package without one of its files would be another package, so the whole package is refused.
-    let mut flawed: BTreeMap<String, String> = BTreeMap::new();
-    for ListedFile { path, kind } in found {
+    let mut refused_packages: BTreeMap<String, String> = BTreeMap::new();
+    for ListedFile { path, kind } in listed {
         let (size_bytes, mode) = match kind {
             ListedFileKind::File(size_bytes) => (size_bytes, Mode::Plain),
             ListedFileKind::InPackage(size_bytes, mode) => (size_bytes, mode),
             ListedFileKind::Refused(reason) => {
-                refuse(path, reason, &mut flawed, &mut sorted.refused);
+                refuse(path, reason, &mut refused_packages, &mut plan.refused);
                 continue;
             }
         };
-        let turn = match MirrorPath::parse(&path) {
+        let send_order = match MirrorPath::parse(&path) {
             Ok(PathMeaning::File(MirrorPath { kind: MirrorFileKind::Archive(..), .. })) => {
-                sorted.packages += 1;
+                plan.packages += 1;
                 SendOrder::Archive
             }
-            Ok(PathMeaning::File(_)) => SendOrder::Beside,
+            Ok(PathMeaning::File(_)) => SendOrder::IndexOrProof,
             Ok(PathMeaning::Unpacked(..)) => {
-                unpacked.insert(enclosing_package_folder(&path).to_owned());
+                unpacked_packages.insert(enclosing_package_folder(&path).to_owned());
                 SendOrder::Unpacked
             }
             Ok(PathMeaning::Misnamed(reason)) => {
-                sorted.refused.push((path, reason));
+                plan.refused.push((path, reason));
                 continue;
             }
             Ok(PathMeaning::Foreign) => continue,
             Err(bad) => {
-                refuse(path, bad.to_string(), &mut flawed, &mut sorted.refused);
+                refuse(path, bad.to_string(), &mut refused_packages, &mut plan.refused);
                 continue;
             }
         };
-        files.push((provider_folder(&path).to_owned(), turn, path, size_bytes, mode));
+        files.push((provider_folder(&path).to_owned(), send_order, path, size_bytes, mode));
     }
-    files.retain(|(_, turn, path, ..)| {
-        *turn != SendOrder::Unpacked || !flawed.contains_key(enclosing_package_folder(path))
+    files.retain(|(_, send_order, path, ..)| {
+        *send_order != SendOrder::Unpacked || !refused_packages.contains_key(enclosing_package_folder(path))
     });
-    files.sort_by(|one, other| (&one.0, &one.1, &one.2).cmp(&(&other.0, &other.1, &other.2)));
-    sorted.packages += unpacked.iter().filter(|place| !flawed.contains_key(*place)).count();
-    sorted.bytes = files.iter().map(|(_, _, _, size_bytes, _)| size_bytes).sum();
-    sorted.files = files.into_iter().map(|(_, _, path, _, mode)| Outgoing { path, mode }).collect();
-    sorted.refused.extend(flawed);
-    sorted.refused.sort();
-    sorted
+    files.sort_by(|a, b| (&a.0, &a.1, &a.2).cmp(&(&b.0, &b.1, &b.2)));
+    plan.packages +=
+        unpacked_packages.iter().filter(|package_folder| !refused_packages.contains_key(*package_folder)).count();
+    plan.bytes = files.iter().map(|(_, _, _, size_bytes, _)| size_bytes).sum();
+    plan.files = files.into_iter().map(|(_, _, path, _, mode)| Outgoing { path, mode }).collect();
+    plan.refused.extend(refused_packages);
+    plan.refused.sort();
+    plan
 }
 
-fn refuse(path: String, reason: String, flawed: &mut BTreeMap<String, String>, refused: &mut Vec<(String, String)>) {
-    let place = enclosing_package_folder(&path);
-    if place == path || enclosing_package(place).is_none() {
+/// Refuses a file, or the whole unpacked package that contains it.
+fn refuse(
+    path: String,
+    reason: String,
+    refused_packages: &mut BTreeMap<String, String>,
+    refused: &mut Vec<(String, String)>,
+) {
+    let package_folder = enclosing_package_folder(&path);
+    if package_folder == path || enclosing_package(package_folder).is_none() {
         return refused.push((path, reason));
     }
     let reason = format!("a file in it is refused, {path:?}: {reason}");
-    flawed.entry(place.to_owned()).or_insert(reason);
+    refused_packages.entry(package_folder.to_owned()).or_insert(reason);
 }
 
-/// `HOST/NAMESPACE/TYPE`
+/// The first three segments of a path: `HOST/NAMESPACE/TYPE`.
 fn provider_folder(path: &str) -> &str {
     path.match_indices('/').nth(2).map_or(path, |(end, _)| &path[..end])
 }
@@ -112,9 +120,9 @@ fn provider_folder(path: &str) -> &str {
 ///
 /// # Errors
 /// A file cannot be read any more, or the receiver stopped reading.
-pub fn send(folder: &MirrorFolder, sorted: &SendPlan, out: impl Write) -> io::Result<()> {
+pub fn send(folder: &MirrorFolder, plan: &SendPlan, out: impl Write) -> io::Result<()> {
     let mut tar = ProviderTreeWriter::new(out);
-    for Outgoing { path, mode } in &sorted.files {
+    for Outgoing { path, mode } in &plan.files {
         let (file, size_bytes) = folder.read(path).map_err(io::Error::other)?;
         tar.add_with_mode(path, *mode, size_bytes, file)?;
     }
@@ -126,27 +134,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proof_files_are_sent_first_and_packages_whole_or_not_at_all() {
+    fn index_and_proof_files_are_sent_first_and_packages_as_a_whole_or_not_at_all() {
         let file = |path: &str| ListedFile { path: path.to_owned(), kind: ListedFileKind::File(1) };
-        let inside =
+        let in_package =
             |path: &str| ListedFile { path: path.to_owned(), kind: ListedFileKind::InPackage(1, Mode::Executable) };
         let link =
             |path: &str| ListedFile { path: path.to_owned(), kind: ListedFileKind::Refused("it is a link".to_owned()) };
         let null = "r.example/acme/null";
-        let sorted = sort(vec![
+        let plan = plan_files(vec![
             file("r.example/acme/null-2/1.2.0.json"),
             file(&format!("{null}/1.2.0.json")),
-            inside(&format!("{null}/1.2.0/linux_amd64/LICENSE")),
-            inside(&format!("{null}/1.2.0/linux_amd64/terraform-provider-null")),
+            in_package(&format!("{null}/1.2.0/linux_amd64/LICENSE")),
+            in_package(&format!("{null}/1.2.0/linux_amd64/terraform-provider-null")),
             file(&format!("{null}/Terraform-Provider-Null_1.3.0_linux_amd64.ZIP")),
             file(&format!("{null}/terraform-provider-null_1.3.0_SHA256SUMS")),
             file(&format!("{null}/README.md")),
             file(&format!("{null}/terraform-provider-null_x_linux_amd64.zip")),
-            inside(&format!("{null}/1.4.0/linux_amd64/terraform-provider-null")),
+            in_package(&format!("{null}/1.4.0/linux_amd64/terraform-provider-null")),
             link(&format!("{null}/1.4.0/linux_amd64/docs/link")),
             link(&format!("{null}/1.5.0/linux_amd64")),
         ]);
-        let sent: Vec<_> = sorted.files.iter().map(|file| file.path.strip_prefix("r.example/acme/").unwrap()).collect();
+        let sent: Vec<_> = plan.files.iter().map(|file| file.path.strip_prefix("r.example/acme/").unwrap()).collect();
         assert_eq!(
             sent,
             [
@@ -158,8 +166,8 @@ mod tests {
                 "null-2/1.2.0.json",
             ]
         );
-        let refused: Vec<_> = sorted.refused.iter().map(|(path, _)| path.strip_prefix(null).unwrap()).collect();
+        let refused: Vec<_> = plan.refused.iter().map(|(path, _)| path.strip_prefix(null).unwrap()).collect();
         assert_eq!(refused, ["/1.4.0/linux_amd64", "/1.5.0/linux_amd64", "/terraform-provider-null_x_linux_amd64.zip"]);
-        assert_eq!((sorted.packages, sorted.bytes), (2, 6));
+        assert_eq!((plan.packages, plan.bytes), (2, 6));
     }
 }

@@ -6,16 +6,16 @@ use tar::{Builder, Header};
 
 use super::Mode;
 
-/// A tar writer. If it is dropped before [`ProviderTreeWriter::end`], the tar has no end marker, so a reader sees that it is
-/// truncated.
+/// A tar writer. If the writer is dropped before [`ProviderTreeWriter::end`], the tar has no end marker, so that a reader
+/// notices the truncation.
 pub struct ProviderTreeWriter<W: Write> {
-    tar: Builder<Out<W>>,
+    tar: Builder<ClosableOutput<W>>,
 }
 
-/// The output, `None` once the writer is finished or dropped: a dropped `Builder` would still write the end marker.
-struct Out<W>(Option<W>);
+/// The output; `None` once the writer is finished or dropped. Otherwise a dropped `Builder` would write the end marker.
+struct ClosableOutput<W>(Option<W>);
 
-impl<W: Write> Write for Out<W> {
+impl<W: Write> Write for ClosableOutput<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.as_mut().map_or(Err(io::ErrorKind::BrokenPipe.into()), |out| out.write(bytes))
     }
@@ -34,7 +34,7 @@ impl<W: Write> Drop for ProviderTreeWriter<W> {
 impl<W: Write> ProviderTreeWriter<W> {
     /// Creates a writer.
     pub fn new(out: W) -> Self {
-        Self { tar: Builder::new(Out(Some(out))) }
+        Self { tar: Builder::new(ClosableOutput(Some(out))) }
     }
 
     /// Adds a file of `size_bytes` bytes that is not executable. Equal files give equal bytes of tar.
@@ -48,15 +48,15 @@ impl<W: Write> ProviderTreeWriter<W> {
     /// Adds a file with a mode.
     ///
     /// # Errors
-    /// Those of [`add`](Self::add).
+    /// As for [`add`](Self::add).
     pub fn add_with_mode(&mut self, path: &str, mode: Mode, size_bytes: u64, contents: impl Read) -> io::Result<()> {
         let mut header = Header::new_gnu();
         header.set_size(size_bytes);
         header.set_mode(mode.bits());
         header.set_mtime(0);
-        let mut counted = Counted { inner: contents.take(size_bytes), bytes: 0 };
-        self.tar.append_data(&mut header, path, &mut counted)?;
-        if counted.bytes == size_bytes {
+        let mut counting_reader = CountingReader { inner: contents.take(size_bytes), bytes: 0 };
+        self.tar.append_data(&mut header, path, &mut counting_reader)?;
+        if counting_reader.bytes == size_bytes {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{path} became shorter while it was read")))
@@ -74,12 +74,12 @@ impl<W: Write> ProviderTreeWriter<W> {
     }
 }
 
-struct Counted<R> {
+struct CountingReader<R> {
     inner: R,
     bytes: u64,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.bytes += read as u64;
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tar_that_is_given_up_has_no_end() {
+    fn a_dropped_writer_writes_no_end_marker() {
         let mut out = Vec::new();
         let mut tar = ProviderTreeWriter::new(&mut out);
         tar.add("a", 1, &b"x"[..]).unwrap();

@@ -7,12 +7,13 @@ use super::super::written::ProviderTreeWriter;
 use super::*;
 
 /// The path and bytes of an entry, or the reason for its refusal.
-type WasRead = (String, Result<Vec<u8>, String>);
+type ReadEntry = (String, Result<Vec<u8>, String>);
 
-fn all(tar: &[u8]) -> io::Result<Vec<WasRead>> {
-    let mut all = Vec::new();
+/// Reads all entries of a tar.
+fn read_all(tar: &[u8]) -> io::Result<Vec<ReadEntry>> {
+    let mut entries = Vec::new();
     ProviderTreeReader::new(tar).for_each_entry::<io::Error>(|entry| {
-        all.push(match entry {
+        entries.push(match entry {
             TarEntry::File { path, mut contents, .. } => {
                 let mut bytes = Vec::new();
                 contents.read_to_end(&mut bytes)?;
@@ -22,7 +23,7 @@ fn all(tar: &[u8]) -> io::Result<Vec<WasRead>> {
         });
         Ok(())
     })?;
-    Ok(all)
+    Ok(entries)
 }
 
 fn tar_of(entries: &[(&str, EntryType)]) -> Vec<u8> {
@@ -39,7 +40,7 @@ fn tar_of(entries: &[(&str, EntryType)]) -> Vec<u8> {
 }
 
 #[test]
-fn only_plain_files_within_the_tree_are_taken() {
+fn only_regular_files_within_the_tree_are_accepted() {
     let tar = tar_of(&[
         ("a/b/c", EntryType::Directory),
         ("./a/b/c/index.json", EntryType::Regular),
@@ -51,50 +52,50 @@ fn only_plain_files_within_the_tree_are_taken() {
         ("../out", EntryType::Regular),
         ("/etc/passwd", EntryType::Regular),
     ]);
-    let all = all(&tar).unwrap();
-    let taken: Vec<_> = all.iter().filter(|(_, read)| read.is_ok()).map(|(path, _)| path.as_str()).collect();
-    assert_eq!((taken, all.len()), (vec!["a/b/c/index.json"], 8));
+    let entries = read_all(&tar).unwrap();
+    let accepted: Vec<_> = entries.iter().filter(|(_, read)| read.is_ok()).map(|(path, _)| path.as_str()).collect();
+    assert_eq!((accepted, entries.len()), (vec!["a/b/c/index.json"], 8));
 }
 
 #[test]
-fn a_file_that_the_tar_cuts_short_is_an_error() {
-    let mut writing = ProviderTreeWriter::new(Vec::new());
-    writing.add("a/b/c/d", 5000, &[7; 5000][..]).unwrap();
-    let tar = writing.end().unwrap();
-    assert!(all(&tar).is_ok());
-    // Cut within the file, and right after the file, where the end of the tar is missing.
+fn a_truncated_tar_is_an_error() {
+    let mut writer = ProviderTreeWriter::new(Vec::new());
+    writer.add("a/b/c/d", 5000, &[7; 5000][..]).unwrap();
+    let tar = writer.end().unwrap();
+    assert!(read_all(&tar).is_ok());
+    // The tar is cut within the file, and right after the file, before the end marker.
     for length in [3000, 512 + 5120] {
-        assert!(all(&tar[..length]).is_err(), "{length}");
+        assert!(read_all(&tar[..length]).is_err(), "{length}");
     }
-    let mut writing = ProviderTreeWriter::new(Vec::new());
-    assert!(writing.add("a/b/c/d", 5000, &[7; 4999][..]).is_err());
+    let mut writer = ProviderTreeWriter::new(Vec::new());
+    assert!(writer.add("a/b/c/d", 5000, &[7; 4999][..]).is_err());
 }
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back(
+    fn written_files_are_read_back(
         files in prop::collection::vec(("([a-zé]{1,60}/){1,4}[a-z]{1,40}", prop::collection::vec(any::<u8>(), 0..600)), 0..6),
     ) {
-        let mut writing = ProviderTreeWriter::new(Vec::new());
+        let mut writer = ProviderTreeWriter::new(Vec::new());
         for (path, bytes) in &files {
-            writing.add(path, bytes.len() as u64, &bytes[..]).unwrap();
+            writer.add(path, bytes.len() as u64, &bytes[..]).unwrap();
         }
-        let read = all(&writing.end().unwrap()).unwrap();
+        let read = read_all(&writer.end().unwrap()).unwrap();
         prop_assert_eq!(read, files.into_iter().map(|(path, bytes)| (path, Ok(bytes))).collect::<Vec<_>>());
     }
 
     #[test]
-    fn hostile_bytes_never_panic(
+    fn arbitrary_bytes_never_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..2048),
-        at in any::<prop::sample::Index>(),
+        changed_byte in any::<prop::sample::Index>(),
         to in any::<u8>(),
     ) {
-        let _ = all(&bytes);
-        let mut writing = ProviderTreeWriter::new(Vec::new());
-        writing.add(&"a/".repeat(90), 3, &b"abc"[..]).unwrap();
-        let mut tar = writing.end().unwrap();
-        let index = at.index(tar.len());
+        let _ = read_all(&bytes);
+        let mut writer = ProviderTreeWriter::new(Vec::new());
+        writer.add(&"a/".repeat(90), 3, &b"abc"[..]).unwrap();
+        let mut tar = writer.end().unwrap();
+        let index = changed_byte.index(tar.len());
         tar[index] = to;
-        let _ = all(&tar);
+        let _ = read_all(&tar);
     }
 }

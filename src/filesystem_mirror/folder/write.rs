@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, mkdirat, openat, renameat, symlinka
 use rustix::io::Errno;
 
 use super::super::MirrorPath;
-use super::{MirrorFolder, MirrorFolderError, READ_AT_ONCE, TEMP_PREFIX};
+use super::{MirrorFolder, MirrorFolderError, READ_BUFFER_BYTES, TEMP_PREFIX};
 use crate::address::Hostname;
 use crate::digest::{Digest, Hasher};
 
@@ -24,15 +24,15 @@ impl MirrorFolder {
         mut contents: impl Read,
         expected: Option<Digest>,
     ) -> Result<Digest, MirrorFolderError> {
-        let (shown, name) = (path.to_string(), path.file_name());
+        let (path_text, name) = (path.to_string(), path.file_name());
         let folder = self.make_folder(&path.folder())?;
-        let beside = format!("{TEMP_PREFIX}{name}");
+        let temp_name = format!("{TEMP_PREFIX}{name}");
         // A temporary file of an earlier run is overwritten.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let writing = || {
-            let mut file = File::from(openat(&folder, beside.as_str(), flags, Mode::from_raw_mode(0o644))?);
+        let write = || {
+            let mut file = File::from(openat(&folder, temp_name.as_str(), flags, Mode::from_raw_mode(0o644))?);
             let mut hasher = Hasher::new();
-            let mut buffer = vec![0; READ_AT_ONCE];
+            let mut buffer = vec![0; READ_BUFFER_BYTES];
             loop {
                 match contents.read(&mut buffer)? {
                     0 => break,
@@ -44,22 +44,22 @@ impl MirrorFolder {
             }
             let digest = hasher.finish().0;
             if let Some(expected) = expected.filter(|expected| *expected != digest) {
-                return Err(io::Error::other(format!("its SHA-256 is {digest}, and should be {expected}")));
+                return Err(io::Error::other(format!("expected SHA-256 {expected}, got {digest}")));
             }
             file.sync_all()?;
-            renameat(&folder, beside.as_str(), &folder, name.as_str())?;
+            renameat(&folder, temp_name.as_str(), &folder, name.as_str())?;
             rustix::fs::fsync(&folder)?;
             Ok(digest)
         };
-        let written: io::Result<Digest> = { writing }();
-        written.map_err(|e| {
-            // The cause of the failed write is reported; an error of the removal is not.
-            let _ = unlinkat(&folder, beside.as_str(), AtFlags::empty());
-            self.bad("write", &shown, e)
+        let result: io::Result<Digest> = { write }();
+        result.map_err(|e| {
+            // An error of the removal is not reported: the cause of the failed write matters more.
+            let _ = unlinkat(&folder, temp_name.as_str(), AtFlags::empty());
+            self.error("write", &path_text, e)
         })
     }
 
-    /// Writes a small file unless it already has these bytes.
+    /// Writes a small file unless the file already has these bytes.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -75,12 +75,12 @@ impl MirrorFolder {
     /// # Errors
     /// The folder cannot be read, or a file cannot be removed.
     pub fn sweep(&self, folder: &str) -> Result<(), MirrorFolderError> {
-        let opened = match self.folder_of(folder) {
+        let opened = match self.open_folder(folder) {
             Ok(opened) => opened,
-            Err(bad) if bad.source.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(bad) => return Err(bad),
+            Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
         };
-        let failed = |e: Errno| self.bad("list", folder, e.into());
+        let failed = |e: Errno| self.error("list", folder, e.into());
         for entry in Dir::read_from(&opened).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             if entry.file_name().to_bytes().starts_with(TEMP_PREFIX.as_bytes()) {
@@ -96,26 +96,27 @@ impl MirrorFolder {
     /// # Errors
     /// The link cannot be created.
     pub fn link_spelling(&self, host: &Hostname) -> Result<(), MirrorFolderError> {
-        let (ascii, shown) = (host.as_str(), host.to_unicode());
-        if ascii == shown {
+        let (ascii, unicode) = (host.as_str(), host.to_unicode());
+        if ascii == unicode {
             return Ok(());
         }
-        match symlinkat(shown.as_str(), &self.root, ascii) {
+        match symlinkat(unicode.as_str(), &self.root, ascii) {
             Ok(()) | Err(Errno::EXIST) => Ok(()),
-            Err(e) => Err(self.bad("make the link", ascii, e.into())),
+            Err(e) => Err(self.error("make the link", ascii, e.into())),
         }
     }
 
+    /// Creates a folder and its parents, and opens it.
     fn make_folder(&self, path: &str) -> Result<OwnedFd, MirrorFolderError> {
-        let failed = |e: Errno| self.bad("make the folder", path, e.into());
-        let mut folder = self.root.try_clone().map_err(|e| self.bad("open", "", e))?;
+        let failed = |e: Errno| self.error("make the folder", path, e.into());
+        let mut folder = self.root.try_clone().map_err(|e| self.error("open", "", e))?;
         for name in path.split('/') {
             match mkdirat(&folder, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => rustix::fs::fsync(&folder).map_err(failed)?,
                 Err(Errno::EXIST) => {}
                 Err(e) => return Err(failed(e)),
             }
-            folder = self.folder_in(&folder, name, path)?;
+            folder = self.open_folder_in(&folder, name, path)?;
         }
         Ok(folder)
     }

@@ -4,19 +4,20 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn file(path: &str) -> MirrorFileKind {
+/// The kind of the file at a path of the layout.
+fn kind_of(path: &str) -> MirrorFileKind {
     match MirrorPath::parse(path).unwrap() {
         PathMeaning::File(found) => found.kind,
-        other => panic!("{path}: {other:?}"),
+        meaning => panic!("{path}: {meaning:?}"),
     }
 }
 
 #[test]
-fn each_file_of_the_layout_is_known_by_its_name() {
+fn the_kind_of_each_file_is_parsed_from_its_name() {
     let folder = "registry.example/acme/null";
     let (version, linux) = (Version::parse("1.2.0-rc.1+b").unwrap(), Platform::parse("linux_amd64").unwrap());
     let package = || (version.clone(), linux.clone());
-    for (name, member) in [
+    for (name, kind) in [
         ("index.json", MirrorFileKind::Index),
         ("1.2.0-rc.1+b.json", MirrorFileKind::VersionIndex(version.clone())),
         ("terraform-provider-null_1.2.0-rc.1+b_linux_amd64.zip", MirrorFileKind::Archive(package().0, package().1)),
@@ -29,7 +30,7 @@ fn each_file_of_the_layout_is_known_by_its_name() {
             MirrorFileKind::Signature(SumsScope::Package(package().0, package().1)),
         ),
     ] {
-        assert_eq!(file(&format!("{folder}/{name}")), member, "{name}");
+        assert_eq!(kind_of(&format!("{folder}/{name}")), kind, "{name}");
     }
 }
 
@@ -57,23 +58,23 @@ fn ignored_files_are_foreign_and_misnamed_archives_are_reported() {
         let read = MirrorPath::parse(&format!("{folder}/{name}")).unwrap();
         assert!(matches!(read, PathMeaning::Misnamed(_)), "{name}: {read:?}");
     }
-    let place = format!("{folder}/1.2.0/linux_amd64");
-    let Ok(PathMeaning::Unpacked(package, file)) = MirrorPath::parse(&format!("{place}/docs/index.md")) else {
+    let package_folder = format!("{folder}/1.2.0/linux_amd64");
+    let Ok(PathMeaning::Unpacked(package, file)) = MirrorPath::parse(&format!("{package_folder}/docs/index.md")) else {
         panic!()
     };
     assert_eq!(package.to_string(), "registry.example/acme/null 1.2.0 (linux_amd64)");
     assert_eq!(
-        (file.as_str(), enclosing_package_folder(&format!("{place}/docs/index.md"))),
-        ("docs/index.md", &*place)
+        (file.as_str(), enclosing_package_folder(&format!("{package_folder}/docs/index.md"))),
+        ("docs/index.md", &*package_folder)
     );
-    assert_eq!(enclosing_package_folder(&place), place);
-    assert_eq!(enclosing_package(&place), Some(package));
+    assert_eq!(enclosing_package_folder(&package_folder), package_folder);
+    assert_eq!(enclosing_package(&package_folder), Some(package));
 }
 
 #[test]
-fn a_path_that_leads_elsewhere_is_refused() {
-    let longest = "a".repeat(MAX_PATH + 1);
-    for path in ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/./b", "a/", "a\\b", "a/\0", "a/b\n", &longest] {
+fn malformed_paths_and_paths_out_of_the_tree_are_refused() {
+    let too_long = "a".repeat(MAX_PATH + 1);
+    for path in ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/./b", "a/", "a\\b", "a/\0", "a/b\n", &too_long] {
         assert!(MirrorPath::parse(path).is_err(), "{path:?}");
     }
 }
@@ -88,11 +89,12 @@ fn hosts_are_written_in_unicode_and_read_in_both_spellings() {
     assert_eq!(path.folder(), "localhost:5000/acme/null");
 }
 
-fn any_member() -> impl Strategy<Value = MirrorFileKind> {
+/// Generates every kind of file.
+fn any_kind() -> impl Strategy<Value = MirrorFileKind> {
     let version = "[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]{1,3}(-[a-zA-Z0-9.-]{1,6})?(\\+[a-zA-Z0-9]{1,4})?"
         .prop_filter_map("a version", |text| Version::parse(&text).ok());
     let platform = "[a-z0-9]{1,8}_[a-z0-9]{1,8}".prop_filter_map("a platform", |text| Platform::parse(&text).ok());
-    (0..8_usize, version, platform).prop_map(|(kind, version, platform)| match kind {
+    (0..8_usize, version, platform).prop_map(|(number, version, platform)| match number {
         0 => MirrorFileKind::Index,
         1 => MirrorFileKind::VersionIndex(version),
         2 => MirrorFileKind::Sums(SumsScope::Version(version)),
@@ -106,11 +108,11 @@ fn any_member() -> impl Strategy<Value = MirrorFileKind> {
 
 proptest! {
     #[test]
-    fn every_path_that_is_written_is_read_back(
+    fn every_printed_path_parses_to_itself(
         host in "[a-z]{1,8}\\.example(:[1-9][0-9]{0,3})?|b[üé]{1,3}cher\\.example|xn--bcher-kva\\.example",
         namespace in "[a-z0-9][a-z0-9_-]{0,9}",
         type_ in "[a-z0-9][a-z0-9_-]{0,9}",
-        kind in any_member(),
+        kind in any_kind(),
     ) {
         let provider = provider(&host, &namespace, &type_).unwrap();
         let path = MirrorPath { provider, kind };
@@ -118,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics_and_what_is_a_file_stays_in_its_folder(
+    fn arbitrary_text_never_panics_and_a_file_stays_in_its_provider_folder(
         path in "\\PC{0,60}|[a-z./_\\\\-]{0,40}|[a-z]{1,3}/[a-z]{1,3}/[a-z]{1,3}/terraform-provider-[a-z_0-9.é-]{0,30}(\\.zip|\\.json|_SHA256SUMS(\\.sig)?)?",
     ) {
         if let Ok(PathMeaning::File(found)) = MirrorPath::parse(&path) {

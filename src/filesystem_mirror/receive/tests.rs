@@ -33,35 +33,36 @@ fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
     tar.end().unwrap()
 }
 
+/// An empty folder; it is deleted with the first value.
 fn folder() -> (tempfile::TempDir, MirrorFolder) {
-    let place = tempfile::tempdir().unwrap();
-    let folder = MirrorFolder::open_or_create(&place.path().join("out")).unwrap();
-    (place, folder)
+    let temp_dir = tempfile::tempdir().unwrap();
+    let folder = MirrorFolder::open_or_create(&temp_dir.path().join("out")).unwrap();
+    (temp_dir, folder)
 }
 
 #[test]
 fn a_received_tree_is_merged_and_existing_archives_are_not_rewritten() {
-    let (_place, folder) = folder();
+    let (_temp_dir, folder) = folder();
     let (linux, darwin) = (zip("linux"), zip("darwin"));
-    let [l, d] =
+    let [linux_name, darwin_name] =
         ["linux_amd64", "darwin_arm64"].map(|platform| format!("terraform-provider-null_1.2.0_{platform}.zip"));
-    let of_linux = [("1.2.0.json", &index_of(&[("linux_amd64", &linux)])[..]), (&l, &linux)];
+    let of_linux = [("1.2.0.json", &index_of(&[("linux_amd64", &linux)])[..]), (&linux_name, &linux)];
     let received = receive(&tar(&of_linux)[..], &folder).unwrap();
     assert_eq!((received.written, received.there, received.unsigned), (1, 0, 1));
-    let of_darwin = [("1.2.0.json", &index_of(&[("darwin_arm64", &darwin)])[..]), (&d, &darwin)];
+    let of_darwin = [("1.2.0.json", &index_of(&[("darwin_arm64", &darwin)])[..]), (&darwin_name, &darwin)];
     assert_eq!(receive(&tar(&of_darwin)[..], &folder).unwrap().written, 1);
     let index =
         VersionIndex::parse(&folder.read_at_most(&format!("{NULL}/1.2.0.json"), 9999).unwrap().unwrap()).unwrap();
     assert_eq!(index.archives.len(), 2);
     assert!(index.archives["linux_amd64"].hashes.iter().any(|hash| hash.starts_with("h1:")));
-    // The second time, the archive is sent again, or left out because the folder has it.
+    // A second transfer sends the archive again, or leaves it out because the folder has it.
     assert_eq!(receive(&tar(&of_linux)[..], &folder).unwrap().there, 1);
     assert_eq!(receive(&tar(&of_linux[..1])[..], &folder).unwrap().there, 1);
 }
 
 #[test]
 fn files_that_contradict_the_index_are_refused_and_removed() {
-    let (_place, folder) = folder();
+    let (_temp_dir, folder) = folder();
     let (good, bad) = (zip("good"), zip("bad"));
     let name = "terraform-provider-null_1.2.0_linux_amd64.zip";
     let index = index_of(&[("linux_amd64", &good)]);
@@ -76,19 +77,19 @@ fn files_that_contradict_the_index_are_refused_and_removed() {
     }
     let whole = tar(&[("1.2.0.json", &index), (name, &good)]);
     assert!(receive(&whole[..whole.len() - 1024], &folder).is_err(), "a tar without an end");
-    let left = folder.list_files().unwrap();
-    assert!(left.iter().all(|found| found.path.ends_with(name)), "{left:?}");
+    let remaining = folder.list_files().unwrap();
+    assert!(remaining.iter().all(|file| file.path.ends_with(name)), "{remaining:?}");
 }
 
 #[test]
 fn existing_sums_stay_and_new_ones_are_written_per_package() {
-    let (_place, folder) = folder();
+    let (_temp_dir, folder) = folder();
     let (linux, name) = (zip("linux"), "terraform-provider-null_1.2.0_linux_amd64.zip");
     let index = index_of(&[("linux_amd64", &linux)]);
-    let (sums, own) =
+    let (sums, package_sums) =
         ("terraform-provider-null_1.2.0_SHA256SUMS", "terraform-provider-null_1.2.0_linux_amd64_SHA256SUMS");
     let (signature, document) = (format!("{sums}.sig"), "terraform-provider-null_1.2.0_linux_amd64.json");
-    let sums_document = |text: &'static str| {
+    let tar_with_sums = |text: &'static str| {
         tar(&[
             ("1.2.0.json", &index),
             (sums, text.as_bytes()),
@@ -98,16 +99,16 @@ fn existing_sums_stay_and_new_ones_are_written_per_package() {
         ])
     };
     let read = |name: &str| folder.read_at_most(&format!("{NULL}/{name}"), 999).unwrap();
-    receive(&sums_document("old")[..], &folder).unwrap();
-    assert_eq!((read(sums), read(own)), (Some(b"old".to_vec()), None));
-    assert_eq!(receive(&sums_document("new")[..], &folder).unwrap().unsigned, 0);
-    assert_eq!((read(sums), read(own)), (Some(b"old".to_vec()), Some(b"new".to_vec())));
-    assert_eq!(read(&format!("{own}.sig")), Some(b"new".to_vec()));
+    receive(&tar_with_sums("old")[..], &folder).unwrap();
+    assert_eq!((read(sums), read(package_sums)), (Some(b"old".to_vec()), None));
+    assert_eq!(receive(&tar_with_sums("new")[..], &folder).unwrap().unsigned, 0);
+    assert_eq!((read(sums), read(package_sums)), (Some(b"old".to_vec()), Some(b"new".to_vec())));
+    assert_eq!(read(&format!("{package_sums}.sig")), Some(b"new".to_vec()));
 }
 
 #[test]
-fn the_spelling_that_a_web_server_is_asked_for_is_a_link_and_no_link_is_followed() {
-    let (place, folder) = folder();
+fn the_ascii_spelling_of_a_host_is_a_link_and_links_are_never_followed() {
+    let (temp_dir, folder) = folder();
     let zip = zip("linux");
     let mut tar = ProviderTreeWriter::new(Vec::new());
     let index = index_of(&[("linux_amd64", &zip)]);
@@ -117,9 +118,9 @@ fn the_spelling_that_a_web_server_is_asked_for_is_a_link_and_no_link_is_followed
     }
     let received = receive(&tar.end().unwrap()[..], &folder).unwrap();
     assert_eq!(received.with_port.len(), 1);
-    let out = place.path().join("out");
-    let through_the_link = out.join("xn--bcher-kva.example:8443/acme/null/index.json");
-    assert!(through_the_link.exists());
+    let out = temp_dir.path().join("out");
+    let ascii_path = out.join("xn--bcher-kva.example:8443/acme/null/index.json");
+    assert!(ascii_path.exists());
     let found = folder.list_files().unwrap();
     assert!(found.iter().all(|found| found.path.starts_with("bücher.example:8443/")), "{found:?}");
     std::os::unix::fs::symlink("/etc", out.join("evil.example")).unwrap();
