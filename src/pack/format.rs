@@ -1,6 +1,6 @@
 //! Archive formats, and the suffixes by which clients recognise them.
 
-/// The archive formats that go-getter unpacks (PROTOCOL 4.4). Plain tar and zstd are not among them.
+/// The archive formats that go-getter unpacks (PROTOCOL, section 4.4). Plain tar and zstd are not among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ArchiveFormat {
     /// A zip.
@@ -42,9 +42,9 @@ impl ArchiveFormat {
 
     /// The format for the suffix of a path. The longest matching suffix counts.
     pub fn of_path(path: &[u8]) -> Option<Self> {
-        let ends = |suffix: &str| path.strip_suffix(suffix.as_bytes()).is_some_and(|rest| rest.ends_with(b"."));
-        let found = SUFFIXES.iter().filter(|(suffix, _)| ends(suffix));
-        found.max_by_key(|(suffix, _)| suffix.len()).map(|(_, format)| *format)
+        let ends_with = |suffix: &str| path.strip_suffix(suffix.as_bytes()).is_some_and(|stem| stem.ends_with(b"."));
+        let matching = SUFFIXES.iter().filter(|(suffix, _)| ends_with(suffix));
+        matching.max_by_key(|(suffix, _)| suffix.len()).map(|(_, format)| *format)
     }
 }
 
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_suffix_says_what_a_path_leads_to() {
+    fn the_longest_suffix_of_a_path_determines_the_format() {
         for (path, format) in [
             ("/m.zip", Some(ArchiveFormat::Zip)),
             ("/m.tar.gz", Some(ArchiveFormat::TarGz)),

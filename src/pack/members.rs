@@ -7,28 +7,29 @@ use flate2::bufread::GzDecoder;
 
 use super::TreeLimits;
 
-/// The most concatenated streams. Even an empty one has a setup cost.
-const MAX_MEMBERS: u32 = 1_000_000;
+/// The most concatenated streams. Even an empty stream costs time.
+const MAX_STREAMS: u32 = 1_000_000;
 
 /// Reads concatenated compressed streams as one.
 pub(super) struct ConcatenatedStreams<R, D> {
     decoder: Option<D>,
     open: fn(R) -> D,
     close: fn(D) -> R,
+    /// The byte with which every stream of this format begins.
     first_byte: u8,
-    count: u32,
+    stream_count: u32,
 }
 
 /// Decompresses gzip. Trailing bytes that are not gzip are ignored, as gunzip does.
-pub(super) fn gzip<R: BufRead>(from: R) -> ConcatenatedStreams<R, GzDecoder<R>> {
+pub(super) fn gzip<R: BufRead>(input: R) -> ConcatenatedStreams<R, GzDecoder<R>> {
     let (open, close) = (GzDecoder::new, GzDecoder::into_inner);
-    ConcatenatedStreams { decoder: Some(open(from)), open, close, first_byte: 0x1f, count: 1 }
+    ConcatenatedStreams { decoder: Some(open(input)), open, close, first_byte: 0x1f, stream_count: 1 }
 }
 
 /// Decompresses bzip2.
-pub(super) fn bzip2<R: BufRead>(from: R) -> ConcatenatedStreams<R, BzDecoder<R>> {
+pub(super) fn bzip2<R: BufRead>(input: R) -> ConcatenatedStreams<R, BzDecoder<R>> {
     let (open, close) = (BzDecoder::new, BzDecoder::into_inner);
-    ConcatenatedStreams { decoder: Some(open(from)), open, close, first_byte: b'B', count: 1 }
+    ConcatenatedStreams { decoder: Some(open(input)), open, close, first_byte: b'B', stream_count: 1 }
 }
 
 impl<R: BufRead, D: Read> Read for ConcatenatedStreams<R, D> {
@@ -39,24 +40,24 @@ impl<R: BufRead, D: Read> Read for ConcatenatedStreams<R, D> {
             if read > 0 || buffer.is_empty() {
                 return Ok(read);
             }
-            let Some(mut rest) = self.decoder.take().map(self.close) else { return Ok(0) };
-            if rest.fill_buf()?.first() != Some(&self.first_byte) {
+            let Some(mut input) = self.decoder.take().map(self.close) else { return Ok(0) };
+            if input.fill_buf()?.first() != Some(&self.first_byte) {
                 return Ok(0);
             }
-            self.count += 1;
-            if self.count > MAX_MEMBERS {
+            self.stream_count += 1;
+            if self.stream_count > MAX_STREAMS {
                 return Err(io::Error::other("it has too many compressed streams"));
             }
-            self.decoder = Some((self.open)(rest));
+            self.decoder = Some((self.open)(input));
         }
     }
 }
 
-/// A reader that fails once it yields more bytes than any tree within the limits needs. It fails on every later read
-/// as well.
+/// A reader that fails once it has returned more bytes than any tree within the limits needs. Every later read fails as
+/// well.
 pub(super) struct OutputLimit<R> {
     inner: Option<R>,
-    left: u64,
+    remaining_bytes: u64,
 }
 
 impl<R: Read> OutputLimit<R> {
@@ -65,7 +66,7 @@ impl<R: Read> OutputLimit<R> {
         let entries = u64::try_from(limits.entries).unwrap_or(u64::MAX);
         Self {
             inner: Some(inner),
-            left: limits.bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20),
+            remaining_bytes: limits.bytes.saturating_add(entries.saturating_mul(4096)).saturating_add(1 << 20),
         }
     }
 }
@@ -82,9 +83,9 @@ impl<R: Read> Read for OutputLimit<R> {
                 return Err(e);
             }
         };
-        match self.left.checked_sub(read as u64) {
-            Some(left) => {
-                self.left = left;
+        match self.remaining_bytes.checked_sub(read as u64) {
+            Some(remaining_bytes) => {
+                self.remaining_bytes = remaining_bytes;
                 Ok(read)
             }
             None => {

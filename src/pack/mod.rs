@@ -1,11 +1,11 @@
-//! Packaging: unpacks archives of every format into trees, and packs trees into archives with equal bytes on any
-//! machine. Uses no network, and no disk but the spool file that a tree is given.
+//! Packaging: unpacks archives of every format into trees, and packs trees into archives. Equal trees give equal bytes
+//! on any machine. This module uses no network, and of the disk only the spool file that a tree is given.
 
 mod format;
 mod glob;
 mod members;
 mod name;
-#[expect(clippy::module_inception, reason = "what the folder is for")]
+#[expect(clippy::module_inception, reason = "the folder unpacks and packs, and this file packs")]
 mod pack;
 mod path;
 mod resolve;

@@ -4,8 +4,9 @@ use unicode_normalization::UnicodeNormalization;
 
 use super::{TreeError, TreePath};
 
-/// Returns the path that clients unpack a name to; they clean it first. Names that are absolute or contain `..` are
-/// refused, also if they are so only on Windows. Trees from git do not pass here: they follow git's own checkout rules.
+/// Returns the path to which clients unpack a name, which they clean first. Names that are absolute or contain `..` are
+/// refused, even if that is so only on Windows. Trees from git do not use this function: git has its own checkout
+/// rules.
 pub(super) fn clean_path(name: &[u8]) -> Result<TreePath, TreeError> {
     if name.starts_with(b"/") {
         return Err(refused(name, "its name is absolute"));
@@ -15,12 +16,13 @@ pub(super) fn clean_path(name: &[u8]) -> Result<TreePath, TreeError> {
         return Err(refused(name, "its name contains .."));
     }
     // On Windows, `\` separates names too.
-    let parts = || name.split(|byte| matches!(byte, b'/' | b'\\')).filter(|part| !matches!(*part, b"" | b"."));
-    let has_drive = |part: &[u8]| matches!(part, [letter, b':', ..] if letter.is_ascii_alphabetic());
-    if name.starts_with(b"\\") || parts().next().is_some_and(has_drive) {
+    let windows_segments =
+        || name.split(|byte| matches!(byte, b'/' | b'\\')).filter(|segment| !matches!(*segment, b"" | b"."));
+    let has_drive = |segment: &[u8]| matches!(segment, [letter, b':', ..] if letter.is_ascii_alphabetic());
+    if name.starts_with(b"\\") || windows_segments().next().is_some_and(has_drive) {
         return Err(refused(name, "its name is absolute on Windows"));
     }
-    if parts().any(|part| part == b"..") {
+    if windows_segments().any(|segment| segment == b"..") {
         return Err(refused(name, "its name contains .. on Windows"));
     }
     TreePath::parse(&names.join(&b'/')).map_err(|bad| TreeError::bad_path(name, &bad))

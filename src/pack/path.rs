@@ -3,12 +3,12 @@
 use std::borrow::Borrow;
 use std::fmt;
 
-const MAX_PATH: usize = 4096;
+const MAX_PATH_BYTES: usize = 4096;
 /// The limit of file systems for one name, in bytes.
-const MAX_NAME: usize = 255;
+const MAX_NAME_BYTES: usize = 255;
 
-/// A path relative to the root of a tree: names joined by `/`. Bytes, because git and archives define no encoding.
-/// The root is the empty path.
+/// A path relative to the root of a tree: names joined by `/`. The empty path is the root. A path consists of bytes,
+/// because git and archives define no encoding.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct TreePath(Vec<u8>);
 
@@ -31,7 +31,7 @@ impl TreePath {
         if given.is_empty() {
             return Ok(Self::root());
         }
-        if given.len() > MAX_PATH {
+        if given.len() > MAX_PATH_BYTES {
             return Err(BadTreePath("its path is longer than 4096 bytes"));
         }
         for name in given.split(|byte| *byte == b'/') {
@@ -39,7 +39,7 @@ impl TreePath {
                 b"" => return Err(BadTreePath("its path is absolute, or has an empty name in it")),
                 b"." | b".." => return Err(BadTreePath("its path has a . or .. in it")),
                 name if name.contains(&0) => return Err(BadTreePath("its path has a NUL in it")),
-                name if name.len() > MAX_NAME => {
+                name if name.len() > MAX_NAME_BYTES => {
                     return Err(BadTreePath("its path has a name of more than 255 bytes"));
                 }
                 _ => {}
@@ -51,12 +51,12 @@ impl TreePath {
     /// Appends a path.
     ///
     /// # Errors
-    /// [`BadTreePath`] where the result is too long.
-    pub fn join(&self, below: &Self) -> Result<Self, BadTreePath> {
-        match (self.0.as_slice(), below.0.as_slice()) {
-            ([], _) => Ok(below.clone()),
+    /// [`BadTreePath`] if the result is too long.
+    pub fn join(&self, relative: &Self) -> Result<Self, BadTreePath> {
+        match (self.0.as_slice(), relative.0.as_slice()) {
+            ([], _) => Ok(relative.clone()),
             (_, []) => Ok(self.clone()),
-            (above, below) => Self::parse(&[above, b"/", below].concat()),
+            (folder, relative) => Self::parse(&[folder, b"/", relative].concat()),
         }
     }
 
@@ -74,14 +74,14 @@ impl TreePath {
         self.0.split(|byte| *byte == b'/').filter(|name| !name.is_empty())
     }
 
-    /// The path relative to `above`; `None` if it is not below.
-    pub fn below(&self, above: &Self) -> Option<Self> {
-        if above.0.is_empty() {
+    /// The path relative to `folder`; `None` if the path is not in that folder.
+    pub fn below(&self, folder: &Self) -> Option<Self> {
+        if folder.0.is_empty() {
             return Some(self.clone());
         }
-        match self.0.strip_prefix(above.0.as_slice())? {
+        match self.0.strip_prefix(folder.0.as_slice())? {
             [] => Some(Self::root()),
-            [b'/', rest @ ..] => Some(Self(rest.to_vec())),
+            [b'/', relative @ ..] => Some(Self(relative.to_vec())),
             _ => None,
         }
     }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_that_leads_out_cannot_be_said() {
+    fn malformed_paths_and_paths_out_of_the_tree_are_refused() {
         for bad in
             ["/etc/passwd", "../x", "a/../b", "a//b", "a/", "./a", "a/.", "a\0b", &"a".repeat(256), &"a/".repeat(3000)]
         {
@@ -144,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_path_inside_or_refused(given in prop::collection::vec(prop_oneof![Just(b'/'), Just(b'.'), Just(b'a'), any::<u8>()], 0..40)) {
+        fn arbitrary_bytes_are_refused_or_a_path_inside_the_tree(given in prop::collection::vec(prop_oneof![Just(b'/'), Just(b'.'), Just(b'a'), any::<u8>()], 0..40)) {
             if let Ok(path) = TreePath::parse(&given) {
                 prop_assert_eq!(path.as_bytes(), &given[..]);
                 prop_assert!(path.names().all(|name| name != b".." && name != b"." && !name.contains(&b'/')));

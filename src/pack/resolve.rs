@@ -1,4 +1,4 @@
-//! Follows the links of a tree, so that only folders and files remain to be packed.
+//! Replaces the links of a tree by what they point to, so that only folders and files remain to be packed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,127 +6,137 @@ use super::{Tree, TreeEntry, TreeError, TreePath};
 
 /// The most links that one path may lead through, as in Linux.
 const MAX_LINKS: usize = 40;
-/// The work limit in bytes of names visited; a few seconds.
-const MAX_WORK: u64 = 1 << 30;
-/// The fixed cost of visiting a name, in bytes.
-const EACH_LOOK: u64 = 128;
+/// The limit for the work of following links, in bytes of visited names. It corresponds to a few seconds.
+const MAX_WORK_BYTES: u64 = 1 << 30;
+/// The work of visiting a name in addition to its length, in bytes.
+const WORK_PER_NAME: u64 = 128;
 /// The most notes for one reason; further links are only counted.
 const MAX_NOTES: usize = 20;
 /// The limit for all names together, in bytes, because they stay in memory.
 const MAX_NAME_BYTES: usize = 64 << 20;
 
-/// An entry once links are followed.
+/// An entry after links were followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResolvedEntry {
     Folder,
     File { mode: u32, offset: u64, size_bytes: u64 },
 }
 
-/// The contents of a folder with links followed, ready to be packed.
+/// The contents of a folder after links were followed, ready to be packed.
 #[derive(Debug)]
 pub struct ResolvedTree<'t> {
     pub(super) tree: &'t Tree,
     /// Entries by path relative to the root.
-    pub(super) nodes: BTreeMap<TreePath, ResolvedEntry>,
+    pub(super) entries: BTreeMap<TreePath, ResolvedEntry>,
     pub(super) notes: Vec<String>,
 }
 
 /// Follows every link below `root`; targets may be anywhere in the tree. The root's own `.git` is left out.
 ///
 /// # Errors
-/// [`TreeError::Refused`] for a link out of the tree, to an absolute path or round in a circle, and for a root that is
-/// no folder; [`TreeError::TooLarge`] where the copies exceed the tree's limits, or following is too much work.
+/// [`TreeError::Refused`] for a link out of the tree, a link to an absolute path, a circle of links, and a root that is
+/// not a folder; [`TreeError::TooLarge`] if the copies exceed the tree's limits, or if following links is too much
+/// work.
 pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<ResolvedTree<'t>, TreeError> {
     match tree.get(root) {
         Some(TreeEntry::Folder) => {}
         Some(_) => return Err(TreeError::refused(root, "it is the root of the module, but not a folder")),
         None => return Err(TreeError::refused(root, "it is the root of the module, but does not exist")),
     }
-    let mut walk = LinkResolver {
+    let mut resolver = LinkResolver {
         tree,
-        nodes: BTreeMap::new(),
+        entries: BTreeMap::new(),
         dangling: BTreeSet::new(),
-        endless: BTreeSet::new(),
+        recursive: BTreeSet::new(),
         bytes: 0,
         name_bytes: 0,
         work: 0,
         links: Vec::new(),
     };
-    let mut folders = vec![Copied { from: root.clone(), target: TreePath::root(), through: None }];
-    while let Some(folder) = folders.pop() {
-        walk.copy(&folder, &mut folders)?;
+    let mut pending = vec![FolderCopy { source: root.clone(), destination: TreePath::root(), last_link: None }];
+    while let Some(folder) = pending.pop() {
+        resolver.copy(&folder, &mut pending)?;
     }
-    Ok(ResolvedTree { tree, notes: walk.notes(), nodes: walk.nodes })
+    Ok(ResolvedTree { tree, notes: resolver.notes(), entries: resolver.entries })
 }
 
-/// A folder to copy: its source, its destination, and the index of the last link on the path to it.
-struct Copied {
-    from: TreePath,
-    target: TreePath,
-    through: Option<usize>,
+/// A folder to copy.
+struct FolderCopy {
+    source: TreePath,
+    destination: TreePath,
+    /// The index in [`LinkResolver::links`] of the last link on the way to this copy.
+    last_link: Option<usize>,
 }
 
 struct LinkResolver<'t> {
     tree: &'t Tree,
-    nodes: BTreeMap<TreePath, ResolvedEntry>,
-    /// Links without a target. A set, because a link in a folder that is copied several times is noted once.
+    entries: BTreeMap<TreePath, ResolvedEntry>,
+    /// Links without a target. This is a set, so that a link in a folder that is copied several times is noted once.
     dangling: BTreeSet<&'t TreePath>,
     /// Links to a folder that contains them.
-    endless: BTreeSet<&'t TreePath>,
+    recursive: BTreeSet<&'t TreePath>,
     bytes: u64,
     name_bytes: usize,
     work: u64,
-    /// Links to folders: the path of each, and the index of the link before it.
+    /// The links to folders that were followed: the path of each, and the index of the link that led to it.
     links: Vec<(&'t TreePath, Option<usize>)>,
 }
 
 enum LinkTarget {
     Folder(TreePath),
     File(ResolvedEntry),
-    Nowhere,
+    /// The target does not exist.
+    Missing,
 }
 
 impl<'t> LinkResolver<'t> {
-    fn copy(&mut self, folder: &Copied, more: &mut Vec<Copied>) -> Result<(), TreeError> {
-        for (path, entry) in self.tree.entries_below(&folder.from) {
-            // Entries that are left out count too: a folder of only such entries can be copied once per link to it.
-            self.spend(path.as_bytes().len() + folder.target.as_bytes().len())?;
-            let Some(below) = path.below(&folder.from) else { continue };
-            let to = folder.target.join(&below).map_err(|bad| TreeError::refused(path, bad.to_string()))?;
-            if to.names().next() == Some(b".git") {
+    /// Copies the contents of a folder. Folders that links point to are added to `pending`.
+    fn copy(&mut self, folder: &FolderCopy, pending: &mut Vec<FolderCopy>) -> Result<(), TreeError> {
+        for (path, entry) in self.tree.entries_below(&folder.source) {
+            // Entries that are left out count too. Otherwise a folder of such entries could be copied endlessly, once
+            // per link.
+            self.add_work(path.as_bytes().len() + folder.destination.as_bytes().len())?;
+            let Some(relative) = path.below(&folder.source) else { continue };
+            let destination =
+                folder.destination.join(&relative).map_err(|bad| TreeError::refused(path, bad.to_string()))?;
+            if destination.names().next() == Some(b".git") {
                 continue;
             }
             match entry {
-                TreeEntry::Folder => self.put(to, ResolvedEntry::Folder)?,
+                TreeEntry::Folder => self.insert(destination, ResolvedEntry::Folder)?,
                 TreeEntry::File { mode, offset, size_bytes } => {
-                    self.put(to, ResolvedEntry::File { mode: *mode, offset: *offset, size_bytes: *size_bytes })?;
+                    self.insert(
+                        destination,
+                        ResolvedEntry::File { mode: *mode, offset: *offset, size_bytes: *size_bytes },
+                    )?;
                 }
                 TreeEntry::Link(target) => match self.follow(path, target)? {
-                    LinkTarget::File(file) => self.put(to, file)?,
-                    LinkTarget::Folder(from) => match self.record_folder_link(path, &from, folder.through)? {
+                    LinkTarget::File(file) => self.insert(destination, file)?,
+                    LinkTarget::Folder(source) => match self.record_folder_link(path, &source, folder.last_link)? {
                         Some(link) => {
-                            // The path stays in memory until it is copied, and many links may have it as their target.
-                            self.name_bytes = self.name_bytes.saturating_add(from.as_bytes().len());
-                            self.put(to.clone(), ResolvedEntry::Folder)?;
-                            more.push(Copied { from, target: to, through: Some(link) });
+                            // `pending` keeps the path in memory until the folder is copied, once for each link to it.
+                            self.name_bytes = self.name_bytes.saturating_add(source.as_bytes().len());
+                            self.insert(destination.clone(), ResolvedEntry::Folder)?;
+                            pending.push(FolderCopy { source, destination, last_link: Some(link) });
                         }
-                        None => drop(self.endless.insert(path)),
+                        None => drop(self.recursive.insert(path)),
                     },
-                    LinkTarget::Nowhere => drop(self.dangling.insert(path)),
+                    LinkTarget::Missing => drop(self.dangling.insert(path)),
                 },
             }
         }
         Ok(())
     }
 
-    fn put(&mut self, to: TreePath, node: ResolvedEntry) -> Result<(), TreeError> {
+    /// Adds an entry, within the limits of the tree.
+    fn insert(&mut self, path: TreePath, resolved: ResolvedEntry) -> Result<(), TreeError> {
         let limits = self.tree.limits();
-        if let ResolvedEntry::File { size_bytes, .. } = node {
+        if let ResolvedEntry::File { size_bytes, .. } = resolved {
             self.bytes = self.bytes.saturating_add(size_bytes);
         }
-        self.name_bytes = self.name_bytes.saturating_add(to.as_bytes().len());
-        self.nodes.insert(to, node);
-        if self.nodes.len() > limits.entries {
+        self.name_bytes = self.name_bytes.saturating_add(path.as_bytes().len());
+        self.entries.insert(path, resolved);
+        if self.entries.len() > limits.entries {
             return Err(TreeError::TooLarge(format!("{} files and folders, links followed", limits.entries)));
         }
         if self.bytes > limits.bytes {
@@ -138,31 +148,32 @@ impl<'t> LinkResolver<'t> {
         Ok(())
     }
 
-    fn spend(&mut self, name_bytes: usize) -> Result<(), TreeError> {
-        self.work = self.work.saturating_add(EACH_LOOK + name_bytes as u64);
-        if self.work > MAX_WORK {
+    /// Adds the work of visiting a name of this length. Fails above [`MAX_WORK_BYTES`].
+    fn add_work(&mut self, name_bytes: usize) -> Result<(), TreeError> {
+        self.work = self.work.saturating_add(WORK_PER_NAME + name_bytes as u64);
+        if self.work > MAX_WORK_BYTES {
             return Err(TreeError::TooLarge("the maximum of links to follow".to_owned()));
         }
         Ok(())
     }
 
-    /// Records a link to a folder. Returns `None` if copying would never end, because that folder contains the link
-    /// itself or one that led to it.
+    /// Records a link to a folder, and returns its index. Returns `None` if copying would never end, because the folder
+    /// contains the link itself or a link that led to it.
     fn record_folder_link(
         &mut self,
         link: &'t TreePath,
-        to: &TreePath,
-        through: Option<usize>,
+        folder: &TreePath,
+        previous: Option<usize>,
     ) -> Result<Option<usize>, TreeError> {
-        let mut next = Some((link, through));
-        while let Some((on_the_way, before)) = next {
-            self.spend(to.as_bytes().len())?;
-            if on_the_way.below(to).is_some() {
+        let mut next = Some((link, previous));
+        while let Some((followed, previous)) = next {
+            self.add_work(folder.as_bytes().len())?;
+            if followed.below(folder).is_some() {
                 return Ok(None);
             }
-            next = before.and_then(|before| self.links.get(before).copied());
+            next = previous.and_then(|index| self.links.get(index).copied());
         }
-        self.links.push((link, through));
+        self.links.push((link, previous));
         Ok(Some(self.links.len() - 1))
     }
 
@@ -170,23 +181,23 @@ impl<'t> LinkResolver<'t> {
     fn follow(&mut self, link: &TreePath, target: &[u8]) -> Result<LinkTarget, TreeError> {
         let refused = |reason: &str| Err(TreeError::refused(link, reason));
         let mut folder = link.parent().unwrap_or_default();
-        // Names still to resolve, the next one last.
-        let mut names: Vec<&[u8]> = Vec::new();
-        let mut targets = 0;
+        // The names still to resolve; the next one is last.
+        let mut remaining_names: Vec<&[u8]> = Vec::new();
+        let mut followed_links = 0;
         let mut target = target;
         loop {
             if target.starts_with(b"/") {
                 return refused("it is a link to an absolute path");
             }
-            targets += 1;
-            if targets > MAX_LINKS {
+            followed_links += 1;
+            if followed_links > MAX_LINKS {
                 return refused("it is a link to itself, or a chain of too many links");
             }
-            self.spend(target.len())?;
-            names.extend(target.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")));
-            let next = loop {
-                let Some(name) = names.pop() else { return Ok(LinkTarget::Folder(folder)) };
-                self.spend(folder.as_bytes().len() + name.len())?;
+            self.add_work(target.len())?;
+            remaining_names.extend(target.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")));
+            let next_target = loop {
+                let Some(name) = remaining_names.pop() else { return Ok(LinkTarget::Folder(folder)) };
+                self.add_work(folder.as_bytes().len() + name.len())?;
                 if name == b".." {
                     match folder.parent() {
                         Some(parent) => folder = parent,
@@ -195,29 +206,29 @@ impl<'t> LinkResolver<'t> {
                     continue;
                 }
                 let Ok(path) = TreePath::parse(name).and_then(|name| folder.join(&name)) else {
-                    return Ok(LinkTarget::Nowhere);
+                    return Ok(LinkTarget::Missing);
                 };
                 match self.tree.get(&path) {
                     Some(TreeEntry::Folder) => folder = path,
-                    Some(TreeEntry::File { mode, offset, size_bytes }) if names.is_empty() => {
+                    Some(TreeEntry::File { mode, offset, size_bytes }) if remaining_names.is_empty() => {
                         return Ok(LinkTarget::File(ResolvedEntry::File {
                             mode: *mode,
                             offset: *offset,
                             size_bytes: *size_bytes,
                         }));
                     }
-                    Some(TreeEntry::File { .. }) | None => return nowhere(link, &folder, &names),
+                    Some(TreeEntry::File { .. }) | None => return missing_target(link, &folder, &remaining_names),
                     Some(TreeEntry::Link(target)) => break target.as_slice(),
                 }
             };
-            target = next;
+            target = next_target;
         }
     }
 
     fn notes(&self) -> Vec<String> {
         let mut notes = dropped_notes(&self.dangling, "has no target", "have no target");
         notes.extend(dropped_notes(
-            &self.endless,
+            &self.recursive,
             "points to a folder that contains it",
             "point to folders that contain them",
         ));
@@ -225,26 +236,27 @@ impl<'t> LinkResolver<'t> {
     }
 }
 
-/// Notes about links that are left out for one reason.
-fn dropped_notes(links: &BTreeSet<&TreePath>, one: &str, many: &str) -> Vec<String> {
-    let note = |link: &&TreePath| format!("the link {link} {one}, and is left out");
+/// Notes about links that are left out for the same reason, in singular and plural.
+fn dropped_notes(links: &BTreeSet<&TreePath>, singular: &str, plural: &str) -> Vec<String> {
+    let note = |link: &&TreePath| format!("the link {link} {singular}, and is left out");
     let mut notes: Vec<String> = links.iter().take(MAX_NOTES).map(note).collect();
     let more = links.len().saturating_sub(MAX_NOTES);
     if more > 0 {
-        notes.push(format!("{more} more links {many}, and are left out"));
+        notes.push(format!("{more} more links {plural}, and are left out"));
     }
     notes
 }
 
-/// Ends a path at a missing entry. The rest of the path must not lead out of the package either.
-fn nowhere(link: &TreePath, folder: &TreePath, names: &[&[u8]]) -> Result<LinkTarget, TreeError> {
+/// The result for a path whose next entry is missing in `folder`. The remaining names must not lead out of the package
+/// either.
+fn missing_target(link: &TreePath, folder: &TreePath, remaining_names: &[&[u8]]) -> Result<LinkTarget, TreeError> {
     let mut depth = folder.names().count() + 1;
-    for name in names.iter().rev() {
+    for name in remaining_names.iter().rev() {
         match *name {
             b".." if depth == 0 => return Err(TreeError::refused(link, "it is a link out of the package")),
             b".." => depth -= 1,
             _ => depth += 1,
         }
     }
-    Ok(LinkTarget::Nowhere)
+    Ok(LinkTarget::Missing)
 }

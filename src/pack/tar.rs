@@ -8,7 +8,8 @@ use ::tar::{Archive, Entry, EntryType};
 use super::name::{clean_path, refused};
 use super::{Tree, TreeError};
 
-const MAX_EXTENSION: u64 = 1 << 20;
+/// The size limit of an extension header, in bytes.
+const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 const BLOCK: u64 = 512;
 
 /// The values of extension headers for the next entry. Names from GNU headers take precedence over pax, as in Go.
@@ -19,7 +20,7 @@ struct ExtensionHeaders {
     gnu_link: Option<Vec<u8>>,
 }
 
-/// The values of the last pax header.
+/// The values of the latest pax header.
 #[derive(Default)]
 struct Pax {
     path: Option<Vec<u8>>,
@@ -31,22 +32,22 @@ struct Pax {
 /// Unpacks a tar as go-getter does: `..` is refused, global headers are skipped, and a tar without a file is an error.
 pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeError> {
     let mut archive = Archive::new(&mut *from);
-    let mut has_any = false;
+    let mut has_file = false;
     let mut headers = ExtensionHeaders::default();
-    let mut left = tree.limits().entries;
+    let mut remaining_entries = tree.limits().entries;
     for entry in archive.entries().map_err(unreadable)?.raw(true) {
         let mut entry = entry.map_err(unreadable)?;
         match entry.header().entry_type() {
             EntryType::XGlobalHeader => {}
-            EntryType::XHeader => headers.pax = Pax::parse(&extension(&mut entry)?)?,
-            EntryType::GNULongName => headers.gnu_path = until_nul(extension(&mut entry)?),
-            EntryType::GNULongLink => headers.gnu_link = until_nul(extension(&mut entry)?),
+            EntryType::XHeader => headers.pax = Pax::parse(&read_extension(&mut entry)?)?,
+            EntryType::GNULongName => headers.gnu_path = until_nul(read_extension(&mut entry)?),
+            EntryType::GNULongLink => headers.gnu_link = until_nul(read_extension(&mut entry)?),
             _ => {
-                // Counted here, because the tree does not count a folder that is repeated.
-                left = left.checked_sub(1).ok_or_else(|| {
+                // Entries are counted here, because the tree does not count a folder that is repeated.
+                remaining_entries = remaining_entries.checked_sub(1).ok_or_else(|| {
                     TreeError::TooLarge(format!("{} files, folders and links", tree.limits().entries))
                 })?;
-                has_any |= add(&mut entry, std::mem::take(&mut headers), tree)?;
+                has_file |= add(&mut entry, std::mem::take(&mut headers), tree)?;
             }
         }
     }
@@ -56,9 +57,9 @@ pub(super) fn unpack(from: &mut dyn Read, tree: &mut Tree) -> Result<(), TreeErr
     if !matches!(block.len() as u64, 0 | BLOCK) || block.iter().any(|byte| *byte != 0) {
         return Err(TreeError::Unreadable("there is data after its end".to_owned()));
     }
-    // Reads to the end, where the checksums of the compression are verified.
+    // The checksums of the compression are verified at the end of the stream.
     io::copy(from, &mut io::sink()).map_err(unreadable)?;
-    if !has_any {
+    if !has_file {
         return Err(TreeError::Unreadable("it contains no file".to_owned()));
     }
     Ok(())
@@ -75,8 +76,8 @@ fn add<R: Read>(entry: &mut Entry<'_, R>, headers: ExtensionHeaders, tree: &mut 
     if pax.size.is_some_and(|size| size != entry.size()) {
         return refuse("it has two sizes");
     }
-    let said_link = gnu_link.or(pax.link);
-    let target = || said_link.clone().or_else(|| entry.header().link_name_bytes().map(|name| name.into_owned()));
+    let extension_link = gnu_link.or(pax.link);
+    let target = || extension_link.clone().or_else(|| entry.header().link_name_bytes().map(|name| name.into_owned()));
     let path = clean_path(&name)?;
     let mode = entry.header().mode().map_err(|e| refused(&name, format!("its mode cannot be read: {e}")))?;
     match entry.header().entry_type() {
@@ -115,42 +116,43 @@ impl Pax {
     /// Parses the records of a pax header, each `LENGTH KEY=VALUE\n`. The last record of a key counts. An empty value
     /// unsets the key.
     fn parse(records: &[u8]) -> Result<Self, TreeError> {
-        let mut headers = Self::default();
+        let mut pax = Self::default();
         let malformed = || TreeError::Unreadable("one of its pax headers is malformed".to_owned());
-        let mut rest = records;
-        while !rest.is_empty() {
-            let digits =
-                rest.iter().position(|byte| *byte == b' ').filter(|index| *index < 10).ok_or_else(malformed)?;
-            let length: usize = rest
-                .get(..digits)
+        let mut remaining = records;
+        while !remaining.is_empty() {
+            let length_digits =
+                remaining.iter().position(|byte| *byte == b' ').filter(|index| *index < 10).ok_or_else(malformed)?;
+            let length: usize = remaining
+                .get(..length_digits)
                 .and_then(|text| std::str::from_utf8(text).ok()?.parse().ok())
                 .ok_or_else(malformed)?;
-            let record = rest.get(digits + 1..length).ok_or_else(malformed)?;
-            rest = rest.get(length..).ok_or_else(malformed)?;
+            let record = remaining.get(length_digits + 1..length).ok_or_else(malformed)?;
+            remaining = remaining.get(length..).ok_or_else(malformed)?;
             let record = record.strip_suffix(b"\n").ok_or_else(malformed)?;
             let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(malformed)?;
             let (key, value) = (record.get(..equals).unwrap_or_default(), record.get(equals + 1..).unwrap_or_default());
             match key {
-                b"path" => headers.path = Some(value.to_vec()).filter(|path| !path.is_empty()),
-                b"linkpath" => headers.link = Some(value.to_vec()).filter(|link| !link.is_empty()),
-                b"size" if value.is_empty() => headers.size = None,
+                b"path" => pax.path = Some(value.to_vec()).filter(|path| !path.is_empty()),
+                b"linkpath" => pax.link = Some(value.to_vec()).filter(|link| !link.is_empty()),
+                b"size" if value.is_empty() => pax.size = None,
                 b"size" => {
                     let size = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
-                    headers.size = Some(size.ok_or_else(malformed)?);
+                    pax.size = Some(size.ok_or_else(malformed)?);
                 }
-                key => headers.is_sparse |= key.starts_with(b"GNU.sparse."),
+                key => pax.is_sparse |= key.starts_with(b"GNU.sparse."),
             }
         }
-        Ok(headers)
+        Ok(pax)
     }
 }
 
-fn extension<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, TreeError> {
-    if entry.size() > MAX_EXTENSION {
-        return Err(TreeError::TooLarge(format!("{MAX_EXTENSION} bytes in one extension header")));
+/// Reads an extension header, up to its size limit.
+fn read_extension<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<u8>, TreeError> {
+    if entry.size() > MAX_EXTENSION_BYTES {
+        return Err(TreeError::TooLarge(format!("{MAX_EXTENSION_BYTES} bytes in one extension header")));
     }
     let mut bytes = Vec::new();
-    entry.take(MAX_EXTENSION).read_to_end(&mut bytes).map_err(unreadable)?;
+    entry.take(MAX_EXTENSION_BYTES).read_to_end(&mut bytes).map_err(unreadable)?;
     Ok(bytes)
 }
 

@@ -1,5 +1,6 @@
-//! A file tree that is never laid out on disk: names and modes are in memory, contents follow each other in one spool
-//! file. A name from upstream therefore cannot touch a file of this machine.
+//! A file tree that is never written to disk as files and folders. Names and modes are in memory, and the contents of
+//! all files are in one spool file, one after the other. A name from upstream therefore cannot touch a file of this
+//! machine.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,9 +11,9 @@ use std::sync::Arc;
 
 use super::path::{BadTreePath, TreePath};
 
-const COPIED_AT_ONCE: usize = 256 * 1024;
+const COPY_BUFFER_BYTES: usize = 256 * 1024;
 /// Linux's limit for a link target, in bytes.
-const MAX_TARGET: usize = 4096;
+const MAX_TARGET_BYTES: usize = 4096;
 /// The limit for all names and link targets together, in bytes, because they stay in memory.
 const MAX_NAME_BYTES: usize = 64 << 20;
 
@@ -87,7 +88,7 @@ impl TreeError {
 pub struct Tree {
     entries: BTreeMap<TreePath, TreeEntry>,
     spool: File,
-    spooled: u64,
+    spooled_bytes: u64,
     limits: TreeLimits,
     name_bytes: usize,
 }
@@ -95,13 +96,13 @@ pub struct Tree {
 impl Tree {
     /// Creates an empty tree. `spool` must be an empty file that nothing else writes to.
     pub fn new(spool: File, limits: TreeLimits) -> Self {
-        Self { entries: BTreeMap::new(), spool, spooled: 0, limits, name_bytes: 0 }
+        Self { entries: BTreeMap::new(), spool, spooled_bytes: 0, limits, name_bytes: 0 }
     }
 
     /// Adds a folder and its parents. A folder that exists already is not an error.
     ///
     /// # Errors
-    /// [`TreeError::Refused`] where the path or one of its parents is a file or a link.
+    /// [`TreeError::Refused`] if the path or one of its parents is a file or a link.
     pub fn add_folder(&mut self, path: &TreePath) -> Result<(), TreeError> {
         self.ensure_folder(path, path)
     }
@@ -129,9 +130,9 @@ impl Tree {
     /// Gives a file or a link a second name, as a hard link does. Its bytes are spooled once.
     ///
     /// # Errors
-    /// [`TreeError::Refused`] where there is no such file or link, or the name is taken.
-    pub fn add_hard_link(&mut self, path: &TreePath, to: &TreePath) -> Result<(), TreeError> {
-        match self.get(to) {
+    /// [`TreeError::Refused`] if there is no such file or link, or the name is taken.
+    pub fn add_hard_link(&mut self, path: &TreePath, target: &TreePath) -> Result<(), TreeError> {
+        match self.get(target) {
             Some(entry @ (TreeEntry::File { .. } | TreeEntry::Link(_))) => {
                 let entry = entry.clone();
                 self.check_free_and_add_parents(path)?;
@@ -145,26 +146,26 @@ impl Tree {
     /// Adds a symbolic link.
     ///
     /// # Errors
-    /// Those of [`file`](Self::add_file), and [`TreeError::Refused`] for a target that is longer than Linux allows.
-    pub fn add_symlink(&mut self, path: &TreePath, to: &[u8]) -> Result<(), TreeError> {
-        if to.len() > MAX_TARGET {
+    /// [`TreeError::Refused`] if the name is taken, or if the target is longer than Linux allows.
+    pub fn add_symlink(&mut self, path: &TreePath, target: &[u8]) -> Result<(), TreeError> {
+        if target.len() > MAX_TARGET_BYTES {
             return Err(TreeError::refused(path, "its link target is too long"));
         }
         self.check_free_and_add_parents(path)?;
-        self.insert(path, TreeEntry::Link(to.to_vec()))
+        self.insert(path, TreeEntry::Link(target.to_vec()))
     }
 
-    /// Adds a file with the bytes of `from` and returns their number. Only the permission bits of `mode` are used.
+    /// Adds a file with these contents and returns their size in bytes. Only the permission bits of `mode` are used.
     ///
     /// # Errors
-    /// [`TreeError::Refused`] where the name is taken, [`TreeError::TooLarge`] past the limits,
-    /// [`TreeError::Unreadable`] where `from` fails, [`TreeError::Spool`] where the disk does.
-    pub fn add_file(&mut self, path: &TreePath, mode: u32, from: &mut dyn Read) -> Result<u64, TreeError> {
+    /// [`TreeError::Refused`] if the name is taken, [`TreeError::TooLarge`] past the limits,
+    /// [`TreeError::Unreadable`] if `contents` fail, [`TreeError::Spool`] if the disk fails.
+    pub fn add_file(&mut self, path: &TreePath, mode: u32, contents: &mut dyn Read) -> Result<u64, TreeError> {
         self.check_free_and_add_parents(path)?;
-        let offset = self.spooled;
-        let mut buffer = vec![0; COPIED_AT_ONCE];
+        let offset = self.spooled_bytes;
+        let mut buffer = vec![0; COPY_BUFFER_BYTES];
         loop {
-            let read = match from.read(&mut buffer) {
+            let read = match contents.read(&mut buffer) {
                 Ok(read) => read,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(TreeError::Unreadable(format!("its entry {path}: {e}"))),
@@ -172,13 +173,13 @@ impl Tree {
             if read == 0 {
                 break;
             }
-            if self.spooled + read as u64 > self.limits.bytes {
+            if self.spooled_bytes + read as u64 > self.limits.bytes {
                 return Err(TreeError::TooLarge(format!("{} bytes in its files", self.limits.bytes)));
             }
-            self.spool.write_all_at(&buffer[..read], self.spooled).map_err(TreeError::spool)?;
-            self.spooled += read as u64;
+            self.spool.write_all_at(&buffer[..read], self.spooled_bytes).map_err(TreeError::spool)?;
+            self.spooled_bytes += read as u64;
         }
-        let size_bytes = self.spooled - offset;
+        let size_bytes = self.spooled_bytes - offset;
         self.insert(path, TreeEntry::File { mode: mode & 0o777, offset, size_bytes })?;
         Ok(size_bytes)
     }
@@ -206,12 +207,12 @@ impl Tree {
 
     /// Reads the bytes of a file from its offset in the spool.
     pub fn contents(&self, offset: u64, size_bytes: u64) -> impl Read + '_ {
-        Contents { spool: &self.spool, offset, end: offset.saturating_add(size_bytes).min(self.spooled) }
+        Contents { spool: &self.spool, offset, end: offset.saturating_add(size_bytes).min(self.spooled_bytes) }
     }
 
     /// The bytes of all files; hard links count once.
     pub fn bytes(&self) -> u64 {
-        self.spooled
+        self.spooled_bytes
     }
 
     /// The limits that the tree was created with.
@@ -219,6 +220,7 @@ impl Tree {
         self.limits
     }
 
+    /// Checks that no entry has this path, and adds its parents.
     fn check_free_and_add_parents(&mut self, path: &TreePath) -> Result<(), TreeError> {
         if path.is_root() || self.entries.contains_key(path) {
             return Err(TreeError::refused(path, "another entry has the same name"));
@@ -233,8 +235,8 @@ impl Tree {
         if self.entries.len() >= self.limits.entries {
             return Err(TreeError::TooLarge(format!("{} files, folders and links", self.limits.entries)));
         }
-        let target = if let TreeEntry::Link(to) = &entry { to.len() } else { 0 };
-        self.name_bytes += path.as_bytes().len() + target;
+        let target_bytes = if let TreeEntry::Link(target) = &entry { target.len() } else { 0 };
+        self.name_bytes += path.as_bytes().len() + target_bytes;
         if self.name_bytes > MAX_NAME_BYTES {
             return Err(TreeError::TooLarge(format!("{MAX_NAME_BYTES} bytes in its names")));
         }
@@ -259,10 +261,10 @@ struct Contents<'a> {
 
 impl Read for Contents<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = usize::try_from(self.end - self.offset).unwrap_or(buffer.len());
-        let most = buffer.len().min(left);
-        let read = self.spool.read_at(&mut buffer[..most], self.offset)?;
-        if read == 0 && most > 0 {
+        let remaining = usize::try_from(self.end - self.offset).unwrap_or(buffer.len());
+        let length = buffer.len().min(remaining);
+        let read = self.spool.read_at(&mut buffer[..length], self.offset)?;
+        if read == 0 && length > 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.offset += read as u64;
@@ -317,12 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_has_limits() {
-        let mut few = tree(TreeLimits { entries: 2, bytes: 10 });
-        few.add_file(&path("a/b"), 0o644, &mut &b"1"[..]).unwrap();
-        assert!(matches!(few.add_folder(&path("c")), Err(TreeError::TooLarge(_))));
-        let mut small = tree(TreeLimits { entries: 9, bytes: 10 });
-        let bomb = &mut io::repeat(0);
-        assert!(matches!(small.add_file(&path("a"), 0o644, bomb), Err(TreeError::TooLarge(_))));
+    fn a_tree_limits_its_entries_and_bytes() {
+        let mut limited_entries = tree(TreeLimits { entries: 2, bytes: 10 });
+        limited_entries.add_file(&path("a/b"), 0o644, &mut &b"1"[..]).unwrap();
+        assert!(matches!(limited_entries.add_folder(&path("c")), Err(TreeError::TooLarge(_))));
+        let mut limited_bytes = tree(TreeLimits { entries: 9, bytes: 10 });
+        let endless = &mut io::repeat(0);
+        assert!(matches!(limited_bytes.add_file(&path("a"), 0o644, endless), Err(TreeError::TooLarge(_))));
     }
 }

@@ -1,4 +1,5 @@
-//! Unpacks untrusted archives into trees. Refuses harmful entries, and those that go-getter does not unpack, by name.
+//! Unpacks untrusted archives into trees. Harmful entries, and entries that go-getter does not unpack, are refused with
+//! an error that names the entry.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,7 +14,7 @@ use super::{ArchiveFormat, Tree, TreeError, tar, zip};
 ///
 /// # Errors
 /// [`TreeError::Refused`] for an entry that a module cannot have, [`TreeError::TooLarge`] past the limits,
-/// [`TreeError::Unreadable`] for a damaged archive or another format, [`TreeError::Spool`] where the disk fails.
+/// [`TreeError::Unreadable`] for a damaged archive or another format, [`TreeError::Spool`] if the disk fails.
 pub fn unpack(format: ArchiveFormat, archive: &mut File, tree: &mut Tree) -> Result<(), TreeError> {
     archive.rewind().map_err(TreeError::spool)?;
     unpack_from(format, archive, tree)
@@ -30,19 +31,19 @@ pub fn unpack_from<R: Read + Seek>(format: ArchiveFormat, archive: R, tree: &mut
         ArchiveFormat::TarGz => tar::unpack(&mut OutputLimit::for_tar(gzip(buffered), tree.limits()), tree)?,
         ArchiveFormat::TarBz2 => tar::unpack(&mut OutputLimit::for_tar(bzip2(buffered), tree.limits()), tree)?,
         ArchiveFormat::TarXz => tar::unpack(&mut OutputLimit::for_tar(XzReader::new(buffered), tree.limits()), tree)?,
-        // go-getter refuses these as well: it has no file name to give the content in a folder.
+        // go-getter refuses these formats as well: the file that they contain has no name.
         ArchiveFormat::Gz | ArchiveFormat::Bz2 | ArchiveFormat::Xz => {
             return Err(TreeError::Unreadable("it is one compressed file, but a module is a folder".to_owned()));
         }
     }
-    no_clash(tree)
+    check_no_clash(tree)
 }
 
 /// Refuses names that differ only in case or Unicode composition, because some clients' file systems take them for one.
-fn no_clash(tree: &Tree) -> Result<(), TreeError> {
-    let mut seen = HashMap::new();
+fn check_no_clash(tree: &Tree) -> Result<(), TreeError> {
+    let mut paths_by_key = HashMap::new();
     for (path, _) in tree.entries() {
-        if let Some(other) = seen.insert(case_insensitive_key(path), path) {
+        if let Some(other) = paths_by_key.insert(case_insensitive_key(path), path) {
             return Err(TreeError::refused(
                 path,
                 format!("its name differs from {other} only in case or Unicode composition"),

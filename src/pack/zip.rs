@@ -13,13 +13,13 @@ use super::{Tree, TreeError};
 /// The most bytes read for the central directory, regardless of the number of entries it claims.
 const MAX_DIRECTORY_BYTES: u64 = 32 << 20;
 /// The most bytes read of a link target. It exceeds the longest allowed target, so that a longer one is refused.
-const TARGET_READ: u64 = 8192;
+const MAX_TARGET_READ_BYTES: u64 = 8192;
 /// The mask for the file type in a Unix mode.
-const KIND: u32 = 0o170_000;
+const FILE_TYPE_MASK: u32 = 0o170_000;
 
 /// Unpacks a zip. Declared sizes are not trusted.
 pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(), TreeError> {
-    let whole = from.seek(SeekFrom::End(0)).map_err(|e| unreadable(&e))?;
+    let archive_bytes = from.seek(SeekFrom::End(0)).map_err(|e| unreadable(&e))?;
     let budget = Cell::new(MAX_DIRECTORY_BYTES);
     let mut archive = ZipArchive::new(Metered { inner: from, budget: &budget }).map_err(|e| unreadable(&e))?;
     if archive.is_empty() {
@@ -30,19 +30,19 @@ pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(),
     }
     if archive.has_duplicate_names() {
         let start = archive.central_directory_start();
-        let twice = first_duplicate_name(archive.into_inner(), start).unwrap_or_default();
-        return Err(refused(&twice, "two of its entries have this name"));
+        let duplicate = first_duplicate_name(archive.into_inner(), start).unwrap_or_default();
+        return Err(refused(&duplicate, "two of its entries have this name"));
     }
     budget.set(u64::MAX);
 
     let directory = archive.metadata();
-    let mut packed = 0_u64;
+    let mut packed_bytes = 0_u64;
     for index in 0..archive.len() {
         let name = || directory.entry(index).map(|entry| entry.name_raw().to_vec()).unwrap_or_default();
         let entry = archive.by_index(index).map_err(|e| refused(&name(), format!("it cannot be unpacked: {e}")))?;
         // Regular entries share no bytes. This limits the work even for entries that unpack to nothing.
-        packed = packed.saturating_add(entry.compressed_size());
-        if packed > whole {
+        packed_bytes = packed_bytes.saturating_add(entry.compressed_size());
+        if packed_bytes > archive_bytes {
             return Err(refused(&name(), "it shares its bytes with other entries"));
         }
         add(entry, tree)?;
@@ -54,25 +54,27 @@ pub(super) fn unpack<R: Read + Seek>(mut from: R, tree: &mut Tree) -> Result<(),
 fn first_duplicate_name<R: Read + Seek>(mut from: R, start: u64) -> Option<Vec<u8>> {
     from.seek(SeekFrom::Start(start)).ok()?;
     let mut from = BufReader::new(from);
-    let mut seen = HashSet::new();
+    let mut names = HashSet::new();
     loop {
-        // APPNOTE 4.3.12: 46 bytes with the lengths of name, extra field and comment, which follow.
-        let mut head = [0; 46];
-        from.read_exact(&mut head).ok()?;
-        if !head.starts_with(b"PK\x01\x02") {
+        // A header of 46 bytes contains the lengths of the name, the extra field and the comment, which follow
+        // (APPNOTE, section 4.3.12).
+        let mut header = [0; 46];
+        from.read_exact(&mut header).ok()?;
+        if !header.starts_with(b"PK\x01\x02") {
             return None;
         }
-        let length = |index: usize| usize::from(u16::from_le_bytes([head[index], head[index + 1]]));
-        let mut name = vec![0; length(28)];
+        let length_at = |offset: usize| usize::from(u16::from_le_bytes([header[offset], header[offset + 1]]));
+        let mut name = vec![0; length_at(28)];
         from.read_exact(&mut name).ok()?;
-        let rest = (length(30) + length(32)) as u64;
-        io::copy(&mut (&mut from).take(rest), &mut io::sink()).ok()?;
-        if !seen.insert(name.clone()) {
+        let skipped_bytes = (length_at(30) + length_at(32)) as u64;
+        io::copy(&mut (&mut from).take(skipped_bytes), &mut io::sink()).ok()?;
+        if !names.insert(name.clone()) {
             return Some(name);
         }
     }
 }
 
+/// Adds an entry of the zip to the tree.
 fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeError> {
     let name = entry.name_raw().to_vec();
     // Go ignores this field, but the zip crate takes the name from it.
@@ -82,7 +84,7 @@ fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeEr
     let path = clean_path(&name)?;
     let stored_mode = unix_mode(&entry);
     let mode = stored_mode.map_or(0o644, |mode| mode & 0o777);
-    match stored_mode.map(|mode| mode & KIND) {
+    match stored_mode.map(|mode| mode & FILE_TYPE_MASK) {
         _ if name.ends_with(b"/") || path.is_root() => {
             if entry.size() > 0 {
                 return Err(refused(&name, "it is a folder, but has content"));
@@ -92,7 +94,7 @@ fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeEr
         Some(0o040_000) => tree.add_folder(&path),
         Some(0o120_000) => {
             let mut target = Vec::new();
-            let read = (&mut entry).take(TARGET_READ).read_to_end(&mut target);
+            let read = (&mut entry).take(MAX_TARGET_READ_BYTES).read_to_end(&mut target);
             read.map_err(|e| refused(&name, format!("it cannot be unpacked: {e}")))?;
             tree.add_symlink(&path, &target)
         }
@@ -109,8 +111,8 @@ fn add<R: Read>(mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeEr
 
 /// The Unix mode; `None` if it is 0 or the zip was made on a system without modes.
 fn unix_mode<R: Read>(entry: &ZipFile<'_, R>) -> Option<u32> {
-    let knows_modes = matches!(entry.system(), System::Unix | System::OsDarwin);
-    Some(entry.external_attributes() >> 16).filter(|mode| knows_modes && *mode != 0)
+    let has_modes = matches!(entry.system(), System::Unix | System::OsDarwin);
+    Some(entry.external_attributes() >> 16).filter(|mode| has_modes && *mode != 0)
 }
 
 fn unreadable(error: &dyn std::error::Error) -> TreeError {
@@ -126,8 +128,8 @@ struct Metered<'b, R> {
 impl<R: Read> Read for Metered<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.inner.read(buffer)?;
-        let left = self.budget.get().checked_sub(length as u64);
-        self.budget.set(left.ok_or_else(|| io::Error::other("its directory is too large"))?);
+        let remaining_bytes = self.budget.get().checked_sub(length as u64);
+        self.budget.set(remaining_bytes.ok_or_else(|| io::Error::other("its directory is too large"))?);
         Ok(length)
     }
 }

@@ -37,6 +37,7 @@ fn tree_of(items: &[Item<'_>]) -> Tree {
     tree
 }
 
+/// Packs a tree in memory.
 fn packed(tree: &Tree, root: &str) -> Result<(Vec<u8>, PackResult), TreeError> {
     let mut bytes = Vec::new();
     pack(tree, &path(root), &mut bytes).map(|packed| (bytes, packed))
@@ -68,7 +69,8 @@ fn listing(tree: &Tree) -> Vec<String> {
     tree.entries().map(line).collect()
 }
 
-fn listed(items: &[Item<'_>], root: &str) -> Vec<String> {
+/// Packs and unpacks a tree, and lists the result.
+fn repacked_listing(items: &[Item<'_>], root: &str) -> Vec<String> {
     listing(&unpacked(&packed(&tree_of(items), root).unwrap().0))
 }
 
@@ -93,7 +95,7 @@ fn sample() -> Tree {
     ])
 }
 
-/// The bytes of an archive are a promise. A change needs a new `PACKER` first, then new digests here.
+/// Archives with one `PACKER` version must never change. A change needs a new `PACKER` first, then new digests here.
 #[test]
 fn a_fixed_tree_has_a_fixed_archive_and_a_fixed_digest() {
     let (bytes, packed) = packed(&sample(), "").unwrap();
@@ -103,12 +105,12 @@ fn a_fixed_tree_has_a_fixed_archive_and_a_fixed_digest() {
 }
 
 #[test]
-fn the_size_of_a_read_makes_no_difference_to_the_bytes() {
+fn the_size_of_the_copy_buffer_does_not_change_the_bytes() {
     let expected = packed(&sample(), "").unwrap();
     for size in [1, 7, 511, 32 * 1024] {
         let mut bytes = Vec::new();
         let packed =
-            resolve(&sample(), &TreePath::root()).unwrap().write_through(&mut vec![0; size], &mut bytes).unwrap();
+            resolve(&sample(), &TreePath::root()).unwrap().write_with_buffer(&mut vec![0; size], &mut bytes).unwrap();
         assert!((bytes, packed) == expected, "{size}");
     }
 }
@@ -132,9 +134,9 @@ fn the_archive_size_has_an_upper_bound_before_it_is_written() {
         let resolved = resolve(&tree, &TreePath::root()).unwrap();
         let mut bytes = Vec::new();
         resolved.write(&mut bytes).unwrap();
-        let least = 100 * (size as u64 + 1024);
+        let minimum_bound = 100 * (size as u64 + 1024);
         assert!(
-            resolved.max_archive_bytes() >= bytes.len() as u64 && resolved.max_archive_bytes() >= least,
+            resolved.max_archive_bytes() >= bytes.len() as u64 && resolved.max_archive_bytes() >= minimum_bound,
             "{} for {}",
             resolved.max_archive_bytes(),
             bytes.len()
@@ -143,7 +145,7 @@ fn the_archive_size_has_an_upper_bound_before_it_is_written() {
 }
 
 #[test]
-fn headers_hold_nothing_of_this_machine_and_entries_are_sorted() {
+fn headers_contain_nothing_about_this_machine_and_entries_are_sorted() {
     let (bytes, _) = packed(&sample(), "").unwrap();
     // Flags, time and extra flags are zero, and the system is "unknown".
     assert_eq!(bytes[..10], [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255]);
@@ -163,47 +165,47 @@ fn headers_hold_nothing_of_this_machine_and_entries_are_sorted() {
 }
 
 #[test]
-fn modes_stay_and_owners_can_always_read() {
+fn permission_bits_are_preserved_and_owners_can_always_read() {
     let items = [File("a", 0o755, ""), File("b", 0o4640, ""), File("c", 0o000, ""), Folder("d")];
-    assert_eq!(listed(&items, ""), ["a 755 ", "b 640 ", "c 400 ", "d/"]);
+    assert_eq!(repacked_listing(&items, ""), ["a 755 ", "b 640 ", "c 400 ", "d/"]);
 }
 
 #[test]
 fn the_tree_digest_matches_its_definition() {
     let tree = tree_of(&[File("b", 0o755, "two"), File("a/x", 0o600, "one")]);
-    let mut by_hand = b"larder tree 1\nda\0fa/x\0".to_vec();
-    by_hand.extend(Digest::of(b"one").as_bytes());
-    by_hand.extend(b"xb\0");
-    by_hand.extend(Digest::of(b"two").as_bytes());
-    assert_eq!(packed(&tree, "").unwrap().1.tree, Digest::of(&by_hand));
+    let mut hashed = b"larder tree 1\nda\0fa/x\0".to_vec();
+    hashed.extend(Digest::of(b"one").as_bytes());
+    hashed.extend(b"xb\0");
+    hashed.extend(Digest::of(b"two").as_bytes());
+    assert_eq!(packed(&tree, "").unwrap().1.tree, Digest::of(&hashed));
 }
 
 #[test]
 fn the_tree_digest_changes_only_with_names_contents_and_executable_bits() {
     let digest = |items: &[Item<'_>]| packed(&tree_of(items), "").unwrap().1.tree;
-    let one = digest(&[File("a", 0o644, "x"), Folder("d")]);
+    let original = digest(&[File("a", 0o644, "x"), Folder("d")]);
     for same in [
         &[Folder("d"), File("a", 0o644, "x")][..],
         &[File("a", 0o600, "x"), Folder("d")],
         &[File("a", 0o644, "x"), Folder("d"), Link("gone", "nowhere")],
     ] {
-        assert_eq!(digest(same), one);
+        assert_eq!(digest(same), original);
     }
-    for other in [
+    for changed in [
         &[File("a", 0o755, "x"), Folder("d")][..],
         &[File("a", 0o644, "y"), Folder("d")],
         &[File("b", 0o644, "x"), Folder("d")],
         &[File("a", 0o644, "x")],
         &[File("a", 0o644, "x"), File("d", 0o644, "")],
     ] {
-        assert_ne!(digest(other), one);
+        assert_ne!(digest(changed), original);
     }
     let linked = digest(&[File("m/x", 0o644, "1"), Link("n", "m")]);
     assert_eq!(linked, digest(&[File("m/x", 0o644, "1"), File("n/x", 0o644, "1")]));
 }
 
 #[test]
-fn links_become_copies_of_what_they_lead_to() {
+fn links_become_copies_of_their_targets() {
     let items = [
         File("top/real", 0o755, "1"),
         File("top/m/x", 0o644, "2"),
@@ -226,11 +228,11 @@ fn links_become_copies_of_what_they_lead_to() {
         "real 755 1",
         "through 644 2",
     ];
-    assert_eq!(listed(&items, "top"), expected);
+    assert_eq!(repacked_listing(&items, "top"), expected);
 }
 
 #[test]
-fn a_link_in_a_copied_folder_leads_to_where_it_did_before() {
+fn a_link_in_a_copied_folder_keeps_its_target() {
     let items = [File("a/x", 0o644, "1"), Link("a/y", "x"), Link("b", "a"), Link("c", "b/y"), Link("d/e", "../b")];
     let expected = [
         "a/",
@@ -245,7 +247,7 @@ fn a_link_in_a_copied_folder_leads_to_where_it_did_before() {
         "d/e/x 644 1",
         "d/e/y 644 1",
     ];
-    assert_eq!(listed(&items, ""), expected);
+    assert_eq!(repacked_listing(&items, ""), expected);
 }
 
 #[test]
@@ -284,8 +286,8 @@ fn circular_links_are_refused() {
 }
 
 #[test]
-fn a_link_to_a_folder_that_it_is_in_is_dropped_and_noted() {
-    for (items, left, reason) in [
+fn a_link_to_a_folder_that_contains_it_is_dropped_and_noted() {
+    for (items, remaining, dropped) in [
         (&[File("a/x", 0o644, ""), Link("a/l", ".")][..], &["a/", "a/x 644 "][..], &["a/l"][..]),
         (&[File("a/x", 0o644, ""), Link("a/l", "../a")], &["a/", "a/x 644 "], &["a/l"]),
         (&[File("a/b/x", 0o644, ""), Link("a/b/l", "../..")], &["a/", "a/b/", "a/b/x 644 "], &["a/b/l"]),
@@ -296,23 +298,23 @@ fn a_link_to_a_folder_that_it_is_in_is_dropped_and_noted() {
         ),
     ] {
         let (bytes, packed) = packed(&tree_of(items), "").unwrap();
-        assert_eq!(listing(&unpacked(&bytes)), left);
+        assert_eq!(listing(&unpacked(&bytes)), remaining);
         let note = |link| format!("the link {link} points to a folder that contains it, and is left out");
-        assert_eq!(packed.notes, reason.iter().map(note).collect::<Vec<_>>());
+        assert_eq!(packed.notes, dropped.iter().map(note).collect::<Vec<_>>());
     }
 }
 
-/// Dangling links add nothing to the archive, so only the work limit can stop this.
+/// Dangling links add nothing to the archive, so only the work limit can stop this tree.
 #[test]
-fn links_to_a_farm_of_dangling_links_come_to_an_end() {
+fn many_links_to_a_folder_of_dangling_links_exceed_the_work_limit() {
     let mut tree = Tree::new(tempfile::tempfile().unwrap(), TreeLimits::default());
-    let farm = vec!["f".repeat(240); 16].join("/");
+    let folder = vec!["f".repeat(240); 16].join("/");
     for n in 0..1000 {
-        tree.add_symlink(&path(&format!("{farm}/{n}")), b"nothing").unwrap();
+        tree.add_symlink(&path(&format!("{folder}/{n}")), b"nothing").unwrap();
     }
-    tree.add_symlink(&path("farm"), farm.as_bytes()).unwrap();
+    tree.add_symlink(&path("folder"), folder.as_bytes()).unwrap();
     for n in 0..19_000 {
-        tree.add_symlink(&path(&format!("l{n}")), b"farm").unwrap();
+        tree.add_symlink(&path(&format!("l{n}")), b"folder").unwrap();
     }
     assert!(matches!(resolve(&tree, &TreePath::root()), Err(TreeError::TooLarge(_))));
 }
@@ -338,18 +340,21 @@ fn copies_count_towards_the_limits_of_the_tree() {
 }
 
 #[test]
-fn the_git_folder_of_the_root_is_left_out_and_no_other() {
+fn only_the_git_folder_of_the_root_is_left_out() {
     let items = [
         File("top/.git/HEAD", 0o644, ""),
         File("top/a/.git/HEAD", 0o644, ""),
         File(".git", 0o644, ""),
         Link("top/b", "a"),
     ];
-    assert_eq!(listed(&items, "top"), ["a/", "a/.git/", "a/.git/HEAD 644 ", "b/", "b/.git/", "b/.git/HEAD 644 "]);
+    assert_eq!(
+        repacked_listing(&items, "top"),
+        ["a/", "a/.git/", "a/.git/HEAD 644 ", "b/", "b/.git/", "b/.git/HEAD 644 "]
+    );
 }
 
 #[test]
-fn the_root_must_be_a_folder_that_is_there() {
+fn the_root_must_be_an_existing_folder() {
     let tree = tree_of(&[File("a", 0o644, "")]);
     for root in ["a", "b"] {
         assert!(matches!(packed(&tree, root), Err(TreeError::Refused { .. })), "{root}");
@@ -357,7 +362,7 @@ fn the_root_must_be_a_folder_that_is_there() {
 }
 
 #[test]
-fn names_that_are_no_text_stay_as_they_are() {
+fn names_that_are_not_utf8_are_preserved() {
     let mut tree = empty();
     let name = TreePath::parse(&[&b"caf\xe9/"[..], &[0xff; 120]].concat()).unwrap();
     tree.add_file(&name, 0o644, &mut &b"1"[..]).unwrap();
@@ -387,7 +392,7 @@ proptest! {
         let mut tree = empty();
         let mut has_links = false;
         for item in &items {
-            // The tree refuses names that clash.
+            // The tree refuses names that clash, which is not an error here.
             let _ = match item {
                 TreeStep::File(names, is_executable, bytes) => {
                     tree.add_file(&path(&names.join("/")), if *is_executable { 0o755 } else { 0o644 }, &mut bytes.as_slice()).map(drop)
@@ -403,20 +408,20 @@ proptest! {
         let (again, second) = packed(&tree, "").unwrap();
         prop_assert_eq!((&bytes, &first), (&again, &second));
 
-        let mut back = empty();
-        match unpack_from(ArchiveFormat::TarGz, io::Cursor::new(&bytes), &mut back) {
+        let mut unpacked_tree = empty();
+        match unpack_from(ArchiveFormat::TarGz, io::Cursor::new(&bytes), &mut unpacked_tree) {
             Ok(()) => {}
             Err(TreeError::Refused { reason, .. }) if reason.contains("only in case") || reason.contains("on Windows") => return Ok(()),
             Err(TreeError::Unreadable(reason)) if reason.contains("no file") => return Ok(()),
             Err(e) => return Err(TestCaseError::fail(e.to_string())),
         }
-        prop_assert!(back.entries().all(|(_, entry)| !matches!(entry, TreeEntry::Link(_))));
+        prop_assert!(unpacked_tree.entries().all(|(_, entry)| !matches!(entry, TreeEntry::Link(_))));
         for (path, entry) in tree.entries().filter(|(_, entry)| !matches!(entry, TreeEntry::Link(_))) {
-            let other = back.get(path).expect("what went in");
-            prop_assert_eq!(content(&tree, entry), content(&back, other));
+            let unpacked_entry = unpacked_tree.get(path).expect("every entry is in the unpacked tree");
+            prop_assert_eq!(content(&tree, entry), content(&unpacked_tree, unpacked_entry));
         }
-        prop_assert!(has_links || tree.entries().count() == back.entries().count());
-        let (repacked, third) = packed(&back, "").unwrap();
+        prop_assert!(has_links || tree.entries().count() == unpacked_tree.entries().count());
+        let (repacked, third) = packed(&unpacked_tree, "").unwrap();
         prop_assert_eq!((repacked, third.tree), (bytes, first.tree));
     }
 }

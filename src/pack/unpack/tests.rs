@@ -39,6 +39,7 @@ fn mode(tree: &Tree, name: &str) -> u32 {
 struct TarBuilder(Vec<u8>);
 
 impl TarBuilder {
+    /// Adds an entry; `change` alters its header.
     fn with(mut self, kind: EntryType, name: &[u8], content: &[u8], change: impl FnOnce(&mut Header)) -> Self {
         let mut header = Header::new_gnu();
         header.as_old_mut().name[..name.len()].copy_from_slice(name);
@@ -57,21 +58,25 @@ impl TarBuilder {
         self.with(EntryType::Regular, name.as_bytes(), content.as_bytes(), |_| {})
     }
 
-    fn of(self, kind: EntryType, name: &str) -> Self {
+    /// Adds an entry of this type without contents.
+    fn empty_entry(self, kind: EntryType, name: &str) -> Self {
         self.with(kind, name.as_bytes(), b"", |_| {})
     }
 
-    fn link(self, kind: EntryType, name: &str, to: &str) -> Self {
+    fn link(self, kind: EntryType, name: &str, target: &str) -> Self {
         self.with(kind, name.as_bytes(), b"", |header| {
-            header.as_old_mut().linkname[..to.len()].copy_from_slice(to.as_bytes())
+            header.as_old_mut().linkname[..target.len()].copy_from_slice(target.as_bytes())
         })
     }
 
     fn pax(self, kind: EntryType, records: &[(&str, &str)]) -> Self {
         let record = |(key, value): &(&str, &str)| {
-            let rest = format!(" {key}={value}\n");
-            let length = (1..).map(|digits| rest.len() + digits).find(|n| n.to_string().len() + rest.len() == *n);
-            format!("{}{rest}", length.unwrap())
+            let key_value = format!(" {key}={value}\n");
+            // The length counts its own digits too.
+            let length = (1..)
+                .map(|digits| key_value.len() + digits)
+                .find(|length| length.to_string().len() + key_value.len() == *length);
+            format!("{}{key_value}", length.unwrap())
         };
         let text: String = records.iter().map(record).collect();
         self.with(kind, b"pax_header", text.as_bytes(), |_| {})
@@ -88,38 +93,39 @@ impl TarBuilder {
 }
 
 fn gz(bytes: &[u8]) -> Vec<u8> {
-    let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    to.write_all(bytes).unwrap();
-    to.finish().unwrap()
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
 }
 
 fn bz2(bytes: &[u8]) -> Vec<u8> {
-    let mut to = ::bzip2::write::BzEncoder::new(Vec::new(), ::bzip2::Compression::best());
-    to.write_all(bytes).unwrap();
-    to.finish().unwrap()
+    let mut encoder = ::bzip2::write::BzEncoder::new(Vec::new(), ::bzip2::Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
 }
 
 fn xz(bytes: &[u8], check: lzma_rust2::CheckType, block: Option<u64>) -> Vec<u8> {
     let mut options = lzma_rust2::XzOptions::with_preset(1);
     options.set_check_sum_type(check);
     options.set_block_size(block.and_then(std::num::NonZeroU64::new));
-    let mut to = lzma_rust2::XzWriter::new(Vec::new(), options).unwrap();
-    to.write_all(bytes).unwrap();
-    to.finish().unwrap()
+    let mut encoder = lzma_rust2::XzWriter::new(Vec::new(), options).unwrap();
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
 }
 
 fn sample() -> TarBuilder {
     TarBuilder::default()
         .pax(EntryType::XGlobalHeader, &[("comment", "0123abc")])
-        .of(EntryType::Directory, "./")
-        .of(EntryType::Directory, "./repo/")
+        .empty_entry(EntryType::Directory, "./")
+        .empty_entry(EntryType::Directory, "./repo/")
         .with(EntryType::Regular, b"./repo/run.sh", b"#!/bin/sh\n", |header| header.set_mode(0o106_755))
         .file("repo/modules/x/main.tf", "# x\n")
         .link(EntryType::Symlink, "repo/link", "../outside")
         .link(EntryType::Link, "repo/hard", "repo/run.sh")
 }
 
-fn is_sample(tree: &Tree) {
+/// Asserts that a tree has the entries of `sample`.
+fn assert_is_sample(tree: &Tree) {
     let names: Vec<_> = tree.entries().map(|(path, _)| path.to_string()).collect();
     let expected =
         ["repo", "repo/hard", "repo/link", "repo/modules", "repo/modules/x", "repo/modules/x/main.tf", "repo/run.sh"];
@@ -130,30 +136,30 @@ fn is_sample(tree: &Tree) {
 }
 
 #[test]
-fn a_tar_is_unpacked_whatever_it_is_compressed_with() {
+fn a_tar_is_unpacked_from_every_compression() {
     let tar = sample().tar();
-    is_sample(&unpacked(ArchiveFormat::TarGz, &gz(&tar)).unwrap());
-    is_sample(&unpacked(ArchiveFormat::TarBz2, &bz2(&tar)).unwrap());
+    assert_is_sample(&unpacked(ArchiveFormat::TarGz, &gz(&tar)).unwrap());
+    assert_is_sample(&unpacked(ArchiveFormat::TarBz2, &bz2(&tar)).unwrap());
     for check in [
         lzma_rust2::CheckType::None,
         lzma_rust2::CheckType::Crc32,
         lzma_rust2::CheckType::Crc64,
         lzma_rust2::CheckType::Sha256,
     ] {
-        is_sample(&unpacked(ArchiveFormat::TarXz, &xz(&tar, check, None)).unwrap());
-        is_sample(&unpacked(ArchiveFormat::TarXz, &xz(&tar, check, Some(1000))).unwrap());
+        assert_is_sample(&unpacked(ArchiveFormat::TarXz, &xz(&tar, check, None)).unwrap());
+        assert_is_sample(&unpacked(ArchiveFormat::TarXz, &xz(&tar, check, Some(1000))).unwrap());
     }
 }
 
 #[test]
-fn several_streams_one_after_the_other_are_one() {
+fn concatenated_streams_are_read_as_one() {
     let tar = sample().tar();
-    let (one, two) = tar.split_at(700);
-    is_sample(&unpacked(ArchiveFormat::TarGz, &[gz(one), gz(b""), gz(two)].concat()).unwrap());
-    is_sample(&unpacked(ArchiveFormat::TarBz2, &[bz2(one), bz2(b""), bz2(two)].concat()).unwrap());
+    let (first, second) = tar.split_at(700);
+    assert_is_sample(&unpacked(ArchiveFormat::TarGz, &[gz(first), gz(b""), gz(second)].concat()).unwrap());
+    assert_is_sample(&unpacked(ArchiveFormat::TarBz2, &[bz2(first), bz2(b""), bz2(second)].concat()).unwrap());
     let check = lzma_rust2::CheckType::Crc64;
-    let streams = [xz(one, check, None), vec![0; 8], xz(two, check, None), vec![0; 4]].concat();
-    is_sample(&unpacked(ArchiveFormat::TarXz, &streams).unwrap());
+    let streams = [xz(first, check, None), vec![0; 8], xz(second, check, None), vec![0; 4]].concat();
+    assert_is_sample(&unpacked(ArchiveFormat::TarXz, &streams).unwrap());
 }
 
 #[test]
@@ -174,7 +180,7 @@ fn a_truncated_archive_is_refused_at_every_length() {
 }
 
 #[test]
-fn damage_is_found_by_the_checksums() {
+fn damage_is_detected_by_the_checksums() {
     let tar = sample().tar();
     for (format, bytes) in [
         (ArchiveFormat::TarGz, gz(&tar)),
@@ -187,7 +193,7 @@ fn damage_is_found_by_the_checksums() {
             damaged[index] ^= 0x10;
             // A few bits carry no information, for example the length of an unused code.
             match unpacked(format, &damaged) {
-                Ok(tree) => is_sample(&tree),
+                Ok(tree) => assert_is_sample(&tree),
                 Err(_) => refused += 1,
             }
         }
@@ -213,7 +219,7 @@ fn a_wrong_xz_checksum_is_detected() {
 }
 
 #[test]
-fn a_tar_may_lack_its_end_but_no_part_of_a_file() {
+fn a_tar_may_lack_its_end_marker_but_not_the_end_of_a_file() {
     let tar = TarBuilder::default().file("a", "one").0;
     assert!(unpacked(ArchiveFormat::TarGz, &gz(&tar)).is_ok());
     let long = "x".repeat(600);
@@ -223,40 +229,44 @@ fn a_tar_may_lack_its_end_but_no_part_of_a_file() {
     }
 }
 
-/// The clients are written in Go, which accepts only a second zero block after the first.
+/// Go, in which the clients are written, accepts after a first zero block only a second one, and anything after that.
 #[test]
-fn a_tar_ends_where_go_ends_it() {
-    let one = || TarBuilder::default().file("a", "one").0;
-    let with = |more: &[&[u8]]| unpacked(ArchiveFormat::TarGz, &gz(&[one(), more.concat()].concat()));
-    let (zeros, other) = (&[0; 512][..], &TarBuilder::default().file("b", "two").0[..]);
-    for whole in [&[][..], &[zeros], &[zeros, zeros], &[zeros, zeros, other], &[zeros, zeros, b"rest"]] {
-        let tree = with(whole).unwrap();
+fn data_after_the_end_of_a_tar_is_handled_as_in_go() {
+    let file_a = || TarBuilder::default().file("a", "one").0;
+    let unpacked_with_suffix =
+        |suffix: &[&[u8]]| unpacked(ArchiveFormat::TarGz, &gz(&[file_a(), suffix.concat()].concat()));
+    let (zeros, file_b) = (&[0; 512][..], &TarBuilder::default().file("b", "two").0[..]);
+    for accepted in [&[][..], &[zeros], &[zeros, zeros], &[zeros, zeros, file_b], &[zeros, zeros, b"rest"]] {
+        let tree = unpacked_with_suffix(accepted).unwrap();
         assert_eq!(tree.entries().count(), 1);
     }
-    for broken in [&[zeros, other][..], &[zeros, b"rest"], &[zeros, &zeros[1..]]] {
-        assert!(matches!(with(broken), Err(TreeError::Unreadable(why)) if why.contains("data after its end")));
+    for refused in [&[zeros, file_b][..], &[zeros, b"rest"], &[zeros, &zeros[1..]]] {
+        assert!(
+            matches!(unpacked_with_suffix(refused), Err(TreeError::Unreadable(why)) if why.contains("data after its end"))
+        );
     }
 }
 
 #[test]
 fn extension_headers_have_the_same_precedence_as_in_go() {
-    let gnu = |made: TarBuilder, kind, name: &[u8]| made.with(kind, b"././@LongLink", &[name, b"\0"].concat(), |_| {});
-    let of_gnu = |made| gnu(made, EntryType::GNULongName, b"gnu");
-    let of_pax = |made: TarBuilder| made.pax(EntryType::XHeader, &[("path", "pax")]);
+    let gnu =
+        |builder: TarBuilder, kind, name: &[u8]| builder.with(kind, b"././@LongLink", &[name, b"\0"].concat(), |_| {});
+    let with_gnu_path = |builder| gnu(builder, EntryType::GNULongName, b"gnu");
+    let with_pax_path = |builder: TarBuilder| builder.pax(EntryType::XHeader, &[("path", "pax")]);
     let nothing = [("path", ""), ("linkpath", ""), ("size", "")];
-    for (made, name) in [
-        (of_gnu(of_pax(TarBuilder::default())), "gnu"),
-        (of_pax(of_gnu(TarBuilder::default())), "gnu"),
-        (of_pax(gnu(TarBuilder::default(), EntryType::GNULongName, b"")), "pax"),
+    for (builder, name) in [
+        (with_gnu_path(with_pax_path(TarBuilder::default())), "gnu"),
+        (with_pax_path(with_gnu_path(TarBuilder::default())), "gnu"),
+        (with_pax_path(gnu(TarBuilder::default(), EntryType::GNULongName, b"")), "pax"),
         (TarBuilder::default().pax(EntryType::XHeader, &nothing), "short"),
         (TarBuilder::default().pax(EntryType::XHeader, &[("path", "pax"), ("path", "")]), "short"),
-        (of_pax(TarBuilder::default()).pax(EntryType::XHeader, &[("mtime", "1")]), "short"),
+        (with_pax_path(TarBuilder::default()).pax(EntryType::XHeader, &[("mtime", "1")]), "short"),
     ] {
-        let tree = unpacked(ArchiveFormat::TarGz, &made.file("short", "1").gz()).unwrap();
+        let tree = unpacked(ArchiveFormat::TarGz, &builder.file("short", "1").gz()).unwrap();
         assert_eq!(read(&tree, name), "1");
     }
-    let linked = |made: TarBuilder| {
-        let tree = unpacked(ArchiveFormat::TarGz, &made.link(EntryType::Symlink, "l", "short").gz()).unwrap();
+    let linked = |builder: TarBuilder| {
+        let tree = unpacked(ArchiveFormat::TarGz, &builder.link(EntryType::Symlink, "l", "short").gz()).unwrap();
         tree.get(&path("l")).cloned()
     };
     let to = |target: &str| Some(TreeEntry::Link(target.as_bytes().to_vec()));
@@ -267,7 +277,7 @@ fn extension_headers_have_the_same_precedence_as_in_go() {
 }
 
 #[test]
-fn long_names_are_read_in_both_ways() {
+fn long_names_are_read_from_gnu_and_pax_headers() {
     let long = format!("{}/{}", "d".repeat(150), "f".repeat(150));
     let gnu = TarBuilder::default()
         .with(EntryType::GNULongName, b"././@LongLink", format!("{long}\0").as_bytes(), |_| {})
@@ -280,29 +290,29 @@ fn long_names_are_read_in_both_ways() {
     let tree = unpacked(ArchiveFormat::TarGz, &pax.gz()).unwrap();
     assert_eq!((read(&tree, &long).as_str(), read(&tree, "other").as_str()), ("1", "2"));
     let target = "t/".repeat(100);
-    for made in [
+    for builder in [
         TarBuilder::default().with(EntryType::GNULongLink, b"././@LongLink", format!("{target}\0").as_bytes(), |_| {}),
         TarBuilder::default().pax(EntryType::XHeader, &[("linkpath", &target)]),
     ] {
-        let tree = unpacked(ArchiveFormat::TarGz, &made.link(EntryType::Symlink, "l", "short").gz()).unwrap();
+        let tree = unpacked(ArchiveFormat::TarGz, &builder.link(EntryType::Symlink, "l", "short").gz()).unwrap();
         assert_eq!(tree.get(&path("l")), Some(&TreeEntry::Link(target.clone().into_bytes())));
     }
 }
 
 #[test]
-fn hostile_tars_are_refused_by_the_name_of_their_entry() {
+fn hostile_tars_are_refused_with_the_name_of_the_entry() {
     let wide = "y".repeat(300);
-    for (made, name, expected) in [
+    for (builder, name, expected) in [
         (TarBuilder::default().file("../escape", "x"), "../escape", "contains .."),
         (TarBuilder::default().file("a/../../escape", "x"), "a/../../escape", "contains .."),
         (TarBuilder::default().file("/etc/cron.d/x", "x"), "/etc/cron.d/x", "absolute"),
         (TarBuilder::default().pax(EntryType::XHeader, &[("path", "../pax")]).file("x", "x"), "../pax", "contains .."),
         (TarBuilder::default().pax(EntryType::XHeader, &[("path", &wide)]).file("x", "x"), "yyy", "255 bytes"),
-        (TarBuilder::default().of(EntryType::Char, "dev"), "dev", "device"),
-        (TarBuilder::default().of(EntryType::Block, "dev"), "dev", "device"),
-        (TarBuilder::default().of(EntryType::Fifo, "pipe"), "pipe", "pipe"),
-        (TarBuilder::default().of(EntryType::new(b'V'), "label"), "label", "not supported"),
-        (TarBuilder::default().of(EntryType::GNUSparse, "holes"), "holes", "sparse"),
+        (TarBuilder::default().empty_entry(EntryType::Char, "dev"), "dev", "device"),
+        (TarBuilder::default().empty_entry(EntryType::Block, "dev"), "dev", "device"),
+        (TarBuilder::default().empty_entry(EntryType::Fifo, "pipe"), "pipe", "pipe"),
+        (TarBuilder::default().empty_entry(EntryType::new(b'V'), "label"), "label", "not supported"),
+        (TarBuilder::default().empty_entry(EntryType::GNUSparse, "holes"), "holes", "sparse"),
         (
             TarBuilder::default().pax(EntryType::XHeader, &[("GNU.sparse.major", "1")]).file("holes", "x"),
             "holes",
@@ -312,7 +322,7 @@ fn hostile_tars_are_refused_by_the_name_of_their_entry() {
         (TarBuilder::default().file("a", "1").file("a", "2"), "a", "same name"),
         (TarBuilder::default().file("a", "1").file("./a", "2"), "a", "same name"),
         (TarBuilder::default().file("a", "1").file("a/b", "2"), "a/b", "is not a folder"),
-        (TarBuilder::default().of(EntryType::Directory, "a/").file("a", "2"), "a", "same name"),
+        (TarBuilder::default().empty_entry(EntryType::Directory, "a/").file("a", "2"), "a", "same name"),
         (TarBuilder::default().file("Main.tf", "1").file("main.tf", "2"), "main.tf", "only in case"),
         (TarBuilder::default().file("A/x", "1").file("a/y", "2"), "a", "only in case"),
         (TarBuilder::default().file("\u{c4}", "1").file("\u{e4}", "2"), "\u{e4}", "only in case"),
@@ -327,13 +337,17 @@ fn hostile_tars_are_refused_by_the_name_of_their_entry() {
         (TarBuilder::default().link(EntryType::Link, "h", "/etc/passwd"), "h", "out of the archive"),
         (TarBuilder::default().link(EntryType::Link, "h", "../x"), "h", "out of the archive"),
         (TarBuilder::default().link(EntryType::Link, "h", "later").file("later", "x"), "h", "not an earlier entry"),
-        (TarBuilder::default().of(EntryType::Directory, "d/").link(EntryType::Link, "h", "d"), "h", "to a folder"),
-        (TarBuilder::default().of(EntryType::Symlink, "l"), "l", "without a target"),
+        (
+            TarBuilder::default().empty_entry(EntryType::Directory, "d/").link(EntryType::Link, "h", "d"),
+            "h",
+            "to a folder",
+        ),
+        (TarBuilder::default().empty_entry(EntryType::Symlink, "l"), "l", "without a target"),
         // A file unpacked through a link would land outside the tree.
         (TarBuilder::default().link(EntryType::Symlink, "l", "/etc").file("l/x", "x"), "l/x", "is not a folder"),
         (TarBuilder::default().file("d/", "content"), "d/", "is a folder, but has content"),
     ] {
-        let refused = unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
+        let refused = unpacked(ArchiveFormat::TarGz, &builder.gz()).unwrap_err();
         let TreeError::Refused { entry, reason } = &refused else { panic!("{name}: {refused:?}") };
         assert!(entry.starts_with(name) && reason.contains(expected), "{name}: {refused}");
     }
@@ -341,23 +355,23 @@ fn hostile_tars_are_refused_by_the_name_of_their_entry() {
 
 #[test]
 fn a_tar_without_a_file_is_an_error() {
-    for made in [TarBuilder::default(), TarBuilder::default().of(EntryType::Directory, "d/")] {
-        assert!(matches!(unpacked(ArchiveFormat::TarGz, &made.gz()), Err(TreeError::Unreadable(_))));
+    for builder in [TarBuilder::default(), TarBuilder::default().empty_entry(EntryType::Directory, "d/")] {
+        assert!(matches!(unpacked(ArchiveFormat::TarGz, &builder.gz()), Err(TreeError::Unreadable(_))));
     }
 }
 
 #[test]
 fn decompression_bombs_are_limited_by_output_size() {
     let zeros = "\0".repeat(100_001);
-    let refused = |made: TarBuilder| unpacked(ArchiveFormat::TarGz, &made.gz()).unwrap_err();
+    let refused = |builder: TarBuilder| unpacked(ArchiveFormat::TarGz, &builder.gz()).unwrap_err();
     assert!(matches!(refused(TarBuilder::default().file("zeros", &zeros)), TreeError::TooLarge(_)));
-    let many = (0..101).fold(TarBuilder::default(), |made, n| made.file(&format!("f{n}"), ""));
+    let many = (0..101).fold(TarBuilder::default(), |builder, n| builder.file(&format!("f{n}"), ""));
     assert!(matches!(refused(many), TreeError::TooLarge(_)));
-    let same = (0..101).fold(TarBuilder::default(), |made, _| made.of(EntryType::Directory, "d/"));
+    let same = (0..101).fold(TarBuilder::default(), |builder, _| builder.empty_entry(EntryType::Directory, "d/"));
     assert!(matches!(refused(same), TreeError::TooLarge(_)));
     let deep = TarBuilder::default().pax(EntryType::XHeader, &[("path", &"d/".repeat(1000))]).file("x", "");
     assert!(matches!(refused(deep), TreeError::TooLarge(_)));
-    // Bytes that belong to no file: an extension header, a skipped header, padding after the end.
+    // Bytes that belong to no file count too: an extension header, a skipped header, padding after the end.
     let extension =
         TarBuilder::default().with(EntryType::GNULongName, b"L", &[b'x'; (1 << 20) + 1], |_| {}).file("x", "");
     assert!(matches!(refused(extension), TreeError::TooLarge(_)));
@@ -371,29 +385,28 @@ fn decompression_bombs_are_limited_by_output_size() {
         unpacked(ArchiveFormat::TarBz2, &bz2(&after)).and(unpacked(ArchiveFormat::TarBz2, &gz(&after))),
         Err(TreeError::Unreadable(_))
     ));
-    let size_of_all =
-        TarBuilder::default().with(EntryType::Regular, b"x", b"x", |header| header.set_size(u64::MAX / 2));
-    assert!(unpacked(ArchiveFormat::TarGz, &size_of_all.gz()).is_err());
+    let false_size = TarBuilder::default().with(EntryType::Regular, b"x", b"x", |header| header.set_size(u64::MAX / 2));
+    assert!(unpacked(ArchiveFormat::TarGz, &false_size.gz()).is_err());
     let target = "t".repeat(5000);
     let far = TarBuilder::default().pax(EntryType::XHeader, &[("linkpath", &target)]).link(EntryType::Symlink, "l", "");
     assert!(matches!(refused(far), TreeError::Refused { .. }));
 }
 
 #[test]
-fn an_xz_that_asks_for_much_memory_is_refused() {
+fn an_xz_that_needs_too_much_memory_is_refused() {
     let stream = xz(&sample().tar(), lzma_rust2::CheckType::Crc32, None);
     // The first block's header: size, flags, filter id, size of the filter's properties, properties.
     let header_size = (usize::from(stream[12]) + 1) * 4;
     let offset = 12 + stream[12..12 + header_size].windows(2).position(|two| two == [0x21, 1]).unwrap() + 2;
     let with_dictionary = |encoded: u8| {
-        let mut asking = stream.clone();
-        asking[offset] = encoded;
+        let mut changed = stream.clone();
+        changed[offset] = encoded;
         let mut crc = flate2::Crc::new();
-        crc.update(&asking[12..12 + header_size - 4]);
-        asking[12 + header_size - 4..12 + header_size].copy_from_slice(&crc.sum().to_le_bytes());
-        unpacked(ArchiveFormat::TarXz, &asking)
+        crc.update(&changed[12..12 + header_size - 4]);
+        changed[12 + header_size - 4..12 + header_size].copy_from_slice(&crc.sum().to_le_bytes());
+        unpacked(ArchiveFormat::TarXz, &changed)
     };
-    is_sample(&with_dictionary(28).unwrap());
+    assert_is_sample(&with_dictionary(28).unwrap());
     for encoded in [29, 30, 40] {
         assert!(with_dictionary(encoded).unwrap_err().to_string().contains("more memory"), "{encoded}");
     }
@@ -406,9 +419,9 @@ fn xz_blocks_that_only_allocate_memory_are_refused() {
     let mut options = lzma_rust2::XzOptions::with_preset(1);
     options.lzma_options.dict_size = 64 << 20;
     let stream = |bytes: &[u8]| {
-        let mut to = lzma_rust2::XzWriter::new(Vec::new(), options.clone()).unwrap();
-        to.write_all(bytes).unwrap();
-        to.finish().unwrap()
+        let mut encoder = lzma_rust2::XzWriter::new(Vec::new(), options.clone()).unwrap();
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
     };
     let tar = sample().tar();
     let streams: Vec<u8> = tar.chunks(50).take(60).flat_map(stream).collect();
@@ -417,7 +430,7 @@ fn xz_blocks_that_only_allocate_memory_are_refused() {
 }
 
 #[test]
-fn one_compressed_file_is_no_module() {
+fn a_single_compressed_file_is_refused() {
     for format in [ArchiveFormat::Gz, ArchiveFormat::Bz2, ArchiveFormat::Xz] {
         assert!(matches!(unpacked(format, &gz(b"x")), Err(TreeError::Unreadable(_))));
     }
@@ -433,7 +446,7 @@ fn zip(files: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 /// Sets the creating system and the external attributes of every entry in the central directory.
-fn made_by(mut zip: Vec<u8>, system: u8, attributes: u32) -> Vec<u8> {
+fn with_system_and_attributes(mut zip: Vec<u8>, system: u8, attributes: u32) -> Vec<u8> {
     for offset in (0..zip.len()).filter(|offset| zip[*offset..].starts_with(b"PK\x01\x02")).collect::<Vec<_>>() {
         zip[offset + 5] = system;
         zip[offset + 38..offset + 42].copy_from_slice(&attributes.to_le_bytes());
@@ -442,7 +455,7 @@ fn made_by(mut zip: Vec<u8>, system: u8, attributes: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_zip_is_unpacked_with_the_modes_it_knows() {
+fn a_zip_is_unpacked_with_its_modes_if_its_system_has_modes() {
     let options = SimpleFileOptions::default();
     let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
     writer.add_directory("repo/empty/", options).unwrap();
@@ -462,14 +475,15 @@ fn a_zip_is_unpacked_with_the_modes_it_knows() {
     for (system, attributes, expected) in
         [(0, 0x20, 0o644), (0, 0o100_755 << 16, 0o644), (3, 0, 0o644), (3, 0o100_600 << 16, 0o600)]
     {
-        let tree = unpacked(ArchiveFormat::Zip, &made_by(zip(&[("a", b"x")]), system, attributes)).unwrap();
+        let tree =
+            unpacked(ArchiveFormat::Zip, &with_system_and_attributes(zip(&[("a", b"x")]), system, attributes)).unwrap();
         assert_eq!(mode(&tree, "a"), expected, "{system} {attributes:o}");
     }
 }
 
 #[test]
-fn hostile_zips_are_refused_by_the_name_of_their_entry() {
-    let device = made_by(zip(&[("dev", b"")]), 3, 0o020_644 << 16);
+fn hostile_zips_are_refused_with_the_name_of_the_entry() {
+    let device = with_system_and_attributes(zip(&[("dev", b"")]), 3, 0o020_644 << 16);
     let mut encrypted = zip(&[("secret", b"content")]);
     let directory = encrypted.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
     encrypted[directory + 8] |= 1;
@@ -489,17 +503,20 @@ fn hostile_zips_are_refused_by_the_name_of_their_entry() {
 }
 
 #[test]
-fn a_zip_that_lies_about_sizes_or_names_is_refused() {
-    let mut twice = zip(&[("aaaa", b"1"), ("bbbb", b"2")]);
-    for offset in (0..twice.len() - 4).filter(|offset| twice[*offset..].starts_with(b"bbbb")).collect::<Vec<_>>() {
-        twice[offset..offset + 4].copy_from_slice(b"aaaa");
+fn a_zip_with_false_sizes_or_duplicate_names_is_refused() {
+    let mut duplicate_names = zip(&[("aaaa", b"1"), ("bbbb", b"2")]);
+    for offset in (0..duplicate_names.len() - 4)
+        .filter(|offset| duplicate_names[*offset..].starts_with(b"bbbb"))
+        .collect::<Vec<_>>()
+    {
+        duplicate_names[offset..offset + 4].copy_from_slice(b"aaaa");
     }
-    assert!(unpacked(ArchiveFormat::Zip, &twice).is_err());
+    assert!(unpacked(ArchiveFormat::Zip, &duplicate_names).is_err());
 
-    let mut lying = zip(&[("a", b"content content content")]);
-    let directory = lying.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
-    lying[directory + 24] = 6;
-    assert!(unpacked(ArchiveFormat::Zip, &lying).is_err());
+    let mut false_size = zip(&[("a", b"content content content")]);
+    let directory = false_size.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
+    false_size[directory + 24] = 6;
+    assert!(unpacked(ArchiveFormat::Zip, &false_size).is_err());
 
     assert!(matches!(unpacked(ArchiveFormat::Zip, &zip(&[])), Err(TreeError::Unreadable(_))));
     assert!(matches!(unpacked(ArchiveFormat::Zip, &zip(&[("bomb", &[0; 100_001])])), Err(TreeError::TooLarge(_))));
@@ -512,27 +529,27 @@ fn a_zip_that_lies_about_sizes_or_names_is_refused() {
 fn entries_of_a_zip_that_share_their_bytes_are_refused() {
     let noise: Vec<u8> = (0_u32..1000).flat_map(|n| *crate::digest::Digest::of(&n.to_le_bytes()).as_bytes()).collect();
     let mut zip = zip(&[("aaaa", &noise), ("bbbb", b"")]);
-    let places: Vec<_> = (0..zip.len()).filter(|offset| zip[*offset..].starts_with(b"PK\x01\x02")).collect();
+    let header_offsets: Vec<_> = (0..zip.len()).filter(|offset| zip[*offset..].starts_with(b"PK\x01\x02")).collect();
     for field in [10..12, 16..28, 42..46] {
-        let copied = zip[places[0] + field.start..places[0] + field.end].to_vec();
-        zip[places[1] + field.start..places[1] + field.end].copy_from_slice(&copied);
+        let copied = zip[header_offsets[0] + field.start..header_offsets[0] + field.end].to_vec();
+        zip[header_offsets[1] + field.start..header_offsets[1] + field.end].copy_from_slice(&copied);
     }
     let refused = unpacked(ArchiveFormat::Zip, &zip).unwrap_err().to_string();
     assert!(refused.contains("shares its bytes"), "{refused}");
 }
 
 #[test]
-fn a_file_is_read_from_its_beginning() {
+fn an_archive_file_is_read_from_its_beginning() {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&sample().gz()).unwrap();
     let mut tree = Tree::new(tempfile::tempfile().unwrap(), LIMITS);
     unpack(ArchiveFormat::TarGz, &mut file, &mut tree).unwrap();
-    is_sample(&tree);
+    assert_is_sample(&tree);
 }
 
 proptest! {
     #[test]
-    fn any_bytes_are_an_archive_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+    fn arbitrary_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         for format in [ArchiveFormat::Zip, ArchiveFormat::TarGz, ArchiveFormat::TarBz2, ArchiveFormat::TarXz] {
             prop_assert!(unpacked(format, &bytes).is_err());
         }
@@ -540,7 +557,7 @@ proptest! {
     }
 
     #[test]
-    fn an_archive_with_changed_bytes_is_unpacked_or_refused(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+    fn an_archive_with_changed_bytes_never_panics(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let tar = sample().tar();
         let change = |bytes: &[u8]| {
             let mut changed = bytes.to_vec();

@@ -6,7 +6,7 @@ use flate2::Crc;
 /// The polynomial of ECMA-182, bit-reversed.
 const ECMA_182: u64 = 0xc96c_5795_d787_0f42;
 
-const TABLE: [u64; 256] = table();
+const CRC64_TABLE: [u64; 256] = crc64_table();
 
 pub(super) enum Check {
     Nothing,
@@ -17,8 +17,8 @@ pub(super) enum Check {
 
 impl Check {
     /// Creates the checksum with this id in the stream header. `None` for an unknown id.
-    pub(super) fn of(number: u8) -> Option<Self> {
-        match number {
+    pub(super) fn from_id(id: u8) -> Option<Self> {
+        match id {
             0 => Some(Self::Nothing),
             1 => Some(Self::Crc32(Crc::new())),
             4 => Some(Self::Crc64(!0)),
@@ -34,7 +34,7 @@ impl Check {
             Self::Crc64(crc) => {
                 for byte in bytes {
                     let [low, ..] = crc.to_le_bytes();
-                    *crc = TABLE[usize::from(low ^ byte)] ^ (*crc >> 8);
+                    *crc = CRC64_TABLE[usize::from(low ^ byte)] ^ (*crc >> 8);
                 }
             }
             Self::Sha256(context) => context.update(bytes),
@@ -52,7 +52,7 @@ impl Check {
     }
 }
 
-const fn table() -> [u64; 256] {
+const fn crc64_table() -> [u64; 256] {
     let mut table = [0; 256];
     let mut index = 0;
     while index < 256 {
@@ -73,13 +73,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_checksums_come_out() {
-        for (number, expected) in [(0, ""), (1, "2639f4cb"), (4, "fa3919dfbbc95d99")] {
-            let mut check = Check::of(number).unwrap();
+    fn known_inputs_have_their_known_checksums() {
+        for (id, expected) in [(0, ""), (1, "2639f4cb"), (4, "fa3919dfbbc95d99")] {
+            let mut check = Check::from_id(id).unwrap();
             check.update(b"12345");
             check.update(b"6789");
-            assert_eq!(hex::encode(check.finish()), expected, "{number}");
+            assert_eq!(hex::encode(check.finish()), expected, "{id}");
         }
-        assert!(Check::of(2).is_none());
+        assert!(Check::from_id(2).is_none());
     }
 }
