@@ -252,7 +252,8 @@ impl App {
 
     /// Size limit of the store in bytes.
     pub async fn size_limit(&self) -> u64 {
-        // The limit depends on the stored bytes, so the index must be complete. A start waits at most a second for that.
+        // The limit depends on the stored bytes, so the index must be complete. A start waits at most a second for
+        // that.
         let _ = tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.index.until_complete()).await;
         let mirror = Arc::clone(&self.running.parts.mirror);
         self.running.parts.mirror.spawn_blocking(move || mirror.status().max_size_bytes).await.unwrap_or_default()

@@ -65,7 +65,8 @@ impl Digest {
     }
 }
 
-/// The first 16 hex digits of a [`Digest`]. Upper case is refused when a prefix is parsed, so that one archive has one URL.
+/// The first 16 hex digits of a [`Digest`]. Upper case is refused when a prefix is parsed, so that one archive has one
+/// URL.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DigestPrefix([u8; 8]);
 

@@ -190,8 +190,8 @@ impl From<StoreError> for Error {
 }
 
 impl Error {
-    /// The text for people, in its parts. Bodies and reason phrases use it, and log lines except for a failed store. The
-    /// text contains no secret and no path of this machine.
+    /// The text for people, in its parts. Bodies and reason phrases use it, and log lines except for a failed store.
+    /// The text contains no secret and no path of this machine.
     pub fn explain(&self) -> Explanation {
         match self {
             Self::UnknownHost(host) => Explanation::of(format!("{host} is not an upstream of this mirror"))

@@ -1,4 +1,5 @@
-//! Supervises the background tasks, which run as long as larder does. A task that panics is logged, counted and restarted.
+//! Supervises the background tasks, which run as long as larder does. A task that panics is logged, counted and
+//! restarted.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -79,9 +80,9 @@ impl Supervisor {
         }
     }
 
-    /// Runs the task that `start` creates until the task ends. If the task panics, it is started again after a pause. The
-    /// pause is 1 s at first and doubles with each panic, up to 5 min. A task that ran for more than 5 min before its
-    /// panic starts over with 1 s. Dropping the returned future stops the task.
+    /// Runs the task that `start` creates until the task ends. If the task panics, it is started again after a pause.
+    /// The pause is 1 s at first and doubles with each panic, up to 5 min. A task that ran for more than 5 min before
+    /// its panic starts over with 1 s. Dropping the returned future stops the task.
     pub async fn run<F: Future>(&self, task: Task, mut start: impl FnMut() -> F) -> F::Output {
         let mut consecutive_panics = 0;
         loop {

@@ -126,8 +126,8 @@ impl Condition {
 
     fn allows(&self, version: &Version) -> bool {
         let order = version.precedence(&self.version);
-        // The upper limit of `~>` is a release. A pre-release of that very release precedes it, so it is allowed: 2.0.0-rc.1
-        // matches `~> 1.0` if another condition names it.
+        // The upper limit of `~>` is a release. A pre-release of that very release precedes it, so it is allowed:
+        // 2.0.0-rc.1 matches `~> 1.0` if another condition names it.
         let precedes_release = |limit: [u64; 3]| (version.numbers(), !version.is_pre_release()) < (limit, true);
         let [major, minor, _] = self.version.numbers();
         match self.operator {

@@ -10,8 +10,8 @@ use super::{BadAddress, MAX_PART};
 
 /// The host name of a registry in normal form: lower-case ASCII (punycode), without `:443`, with any other port.
 ///
-/// Accepts the spellings of terraform-svchost (PROTOCOL, section 1.1): Unicode or punycode, any case, no trailing dot, no
-/// underscore.
+/// Accepts the spellings of terraform-svchost (PROTOCOL, section 1.1): Unicode or punycode, any case, no trailing dot,
+/// no underscore.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Hostname(String);
@@ -29,8 +29,8 @@ impl Hostname {
             }
         };
         let ascii = to_ascii(name).ok_or_else(|| bad("it is not a domain name"))?;
-        // Users write the Unicode spelling, so that must parse to the same name. UTS 46 decodes labels like `xn--xn--…` to
-        // other names.
+        // Users write the Unicode spelling, so that must parse to the same name. UTS 46 decodes labels like `xn--xn--…`
+        // to other names.
         if ascii.contains("xn--") && to_ascii(&idna::domain_to_unicode(&ascii).0).as_ref() != Some(&ascii) {
             return Err(bad("it has no spelling in Unicode that is a domain name"));
         }

@@ -67,7 +67,8 @@ impl ModuleConstraint {
             BadAddress::new(KIND, given, reason)
         })?;
         let pre_release = match texts.as_slice() {
-            // Clients do not recognise a pre-release if a space or a `v` precedes it, or if there is a second condition.
+            // Clients do not recognise a pre-release if a space or a `v` precedes it, or if there is a second
+            // condition.
             [text] => Version::parse(text.trim_ascii().trim_start_matches('=')).ok().filter(Version::is_pre_release),
             _ => None,
         };

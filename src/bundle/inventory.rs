@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_bytes_never_panic(text in "\\PC{0,200}", pair in "[0-9a-f.]{0,40}") {
+        fn arbitrary_bytes_never_panic(text in "\\PC{0,200}", pair in "[0-9a-f.]{0,40}") {
             let _ = Inventory::read(text.as_bytes());
             let written = format!(r#"{{"larder_inventory":1,"made":1,"modules":{{"x":{{"1.0.0":"{pair}"}}}}}}"#);
             prop_assert!(Inventory::read(written.as_bytes()).unwrap().archives().len() <= 1);

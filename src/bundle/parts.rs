@@ -1,6 +1,6 @@
 //! A bundle split into parts of one size, for disks that are smaller than the bundle or cannot store such large files.
-//! A list names the parts with their sizes and digests. A repeated run compares each part with the bytes it would write,
-//! and writes only from the first difference on.
+//! A list names the parts with their sizes and digests. A repeated run compares each part with the bytes it would
+//! write, and writes only from the first difference on.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 

@@ -235,7 +235,8 @@ impl BundleTrust {
     /// Verifies the signature of a manifest.
     ///
     /// # Errors
-    /// The reason to refuse the bundle. A wrong signature in a trusted key's name is refused even with `allow_unsigned`.
+    /// The reason to refuse the bundle. A wrong signature in a trusted key's name is refused even with
+    /// `allow_unsigned`.
     pub fn verify_manifest(&self, manifest: &[u8], signature: Option<&Signature>) -> Result<SignatureStatus, String> {
         let Some(signature) = signature else {
             return if self.allow_unsigned {

@@ -86,7 +86,7 @@ impl<W: Write> TarWriter<W> {
         Self { out }
     }
 
-    /// Writes a file of read_exact `size` bytes. `write_contents` passes all bytes to its argument.
+    /// Writes a file of exactly `size` bytes. `write_contents` passes all bytes to its argument.
     ///
     /// # Errors
     /// The name is too long, or the contents are not `size` bytes; also errors of `write_contents` and of the writer.

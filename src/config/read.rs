@@ -17,7 +17,7 @@ use super::reading::ConfigReader;
 use super::section::Section;
 use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, upstream, values, warm};
 
-/// The result of reader one file. The configuration is valid only if there are no problems.
+/// The result of reading one file. The configuration is valid only if there are no problems.
 pub(super) struct ReadOutcome {
     pub(super) config: Config,
     pub(super) problems: Vec<Remark>,
@@ -38,7 +38,8 @@ pub(super) fn read(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>
 
     let syntax_errors: BTreeMap<_, _> =
         errors.iter().map(|error| (reader.line(error.span().unwrap_or_default().start), error.message())).collect();
-    // The parser guesses the value in a line with a syntax error. Lines after a broken header seem to belong to another section.
+    // The parser guesses the value in a line with a syntax error. Lines after a broken header seem to belong to another
+    // section.
     let mut lines = (1..).zip(text.lines());
     let broken_header =
         lines.find(|(line, text)| syntax_errors.contains_key(line) && text.trim_start().starts_with('['));

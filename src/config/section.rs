@@ -1,5 +1,5 @@
-//! Reads one table of the parsed file. Every problem is recorded with its line, and reading goes on. `values` parses the
-//! values.
+//! Reads one table of the parsed file. Every problem is recorded with its line, and reading goes on. `values` parses
+//! the values.
 
 use std::path::PathBuf;
 

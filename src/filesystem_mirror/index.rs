@@ -79,8 +79,8 @@ impl VersionIndex {
         listed.hashes.iter().find_map(|hash| Digest::parse(hash.strip_prefix("zh:")?).ok())
     }
 
-    /// True if the index lists this `h1:` hash for an archive, or no `h1:` hash at all. A listed `zh:` is ignored, because
-    /// another zip may contain the same package.
+    /// True if the index lists this `h1:` hash for an archive, or no `h1:` hash at all. A listed `zh:` is ignored,
+    /// because another zip may contain the same package.
     pub fn accepts_h1(&self, platform: &Platform, h1: &str) -> bool {
         let Some(listed) = self.archives.get(&platform.to_string()) else { return true };
         let mut h1_hashes = listed.hashes.iter().filter(|hash| hash.starts_with("h1:")).peekable();

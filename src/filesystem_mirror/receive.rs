@@ -1,6 +1,6 @@
-//! Writes a provider tree, which a larder sends as a tar, into a folder. Archives are checked against the index files in
-//! the tar. Other files in the folder stay. The folder's index files are rebuilt from all its archives, as `terraform
-//! providers mirror` does.
+//! Writes a provider tree, which a larder sends as a tar, into a folder. Archives are checked against the index files
+//! in the tar. Other files in the folder stay. The folder's index files are rebuilt from all its archives, as
+//! `terraform providers mirror` does.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, BufReader, Read};

@@ -6,8 +6,8 @@ use tar::{Builder, Header};
 
 use super::Mode;
 
-/// A tar writer. If the writer is dropped before [`ProviderTreeWriter::end`], the tar has no end marker, so that a reader
-/// notices the truncation.
+/// A tar writer. If the writer is dropped before [`ProviderTreeWriter::end`], the tar has no end marker, so that a
+/// reader notices the truncation.
 pub struct ProviderTreeWriter<W: Write> {
     tar: Builder<ClosableOutput<W>>,
 }

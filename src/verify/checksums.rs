@@ -48,7 +48,8 @@ pub enum BadChecksums {
 }
 
 impl Checksums {
-    /// Parses SHA256SUMS. Lines without a digest and a name are skipped, because clients look only for the line they need.
+    /// Parses SHA256SUMS. Lines without a digest and a name are skipped, because clients look only for the line they
+    /// need.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadChecksums> {
         if bytes.len() > MAX_BYTES {
             return Err(BadChecksums::TooLarge { actual: bytes.len() });

@@ -1,5 +1,5 @@
-//! Computes the two `h1:` hashes of a provider zip as a stream, within limits. Which of them a client gets depends on the
-//! protocol that the client uses.
+//! Computes the two `h1:` hashes of a provider zip as a stream, within limits. Which of them a client gets depends on
+//! the protocol that the client uses.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -194,8 +194,8 @@ impl DocumentSignature {
         Ok(Self { packet, made_at, digest, hash: OnceCell::new() })
     }
 
-    /// The hash that was signed (RFC 9580, section 5.2.4). It covers the salt of a version 6 signature, the document, and
-    /// the hashed part of the signature packet.
+    /// The hash that was signed (RFC 9580, section 5.2.4). It covers the salt of a version 6 signature, the document,
+    /// and the hashed part of the signature packet.
     fn hash(&self, document: &[u8]) -> Result<&[u8], String> {
         let hash = self.hash.get_or_init(|| {
             let config = self.packet.config().ok_or("is of an unknown version")?;

@@ -54,8 +54,8 @@ struct MirrorWalk<'a> {
 }
 
 impl MirrorFolder {
-    /// All entries that could be a part of a tree, sorted within each folder. Follows no link. A link
-    /// from the other spelling of a host to the host's folder is skipped; any other link is a refused entry.
+    /// All entries that could be a part of a tree, sorted within each folder. Follows no link. A link from
+    /// the other spelling of a host to the host's folder is skipped; any other link is a refused entry.
     ///
     /// # Errors
     /// A folder cannot be read, or the tree has too many entries.

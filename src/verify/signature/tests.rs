@@ -59,23 +59,23 @@ fn a_changed_document_is_a_mismatch() {
 
 #[test]
 fn keys_that_did_not_sign_are_skipped() {
-    let (key, other) = (TestKey::new(), TestKey::new());
-    let keys = [other.public(&good()), key.public(&good())];
+    let (key, other_key) = (TestKey::new(), TestKey::new());
+    let keys = [other_key.public(&good()), key.public(&good())];
     assert_eq!(check(&key.sign(SUMS), &keys).unwrap().fingerprint, key.fingerprint());
 }
 
 #[test]
 fn an_issuer_that_is_not_listed_is_named() {
-    let (key, other) = (TestKey::new(), TestKey::new());
-    let refused = check(&key.sign(SUMS), &[other.public(&good())]);
+    let (key, other_key) = (TestKey::new(), TestKey::new());
+    let refused = check(&key.sign(SUMS), &[other_key.public(&good())]);
     assert_eq!(refused, Err(SignatureError::UnknownIssuer { issuer: key.fingerprint() }));
 }
 
 #[test]
 fn several_keys_in_one_entry_are_all_read() {
-    let (key, other) = (TestKey::new(), TestKey::new());
+    let (key, other_key) = (TestKey::new(), TestKey::new());
     for separator in ["", "\n", "\r\n\r\nthe new key:\r\n"] {
-        let pasted = format!("{}{separator}{}", other.public(&good()).trim_end(), key.public(&good()));
+        let pasted = format!("{}{separator}{}", other_key.public(&good()).trim_end(), key.public(&good()));
         assert!(check(&key.sign(SUMS), &[pasted]).is_ok(), "{separator:?}");
     }
     let windows = key.public(&good()).replace('\n', "\r\n");
@@ -149,9 +149,9 @@ fn a_revoked_subkey_is_refused_but_its_primary_key_is_not() {
 
 #[test]
 fn a_revocation_by_another_key_has_no_effect() {
-    let (key, other) = (TestKey::new(), TestKey::new());
+    let (key, other_key) = (TestKey::new(), TestKey::new());
     let mut public = pgp::composed::SignedPublicKey::from(key.secret.clone());
-    let foreign = other.public(&Shape { is_revoked: true, ..good() });
+    let foreign = other_key.public(&Shape { is_revoked: true, ..good() });
     let (foreign, _) =
         <pgp::composed::SignedPublicKey as pgp::composed::Deserializable>::from_string(&foreign).unwrap();
     public.details.revocation_signatures = foreign.details.revocation_signatures;
@@ -197,8 +197,8 @@ fn a_key_without_a_self_signature_is_refused() {
 
 #[test]
 fn one_good_signature_of_several_suffices() {
-    let (key, other) = (TestKey::new(), TestKey::new());
-    for both in [[other.sign(SUMS), key.sign(SUMS)], [key.sign(b"else"), key.sign(SUMS)]] {
+    let (key, other_key) = (TestKey::new(), TestKey::new());
+    for both in [[other_key.sign(SUMS), key.sign(SUMS)], [key.sign(b"else"), key.sign(SUMS)]] {
         assert!(check(&both.concat(), &[key.public(&good())]).is_ok());
     }
 }
@@ -270,9 +270,9 @@ fn truncated_signatures_and_keys_are_refused() {
 
 #[test]
 fn the_key_in_the_protocol_documentation_is_usable() {
-    let other = TestKey::new();
-    let refused = check(&other.sign(SUMS), &[DOCS_KEY.to_owned()]);
-    assert_eq!(refused, Err(SignatureError::UnknownIssuer { issuer: other.fingerprint() }));
+    let other_key = TestKey::new();
+    let refused = check(&other_key.sign(SUMS), &[DOCS_KEY.to_owned()]);
+    assert_eq!(refused, Err(SignatureError::UnknownIssuer { issuer: other_key.fingerprint() }));
 
     let keys = read_keys(DOCS_KEY, MAX_KEY_BYTES).unwrap();
     let key = keys.first().unwrap();
