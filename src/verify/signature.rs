@@ -49,7 +49,7 @@ pub enum SignatureError {
         /// Actual count.
         actual: usize,
     },
-    /// Verification would take more than [`MAX_OPERATIONS`] operations, which only a hostile list needs.
+    /// Verification would take more than `MAX_OPERATIONS` operations, which only a hostile list needs.
     #[error("the signing keys and signatures of SHA256SUMS take more than {MAX_OPERATIONS} public-key operations")]
     TooManyOperations,
     /// A listed key cannot be used, and no earlier key matched. The clients fail there too.
