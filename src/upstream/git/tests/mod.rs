@@ -2,12 +2,12 @@
 
 #![expect(clippy::disallowed_methods, reason = "repositories are made on a disk, away from the store")]
 
-mod bounds;
 mod checkouts;
-mod names;
+mod connector;
+mod limits;
+mod references;
 mod server;
 mod ssh;
-mod ways;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
