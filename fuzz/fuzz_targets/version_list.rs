@@ -25,20 +25,20 @@ fuzz_target!(|body: &[u8]| {
     let mut kept_bytes = 0;
     for listed in &list.versions {
         assert!(seen.insert(listed.version.clone()), "{} twice", listed.version);
-        assert_eq!(Version::parse(&listed.spelled).as_ref(), Ok(&listed.version));
+        assert_eq!(Version::parse(&listed.upstream_spelling).as_ref(), Ok(&listed.version));
         kept_bytes += listed.raw.get().len();
-        let url = download_url(&BASE, &ADDRESS, &listed.spelled, &Platform::parse("linux_amd64").expect("a platform"));
+        let url = download_url(&BASE, &ADDRESS, &listed.upstream_spelling, &Platform::parse("linux_amd64").expect("a platform"));
         let url = url.expect("a version makes a URL");
-        let asked = format!("{}acme/null/{}/download/linux/amd64", BASE.as_str(), listed.spelled);
+        let asked = format!("{}acme/null/{}/download/linux/amd64", BASE.as_str(), listed.upstream_spelling);
         assert_eq!(url.as_str(), asked);
     }
     assert!(kept_bytes <= body.len());
     for listed in list.versions.iter().take(20) {
         assert!(text.contains(listed.raw.get()));
-        assert_eq!(list.get(&listed.version).map(|found| &found.spelled), Some(&listed.spelled));
+        assert_eq!(list.get(&listed.version).map(|found| &found.upstream_spelling), Some(&listed.upstream_spelling));
     }
     // A client that reads names of members in any case finds one list, ours.
-    assert!(!list.rest.keys().any(|name| name.to_uppercase() == "VERSIONS"));
+    assert!(!list.other_members.keys().any(|name| name.to_uppercase() == "VERSIONS"));
 
     let sent = list_of(&list).expect("what was JSON stays JSON");
     let read = VersionList::parse(&sent);
@@ -49,6 +49,6 @@ fuzz_target!(|body: &[u8]| {
     let read = read.expect("what goes out is a version list");
     let raw = |list: &VersionList| list.versions.iter().map(|v| v.raw.get().to_owned()).collect::<Vec<_>>();
     assert_eq!(raw(&read), raw(&list));
-    let rest = |list: &VersionList| list.rest.iter().map(|(k, v)| (k.clone(), v.get().to_owned())).collect::<Vec<_>>();
+    let rest = |list: &VersionList| list.other_members.iter().map(|(k, v)| (k.clone(), v.get().to_owned())).collect::<Vec<_>>();
     assert_eq!(rest(&read), rest(&list));
 });

@@ -47,8 +47,9 @@ pub(super) async fn check_upstream(upstream: &Upstream, outbound: &Outbound, sto
     let check_of_upstream = UpstreamCheck { upstream, outbound, host: &upstream.settings.host, now };
     let Ok(url) = upstream.settings.url.join(".well-known/terraform.json") else { return Findings::default() };
     let began = Instant::now();
-    let answer =
-        check_of_upstream.fetch("its discovery document", &url, &upstream.credential_scope, discovery::LIMIT).await;
+    let answer = check_of_upstream
+        .fetch("its discovery document", &url, &upstream.credential_scope, discovery::MAX_DOCUMENT_BYTES)
+        .await;
     let (document, mut checks) = match answer {
         Ok(document) => (document, check_of_upstream.passed_steps(&url)),
         Err(stopped) => return check_of_upstream.failed_steps(&url, &stopped).into(),

@@ -248,7 +248,15 @@ impl Mirror {
         };
         let url = discovery_url(upstream)?;
         let fetched = self
-            .fetch_from(subject, &url, upstream, &upstream.credential_scope, before.as_deref(), discovery::LIMIT, call)
+            .fetch_from(
+                subject,
+                &url,
+                upstream,
+                &upstream.credential_scope,
+                before.as_deref(),
+                discovery::MAX_DOCUMENT_BYTES,
+                call,
+            )
             .await;
         let had_services = before.as_ref().is_some_and(|before| !before.services().is_empty());
         let stored_document = match (fetched, before) {

@@ -149,7 +149,7 @@ impl StoredDocument {
 
     pub(super) fn as_versions(&self) -> Result<VersionList, String> {
         let mut list = VersionList::parse(&self.body)?;
-        list.add(self.dropped());
+        list.add_missing(self.dropped());
         Ok(list)
     }
 

@@ -71,7 +71,7 @@ impl Mirror {
     ) -> ListingState {
         let version = &package.version;
         ListingState::of(list, |list| async move {
-            Some(list.versions().await.ok()?.get(version).map(|listed| listed.spelled.clone()))
+            Some(list.versions().await.ok()?.get(version).map(|listed| listed.upstream_spelling.clone()))
         })
         .await
     }
@@ -93,7 +93,7 @@ impl Mirror {
     ) -> ListingState {
         let version = &package.version;
         ListingState::of(list, |list| async move {
-            Some(list.module_versions().await.ok()?.get(version).map(|listed| listed.spelled.clone()))
+            Some(list.module_versions().await.ok()?.get(version).map(|listed| listed.upstream_spelling.clone()))
         })
         .await
     }

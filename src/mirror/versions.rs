@@ -101,7 +101,7 @@ impl Mirror {
             (Err(error), before) if matches!(error.fault, Fault::Absent(_)) => {
                 if !before.as_ref().is_some_and(|before| before.metadata.gone) {
                     // For the alarms only: the stored list still names them all.
-                    let none = VersionList { versions: Vec::new(), rest: Default::default() };
+                    let none = VersionList { versions: Vec::new(), other_members: Default::default() };
                     self.dropped_but_stored(upstream, address, &none, before.as_ref(), call.now).await?;
                 }
                 self.keep_gone_copy(wanted, before, &error, call).await?
@@ -212,8 +212,8 @@ impl StoredDocument {
 
     /// The versions that upstream has dropped from it.
     pub(super) fn dropped_versions(&self) -> Vec<ListedVersion> {
-        let mut list = VersionList { versions: Vec::new(), rest: Default::default() };
-        list.add(self.dropped());
+        let mut list = VersionList { versions: Vec::new(), other_members: Default::default() };
+        list.add_missing(self.dropped());
         list.versions
     }
 }

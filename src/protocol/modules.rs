@@ -51,7 +51,10 @@ pub(super) async fn written(address: &ModuleAddress, document: &Arc<StoredDocume
 /// Renders a version list: every entry and every other member as upstream wrote it.
 fn list_of(list: &ModuleVersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
-    serde_json::to_vec(&ModuleListBody { modules: [Module { rest: &list.module, versions }], rest: &list.rest })
+    serde_json::to_vec(&ModuleListBody {
+        modules: [Module { rest: &list.module_members, versions }],
+        rest: &list.other_members,
+    })
 }
 
 /// Content of `X-Terraform-Get`.

@@ -330,7 +330,7 @@ impl<'a> ProofSetsOfVersion<'a> {
         let newest = self.own.values().max_by_key(|set| set.fetched());
         let is_imported = newest.is_some_and(|set| set.was_imported());
         let Some(sums) = newest.and_then(|set| set.checksums()) else { return NamedArchives::new() };
-        let versions = [self.listed.version.as_str(), self.listed.spelled.as_str()];
+        let versions = [self.listed.version.as_str(), self.listed.upstream_spelling.as_str()];
         let entry = |(name, digest): (&str, Digest)| {
             let (os, arch) = platform_of(name, self.address.type_.as_str(), &versions)?;
             let filename = FileName::parse(name).ok()?;

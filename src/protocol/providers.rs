@@ -43,7 +43,7 @@ pub(super) async fn written(address: &ProviderAddress, document: &Arc<StoredDocu
 /// Renders a version list: every entry and every other member as upstream wrote it.
 pub fn list_of(list: &VersionList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
-    serde_json::to_vec(&ProviderListBody { versions, rest: &list.rest })
+    serde_json::to_vec(&ProviderListBody { versions, rest: &list.other_members })
 }
 
 /// The download document of a package. Only its three URLs change.
@@ -113,7 +113,7 @@ mod tests {
                 let read = VersionList::parse(&list_of(&list).unwrap()).unwrap();
                 let raw = |list: &VersionList| list.versions.iter().map(|listed| listed.raw.get().to_owned()).collect::<Vec<_>>();
                 prop_assert_eq!(raw(&read), raw(&list));
-                prop_assert_eq!(read.rest[&rest].get(), "[ ]");
+                prop_assert_eq!(read.other_members[&rest].get(), "[ ]");
             }
         }
     }

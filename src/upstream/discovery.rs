@@ -1,11 +1,11 @@
-//! Parses discovery documents (PROTOCOL 1.1).
+//! Parses discovery documents (PROTOCOL, section 1.1).
 
 use url::Url;
 
 use super::providers::RawObject;
 
 /// The largest discovery document that clients accept, in bytes.
-pub const LIMIT: u64 = 1 << 20;
+pub const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 
 /// A registry service that larder uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,7 +20,7 @@ impl Service {
     /// All services.
     pub const ALL: [Self; 2] = [Self::Providers, Self::Modules];
 
-    /// Its key in the discovery document.
+    /// The key of the service in the discovery document.
     pub fn key(self) -> &'static str {
         match self {
             Self::Providers => "providers.v1",
@@ -32,9 +32,9 @@ impl Service {
 /// The services an upstream offers.
 #[derive(Debug, Clone)]
 pub struct Discovery {
-    /// All entries, in upstream's order and spelling.
+    /// The members of the document, in upstream's order and spelling.
     pub entries: RawObject,
-    /// URL of the document: relative entries resolve against it.
+    /// URL of the document. Relative URLs in the entries resolve against this URL.
     pub url: Url,
 }
 
@@ -42,7 +42,7 @@ impl Discovery {
     /// Parses a document.
     ///
     /// # Errors
-    /// The reason why it is invalid, for an operator.
+    /// The reason why the document is invalid, for an operator.
     pub fn parse(body: &[u8], url: Url) -> Result<Self, String> {
         let entries =
             serde_json::from_slice(body).map_err(|e| format!("its discovery document is not a JSON object: {e}"))?;
@@ -51,11 +51,12 @@ impl Discovery {
 
     /// Returns true for a media type that clients accept for this document.
     pub fn accepts(content_type: Option<&str>) -> bool {
-        let essence = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
-        essence.trim().eq_ignore_ascii_case("application/json")
+        let media_type = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
+        media_type.trim().eq_ignore_ascii_case("application/json")
     }
 
-    /// The base URL of a service. For modules a final slash is added, as clients do (PROTOCOL 1.1).
+    /// The base URL of a service that larder uses: the [`service`](Self::service) URL, for modules with a final slash
+    /// added, as clients do (PROTOCOL, section 1.1).
     pub fn base(&self, service: Service) -> Option<Url> {
         let mut base = self.service(service.key())?;
         if service == Service::Modules && !base.path().ends_with('/') {
@@ -64,13 +65,15 @@ impl Discovery {
         Some(base)
     }
 
-    /// The base URL of a service, parsed like the clients do: a string, http or https, no userinfo, no fragment,
-    /// relative to the document's URL.
-    pub fn service(&self, name: &str) -> Option<Url> {
-        let reference: String = serde_json::from_str(self.entries.get(name)?.get()).ok()?;
+    /// The URL of the entry `key`, as clients parse it. `None` for an entry that is not a string, for a scheme other than
+    /// http and https, and for a URL with userinfo. A fragment is removed. Relative URLs resolve against the document's
+    /// URL.
+    pub fn service(&self, key: &str) -> Option<Url> {
+        let reference: String = serde_json::from_str(self.entries.get(key)?.get()).ok()?;
         let mut url = self.url.join(&reference).ok()?;
-        let plain = matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none();
+        let is_usable =
+            matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none();
         url.set_fragment(None);
-        plain.then_some(url)
+        is_usable.then_some(url)
     }
 }

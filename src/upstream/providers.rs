@@ -1,6 +1,6 @@
-//! Parses `providers.v1` (PROTOCOL 2). Upstream JSON is preserved verbatim, so that unknown fields survive.
+//! Parses `providers.v1` (PROTOCOL, section 2). Upstream JSON is preserved verbatim, so that unknown fields survive.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use indexmap::IndexMap;
 use serde::Deserialize;
@@ -21,15 +21,15 @@ pub fn versions_url(base: &Url, address: &ProviderAddress) -> Result<Url, url::P
     base.join(&format!("{}/{}/versions", address.namespace, address.type_))
 }
 
-/// The URL of a download document. `spelled` is the version as the upstream's own list spells it.
+/// The URL of a download document. `upstream_spelling` is the version as the upstream's list spells it.
 pub fn download_url(
     base: &Url,
     address: &ProviderAddress,
-    spelled: &str,
+    upstream_spelling: &str,
     platform: &Platform,
 ) -> Result<Url, url::ParseError> {
     let Platform { os, arch } = platform;
-    base.join(&format!("{}/{}/{spelled}/download/{os}/{arch}", address.namespace, address.type_))
+    base.join(&format!("{}/{}/{upstream_spelling}/download/{os}/{arch}", address.namespace, address.type_))
 }
 
 /// A provider's version list.
@@ -37,8 +37,8 @@ pub fn download_url(
 pub struct VersionList {
     /// The entries with a valid version, in upstream's order.
     pub versions: Vec<ListedVersion>,
-    /// Every other member of the document.
-    pub rest: RawObject,
+    /// The members of the document other than `versions`.
+    pub other_members: RawObject,
 }
 
 /// One entry of a version list.
@@ -47,8 +47,8 @@ pub struct ListedVersion {
     /// The version as clients request it.
     pub version: Version,
     /// The version as upstream spells it, for requests to upstream.
-    pub spelled: String,
-    /// Listed platforms; empty if the list has none.
+    pub upstream_spelling: String,
+    /// The platforms of the version; empty if the entry lists none.
     pub platforms: Vec<Platform>,
     /// The entry as upstream wrote it.
     pub raw: Box<RawValue>,
@@ -56,33 +56,34 @@ pub struct ListedVersion {
 
 impl VersionList {
     /// Parses a list. Drops entries with an invalid version, because clients would reject the whole list for one of
-    /// them (PROTOCOL 2.2). Of versions that clients treat as equal, the first counts.
+    /// them (PROTOCOL, section 2.2). Of versions that clients treat as equal, the first is used.
     ///
     /// # Errors
     /// The reason why the document is not a version list.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
-        let mut rest: RawObject = serde_json::from_slice(body).map_err(|e| format!("it is not a JSON object: {e}"))?;
-        let listed = rest.shift_remove("versions").ok_or("it has no \"versions\"")?;
-        refuse_other_spellings(&rest, &["versions"])?;
-        let listed: Vec<Box<RawValue>> =
-            serde_json::from_str(listed.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
-        let mut list = Self { versions: Vec::new(), rest };
-        let number = listed.len();
-        if number > MAX_VERSIONS {
-            return Err(format!("it lists {number} versions; at most {MAX_VERSIONS} are read"));
+        let mut other_members: RawObject =
+            serde_json::from_slice(body).map_err(|e| format!("it is not a JSON object: {e}"))?;
+        let versions = other_members.shift_remove("versions").ok_or("it has no \"versions\"")?;
+        reject_case_variants(&other_members, &["versions"])?;
+        let entries: Vec<Box<RawValue>> =
+            serde_json::from_str(versions.get()).map_err(|e| format!("its \"versions\" are no list: {e}"))?;
+        let mut list = Self { versions: Vec::new(), other_members };
+        let count = entries.len();
+        if count > MAX_VERSIONS {
+            return Err(format!("it lists {count} versions; at most {MAX_VERSIONS} are read"));
         }
-        list.add(listed);
-        if number > 0 && list.versions.is_empty() {
-            return Err(format!("none of its {number} versions is one that a client could read"));
+        list.add_missing(entries);
+        if count > 0 && list.versions.is_empty() {
+            return Err(format!("none of its {count} versions is one that a client could read"));
         }
         Ok(list)
     }
 
-    /// Adds entries for versions that the list does not contain.
-    pub fn add(&mut self, entries: Vec<Box<RawValue>>) {
-        let mut known: std::collections::HashSet<Version> = self.versions.iter().map(|v| v.version.clone()).collect();
-        for listed in entries.into_iter().filter_map(ListedVersion::read) {
-            if known.insert(listed.version.clone()) {
+    /// Adds the entries whose versions the list does not contain yet. Drops entries with an invalid version.
+    pub fn add_missing(&mut self, entries: Vec<Box<RawValue>>) {
+        let mut present: HashSet<Version> = self.versions.iter().map(|listed| listed.version.clone()).collect();
+        for listed in entries.into_iter().filter_map(ListedVersion::parse) {
+            if present.insert(listed.version.clone()) {
                 self.versions.push(listed);
             }
         }
@@ -95,7 +96,8 @@ impl VersionList {
 }
 
 impl ListedVersion {
-    fn read(raw: Box<RawValue>) -> Option<Self> {
+    /// Parses one entry; `None` if clients could not use it.
+    fn parse(raw: Box<RawValue>) -> Option<Self> {
         #[derive(Deserialize)]
         struct VersionJson {
             version: String,
@@ -103,20 +105,20 @@ impl ListedVersion {
             platforms: Option<Box<RawValue>>,
         }
         #[derive(Deserialize)]
-        struct Listed {
+        struct PlatformJson {
             os: String,
             arch: String,
         }
         let entry: VersionJson = serde_json::from_str(raw.get()).ok()?;
         let version = Version::parse(&entry.version).ok()?;
-        let platform = |raw: Box<RawValue>| {
-            let Listed { os, arch } = serde_json::from_str(raw.get()).ok()?;
+        let parse_platform = |raw: Box<RawValue>| {
+            let PlatformJson { os, arch } = serde_json::from_str(raw.get()).ok()?;
             Platform::new(&os, &arch).ok()
         };
         let platforms: Option<Vec<Box<RawValue>>> =
             entry.platforms.and_then(|raw| serde_json::from_str(raw.get()).ok());
-        let platforms: Option<Vec<Platform>> = platforms.map(|all| all.into_iter().filter_map(platform).collect());
-        Some(Self { version, spelled: entry.version, platforms: platforms.unwrap_or_default(), raw })
+        let platforms = platforms.unwrap_or_default().into_iter().filter_map(parse_platform).collect();
+        Some(Self { version, upstream_spelling: entry.version, platforms, raw })
     }
 }
 
@@ -140,7 +142,7 @@ pub struct DownloadDocument {
 }
 
 #[derive(Deserialize)]
-struct Fields {
+struct DownloadJson {
     os: String,
     arch: String,
     filename: String,
@@ -153,8 +155,8 @@ struct Fields {
     signing_keys: Option<SigningKeys>,
 }
 
-/// The members that [`Fields`] reads.
-const MEMBERS: [&str; 8] =
+/// The members that [`DownloadJson`] reads.
+const READ_MEMBERS: [&str; 8] =
     ["os", "arch", "filename", "shasum", "download_url", "shasums_url", "shasums_signature_url", "signing_keys"];
 
 #[derive(Deserialize)]
@@ -173,39 +175,41 @@ impl DownloadDocument {
     /// Parses the document that `url` returned for `platform`.
     ///
     /// # Errors
-    /// The reason why clients cannot use it (PROTOCOL 2.3).
+    /// The reason why clients cannot use the document (PROTOCOL, section 2.3).
     pub fn parse(body: &[u8], url: &Url, platform: &Platform) -> Result<Self, String> {
-        let fields: Fields = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
+        let parsed: DownloadJson = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
         let members: RawObject = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
-        refuse_other_spellings(&members, &MEMBERS)?;
-        if fields.os != platform.os || fields.arch != platform.arch {
-            return Err(format!("its download document is for {}_{} and not for {platform}", fields.os, fields.arch));
+        reject_case_variants(&members, &READ_MEMBERS)?;
+        if parsed.os != platform.os || parsed.arch != platform.arch {
+            return Err(format!("its download document is for {}_{} and not for {platform}", parsed.os, parsed.arch));
         }
-        let file = |name: &str, reference: &str| {
+        let resolve_url = |name: &str, reference: &str| {
             let resolved = url.join(reference).map_err(|e| format!("its {name} is not a URL: {e}"))?;
             match resolved.scheme() {
                 _ if reference.is_empty() => Err(format!("its {name} is empty")),
                 "http" | "https" => Ok(resolved),
-                other => Err(format!("its {name} must be http or https, and is {other}")),
+                scheme => Err(format!("its {name} must be http or https, and is {scheme}")),
             }
         };
-        let signature = fields.shasums_signature_url.as_deref().filter(|reference| !reference.is_empty());
-        let keys = fields.signing_keys.and_then(|keys| keys.gpg_public_keys).unwrap_or_default();
+        let signature_reference = parsed.shasums_signature_url.as_deref().filter(|reference| !reference.is_empty());
+        let keys = parsed.signing_keys.and_then(|keys| keys.gpg_public_keys).unwrap_or_default();
         Ok(Self {
-            filename: FileName::parse(&fields.filename).map_err(|e| e.to_string())?,
-            shasum: Digest::parse(&fields.shasum).map_err(|e| format!("its shasum: {e}"))?,
-            archive_url: file("download_url", &fields.download_url)?,
-            sums_url: file("shasums_url", &fields.shasums_url)?,
-            signature_url: signature.map(|reference| file("shasums_signature_url", reference)).transpose()?,
+            filename: FileName::parse(&parsed.filename).map_err(|e| e.to_string())?,
+            shasum: Digest::parse(&parsed.shasum).map_err(|e| format!("its shasum: {e}"))?,
+            archive_url: resolve_url("download_url", &parsed.download_url)?,
+            sums_url: resolve_url("shasums_url", &parsed.shasums_url)?,
+            signature_url: signature_reference
+                .map(|reference| resolve_url("shasums_signature_url", reference))
+                .transpose()?,
             keys: keys.into_iter().map(|key| key.ascii_armor).filter(|armor| !armor.is_empty()).collect(),
             fields: members,
         })
     }
 
-    /// Renders the document with other URLs for the archive, SHA256SUMS and the signature (DESIGN, promise 5).
+    /// Renders the document with these URLs for the archive, SHA256SUMS and the signature (DESIGN, promise 5).
     ///
     /// # Errors
-    /// A serialization error, which no document can cause.
+    /// A serialization error, which no parsed document can cause.
     pub fn with_urls(&self, urls: [String; 3]) -> serde_json::Result<Vec<u8>> {
         let mut fields = self.fields.clone();
         let names = ["download_url", "shasums_url", "shasums_signature_url"];
@@ -223,32 +227,35 @@ impl DownloadDocument {
 }
 
 impl DownloadDocument {
-    /// The size of the archive in bytes, if the document announces it (PROTOCOL 6.1).
+    /// The size of the archive in bytes, if the document announces it (PROTOCOL, section 6.1).
     pub fn announced_size(&self, platform: &Platform) -> Option<u64> {
         #[derive(Deserialize)]
-        struct Sized {
+        struct PackageJson {
             package_size: u64,
         }
         let packages: HashMap<String, &RawValue> = serde_json::from_str(self.fields.get("packages")?.get()).ok()?;
-        let Sized { package_size } = serde_json::from_str(packages.get(&platform.to_string())?.get()).ok()?;
+        let PackageJson { package_size } = serde_json::from_str(packages.get(&platform.to_string())?.get()).ok()?;
         Some(package_size)
     }
 }
 
-/// Refuses a second spelling of a member that larder reads. Clients match member names in any case and take the last of
-/// several. Such a document would mean something else to them, and could lead them past larder.
-pub(super) fn refuse_other_spellings(members: &RawObject, known: &[&str]) -> Result<(), String> {
-    let is_known_but_for_its_case =
-        |name: &&String| !known.contains(&name.as_str()) && known.iter().any(|known| folded(known).eq(folded(name)));
-    match members.keys().find(is_known_but_for_its_case) {
+/// Rejects members whose names differ only in case from one of `read_members`, which larder reads. Clients match member
+/// names in any case and use the last match. A document with such a variant would mean something else to clients than to
+/// larder, and could lead them to URLs outside of larder.
+pub(super) fn reject_case_variants(members: &RawObject, read_members: &[&str]) -> Result<(), String> {
+    let is_case_variant = |name: &&String| {
+        !read_members.contains(&name.as_str())
+            && read_members.iter().any(|read| case_folded(read).eq(case_folded(name)))
+    };
+    match members.keys().find(is_case_variant) {
         Some(name) => Err(format!("its {name:?} is another spelling of a member that clients read")),
         None => Ok(()),
     }
 }
 
-/// Folds a name at least as widely as the clients do. Lower case followed by upper case also covers their folding of
-/// the Kelvin sign to K and of the long s to S.
-fn folded(name: &str) -> impl Iterator<Item = char> {
+/// Folds the case of a name at least as widely as the clients do. They also fold the Kelvin sign to K and the long s to
+/// S, which lower case followed by upper case covers.
+fn case_folded(name: &str) -> impl Iterator<Item = char> {
     name.chars().flat_map(char::to_lowercase).flat_map(char::to_uppercase)
 }
 
@@ -262,14 +269,15 @@ mod tests {
     fn a_list_drops_entries_that_clients_cannot_parse() {
         let body = br#"{"warnings":["old"],"versions":[{"version":"1.2","x":1e400,"platforms":[{"os":"linux","arch":"amd64","y":1e400},7]},{"version":"v1.3.0"},{"version":"1.2.0"},7,{}],"z":null}"#;
         let list = VersionList::parse(body).unwrap();
-        let spelled: Vec<_> = list.versions.iter().map(|v| (v.version.to_string(), v.spelled.clone())).collect();
-        assert_eq!(spelled, [("1.2.0".to_owned(), "1.2".to_owned())]);
+        let versions: Vec<_> =
+            list.versions.iter().map(|v| (v.version.to_string(), v.upstream_spelling.clone())).collect();
+        assert_eq!(versions, [("1.2.0".to_owned(), "1.2".to_owned())]);
         assert_eq!(
             list.versions[0].raw.get(),
             r#"{"version":"1.2","x":1e400,"platforms":[{"os":"linux","arch":"amd64","y":1e400},7]}"#
         );
         assert_eq!(list.versions[0].platforms, [Platform::parse("linux_amd64").unwrap()]);
-        assert_eq!(list.rest.keys().collect::<Vec<_>>(), ["warnings", "z"]);
+        assert_eq!(list.other_members.keys().collect::<Vec<_>>(), ["warnings", "z"]);
         for body in
             ["[]", "{}", "{\"versions\":{}}", "{\"versions\":null}", "{\"versions\":[{\"version\":1}]}", "", "<html>"]
         {
@@ -277,22 +285,22 @@ mod tests {
         }
     }
 
-    /// Clients match member names in any case and take the last. Larder must read the same members as they do.
+    /// Clients match member names in any case and use the last match. Larder must read the same members as they do.
     #[test]
-    fn a_second_spelling_of_a_member_is_refused() {
+    fn a_case_variant_of_a_member_is_rejected() {
         let url = Url::parse("https://registry.example/x").unwrap();
         let platform = Platform::parse("linux_amd64").unwrap();
-        let document = |more: &str| {
+        let document = |more_members: &str| {
             let shasum = Digest::of(b"zip");
             let body = format!(
-                r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"f.zip","shasums_url":"s"{more}}}"#
+                r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"f.zip","shasums_url":"s"{more_members}}}"#
             );
             DownloadDocument::parse(body.as_bytes(), &url, &platform)
         };
         assert!(document(r#","Download URL":"x","Protocols":[]"#).is_ok());
         for name in ["Download_URL", "SHASUM", "ſhaſums_url", "shasums_signature_Url", "Os", "Signing_Keys"] {
-            let refused = document(&format!(r#","{name}":"x""#)).unwrap_err();
-            assert!(refused.contains("another spelling"), "{refused}");
+            let error = document(&format!(r#","{name}":"x""#)).unwrap_err();
+            assert!(error.contains("another spelling"), "{error}");
         }
         let list = |name: &str| VersionList::parse(format!(r#"{{"versions":[],"{name}":[]}}"#).as_bytes());
         assert!(list("version").is_ok());
@@ -303,32 +311,32 @@ mod tests {
 
     fn any_entry() -> impl Strategy<Value = String> {
         let version = "\"v?[01](\\.0){0,3}(-[a-z0-9.]{1,4})?\"|[0-9]|null";
-        let more = prop_oneof![
+        let more_members = prop_oneof![
             Just(""),
             Just(r#","x":1e400"#),
             Just(r#","platforms":null"#),
             Just(r#", "platforms": [{"os":"linux","arch":"amd64"},7]"#)
         ];
-        (version, more).prop_map(|(version, more)| format!(r#"{{"version":{version}{more}}}"#))
+        (version, more_members).prop_map(|(version, more_members)| format!(r#"{{"version":{version}{more_members}}}"#))
     }
 
     proptest! {
         #[test]
-        fn list_entries_stay_verbatim(entries in prop::collection::vec(any_entry(), 0..8), rest in "[a-z]{1,8}") {
-            let body = format!(r#"{{"{rest}":1e400,"versions":[{}]}}"#, entries.join(","));
+        fn list_entries_stay_verbatim(entries in prop::collection::vec(any_entry(), 0..8), other in "[a-z]{1,8}") {
+            let body = format!(r#"{{"{other}":1e400,"versions":[{}]}}"#, entries.join(","));
             if let Ok(list) = VersionList::parse(body.as_bytes()) {
-                let mut seen = std::collections::HashSet::new();
+                let mut versions = HashSet::new();
                 for listed in &list.versions {
                     prop_assert!(entries.iter().any(|entry| entry == listed.raw.get()));
-                    prop_assert_eq!(Version::parse(&listed.spelled), Ok(listed.version.clone()));
-                    prop_assert!(seen.insert(&listed.version));
+                    prop_assert_eq!(Version::parse(&listed.upstream_spelling), Ok(listed.version.clone()));
+                    prop_assert!(versions.insert(&listed.version));
                 }
-                prop_assert_eq!(list.rest[&rest].get(), "1e400");
+                prop_assert_eq!(list.other_members[&other].get(), "1e400");
             }
         }
 
         #[test]
-        fn foreign_bytes_never_panic(body in proptest::collection::vec(any::<u8>(), 0..300), text in "\\PC{0,200}") {
+        fn any_bytes_are_parsed_or_refused(body in proptest::collection::vec(any::<u8>(), 0..300), text in "\\PC{0,200}") {
             let url = Url::parse("https://registry.example/x").unwrap();
             let platform = Platform::parse("linux_amd64").unwrap();
             let _ = VersionList::parse(&body);

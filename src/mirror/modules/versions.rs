@@ -104,8 +104,8 @@ impl Mirror {
                     // Only for the alarms: the cached list already names every version.
                     let none = ModuleVersionList {
                         versions: Vec::new(),
-                        module: Default::default(),
-                        rest: Default::default(),
+                        module_members: Default::default(),
+                        other_members: Default::default(),
                     };
                     self.dropped_module_entries(upstream, &module, &none, before.as_ref(), call).await?;
                 }
@@ -193,14 +193,18 @@ impl StoredDocument {
 
     pub(in crate::mirror) fn as_module_versions(&self) -> Result<ModuleVersionList, String> {
         let mut list = ModuleVersionList::parse(&self.body)?;
-        list.add(self.dropped());
+        list.add_missing(self.dropped());
         Ok(list)
     }
 
     /// The versions that upstream has dropped from the list.
     pub(in crate::mirror) fn dropped_module_versions(&self) -> Vec<ListedModuleVersion> {
-        let mut list = ModuleVersionList { versions: Vec::new(), module: Default::default(), rest: Default::default() };
-        list.add(self.dropped());
+        let mut list = ModuleVersionList {
+            versions: Vec::new(),
+            module_members: Default::default(),
+            other_members: Default::default(),
+        };
+        list.add_missing(self.dropped());
         list.versions
     }
 }

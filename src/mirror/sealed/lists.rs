@@ -46,11 +46,11 @@ impl Mirror {
             Some(document) => readable_or_log(address, document.value.versions().await),
             None => None,
         };
-        let mut list = list.unwrap_or_else(|| VersionList { versions: Vec::new(), rest: Default::default() });
+        let mut list = list.unwrap_or_else(|| VersionList { versions: Vec::new(), other_members: Default::default() });
         list.versions.retain(|listed| shown.contains_key(&listed.version));
         // Entries already listed stay as upstream wrote them.
         let entry = |(version, for_): (&&Version, &&BTreeSet<Platform>)| entry_of(version, for_.iter());
-        list.add(shown.iter().filter_map(entry).collect());
+        list.add_missing(shown.iter().filter_map(entry).collect());
         Ok(stored_answer(document, list, call))
     }
 
@@ -84,11 +84,11 @@ impl Mirror {
         };
         let mut list = list.unwrap_or_else(|| ModuleVersionList {
             versions: Vec::new(),
-            module: Default::default(),
-            rest: Default::default(),
+            module_members: Default::default(),
+            other_members: Default::default(),
         });
         list.versions.retain(|listed| stored.contains(&listed.version));
-        list.add(stored.iter().filter_map(entry_of_module).collect());
+        list.add_missing(stored.iter().filter_map(entry_of_module).collect());
         Ok(stored_answer(document, list, call))
     }
 
