@@ -1,6 +1,6 @@
-//! The Content-Range of a partial answer (RFC 9110 14.4).
+//! The Content-Range of a partial answer (RFC 9110, section 14.4).
 
-/// Parses `bytes 5-9/10` to (5, Some(10)). `None` for a value that contradicts itself (RFC 9110 14.4).
+/// Parses `bytes 5-9/10` to (5, Some(10)). `None` for a value that contradicts itself (RFC 9110, section 14.4).
 pub fn content_range(value: &str) -> Option<(u64, Option<u64>)> {
     // `parse` alone would accept a sign.
     let number = |text: &str| text.parse::<u64>().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
@@ -17,12 +17,12 @@ mod tests {
 
     use super::*;
 
-    /// RFC 9110 14.4: a Content-Range that contradicts itself is invalid.
+    /// A Content-Range that contradicts itself is invalid (RFC 9110, section 14.4).
     #[test]
     fn a_contradictory_content_range_is_invalid() {
         assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));
         assert_eq!(content_range("bytes 5-9/*"), Some((5, None)));
-        for cannot_be in [
+        for invalid in [
             "bytes 5-4/10",
             "bytes 5-9/2",
             "bytes 5-9/9",
@@ -36,20 +36,20 @@ mod tests {
             "bytes */10",
             "items 5-9/10",
         ] {
-            assert_eq!(content_range(cannot_be), None, "{cannot_be}");
+            assert_eq!(content_range(invalid), None, "{invalid}");
         }
     }
 
     proptest! {
         #[test]
-        fn nothing_in_its_place_panics(range in "[ -~]{0,40}") {
-            let _ = content_range(&range);
+        fn any_header_value_is_parsed_or_refused(value in "[ -~]{0,40}") {
+            let _ = content_range(&value);
         }
 
         #[test]
-        fn a_content_range_is_read_as_it_was_printed(start in any::<u64>(), length in 1..u64::MAX, rest in prop::option::of(any::<u64>())) {
+        fn a_printed_content_range_parses_to_the_same_values(start in any::<u64>(), length in 1..u64::MAX, after_range in prop::option::of(any::<u64>())) {
             let last = start.saturating_add(length - 1);
-            let total = rest.map(|rest| last.saturating_add(rest)).filter(|total| *total > last);
+            let total = after_range.map(|after_range| last.saturating_add(after_range)).filter(|total| *total > last);
             let printed = total.map_or("*".to_owned(), |total| total.to_string());
             prop_assert_eq!(content_range(&format!("bytes {start}-{last}/{printed}")), Some((start, total)));
         }

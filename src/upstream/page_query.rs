@@ -1,17 +1,17 @@
-//! The query of a registry API page: supported parameters with valid values, in a fixed order. This bounds the number
-//! of pages, and gives each one spelling.
+//! The query of a registry API page: supported parameters with valid values, in a fixed order. This limits the number of
+//! cached pages, because each page has one spelling.
 
 use url::form_urlencoded::{Serializer, parse};
 
 use crate::address::{BadAddress, ModuleName};
 
 /// The longest search text, in characters.
-const MAX_SEARCH: usize = 128;
+const MAX_SEARCH_CHARS: usize = 128;
 
 /// Prefix of link-tracking parameters, which registries ignore.
-const OF_A_LINK: &str = "utm_";
+const TRACKING_PREFIX: &str = "utm_";
 /// Characters of an unsupported parameter that an error quotes.
-const MAX_SHOWN: usize = 64;
+const MAX_QUOTED_CHARS: usize = 64;
 
 /// A parameter of the registry API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,7 +33,7 @@ pub enum Parameter {
 impl Parameter {
     const ALL: [Self; 6] = [Self::Limit, Self::Namespace, Self::Offset, Self::Provider, Self::Search, Self::Verified];
 
-    fn word(self) -> &'static str {
+    fn key(self) -> &'static str {
         match self {
             Self::Limit => "limit",
             Self::Namespace => "namespace",
@@ -44,8 +44,8 @@ impl Parameter {
         }
     }
 
-    fn of(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|parameter| parameter.word() == word)
+    fn from_key(key: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|parameter| parameter.key() == key)
     }
 }
 
@@ -62,7 +62,7 @@ pub enum BadQuery {
     #[error(transparent)]
     NoName(#[from] BadAddress),
     /// Not a valid search text.
-    #[error("q must be text of at most {MAX_SEARCH} characters, without control characters")]
+    #[error("q must be text of at most {MAX_SEARCH_CHARS} characters, without control characters")]
     NoSearch,
 }
 
@@ -85,51 +85,53 @@ pub struct PageQuery {
 
 impl PageQuery {
     /// Parses a query. Link-tracking parameters (`utm_…`) and empty values are dropped. Of repeated parameters the
-    /// first counts. A number that is too large becomes the maximum.
+    /// first is used. A number that is too large becomes the maximum.
     ///
     /// # Errors
-    /// [`BadQuery`] names the parameter that is not in `known`, or the invalid value.
-    pub fn parse(query: &str, known: &[Parameter]) -> Result<Self, BadQuery> {
-        let mut read = Self::default();
-        let mut seen = Vec::new();
-        for (word, value) in parse(query.as_bytes()) {
-            if word.starts_with(OF_A_LINK) {
+    /// [`BadQuery`] names the parameter that is not in `supported`, or the invalid value.
+    pub fn parse(query: &str, supported: &[Parameter]) -> Result<Self, BadQuery> {
+        let mut page_query = Self::default();
+        let mut parsed = Vec::new();
+        for (key, value) in parse(query.as_bytes()) {
+            if key.starts_with(TRACKING_PREFIX) {
                 continue;
             }
-            let known = Parameter::of(&word).filter(|parameter| known.contains(parameter));
-            let parameter = known.ok_or_else(|| BadQuery::Unknown(word.chars().take(MAX_SHOWN).collect()))?;
-            if value.is_empty() || seen.contains(&parameter) {
+            let known = Parameter::from_key(&key).filter(|parameter| supported.contains(parameter));
+            let parameter = known.ok_or_else(|| BadQuery::Unknown(key.chars().take(MAX_QUOTED_CHARS).collect()))?;
+            if value.is_empty() || parsed.contains(&parameter) {
                 continue;
             }
-            seen.push(parameter);
+            parsed.push(parameter);
             match parameter {
-                Parameter::Limit => read.limit = Some(number(parameter, &value)?),
-                Parameter::Offset => read.offset = Some(number(parameter, &value)?).filter(|offset| *offset > 0),
-                Parameter::Namespace => read.namespace = Some(ModuleName::parse(&value)?),
-                Parameter::Provider => read.provider = Some(ModuleName::parse(&value)?),
-                Parameter::Search => read.search = Some(search(&value)?),
-                Parameter::Verified => read.is_verified_only = value == "true",
+                Parameter::Limit => page_query.limit = Some(parse_number(parameter, &value)?),
+                Parameter::Offset => {
+                    page_query.offset = Some(parse_number(parameter, &value)?).filter(|offset| *offset > 0)
+                }
+                Parameter::Namespace => page_query.namespace = Some(ModuleName::parse(&value)?),
+                Parameter::Provider => page_query.provider = Some(ModuleName::parse(&value)?),
+                Parameter::Search => page_query.search = Some(parse_search(&value)?),
+                Parameter::Verified => page_query.is_verified_only = value == "true",
             }
         }
-        Ok(read)
+        Ok(page_query)
     }
 
-    /// The query in its one spelling; empty if no parameter is set.
+    /// The query in its normal form; empty if no parameter is set.
     pub fn text(&self) -> String {
-        let mut text = Serializer::new(String::new());
+        let mut serializer = Serializer::new(String::new());
         let mut add = |parameter: Parameter, value: Option<&str>| {
             if let Some(value) = value {
-                text.append_pair(parameter.word(), value);
+                serializer.append_pair(parameter.key(), value);
             }
         };
-        let number = |number: Option<u32>| number.map(|number| number.to_string());
-        add(Parameter::Limit, number(self.limit).as_deref());
+        let digits = |number: Option<u32>| number.map(|number| number.to_string());
+        add(Parameter::Limit, digits(self.limit).as_deref());
         add(Parameter::Namespace, self.namespace.as_ref().map(ModuleName::as_str));
-        add(Parameter::Offset, number(self.offset).as_deref());
+        add(Parameter::Offset, digits(self.offset).as_deref());
         add(Parameter::Provider, self.provider.as_ref().map(ModuleName::as_str));
         add(Parameter::Search, self.search.as_deref());
         add(Parameter::Verified, self.is_verified_only.then_some("true"));
-        text.finish()
+        serializer.finish()
     }
 
     /// A copy with another offset, for the previous or next page.
@@ -138,17 +140,17 @@ impl PageQuery {
     }
 }
 
-fn number(parameter: Parameter, value: &str) -> Result<u32, BadQuery> {
+fn parse_number(parameter: Parameter, value: &str) -> Result<u32, BadQuery> {
     if !value.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(BadQuery::NoNumber(parameter.word()));
+        return Err(BadQuery::NoNumber(parameter.key()));
     }
     // Digits alone can fail only by overflow.
     Ok(value.parse().unwrap_or(u32::MAX))
 }
 
-fn search(value: &str) -> Result<Box<str>, BadQuery> {
-    let is_text = value.chars().count() <= MAX_SEARCH && !value.chars().any(char::is_control);
-    if is_text { Ok(value.into()) } else { Err(BadQuery::NoSearch) }
+fn parse_search(value: &str) -> Result<Box<str>, BadQuery> {
+    let is_valid = value.chars().count() <= MAX_SEARCH_CHARS && !value.chars().any(char::is_control);
+    if is_valid { Ok(value.into()) } else { Err(BadQuery::NoSearch) }
 }
 
 #[cfg(test)]
@@ -157,13 +159,13 @@ mod tests {
 
     use super::*;
 
-    fn read(query: &str) -> Result<String, BadQuery> {
-        PageQuery::parse(query, &Parameter::ALL).map(|read| read.text())
+    fn normalized(query: &str) -> Result<String, BadQuery> {
+        PageQuery::parse(query, &Parameter::ALL).map(|parsed| parsed.text())
     }
 
     #[test]
     fn a_query_has_one_spelling_and_only_supported_parameters() {
-        for (given, text) in [
+        for (query, normal_form) in [
             ("", ""),
             ("offset=4&limit=2", "limit=2&offset=4"),
             ("limit=02&offset=0&limit=9", "limit=2"),
@@ -174,29 +176,32 @@ mod tests {
             ("q=a+b%20c%26&provider=AWS", "provider=AWS&q=a+b+c%26"),
             ("q=&provider=&namespace=", ""),
         ] {
-            assert_eq!(read(given).as_deref(), Ok(text), "{given}");
+            assert_eq!(normalized(query).as_deref(), Ok(normal_form), "{query}");
         }
         for bad in ["limit=-1", "limit=x", "offset=%2B1", "provider=a/b", "namespace=..", "q=%00"] {
-            assert!(read(bad).is_err(), "{bad}");
+            assert!(normalized(bad).is_err(), "{bad}");
         }
-        assert!(read(&format!("q={}", "é".repeat(128))).is_ok() && read(&format!("q={}", "é".repeat(129))).is_err());
+        assert!(
+            normalized(&format!("q={}", "é".repeat(128))).is_ok()
+                && normalized(&format!("q={}", "é".repeat(129))).is_err()
+        );
         assert_eq!(
-            PageQuery::parse("utm_x=%00&offset=1", &[Parameter::Offset]).map(|read| read.text()),
+            PageQuery::parse("utm_x=%00&offset=1", &[Parameter::Offset]).map(|parsed| parsed.text()),
             Ok("offset=1".into())
         );
-        for (given, unknown) in [("limit=2&cursor=x", "cursor"), ("Limit=2", "Limit"), ("x", "x"), ("=x", "")] {
-            assert_eq!(read(given), Err(BadQuery::Unknown(unknown.to_owned())));
+        for (query, unknown) in [("limit=2&cursor=x", "cursor"), ("Limit=2", "Limit"), ("x", "x"), ("=x", "")] {
+            assert_eq!(normalized(query), Err(BadQuery::Unknown(unknown.to_owned())));
         }
-        let of_another_page = PageQuery::parse("q=x", &[Parameter::Offset]);
-        assert_eq!(of_another_page.unwrap_err().to_string(), "there is no parameter \"q\" here");
+        let unsupported = PageQuery::parse("q=x", &[Parameter::Offset]);
+        assert_eq!(unsupported.unwrap_err().to_string(), "there is no parameter \"q\" here");
     }
 
     proptest! {
         #[test]
         fn any_parsed_query_is_bounded_and_round_trips(query in "\\PC{0,60}|((limit|offset|q|verified|namespace|provider|utm_x)=[a-z0-9%+&é]{0,9}&?){0,8}") {
-            if let Ok(read) = PageQuery::parse(&query, &Parameter::ALL) {
-                prop_assert_eq!(PageQuery::parse(&read.text(), &Parameter::ALL), Ok(read.clone()));
-                prop_assert!(read.text().is_ascii() && read.text().len() < 2_200);
+            if let Ok(parsed) = PageQuery::parse(&query, &Parameter::ALL) {
+                prop_assert_eq!(PageQuery::parse(&parsed.text(), &Parameter::ALL), Ok(parsed.clone()));
+                prop_assert!(parsed.text().is_ascii() && parsed.text().len() < 2_200);
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Addresses of registry API pages, at an upstream and at larder: lists, searches and details of modules and providers.
+//! Addresses of registry API pages, which list, search and describe modules and providers. Upstreams and larder use the
+//! same paths.
 
 use url::Url;
 
@@ -13,11 +14,11 @@ pub struct PageRef {
     pub host: Hostname,
     /// The page.
     pub path: PagePath,
-    /// Its parameters: only those that the page supports.
+    /// The parameters of the page, all of which it supports.
     pub query: PageQuery,
 }
 
-/// A page of a registry, below the base URL of its service. Module names keep their case.
+/// The path of a page below the base URL of its service. Module names keep their case.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PagePath {
     /// `MODULES`: all modules.
@@ -42,14 +43,14 @@ pub enum PagePath {
     ProviderVersion(Name, Name, SpelledVersion),
 }
 
-/// A version as the client spells it. Upstream is asked with this spelling.
+/// A version as the client spells it. Requests to upstream use this spelling.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SpelledVersion(Box<str>);
 
 impl SpelledVersion {
     /// Accepts text that parses as a version, with or without a leading `v`.
-    pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        Version::parse_lenient(given).map(|_| Self(given.into()))
+    pub fn parse(text: &str) -> Result<Self, BadAddress> {
+        Version::parse_lenient(text).map(|_| Self(text.into()))
     }
 
     /// The original spelling.
@@ -112,8 +113,8 @@ impl PagePath {
 }
 
 impl PageRef {
-    /// The page's URL below the base of its service. The list of everything is at the base itself, without the final
-    /// slash.
+    /// The page's URL below the base of its service. The list of all modules or providers is at the base itself, without
+    /// the final slash.
     pub fn url(&self, base: &Url) -> Result<Url, url::ParseError> {
         let mut url = base.join(&self.path.segments().join("/"))?;
         if self.path.segments().is_empty() {
@@ -125,15 +126,15 @@ impl PageRef {
         Ok(url)
     }
 
-    /// Recovers the base of the service from a URL of this page, in whatever case the URL spells the page.
+    /// Recovers the base of the service from a URL of this page. The URL may spell the page in any case.
     pub fn base_of(&self, url: &Url) -> Option<Url> {
         let mut path = url.path().trim_end_matches('/');
         for segment in self.path.segments().into_iter().rev() {
-            let (before, last) = path.rsplit_once('/')?;
+            let (parent, last) = path.rsplit_once('/')?;
             if !last.eq_ignore_ascii_case(segment) {
                 return None;
             }
-            path = before;
+            path = parent;
         }
         let mut base = url.clone();
         base.set_path(&format!("{path}/"));
@@ -142,12 +143,12 @@ impl PageRef {
         Some(base)
     }
 
-    /// A line that identifies the page within its host.
+    /// Text that identifies the page within its host.
     pub fn text(&self) -> String {
         format!("{}?{}", self.path_text(), self.query.text())
     }
 
-    /// The identifying line, with its path in lower case.
+    /// The identifying [`text`](Self::text), with its path in lower case.
     pub fn folded_text(&self) -> String {
         format!("{}?{}", self.path_text().to_ascii_lowercase(), self.query.text())
     }
@@ -219,14 +220,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_page_is_below_the_base_it_is_asked_at(
+        fn the_base_of_a_page_url_is_the_base_it_was_built_from(
             base in "/([a-zA-Z0-9.]{1,5}/){0,3}",
-            parts in prop::array::uniform3("[a-zA-Z0-9][a-zA-Z0-9_-]{0,6}"),
-            which in 0..4usize,
+            names in prop::array::uniform3("[a-zA-Z0-9][a-zA-Z0-9_-]{0,6}"),
+            page_kind in 0..4usize,
         ) {
             let base = Url::parse("https://registry.example").unwrap().join(&base).unwrap();
-            let [a, b, _] = parts.each_ref().map(|part| name(part));
-            let path = match which {
+            let [a, b, _] = names.each_ref().map(|text| name(text));
+            let path = match page_kind {
                 0 => PagePath::Modules,
                 1 => PagePath::Search,
                 2 => PagePath::ModulesOf(a),

@@ -1,4 +1,4 @@
-//! http and https sources: archives, and pages that name the source.
+//! Parses http and https sources, which are archives or pages that name the source.
 
 use percent_encoding::percent_decode_str;
 use url::Url;
@@ -12,7 +12,7 @@ use crate::pack::ArchiveFormat;
 pub struct ArchiveSource {
     /// The URL, without go-getter's parameters.
     pub url: Url,
-    /// Its format.
+    /// The archive format.
     pub format: ArchiveFormat,
     /// Expected checksum, if the address has one.
     pub checksum: Option<ExpectedChecksum>,
@@ -22,23 +22,23 @@ pub struct ArchiveSource {
 const FALSE: [&str; 6] = ["0", "f", "F", "false", "FALSE", "False"];
 
 /// Parses an http or https source. `?archive=` or the suffix of the path makes it an archive; the content is never
-/// inspected (PROTOCOL 4.4).
+/// inspected (PROTOCOL, section 4.4).
 pub(super) fn parse(mut url: Url) -> Result<PackageSource, BadSource> {
     if !url.username().is_empty() || url.password().is_some() {
         return Err(BadSource::for_url(&url, "holds a user or a password"));
     }
     url.set_fragment(None);
-    let taken = query::take(&mut url, &["archive", "checksum"]);
-    let format = match taken.first("archive").filter(|value| !value.is_empty()) {
+    let parameters = query::take(&mut url, &["archive", "checksum"]);
+    let format = match parameters.first("archive").filter(|value| !value.is_empty()) {
         Some(value) if FALSE.contains(&value.as_str()) => None,
         Some(value) => ArchiveFormat::named(&value),
         None => ArchiveFormat::of_path(&percent_decode_str(url.path()).collect::<Vec<u8>>()),
     };
-    let checksum = taken.first("checksum").filter(|value| !value.is_empty());
+    let checksum = parameters.first("checksum").filter(|value| !value.is_empty());
     match (format, checksum) {
         (Some(format), None) => Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: None })),
         (Some(format), Some(checksum)) => {
-            let expected = ExpectedChecksum::parse(&checksum).map_err(|bad| BadSource::for_url(&url, bad.0))?;
+            let expected = ExpectedChecksum::parse(&checksum).map_err(|error| BadSource::for_url(&url, error.0))?;
             Ok(PackageSource::Archive(ArchiveSource { url, format, checksum: Some(expected) }))
         }
         (None, Some(_)) => Err(BadSource::for_url(&url, "has a checksum, but is not an archive")),

@@ -1,4 +1,4 @@
-//! Parses and computes `?checksum=`: the expected checksum of an archive (PROTOCOL 4.4).
+//! Parses and computes `?checksum=`: the expected checksum of an archive (PROTOCOL, section 4.4).
 
 use std::fmt;
 use std::io::{self, Read};
@@ -6,6 +6,8 @@ use std::io::{self, Read};
 use aws_lc_rs::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, SHA512};
 use md5::{Digest as _, Md5};
 use url::Url;
+
+const READ_BUFFER_BYTES: usize = 64 * 1024;
 
 /// An unusable checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -39,7 +41,7 @@ impl ExpectedChecksum {
 /// The hash function of a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChecksumKind {
-    /// MD5. Like SHA-1, it detects damage but no attacker. It is checked because upstream asks for it.
+    /// MD5. Like SHA-1, it detects damage but no attacker. Larder checks it because the source address asks for it.
     Md5,
     /// SHA-1.
     Sha1,
@@ -61,16 +63,16 @@ impl Checksum {
     ///
     /// # Errors
     /// An error of the reader.
-    pub fn of(kind: ChecksumKind, from: &mut dyn Read) -> io::Result<Self> {
+    pub fn of(kind: ChecksumKind, reader: &mut dyn Read) -> io::Result<Self> {
         let mut hashing = match kind {
             ChecksumKind::Md5 => RunningChecksum::Md5(Md5::new()),
-            ChecksumKind::Sha1 => RunningChecksum::other(&SHA1_FOR_LEGACY_USE_ONLY),
-            ChecksumKind::Sha256 => RunningChecksum::other(&SHA256),
-            ChecksumKind::Sha512 => RunningChecksum::other(&SHA512),
+            ChecksumKind::Sha1 => RunningChecksum::aws_lc(&SHA1_FOR_LEGACY_USE_ONLY),
+            ChecksumKind::Sha256 => RunningChecksum::aws_lc(&SHA256),
+            ChecksumKind::Sha512 => RunningChecksum::aws_lc(&SHA512),
         };
-        let mut buffer = vec![0; 64 * 1024];
+        let mut buffer = vec![0; READ_BUFFER_BYTES];
         loop {
-            let read = match from.read(&mut buffer) {
+            let read = match reader.read(&mut buffer) {
                 Ok(0) => return Ok(Self { kind, value: hashing.finish() }),
                 Ok(read) => read,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -91,7 +93,7 @@ impl Checksum {
         let file = archive.path().rsplit('/').next().unwrap_or_default();
         let folder = url.path().rsplit_once('/').map_or("", |(folder, _)| folder);
         let relative = archive.path().strip_prefix(folder).map_or(file, |path| path.trim_start_matches('/'));
-        let is_meant = |name: &str| {
+        let names_archive = |name: &str| {
             let name = name.strip_prefix(['*', '?']).unwrap_or(name);
             let name = name.strip_prefix("./").unwrap_or(name);
             name == file || name == relative
@@ -102,9 +104,9 @@ impl Checksum {
             match words.as_slice() {
                 [kind, name, _, hex] => {
                     let name = name.strip_prefix('(').and_then(|name| name.strip_suffix(')'))?;
-                    Self::parse(kind, hex).ok().filter(|_| is_meant(name))
+                    Self::parse(kind, hex).ok().filter(|_| names_archive(name))
                 }
-                [hex, name] => Self::of_length(hex).ok().filter(|_| is_meant(name)),
+                [hex, name] => Self::of_length(hex).ok().filter(|_| names_archive(name)),
                 [hex, ..] => Self::of_length(hex).ok(),
                 [] => None,
             }
@@ -158,25 +160,25 @@ impl fmt::Debug for Checksum {
 
 enum RunningChecksum {
     Md5(Md5),
-    Other(Context),
+    AwsLc(Context),
 }
 
 impl RunningChecksum {
-    fn other(algorithm: &'static Algorithm) -> Self {
-        Self::Other(Context::new(algorithm))
+    fn aws_lc(algorithm: &'static Algorithm) -> Self {
+        Self::AwsLc(Context::new(algorithm))
     }
 
     fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Md5(md5) => md5.update(bytes),
-            Self::Other(context) => context.update(bytes),
+            Self::AwsLc(context) => context.update(bytes),
         }
     }
 
     fn finish(self) -> Vec<u8> {
         match self {
             Self::Md5(md5) => md5.finalize().to_vec(),
-            Self::Other(context) => context.finish().as_ref().to_vec(),
+            Self::AwsLc(context) => context.finish().as_ref().to_vec(),
         }
     }
 }
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn known_checksums_come_out() {
+    fn checksums_match_known_values() {
         for (kind, text) in [
             (ChecksumKind::Md5, "md5:900150983cd24fb0d6963f7d28e17f72"),
             (ChecksumKind::Sha1, "SHA1:A9993E364706816ABA3E25717850C26C9CD0D89D"),
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_uncheckable_checksum_is_refused() {
+    fn an_unusable_checksum_is_refused() {
         for bad in [
             "",
             "sha256:",
@@ -226,11 +228,11 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_read_in_either_form_and_for_the_right_file() {
+    fn a_checksum_list_is_read_in_both_forms_for_the_right_file() {
         let list = Url::parse("https://h.example/releases/SUMS").unwrap();
         let archive = Url::parse("https://h.example/releases/1/m.zip").unwrap();
-        let wanted = checksum("900150983cd24fb0d6963f7d28e17f72");
-        for (text, found) in [
+        let expected = checksum("900150983cd24fb0d6963f7d28e17f72");
+        for (text, matches) in [
             ("d41d8cd98f00b204e9800998ecf8427e  other.zip\n900150983cd24fb0d6963f7d28e17f72 *m.zip\n", true),
             ("900150983cd24fb0d6963f7d28e17f72  ./1/m.zip", true),
             ("MD5 (m.zip) = 900150983cd24fb0d6963f7d28e17f72\n", true),
@@ -239,7 +241,11 @@ mod tests {
             ("SHA1 (m.zip) = 900150983cd24fb0d6963f7d28e17f72\n", false),
             ("", false),
         ] {
-            assert_eq!(Checksum::in_list(text.as_bytes(), &list, &archive) == Some(wanted.clone()), found, "{text}");
+            assert_eq!(
+                Checksum::in_list(text.as_bytes(), &list, &archive) == Some(expected.clone()),
+                matches,
+                "{text}"
+            );
         }
     }
 }

@@ -1,21 +1,21 @@
-//! Finds the source of a module in an answer: in a header, in JSON, or in a tag of a page (PROTOCOL 4.3, 4.4).
+//! Finds the source of a module in an answer: in a header, in JSON, or in a tag of a page (PROTOCOL, sections 4.3 and 4.4).
 
 use serde::Deserialize;
 
-/// The part of a page that is searched, in bytes: the tag is in its head.
-const MAX_PAGE: usize = 256 * 1024;
+/// Bytes of a page that are searched. The tag is in the head of the page.
+const MAX_SEARCHED_BYTES: usize = 256 * 1024;
 /// The longest accepted value, in bytes.
-const MAX_VALUE: usize = 16 * 1024;
+const MAX_LOCATION_BYTES: usize = 16 * 1024;
 
 #[derive(Deserialize)]
-struct Download {
+struct DownloadJson {
     location: Option<String>,
 }
 
 /// The location in a `download` answer: its header, else the `location` of its JSON, as OpenTofu reads it.
 pub fn location_in_download(header: Option<&str>, body: &[u8]) -> Option<String> {
     let trimmed = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
-    let in_body = || serde_json::from_slice::<Download>(body).ok()?.location;
+    let in_body = || serde_json::from_slice::<DownloadJson>(body).ok()?.location;
     header.and_then(trimmed).or_else(|| trimmed(&in_body()?))
 }
 
@@ -24,26 +24,26 @@ pub fn location_in_download(header: Option<&str>, body: &[u8]) -> Option<String>
 pub fn location_in_page(header: Option<&str>, body: &[u8]) -> Option<String> {
     let trimmed = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
     header.and_then(trimmed).or_else(|| {
-        let page = String::from_utf8_lossy(body.get(..MAX_PAGE).unwrap_or(body));
-        in_head(&page).and_then(|text| trimmed(&text))
+        let page = String::from_utf8_lossy(body.get(..MAX_SEARCHED_BYTES).unwrap_or(body));
+        find_in_head(&page).and_then(|text| trimmed(&text))
     })
 }
 
-/// Reads tags in order, ignoring nesting.
-fn in_head(page: &str) -> Option<String> {
+/// Finds the location in the head of a page. Tags are read in order, and their nesting is ignored.
+fn find_in_head(page: &str) -> Option<String> {
     let mut rest = page;
     while let Some((_, after)) = rest.split_once('<') {
         if let Some(comment) = after.strip_prefix("!--") {
             rest = comment.split_once("-->")?.1;
             continue;
         }
-        let tag = Tag::read(after)?;
+        let tag = Tag::parse(after)?;
         rest = tag.after;
         match tag.name.to_ascii_lowercase().as_str() {
             "body" | "/head" => return None,
             "meta" if tag.attribute("name").is_some_and(|name| name == "terraform-get") => {
                 if let Some(content) = tag.attribute("content").filter(|content| !content.is_empty()) {
-                    return (content.len() <= MAX_VALUE).then(|| unescaped(content));
+                    return (content.len() <= MAX_LOCATION_BYTES).then(|| unescape(content));
                 }
             }
             // Text in these elements may look like a tag.
@@ -70,7 +70,7 @@ struct Tag<'a> {
 
 impl<'a> Tag<'a> {
     /// Parses a tag after its `<`, up to its `>`. A quoted value may contain a `>`.
-    fn read(text: &'a str) -> Option<Self> {
+    fn parse(text: &'a str) -> Option<Self> {
         let end = text.find(|c: char| c.is_ascii_whitespace() || c == '>').unwrap_or(text.len());
         let (name, mut rest) = text.split_at(end);
         let mut attributes = Vec::new();
@@ -84,7 +84,7 @@ impl<'a> Tag<'a> {
             let after = after.trim_start();
             let Some(value) = after.strip_prefix('=') else {
                 attributes.push((key, ""));
-                // Each pass must consume something.
+                // The loop ends, because each pass consumes text.
                 rest = after;
                 continue;
             };
@@ -99,32 +99,32 @@ impl<'a> Tag<'a> {
     }
 
     fn attribute(&self, key: &str) -> Option<&'a str> {
-        self.attributes.iter().find(|(found, _)| found.eq_ignore_ascii_case(key)).map(|(_, value)| *value)
+        self.attributes.iter().find(|(name, _)| name.eq_ignore_ascii_case(key)).map(|(_, value)| *value)
     }
 }
 
 /// Decodes the five entities of XML, and characters by number.
-fn unescaped(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len());
+fn unescape(text: &str) -> String {
+    let mut unescaped = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('&') {
-        plain.push_str(before);
-        let character = after.split_once(';').and_then(|(name, after)| Some((character(name)?, after)));
+        unescaped.push_str(before);
+        let character = after.split_once(';').and_then(|(name, after)| Some((decode_entity(name)?, after)));
         match character {
             Some((character, after)) => {
-                plain.push(character);
+                unescaped.push(character);
                 rest = after;
             }
             None => {
-                plain.push('&');
+                unescaped.push('&');
                 rest = after;
             }
         }
     }
-    plain + rest
+    unescaped + rest
 }
 
-fn character(name: &str) -> Option<char> {
+fn decode_entity(name: &str) -> Option<char> {
     match name {
         "amp" => Some('&'),
         "lt" => Some('<'),
@@ -148,32 +148,32 @@ mod tests {
 
     use super::*;
 
-    fn in_page(page: &str) -> Option<String> {
+    fn location(page: &str) -> Option<String> {
         location_in_page(None, page.as_bytes())
     }
 
     #[test]
-    fn a_header_goes_first_then_json_or_a_tag() {
+    fn a_header_takes_precedence_over_json_and_tags() {
         let page = br#"<meta name="terraform-get" content="b">"#;
         assert_eq!(location_in_page(Some("a"), page), Some("a".to_owned()));
         assert_eq!(location_in_page(Some(" "), page), Some("b".to_owned()));
         assert_eq!(location_in_download(Some("a"), br#"{"location":"b"}"#), Some("a".to_owned()));
         assert_eq!(location_in_download(None, br#"{"location":"b","other":1}"#), Some("b".to_owned()));
-        for nothing in ["", "{}", "[]", r#"{"location":""}"#, r#"{"location":1}"#] {
-            assert_eq!(location_in_download(None, nothing.as_bytes()), None, "{nothing}");
+        for without_location in ["", "{}", "[]", r#"{"location":""}"#, r#"{"location":1}"#] {
+            assert_eq!(location_in_download(None, without_location.as_bytes()), None, "{without_location}");
         }
     }
 
     #[test]
     fn a_tag_is_found_in_the_head_of_a_page_and_nowhere_else() {
-        let found = Some("https://h/m.zip?a=1&b=2//x".to_owned());
+        let expected = Some("https://h/m.zip?a=1&b=2//x".to_owned());
         for page in [
             r#"<meta name="terraform-get" content="https://h/m.zip?a=1&amp;b=2//x">"#,
             r#"<!DOCTYPE html><html><head><title>a <meta> b</title><META CONTENT='https://h/m.zip?a=1&#38;b=2//x' NAME="terraform-get"/></head>"#,
             r#"<?xml version="1.0"?><head><meta name="other" content="no"/><meta name="terraform-get"/><meta name = "terraform-get" content = "https://h/m.zip?a=1&b=2//x" /></head><body>"#,
             r#"<head><!-- <meta name="terraform-get" content="no"> --><script>if (a<b) "<body>"</script><meta charset=utf-8><meta name=terraform-get content=https://h/m.zip?a=1&#x26;b=2//x ></head>"#,
         ] {
-            assert_eq!(in_page(page), found, "{page}");
+            assert_eq!(location(page), expected, "{page}");
         }
         for page in [
             "",
@@ -185,14 +185,14 @@ mod tests {
             r#"<meta name="Terraform-Get" content="no">"#,
             r#"<p title='<meta name="terraform-get" content="no">'>"#,
         ] {
-            assert_eq!(in_page(page), None, "{page}");
+            assert_eq!(location(page), None, "{page}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_page_is_read_to_its_end(page in "(<|>|meta|name|content|=|\"|'|/|body|!--|-->|script|terraform-get|&|#x26;|;| |\\PC){0,40}") {
-            let _ = (in_page(&page), location_in_download(None, page.as_bytes()));
+        fn any_page_is_parsed_without_a_panic(page in "(<|>|meta|name|content|=|\"|'|/|body|!--|-->|script|terraform-get|&|#x26;|;| |\\PC){0,40}") {
+            let _ = (location(&page), location_in_download(None, page.as_bytes()));
         }
     }
 }

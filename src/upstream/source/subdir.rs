@@ -3,16 +3,16 @@
 use super::BadSource;
 use crate::pack::TreePath;
 
-/// Pattern characters of Go's `filepath.Glob`. A `?` starts the query and never occurs here.
-const GLOB: [char; 3] = ['*', '[', '\\'];
+/// Pattern characters of Go's `filepath.Glob`. A `?` starts the query, so it never occurs in a subdir.
+const GLOB_CHARS: [char; 3] = ['*', '[', '\\'];
 
 /// The folder of a module in its package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subdir {
     /// A folder by its path.
     Plain(TreePath),
-    /// A folder below the one that a pattern matches. Clients do not expand patterns for registry modules (PROTOCOL
-    /// 4.4), so larder makes the matched folder the root of the package that it serves.
+    /// A folder below the folder that a pattern matches. Clients do not expand patterns for registry modules (PROTOCOL,
+    /// section 4.4), so larder makes the matched folder the root of the package that it serves.
     Glob {
         /// The pattern, up to the last segment with a pattern character.
         wrapper: String,
@@ -28,9 +28,9 @@ impl Subdir {
         if names.contains(&"..") {
             return Err(BadSource::new("has a .. in its //subdir"));
         }
-        let patterns = names.iter().rposition(|name| name.contains(GLOB)).map_or(0, |last| last + 1);
-        let (wrapper, rest) = names.split_at(patterns);
-        let rest = path(rest.join("/").as_bytes())?;
+        let pattern_end = names.iter().rposition(|name| name.contains(GLOB_CHARS)).map_or(0, |last| last + 1);
+        let (wrapper, rest) = names.split_at(pattern_end);
+        let rest = parse_path(rest.join("/").as_bytes())?;
         Ok(match wrapper {
             [] if rest.is_root() => None,
             [] => Some(Self::Plain(rest)),
@@ -40,32 +40,32 @@ impl Subdir {
 
     /// The path in the served package, whose root is the folder that a pattern matched; `None` for the root.
     pub fn in_package(&self) -> Option<&TreePath> {
-        let (Self::Plain(below) | Self::Glob { rest: below, .. }) = self;
-        Some(below).filter(|below| !below.is_root())
+        let (Self::Plain(path) | Self::Glob { rest: path, .. }) = self;
+        Some(path).filter(|path| !path.is_root())
     }
 
-    /// Appends `below`. The subdir that an indirection names comes first.
+    /// Appends `inner`. `self` is the subdir that an indirection names, `inner` that of the address before it.
     ///
     /// # Errors
     /// [`BadSource`] if the result is too long.
-    pub fn join(&self, below: &Self) -> Result<Self, BadSource> {
-        let joined = |above: &TreePath, below: &TreePath| above.join(below).map_err(|_| too_long());
-        let pattern =
-            |above: String, below: &str| if above.is_empty() { below.to_owned() } else { above + "/" + below };
-        Ok(match (self, below) {
-            (Self::Plain(above), Self::Plain(below)) => Self::Plain(joined(above, below)?),
-            (Self::Glob { wrapper, rest }, Self::Plain(below)) => {
-                Self::Glob { wrapper: wrapper.clone(), rest: joined(rest, below)? }
+    pub fn join(&self, inner: &Self) -> Result<Self, BadSource> {
+        let join_paths = |outer: &TreePath, inner: &TreePath| outer.join(inner).map_err(|_| too_long());
+        let join_patterns =
+            |outer: String, inner: &str| if outer.is_empty() { inner.to_owned() } else { outer + "/" + inner };
+        Ok(match (self, inner) {
+            (Self::Plain(outer), Self::Plain(inner)) => Self::Plain(join_paths(outer, inner)?),
+            (Self::Glob { wrapper, rest }, Self::Plain(inner)) => {
+                Self::Glob { wrapper: wrapper.clone(), rest: join_paths(rest, inner)? }
             }
-            (above, Self::Glob { wrapper, rest }) => {
-                Self::Glob { wrapper: pattern(above.to_string(), wrapper), rest: rest.clone() }
+            (outer, Self::Glob { wrapper, rest }) => {
+                Self::Glob { wrapper: join_patterns(outer.to_string(), wrapper), rest: rest.clone() }
             }
         })
     }
 }
 
 impl std::fmt::Display for Subdir {
-    /// The spelling in an address, without the slashes before it.
+    /// The subdir as in an address, without the two slashes.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Plain(path) => path.fmt(f),
@@ -88,7 +88,7 @@ pub(super) fn split(text: &str) -> (String, String) {
     }
 }
 
-fn path(text: &[u8]) -> Result<TreePath, BadSource> {
+fn parse_path(text: &[u8]) -> Result<TreePath, BadSource> {
     TreePath::parse(text).map_err(|_| BadSource::new("has a //subdir that no folder can have"))
 }
 

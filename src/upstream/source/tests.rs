@@ -1,4 +1,4 @@
-//! Source addresses of every form, and refused ones.
+//! Tests of source addresses of every form, and of addresses that are refused.
 
 use proptest::prelude::*;
 
@@ -9,17 +9,17 @@ fn base() -> Url {
     Url::parse("https://registry.example/v1/modules/a/b/c/1.0.0/download").unwrap()
 }
 
-fn parsed(text: &str) -> LocatedSource {
+fn parse(text: &str) -> LocatedSource {
     PackageSource::parse(text, &base()).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
-fn plain(text: &str) -> Option<Subdir> {
+fn plain_subdir(text: &str) -> Option<Subdir> {
     Some(Subdir::Plain(TreePath::parse(text.as_bytes()).unwrap()))
 }
 
-/// A parsed source as one line of text.
-fn described(text: &str) -> String {
-    let LocatedSource { source, subdir } = parsed(text);
+/// Parses a source, and prints it as one line of text.
+fn parse_and_print(text: &str) -> String {
+    let LocatedSource { source, subdir } = parse(text);
     let subdir = subdir.map_or_else(String::new, |subdir| format!(" in {subdir}"));
     match source {
         PackageSource::Git(GitSource { url, reference, depth }) => {
@@ -37,7 +37,7 @@ fn described(text: &str) -> String {
 }
 
 #[test]
-fn git_sources_of_every_form_are_read() {
+fn git_sources_of_every_form_are_parsed() {
     for (text, expected) in [
         ("git::https://github.com/o/r?ref=v1.0.0", "git https://github.com/o/r at v1.0.0"),
         ("git::https://git.example/r.git?ref=0123abc&depth=1", "git https://git.example/r.git at 0123abc depth 1"),
@@ -58,12 +58,12 @@ fn git_sources_of_every_form_are_read() {
         (" git::https://git.example/r ", "git https://git.example/r"),
         ("git::https://git.example/r//.//x/./y/", "git https://git.example/r in x/y"),
     ] {
-        assert_eq!(described(text), expected, "{text}");
+        assert_eq!(parse_and_print(text), expected, "{text}");
     }
 }
 
 #[test]
-fn archives_are_recognised_by_parameter_or_suffix_and_the_rest_are_pages() {
+fn archives_are_recognised_by_parameter_or_suffix_and_other_urls_are_pages() {
     for (text, expected) in [
         ("https://h.example/m.zip", "Zip https://h.example/m.zip"),
         ("https://h.example/m.tar.gz//top/x", "TarGz https://h.example/m.tar.gz in top/x"),
@@ -88,10 +88,10 @@ fn archives_are_recognised_by_parameter_or_suffix_and_the_rest_are_pages() {
         ("https://h.example/m.tar", "page https://h.example/m.tar?terraform-get=1"),
         ("https://h.example/m.zip#part", "Zip https://h.example/m.zip"),
     ] {
-        assert_eq!(described(text), expected, "{text}");
+        assert_eq!(parse_and_print(text), expected, "{text}");
     }
     let PackageSource::Archive(archive) =
-        parsed("https://h.example/m?archive=xz&checksum=file:https://h.example/SUMS").source
+        parse("https://h.example/m?archive=xz&checksum=file:https://h.example/SUMS").source
     else {
         panic!()
     };
@@ -122,18 +122,18 @@ fn an_unsupported_source_has_a_label_and_a_host() {
         ("nonsense", "a kind of source that it does not know", None),
         ("smb::https://[2001:db8::1]:1/x", "a kind of source that it does not know", Some("2001:db8::1")),
     ] {
-        let PackageSource::Unsupported(unsupported) = parsed(text).source else { panic!("{text}") };
+        let PackageSource::Unsupported(unsupported) = parse(text).source else { panic!("{text}") };
         assert_eq!((unsupported.kind_name(), unsupported.host().as_deref()), (label, host), "{text}");
         assert!(!format!("{unsupported:?}").contains("Pass"));
     }
 }
 
-/// DESIGN 6: a registry's own secrets must not reach clients.
+/// A registry's own secrets must not reach clients (DESIGN, section 6).
 #[test]
 fn only_sources_without_secrets_reach_a_client() {
-    let passed = |text: &str| match parsed(text).source {
+    let for_client = |text: &str| match parse(text).source {
         PackageSource::Unsupported(unsupported) => unsupported.for_client().map(str::to_owned),
-        other => panic!("{text}: {other:?}"),
+        source => panic!("{text}: {source:?}"),
     };
     for text in [
         "s3::https://s3.amazonaws.com/bucket/m.zip",
@@ -142,7 +142,7 @@ fn only_sources_without_secrets_reach_a_client() {
         "oci://oci.example/r?digest=sha256:00",
         "hg::https://hg.example/r?ref=v1",
     ] {
-        assert_eq!(passed(text).as_deref(), Some(text));
+        assert_eq!(for_client(text).as_deref(), Some(text));
     }
     for text in [
         "s3::https://s3.amazonaws.com/bucket/m.zip?aws_access_key_id=x&aws_access_key_secret=s3cret",
@@ -156,7 +156,7 @@ fn only_sources_without_secrets_reach_a_client() {
         "hg::https://hg.example/r#s3cret",
         "oci://oci.example/r\u{e9}",
     ] {
-        assert_eq!(passed(text), None, "{text}");
+        assert_eq!(for_client(text), None, "{text}");
     }
 }
 
@@ -184,11 +184,11 @@ fn an_invalid_or_forbidden_source_is_refused_without_its_secrets() {
         ("git::https://h.example:99999/r", "not a URL"),
         ("git::ssh:x", "names no host"),
     ] {
-        let refused = PackageSource::parse(text, &base()).expect_err(text).to_string();
-        assert!(refused.contains(reason) && !refused.contains("s3cret"), "{text}: {refused}");
+        let error = PackageSource::parse(text, &base()).expect_err(text).to_string();
+        assert!(error.contains(reason) && !error.contains("s3cret"), "{text}: {error}");
     }
-    let refused = PackageSource::parse("https://user:s3cret@h.example/m.zip", &base()).unwrap_err();
-    assert_eq!(refused.to_string(), "the source address at h.example holds a user or a password");
+    let error = PackageSource::parse("https://user:s3cret@h.example/m.zip", &base()).unwrap_err();
+    assert_eq!(error.to_string(), "the source address at h.example holds a user or a password");
 }
 
 #[test]
@@ -200,32 +200,32 @@ fn a_glob_subdir_is_split_after_its_last_pattern() {
         ("https://h.example/m.zip", None),
         ("https://h.example/m.zip//", None),
         ("https://h.example/m.zip//.", None),
-        ("https://h.example/m.zip//x", plain("x")),
+        ("https://h.example/m.zip//x", plain_subdir("x")),
         ("https://h.example/m.zip//*", glob("*", "")),
         ("https://h.example/m.zip//*/modules/x", glob("*", "modules/x")),
         ("https://h.example/m.zip//a/r-[0-9]*/x/*/y", glob("a/r-[0-9]*/x/*", "y")),
     ] {
-        assert_eq!(parsed(text).subdir, expected, "{text}");
+        assert_eq!(parse(text).subdir, expected, "{text}");
     }
 }
 
-/// The subdir of an indirection precedes that of the address before it.
+/// The subdir of an indirection is the outer folder of the subdir of the address before it.
 #[test]
-fn subdirs_are_joined() {
-    let parse = |text: &str| Subdir::parse(text).unwrap().unwrap();
-    for (above, below, joined) in [
+fn subdirs_are_joined_from_the_outside_in() {
+    let subdir = |text: &str| Subdir::parse(text).unwrap().unwrap();
+    for (outer, inner, joined) in [
         ("a", "b/c", "a/b/c"),
         ("*", "b", "*/b"),
         ("a", "*/b", "a/*/b"),
         ("*/a", "*/b", "*/a/*/b"),
         ("a*", "b*", "a*/b*"),
     ] {
-        assert_eq!(parse(above).join(&parse(below)).unwrap(), parse(joined), "{above} {below}");
+        assert_eq!(subdir(outer).join(&subdir(inner)).unwrap(), subdir(joined), "{outer} {inner}");
     }
-    assert!(parse(&"a/".repeat(1500)).join(&parse(&"b/".repeat(1500))).is_err());
+    assert!(subdir(&"a/".repeat(1500)).join(&subdir(&"b/".repeat(1500))).is_err());
 }
 
-fn address() -> impl Strategy<Value = String> {
+fn any_address() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         "git::|hg::|s3::|https::|https://|http://|ssh://|file://|git@|github.com/|gitlab.com/|bitbucket.org/|//|/|\\./|\\.\\./|:|@|\\?|&|=|#|%2f|%40|%3f|\\*|\\[|;",
         "user:s3cret@|s3cret@",
@@ -237,7 +237,7 @@ fn address() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn any_address_is_read_or_refused_and_gives_no_secret_away(text in address()) {
+    fn any_address_is_parsed_or_refused_and_reveals_no_secret(text in any_address()) {
         match PackageSource::parse(&text, &base()) {
             Ok(LocatedSource { source, subdir }) => {
                 if let Some(Subdir::Plain(path)) = &subdir {
@@ -254,22 +254,22 @@ proptest! {
                         prop_assert!(url.username().is_empty() && url.password().is_none() && url.fragment().is_none());
                     }
                     PackageSource::Unsupported(unsupported) => {
-                        let passed = unsupported.for_client().unwrap_or_default();
-                        prop_assert!(!passed.contains('@') && http::HeaderValue::from_str(passed).is_ok());
+                        let for_client = unsupported.for_client().unwrap_or_default();
+                        prop_assert!(!for_client.contains('@') && http::HeaderValue::from_str(for_client).is_ok());
                         prop_assert!(!unsupported.host().unwrap_or_default().contains("s3cret") || !text.contains('@'));
                     }
                 }
             }
-            Err(bad) => prop_assert!(bad.to_string().len() < 400),
+            Err(error) => prop_assert!(error.to_string().len() < 400),
         }
     }
 }
 
-/// A host whose characters become nine each in a URL must not make an error of kilobytes.
+/// A URL spells each character of this host with nine. The error must not become kilobytes long.
 #[test]
 fn an_error_about_a_long_host_is_short() {
     let base = Url::parse("https://registry.example/v1/").unwrap();
     let text = format!("git@{}.example:o/r?archive=tgz", "\u{fffd}".repeat(200));
-    let bad = PackageSource::parse(&text, &base).unwrap_err().to_string();
-    assert!(bad.chars().count() < 400, "{} characters", bad.chars().count());
+    let error = PackageSource::parse(&text, &base).unwrap_err().to_string();
+    assert!(error.chars().count() < 400, "{} characters", error.chars().count());
 }
