@@ -1,11 +1,11 @@
-//! The tree equals the result of `git clone`, `git checkout` and `git submodule update --init --recursive`.
+//! Tests that the fetched tree equals the result of `git clone`, `git checkout` and `git submodule update --init --recursive`.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::*;
 
 #[tokio::test]
-async fn the_tree_is_what_a_clone_with_submodules_leaves() {
+async fn the_tree_equals_a_clone_with_submodules() {
     let forge = Forge::new();
     let inner = forge.repository("deep/inner");
     write(&inner, "inner.tf", "inner\n");
@@ -35,14 +35,14 @@ async fn the_tree_is_what_a_clone_with_submodules_leaves() {
     git(&outer, &["config", "-f", ".gitmodules", "submodule.modules/middle.branch", "main"]);
     let id = commit(&outer);
 
-    let setting = GitTestSetting::of_registry(&forge.url("outer"));
-    let fetched = setting.fetch(&forge.source("outer", "main")).await.unwrap();
+    let config = GitTestConfig::for_registry(&forge.url("outer"));
+    let fetched = config.fetch(&forge.source("outer", "main")).await.unwrap();
     assert_eq!(fetched.commit, id);
     assert_eq!(fetched.notes, ["pointers of Git LFS stay pointers: big.bin"]);
-    let ours = listed(&fetched.tree);
-    assert_same(&ours, &cloned(&forge.url("outer"), "main").unwrap());
-    assert_eq!(ours[&b"modules/middle/vendor/inner/inner.tf"[..]], TreeItem::File(0o644, b"inner\r\n".to_vec()));
-    assert_eq!(ours[&b"linked"[..]], TreeItem::Link(b"modules/a".to_vec()));
+    let listing = tree_listing(&fetched.tree);
+    assert_same_listing(&listing, &clone_listing(&forge.url("outer"), "main").unwrap());
+    assert_eq!(listing[&b"modules/middle/vendor/inner/inner.tf"[..]], TreeItem::File(0o644, b"inner\r\n".to_vec()));
+    assert_eq!(listing[&b"linked"[..]], TreeItem::Link(b"modules/a".to_vec()));
 }
 
 /// Every content with every attribute, compared with git.
@@ -119,32 +119,32 @@ async fn attributes_are_applied_as_git_applies_them() {
         "export-ignore export-subst diff=x",
     ];
     let mut rules = String::from("[attr]lines text eol=crlf\n* text=auto\n");
-    let objects: Vec<_> = contents.iter().map(|(name, bytes)| (name, hashed(&repository, bytes))).collect();
+    let objects: Vec<_> = contents.iter().map(|(name, bytes)| (name, store_blob(&repository, bytes))).collect();
     let mut index = String::new();
     for (number, attribute) in attributes.iter().enumerate() {
         rules.push_str(&format!("d{number:02}/* {attribute}\n"));
-        let below = hashed(&repository, format!("* !text\n[lu]* {attribute}\n").as_bytes());
-        index.push_str(&format!("100644 {below}\tbelow/d{number:02}/.gitattributes\n"));
+        let nested_rules = store_blob(&repository, format!("* !text\n[lu]* {attribute}\n").as_bytes());
+        index.push_str(&format!("100644 {nested_rules}\tnested/d{number:02}/.gitattributes\n"));
         for (name, object) in &objects {
             index.push_str(&format!("100644 {object}\td{number:02}/{name}\n"));
-            index.push_str(&format!("100644 {object}\tbelow/d{number:02}/{name}\n"));
+            index.push_str(&format!("100644 {object}\tnested/d{number:02}/{name}\n"));
         }
     }
-    index.push_str(&format!("100644 {}\t.gitattributes\n", hashed(&repository, rules.as_bytes())));
+    index.push_str(&format!("100644 {}\t.gitattributes\n", store_blob(&repository, rules.as_bytes())));
     // Written without git's own conversion, because the test is about checkout.
     write(&repository, ".git/entries", index);
     let entries = fs::File::open(repository.join(".git/entries")).unwrap();
     assert!(git_command(&repository).args(["update-index", "--index-info"]).stdin(entries).status().unwrap().success());
     git(&repository, &["commit", "-q", "-m", "x"]);
 
-    let fetched = GitTestSetting::of_registry(&forge.url("r")).fetch(&forge.source("r", "")).await.unwrap();
+    let fetched = GitTestConfig::for_registry(&forge.url("r")).fetch(&forge.source("r", "")).await.unwrap();
     assert_eq!(fetched.notes.len(), 1, "{:?}", fetched.notes);
     assert!(fetched.notes[0].contains("(no-such)"), "{:?}", fetched.notes);
-    assert_same(&listed(&fetched.tree), &cloned(&forge.url("r"), "").unwrap());
+    assert_same_listing(&tree_listing(&fetched.tree), &clone_listing(&forge.url("r"), "").unwrap());
 }
 
-/// Stores an object of exactly these bytes. Returns its id.
-fn hashed(repository: &Path, bytes: &[u8]) -> String {
+/// Stores a blob with exactly these bytes. Returns its id.
+fn store_blob(repository: &Path, bytes: &[u8]) -> String {
     use std::io::Write as _;
     let mut command = git_command(repository);
     command.args(["hash-object", "-w", "--stdin", "--no-filters"]);
@@ -154,13 +154,13 @@ fn hashed(repository: &Path, bytes: &[u8]) -> String {
 }
 
 /// Mode, name and content of a tree entry.
-type Crafted<'a> = (&'a str, &'a str, &'a [u8]);
+type CraftedEntry<'a> = (&'a str, &'a str, &'a [u8]);
 
 /// Commits a tree of arbitrary entries to the branch `crafted`.
-fn crafted(repository: &Path, entries: &[Crafted<'_>]) {
+fn commit_crafted_tree(repository: &Path, entries: &[CraftedEntry<'_>]) {
     let mut bytes = Vec::new();
     for (mode, name, content) in entries {
-        let id = if *mode == "160000" { "1".repeat(40) } else { hashed(repository, content) };
+        let id = if *mode == "160000" { "1".repeat(40) } else { store_blob(repository, content) };
         bytes.extend_from_slice(format!("{mode} {name}\0").as_bytes());
         bytes.extend_from_slice(&hex::decode(id).unwrap());
     }
@@ -176,8 +176,8 @@ async fn a_name_that_git_forbids_is_refused() {
     let forge = Forge::new();
     let repository = forge.repository("r");
     commit(&repository);
-    let setting = GitTestSetting::of_registry(&forge.url("r"));
-    let cases: &[(&str, &[Crafted<'_>])] = &[
+    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let cases: &[(&str, &[CraftedEntry<'_>])] = &[
         (".git", &[("100644", ".git", b"x")]),
         (".GiT", &[("100644", ".GiT", b"x")]),
         ("git~1", &[("100644", "git~1", b"x")]),
@@ -189,22 +189,22 @@ async fn a_name_that_git_forbids_is_refused() {
         ("link", &[("120000", "link", b"")]),
     ];
     for (name, entries) in cases {
-        crafted(&repository, entries);
-        let refused = setting.fetch(&forge.source("r", "crafted")).await.unwrap_err();
+        commit_crafted_tree(&repository, entries);
+        let refused = config.fetch(&forge.source("r", "crafted")).await.unwrap_err();
         assert!(matches!(refused, GitError::Tree { .. }), "{name}: {refused}");
         assert!(refused.to_string().contains(name), "{name}: {refused}");
     }
 }
 
 #[tokio::test]
-async fn submodules_are_asked_only_over_https_and_ssh_and_without_an_entry_they_stay_empty() {
+async fn submodules_are_fetched_only_over_https_and_ssh_and_stay_empty_without_an_entry() {
     let forge = Forge::new();
     let repository = forge.repository("r");
     commit(&repository);
-    let setting = GitTestSetting::of_registry(&forge.url("r"));
-    crafted(&repository, &[("160000", "gone", b"")]);
-    let fetched = setting.fetch(&forge.source("r", "crafted")).await.unwrap();
-    assert_eq!(listed(&fetched.tree), Listing::from([(b"gone".to_vec(), TreeItem::Folder)]));
+    let config = GitTestConfig::for_registry(&forge.url("r"));
+    commit_crafted_tree(&repository, &[("160000", "gone", b"")]);
+    let fetched = config.fetch(&forge.source("r", "crafted")).await.unwrap();
+    assert_eq!(tree_listing(&fetched.tree), Listing::from([(b"gone".to_vec(), TreeItem::Folder)]));
     for (url, message) in [
         ("-u./x", "dash"),
         ("ext::sh -c x", "neither https nor ssh"),
@@ -216,8 +216,8 @@ async fn submodules_are_asked_only_over_https_and_ssh_and_without_an_entry_they_
         ("git@git.example:x", "host = \"git.example\""),
     ] {
         let modules = format!("[submodule \"s\"]\n\tpath = s\n\turl = {url}\n");
-        crafted(&repository, &[("100644", ".gitmodules", modules.as_bytes()), ("160000", "s", b"")]);
-        let refused = setting.fetch(&forge.source("r", "crafted")).await.unwrap_err().to_string();
+        commit_crafted_tree(&repository, &[("100644", ".gitmodules", modules.as_bytes()), ("160000", "s", b"")]);
+        let refused = config.fetch(&forge.source("r", "crafted")).await.unwrap_err().to_string();
         assert!(refused.contains(message), "{url}: {refused}");
     }
 }

@@ -1,4 +1,4 @@
-//! DESIGN, promise 11: everything has a limit, and each error names the limit that was reached.
+//! Tests of the limits of git jobs (DESIGN, promise 11). Each error names the limit that was reached.
 
 use std::time::Duration;
 
@@ -6,10 +6,11 @@ use super::server::ServerBehaviour;
 use super::*;
 use crate::upstream::error::Fault;
 
-async fn fault(setting: &GitTestSetting, source: &GitSource) -> Fault {
-    match setting.fetch(source).await.unwrap_err() {
+/// Fetches, and returns the fault of the expected upstream error.
+async fn fault(config: &GitTestConfig, source: &GitSource) -> Fault {
+    match config.fetch(source).await.unwrap_err() {
         GitError::Upstream(error) => error.fault,
-        other => panic!("{other}"),
+        error => panic!("{error}"),
     }
 }
 
@@ -18,73 +19,73 @@ async fn a_server_that_falls_silent_is_given_up() {
     let forge = Forge::new();
     let r = forge.repository("r");
     commit(&r);
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.bounds.git.idle = Duration::from_millis(100);
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.upstream_limits.git.idle = Duration::from_millis(100);
     for silent in ["GET", "POST"] {
         forge.server.set_behaviour(move |request| {
-            if request.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing }
+            if request.method == silent { ServerBehaviour::NoAnswer } else { ServerBehaviour::Normal }
         });
-        assert!(matches!(fault(&setting, &forge.source("r", "main")).await, Fault::Slow(_)));
+        assert!(matches!(fault(&config, &forge.source("r", "main")).await, Fault::Slow(_)));
     }
-    let begun = "HTTP/1.1 200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement\r\nContent-Length: 90\r\n\r\n001e#";
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.bounds.git.total = Duration::from_millis(100);
-    forge.server.set_behaviour(|_| ServerBehaviour::Silence);
-    assert!(matches!(fault(&setting, &forge.source("r", "main")).await, Fault::Slow(_)));
-    forge.server.set_behaviour(move |_| ServerBehaviour::Say(begun.to_owned()));
-    let broken = fault(&setting, &forge.source("r", "main")).await;
+    let partial_answer = "HTTP/1.1 200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement\r\nContent-Length: 90\r\n\r\n001e#";
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.upstream_limits.git.total = Duration::from_millis(100);
+    forge.server.set_behaviour(|_| ServerBehaviour::NoAnswer);
+    assert!(matches!(fault(&config, &forge.source("r", "main")).await, Fault::Slow(_)));
+    forge.server.set_behaviour(move |_| ServerBehaviour::RawResponse(partial_answer.to_owned()));
+    let broken = fault(&config, &forge.source("r", "main")).await;
     assert!(matches!(broken, Fault::Unreachable(_) | Fault::Unusable(_)), "{broken:?}");
 }
 
-/// DESIGN 4: the time limit until the first byte is the same for repositories as for other upstreams.
+/// The time limit until the first byte is the same for repositories as for other upstreams (DESIGN, section 4).
 #[tokio::test]
 async fn a_server_that_never_begins_to_answer_is_given_up_like_any_other() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.bounds.give_up_after = Duration::from_secs(1);
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.upstream_limits.give_up_after = Duration::from_secs(1);
     for silent in ["GET", "POST"] {
         forge.server.set_behaviour(move |request| {
-            if request.method == silent { ServerBehaviour::Silence } else { ServerBehaviour::Nothing }
+            if request.method == silent { ServerBehaviour::NoAnswer } else { ServerBehaviour::Normal }
         });
-        let slow = fault(&setting, &forge.source("r", "main")).await;
+        let slow = fault(&config, &forge.source("r", "main")).await;
         assert_eq!(slow, Fault::Slow("no byte within 1 s".to_owned()), "{silent}");
     }
 }
 
 #[tokio::test]
-async fn a_bomb_of_zeros_is_refused_before_it_is_unpacked() {
+async fn a_huge_object_of_zeros_is_refused_before_it_is_inflated() {
     let forge = Forge::new();
     let r = forge.repository("r");
     write(&r, "bomb", vec![0; 64 << 20]);
     commit(&r);
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.bounds.git.object_bytes = 1 << 20;
-    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.upstream_limits.git.object_bytes = 1 << 20;
+    let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
     assert!(refused.to_string().contains("1048576 bytes in one object"), "{refused}");
 }
 
 #[tokio::test]
-async fn a_tree_has_its_limits_before_a_byte_is_written() {
+async fn tree_limits_are_checked_before_a_file_is_written() {
     let forge = Forge::new();
     let r = forge.repository("r");
     for number in 0..50 {
         write(&r, &format!("d{}/{number}", number % 5), vec![b'x'; 1000]);
     }
     commit(&r);
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
     for (limits, message) in [
         (TreeLimits { entries: 40, bytes: 1 << 30 }, "40 files, folders and links"),
         (TreeLimits { entries: 1000, bytes: 40_000 }, "40000 bytes in its files"),
     ] {
-        setting.limits = limits;
-        let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+        config.tree_limits = limits;
+        let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
         assert!(refused.to_string().contains(message), "{refused}");
     }
-    setting.limits = TreeLimits::default();
-    setting.bounds.git.received_bytes = 500;
-    assert_eq!(fault(&setting, &forge.source("r", "main")).await, Fault::TooLarge(500));
+    config.tree_limits = TreeLimits::default();
+    config.upstream_limits.git.received_bytes = 500;
+    assert_eq!(fault(&config, &forge.source("r", "main")).await, Fault::TooLarge(500));
 }
 
 /// Nested folders that each contain one folder twice: few objects, and an enormous number of paths.
@@ -95,15 +96,15 @@ async fn a_tree_of_a_few_objects_and_endless_paths_is_refused() {
     commit(&r);
     let mut tree = git(&r, &["hash-object", "-w", "-t", "tree", "/dev/null"]);
     for _ in 0..30 {
-        let two = format!("040000 tree {tree}\ta\n040000 tree {tree}\tb\n");
-        write(&r, ".git/two", two);
-        let input = fs::File::open(r.join(".git/two")).unwrap();
-        let made = git_command(&r).args(["mktree"]).stdin(input).output().unwrap();
-        tree = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+        let entries = format!("040000 tree {tree}\ta\n040000 tree {tree}\tb\n");
+        write(&r, ".git/entries", entries);
+        let input = fs::File::open(r.join(".git/entries")).unwrap();
+        let output = git_command(&r).args(["mktree"]).stdin(input).output().unwrap();
+        tree = String::from_utf8(output.stdout).unwrap().trim().to_owned();
     }
     let commit = git(&r, &["commit-tree", "-m", "x", &tree]);
     git(&r, &["branch", "endless", &commit]);
-    let refused = GitTestSetting::of_registry(&forge.url("r")).fetch(&forge.source("r", "endless")).await.unwrap_err();
+    let refused = GitTestConfig::for_registry(&forge.url("r")).fetch(&forge.source("r", "endless")).await.unwrap_err();
     assert!(refused.to_string().contains("100000 files, folders and links"), "{refused}");
 }
 
@@ -126,28 +127,28 @@ async fn submodules_are_limited_in_number_and_depth() {
         git(&r, &["commit", "-q", "-m", "x"]);
         last = git(&r, &["rev-parse", "HEAD"]);
     }
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.bounds.git.submodule_depth = 3;
-    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.upstream_limits.git.submodule_depth = 3;
+    let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("3 submodules one in the other"), "{refused}");
-    setting.bounds.git.submodule_depth = 8;
-    setting.bounds.git.submodules = 20;
-    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    config.upstream_limits.git.submodule_depth = 8;
+    config.upstream_limits.git.submodules = 20;
+    let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("20 submodules"), "{refused}");
-    setting.bounds.git.submodules = 30;
+    config.upstream_limits.git.submodules = 30;
     // 30 submodule folders, the file of each of the 31 repositories, and .gitmodules in all but the innermost 16.
-    assert_eq!(listed(&setting.fetch(&forge.source("r", "main")).await.unwrap().tree).len(), 30 + 31 + 15);
+    assert_eq!(tree_listing(&config.fetch(&forge.source("r", "main")).await.unwrap().tree).len(), 30 + 31 + 15);
 }
 
 #[tokio::test]
 async fn a_local_disk_error_is_no_upstream_error() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let setting = GitTestSetting::of_registry(&forge.url("r"));
-    let tree = Tree::new(tempfile::tempfile().unwrap(), setting.limits);
-    let (upstream, source) = (setting.granted(), forge.source("r", "main"));
+    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let tree = Tree::new(tempfile::tempfile().unwrap(), config.tree_limits);
+    let (upstream, source) = (config.upstream(), forge.source("r", "main"));
     let failed =
-        setting.outbound().git(git_request(&source, &upstream), Path::new("/no/such/folder"), tree).await.unwrap_err();
+        config.outbound().git(git_request(&source, &upstream), Path::new("/no/such/folder"), tree).await.unwrap_err();
     assert!(matches!(failed, GitError::Disk { .. }), "{failed}");
 }
 
@@ -158,7 +159,7 @@ async fn expensive_or_oversized_attributes_are_refused() {
     let r = forge.repository("r");
     let deep = format!("{}b", "a/".repeat(60));
     write(&r, &deep, "x");
-    let setting = GitTestSetting::of_registry(&forge.url("r"));
+    let config = GitTestConfig::for_registry(&forge.url("r"));
     let stars = "**/a/".repeat(40);
     let quoted = format!("\"{}\"", stars.replace('*', "\\052"));
     for (rules, message) in [
@@ -167,143 +168,143 @@ async fn expensive_or_oversized_attributes_are_refused() {
         (format!("{}x text\n", "*a".repeat(40)), "more stars"),
         ("x text\n".repeat(40_000), "262144 bytes"),
     ] {
-        for place in [".gitattributes", "a/a/.gitattributes"] {
-            write(&r, place, &rules);
+        for path in [".gitattributes", "a/a/.gitattributes"] {
+            write(&r, path, &rules);
             commit(&r);
-            let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+            let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
             assert!(matches!(refused, GitError::Tree { .. }), "{refused}");
-            assert!(refused.to_string().contains(message) && refused.to_string().contains(place), "{refused}");
-            fs::remove_file(r.join(place)).unwrap();
+            assert!(refused.to_string().contains(message) && refused.to_string().contains(path), "{refused}");
+            fs::remove_file(r.join(path)).unwrap();
         }
     }
     for number in 0..10 {
         write(&r, &format!("{number}/.gitattributes"), "x text\n".repeat(35_000));
     }
     commit(&r);
-    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("2097152 bytes in its .gitattributes"), "{refused}");
     (0..10).for_each(|number| fs::remove_dir_all(r.join(number.to_string())).unwrap());
     write(&r, ".gitmodules", "# x\n".repeat(70_000));
     commit(&r);
-    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("262144 bytes"), "{refused}");
     fs::remove_file(r.join(".gitmodules")).unwrap();
     write(&r, ".gitattributes", "# ****************************************\n**/a/**/a/**/b eol=crlf\n*.tf text\n");
     commit(&r);
-    assert!(setting.fetch(&forge.source("r", "main")).await.is_ok());
+    assert!(config.fetch(&forge.source("r", "main")).await.is_ok());
 }
 
-/// The caller gets an error even if git's code does not end.
 #[tokio::test]
 async fn the_caller_gets_an_error_if_git_code_does_not_end() {
     let forge = Forge::new();
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.bounds.git.total = Duration::from_millis(50);
-    setting.bounds.git.stop_time = Duration::from_millis(50);
-    let (outbound, upstream, source) = (setting.outbound(), setting.granted(), forge.source("r", "main"));
-    let (end, ending) = std::sync::mpsc::channel::<()>();
-    let (started, ended) = std::sync::mpsc::channel();
-    let endless = move |wire: crate::upstream::git::blocking_bridge::GitBridge,
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.upstream_limits.git.total = Duration::from_millis(50);
+    config.upstream_limits.git.stop_time = Duration::from_millis(50);
+    let (outbound, upstream, source) = (config.outbound(), config.upstream(), forge.source("r", "main"));
+    let (allow_end, may_end) = std::sync::mpsc::channel::<()>();
+    let (end_sender, ended) = std::sync::mpsc::channel();
+    let endless = move |bridge: crate::upstream::git::blocking_bridge::GitBridge,
                         stop: &std::sync::atomic::AtomicBool| {
-        let _ = ending.recv();
-        started.send(stop.load(std::sync::atomic::Ordering::Relaxed)).unwrap();
-        drop(wire);
+        let _ = may_end.recv();
+        end_sender.send(stop.load(std::sync::atomic::Ordering::Relaxed)).unwrap();
+        drop(bridge);
         Ok(())
     };
     let failed = outbound
-        .run_blocking_job(git_request(&source, &upstream), setting.bounds.git.total, endless)
+        .run_blocking_job(git_request(&source, &upstream), config.upstream_limits.git.total, endless)
         .await
         .unwrap_err();
     assert!(failed.to_string().contains("too slow"), "{failed}");
-    assert!(ended.try_recv().is_err(), "it had ended");
-    drop(end);
-    assert!(ended.recv().unwrap(), "it was told to stop");
+    assert!(ended.try_recv().is_err(), "the code had ended");
+    drop(allow_end);
+    assert!(ended.recv().unwrap(), "the code was not asked to stop");
 }
 
 #[tokio::test]
-async fn a_server_that_drips_is_given_up() {
+async fn a_slow_server_is_given_up() {
     let forge = Forge::new();
     let r = forge.repository("r");
     let random: Vec<u8> = (0..60_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     write(&r, "f", random);
     commit(&r);
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.bounds.git.idle = Duration::from_millis(200);
-    let lasting = setting.bounds.git.preparing;
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.upstream_limits.git.idle = Duration::from_millis(200);
+    let long_preparing = config.upstream_limits.git.preparing;
     // Slow before the pack, and slow within it. The fast part of the pack exceeds one whole packet line (up to 64 KiB).
     // `preparing` stays long there, because a busy machine may take long to the first byte.
-    let soon = Duration::from_millis(500);
-    for (method, first, said, preparing) in
-        [("GET", 260, "no byte of a pack", soon), ("POST", 150_000, "1 KiB/s", lasting)]
+    let short_preparing = Duration::from_millis(500);
+    for (method, fast_bytes, message, preparing) in
+        [("GET", 260, "no byte of a pack", short_preparing), ("POST", 150_000, "1 KiB/s", long_preparing)]
     {
-        setting.bounds.git.preparing = preparing;
+        config.upstream_limits.git.preparing = preparing;
         forge.server.set_behaviour(move |request| {
-            let is_fetch = request.body.windows(4).any(|part| part == b"want");
-            let drips = request.method == method && (method == "GET" || is_fetch);
-            if drips { ServerBehaviour::Drip(first, 20) } else { ServerBehaviour::Nothing }
+            let is_fetch = request.body.windows(4).any(|window| window == b"want");
+            let is_slow = request.method == method && (method == "GET" || is_fetch);
+            if is_slow { ServerBehaviour::SlowAnswer(fast_bytes, 20) } else { ServerBehaviour::Normal }
         });
-        let slow = fault(&setting, &forge.source("r", "main")).await;
-        assert!(matches!(&slow, Fault::Slow(why) if why.contains(said)), "{method}: {slow:?}");
+        let slow = fault(&config, &forge.source("r", "main")).await;
+        assert!(matches!(&slow, Fault::Slow(reason) if reason.contains(message)), "{method}: {slow:?}");
     }
-    setting.fetch(&forge.source("r", "main")).await.unwrap_err();
-    forge.server.set_behaviour(|_| ServerBehaviour::Nothing);
-    setting.fetch(&forge.source("r", "main")).await.unwrap();
+    config.fetch(&forge.source("r", "main")).await.unwrap_err();
+    forge.server.set_behaviour(|_| ServerBehaviour::Normal);
+    config.fetch(&forge.source("r", "main")).await.unwrap();
 }
 
-/// DESIGN, promise 11: repositories that never finish do not block those of other upstreams.
+/// Repositories that never finish do not block those of other upstreams (DESIGN, promise 11).
 #[tokio::test]
 async fn one_upstream_never_takes_all_git_jobs() {
-    let (forge, stuck) = (Forge::new(), Forge::new());
+    let (forge, stuck_forge) = (Forge::new(), Forge::new());
     commit(&forge.repository("r"));
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.allow_private = vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port: stuck.server.port }];
-    setting.bounds.git_jobs.wait = Duration::from_millis(100);
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.allow_private =
+        vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port: stuck_forge.server.port }];
+    config.upstream_limits.git_jobs.wait = Duration::from_millis(100);
     // The silent jobs must not time out during this test.
     let hour = Duration::from_secs(3600);
-    (setting.bounds.give_up_after, setting.bounds.git.idle) = (hour, hour);
+    (config.upstream_limits.give_up_after, config.upstream_limits.git.idle) = (hour, hour);
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
-    stuck.server.set_behaviour(move |_| {
+    stuck_forge.server.set_behaviour(move |_| {
         let _ = sender.send(());
-        ServerBehaviour::Silence
+        ServerBehaviour::NoAnswer
     });
-    let (outbound, upstream) = (setting.outbound(), setting.granted());
-    let (fine, stuck) = (forge.source("r", "main"), stuck.source("r", "main"));
-    let other = Hostname::parse("other.example").unwrap();
+    let (outbound, upstream) = (config.outbound(), config.upstream());
+    let (source, stuck_source) = (forge.source("r", "main"), stuck_forge.source("r", "main"));
+    let other_host = Hostname::parse("other.example").unwrap();
     let fetch = async |host: &Hostname, source: &GitSource| {
         let scratch = tempfile::tempdir().unwrap();
-        let tree = Tree::new(tempfile::tempfile().unwrap(), setting.limits);
+        let tree = Tree::new(tempfile::tempfile().unwrap(), config.tree_limits);
         outbound.git(GitRequest { upstream: host, ..git_request(source, &upstream) }, scratch.path(), tree).await
     };
-    let own = host();
-    let stuck = async { tokio::join!(fetch(&own, &stuck), fetch(&own, &stuck)) };
-    let asking = async {
+    let own_host = host();
+    let stuck_jobs = async { tokio::join!(fetch(&own_host, &stuck_source), fetch(&own_host, &stuck_source)) };
+    let further_jobs = async {
         for _ in 0..2 {
             receiver.recv().await.unwrap();
         }
-        let one_more = fetch(&own, &fine).await.unwrap_err().to_string();
-        assert!(one_more.contains("the limit of concurrent git fetches is reached"), "{one_more}");
-        fetch(&other, &fine).await.unwrap();
+        let error = fetch(&own_host, &source).await.unwrap_err().to_string();
+        assert!(error.contains("the limit of concurrent git fetches is reached"), "{error}");
+        fetch(&other_host, &source).await.unwrap();
     };
     tokio::select! {
-        _ = stuck => panic!("they came to an end"),
-        () = asking => {}
+        _ = stuck_jobs => panic!("the stuck jobs ended"),
+        () = further_jobs => {}
     }
 }
 
-/// DESIGN, promise 11: progress messages do not count as pack data, however many there are.
+/// Progress messages do not count as pack data (DESIGN, promise 11).
 #[tokio::test]
 async fn a_server_that_sends_progress_but_no_pack_is_given_up() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.bounds.git.preparing = Duration::from_secs(1);
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.upstream_limits.git.preparing = Duration::from_secs(1);
     // Ends the test if the limit under test does not.
-    setting.bounds.git.total = Duration::from_secs(15);
-    forge.server.set_behaviour(|request| match request.body.windows(4).any(|part| part == b"want") {
-        true => ServerBehaviour::Progress(20),
-        false => ServerBehaviour::Nothing,
+    config.upstream_limits.git.total = Duration::from_secs(15);
+    forge.server.set_behaviour(|request| match request.body.windows(4).any(|window| window == b"want") {
+        true => ServerBehaviour::EndlessProgress(20),
+        false => ServerBehaviour::Normal,
     });
-    let slow = fault(&setting, &forge.source("r", "main")).await;
+    let slow = fault(&config, &forge.source("r", "main")).await;
     assert_eq!(slow, Fault::Slow("no byte of a pack within 1 s".to_owned()));
 }
 
@@ -313,14 +314,14 @@ async fn the_objects_of_a_pack_are_limited() {
     let r = forge.repository("r");
     write(&r, "f", "x");
     commit(&r);
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    // A commit, its tree and a blob.
-    setting.bounds.git.objects = 2;
-    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    // The pack has three objects: a commit, its tree and a blob.
+    config.upstream_limits.git.objects = 2;
+    let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
     assert!(refused.to_string().contains("2 objects in one pack"), "{refused}");
-    setting.bounds.git.objects = 3;
-    setting.fetch(&forge.source("r", "main")).await.unwrap();
+    config.upstream_limits.git.objects = 3;
+    config.fetch(&forge.source("r", "main")).await.unwrap();
 }
 
 #[tokio::test]
@@ -332,60 +333,62 @@ async fn refs_and_data_before_a_pack_are_limited() {
         git(&r, &["tag", &format!("v{number}")]);
     }
     let id = git(&r, &["rev-parse", "HEAD"]);
-    for old in [false, true] {
-        forge.server.set_behaviour(move |_| if old { ServerBehaviour::AsOld } else { ServerBehaviour::Nothing });
-        let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-        setting.bounds.git.names = 20;
+    for is_old in [false, true] {
+        forge
+            .server
+            .set_behaviour(move |_| if is_old { ServerBehaviour::OldProtocol } else { ServerBehaviour::Normal });
+        let mut config = GitTestConfig::for_registry(&forge.url("r"));
+        config.upstream_limits.git.names = 20;
         let source = forge.source("r", &id[..8]);
-        for refused in [setting.resolve(&source).await.map(drop), setting.fetch(&source).await.map(drop)] {
+        for refused in [config.resolve(&source).await.map(drop), config.fetch(&source).await.map(drop)] {
             let refused = refused.unwrap_err();
             assert!(refused.to_string().contains("20 names"), "{refused}");
         }
-        setting.bounds.git.names = 22;
-        setting.fetch(&source).await.unwrap();
-        setting.bounds.git.bytes_before_pack = 500;
-        assert_eq!(fault(&setting, &source).await, Fault::TooLarge(500));
+        config.upstream_limits.git.names = 22;
+        config.fetch(&source).await.unwrap();
+        config.upstream_limits.git.bytes_before_pack = 500;
+        assert_eq!(fault(&config, &source).await, Fault::TooLarge(500));
     }
 }
 
 #[tokio::test]
 async fn resolving_a_name_has_separate_limits_and_a_full_id_needs_no_request() {
     let forge = Forge::new();
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.bounds.git.resolve_time = Duration::from_millis(100);
-    setting.bounds.documents.all = 0;
-    forge.server.set_behaviour(|_| ServerBehaviour::Silence);
-    let failed = setting.resolve(&forge.source("r", "main")).await.unwrap_err();
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.upstream_limits.git.resolve_time = Duration::from_millis(100);
+    config.upstream_limits.documents.all = 0;
+    forge.server.set_behaviour(|_| ServerBehaviour::NoAnswer);
+    let failed = config.resolve(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&failed, GitError::Upstream(error) if matches!(error.fault, Fault::Slow(_))), "{failed}");
-    let request = forge.server.requests().len();
+    let requests_before = forge.server.requests().len();
     let id = "0123456789ABCDEF0123456789abcdef01234567";
-    assert_eq!(setting.resolve(&forge.source("r", id)).await.unwrap(), Some(id.to_ascii_lowercase()));
-    assert_eq!(forge.server.requests().len(), request);
-    setting.bounds.git_resolves.all = 0;
-    setting.bounds.git_resolves.wait = Duration::from_millis(10);
-    let failed = setting.resolve(&forge.source("r", "main")).await.unwrap_err();
+    assert_eq!(config.resolve(&forge.source("r", id)).await.unwrap(), Some(id.to_ascii_lowercase()));
+    assert_eq!(forge.server.requests().len(), requests_before);
+    config.upstream_limits.git_resolves.all = 0;
+    config.upstream_limits.git_resolves.wait = Duration::from_millis(10);
+    let failed = config.resolve(&forge.source("r", "main")).await.unwrap_err();
     assert!(failed.to_string().contains("the limit of concurrent git ref lookups"), "{failed}");
 }
 
-/// All objects of a delta chain may be in memory at once.
+/// All objects of a delta chain may be in memory at the same time.
 #[tokio::test]
 async fn a_pack_that_exceeds_the_chain_memory_is_refused() {
     let forge = Forge::new();
     let r = forge.repository("r");
     let line = |n: u32| format!("{:08x}{:08x}\n", n.wrapping_mul(2_654_435_761), n.wrapping_mul(40_503));
-    // Each file shares most lines with the one before it, so that git packs them as deltas.
+    // Each file shares most lines with the previous file, so that git packs the files as deltas.
     for number in 0..40 {
         let lines = number * 100..number * 100 + 3000 - number;
         write(&r, &format!("f{number:02}"), lines.map(line).collect::<String>());
     }
     commit(&r);
     git(&r, &["repack", "-q", "-a", "-d", "-f", "--depth=40", "--window=10"]);
-    let mut setting = GitTestSetting::of_registry(&forge.url("r"));
-    setting.bounds.git.chain_bytes = 200_000;
-    let refused = setting.fetch(&forge.source("r", "main")).await.unwrap_err();
+    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    config.upstream_limits.git.chain_bytes = 200_000;
+    let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::pack::TreeError::TooLarge(_), .. }), "{refused}");
     assert!(refused.to_string().contains("200000 bytes in objects"), "{refused}");
-    setting.bounds.git.chain_bytes = 4_000_000;
-    let fetched = setting.fetch(&forge.source("r", "main")).await.unwrap();
-    assert_eq!(listed(&fetched.tree).len(), 40);
+    config.upstream_limits.git.chain_bytes = 4_000_000;
+    let fetched = config.fetch(&forge.source("r", "main")).await.unwrap();
+    assert_eq!(tree_listing(&fetched.tree).len(), 40);
 }

@@ -104,47 +104,47 @@ fn commit(folder: &Path) -> String {
     git(folder, &["rev-parse", "HEAD"])
 }
 
-/// The configuration of a test. `registry.example` is at the origin of `registry`, and its modules may be anywhere.
-struct GitTestSetting {
+/// The configuration of a test: the upstream `registry.example`, at the origin of `registry`, and limits.
+struct GitTestConfig {
     registry: Url,
     allow_private: Vec<PrivateDestination>,
     credentials: Vec<Credential>,
-    bounds: UpstreamLimits,
+    upstream_limits: UpstreamLimits,
     network: Network,
-    limits: TreeLimits,
+    tree_limits: TreeLimits,
 }
 
-impl GitTestSetting {
-    fn of_registry(registry: &Url) -> Self {
+impl GitTestConfig {
+    fn for_registry(registry: &Url) -> Self {
         let network = config::Config::default().network;
-        let limits = TreeLimits::default();
         Self {
             registry: registry.clone(),
             allow_private: Vec::new(),
             credentials: Vec::new(),
-            bounds: UpstreamLimits::default(),
+            upstream_limits: UpstreamLimits::default(),
             network,
-            limits,
+            tree_limits: TreeLimits::default(),
         }
     }
 
     fn outbound(&self) -> Outbound {
-        let upstreams = [self.upstream()];
+        let upstreams = [self.upstream_section()];
         let mut network = self.network.clone();
         network.allow_private.clone_from(&self.allow_private);
-        let own = OwnEntry::random().unwrap();
+        let own_entry = OwnEntry::random().unwrap();
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        Outbound::new(&network, &upstreams, own, Traffic::default(), self.bounds).unwrap()
+        Outbound::new(&network, &upstreams, own_entry, Traffic::default(), self.upstream_limits).unwrap()
     }
 
-    fn upstream(&self) -> config::Upstream {
+    fn upstream_section(&self) -> config::Upstream {
         let mut origin = self.registry.clone();
         origin.set_path("/");
         config::Upstream::at(host(), origin)
     }
 
-    fn granted(&self) -> std::sync::Arc<Upstream> {
-        let upstreams = Upstreams::new(&[self.upstream()], &self.credentials, &self.allow_private);
+    /// The upstream with its credentials.
+    fn upstream(&self) -> std::sync::Arc<Upstream> {
+        let upstreams = Upstreams::new(&[self.upstream_section()], &self.credentials, &self.allow_private);
         std::sync::Arc::clone(upstreams.get(&host()).unwrap())
     }
 
@@ -154,13 +154,13 @@ impl GitTestSetting {
 
     async fn fetch_with(&self, outbound: &Outbound, source: &GitSource) -> Result<GitTree, GitError> {
         let scratch = tempfile::tempdir().unwrap();
-        let tree = Tree::new(tempfile::tempfile().unwrap(), self.limits);
-        let upstream = self.granted();
+        let tree = Tree::new(tempfile::tempfile().unwrap(), self.tree_limits);
+        let upstream = self.upstream();
         outbound.git(git_request(source, &upstream), scratch.path(), tree).await
     }
 
     async fn resolve(&self, source: &GitSource) -> Result<Option<String>, GitError> {
-        let upstream = self.granted();
+        let upstream = self.upstream();
         self.outbound().git_commit(git_request(source, &upstream)).await
     }
 }
@@ -191,55 +191,57 @@ enum TreeItem {
     Link(Vec<u8>),
 }
 
+/// The entries of a tree by path.
 type Listing = BTreeMap<Vec<u8>, TreeItem>;
 
-fn listed(tree: &Tree) -> Listing {
-    let thing = |entry: &TreeEntry| match entry {
+/// The entries of a fetched tree.
+fn tree_listing(tree: &Tree) -> Listing {
+    let item = |entry: &TreeEntry| match entry {
         TreeEntry::Folder => TreeItem::Folder,
-        TreeEntry::Link(to) => TreeItem::Link(to.clone()),
+        TreeEntry::Link(target) => TreeItem::Link(target.clone()),
         TreeEntry::File { mode, offset, size_bytes } => {
             let mut bytes = Vec::new();
             tree.contents(*offset, *size_bytes).read_to_end(&mut bytes).unwrap();
             TreeItem::File(*mode, bytes)
         }
     };
-    tree.entries().map(|(path, entry)| (path.as_bytes().to_vec(), thing(entry))).collect()
+    tree.entries().map(|(path, entry)| (path.as_bytes().to_vec(), item(entry))).collect()
 }
 
 /// The files of a git checkout, without `.git`.
-fn on_disk(folder: &Path) -> Listing {
-    let mut found = Listing::new();
+fn folder_listing(folder: &Path) -> Listing {
+    let mut listing = Listing::new();
     let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(next).unwrap() {
+    while let Some(current) = folders.pop() {
+        for entry in fs::read_dir(current).unwrap() {
             let path = entry.unwrap().path();
             if path.file_name() == Some(OsStr::new(".git")) {
                 continue;
             }
-            let kind = fs::symlink_metadata(&path).unwrap();
+            let metadata = fs::symlink_metadata(&path).unwrap();
             let name = path.strip_prefix(folder).unwrap().as_os_str().as_bytes().to_vec();
-            let thing = if kind.is_symlink() {
+            let item = if metadata.is_symlink() {
                 TreeItem::Link(fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec())
-            } else if kind.is_dir() {
+            } else if metadata.is_dir() {
                 folders.push(path);
                 TreeItem::Folder
             } else {
                 // Git leaves the other permission bits to the umask.
-                let mode = if kind.permissions().mode() & 0o100 == 0 { 0o644 } else { 0o755 };
+                let mode = if metadata.permissions().mode() & 0o100 == 0 { 0o644 } else { 0o755 };
                 TreeItem::File(mode, fs::read(&path).unwrap())
             };
-            found.insert(name, thing);
+            listing.insert(name, item);
         }
     }
-    found
+    listing
 }
 
 /// The files of a clone with submodules that checks out `reference`; `None` if that fails.
-fn cloned(url: &Url, reference: &str) -> Option<Listing> {
+fn clone_listing(url: &Url, reference: &str) -> Option<Listing> {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let output = git_command(folder.path()).args(arguments).output().unwrap();
-        // Shown if the test fails.
+        // The test runner prints this text if the test fails.
         println!("{}", String::from_utf8_lossy(&output.stderr));
         output.status.success()
     };
@@ -248,21 +250,26 @@ fn cloned(url: &Url, reference: &str) -> Option<Listing> {
         return None;
     }
     assert!(run(&["submodule", "-q", "update", "--init", "--recursive"]), "no submodules of {url}");
-    Some(on_disk(folder.path()))
+    Some(folder_listing(folder.path()))
 }
 
 /// Compares two listings entry by entry, so that a failure is readable.
-fn assert_same(ours: &Listing, theirs: &Listing) {
-    for (path, thing) in theirs {
+fn assert_same_listing(actual: &Listing, expected: &Listing) {
+    for (path, expected_item) in expected {
         let name = String::from_utf8_lossy(path);
-        let found = ours.get(path);
-        let short = |thing: &TreeItem| match thing {
+        let actual_item = actual.get(path);
+        let shortened = |item: &TreeItem| match item {
             TreeItem::File(mode, bytes) => format!("{mode:o} {}", bytes.escape_ascii()).chars().take(900).collect(),
-            other => format!("{other:?}"),
+            item => format!("{item:?}"),
         };
-        assert!(found == Some(thing), "{name}: {:?} instead of {}", found.map(short), short(thing));
+        assert!(
+            actual_item == Some(expected_item),
+            "{name}: {:?} instead of {}",
+            actual_item.map(shortened),
+            shortened(expected_item)
+        );
     }
-    for path in ours.keys() {
-        assert!(theirs.contains_key(path), "{} is too much", String::from_utf8_lossy(path));
+    for path in actual.keys() {
+        assert!(expected.contains_key(path), "unexpected entry {}", String::from_utf8_lossy(path));
     }
 }

@@ -1,4 +1,4 @@
-//! A git server with faults: `git http-backend` behind a loopback socket.
+//! A git server for tests: `git http-backend` behind a loopback socket, which can misbehave on request.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,33 +20,34 @@ pub(super) struct ReceivedRequest {
 
 impl ReceivedRequest {
     pub(super) fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 }
 
 /// The server's behaviour for one request.
 #[derive(Clone)]
 pub(super) enum ServerBehaviour {
-    /// A normal answer.
-    Nothing,
+    /// The answer of `git http-backend`.
+    Normal,
     /// This text as the complete response.
-    Say(String),
+    RawResponse(String),
     /// The answer of an old server, without protocol version 2.
-    AsOld,
-    /// Silence until the client closes the connection.
-    Silence,
+    OldProtocol,
+    /// No answer until the client closes the connection.
+    NoAnswer,
     /// Endless progress messages, this many milliseconds apart, and no pack.
-    Progress(u64),
+    EndlessProgress(u64),
     /// A normal answer: this many bytes at once, then single bytes, this many milliseconds apart.
-    Drip(usize, u64),
+    SlowAnswer(usize, u64),
 }
 
-type Fault = Box<dyn Fn(&ReceivedRequest) -> ServerBehaviour + Send>;
+/// Chooses the behaviour for a request.
+type Behaviour = Box<dyn Fn(&ReceivedRequest) -> ServerBehaviour + Send>;
 
 pub(super) struct Server {
     pub(super) port: u16,
     requests: Arc<Mutex<Vec<ReceivedRequest>>>,
-    fault: Arc<Mutex<Fault>>,
+    behaviour: Arc<Mutex<Behaviour>>,
 }
 
 impl Server {
@@ -54,19 +55,19 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let requests = Arc::new(Mutex::new(Vec::new()));
-        let fault: Arc<Mutex<Fault>> = Arc::new(Mutex::new(Box::new(|_| ServerBehaviour::Nothing)));
-        let (root, log, faults) = (root.to_owned(), Arc::clone(&requests), Arc::clone(&fault));
+        let behaviour: Arc<Mutex<Behaviour>> = Arc::new(Mutex::new(Box::new(|_| ServerBehaviour::Normal)));
+        let (root, log, chosen_behaviour) = (root.to_owned(), Arc::clone(&requests), Arc::clone(&behaviour));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (root, log, faults) = (root.clone(), Arc::clone(&log), Arc::clone(&faults));
-                std::thread::spawn(move || serve(stream.unwrap(), &root, &log, &faults));
+                let (root, log, behaviour) = (root.clone(), Arc::clone(&log), Arc::clone(&chosen_behaviour));
+                std::thread::spawn(move || serve(stream.unwrap(), &root, &log, &behaviour));
             }
         });
-        Self { port, requests, fault }
+        Self { port, requests, behaviour }
     }
 
-    pub(super) fn set_behaviour(&self, fault: impl Fn(&ReceivedRequest) -> ServerBehaviour + Send + 'static) {
-        *self.fault.lock() = Box::new(fault);
+    pub(super) fn set_behaviour(&self, behaviour: impl Fn(&ReceivedRequest) -> ServerBehaviour + Send + 'static) {
+        *self.behaviour.lock() = Box::new(behaviour);
     }
 
     pub(super) fn requests(&self) -> Vec<ReceivedRequest> {
@@ -74,37 +75,40 @@ impl Server {
     }
 }
 
-fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<ReceivedRequest>>, faults: &Mutex<Fault>) {
+fn serve(stream: TcpStream, root: &Path, log: &Mutex<Vec<ReceivedRequest>>, behaviour: &Mutex<Behaviour>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut writer = stream;
-    let Some(request) = read(&mut reader) else { return };
+    let Some(request) = read_request(&mut reader) else { return };
     log.lock().push(request.clone());
-    let instead = (faults.lock())(&request);
-    let _ = match instead {
-        ServerBehaviour::Nothing => answer(&mut writer, root, &request, true),
-        ServerBehaviour::AsOld => answer(&mut writer, root, &request, false),
-        ServerBehaviour::Say(text) => writer.write_all(text.as_bytes()),
-        ServerBehaviour::Drip(first, apart) => {
-            let mut dripping = Dripping { writer, first, apart: std::time::Duration::from_millis(apart) };
-            answer(&mut dripping, root, &request, true)
+    let behaviour = (behaviour.lock())(&request);
+    let _ = match behaviour {
+        ServerBehaviour::Normal => answer(&mut writer, root, &request, true),
+        ServerBehaviour::OldProtocol => answer(&mut writer, root, &request, false),
+        ServerBehaviour::RawResponse(text) => writer.write_all(text.as_bytes()),
+        ServerBehaviour::SlowAnswer(fast_bytes, delay_ms) => {
+            let delay = std::time::Duration::from_millis(delay_ms);
+            let mut slow_writer = SlowWriter { writer, fast_bytes, delay };
+            answer(&mut slow_writer, root, &request, true)
         }
-        ServerBehaviour::Progress(apart) => progress(&mut writer, std::time::Duration::from_millis(apart)),
-        ServerBehaviour::Silence => std::io::copy(&mut reader, &mut std::io::sink()).map(drop),
+        ServerBehaviour::EndlessProgress(delay_ms) => {
+            send_progress(&mut writer, std::time::Duration::from_millis(delay_ms))
+        }
+        ServerBehaviour::NoAnswer => std::io::copy(&mut reader, &mut std::io::sink()).map(drop),
     };
 }
 
 /// Sends progress messages until the client disconnects.
-fn progress(writer: &mut TcpStream, apart: std::time::Duration) -> std::io::Result<()> {
-    let line = |text: &str| format!("{:04x}{text}", text.len() + 4);
+fn send_progress(writer: &mut TcpStream, delay: std::time::Duration) -> std::io::Result<()> {
+    let packet_line = |text: &str| format!("{:04x}{text}", text.len() + 4);
     let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-result\r\n\r\n";
-    write!(writer, "{head}{}", line("packfile\n"))?;
+    write!(writer, "{head}{}", packet_line("packfile\n"))?;
     loop {
-        writer.write_all(line(&format!("\u{2}Counting objects: {}\r", "x".repeat(900))).as_bytes())?;
-        std::thread::sleep(apart);
+        writer.write_all(packet_line(&format!("\u{2}Counting objects: {}\r", "x".repeat(900))).as_bytes())?;
+        std::thread::sleep(delay);
     }
 }
 
-fn read(reader: &mut impl BufRead) -> Option<ReceivedRequest> {
+fn read_request(reader: &mut impl BufRead) -> Option<ReceivedRequest> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
     let mut words = line.split_whitespace();
@@ -126,22 +130,23 @@ fn read(reader: &mut impl BufRead) -> Option<ReceivedRequest> {
     Some(request)
 }
 
-/// A slow connection.
-struct Dripping {
+/// A writer that is slow after its first bytes.
+struct SlowWriter {
     writer: TcpStream,
-    first: usize,
-    apart: std::time::Duration,
+    fast_bytes: usize,
+    /// Pause before each further byte.
+    delay: std::time::Duration,
 }
 
-impl Write for Dripping {
+impl Write for SlowWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.first > 0 {
-            let written = self.writer.write(&bytes[..bytes.len().min(self.first)])?;
-            self.first -= written;
+        if self.fast_bytes > 0 {
+            let written = self.writer.write(&bytes[..bytes.len().min(self.fast_bytes)])?;
+            self.fast_bytes -= written;
             return Ok(written);
         }
         // The delay itself is under test.
-        std::thread::sleep(self.apart);
+        std::thread::sleep(self.delay);
         self.writer.write(&bytes[..bytes.len().min(1)])
     }
 
@@ -150,7 +155,8 @@ impl Write for Dripping {
     }
 }
 
-fn answer(writer: &mut impl Write, root: &Path, request: &ReceivedRequest, is_new: bool) -> std::io::Result<()> {
+/// Answers a request by `git http-backend`.
+fn answer(writer: &mut impl Write, root: &Path, request: &ReceivedRequest, allows_v2: bool) -> std::io::Result<()> {
     let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
     let path = percent_decode_str(path).decode_utf8_lossy().into_owned();
     let mut command = Command::new("git");
@@ -159,7 +165,7 @@ fn answer(writer: &mut impl Write, root: &Path, request: &ReceivedRequest, is_ne
     command.env("QUERY_STRING", query).env("REQUEST_METHOD", &request.method);
     command.env("CONTENT_TYPE", request.header("content-type").unwrap_or_default());
     command.env("CONTENT_LENGTH", request.body.len().to_string());
-    if let Some(protocol) = request.header("git-protocol").filter(|_| is_new) {
+    if let Some(protocol) = request.header("git-protocol").filter(|_| allows_v2) {
         command.env("GIT_PROTOCOL", protocol);
     }
     if let Some(coding) = request.header("content-encoding") {
@@ -168,14 +174,14 @@ fn answer(writer: &mut impl Write, root: &Path, request: &ReceivedRequest, is_ne
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let mut stdin = child.stdin.take().unwrap();
     let body = request.body.clone();
-    let feeding = std::thread::spawn(move || stdin.write_all(&body));
+    let input_thread = std::thread::spawn(move || stdin.write_all(&body));
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let (mut status, mut headers, mut line) = ("200 OK".to_owned(), String::new(), String::new());
     loop {
         line.clear();
         stdout.read_line(&mut line)?;
         match line.trim_end().split_once(": ") {
-            Some(("Status", found)) => status = found.to_owned(),
+            Some(("Status", value)) => status = value.to_owned(),
             Some(_) => headers.push_str(&line),
             None => break,
         }
@@ -183,12 +189,12 @@ fn answer(writer: &mut impl Write, root: &Path, request: &ReceivedRequest, is_ne
     write!(writer, "HTTP/1.1 {status}\r\nConnection: close\r\n{headers}\r\n")?;
     let copied = std::io::copy(&mut stdout, writer);
     drop(stdout);
-    let _ = feeding.join();
+    let _ = input_thread.join();
     child.wait()?;
     copied.map(drop)
 }
 
-/// The git configuration file of the server.
-pub(super) fn settings(root: &Path) -> PathBuf {
+/// Path of the server's git configuration file.
+pub(super) fn server_config_path(root: &Path) -> PathBuf {
     root.join("gitconfig")
 }
